@@ -36,12 +36,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import cast
+from typing import TypedDict, cast
 
 import numpy as np
 
 from rapid_des.arrays import Int64s
-from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, TraceSet
+from rapid_des.chakra.trace import BOUNDS, UNSTATED, NodeKind, NodeTable, TraceSet
 from rapid_des.device.operators import OperatorModel
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.build import PricedJob, price_job
@@ -347,12 +347,15 @@ def _timed(block: Block, cuts: Cuts | None) -> Piece:
     times = Cuts((0,) * len(block.cuts)) if cuts is None else cuts
     nodes: list[Node] = []
     positions: dict[int, int] = {}
+    begin = 0
     for cut, time, (issue, lead) in zip(block.cuts, times.steps, _issues(block, times), strict=True):
-        after = (len(nodes) - 1,) if nodes else PORTS
         stream = "tp" if block.tail and cut == block.cuts[-1] else "compute"
-        name = block.key.section.name
-        node = Node(name, NodeKind.COMPUTE, stream, after, duration=time, issue=issue, lead=lead)
-        nodes.append(node)
+        first = Node(block.key.section.name, NodeKind.COMPUTE, stream, (), issue=issue, lead=lead)
+        for part in _by_bound(block, begin, cut, time):
+            after = (len(nodes) - 1,) if nodes else PORTS
+            nodes.append(replace(first, after=after, **part))
+            first = replace(first, issue=0, lead=0)
+        begin = cut + 1
         positions[cut] = len(nodes) - 1
         if cut == block.gate and cut != block.cuts[-1]:
             nodes.append(Node(block.key.section.name, NodeKind.COMPUTE, "tp", (len(nodes) - 1,), duration=0))
@@ -360,6 +363,40 @@ def _timed(block: Block, cuts: Cuts | None) -> Piece:
             nodes.append(_exchange(block.piece, cut, after=len(nodes) - 1))
     marks = [replace(mark, position=positions[mark.position]) for mark in block.piece.marks]
     return make_piece(nodes, marks=marks, cache_rows=range(len(nodes)))
+
+
+class _Part(TypedDict, total=False):
+    """Of a stretch of a block: picoseconds, what bounds its kernels, and their bytes to and from HBM."""
+
+    duration: int
+    bound: int
+    bytes: int
+
+
+def _by_bound(block: Block, begin: int, cut: int, time: int) -> Iterator[_Part]:
+    """Yield what a stretch of rows, which takes so long, is made of, as far as messages slow it.
+
+    Parameters that are gathered for each layer travel most of the time, and what bounds a kernel tells how
+    much of it they take. Kernels of one kind stand together, in the place of one node for each.
+    """
+    left, job = time, block.job
+    rows = block.piece.rows[begin : cut + 1]
+    rows = rows[rows[:, Column.STREAM] == STREAMS.index("compute")]
+    for bounds in _SLOWED if job.spec.training and job.sharding.policy.by_unit else ():
+        mine = rows[np.isin(rows[:, Column.BOUND], bounds)]
+        duration = min(left, int(mine[:, Column.DURATION].sum()))
+        if duration:
+            yield {"duration": duration, "bound": bounds[0], "bytes": int(mine[:, Column.BYTES].sum())}
+        left -= duration
+    if left or not time:
+        yield {"duration": left}
+
+
+_SLOWED = (
+    tuple(BOUNDS.index(bound) for bound in ("tensor", "vector", "shared", "l2")),
+    (BOUNDS.index("hbm"),),
+)
+"""What kernels are slowed by alike, the first for all: messages' multiprocessors, or their bandwidth."""
 
 
 def _issues(block: Block, cuts: Cuts) -> Iterator[tuple[int, int]]:

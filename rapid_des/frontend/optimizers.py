@@ -310,7 +310,9 @@ def step_kernels(job: Job, stage: int, parameters: Mapping[Domain, int]) -> dict
 
 
 def _clearing(job: Job, parameters: Mapping[Domain, int]) -> Vector:
-    return Vector("fill", 1, sum(_trained(parameters).values()), job.spec.precision.gradients)
+    """Return what sets the gradients to zero that a rank holds from step to step."""
+    held = (job.shardings[domain].held("gradients", n) for domain, n in _trained(parameters).items())
+    return Vector("fill", 1, max(1, sum(held)), job.spec.precision.gradients)
 
 
 def _trained(parameters: Mapping[Domain, int]) -> Mapping[Domain, int]:

@@ -306,6 +306,10 @@ def _reshard_refusals(job: Job, ranks: int) -> Iterator[tuple[str, str]]:
 
 
 def _gather_refusals(job: Job) -> Iterator[tuple[str, str]]:
+    copies = job.training.unit_copies
+    if job.training.gather_singly and copies != "none":
+        problem = f"{copies} copies whole units, and gather_singly gathers matrices one by one"
+        yield "training.unit_copies", problem
     precision, key = job.spec.precision, "precision.parameter_gather"
     if precision.parameter_gather is None:
         return

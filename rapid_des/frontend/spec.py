@@ -443,6 +443,10 @@ class TrainingSpec(Spec, frozen=True):
     gather_singly: bool = False
     """zero_stage 3: each matrix of a layer is gathered by itself (DeepSpeed before 0.6); otherwise a layer's
     parameters travel together."""
+    unit_copies: Literal["none", "flat", "per_parameter"] = "none"
+    """zero_stage 3: what is copied of a whole layer besides. flat: its gradients into one tensor, which is
+    widened and divided before it travels (PyTorch's first FSDP); per_parameter: parameters out of what was
+    gathered, gradients into what is reduced (its second, fully_shard)."""
     reshard: bool | Annotated[int, msgspec.Meta(ge=2, le=10**9)] = True
     """zero_stage 3: a layer's parameters are given back after its forward and gathered again for its
     backward (FSDP: FULL_SHARD); false: they stay until then (SHARD_GRAD_OP); a number: they stay split over
