@@ -376,13 +376,14 @@ class _Part(TypedDict, total=False):
 def _by_bound(block: Block, begin: int, cut: int, time: int) -> Iterator[_Part]:
     """Yield what a stretch of rows, which takes so long, is made of, as far as messages slow it.
 
-    Parameters that are gathered for each layer travel most of the time, and what bounds a kernel tells how
-    much of it they take. Kernels of one kind stand together, in the place of one node for each.
+    Gradients that are reduced after each micro-batch, and parameters that are gathered for it, travel most of
+    the time, and what bounds a kernel tells how much of it they take. Kernels of one kind stand together, in
+    the place of a node for each.
     """
     left, job = time, block.job
     rows = block.piece.rows[begin : cut + 1]
     rows = rows[rows[:, Column.STREAM] == STREAMS.index("compute")]
-    for bounds in _SLOWED if job.spec.training and job.sharding.policy.by_unit else ():
+    for bounds in _SLOWED if job.spec.training and job.sharding.each else ():
         mine = rows[np.isin(rows[:, Column.BOUND], bounds)]
         duration = min(left, int(mine[:, Column.DURATION].sum()))
         if duration:
