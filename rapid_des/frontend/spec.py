@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
+from operator import mul
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import msgspec
@@ -528,10 +530,7 @@ class SpeculativeSpec(Spec, frozen=True):
         >>> SpeculativeSpec("eagle", 2, (0.8, 0.5)).tokens_a_step
         2.2
         """
-        accepted = [1.0]
-        for share in self.acceptance:
-            accepted.append(accepted[-1] * share)
-        return sum(accepted)
+        return 1 + sum(accumulate(self.acceptance, mul))
 
 
 class RequestsSpec(Spec, frozen=True):
