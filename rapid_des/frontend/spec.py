@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import accumulate
-from operator import mul
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import msgspec
@@ -530,7 +528,7 @@ class SpeculativeSpec(Spec, frozen=True):
         >>> SpeculativeSpec("eagle", 2, (0.8, 0.5)).tokens_a_step
         2.2
         """
-        return 1 + sum(accumulate(self.acceptance, mul))
+        return float(sum(math.prod(self.acceptance[:n]) for n in range(self.tokens + 1)))
 
 
 class RequestsSpec(Spec, frozen=True):
