@@ -87,7 +87,7 @@ def training_lists(job: Job, place: int = 0) -> Lists:
     if job.training.adapters is not None:
         norms, passes = {}, _with_adapters(job.training.adapters, shard, passes)
     if job.sharding.policy.by_unit and job.training.unit_copies != "none":
-        passes = with_unit_copies(job, passes)
+        passes = _with_unit_copies(job, passes)
     split = _halves(passes) if "input_gradient" in job.plan.phases else {}
     return (norms if job.spec.parallelism.sequence_parallel else {}) | passes | split
 
@@ -114,6 +114,19 @@ def _with_adapters(
             rows = row_parallel(lists[PieceKey(key.section, "forward")])
             adapted_lists[key] = adapted(operations, spec, shard, rows)
     return adapted_lists
+
+
+def _with_unit_copies(job: Job, lists: Lists) -> dict[PieceKey, tuple[Operation, ...]]:
+    """Return the lists with what is copied of whole units where they are gathered."""
+    return {
+        key: with_unit_copies(
+            job,
+            operations,
+            lists[replace(key, phase="backward")],
+            gradients=key.phase == "backward",
+        )
+        for key, operations in lists.items()
+    }
 
 
 def _halves(lists: Lists) -> dict[PieceKey, tuple[Operation, ...]]:

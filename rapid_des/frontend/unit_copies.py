@@ -15,27 +15,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from rapid_des.device.operators import Vector
+from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import Operation, following
 from rapid_des.frontend.template import INPUT, Domain
 
-if TYPE_CHECKING:
-    from rapid_des.frontend.job import Job
-    from rapid_des.frontend.parts import PieceKey
-
 
 def with_unit_copies(
-    job: Job, lists: Mapping[PieceKey, tuple[Operation, ...]]
-) -> dict[PieceKey, tuple[Operation, ...]]:
-    """Return the lists of a job with the copies that `training.unit_copies` names."""
-    copied: dict[PieceKey, tuple[Operation, ...]] = {}
-    for key, operations in lists.items():
-        parameters = _by_domain(job, lists.get(replace(key, phase="backward"), ()))
-        made = _with_gradients(job, operations, parameters) if key.phase == "backward" else operations
-        copied[key] = _behind_copy_out(job, made, sum(parameters.values()))
-    return copied
+    job: Job, operations: tuple[Operation, ...], backward: Sequence[Operation], *, gradients: bool
+) -> tuple[Operation, ...]:
+    """Return a section's list with the copies that `training.unit_copies` names.
+
+    `backward` is the list whose operations have its parameters; `gradients`: this list is that.
+    """
+    parameters = _by_domain(job, backward)
+    made = _with_gradients(job, operations, parameters) if gradients else operations
+    return _behind_copy_out(job, made, sum(parameters.values()))
 
 
 def _behind_copy_out(job: Job, operations: tuple[Operation, ...], parameters: int) -> tuple[Operation, ...]:
