@@ -133,6 +133,7 @@ class GroupTable:
         self._used: list[tuple[int, ...]] = []
         self._labels: list[str] = []
         self._memories: dict[int, int] = {}
+        self.members = cache(self._members)
         self.here = cache(self._here)
         self.places = cache(self._places)
 
@@ -141,7 +142,7 @@ class GroupTable:
         """The names that link statistics are split by."""
         return tuple(dict.fromkeys(self._labels)) or ("",)
 
-    def members(self, name: str) -> tuple[int, ...]:
+    def _members(self, name: str) -> tuple[int, ...]:
         """Return the ranks of a process group; `TraceError` if nobody defined it."""
         if name not in self._traces.groups:
             known = ", ".join(sorted(self._traces.groups)[:8])

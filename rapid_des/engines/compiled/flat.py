@@ -9,7 +9,7 @@ same columns, and its row among the records (`Ranks.flat[rank] + visit`), which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +29,8 @@ from rapid_des.program.program import (
     NO_TAILS,
     NONE,
     DelayTable,
+    Group,
+    HopTable,
     PartTable,
     PauseTable,
     Program,
@@ -243,37 +245,20 @@ def _tasks(program: Program) -> Tasks:
 
 
 def _network(program: Program) -> Network:
-    uses = [sorted(group.routes.items()) for group in program.groups]
-    flat = [routes for use in uses for _, routes in use]
-    link_tables = [program.link_timetables.get(link) for link in range(program.links)]
     visit_table, work_tables = _of_visits(program)
     fluid, pairs = program.fluid or NO_FLUID, program.queue_pairs or NO_QUEUE_PAIRS
-    tails, spray = program.hops.tails or NO_TAILS, program.spray or NO_SPRAY
-    load = spray.load or NO_LOAD
-    rows = np.arange(len(program.hops.bytes), dtype=np.int32)
-    parts = program.hops.parts or PartTable(np.ones_like(rows), rows, rows)
+    spray = program.spray or NO_SPRAY
+    load, links = spray.load or NO_LOAD, program.link_timetables
     return Network(
-        label=np.array([group.label for group in program.groups], np.int32),
-        use_starts=starts_of([len(use) for use in uses]),
-        use_template=np.array([template for use in uses for template, _ in use], np.int32),
-        use_base=starts_of([len(routes) for routes in flat]),
-        pair_route=joined(flat, np.int32),
+        **_uses(program.groups),
         route_starts=program.route_starts.astype(np.int64),
         route_links=program.route_links.astype(np.int32),
         route_class=program.route_class.astype(np.int32),
-        occupancy=np.ascontiguousarray(program.hops.occupancy, np.int64),
-        head=np.ascontiguousarray(program.hops.head, np.int64),
-        lag=np.ascontiguousarray(program.hops.lag, np.int64),
-        across=np.ascontiguousarray(tails.across, np.int64),
-        along=np.ascontiguousarray(tails.along, np.int64),
-        payload=np.ascontiguousarray(program.hops.bytes, np.int64),
-        parts=parts.count,
-        first_part=parts.first,
-        last_part=parts.last,
-        **_by_time("link", link_tables),
-        link_lag=_steps(link_tables, lambda table: table.lag),
+        **_of_hops(program.hops),
+        **_by_time("link", links, program.links),
+        link_lag=joined([links[link].lag for link in sorted(links)], np.int64),
         visit_table=visit_table,
-        **_by_time("work", work_tables),
+        **_by_time("work", dict(enumerate(work_tables)), len(work_tables)),
         capacity=fluid.capacity,
         wire=fluid.wire,
         ratio=fluid.ratio,
@@ -296,6 +281,39 @@ def _network(program: Program) -> Network:
     )
 
 
+def _uses(groups: Sequence[Group]) -> dict[str, Array]:
+    """Return which templates each group runs, and over which routes."""
+    uses = [sorted(group.routes.items()) for group in groups]
+    flat = [routes for use in uses for _, routes in use]
+    return {
+        "label": np.array([group.label for group in groups], np.int32),
+        "use_starts": starts_of([len(use) for use in uses]),
+        "use_template": np.array([template for use in uses for template, _ in use], np.int32),
+        "use_base": starts_of([len(routes) for routes in flat]),
+        "pair_route": joined(flat, np.int32),
+    }
+
+
+def _of_hops(hops: HopTable) -> dict[str, Array]:
+    """Return how long each size takes on each kind of route, and the parts in which it goes."""
+    tails, rows = hops.tails or NO_TAILS, np.arange(len(hops.bytes), dtype=np.int32)
+    parts = hops.parts or PartTable(np.ones_like(rows), rows, rows)
+    times = {
+        "occupancy": hops.occupancy,
+        "head": hops.head,
+        "lag": hops.lag,
+        "across": tails.across,
+        "along": tails.along,
+        "payload": hops.bytes,
+    }
+    return {
+        **{name: np.ascontiguousarray(column, np.int64) for name, column in times.items()},
+        "parts": parts.count,
+        "first_part": parts.first,
+        "last_part": parts.last,
+    }
+
+
 def _sprays(spray: SprayTable | None) -> Array:
     """Return whether parts take routes in turn, messages blindly, parts by load, messages by load."""
     return np.arange(4) == (NONE if spray is None else 2 * (spray.load is not None) + spray.per_message)
@@ -313,18 +331,13 @@ def _of_visits(program: Program) -> tuple[Array, list[Timetable]]:
     return rows, list(numbers)
 
 
-def _by_time(server: str, tables: Sequence[Timetable | None]) -> dict[str, Array]:
-    """Return the columns of `Network` that say when one kind of server works at which rate."""
+def _by_time(server: str, tables: Mapping[int, Timetable], servers: int) -> dict[str, Array]:
+    """Return the columns of `Network` that say when which servers of one kind work at which rate."""
+    stated = [tables[number] for number in sorted(tables)]
+    steps = np.zeros(servers, np.int64)
+    steps[sorted(tables)] = [len(table.time) for table in stated]
     return {
-        f"{server}_table": _rows(tables),
-        f"{server}_time": _steps(tables, lambda table: table.time),
-        f"{server}_rate": _steps(tables, lambda table: table.rate),
+        f"{server}_table": starts_of(steps),
+        f"{server}_time": joined([table.time for table in stated], np.int64),
+        f"{server}_rate": joined([table.rate for table in stated], np.int64),
     }
-
-
-def _rows(tables: Sequence[Timetable | None]) -> Array:
-    return starts_of([0 if table is None else len(table.time) for table in tables])
-
-
-def _steps(tables: Sequence[Timetable | None], of: Callable[[Timetable], Array]) -> Array:
-    return joined([of(table) for table in tables if table is not None], np.int64)
