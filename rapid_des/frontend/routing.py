@@ -40,10 +40,7 @@ def with_products(model: Model, software: Software) -> Model:
 def with_routing(model: Model, spec: JobSpec, file: str) -> Model:
     """Return a job's model with the job's routing in its layers; a `ConfigError` names what does not fit."""
     routing = spec.routing
-    dense = (
-        not model.has_experts
-    )  # which dispatcher a serving engine has by default is nothing to a dense model
-    if routing == RoutingSpec(dispatcher=routing.dispatcher if dense else RoutingSpec().dispatcher):
+    if routing == RoutingSpec():
         return model
     if not model.has_experts:
         raise ConfigError(f"{model.name} is dense, it routes nothing", file=file, key="routing")
