@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple, TypeAlias
 
 from rapid_des.device.operators import width
 from rapid_des.frontend.groups import EXPERT_AXES, GROUPS, PARTS, State, byte_count
@@ -68,6 +69,18 @@ def _sum(standing_sizes: Mapping[str, int], moving: Mapping[str, int]) -> dict[s
     return {name: size + moving.get(name, 0) for name, size in standing_sizes.items()}
 
 
+_State: TypeAlias = tuple[dict[tuple[Section, bool], int], dict[Section, int], int, int, int]
+"""How many of each section are held and lent (see `_Walk`), their bytes with and without logits, outputs."""
+
+
+class _Passed(NamedTuple):
+    """What an item leaves: bytes by category at its fullest moment and behind it, and which state."""
+
+    sizes: dict[str, int]
+    left: dict[str, int]
+    state: int
+
+
 @dataclass
 class _Walk:
     """What comes and goes on one stage while it runs its items in order."""
@@ -82,9 +95,9 @@ class _Walk:
     activations: int = 0
     """The most that waited for its backward so far, logits left out."""
     timeline: list[Moment] = field(default_factory=list)
-    _held: Counter[tuple[Section, bool]] = field(default_factory=Counter)
+    _held: dict[tuple[Section, bool], int] = field(init=False)
     """Sections between their forward and backward, or between its halves (true)."""
-    _lent: Counter[Section] = field(default_factory=Counter)
+    _lent: dict[Section, int] = field(init=False)
     """Sections before their backward, whose layers were run again with those behind them."""
     _base: int = 0
     """Bytes of what they keep."""
@@ -95,11 +108,16 @@ class _Walk:
     _passed: int = 0
     """Bytes of gradients of the pass that runs."""
     _most: int = -1
-    _known: dict[tuple[object, ...], tuple[tuple[Tensor, ...], dict[str, int], dict[str, int]]] = field(
-        default_factory=dict
-    )
-    """By what is held when an item begins: its fullest moment, and what it leaves. Items of a settled
-    pipeline begin alike."""
+    _known: dict[tuple[int, str, int], _Passed] = field(default_factory=dict)
+    """By what is held when an item begins: items of a settled pipeline begin alike."""
+    _states: list[_State] = field(default_factory=list)
+    _numbers: dict[tuple[int, ...], int] = field(default_factory=dict)
+    _state: int = 0
+
+    def __post_init__(self) -> None:
+        self._held = {(section, half): 0 for section in self.by_section for half in (False, True)}
+        self._lent = dict.fromkeys(self.by_section, 0)
+        self._leaves()
 
     @cached_property
     def _chunks(self) -> tuple[tuple[Section, ...], ...]:
@@ -131,13 +149,21 @@ class _Walk:
         return job.spec.memory.held_outputs * job.training_shard.boundary_bytes * (job.stages > 1)
 
     def run(self, item: Item) -> None:
+        """Run one item; one that begins as another did leaves what that left."""
+        begins = self._state, item.phase, item.chunk
+        known = self._known.get(begins)
+        if known is None:
+            known = self._known[begins] = self._pass(item)
+        self._state = known.state
+        self.timeline.append(Moment(item.phase, known.sizes, known.left, item.micro_batch, item.chunk))
+
+    def _pass(self, item: Item) -> _Passed:
         """Run one item, section by section."""
         forward = item.phase == "forward"
         chunk, fullest, most = self._chunks[item.chunk], tuple[Tensor, ...](), -1
+        self._held, self._lent, self._base, self._activations, self._outputs = self._states[self._state]
+        self._held, self._lent, self._passed = {**self._held}, {**self._lent}, 0
         self._outputs += forward
-        self._passed = 0
-        held = item.phase, item.chunk, self._outputs, *self._held.values(), None, *self._lent.values()
-        known = self._known.get(held)
         order = chunk if forward else chunk[::-1]
         for place, section in enumerate(order):
             here = self.by_section[section]
@@ -147,24 +173,27 @@ class _Walk:
                 self._passed += self._gradients[section] * (item.phase != "input_gradient")
             size = self._base + self._outputs * self._output + self._passed + here.highest[item.phase]
             if size > most:
-                most = size
-                fullest = tuple(self._tensors(here.fullest[item.phase])) if known is None else known[0]
+                most, fullest = size, tuple(self._tensors(here.fullest[item.phase]))
             if item.phase in ("forward", "input_gradient"):
                 self._hold(section, 1, deferred=not forward)
             if item.phase in ("backward", "input_gradient"):
                 self._lend(order[place + 1 : place + 1 + here.others], 1)
-        self._outputs -= item.phase in ("backward", "input_gradient")
-        if known is None:
-            known = self._known[held] = fullest, *self._categories(fullest)
-        fullest, sizes, left = known
         if most > self._most:
             self._most, self.peak = most, fullest
-        self.timeline.append(Moment(item.phase, sizes, left, item.micro_batch, item.chunk))
-
-    def _categories(self, fullest: Sequence[Tensor]) -> tuple[dict[str, int], dict[str, int]]:
-        """Return bytes by category at the fullest moment of an item that has just run, and now."""
         moving = by_category((*fullest, *fragments(self.job, fullest)))
-        return _sum(self.standing, moving), _sum(self.standing, by_category(self._tensors(())))
+        self._outputs -= item.phase in ("backward", "input_gradient")
+        left = _sum(self.standing, by_category(self._tensors(())))
+        return _Passed(_sum(self.standing, moving), left, self._leaves())
+
+    def _leaves(self) -> int:
+        """Return the number of what is held now."""
+        state = self._held, self._lent, self._base, self._activations, self._outputs
+        number = self._numbers.setdefault(
+            (*self._held.values(), *self._lent.values(), self._outputs), len(self._states)
+        )
+        if number == len(self._states):
+            self._states.append(state)
+        return number
 
     def _saved(self, section: Section, *, deferred: bool) -> tuple[Tensor, ...]:
         memory = self.by_section[section]
