@@ -148,7 +148,7 @@ def damages(content):
 
 
 @pytest.mark.parametrize("damage", range(4))
-def test_a_damaged_file_is_compiled_anew_and_mended(cache, compilations, damage):
+def test_a_damaged_file_is_recompiled_and_mended(cache, compilations, damage):
     (file,) = cache.glob("*.o")
     whole = file.read_bytes()
     assert not kernel().is_cold()

@@ -3,7 +3,7 @@
     python validation/fit_collectives.py DATA_FOLDER [FABRIC ...]
 
 needs scipy. Cases whose name has an even sha256 are calibration; nothing else is read. Every fabric starts
-from the values of its own file, and the file is written anew.
+from the values of its own file, and the file is rewritten.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ from rapid_des.frontend.inference import (
 )
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.parts import NORMS, PieceKey, sections, stage_sections
-from rapid_des.frontend.schedules.plan import Phase
+from rapid_des.frontend.schedules.schedule import PassKind
 from rapid_des.frontend.template import PORTS, STREAMS, Column, Node, Piece, make_piece, retimed
 from rapid_des.frontend.trace import (
     FinishedProgram,
@@ -178,7 +178,7 @@ class Blocks:
     @cached_property
     def _keys(self) -> list[tuple[PieceKey, ...]]:
         present = [stage_sections(self.job, stage) for stage in range(self.job.stages)]
-        phases = {"forward"} if self.priced.serves else self.job.plan.phases
+        phases = {"forward"} if self.priced.serves else self.job.stage_orders.phases
         return [
             tuple(
                 key
@@ -213,7 +213,7 @@ class Blocks:
         placed = [section for section, _ in sections(self.job, self.job.placement[stage][segment.chunk])]
         if self.priced.serves:
             return Counter(pass_key(section, self._passes[segment.step]) for section in placed)
-        keys = (PieceKey(section, cast(Phase, segment.name)) for section in placed)
+        keys = (PieceKey(section, cast(PassKind, segment.name)) for section in placed)
         return Counter(key for key in keys if key in self.blocks)
 
     @cached_property
@@ -243,7 +243,7 @@ def blocks(job: Job, operators: OperatorModel, *, decode_operators: OperatorMode
 def _pairs_batches(job: Job) -> bool:
     """Tell whether some forward runs beside a backward."""
     training = job.spec.phase == "training"
-    return training and any(item.paired for order in job.plan.orders for item in order)
+    return training and any(item.paired for order in job.stage_orders.orders for item in order)
 
 
 def _goes_on_beside_experts(priced: PricedJob) -> bool:

@@ -26,8 +26,8 @@ from rapid_des.frontend.layers.layer import Layer, LayerKind, numbered
 from rapid_des.frontend.model import Model
 from rapid_des.frontend.operations import Shard
 from rapid_des.frontend.recompute import layer_kinds
-from rapid_des.frontend.schedules import SCHEDULES, Plan, Schedule, Shape, from_file, with_pairs
-from rapid_des.frontend.schedules.plan import Placement
+from rapid_des.frontend.schedules import SCHEDULES, Schedule, Shape, StageOrders, from_file, with_pairs
+from rapid_des.frontend.schedules.schedule import Placement
 from rapid_des.frontend.software import HostSpec, Software
 from rapid_des.frontend.spec import InferenceSpec, JobSpec, RequestsSpec, TrainingSpec
 from rapid_des.frontend.template import Domain
@@ -213,9 +213,9 @@ class Job:
         return Shape(self.stages, self.micro_batches, chunks, self.training.micro_batch_group)
 
     @cached_property
-    def plan(self) -> Plan:
+    def stage_orders(self) -> StageOrders:
         """What each stage runs of a training step, in which order."""
-        return self.schedule.plan(self.shape)
+        return self.schedule.stage_orders(self.shape)
 
     @cached_property
     def asks_by_need(self) -> bool:

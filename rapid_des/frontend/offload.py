@@ -14,7 +14,7 @@ from rapid_des.device.operators import HostWork, OperatorModel
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.memory.events import section_memory
 from rapid_des.frontend.parts import Section, sections
-from rapid_des.frontend.schedules.plan import Item
+from rapid_des.frontend.schedules.schedule import Item
 from rapid_des.frontend.template import FETCHED, INPUT, Piece
 from rapid_des.frontend.trace import ProgramWriter
 

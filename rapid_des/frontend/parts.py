@@ -27,7 +27,7 @@ from rapid_des.frontend.model import (
     prediction_forward,
 )
 from rapid_des.frontend.operations import Operation, OperationList, Shard
-from rapid_des.frontend.schedules.plan import Phase, direction_of
+from rapid_des.frontend.schedules.schedule import PassKind, direction_of
 from rapid_des.frontend.software import HostSpec
 from rapid_des.frontend.spec import AdaptersSpec
 from rapid_des.frontend.speculation import drafting
@@ -57,7 +57,7 @@ class PieceKey:
     """Which operator list: a section of the model in one direction; `stage` where stages differ in it."""
 
     section: Section
-    phase: Phase
+    phase: PassKind
     stage: int = -1
     step: int = 0
     """Serving: 0 is the prefill, else the first decode step that runs it."""
@@ -88,7 +88,7 @@ def training_lists(job: Job, place: int = 0) -> Lists:
         norms, passes = {}, _with_adapters(job.training.adapters, shard, passes)
     if job.sharding.policy.by_unit and job.training.unit_copies != "none":
         passes = _with_unit_copies(job, passes)
-    split = _halves(passes) if "input_gradient" in job.plan.phases else {}
+    split = _halves(passes) if "input_gradient" in job.stage_orders.phases else {}
     return (norms if job.spec.parallelism.sequence_parallel else {}) | passes | split
 
 
@@ -140,7 +140,7 @@ def _halves(lists: Lists) -> dict[PieceKey, tuple[Operation, ...]]:
     return lists_of
 
 
-def _layer_lists(job: Job, shard: Shard, phase: Phase) -> dict[PieceKey, tuple[Operation, ...]]:
+def _layer_lists(job: Job, shard: Shard, phase: PassKind) -> dict[PieceKey, tuple[Operation, ...]]:
     """Return the list of every kind of layer in one direction."""
     return {
         PieceKey(Section("block", kind), phase): (
@@ -201,7 +201,7 @@ def stage_sections(job: Job, stage: int) -> Counter[Section]:
     return Counter(section for part in job.placement[stage] for section, _ in sections(job, part))
 
 
-def part_pieces(job: Job, part: int, phase: Phase, pieces: Pieces) -> tuple[Piece, ...]:
+def part_pieces(job: Job, part: int, phase: PassKind, pieces: Pieces) -> tuple[Piece, ...]:
     """Return the pieces of one part in the order in which `phase` runs them, named by layer."""
     order = sections(job, part)
     direction = direction_of(phase)

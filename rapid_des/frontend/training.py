@@ -22,7 +22,7 @@ from rapid_des.frontend.optimizers import (
     zero_gradients,
 )
 from rapid_des.frontend.parts import NORMS, PieceKey, Pieces, part_pieces
-from rapid_des.frontend.schedules.plan import Item, Phase, Result
+from rapid_des.frontend.schedules.schedule import Item, PassKind, Result
 from rapid_des.frontend.template import GATE, INPUT, PARAMETERS, SECOND, Domain, Mark, Piece, chain
 from rapid_des.frontend.trace import FinishedProgram, ProgramWriter
 
@@ -36,10 +36,10 @@ class _Stage:
 
     job: Job
     index: int
-    pieces: Mapping[tuple[Phase, int], tuple[Piece, ...]]
+    pieces: Mapping[tuple[PassKind, int], tuple[Piece, ...]]
     """By phase and chunk, in running order; some are empty."""
     norms: Piece | None
-    chained: Mapping[tuple[Phase, int], Piece]
+    chained: Mapping[tuple[PassKind, int], Piece]
     """The same as one piece, where it is not empty."""
     last: Mapping[tuple[int, bool], Item]
     """By chunk, and whether of deferrable gradients: the item that completes them."""
@@ -67,7 +67,7 @@ class _Stage:
     """The pieces of the newest pass, and where each begins."""
     held: dict[tuple[int, int], int] = field(default_factory=dict)
     """By chunk and unit: where parameters were gathered that are still whole."""
-    together: dict[tuple[tuple[Phase, int], ...], Interleaved | None] = field(default_factory=dict)
+    together: dict[tuple[tuple[PassKind, int], ...], Interleaved | None] = field(default_factory=dict)
     """By phase and chunk of two items: their pieces as one."""
 
     def marks(self, chunk: int) -> tuple[Mark, ...]:
@@ -101,7 +101,7 @@ def stage_program(job: Job, pieces: Pieces, stage: int, operators: OperatorModel
         for chunk in state.chunks:
             state.gathered[chunk] = gather_buckets(state.program, job, state.marks(chunk), after=())
     zero_gradients(state.program, job, operators, parameters=state.parameters)
-    items = iter(job.plan.orders[stage])
+    items = iter(job.stage_orders.orders[stage])
     for item in items:
         if item.phase == "wait":
             state.gate = {GATE: state.sent} if state.sent >= 0 else {}
@@ -114,8 +114,8 @@ def stage_program(job: Job, pieces: Pieces, stage: int, operators: OperatorModel
 
 
 def _open_stage(job: Job, pieces: Pieces, stage: int) -> _Stage:
-    always: frozenset[Phase] = frozenset(("backward",))  # whose marks say where parameters stand
-    phases = (job.plan.phases | always) - {"wait"}
+    always: frozenset[PassKind] = frozenset(("backward",))  # whose marks say where parameters stand
+    phases = (job.stage_orders.phases | always) - {"wait"}
     running = {
         (phase, chunk): part_pieces(job, part, phase, pieces)
         for phase in phases
@@ -131,10 +131,10 @@ def _open_stage(job: Job, pieces: Pieces, stage: int) -> _Stage:
         chained,
         last={
             (item.chunk, deferrable): item
-            for item in job.plan.orders[stage]
+            for item in job.stage_orders.orders[stage]
             for deferrable in _COMPLETES.get(item.phase, ())
         },
-        arrivals=deque(() if job.asks_by_need else job.plan.arrivals[stage]),
+        arrivals=deque(() if job.asks_by_need else job.stage_orders.arrivals[stage]),
         program=ProgramWriter(job.host, job.batches_messages, _apart(job, stage)),
     )
 
@@ -147,7 +147,7 @@ def _apart(job: Job, stage: int) -> int | None:
     return None if job.asks_by_need or job.stages == 2 else (stage + 1) % job.stages
 
 
-_COMPLETES: Mapping[Phase, tuple[bool, ...]] = {
+_COMPLETES: Mapping[PassKind, tuple[bool, ...]] = {
     "backward": (False, True),
     "input_gradient": (False,),
     "weight_gradient": (True,),
@@ -166,7 +166,7 @@ def _message(job: Job, message: Message) -> tuple[str, int]:
 def _input(state: _Stage, item: Item) -> int | None:
     """Return the position of what `item` consumes, after receiving it where it comes from another stage."""
     job = state.job
-    needed = job.plan.needs(state.index, item)
+    needed = job.stage_orders.needs(state.index, item)
     if needed is None:
         return None
     stage, result = needed
@@ -223,7 +223,7 @@ def _wait_for_messages(state: _Stage, message: int) -> None:
 
 def _send_result(state: _Stage, item: Item) -> None:
     job = state.job
-    target = job.plan.consumer(state.index, item)
+    target = job.stage_orders.consumer(state.index, item)
     if target is None or target == state.index:
         return
     result = Result(item.direction, item.micro_batch, item.chunk)
@@ -399,7 +399,7 @@ def _in_order_of_completion(state: _Stage) -> list[int]:
     leader = next(stages[0] for stages in job.copies if state.index in stages)
     last = {
         job.placement[leader][item.chunk]: place
-        for place, item in enumerate(job.plan.orders[leader])
+        for place, item in enumerate(job.stage_orders.orders[leader])
         if item.direction == "backward" and item.phase != "wait"
     }
     return sorted(state.chunks, key=lambda chunk: last[job.placement[state.index][chunk]])

@@ -1,6 +1,6 @@
 """What engines run: the program, its rules (in `program.program`), and the lowering of traces to it.
 
-The way of a collective, and what it is called on it. A message is a transfer between two members, at a
+What a collective becomes on its way to the links, step by step, and where. A message is a transfer between two members, at a
 library's pace where one serves it (`Communication.message`).
 
     trace node        kind COLLECTIVE, its size and the slot of its group         chakra.trace
@@ -14,9 +14,9 @@ library's pace where one serves it (`Communication.message`).
         │     └────── one Template for the whole; in closed forms (`analytic`) one that only lasts so
         ├── none does: Communication.plan
         │             choosing.Planner by plans.plan, choosing for `auto`; planning where links are dead
-    Plan              chunks that pipeline, each a row of phases                  program.plans
-    Phase             one algorithm among the members of one line of the group
-        │             Communication.phase: Phase.schedule
+    CollectivePlan    chunks that pipeline, each a row of phases                  program.plans
+    AxisPhase         one algorithm among the members of one line of the group
+        │             Communication.phase: AxisPhase.schedule
     Schedule          transfers among members 0..n-1, each after others           network.collectives
         │             templates.template_of, of all schedules but for sizes once
     Template          the same as engines read it: tasks joined by edges, what    program.program,

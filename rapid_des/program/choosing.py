@@ -28,15 +28,15 @@ from rapid_des.network.collectives import (
     IN_SWITCH,
     ON_FABRIC,
     PER_DIMENSION,
+    DimensionPhase,
     Hierarchy,
-    Phase,
     algorithms_for,
     chunk_phases,
     hierarchy_of,
 )
 from rapid_des.network.specs import Choice
 from rapid_des.program.estimates import Lines, Load, Traffic, together
-from rapid_des.program.plans import Call, Plan, leaves_open, plan
+from rapid_des.program.plans import Call, CollectivePlan, leaves_open, plan
 from rapid_des.program.replicas import has_cut
 from rapid_des.program.routes import geometry, route_keys
 from rapid_des.units import ceil_divide
@@ -146,12 +146,12 @@ class GroupLinks:
         costs = [self._along(phases, over.extents) for phases in chunks]
         return max(*(time for time, _ in costs), together([load for _, load in costs]).busiest)
 
-    def _along(self, phases: Iterable[Phase], extents: tuple[int, ...]) -> tuple[float, Load]:
+    def _along(self, phases: Iterable[DimensionPhase], extents: tuple[int, ...]) -> tuple[float, Load]:
         """Return how long the phases of a chunk take one after the other, and what links serve in all."""
         costs = [self._phase(phase, extents) for phase in phases]
         return sum(cost.time for cost in costs), together([cost.load for cost in costs])
 
-    def _phase(self, phase: Phase, extents: tuple[int, ...]) -> Traffic:
+    def _phase(self, phase: DimensionPhase, extents: tuple[int, ...]) -> Traffic:
         key = phase, extents
         if key not in self._known:
             lines = self._lines_along(extents, phase.dimension)
@@ -175,7 +175,7 @@ class GroupLinks:
             for dimension in range(len(asked.extents))
         )
 
-    def _best(self, phases: Sequence[Phase], extents: tuple[int, ...]) -> str:
+    def _best(self, phases: Sequence[DimensionPhase], extents: tuple[int, ...]) -> str:
         does = [name for name in _ALONG if all(phase.collective in ALGORITHMS[name].does for phase in phases)]
         served = {name: [replace(phase, algorithm=name) for phase in phases] for name in does}
         return first_of_best({name: self._along(served[name], extents)[0] for name in does})
@@ -295,11 +295,11 @@ class Planner:
         healthy = replace(machine, fabric=machine.healthy, router=machine.planned, faults=(), slowed={})
         return replace(healthy, dead=frozenset(), lost=frozenset())
 
-    def plan(self, call: Call, ranks: tuple[int, ...], rank: int) -> Plan:  # noqa: ARG002 - alike for all ranks
+    def plan(self, call: Call, ranks: tuple[int, ...], rank: int) -> CollectivePlan:  # noqa: ARG002 - alike for all ranks
         """Return how a rank takes part in a collective of `ranks`."""
         return self.stated(call, ranks)
 
-    def stated(self, call: Call, ranks: tuple[int, ...]) -> Plan:
+    def stated(self, call: Call, ranks: tuple[int, ...]) -> CollectivePlan:
         """Return the plan that the machine file asks for, the same for all ranks."""
         return plan(call, self.machine, partial(self.choice, call, ranks))
 

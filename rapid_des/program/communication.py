@@ -46,7 +46,7 @@ from rapid_des.program.analytic import alone, fixed_message, fixed_template, mes
 from rapid_des.program.builders import NOTHING, Occupancy
 from rapid_des.program.groups import GroupTable
 from rapid_des.program.library import LaidOut, Libraries
-from rapid_des.program.plans import SEND, Call, Phase, Plan, Served, served_by
+from rapid_des.program.plans import SEND, AxisPhase, Call, CollectivePlan, Served, served_by
 from rapid_des.program.program import NONE, Company, RankProgram, Template
 from rapid_des.program.replicas import cut_of
 from rapid_des.program.routes import signatures
@@ -99,7 +99,7 @@ class Communication:
         self.templates = Templates(self.sizes, remembered)
         self.served: set[Served] = set()
         """What served which collectives, for reports."""
-        self.plans: dict[Call, Plan] = {}
+        self.plans: dict[Call, CollectivePlan] = {}
         """How the machine's algorithms do each of them."""
         self.places = bool(asked := Libraries(machine, libraries)) or analytic
         """Whether templates depend on where in the fabric a group lies."""
@@ -174,14 +174,14 @@ class Communication:
         cost = self._libraries.message(kind, size, ends, ends if within is None else within)
         return None if cost is None else (cost.duration, _occupancy(cost))
 
-    def plan(self, call: Call, ranks: Ranks, rank: int) -> Plan:
+    def plan(self, call: Call, ranks: Ranks, rank: int) -> CollectivePlan:
         """Return the phases in which the machine's algorithms do a collective, and note these."""
         chunks = self.planner.plan(call, ranks, rank)
         self.served.add(served_by(call, chunks))
         self.plans.setdefault(call, chunks)
         return chunks
 
-    def phase(self, phase: Phase, members: int, *, whole: bool, simulated: int) -> int:
+    def phase(self, phase: AxisPhase, members: int, *, whole: bool, simulated: int) -> int:
         """Return the template of one phase of a collective; `whole`: its messages never go in parts.
 
         With fewer `simulated` than members, its cut.
@@ -275,7 +275,7 @@ class Communication:
         members = self._groups.simulated(ranks)
         return fixed_template(members, duration, self.sizes, name=call.collective.name.lower())
 
-    def _phase(self, phase: Phase, members: int, *, whole: bool, simulated: int) -> Template:
+    def _phase(self, phase: AxisPhase, members: int, *, whole: bool, simulated: int) -> Template:
         name = f"{phase.collective.name.lower()} of {phase.size} B by {phase.algorithm}"
         if simulated < members:
             cut = cut_of(phase, members, simulated)

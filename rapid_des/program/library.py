@@ -40,7 +40,7 @@ from rapid_des.network.specs import (
     Switched,
 )
 from rapid_des.program.analytic import TransferPaths, crossings, paced, paced_ring
-from rapid_des.program.plans import Phase, Served, with_switches
+from rapid_des.program.plans import AxisPhase, Served, with_switches
 from rapid_des.program.program import Template
 from rapid_des.program.replicas import cut_of
 from rapid_des.program.services import Sizes
@@ -265,7 +265,7 @@ class Libraries:
         request, members = laid.request, len(ranks)
         if not laid.plain_ring or laid.order != tuple(range(members)):
             raise UnsupportedByEngine(f"{laid.name} among {members} has no cut")
-        cut = cut_of(Phase(None, request.collective, "ring", request.size), members, simulated)
+        cut = cut_of(AxisPhase(None, request.collective, "ring", request.size), members, simulated)
         hops = self._hops(ranks, int(cut.size[0]))
         template = replace(cut.template(members, simulated), size=sizes.rows(cut.size), name=laid.name)
         return paced_ring(template, laid.cost, hops, len(cut.size) // simulated)

@@ -27,7 +27,15 @@ from rapid_des.program.communication import Communication, with_company
 from rapid_des.program.delays import delay_table
 from rapid_des.program.groups import Along, Channel, Geometry, GroupTable, SlotNumbers, SlotTable, Whole
 from rapid_des.program.library import libraries_of
-from rapid_des.program.plans import NO_TREES, Call, Plan, Served, TreesOver, TreesOverGroups, cut_in_chunks
+from rapid_des.program.plans import (
+    NO_TREES,
+    Call,
+    CollectivePlan,
+    Served,
+    TreesOver,
+    TreesOverGroups,
+    cut_in_chunks,
+)
 from rapid_des.program.program import (
     NONE,
     Namer,
@@ -51,7 +59,7 @@ class Lowered:
     """What the program is the first one of; None: it is the whole."""
     served: frozenset[Served] = frozenset()
     """Which algorithms its collectives got."""
-    plans: Mapping[Call, Plan] = field(default_factory=dict)
+    plans: Mapping[Call, CollectivePlan] = field(default_factory=dict)
     """How each collective is done, by the first rank that was lowered."""
     sizes: Sizes = field(default_factory=Sizes)
     """Of messages, in the order of their rows in the table of hops."""

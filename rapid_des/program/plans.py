@@ -88,7 +88,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Phase:
+class AxisPhase:
     """One phase of a chunk: a collective among those ranks that differ only along one axis of the group."""
 
     axis: int | None
@@ -122,11 +122,11 @@ class Phase:
         )
 
 
-Plan = tuple[tuple[Phase, ...], ...]
+CollectivePlan = tuple[tuple[AxisPhase, ...], ...]
 """The phases of each chunk, in order; chunks pipeline through them."""
 
 
-def plan(call: Call, machine: Machine, auto: Callable[[], Choice]) -> Plan:
+def plan(call: Call, machine: Machine, auto: Callable[[], Choice]) -> CollectivePlan:
     """Return how a machine does a collective; a `ConfigError` names a choice that does not fit.
 
     One algorithm serves all members as one logical ring; one for each dimension serves a group of several
@@ -135,7 +135,7 @@ def plan(call: Call, machine: Machine, auto: Callable[[], Choice]) -> Plan:
     own dimensions. `FabricCutError`: one inside switches has none left alive.
     """
     if call.collective is CollectiveType.ALL_REDUCE and call.size < call.members:
-        return ((Phase(None, call.collective, SCALAR, call.size),),)
+        return ((AxisPhase(None, call.collective, SCALAR, call.size),),)
     operation = call.collective.name.lower()
     choice = machine.collectives.choice(operation)
     stated = None if choice is None or choice.algorithm == AUTO else choice.algorithm
@@ -161,7 +161,7 @@ def plan(call: Call, machine: Machine, auto: Callable[[], Choice]) -> Plan:
             return _along(best.algorithm, int(best.chunks), call)
         name, chunks = best.algorithm, int(best.chunks)
     parents = call.above.whole if name in IN_SWITCH else ()
-    return ((Phase(None, call.collective, name, call.size, chunks, call.extents, parents),),)
+    return ((AxisPhase(None, call.collective, name, call.size, chunks, call.extents, parents),),)
 
 
 def leaves_open(collectives: Collectives, kind: CollectiveType) -> bool:
@@ -172,15 +172,15 @@ def leaves_open(collectives: Collectives, kind: CollectiveType) -> bool:
     return choice.algorithm in IN_SWITCH or kind not in collectives_of(choice.algorithm)
 
 
-def _along(names: tuple[str, ...], chunks: int, call: Call) -> Plan:
+def _along(names: tuple[str, ...], chunks: int, call: Call) -> CollectivePlan:
     """Return the plan that goes through the dimensions of a group, each by its algorithm."""
     phases = chunk_phases(call.collective, Hierarchy(call.extents, names), call.size, chunks=chunks)
     return tuple(tuple(_phase(phase, call) for phase in chunk) for chunk in phases)
 
 
-def _phase(phase: hierarchical.Phase, call: Call) -> Phase:
+def _phase(phase: hierarchical.DimensionPhase, call: Call) -> AxisPhase:
     parents = call.above.over(phase.dimension) if phase.algorithm in IN_SWITCH else ()
-    return Phase(phase.dimension, phase.collective, phase.algorithm, phase.size, parents=parents)
+    return AxisPhase(phase.dimension, phase.collective, phase.algorithm, phase.size, parents=parents)
 
 
 def _of_one_axis(stated: tuple[str, ...], call: Call, machine: Machine) -> str | None:
@@ -248,14 +248,14 @@ class Served:
     """Bytes that a library reads from and writes to each GPU's HBM."""
 
 
-def served_by(call: Call, chunks: Plan) -> Served:
+def served_by(call: Call, chunks: CollectivePlan) -> Served:
     """Return what a plan of a call serves it with."""
     along = {phase.axis or 0: phase.algorithm for phase in chunks[0]}
     algorithm = "/".join(along[axis] for axis in sorted(along))
     return Served(call.collective.name.lower(), call.members, call.size, algorithm)
 
 
-def cut_in_chunks(chunks: Plan) -> bool:
+def cut_in_chunks(chunks: CollectivePlan) -> bool:
     """Tell whether chunks follow one another: their messages then leave in order, not in turns of parts."""
     return len(chunks) > 1 or chunks[0][0].chunks > 1
 

@@ -25,7 +25,7 @@ from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.program.builders import make_template
-from rapid_des.program.plans import Phase
+from rapid_des.program.plans import AxisPhase
 from rapid_des.program.program import NONE, Edges, Template
 from rapid_des.program.routes import signatures
 
@@ -143,7 +143,7 @@ def has_cut(algorithm: str | tuple[str, ...], collective: CollectiveType) -> boo
     return algorithm in _DIRECTIONS and collective in _TIMES_ROUND
 
 
-def cut_of(phase: Phase, members: int, simulated: int) -> Cut:
+def cut_of(phase: AxisPhase, members: int, simulated: int) -> Cut:
     """Return the part of the first `simulated` members in one phase of a collective, if it is alike for all.
 
     Raises `UnsupportedByEngine` for algorithms without a known cut, and for blocks of different sizes.
@@ -157,7 +157,7 @@ def cut_of(phase: Phase, members: int, simulated: int) -> Cut:
     raise UnsupportedByEngine(f"{phase.algorithm} among {members} has no cut")
 
 
-def _one_shot_cut(phase: Phase, members: int, simulated: int) -> Cut:
+def _one_shot_cut(phase: AxisPhase, members: int, simulated: int) -> Cut:
     """Everybody sends to everybody else."""
     distance, source = np.divmod(np.arange((members - 1) * simulated, dtype=np.int32), simulated)
     return Cut(
@@ -168,7 +168,7 @@ def _one_shot_cut(phase: Phase, members: int, simulated: int) -> Cut:
     )
 
 
-def _ring_cut(phase: Phase, members: int, simulated: int) -> Cut:
+def _ring_cut(phase: AxisPhase, members: int, simulated: int) -> Cut:
     """In every round a member sends to its neighbour what it received in the round before."""
     parts = 1 if phase.collective is CollectiveType.ALL_GATHER else members
     block, rest = divmod(phase.size, parts)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rapid_des.frontend.schedules.plan import direction_of
+from rapid_des.frontend.schedules.schedule import direction_of
 from rapid_des.report.breakdown import (
     COMPUTE,
     block_uses,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rapid_des.arrays import distinct, rows_of
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 from rapid_des.frontend.parts import PieceKey
-from rapid_des.frontend.schedules.plan import direction_of
+from rapid_des.frontend.schedules.schedule import direction_of
 from rapid_des.frontend.trace import Segment
 from rapid_des.program.lowering import Lowered
 from rapid_des.program.program import NONE, Records, VisitKind

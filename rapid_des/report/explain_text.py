@@ -13,7 +13,7 @@ from typing import Any
 
 from rapid_des.frontend.memory import CATEGORIES, StageMemory, Tensor, shown
 from rapid_des.frontend.routing import LayerLoad
-from rapid_des.frontend.schedules.plan import Phase
+from rapid_des.frontend.schedules.schedule import PassKind
 from rapid_des.report.job_structure import Explanation, MessageKind, SectionKind
 from rapid_des.report.result import Result
 from rapid_des.report.tables import Row, spans, table
@@ -25,7 +25,7 @@ _FIRST = 8
 _SHORT = 8
 """Characters of a size that is printed exactly."""
 _NUMBERED = re.compile(r"\.\d+$")
-_PHASES: tuple[Phase, ...] = ("forward", "backward")
+_PHASES: tuple[PassKind, ...] = ("forward", "backward")
 _REST = "between passes and once a step"
 
 

@@ -16,7 +16,7 @@ from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import Operation
 from rapid_des.frontend.parts import Section, section_parameters, training_lists
 from rapid_des.frontend.routing import LayerLoad, layer_loads
-from rapid_des.frontend.schedules.plan import Phase, Placement
+from rapid_des.frontend.schedules.schedule import PassKind, Placement
 from rapid_des.frontend.trace import JobTrace
 
 _LAYER = re.compile(r"\bL(\d+)\.")
@@ -72,7 +72,7 @@ class SectionKind:
     """Their numbers in the model; empty for embedding and head."""
     parameters: int
     """Of one rank, in one such section."""
-    passes: Mapping[Phase, Work]
+    passes: Mapping[PassKind, Work]
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _groups(trace: JobTrace) -> tuple[GroupKind, ...]:
 
 def _sections(job: Job) -> tuple[SectionKind, ...]:
     """Return the sections of the model with what a rank holds and runs of each; of requests their prefill."""
-    lists: dict[Section, dict[Phase, tuple[Operation, ...]]] = {}
+    lists: dict[Section, dict[PassKind, tuple[Operation, ...]]] = {}
     if job.spec.phase == "training":
         for key, operations in training_lists(job).items():
             lists.setdefault(key.section, {})[key.phase] = operations

@@ -1,6 +1,6 @@
 """Replicas that share experts, and so step together: data-parallel attention with expert parallelism.
 
-Each plans a batch of its own. In every layer with experts they wait for each other, so that an iteration
+Each selections a batch of its own. In every layer with experts they wait for each other, so that an iteration
 lasts as long for all of them; who has nothing to do takes part with an empty batch. So step the data-parallel
 ranks of vLLM (`execute_dummy_batch`, vllm/v1/engine/core.py), SGLang (idle batches) and TensorRT-LLM.
 """
@@ -16,7 +16,7 @@ import simpy
 
 from rapid_des.serving.costs import SharedCosts
 from rapid_des.serving.engine import Process
-from rapid_des.serving.policies import Plan
+from rapid_des.serving.policies import Selection
 from rapid_des.serving.replica import Replica, passed
 
 
@@ -82,18 +82,20 @@ class Company:
                 self._come = self._env.event()
                 yield self._come
             yield self._env.timeout(0)  # as a lone replica: whatever happens at this instant comes first
-            plans = [member.look() for member in self.members]
+            selections = [member.look() for member in self.members]
             pause = max(member.paused() for member in self.members)
             if pause:
                 yield self._env.timeout(pause)
-            if any(member.iterates(plan) for member, plan in zip(self.members, plans, strict=True)):
-                yield from self._iterate(plans)
+            if any(
+                member.iterates(selection) for member, selection in zip(self.members, selections, strict=True)
+            ):
+                yield from self._iterate(selections)
             elif any(member.decoding for member in self.members):
                 yield from self._decode_on()
 
-    def _iterate(self, plans: Sequence[Plan]) -> Process:
+    def _iterate(self, selections: Sequence[Selection]) -> Process:
         """Let one iteration of all pass."""
-        begun = [member.begin(plan) for member, plan in zip(self.members, plans, strict=True)]
+        begun = [member.begin(selection) for member, selection in zip(self.members, selections, strict=True)]
         batches = [batch for batch, _ in begun]
         if any(batch.tokens for batch in batches):
             duration = self._costs.together(batches) + max(besides for _, besides in begun)
@@ -101,8 +103,8 @@ class Company:
                 if batch.tokens:
                     member.load.iteration(int(self._env.now), duration, batch, member)
             yield self._env.timeout(duration)
-        for member, plan, batch in zip(self.members, plans, batches, strict=True):
-            member.complete(plan, batch)
+        for member, selection, batch in zip(self.members, selections, batches, strict=True):
+            member.complete(selection, batch)
 
     def _decode_on(self) -> Process:
         """Let decode steps pass until a request of any ends, pages run short, or somebody comes."""

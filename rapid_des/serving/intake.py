@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from rapid_des.serving.policies import Plan
+from rapid_des.serving.policies import Selection
 from rapid_des.serving.requests import Request
 
 
@@ -79,12 +79,12 @@ class Intake:
             return 1
         return self.habits.receive_interval - self._unlooked if self.habits.looks_seldom else sys.maxsize
 
-    def gathered(self, plan: Plan, decoding: int, begun: Sequence[Request]) -> Plan:
-        """Return the plan, without its prompts while these wait for others to come."""
-        tokens = decoding + sum(tokens for _, tokens in plan.chunks)
-        few = bool(plan.chunks) and decoding > 0 and tokens < self.habits.wait_tokens
+    def gathered(self, selection: Selection, decoding: int, begun: Sequence[Request]) -> Selection:
+        """Return the selection, without its prompts while these wait for others to come."""
+        tokens = decoding + sum(tokens for _, tokens in selection.chunks)
+        few = bool(selection.chunks) and decoding > 0 and tokens < self.habits.wait_tokens
         if few and not begun and self.waited < self.habits.wait_iterations:
             self.waited += 1
-            return Plan()
+            return Selection()
         self.waited = 0
-        return plan
+        return selection

@@ -1,6 +1,6 @@
 """A replica of several pipeline stages, which work on as many batches at a time.
 
-Its engine plans a batch of whoever is in none, until there is one a stage; then it waits for the oldest one,
+Its engine selections a batch of whoever is in none, until there is one a stage; then it waits for the oldest one,
 whose requests may be in the next: vLLM's `step_with_batch_queue` (vllm/v1/engine/core.py), TensorRT-LLM's and
 SGLang's loops over a micro-batch a stage. Who comes meanwhile is seen when that one ends. A batch passes a
 stage when it has passed the one before and the stage is done with the batch before; chunks of a prompt may
@@ -19,7 +19,7 @@ from itertools import accumulate, pairwise
 
 from rapid_des.serving.costs import Batch
 from rapid_des.serving.engine import Process
-from rapid_des.serving.policies import Plan
+from rapid_des.serving.policies import Selection
 from rapid_des.serving.replica import Replica
 from rapid_des.serving.requests import Decoding, Request
 
@@ -116,25 +116,25 @@ class PipelinedReplica(Replica):
     def _decodes_no_more(self, request: Request) -> None:
         self.adapters.stop_decoding(request)
 
-    def _pass(self, plan: Plan) -> Process:
-        begins = bool(plan.chunks) or (plan.decodes and len(self._group) > 0)
+    def _pass(self, selection: Selection) -> Process:
+        begins = bool(selection.chunks) or (selection.decodes and len(self._group) > 0)
         if begins:
-            self._take_off(plan)
+            self._take_off(selection)
         if self._flights and (not begins or len(self._flights) == len(self.engine.shares)):
             yield from self._land()
 
-    def _take_off(self, plan: Plan) -> None:
+    def _take_off(self, selection: Selection) -> None:
         """Send a batch into the first stage."""
-        batch, group = self._batch(plan), Decoding(self.page_size)
-        self._begin(plan)
+        batch, group = self._batch(selection), Decoding(self.page_size)
+        self._begin(selection)
         if batch.decodes:
             self._take_pages(1)
             group, self._group = self._group, group
-        named = [request.adapter for request in (*(one for one, _ in plan.chunks), *group)]
+        named = [request.adapter for request in (*(one for one, _ in selection.chunks), *group)]
         adapted = self.adapters.time(batch.tokens, named, decodes=False)
         duration, self._loading = self.costs.time(batch) + adapted + self._loading, 0
         end = self._stages.enter(self._now, duration)
-        flight = _Flight(batch, self._now, end, group, self._computed(plan))
+        flight = _Flight(batch, self._now, end, group, self._computed(selection))
         self.max_sequences -= len(flight.requests)
         self._flights.append(flight)
 

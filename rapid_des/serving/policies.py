@@ -99,7 +99,7 @@ class View(Protocol):
 
 
 @dataclass(frozen=True)
-class Plan:
+class Selection:
     """What the next iteration computes."""
 
     chunks: tuple[tuple[Request, int], ...] = ()
@@ -108,7 +108,7 @@ class Plan:
     """Whether decoding requests get a token."""
 
 
-Planner = Callable[[View], Plan]
+Select = Callable[[View], Selection]
 Admits = Callable[[Request], bool]
 
 
@@ -116,26 +116,26 @@ Admits = Callable[[Request], bool]
 class Policy:
     """How an engine schedules."""
 
-    plan: Planner
+    select: Select
     victim: Callable[[Iterable[Request]], Request]
     """Of running requests, in order of admission, the one that is preempted."""
     steady: bool = True
     """Whether it leaves waiting who waits until somebody ends or comes."""
 
 
-def vllm_v1(view: View) -> Plan:
+def vllm_v1(view: View) -> Selection:
     """Take decodes first, then prompts in chunks, first come first served."""
-    return Plan(tuple(_chunks(view, view.max_batched_tokens - view.decoding)))
+    return Selection(tuple(_chunks(view, view.max_batched_tokens - view.decoding)))
 
 
-def vllm_v0(view: View) -> Plan:
+def vllm_v0(view: View) -> Selection:
     """Take whole prompts by themselves, else decodes."""
     reserved = int(_WATERMARK * view.pages)
     chunks = tuple(_chunks(view, view.max_batched_tokens, whole=True, reserved=reserved))
-    return Plan(chunks, decodes=not chunks)
+    return Selection(chunks, decodes=not chunks)
 
 
-def sglang(view: View) -> Plan:
+def sglang(view: View) -> Selection:
     """Take prompts in chunks by themselves, as far as the answers to come leave room; else decodes."""
     share = max(_EXPECTED_LEAST, _EXPECTED - (_EXPECTED - _EXPECTED_LEAST) * view.calm / _DECAY_STEPS)
     room = view.free_pages * view.page_size - share * view.to_come
@@ -146,10 +146,10 @@ def sglang(view: View) -> Plan:
         return room >= 0 or not (view.decoding or view.prefilling)
 
     chunks = tuple(_chunks(view, view.max_batched_tokens, admits))
-    return Plan(chunks, decodes=not chunks)
+    return Selection(chunks, decodes=not chunks)
 
 
-def trtllm_guaranteed_no_evict(view: View) -> Plan:
+def trtllm_guaranteed_no_evict(view: View) -> Selection:
     """Take decodes and prompts whose longest answer has room beside all others'."""
     promised = view.promised_pages
 
@@ -158,19 +158,19 @@ def trtllm_guaranteed_no_evict(view: View) -> Plan:
         promised += -(-(request.prompt + request.output) // view.page_size)
         return promised <= view.pages
 
-    return Plan(tuple(_chunks(view, view.max_batched_tokens - view.decoding, admits, whole=True)))
+    return Selection(tuple(_chunks(view, view.max_batched_tokens - view.decoding, admits, whole=True)))
 
 
-def trtllm_max_utilization(view: View) -> Plan:
+def trtllm_max_utilization(view: View) -> Selection:
     """Take decodes and whole prompts that fit now."""
-    return Plan(tuple(_chunks(view, view.max_batched_tokens - view.decoding, whole=True)))
+    return Selection(tuple(_chunks(view, view.max_batched_tokens - view.decoding, whole=True)))
 
 
-def static(view: View) -> Plan:
+def static(view: View) -> Selection:
     """Take a batch when the one before is answered, its prompts before its decodes."""
     closed = view.decoding > 0 and not view.prefilling
     chunks = () if closed else tuple(_chunks(view, view.max_batched_tokens))
-    return Plan(chunks, decodes=not chunks)
+    return Selection(chunks, decodes=not chunks)
 
 
 def _chunks(

@@ -18,7 +18,7 @@ from rapid_des.frontend.operations import Group
 from rapid_des.serving.costs import Batch, Costs
 from rapid_des.serving.engine import MOST_STEPS, Engine, Process
 from rapid_des.serving.order import in_turn
-from rapid_des.serving.policies import Plan
+from rapid_des.serving.policies import Selection
 from rapid_des.serving.records import Load
 from rapid_des.serving.requests import NEVER, Decoding, Request
 from rapid_des.serving.standing import Standing
@@ -104,36 +104,36 @@ class Replica(Standing):
                 self._come = self._env.event()
                 yield self._come
             yield self._env.timeout(0)  # whatever happens at this instant happens before the choice
-            plan = self.look()
+            selection = self.look()
             pause = self.paused()
             if pause:
                 yield self._env.timeout(pause)
-            yield from self._pass(plan)
+            yield from self._pass(selection)
 
-    def look(self) -> Plan:
+    def look(self) -> Selection:
         """Take in who has come, and plan the next iteration."""
         self.waiting.extend(self._intake.take(decodes=bool(self._group), idle=not self.prefilling))
         self._make_room()
         in_turn(self.waiting, self.engine.order, self.fairness, self._group.step)
         self._admit_carried()
-        return self._intake.gathered(self.engine.policy.plan(self), len(self._group), self.prefilling)
+        return self._intake.gathered(self.engine.policy.select(self), len(self._group), self.prefilling)
 
     def paused(self) -> int:
         """Return how long swapped keys and values travel before the next iteration."""
         pause, self._pause = self._pause, 0
         return pause
 
-    def _pass(self, plan: Plan) -> Process:
+    def _pass(self, selection: Selection) -> Process:
         """Let what was planned pass."""
-        if self.iterates(plan):
-            yield from self._iterate(plan)
+        if self.iterates(selection):
+            yield from self._iterate(selection)
         elif self._group:
             yield from self._decode_on()
 
-    def iterates(self, plan: Plan) -> bool:
+    def iterates(self, selection: Selection) -> bool:
         """Tell whether the next iteration passes by itself: not one of many decode steps at once."""
         unsteady = bool(self.waiting) and (self._intake.waited > 0 or not self.engine.is_steady)
-        return bool(plan.chunks) or unsteady or self.engine.stepwise
+        return bool(selection.chunks) or unsteady or self.engine.stepwise
 
     def _admit_carried(self) -> None:
         """Let decode on who comes with keys and values, as far as there are pages."""
@@ -225,43 +225,43 @@ class Replica(Standing):
         self.fairness.leave(request.user, request.joined, self._group.step)
         self.adapters.stop_decoding(request)
 
-    def _iterate(self, plan: Plan) -> Process:
+    def _iterate(self, selection: Selection) -> Process:
         """Compute chunks of prompts, and a token each of who decodes."""
-        batch, besides = self.begin(plan)
+        batch, besides = self.begin(selection)
         duration = self.costs.time(batch) + besides
         self.load.iteration(self._now, duration, batch, self)
         yield self._env.timeout(duration)
-        self.complete(plan, batch)
+        self.complete(selection, batch)
 
-    def begin(self, plan: Plan) -> tuple[Batch, int]:
+    def begin(self, selection: Selection) -> tuple[Batch, int]:
         """Begin an iteration; return what costs are asked for, and what adapters and loads add."""
-        batch = self._batch(plan)
-        self._begin(plan)
-        prompts = (request.adapter for request, _ in plan.chunks)
+        batch = self._batch(selection)
+        self._begin(selection)
+        prompts = (request.adapter for request, _ in selection.chunks)
         adapted = self.adapters.time(batch.tokens, prompts, decodes=batch.decodes > 0)
         besides, self._loading = adapted + self._loading, 0
         return batch, besides
 
-    def complete(self, plan: Plan, batch: Batch) -> None:
+    def complete(self, selection: Selection, batch: Batch) -> None:
         """Hand out the tokens of an iteration that has ended."""
         self.calm += 1
-        self._intake.passed(1, prompts=bool(plan.chunks))
+        self._intake.passed(1, prompts=bool(selection.chunks))
         if batch.decodes:
             self._take_pages(1)
             self._end(self._advance(1))
-        self._have_tokens(self._computed(plan))
+        self._have_tokens(self._computed(selection))
 
-    def _batch(self, plan: Plan) -> Batch:
+    def _batch(self, selection: Selection) -> Batch:
         """Return what costs are asked for."""
         chunks = tuple(
             Group(1, tokens, request.computed, samples=tokens == request.missing)
-            for request, tokens in plan.chunks
+            for request, tokens in selection.chunks
         )
-        decodes = len(self._group) if plan.decodes else 0
+        decodes = len(self._group) if selection.decodes else 0
         return Batch(decodes, self._group.keys if decodes else 0, chunks)
 
-    def _begin(self, plan: Plan) -> None:
-        for request, tokens in plan.chunks:
+    def _begin(self, selection: Selection) -> None:
+        for request, tokens in selection.chunks:
             pages = self.pages_for(request, tokens)
             if request not in self.prefilling:
                 self._admit(request)
@@ -270,11 +270,11 @@ class Replica(Standing):
                 request.started = self._now
             self._hold(request, pages)
 
-    def _computed(self, plan: Plan) -> list[Request]:
+    def _computed(self, selection: Selection) -> list[Request]:
         """Bring chunks to account; return whose prompt is complete."""
-        for request, tokens in plan.chunks:
+        for request, tokens in selection.chunks:
             request.computed += tokens
-        complete = [request for request, _ in plan.chunks if not request.missing]
+        complete = [request for request, _ in selection.chunks if not request.missing]
         self.prefilling = [request for request in self.prefilling if request.missing]
         return complete
 

@@ -57,14 +57,14 @@ def reshard(training: Job, server: Job, machine: Machine, *, first: int = 0) -> 
     """
     holders, needs = _holders(training), _needs(server, first)
     sizes = _tensor_bytes(server)
-    planner = _Planner(machine.spec.gpus_per_node or machine.fabric.gpus)
+    builder = _TransferBuilder(machine.spec.gpus_per_node or machine.fabric.gpus)
     for tensor, wanted in needs.items():
-        planner.add(holders[tensor], wanted, sizes[tensor])
-    return planner.transfers
+        builder.add(holders[tensor], wanted, sizes[tensor])
+    return builder.transfers
 
 
 @dataclass
-class _Planner:
+class _TransferBuilder:
     gpus_per_node: int
     transfers: Transfers = field(default_factory=lambda: Transfers({}, {}))
     sent: dict[int, int] = field(default_factory=dict)

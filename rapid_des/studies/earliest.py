@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 
 from rapid_des.frontend import Job
 from rapid_des.frontend.parts import EMBEDDING, HEAD, PREDICTION, Section, sections
-from rapid_des.frontend.schedules.plan import Item, Result
+from rapid_des.frontend.schedules.schedule import Item, Result
 
 Times = Mapping[tuple[Section, bool], int]
 """Picoseconds of one pass of a section: forward, or (true) all of its backward."""
@@ -75,9 +75,11 @@ class Alone:
 
 
 def passes_whole(job: Job) -> bool:
-    """Tell whether a schedule never takes a backward apart; named ones tell without their plan."""
+    """Tell whether a schedule never takes a backward apart; named ones tell without their stage orders."""
     schedule = job.training.schedule
-    return schedule in _WHOLE if isinstance(schedule, str) else job.plan.phases <= {"forward", "backward"}
+    if isinstance(schedule, str):
+        return schedule in _WHOLE
+    return job.stage_orders.phases <= {"forward", "backward"}
 
 
 def passes_alone(job: Job) -> bool:
@@ -142,7 +144,7 @@ class _Walk:
     def run(self) -> None:
         """Run all stages, each as far as it gets, until all are done."""
         place = [0] * len(self.stages)
-        orders = self.job.plan.orders
+        orders = self.job.stage_orders.orders
         moved = True
         while moved:
             moved = False
@@ -153,16 +155,16 @@ class _Walk:
                     moved = True
 
     def _ready(self, stage: int, item: Item) -> bool:
-        needed = self.job.plan.needs(stage, item)
+        needed = self.job.stage_orders.needs(stage, item)
         return needed is None or needed in self.made
 
     def _pass(self, number: int, item: Item) -> None:
         """Run an item of a stage, and send on what it makes."""
-        stage, plan = self.stages[number], self.job.plan
-        needed = plan.needs(number, item)
+        stage, orders = self.stages[number], self.job.stage_orders
+        needed = orders.needs(number, item)
         there = None if needed is None else self.made[needed]
         stage.free = end = self._units(stage, item, self.units[number][item.chunk], there)
-        target = plan.consumer(number, item)
+        target = orders.consumer(number, item)
         if target is not None and target != number:
             leaves = max(end, stage.sends) if self.in_line else end
             end = leaves + self.alone.message.get((number, target), 0)

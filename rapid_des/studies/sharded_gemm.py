@@ -63,7 +63,7 @@ class ShardedGemm:
 
 
 @dataclass(frozen=True)
-class Phase:
+class ShardedPass:
     """One GEMM and the collectives that belong to it; times are picoseconds, one after the other."""
 
     name: str
@@ -92,7 +92,7 @@ class Phase:
         }
 
 
-def run_sharded(layer: ShardedGemm, machine: Machine) -> list[Phase]:
+def run_sharded(layer: ShardedGemm, machine: Machine) -> list[ShardedPass]:
     """Return the phases of a layer on the first `tp` GPUs of a machine."""
     cut, name = (layer.n, "N") if layer.axis == "col" else (layer.k, "K")
     if cut % layer.tp:
@@ -102,7 +102,7 @@ def run_sharded(layer: ShardedGemm, machine: Machine) -> list[Phase]:
     collectives = layer.collectives()
     operators = operator_model(machine.device)
     return [
-        Phase(
+        ShardedPass(
             name,
             gemm,
             operators.estimate(gemm),

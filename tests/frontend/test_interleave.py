@@ -8,7 +8,7 @@ from rapid_des.errors import ConfigError, UnsupportedByEngine
 from rapid_des.frontend import build, load_job
 from rapid_des.frontend.blocks import blocks
 from rapid_des.frontend.interleave import interleaved, travels
-from rapid_des.frontend.schedules.plan import in_flight
+from rapid_des.frontend.schedules.schedule import in_flight
 from rapid_des.frontend.template import GATE, INPUT, SECOND, Mark, Node, Writer, make_piece
 from rapid_des.machine import load_machine
 from rapid_des.simulation import simulate
@@ -87,7 +87,7 @@ def test_every_rank_does_the_same_work_in_pairs(tiny, prices):
 
 def test_a_stage_holds_one_micro_batch_more_in_pairs(tiny):
     job = tiny(*EXPERTS, ("training.overlap_batches", "true"))
-    assert in_flight(job.plan.orders[0]) == 2 == job.schedule.bound(job.shape)
+    assert in_flight(job.stage_orders.orders[0]) == 2 == job.schedule.bound(job.shape)
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_a_job_is_a_value_before_and_after_use(tiny, prices):
     for copy in (pickle.loads(pickle.dumps(job)), pickle.loads(pickle.dumps(other))):
         assert copy == job
         assert hash(copy) == hash(job)
-        assert copy.plan == job.plan
+        assert copy.stage_orders == job.stage_orders
         np.testing.assert_array_equal(copy.layout.coordinates("pp"), job.layout.coordinates("pp"))
     assert tiny(*settings[:2]) != job
 

@@ -196,7 +196,7 @@ def test_tensors_at_the_peak_add_up_to_it_and_bear_operators_names(tiny):
 
 def test_the_timeline_has_every_pass_and_the_optimizers_step(tiny):
     job = tiny(("parallelism.pp", "2"))
-    for stage, order in zip(memory(job).stages, job.plan.orders, strict=True):
+    for stage, order in zip(memory(job).stages, job.stage_orders.orders, strict=True):
         assert [moment.name for moment in stage.timeline] == [*(item.phase for item in order), "optimizer"]
         assert max(moment.size for moment in stage.timeline) == stage.peak
 

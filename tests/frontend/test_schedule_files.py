@@ -5,7 +5,7 @@ import pytest
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import build, load_job
 from rapid_des.frontend.schedules import SCHEDULES, ScheduleSpec, Shape
-from rapid_des.frontend.schedules.files import plan_of
+from rapid_des.frontend.schedules.files import stage_orders_of
 
 GOOD = """\
 placement: [[0, 3], [1, 2]]
@@ -16,24 +16,24 @@ orders:
 PIPELINE = [("parallelism.pp", "2"), ("training.global_batch", "4")]
 
 
-def written(plan):
-    """Return a plan as a schedule file says it."""
+def written(orders):
+    """Return a orders as a schedule file says it."""
     orders = [
-        "".join(f"{item}{'&' if item.paired else ' '}" for item in order).strip() for order in plan.orders
+        "".join(f"{item}{'&' if item.paired else ' '}" for item in order).strip() for order in orders.orders
     ]
-    return ScheduleSpec(orders=tuple(orders), placement=plan.placement)
+    return ScheduleSpec(orders=tuple(orders), placement=orders.placement)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_can_be_written_as_a_file(name):
-    plan = SCHEDULES[name].plan(Shape(4, 8, SCHEDULES[name].chunks or 2))
-    assert plan_of(written(plan)) == plan
+    orders = SCHEDULES[name].stage_orders(Shape(4, 8, SCHEDULES[name].chunks or 2))
+    assert stage_orders_of(written(orders)) == orders
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb_v", "dualpipe"])
 def test_a_file_runs_as_what_it_says(tiny, prices, replay, tmp_path, name):
     named = tiny(*PIPELINE, ("training.schedule", name), ("training.overlap_pipeline", "true"))
-    spec = written(named.plan)
+    spec = written(named.stage_orders)
     (tmp_path / "own.yaml").write_text(
         f"placement: {[list(parts) for parts in spec.placement]}\norders: {list(spec.orders)}\n"
     )

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rapid_des.frontend.schedules import SCHEDULES, Shape
-from rapid_des.frontend.schedules.plan import Result, in_flight
+from rapid_des.frontend.schedules.schedule import Result, in_flight
 
 
 @st.composite
@@ -30,7 +30,7 @@ def fitted(name, shape):
 
 def plans(name, shape):
     chosen = fitted(name, shape)
-    return [] if chosen is None else [(chosen, SCHEDULES[name].plan(chosen))]
+    return [] if chosen is None else [(chosen, SCHEDULES[name].stage_orders(chosen))]
 
 
 def times(plan, forward, input_gradient, weight_gradient, pair=None):
@@ -159,14 +159,14 @@ CLOSED = {
 @pytest.mark.parametrize("name", CLOSED)
 def test_the_bubble_is_the_papers(name, stages, durations):
     chunks = SCHEDULES[name].chunks or 3
-    plan = SCHEDULES[name].plan(Shape(stages, 4 * stages, chunks))
+    plan = SCHEDULES[name].stage_orders(Shape(stages, 4 * stages, chunks))
     assert bubble(times(plan, *durations)) == CLOSED[name](stages, *durations)
 
 
 @pytest.mark.parametrize("stages", [2, 3, 8])
 def test_zb_v_has_no_bubble_where_all_passes_take_equally_long(stages):
-    assert bubble(times(SCHEDULES["zb_v"].plan(Shape(stages, 2 * stages, 2)), 1, 1, 1)) == 0
-    assert bubble(times(SCHEDULES["zb_v"].plan(Shape(stages, 3 * stages + 1, 2)), 1, 1, 1)) == 0
+    assert bubble(times(SCHEDULES["zb_v"].stage_orders(Shape(stages, 2 * stages, 2)), 1, 1, 1)) == 0
+    assert bubble(times(SCHEDULES["zb_v"].stage_orders(Shape(stages, 3 * stages + 1, 2)), 1, 1, 1)) == 0
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_zb_v_has_no_bubble_where_all_passes_take_equally_long(stages):
 def test_dualpipes_bubble_is_its_papers(name, stages):
     # DeepSeek-V3 (arXiv 2412.19437), table 2: (p/2 - 1)(F&B + B - 3W), in units F&B 3, B 2, W 1.
     half = stages // 2 if name == "dualpipe" else stages
-    plan = SCHEDULES[name].plan(Shape(stages, 4 * half, 2))
+    plan = SCHEDULES[name].stage_orders(Shape(stages, 4 * half, 2))
     assert bubble(times(plan, 1, 1, 1, pair=3)) == (half - 1) * (3 + 2 - 3)
     # Where halves of a pair hand on their results one by one: (p/2 - 1)(F + I - W).
     assert bubble(times(plan, 1, 1, 1)) == half - 1

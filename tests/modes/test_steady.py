@@ -125,5 +125,6 @@ def test_a_shorter_step_differs_by_whole_stretches(tmp_path):
     job = job_of(tmp_path, random.Random(1), "interleaved_1f1b", chunks=2)
     for short in shortened(job, worth=0):
         assert short.job.micro_batches + short.times * short.micro_batches == job.micro_batches
-        for long, own, items in zip(job.plan.orders, short.job.plan.orders, short.items, strict=True):
-            assert len(own) + short.times * items == len(long)
+        orders, fewer = job.stage_orders.orders, short.job.stage_orders.orders
+        for long, remaining, items in zip(orders, fewer, short.items, strict=True):
+            assert len(remaining) + short.times * items == len(long)

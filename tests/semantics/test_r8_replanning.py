@@ -211,7 +211,7 @@ def test_a_collective_keeps_the_plan_that_its_first_member_began_with(delays):
     assert replanned.run.execution.records.sent == result(waiting(*delays), RING).run.execution.records.sent
 
 
-def test_the_next_one_is_planned_anew():
+def test_the_next_one_is_replanned():
     done = result(waiting(0, 0, 0, 0, after=500), RING, f"link=1-2 down=true from=200ns {REPLAN}")
     times = [rank_times(done.run.lowered, done.run.execution.records, rank) for rank in range(4)]
     begun, ended = max(time.met[3] for time in times), max(time.finish[3] for time in times)

@@ -134,7 +134,7 @@ def test_a_stage_begins_as_many_micro_batches_before_its_first_backward_as_its_o
     split = f"{{pp: {pp}, chunks: {chunks if schedule != '1f1b' else 1}}}"
     settings = {"parallelism": split, "training.schedule": schedule, "training.global_batch": batch}
     job = job_of(**settings, **{"training.micro_batch": 1})
-    for stage, order in enumerate(job.plan.orders):
+    for stage, order in enumerate(job.stage_orders.orders):
         first = next(place for place, item in enumerate(order) if item.phase == "backward")
         begun = [item.chunk for item in order[:first]]
         assert held(job, stage) == tuple(map(begun.count, range(len(job.placement[stage]))))

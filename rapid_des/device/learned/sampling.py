@@ -22,7 +22,7 @@ from rapid_des.errors import InputError
 
 Backend = Literal["cuda", "cpu"]
 L2 = Literal["cold", "warm"]
-Phase = Literal["forward", "backward"]
+Direction = Literal["forward", "backward"]
 Call = Callable[[], object]
 
 MOST_COPIES = 24
@@ -95,7 +95,7 @@ def _gemms() -> Iterator[Operator]:
 
 
 def _attentions() -> Iterator[Operator]:
-    phases: tuple[Phase, Phase] = ("forward", "backward")
+    phases: tuple[Direction, Direction] = ("forward", "backward")
     lengths = (256, 512, 1024, 2048, 4096, 8192)
     for phase, heads, length, batch in product(phases, ((32, 32), (32, 8), (8, 8)), lengths, (1, 4, 16)):
         grouped = heads[0] != heads[1]

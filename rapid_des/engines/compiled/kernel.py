@@ -72,7 +72,7 @@ node; a link is free; a flow joins (b = 1) or may end (0), or a transfer that a 
 a node (2); a link's rate changes (fluid mode); a message may hand over one part more (b = 1), or its first
 link is done with the last one (R9), or a notice comes to a route's sender (b = 2, R14); what closed links
 stopped may set off again (R8); a message that comes late arrives (R11: instance, task); a link is stopped
-(b = 1) or let go (R13); a rank's part in a collective that is planned anew comes to a step."""
+(b = 1) or let go (R13); a rank's part in a collective that is replanned comes to a step."""
 COMPUTE, HOLD, MEMBER, JOIN = 0, 1, 2, 3
 HOPS, STATUS = 0, 1
 DONE, DISAGREES, MORE_EVENTS, MORE_STACK, MORE_INSTANCES, MORE_TRANSFERS, MORE_TRAIL = 0, 1, 2, 3, 4, 5, 6

@@ -1,4 +1,4 @@
-"""R8 in the compiled engine: collectives that are planned anew, as columns."""
+"""R8 in the compiled engine: collectives that are replanned, as columns."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 AS_LOWERED = 1
-"""The plan of collectives that nothing asks to plan anew."""
+"""The plan of collectives that nothing asks to replan."""
 
 
 class Replans(NamedTuple):
-    """What ranks do in collectives that are planned anew (R8), in steps; empty where none are.
+    """What ranks do in collectives that are replanned (R8), in steps; empty where none are.
 
     A plan is a set of closed links that collectives are planned around; 0 is none, and `AS_LOWERED` is what
     the program says. A rank's score is its first steps in one collective under one plan, one for each chunk.
@@ -44,7 +44,7 @@ NO_REPLANS = Replans(*(np.zeros(0, np.bool_ if name == "meets" else np.int64) fo
 
 
 class Parts(NamedTuple):
-    """Ranks in collectives that are planned anew (R8)."""
+    """Ranks in collectives that are replanned (R8)."""
 
     rank: Array
     group: Array

@@ -54,7 +54,7 @@ class Instances(NamedTuple):
     """Tasks not yet delivered plus members not yet done."""
     use: Array
     turn: Array
-    """Of a step of a collective that is planned anew the number of its chunk, else NONE."""
+    """Of a step of a collective that is replanned the number of its chunk, else NONE."""
     next: Array
     """The next active instance of the group, or the next free one of the template."""
 
@@ -220,7 +220,7 @@ class State(NamedTuple):
     flags: Array
     """[all transfers have the same priority, hops are recorded, links are fluid, last bytes are followed,
     messages have queue pairs, links close, visits slow each other, parts are sprayed, messages are, messages
-    come late, parts choose by load, messages do, collectives are planned anew]."""
+    come late, parts choose by load, messages do, collectives are replanned]."""
 
 
 def new_calendar(events: int = 1024) -> Calendar:
@@ -375,7 +375,7 @@ class Pools(NamedTuple):
     """Which visit each member of an instance is."""
     member_part: Array
     member_step: Array
-    """And of a step of a collective that is planned anew, which part and step."""
+    """And of a step of a collective that is replanned, which part and step."""
     parts: Parts
     transfers: Transfers
     trail: Trail

@@ -27,7 +27,7 @@ class ReplanningSimulation(ClosingSimulation):
         self, program: Program, closures: Closures, *, trail: bool = False, progress: Progress | None = None
     ) -> None:
         super().__init__(program, closures, trail=trail, progress=progress)
-        assert closures.collectives is not None, "nothing asks to plan anew"
+        assert closures.collectives is not None, "nothing asks to replan"
         self._planner = closures.collectives
         kinds = _kinds(program, self._planner)
         flat = self._tables.flat
@@ -113,7 +113,7 @@ def _firsts(part: RankProgram, kind: Int64s) -> Int64s:
 
 
 def _calls(program: Program, kinds: list[Int64s]) -> Int64s:
-    """Return where the collectives of each group begin that may be planned anew."""
+    """Return where the collectives of each group begin that may be replanned."""
     most = np.zeros(len(program.groups), np.int64)
     by_slot = [_numbers(part, kind) for part, kind in zip(program.programs, kinds, strict=True)]
     for binding in program.bindings:

@@ -1,4 +1,4 @@
-"""R8: what ranks do in collectives that are planned anew, as columns that grow while a program runs."""
+"""R8: what ranks do in collectives that are replanned, as columns that grow while a program runs."""
 
 from __future__ import annotations
 

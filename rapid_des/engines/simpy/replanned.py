@@ -48,8 +48,8 @@ class PlannedInstance(Instance):
 
 
 @dataclass(eq=False)
-class Plan:
-    """How a collective that has begun is done."""
+class StartedCollective:
+    """A collective that has begun: what it is planned around, and its ranks so far."""
 
     dead: frozenset[int] | None
     """The links that it is planned around; None: as lowered."""
@@ -75,7 +75,7 @@ class Replanning:
         self.env = collectives.env
         self.collectives = collectives
         self.closures = closures
-        self._plans: dict[tuple[int, int], Plan] = {}
+        self._started: dict[tuple[int, int], StartedCollective] = {}
         self._table = cache(lambda step: TemplateTable(step.template))
 
     def meet(self, call: tuple[int, int], template: int, node: int, who: Member) -> Event | None:
@@ -87,26 +87,26 @@ class Replanning:
         planner, met = self.closures.collectives, self.collectives.met
         if planner is None or not planner.is_collective(position, node):
             return None
-        if call not in self._plans:
-            self._plans[call] = Plan(self.closures.planned_around(self.env.now), template)
-        plan = self._plans[call]
-        if plan.dead is None:
+        if call not in self._started:
+            self._started[call] = StartedCollective(self.closures.planned_around(self.env.now), template)
+        started = self._started[call]
+        if started.dead is None:
             return None
-        part = plan.ranks.get(position)
+        part = started.ranks.get(position)
         if part is not None:
             part.visits.append(visit)
             met[visit] = met[part.visits[0]]
             return part.done
-        if template != plan.template:
-            message = explain_disagreement(self.collectives.program, (*call, 0), (plan.template, template))
+        if template != started.template:
+            message = explain_disagreement(self.collectives.program, (*call, 0), (started.template, template))
             raise TraceError(message)
         try:
-            chunks = planner.steps_of(position, node, plan.dead)
+            chunks = planner.steps_of(position, node, started.dead)
         except FabricCutError as error:
             raise cut_at(error, self.env.now) from None
         visits = [visit]
         done = self.env.process(self._take_part(call, chunks, who, visits))
-        plan.ranks[position] = RankPart(done, visits)
+        started.ranks[position] = RankPart(done, visits)
         return done
 
     def _take_part(

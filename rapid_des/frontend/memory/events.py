@@ -19,7 +19,7 @@ from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import Operation
 from rapid_des.frontend.parts import Lists, PieceKey, Section, training_lists
 from rapid_des.frontend.routing import heaviest_place
-from rapid_des.frontend.schedules.plan import Phase
+from rapid_des.frontend.schedules.schedule import PassKind
 from rapid_des.units import Size
 
 CATEGORIES = (
@@ -156,7 +156,7 @@ class SectionMemory:
 
     saved: tuple[Tensor, ...]
     """From forward to backward."""
-    fullest: Mapping[Phase, tuple[Tensor, ...]]
+    fullest: Mapping[PassKind, tuple[Tensor, ...]]
     """What is kept by then, and what stands besides."""
     deferred: tuple[Tensor, ...] = ()
     """From the first half of a backward to the second."""
@@ -178,7 +178,7 @@ class SectionMemory:
         return size_of(self.saved, "logits")
 
     @cached_property
-    def highest(self) -> Mapping[Phase, int]:
+    def highest(self) -> Mapping[PassKind, int]:
         """Bytes at the fullest moment of each phase."""
         return {phase: sum(tensor.size for tensor in tensors) for phase, tensors in self.fullest.items()}
 
@@ -227,7 +227,7 @@ def _section(job: Job, section: Section, place: int, lists: Lists) -> SectionMem
     remade = [tensor for operation in whole for tensor in _saved(operation)] if kind and kind.waits else []
     standing = [*saved, *remade]
     ends = _releases(standing, backward)
-    fullest: dict[Phase, tuple[Tensor, ...]] = {
+    fullest: dict[PassKind, tuple[Tensor, ...]] = {
         "forward": _fullest(forward, _growing(by_operator)),
         "backward": _fullest(backward, _shrinking(standing, ends, len(backward))),
     }

@@ -33,7 +33,7 @@ from rapid_des.frontend.parts import (
     stage_parameters,
     stage_sections,
 )
-from rapid_des.frontend.schedules.plan import Item
+from rapid_des.frontend.schedules.schedule import Item
 from rapid_des.frontend.template import Domain
 from rapid_des.units import ceil_divide
 
@@ -50,7 +50,7 @@ def _stage(job: Job, stage: int, by_section: Mapping[Section, SectionMemory]) ->
     away = Tensor("activations to and from the host", "communication", copies, 2)
     whole = (*standing(job, stage, parameters), away)
     walk = _Walk(job, stage, by_section, Counter(by_category(whole)))
-    for item in job.plan.orders[stage]:
+    for item in job.stage_orders.orders[stage]:
         if item.phase != "wait":
             walk.run(item)
     last = tuple(updating(job, parameters))

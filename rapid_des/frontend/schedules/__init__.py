@@ -1,6 +1,6 @@
 """Pipeline schedules: the table of those there are, and the orders of the older ones.
 
-A new schedule is a function from a `Shape` to one order a stage, as `plan.one_forward_one_backward` is, and
+A new schedule is a function from a `Shape` to one order a stage, as `schedule.one_forward_one_backward` is, and
 its entry in `SCHEDULES`; a schedule of one's own is a file (`files`).
 """
 
@@ -11,12 +11,12 @@ from dataclasses import replace
 
 from rapid_des.frontend.schedules import in_halves
 from rapid_des.frontend.schedules.files import ScheduleSpec, from_file
-from rapid_des.frontend.schedules.plan import (
+from rapid_des.frontend.schedules.schedule import (
     Item,
     Order,
-    Plan,
     Schedule,
     Shape,
+    StageOrders,
     always,
     one_forward_one_backward,
     order_of,
@@ -24,7 +24,7 @@ from rapid_des.frontend.schedules.plan import (
 
 __all__ = [
     "SCHEDULES",
-    "Plan",
+    "StageOrders",
     "Schedule",
     "ScheduleSpec",
     "Shape",
@@ -137,7 +137,7 @@ def pairs_refusal(chosen: object, stages: int, *, ep: int, by_unit: bool) -> str
 def in_pairs(order: Order) -> Order:
     """Return an order of whole backwards whose steady state runs forward and backward beside each other.
 
-    >>> from rapid_des.frontend.schedules.plan import Item
+    >>> from rapid_des.frontend.schedules.schedule import Item
     >>> order = tuple(Item(phase, index) for index in range(3) for phase in ("forward", "backward"))
     >>> [str(item) + "&" * item.paired for item in in_pairs(order)]
     ['F0', 'F1&', 'B0', 'F2&', 'B1', 'B2']

@@ -14,16 +14,16 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from rapid_des.config import Spec
-from rapid_des.frontend.schedules.plan import (
+from rapid_des.frontend.schedules.schedule import (
     LETTERS,
     PHASES,
     BlockedError,
     Item,
     Order,
     Placement,
-    Plan,
     Schedule,
     Shape,
+    StageOrders,
     in_flight,
 )
 
@@ -58,19 +58,19 @@ def placement_of(spec: ScheduleSpec) -> Placement:
 
 
 @lru_cache(maxsize=32)
-def plan_of(spec: ScheduleSpec) -> Plan:
+def stage_orders_of(spec: ScheduleSpec) -> StageOrders:
     """Return what the stages of a file's schedule run."""
-    return Plan(placement_of(spec), tuple(tuple(_items(order)) for order in spec.orders))
+    return StageOrders(placement_of(spec), tuple(tuple(_items(order)) for order in spec.orders))
 
 
 def from_file(spec: ScheduleSpec) -> Schedule:
     """Return a file's schedule with its constraints."""
-    plan = plan_of(spec)
+    stage_orders = stage_orders_of(spec)
     return Schedule(
-        lambda _: plan.orders,
-        bound=lambda _: max(map(in_flight, plan.orders)),
-        placement=lambda _stages, _chunks: plan.placement,
-        chunks=max(map(len, plan.placement)),
+        lambda _: stage_orders.orders,
+        bound=lambda _: max(map(in_flight, stage_orders.orders)),
+        placement=lambda _stages, _chunks: stage_orders.placement,
+        chunks=max(map(len, stage_orders.placement)),
         refusal=lambda shape: refusal(spec, shape),
     )
 
@@ -130,15 +130,15 @@ def _misplaced(placement: Placement) -> str | None:
 
 def refusal(spec: ScheduleSpec, shape: Shape) -> str | None:
     """Return why a job can not run a file's schedule: a size, a missing item, a deadlock."""
-    plan = plan_of(spec)
-    if len(plan.orders) != shape.stages or len(plan.placement) != shape.stages:
-        counts = f"orders of {len(plan.orders)} stages and places of {len(plan.placement)}"
+    stage_orders = stage_orders_of(spec)
+    if len(stage_orders.orders) != shape.stages or len(stage_orders.placement) != shape.stages:
+        counts = f"orders of {len(stage_orders.orders)} stages and places of {len(stage_orders.placement)}"
         return f"{counts}, parallelism.pp is {shape.stages}"
-    for stage, order in enumerate(plan.orders):
-        problem = _incomplete(order, len(plan.placement[stage]))
+    for stage, order in enumerate(stage_orders.orders):
+        problem = _incomplete(order, len(stage_orders.placement[stage]))
         if problem:
             return f"orders[{stage}]: {problem}"
-    return _missing(plan, shape.micro_batches) or _blocked(plan)
+    return _missing(stage_orders, shape.micro_batches) or _blocked(stage_orders)
 
 
 def _incomplete(order: Order, chunks: int) -> str | None:
@@ -161,18 +161,18 @@ def _incomplete(order: Order, chunks: int) -> str | None:
     return None
 
 
-def _missing(plan: Plan, micro_batches: int) -> str | None:
+def _missing(plan: StageOrders, micro_batches: int) -> str | None:
     """Return which micro-batch passes a part not once."""
     passed = Counter(
-        (plan.placement[stage][item.chunk], item.micro_batch)
-        for stage, order in enumerate(plan.orders)
+        (stage_orders.placement[stage][item.chunk], item.micro_batch)
+        for stage, order in enumerate(stage_orders.orders)
         for item in order
         if item.phase == "forward"
     )
     count = 1 + max((number for _, number in passed), default=-1)
     if count != micro_batches:
         return f"orders of {count} micro-batches, the job has {micro_batches} a step"
-    for part, copies in plan.holders.items():
+    for part, copies in stage_orders.holders.items():
         for number in range(micro_batches):
             if passed[part, number] != 1:
                 stages = _listed([stage for stage, _ in copies])
@@ -184,9 +184,9 @@ def _listed(stages: Sequence[int]) -> str:
     return f"stage{'s' * (len(stages) > 1)} {' and '.join(map(str, stages))}"
 
 
-def _blocked(plan: Plan) -> str | None:
+def _blocked(plan: StageOrders) -> str | None:
     try:
-        for _ in plan.execution():
+        for _ in stage_orders.execution():
             pass
     except BlockedError as error:
         return str(error)

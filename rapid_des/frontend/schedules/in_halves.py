@@ -18,7 +18,7 @@ again. With a pair F&B, a whole backward B and a weight gradient W, the paper gi
 
 from __future__ import annotations
 
-from rapid_des.frontend.schedules.plan import Order, Placement, Run, Shape, order_of
+from rapid_des.frontend.schedules.schedule import Order, Placement, Run, Shape, order_of
 
 
 def v_shape(stages: int, chunks: int) -> Placement:

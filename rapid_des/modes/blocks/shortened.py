@@ -19,7 +19,7 @@ from msgspec import structs
 
 from rapid_des.arrays import Bools, Int64s
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.schedules.plan import Order
+from rapid_des.frontend.schedules.schedule import Order
 
 WORTH = 4_000
 """Items that must be left out: fewer are simulated before a shorter run has been looked at."""
@@ -49,7 +49,7 @@ def shortened(job: Job, *, worth: int = WORTH) -> Iterator[Shortened]:
     """
     if job.spec.training is None:
         return
-    orders, count, shape = job.plan.orders, job.micro_batches, job.shape
+    orders, count, shape = job.stage_orders.orders, job.micro_batches, job.shape
     for stretch in dict.fromkeys((1, 2, shape.in_group)):
         for factor in _LENGTHS:
             short = factor * max(stretch, job.stages)
@@ -75,7 +75,7 @@ def _insertion(job: Job, short: Job, stretch: int) -> Shortened | None:
     left_out = job.micro_batches - short.micro_batches
     times = left_out // stretch
     stretches = []
-    for long, own in zip(job.plan.orders, short.plan.orders, strict=True):
+    for long, own in zip(job.stage_orders.orders, short.stage_orders.orders, strict=True):
         items = (len(long) - len(own)) // times
         whole, part = _columns(long), _columns(own)
         alike = _leading((whole[: len(own)] == part).all(axis=1))

@@ -97,7 +97,7 @@ class _Region:
 
 def _region(short: Shortened, stage: int, segments: Sequence[Segment], rank: _Rank) -> _Region | None:
     """Return what repeats of a rank; None if its nodes do not, as its stage's items do."""
-    order = short.job.plan.orders[stage]
+    order = short.job.stage_orders.orders[stage]
     passes = [segment for segment in segments if segment.name != "optimizer"]
     if sum(item.phase != "wait" for item in order) != len(passes):
         return None

@@ -1,6 +1,12 @@
 """Collective algorithms: pure functions from a group size and bytes to transfers."""
 
-from rapid_des.network.collectives.hierarchical import HIERARCHICAL, Hierarchy, Phase, chunk_phases, flatten
+from rapid_des.network.collectives.hierarchical import (
+    HIERARCHICAL,
+    DimensionPhase,
+    Hierarchy,
+    chunk_phases,
+    flatten,
+)
 from rapid_des.network.collectives.in_switch import IN_SWITCH, fits
 from rapid_des.network.collectives.on_fabric import (
     ON_FABRIC,
@@ -23,7 +29,7 @@ __all__ = [
     "PER_DIMENSION",
     "Algorithm",
     "Hierarchy",
-    "Phase",
+    "DimensionPhase",
     "Pieces",
     "Schedule",
     "ShapedCollective",

@@ -35,7 +35,7 @@ HIERARCHICAL = frozenset({C.ALL_REDUCE, C.ALL_GATHER, C.ALL_TO_ALL, C.BARRIER}) 
 
 
 @dataclass(frozen=True)
-class Phase:
+class DimensionPhase:
     """One phase of a chunk: every line of members along `dimension` does this."""
 
     dimension: int
@@ -72,7 +72,7 @@ class Hierarchy:
 
 def chunk_phases(
     collective: CollectiveType, over: Hierarchy, size: int, *, chunks: int = 1, rotate: bool = False
-) -> tuple[tuple[Phase, ...], ...]:
+) -> tuple[tuple[DimensionPhase, ...], ...]:
     """Return the phases of every chunk of a collective with an input buffer of `size` bytes a member.
 
     >>> h = Hierarchy((2, 4), ("direct", "ring"))
@@ -93,13 +93,15 @@ def _check(collective: CollectiveType) -> None:
         raise InputError(f"{collective.name.lower()} has no per-dimension form; those that have: {allowed}")
 
 
-def _phases(collective: CollectiveType, over: Hierarchy, order: tuple[int, ...], size: int) -> list[Phase]:
+def _phases(
+    collective: CollectiveType, over: Hierarchy, order: tuple[int, ...], size: int
+) -> list[DimensionPhase]:
     phases = []
     for dimension, kind in _walk(collective, order):
         name = over.algorithms[dimension]
         if kind not in (IN_SWITCH[name] if name in IN_SWITCH else algorithm(name).does):
             raise InputError(f"{name} (dimension {dimension}) does not do {kind.name.lower()}")
-        phases.append(Phase(dimension, kind, name, size))
+        phases.append(DimensionPhase(dimension, kind, name, size))
         if kind in _REDUCE_SCATTERS:
             size = ceil_divide(size, over.extents[dimension])
         elif kind is C.ALL_GATHER:
@@ -125,7 +127,7 @@ def flatten(
     schedules = []
     for part, order in zip(parts, over.orders(len(parts), rotate=rotate), strict=True):
         phases = [
-            _phase(part, over, _LinePhase(dimension, kind, order))
+            _phase(part, over, _DimensionStep(dimension, kind, order))
             for dimension, kind in _walk(collective, order)
         ]
         schedules.append(in_sequence(phases))
@@ -133,7 +135,7 @@ def flatten(
 
 
 @dataclass(frozen=True)
-class _LinePhase:
+class _DimensionStep:
     """What the lines along one dimension do, and after which dimensions."""
 
     dimension: int
@@ -146,7 +148,7 @@ class _LinePhase:
         return self.order[: self.order.index(self.dimension)]
 
 
-def _phase(part: Demand, over: Hierarchy, phase: _LinePhase) -> Schedule:
+def _phase(part: Demand, over: Hierarchy, phase: _DimensionStep) -> Schedule:
     """Return the schedules of all lines along a dimension, side by side."""
     extent = over.extents[phase.dimension]
     stride = int(np.prod(over.extents[: phase.dimension]))
@@ -159,7 +161,7 @@ def _phase(part: Demand, over: Hierarchy, phase: _LinePhase) -> Schedule:
     return together(lines)
 
 
-def _line(part: Demand, phase: _LinePhase, owned: list[Int64s], name: str) -> Schedule:
+def _line(part: Demand, phase: _DimensionStep, owned: list[Int64s], name: str) -> Schedule:
     """Return one line's schedule; `owned[b]` are the part's blocks that make up the line's block b."""
     sizes = np.array([part.size[blocks].sum() for blocks in owned], dtype=np.int64)
     starts = starts_of(sizes)[:-1]
@@ -169,7 +171,7 @@ def _line(part: Demand, phase: _LinePhase, owned: list[Int64s], name: str) -> Sc
     return relocate(algorithm(name).schedule(local), part.offset[blocks], part.size[blocks])
 
 
-def _owned(part: Demand, over: Hierarchy, phase: _LinePhase, start: int) -> list[Int64s]:
+def _owned(part: Demand, over: Hierarchy, phase: _DimensionStep, start: int) -> list[Int64s]:
     """Return the blocks behind each block of the line through `start`.
 
     Reductions and gathers: those of the members that agree with the line in the dimensions before, split by

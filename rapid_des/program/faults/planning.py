@@ -26,7 +26,14 @@ from rapid_des.network.collectives import ALGORITHMS, IN_SWITCH
 from rapid_des.network.collectives.ordering import line_of, repaired, snakes
 from rapid_des.network.paths import UNREACHED, hops_from
 from rapid_des.program.choosing import Planner
-from rapid_des.program.plans import Call, Phase, Plan, TreesOverGroups, cut_in_chunks, with_switches
+from rapid_des.program.plans import (
+    AxisPhase,
+    Call,
+    CollectivePlan,
+    TreesOverGroups,
+    cut_in_chunks,
+    with_switches,
+)
 from rapid_des.program.program import NONE, Template
 from rapid_des.program.routes import all_pairs, geometry
 from rapid_des.program.services import Sizes, part_sizes
@@ -70,7 +77,7 @@ class FaultPlanner(Planner):
         """Tell whether any two of a group lost their planned route; if not, its plans stay as they were."""
         return len(ranks) > LARGEST_RING or (len(ranks) > 1 and self._lose_routes(all_pairs([ranks])))
 
-    def plan(self, call: Call, ranks: Ranks, rank: int) -> Plan:
+    def plan(self, call: Call, ranks: Ranks, rank: int) -> CollectivePlan:
         """Return how one rank takes part in a collective of `ranks`; every rank's phases are as many."""
         stated = self.stated(call, ranks)
         if any(phase.axis is not None for phase in stated[0]):
@@ -83,7 +90,7 @@ class FaultPlanner(Planner):
         """Return the rank if its part in collectives of its groups may be like no other's, else None."""
         return rank if any(map(self.concern, groups)) else None
 
-    def _along(self, stated: Plan, call: Call, ranks: Ranks, place: int) -> Plan:
+    def _along(self, stated: CollectivePlan, call: Call, ranks: Ranks, place: int) -> CollectivePlan:
         """Return a plan with the phases of one member's own lines."""
         whole = len(stated) > 1
         return tuple(
@@ -91,10 +98,10 @@ class FaultPlanner(Planner):
             for chunk in stated
         )
 
-    def _line(self, phase: Phase, call: Call, ranks: Ranks, place: int) -> Ranks:
+    def _line(self, phase: AxisPhase, call: Call, ranks: Ranks, place: int) -> Ranks:
         return ranks if phase.axis is None else tuple(line_of(ranks, call.extents, phase.axis, place)[1])
 
-    def _alike(self, call: Call, ranks: Ranks) -> Plan | None:
+    def _alike(self, call: Call, ranks: Ranks) -> CollectivePlan | None:
         """Return the plan of all members, as stated or one ring, that ends before the one line by line."""
         if self._inside_switches(call) or not self.concern(ranks):
             return None
@@ -108,13 +115,13 @@ class FaultPlanner(Planner):
                 best, least = other, duration
         return best
 
-    def _one_ring(self, stated: Plan, call: Call, ranks: Ranks) -> list[Plan]:
+    def _one_ring(self, stated: CollectivePlan, call: Call, ranks: Ranks) -> list[CollectivePlan]:
         """Return plans that leave the dimensions: all members on one repaired ring."""
         names = {phase.algorithm for phase in stated[0]}
         if not names <= {"ring", "bidirectional_ring", "bucket"}:
             return []
         name = "bidirectional_ring" if names == {"bidirectional_ring"} else "ring"
-        ring = Phase(None, call.collective, name, call.size, len(stated))
+        ring = AxisPhase(None, call.collective, name, call.size, len(stated))
         return [((phase,),) for phase in self._rings(ring, ranks, call.extents)]
 
     def _inside_switches(self, call: Call) -> bool:
@@ -126,7 +133,7 @@ class FaultPlanner(Planner):
         stated = () if choice is None else choice.algorithm
         return any(name in IN_SWITCH for name in ((stated,) if isinstance(stated, str) else stated))
 
-    def _duration(self, plans: Sequence[Plan], call: Call, ranks: Ranks) -> int:
+    def _duration(self, plans: Sequence[CollectivePlan], call: Call, ranks: Ranks) -> int:
         """Return what a collective takes alone, given each member's plan of it."""
         chunks = []
         for number, chunk in enumerate(plans[0]):
@@ -140,14 +147,16 @@ class FaultPlanner(Planner):
             chunks.append(tuple(phases))
         return self._alone(tuple(chunks), cut_in_chunks(plans[0]))
 
-    def _played(self, chunks: tuple[tuple[tuple[tuple[Phase, Ranks], ...], ...], ...], whole: bool) -> int:  # noqa: FBT001
+    def _played(
+        self, chunks: tuple[tuple[tuple[tuple[AxisPhase, Ranks], ...], ...], ...], whole: bool
+    ) -> int:  # noqa: FBT001
         schedules = [
             [[(phase.schedule(len(line)), line) for phase, line in lines] for lines in chunk]
             for chunk in chunks
         ]
         return duration_alone(schedules, self.machine, whole=whole)
 
-    def _best(self, phase: Phase, ranks: Ranks, whole: bool) -> Phase:  # noqa: FBT001
+    def _best(self, phase: AxisPhase, ranks: Ranks, whole: bool) -> AxisPhase:  # noqa: FBT001
         schedule = phase.schedule(len(ranks))
         pairs = np.unique(np.stack((schedule.source, schedule.destination), 1), axis=0)
         if schedule.switches or not self._lose_routes(np.array(ranks)[pairs]):
@@ -156,7 +165,7 @@ class FaultPlanner(Planner):
         times = [self._alone(((((choice, ranks),),),), whole or choice.chunks > 1) for choice in choices]
         return choices[times.index(min(times))]
 
-    def _rings(self, phase: Phase, ranks: Ranks, extents: tuple[int, ...] = ()) -> list[Phase]:
+    def _rings(self, phase: AxisPhase, ranks: Ranks, extents: tuple[int, ...] = ()) -> list[AxisPhase]:
         """Return what may serve instead of a phase; with `extents` its rings walk the group to and fro."""
         if len(ranks) > LARGEST_RING:
             return []
@@ -259,7 +268,12 @@ class CollectiveReplanner:
         return chunks
 
     def _rank_phase(
-        self, number: int, phase: Phase, call: Call, who: tuple[Ranks, int], how: tuple[frozenset[int], bool]
+        self,
+        number: int,
+        phase: AxisPhase,
+        call: Call,
+        who: tuple[Ranks, int],
+        how: tuple[frozenset[int], bool],
     ) -> RankPhase:
         ranks, place = who
         base, line, member = 0, ranks, place
@@ -268,7 +282,7 @@ class CollectiveReplanner:
             line, member = tuple(members), members.index(ranks[place])
         return RankPhase(number * len(ranks) + base, member, self._routed(phase, line, *how))
 
-    def _route(self, phase: Phase, ranks: Ranks, dead: frozenset[int], whole: bool) -> RoutedPhase:  # noqa: FBT001
+    def _route(self, phase: AxisPhase, ranks: Ranks, dead: frozenset[int], whole: bool) -> RoutedPhase:  # noqa: FBT001
         sizes, schedule = Sizes(), phase.schedule(len(ranks))
         template = template_of(schedule, sizes, name="", segment=self._segment)
         nodes = (

@@ -56,7 +56,7 @@ def test_parameters_are_the_published_ones(name, published):
     assert load_model(name).parameters == published
 
 
-def test_the_ranks_of_a_stage_are_laid_out_anew_for_experts(tiny):
+def test_the_ranks_of_a_stage_are_laid_out_again_for_experts(tiny):
     job = tiny(*SPREAD)
     assert job.expert_layout.groups(("ep",)) == ((0, 1, 2, 3), (4, 5, 6, 7))
     assert job.expert_layout.groups(("edp",)) == ((0, 4), (1, 5), (2, 6), (3, 7))

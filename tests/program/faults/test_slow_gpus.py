@@ -1,4 +1,4 @@
-"""Slow and dead GPUs: operators priced anew for jobs, durations stretched for traces, the dead refused."""
+"""Slow and dead GPUs: operators repriced for jobs, durations stretched for traces, the dead refused."""
 
 from fractions import Fraction
 
@@ -51,7 +51,7 @@ def test_an_operator_slows_with_what_bounds_it(shape, bound, free):
     assert price(shape, **{bound: ONE, free: HALF}) / healthy < 1.35
 
 
-def test_only_the_ranks_on_slow_gpus_are_priced_anew(job, cluster):
+def test_only_the_ranks_on_slow_gpus_are_repriced(job, cluster):
     healthy = pricing.price(job, cluster).traces.ranks
     slow = pricing.price(job, broken(cluster, "gpu=3 compute=0.5")).traces.ranks
     changed = [

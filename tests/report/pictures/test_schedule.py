@@ -23,7 +23,7 @@ def test_every_pass_is_a_box_in_the_order_of_its_stage(mode, schedule):
     wanted = job(schedule)
     result = simulate(wanted, load_machine("dgx_a100"), mode=mode)
     drawn = list(boxes(result.trace, result.run or result.blocks.run))
-    for stage, order in enumerate(wanted.plan.orders):
+    for stage, order in enumerate(wanted.stage_orders.orders):
         own = [box for box in drawn if box.stage == stage and box.name != "optimizer"]
         assert [(box.name, box.micro_batch, box.chunk) for box in own] == [item[:3] for item in order]
         assert all(first.finish <= second.start for first, second in zip(own, own[1:], strict=False))

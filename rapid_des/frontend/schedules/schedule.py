@@ -33,19 +33,19 @@ class Shape(NamedTuple):
         return self.group or self.stages
 
 
-Phase: TypeAlias = Literal["forward", "backward", "input_gradient", "weight_gradient", "wait"]
+PassKind: TypeAlias = Literal["forward", "backward", "input_gradient", "weight_gradient", "wait"]
 """A backward is whole, or in two halves: that of inputs, which the stage before waits for, and that of
 weights. `wait`: until all messages that the stage sent have left."""
 Direction: TypeAlias = Literal["forward", "backward"]
 
-LETTERS: Mapping[Phase, str] = {
+LETTERS: Mapping[PassKind, str] = {
     "forward": "F", "backward": "B", "input_gradient": "I", "weight_gradient": "W", "wait": "wait"
 }  # fmt: skip
-PHASES: Mapping[str, Phase] = {letter: phase for phase, letter in LETTERS.items()}
+PHASES: Mapping[str, PassKind] = {letter: phase for phase, letter in LETTERS.items()}
 
 
-def direction_of(phase: Phase) -> Direction:
-    """Return which way a phase passes the model."""
+def direction_of(phase: PassKind) -> Direction:
+    """Return in which direction a pass goes through the model."""
     return "forward" if phase == "forward" else "backward"
 
 
@@ -56,7 +56,7 @@ class Item(NamedTuple):
     ('F3', 'W0.1')
     """
 
-    phase: Phase
+    phase: PassKind
     micro_batch: int = 0
     chunk: int = 0
     paired: bool = False
@@ -92,7 +92,7 @@ class BlockedError(ValueError):
 
 
 @dataclass(frozen=True)
-class Plan:
+class StageOrders:
     """One schedule for one number of stages and micro-batches."""
 
     placement: Placement
@@ -168,7 +168,7 @@ class Plan:
         return tuple(map(tuple, incoming))
 
     @cached_property
-    def phases(self) -> frozenset[Phase]:
+    def phases(self) -> frozenset[PassKind]:
         """The phases of all items."""
         return frozenset(item.phase for order in self.orders for item in order)
 
@@ -234,7 +234,7 @@ Run = tuple[str, int]
 
 
 @lru_cache(maxsize=256)
-def _parsed(pattern: str) -> tuple[tuple[Phase, int, bool], ...]:
+def _parsed(pattern: str) -> tuple[tuple[PassKind, int, bool], ...]:
     """Return phase, chunk and whether paired of each word; `F0&B1` are two."""
     words = [
         (word, place < len(group.split("&")) - 1)
@@ -333,6 +333,6 @@ class Schedule:
     backward_follows_loss: bool = False
     """Whether the last stage runs nothing between a micro-batch's loss and its backward."""
 
-    def plan(self, shape: Shape) -> Plan:
+    def stage_orders(self, shape: Shape) -> StageOrders:
         """Return what each stage runs."""
-        return Plan(self.placement(shape.stages, shape.chunks), self.orders(shape))
+        return StageOrders(self.placement(shape.stages, shape.chunks), self.orders(shape))
