@@ -150,7 +150,7 @@ def cut(prompts: Sequence[Group], most: int) -> Iterator[tuple[Group, ...]]:
 
 def _joined(requests: Sequence[Group]) -> tuple[Group, ...]:
     """Return neighbours that are alike as one group."""
-    return tuple(replace(one, count=sum(1 for _ in alike)) for one, alike in groupby(requests))
+    return tuple(replace(request, count=sum(1 for _ in alike)) for request, alike in groupby(requests))
 
 
 def groups_of(job: Job, step: int) -> tuple[Group, ...]:

@@ -284,10 +284,10 @@ def _close_item(state: _Stage, item: Item, start: int, end: int, marks: Sequence
     if item.phase != "weight_gradient":
         state.results[Result(item.direction, item.micro_batch, item.chunk)] = state.newest
     for deferrable in _completed(state, item):
-        own = [
+        last = [
             replace(mark, position=mark.position + start) for mark in marks if mark.deferrable == deferrable
         ]
-        state.final[item.chunk, deferrable] = own
+        state.final[item.chunk, deferrable] = last
     each = state.job.sharding.each and not state.job.sharding.policy.by_unit
     if each and True in _COMPLETES.get(item.phase, ()):
         state.reduced += _reduce_chunk(state, item.chunk)

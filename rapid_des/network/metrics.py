@@ -248,10 +248,10 @@ def _rates(fabric: Fabric, alive: Bools) -> Floats:
 
 def _least(rates: Floats, gpus: Int64s, stars: Int64s, joined: Int64s, near: Bools) -> float:
     """Return the least that crosses from any row of `near` to the other GPUs."""
-    one, other = near.astype(np.float64), (~near).astype(np.float64)
-    direct = (one @ rates[np.ix_(gpus, gpus)] * other).sum(1)
-    through = np.minimum(one @ rates[np.ix_(gpus, stars)], other @ rates[np.ix_(stars, gpus)].T).sum(1)
-    into, out = one @ rates[np.ix_(gpus, joined)], other @ rates[np.ix_(joined, gpus)].T
+    side, other = near.astype(np.float64), (~near).astype(np.float64)
+    direct = (side @ rates[np.ix_(gpus, gpus)] * other).sum(1)
+    through = np.minimum(side @ rates[np.ix_(gpus, stars)], other @ rates[np.ix_(stars, gpus)].T).sum(1)
+    into, out = side @ rates[np.ix_(gpus, joined)], other @ rates[np.ix_(joined, gpus)].T
     inner, least = rates[np.ix_(joined, joined)], np.full(len(near), np.inf)
     for placed in range(1 << len(joined)):
         here = placed >> np.arange(len(joined)) & 1 == 1

@@ -1,7 +1,7 @@
 """What engines run: the program, its rules (in `program.program`), and the lowering of traces to it.
 
-What a collective becomes on its way to the links, step by step, and where. A message is a transfer between two members, at a
-library's pace where one serves it (`Communication.message`).
+What a collective becomes on its way to the links, and where. A message is a transfer between two members,
+at a library's pace where one serves it (`Communication.message`).
 
     trace node        kind COLLECTIVE, its size and the slot of its group         chakra.trace
         │             routes.geometry: the grid that the members of the group are by position

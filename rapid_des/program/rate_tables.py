@@ -71,9 +71,9 @@ def _control(stated: Dcqcn) -> Int64s:
 
 def _rows(fabric: Fabric, stated: Dcqcn, routes: Routes, marking: Bools) -> Int64s:
     """Return the state of each route's rate: at that of its NIC."""
-    own, line = _line_rates(fabric, routes, marking)
-    rows = np.zeros((len(own), rates.COLUMNS), np.int64)
-    cap = _shares(line.tolist(), own)
+    injection, line = _line_rates(fabric, routes, marking)
+    rows = np.zeros((len(injection), rates.COLUMNS), np.int64)
+    cap = _shares(line.tolist(), injection)
     for column in (rates.CAP, rates.CURRENT, rates.TARGET, rates.SLOWEST):
         rows[:, column] = cap
     for column, rate in (
@@ -81,7 +81,7 @@ def _rows(fabric: Fabric, stated: Dcqcn, routes: Routes, marking: Bools) -> Int6
         (rates.STEP, stated.additive_increase),
         (rates.LEAP, stated.hyper_increase),
     ):
-        rows[:, column] = np.minimum(_shares([int(rate or 0)] * len(own), own), cap)
+        rows[:, column] = np.minimum(_shares([int(rate or 0)] * len(injection), injection), cap)
     rows[:, rates.TOLD] = NONE
     return rows
 
@@ -92,20 +92,20 @@ def _line_rates(fabric: Fabric, routes: Routes, marking: Bools) -> tuple[Int64s,
     Where no link marks both are the same, as on a route without links, where they are 1.
     """
     starts, lengths = routes.starts[:-1], np.diff(routes.starts)
-    own, found = np.ones(len(starts), np.int64), np.zeros(len(starts), np.bool_)
+    injection, passed = np.ones(len(starts), np.int64), np.zeros(len(starts), np.bool_)
     crosses = np.flatnonzero(lengths)
-    own[crosses] = fabric.bandwidth[routes.links[starts[crosses]]]
-    slowest = own.copy()
+    injection[crosses] = fabric.bandwidth[routes.links[starts[crosses]]]
+    slowest = injection.copy()
     for place in range(int(lengths.max(initial=0))):
-        here = np.flatnonzero(~found & (lengths > place))
+        here = np.flatnonzero(~passed & (lengths > place))
         links = routes.links[starts[here] + place]
         slowest[here] = np.minimum(slowest[here], fabric.bandwidth[links])
-        found[here] = marking[links]
-    return own, np.where(found, slowest, own)
+        passed[here] = marking[links]
+    return injection, np.where(passed, slowest, injection)
 
 
-def _shares(values: Sequence[int], own: Int64s) -> Int64s:
+def _shares(values: Sequence[int], wholes: Int64s) -> Int64s:
     """Return rates as shares of others, at least the least and at most all."""
-    pairs = zip(values, own.tolist(), strict=True)
+    pairs = zip(values, wholes.tolist(), strict=True)
     shares = [min(max(value * FULL_RATE // whole, 1), FULL_RATE) for value, whole in pairs]
     return np.array(shares, np.int64)

@@ -237,8 +237,8 @@ class Reach:
     def of(cls, machine: Wired, pairs: Sequence[Int64s]) -> Reach:
         """Return that of users with these pairs of nodes."""
         rows = [np.zeros((0, 2), np.int64)]
-        for user, own in enumerate(pairs):
-            links = np.unique(np.asarray(machine.router.routes(own.reshape(-1, 2)).links, np.int64))
+        for user, ends in enumerate(pairs):
+            links = np.unique(np.asarray(machine.router.routes(ends.reshape(-1, 2)).links, np.int64))
             rows.append(np.stack((links, np.full(len(links), user)), 1))
         table = np.concatenate(rows)
         return cls(table[:, 0], table[:, 1])
@@ -258,11 +258,12 @@ def signatures(machine: Machine, groups: Sequence[Sequence[int]]) -> list[bytes]
     """
     pairs = compared_pairs(groups)
     if not machine.in_switches:
-        return route_keys(machine, [(b"", own) for own in pairs])
+        return route_keys(machine, [(b"", ends) for ends in pairs])
     known = [machine.switch_trees.over(tuple(group)) for group in groups]
     marks = [b"" if tree is None else repr(tree.parents).encode() for tree in known]
     branches = [
-        np.concatenate((own, tree_pairs(machine, [group]))) for own, group in zip(pairs, groups, strict=True)
+        np.concatenate((ends, tree_pairs(machine, [group])))
+        for ends, group in zip(pairs, groups, strict=True)
     ]
     return route_keys(machine, list(zip(marks, branches, strict=True)))
 

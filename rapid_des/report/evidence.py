@@ -364,7 +364,7 @@ def interval(time: int, work: Mapping[str, int], origin: Origin) -> Interval | N
 def intervals(times: Mapping[str, int], work: Mapping[str, int], origin: Origin) -> dict[str, Interval]:
     """Return the intervals of a run's times by figure, of those that measurements support."""
     each = {name: interval(time, work, replace(origin, figure=name)) for name, time in times.items()}
-    return {name: found for name, found in each.items() if found is not None}
+    return {name: interval for name, interval in each.items() if interval is not None}
 
 
 def in_order(intervals: Mapping[str, Interval]) -> list[Interval]:

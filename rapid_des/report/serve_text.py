@@ -56,8 +56,8 @@ def _intervals(plain: Mapping[str, Any]) -> str:
         for key, name in names.items()
         if key in plain
     ]
-    one = plain["per_token"] if "per_token" in plain else plain["first_token"]
-    return f"of means: {'; '.join(spans)} (as {one['cases']} sets of measured servers)"
+    interval = plain["per_token"] if "per_token" in plain else plain["first_token"]
+    return f"of means: {'; '.join(spans)} (as {interval['cases']} sets of measured servers)"
 
 
 def _latencies(plain: Mapping[str, Any]) -> Iterator[str]:

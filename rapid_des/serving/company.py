@@ -1,6 +1,6 @@
 """Replicas that share experts, and so step together: data-parallel attention with expert parallelism.
 
-Each selections a batch of its own. In every layer with experts they wait for each other, so that an iteration
+Each plans a batch of its own. In every layer with experts they wait for each other, so that an iteration
 lasts as long for all of them; who has nothing to do takes part with an empty batch. So step the data-parallel
 ranks of vLLM (`execute_dummy_batch`, vllm/v1/engine/core.py), SGLang (idle batches) and TensorRT-LLM.
 """

@@ -126,7 +126,7 @@ def _from_peer(job: Job, machine: Machine, weights: Sequence[int], cache: Bounde
     replicas, stages = job.layout.coordinates("dp").tolist(), job.layout.coordinates("pp").tolist()
     if job.spec.parallelism.dp == 1:
         raise ConfigError("peer: there is no other replica", file=job.file, key="serving.startup.weights")
-    of = {number: [rank for rank, own in enumerate(replicas) if own == number] for number in (0, 1)}
+    of = {number: [rank for rank, replica in enumerate(replicas) if replica == number] for number in (0, 1)}
     between = {(source, target): weights[stages[target]] for source, target in zip(of[1], of[0], strict=True)}
     bandwidth = int(machine.device.spec.hbm.bandwidth)
     traces = as_traces(Transfers(between, {}), job.gpus, bandwidth)

@@ -1,6 +1,6 @@
 """A replica of several pipeline stages, which work on as many batches at a time.
 
-Its engine selections a batch of whoever is in none, until there is one a stage; then it waits for the oldest one,
+Its engine plans a batch of whoever is in none, until there is one a stage; then it waits for the oldest one,
 whose requests may be in the next: vLLM's `step_with_batch_queue` (vllm/v1/engine/core.py), TensorRT-LLM's and
 SGLang's loops over a micro-batch a stage. Who comes meanwhile is seen when that one ends. A batch passes a
 stage when it has passed the one before and the stage is done with the batch before; chunks of a prompt may
@@ -130,7 +130,7 @@ class PipelinedReplica(Replica):
         if batch.decodes:
             self._take_pages(1)
             group, self._group = self._group, group
-        named = [request.adapter for request in (*(one for one, _ in selection.chunks), *group)]
+        named = [request.adapter for request in (*(request for request, _ in selection.chunks), *group)]
         adapted = self.adapters.time(batch.tokens, named, decodes=False)
         duration, self._loading = self.costs.time(batch) + adapted + self._loading, 0
         end = self._stages.enter(self._now, duration)

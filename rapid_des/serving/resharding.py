@@ -188,8 +188,8 @@ def as_traces(transfers: Transfers, gpus: int, memory_bandwidth: int) -> TraceSe
     for gpu, size in transfers.within.items():
         nodes[gpu].append((NodeKind.COMPUTE, gpu, ceil_divide(2 * size * PS_PER_S, memory_bandwidth)))
     ranks = tuple(
-        RankTrace(rank, _table(own), peers=tuple(dict.fromkeys(peer for _, peer, _ in own)))
-        for rank, own in enumerate(nodes)
+        RankTrace(rank, _table(sends), peers=tuple(dict.fromkeys(peer for _, peer, _ in sends)))
+        for rank, sends in enumerate(nodes)
     )
     return TraceSet(ranks, {"world": tuple(range(gpus))})
 

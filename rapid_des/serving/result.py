@@ -225,7 +225,7 @@ class ServeResult:
                 {"replica": replica, "from_s": begin / PS_PER_S, "until_s": end / PS_PER_S}
                 for replica, begin, end in self.stops
             ],
-            "intervals": {name: one.as_json() for name, one in self.intervals.items()},
+            "intervals": {name: interval.as_json() for name, interval in self.intervals.items()},
             "ci95": {"method": INTERVALS, **{name: intervals(times) for name, times in self._times.items()}},
         }
         return plain

@@ -134,7 +134,9 @@ def _fail(fleet: Fleet, pools: Sequence[Pool], machine: Machine, cache: BoundedC
 def _workload(job: Job, spec: ServingSpec, texts: dict[str, str | None], drawn: tuple[int, int]) -> Workload:
     named = None if spec.workload is None else WORKLOADS[spec.workload]
     stated = {
-        name: next((one for one in (text, getattr(spec, name), getattr(named, name, None)) if one), None)
+        name: next(
+            (value for value in (text, getattr(spec, name), getattr(named, name, None)) if value), None
+        )
         for name, text in texts.items()
     }
     if stated["arrivals"] is None:
@@ -172,13 +174,13 @@ def _engine(job: Job, machine: Machine, workload: Workload, cache: BoundedCache 
         sequences=min(spec.max_sequences or pool.sequences, spec.max_batched_tokens or pool.tokens),
     )
     lora = None if spec.lora is None else Lora(alone, machine, spec.lora)
-    taken = 0 if lora is None else lora.slots * lora.bytes
+    adapters = 0 if lora is None else lora.slots * lora.bytes
     costs = iteration_costs(alone, machine, cache)
     return Engine(
         policy=POLICIES[spec.policy],
         costs=costs,
         shares=costs.shares,
-        pages=_pages(alone, machine, limits, workload, taken),
+        pages=_pages(alone, machine, limits, workload, adapters),
         page_size=pool.page,
         max_batched_tokens=limits.tokens,
         max_sequences=limits.sequences,

@@ -57,15 +57,17 @@ class Links:
     messages: Messages
     free: dict[int, int] = field(default_factory=dict)
     """By link: when it will have served all that has reached it."""
-    _ways: BoundedCache = field(default_factory=lambda: BoundedCache(_KEPT))
+    _routes: BoundedCache = field(default_factory=lambda: BoundedCache(_KEPT))
     _tables: dict[int, _Table] = field(default_factory=dict)
     _horizon: int = 0
 
     def send(self, env: simpy.Environment, tokens: int, source: int, target: int) -> simpy.Event:
         """Begin to move keys and values from one replica to another; the event is when all are there."""
         pages = ceil_divide(tokens, self.page)
-        ways = self._ways.get_or_make((pages, source, target), lambda: self._routed(pages, source, target))
-        return env.all_of([env.process(self._travel(env, hops)) for hops in ways])
+        routes = self._routes.get_or_make(
+            (pages, source, target), lambda: self._routed(pages, source, target)
+        )
+        return env.all_of([env.process(self._travel(env, hops)) for hops in routes])
 
     def _routed(self, pages: int, source: int, target: int) -> list[list[_Hop]]:
         """Return the hops of every GPU's message, all of which are as large."""

@@ -24,11 +24,11 @@ def intervals(means: Mapping[str, float], device: str) -> dict[str, Interval]:
     known = residuals()
     if device not in known["devices"]:
         return {}
-    found = {}
+    intervals = {}
     for figure, mean in means.items():
         ends = [Duration(round(mean * math.exp(error))) for error in quantiles(known["errors"][figure])]
-        found[figure] = Interval(Duration(round(mean)), ends[0], ends[1], known["cases"], known["source"])
-    return found
+        intervals[figure] = Interval(Duration(round(mean)), ends[0], ends[1], known["cases"], known["source"])
+    return intervals
 
 
 @cache

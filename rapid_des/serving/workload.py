@@ -287,18 +287,18 @@ class Marks:
 
     def drawn(self, count: int, seed: int) -> dict[str, Int64s]:
         """Return a column each."""
-        found = {}
+        columns = {}
         if self.prefix is not None:
-            found["prefix"] = self.prefix.lengths(count, default_rng([seed, 3]))
+            columns["prefix"] = self.prefix.lengths(count, default_rng([seed, 3]))
         if self.sessions is not None:
-            found["session"] = default_rng([seed, 4]).integers(0, self.sessions, count)
+            columns["session"] = default_rng([seed, 4]).integers(0, self.sessions, count)
         if self.users > 1:
-            found["user"] = default_rng([seed, 5]).integers(0, self.users, count)
+            columns["user"] = default_rng([seed, 5]).integers(0, self.users, count)
         if self.adapters is not None:
             number, exponent = self.adapters
             weights = np.arange(1, number + 1) ** -exponent
-            found["adapter"] = default_rng([seed, 6]).choice(number, count, p=weights / weights.sum())
-        return found
+            columns["adapter"] = default_rng([seed, 6]).choice(number, count, p=weights / weights.sum())
+        return columns
 
 
 def draw(
@@ -308,8 +308,8 @@ def draw(
     drawn = (marks or Marks()).drawn(count, seed)
     if isinstance(arrivals, Trace):
         traced = _traced(arrivals, count)
-        kept = {name: column[: len(traced)] for name, column in drawn.items()}
-        return replace(traced, marks=kept | dict(traced.marks))
+        columns = {name: column[: len(traced)] for name, column in drawn.items()}
+        return replace(traced, marks=columns | dict(traced.marks))
     prompt, output = (
         each.lengths(count, default_rng([seed, stream])) for stream, each in enumerate(lengths, start=1)
     )

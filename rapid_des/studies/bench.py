@@ -301,8 +301,8 @@ def growth(measured: Sequence[Measurement]) -> list[Growth]:
 def _slope(steps: Sequence[Measurement]) -> float:
     points = [(math.log(step.hops), math.log(step.wall_s)) for step in steps]
     x, y = (sum(axis) / len(points) for axis in zip(*points, strict=True))
-    spread = sum((one - x) ** 2 for one, _ in points)
-    slope: float = sum((one - x) * (other - y) for one, other in points) / spread
+    spread = sum((this - x) ** 2 for this, _ in points)
+    slope: float = sum((this - x) * (other - y) for this, other in points) / spread
     return slope
 
 

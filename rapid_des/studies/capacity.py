@@ -257,14 +257,14 @@ def layouts(job: Job, machine: Machine, texts: Iterable[str]) -> Iterator[Job | 
     for text in texts:
         settings = _settings(text)
         try:
-            found = load_job(job, settings=settings)
+            candidate = load_job(job, settings=settings)
         except ConfigError as error:
             yield text, error.message
             continue
-        if server_gpus(found) > machine.fabric.gpus:
-            yield text, f"needs {server_gpus(found)} GPUs, {machine.name} has {machine.fabric.gpus}"
+        if server_gpus(candidate) > machine.fabric.gpus:
+            yield text, f"needs {server_gpus(candidate)} GPUs, {machine.name} has {machine.fabric.gpus}"
         else:
-            yield found
+            yield candidate
 
 
 def with_splits(texts: Sequence[str], replicas: int) -> tuple[str, ...]:
@@ -364,11 +364,11 @@ def curve(
 ) -> tuple[Point, ...]:
     """Return what users see and what a GPU yields at each of `CONCURRENCIES`, of one replica."""
     cache, job = BoundedCache() if cache is None else cache, _one_replica(job)
-    name, found = " ".join(f"{axis}={size}" for axis, size in _degrees(job).items()), []
+    name, points = " ".join(f"{axis}={size}" for axis, size in _degrees(job).items()), []
     for count in CONCURRENCIES:
         result = demand.served(job, machine, f"clients count={count}", cache, max(32, 4 * count))
         if not len(result.tpot):
             raise InputError("requests of one token have no time between tokens: no curve of interactivity")
         per_gpu = result.throughput["output_tokens_per_s"] / job.gpus
-        found.append(Point(name, count, PS_PER_S / float(np.median(result.tpot)), per_gpu))
-    return tuple(found)
+        points.append(Point(name, count, PS_PER_S / float(np.median(result.tpot)), per_gpu))
+    return tuple(points)

@@ -48,31 +48,31 @@ def draw_front(points: Sequence[Point], path: Path, *, title: str) -> None:
     save(figure, path)
 
 
-def capacity_lines(found: Fleets, demand: Demand, title: str) -> Iterator[str]:
+def capacity_lines(fleets: Fleets, demand: Demand, title: str) -> Iterator[str]:
     """Yield the lines of a report."""
     yield title
     asked = f"{demand.share:.0%} of {demand.requests:,} requests within {demand.slo.text}"
-    yield f"  {asked}; one replica of each layout" + (", interrupted" if found.interrupted else "")
+    yield f"  {asked}; one replica of each layout" + (", interrupted" if fleets.interrupted else "")
     yield ""
-    wide = max(14, 2 + max(len(row.name) for row in found.rows))
+    wide = max(14, 2 + max(len(row.name) for row in fleets.rows))
     heads = f"  {'layout':{wide}}{'GPUs':>6}{'requests/s':>12}{'tokens/s/GPU':>14}{'J/token':>9}"
     heads += f"{'limited by':>12}"
-    yield heads + (f"{'fleet':>12}" if found.load else "") + (f"{'cost/Mtoken':>13}" if found.price else "")
-    for row in found.rows:
-        yield f"  {row.name:{wide}}" + _line(row, found)
-    for text, why in found.refused:
+    yield heads + (f"{'fleet':>12}" if fleets.load else "") + (f"{'cost/Mtoken':>13}" if fleets.price else "")
+    for row in fleets.rows:
+        yield f"  {row.name:{wide}}" + _line(row, fleets)
+    for text, why in fleets.refused:
         yield f"  {text:{wide}}  -  {why}"
 
 
-def _line(row: Layout, found: Fleets) -> str:
+def _line(row: Layout, fleets: Fleets) -> str:
     joules = "–" if row.energy is None else f"{row.energy.joules_per_output_token:.3g}"
     line = f"{row.gpus:>6}{row.rate:>12.3g}{row.output_tokens_per_gpu:>14,.0f}{joules:>9}"
     line += f"{row.broken or 'throughput':>12}"
-    fleet = row.fleet(found.load, found.price) if found.load else {}
-    if found.load:
+    fleet = row.fleet(fleets.load, fleets.price) if fleets.load else {}
+    if fleets.load:
         line += f"{fleet['gpus']:>7} GPUs" if fleet else f"{'–':>12}"
-    if found.price is not None:
-        alone = row.cost_per_million_tokens(found.price)
-        cost = fleet.get("cost_per_million_tokens") if found.load else alone
+    if fleets.price is not None:
+        alone = row.cost_per_million_tokens(fleets.price)
+        cost = fleet.get("cost_per_million_tokens") if fleets.load else alone
         line += f"{'–' if cost is None else format(cost, '.3f'):>13}"
     return line

@@ -55,10 +55,10 @@ def _by_part(job: Job, times: Times, kinds: Sequence[int], *, backward: bool) ->
     """Return how long each part of the model takes in one direction."""
     of_kind = {kind: times[Section("block", kind), backward] for kind in set(kinds)}
     done = [0, *accumulate(of_kind[kind] for kind in kinds)]
-    found = [done[last] - done[first] for first, last in pairwise((0, *accumulate(job.layers)))]
-    found[0] += times[EMBEDDING, backward]
-    found[-1] += times[HEAD, backward] + job.predictions * times.get((PREDICTION, backward), 0)
-    return found
+    durations = [done[last] - done[first] for first, last in pairwise((0, *accumulate(job.layers)))]
+    durations[0] += times[EMBEDDING, backward]
+    durations[-1] += times[HEAD, backward] + job.predictions * times.get((PREDICTION, backward), 0)
+    return durations
 
 
 @dataclass(frozen=True)

@@ -80,14 +80,14 @@ def best_by(columns: Columns, objective: str, name: str) -> Int64s:
     return places[first]
 
 
-def front(columns: Columns, one: str, two: str) -> Int64s:
+def front(columns: Columns, figure: str, other: str) -> Int64s:
     """Return the places that no other point beats in both figures, the best of the first figure first.
 
     >>> columns = {"step_time_s": np.array([1.0, 2.0, 3.0]), "memory_bytes": np.array([9.0, 5.0, 7.0])}
     >>> front(columns, "step_time_s", "memory_bytes").tolist()
     [0, 1]
     """
-    first, second = (better(name, columns[name]) for name in (one, two))
+    first, second = (better(name, columns[name]) for name in (figure, other))
     places = np.lexsort((second, first))
     places = places[np.isfinite(first[places]) & np.isfinite(second[places])]
     least = np.minimum.accumulate(second[places])
@@ -149,18 +149,18 @@ def _means(logs: Floats, level: Int64s) -> Floats:
     return means
 
 
-def _sums(logs: Floats, one: Int64s, two: Int64s) -> Floats:
+def _sums(logs: Floats, levels: Int64s, other: Int64s) -> Floats:
     """Return the least squares' sums of a term for a level of each of two axes.
 
     The axis with more levels is eliminated from the normal equations: a table of all points and levels would
     not fit into memory where there are many of both.
     """
-    if one.max() < two.max():
-        one, two = two, one
-    counts = np.zeros((int(one.max()) + 1, int(two.max()) + 1))
-    np.add.at(counts, (one, two), 1.0)
-    means, shares = _means(logs, one), counts / counts.sum(axis=1)[:, None]
+    if levels.max() < other.max():
+        levels, other = other, levels
+    counts = np.zeros((int(levels.max()) + 1, int(other.max()) + 1))
+    np.add.at(counts, (levels, other), 1.0)
+    means, shares = _means(logs, levels), counts / counts.sum(axis=1)[:, None]
     matrix = np.diag(counts.sum(axis=0)) - counts.T @ shares
-    terms = np.linalg.lstsq(matrix, np.bincount(two, weights=logs) - counts.T @ means, rcond=None)[0]
-    fitted: Floats = (means - shares @ terms)[one] + terms[two]
+    terms = np.linalg.lstsq(matrix, np.bincount(other, weights=logs) - counts.T @ means, rcond=None)[0]
+    fitted: Floats = (means - shares @ terms)[levels] + terms[other]
     return fitted

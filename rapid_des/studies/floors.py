@@ -5,7 +5,7 @@
     walked   the same, its passes in the order of the schedule with messages and gathers between them
 
 Each is tighter than the one before, and costs more. Kernels are priced by the operator models; messages (of
-which `passes` has none) alone in an idle fabric; what ways have in common (a layer of one split, the
+which `passes` has none) alone in an idle fabric; what candidates have in common (a layer of one split, the
 optimizer's part) is worked out once. Waiting and queueing are left out.
 """
 
@@ -81,7 +81,7 @@ _NOTHING = Node("nothing", NodeKind.COMPUTE, "compute", (), duration=0)
 
 @dataclass
 class Floors:
-    """Bounds for the ways of one job on one machine, all of whose GPUs are equal and healthy."""
+    """Bounds for the candidates of one job on one machine, all of whose GPUs are equal and healthy."""
 
     machine: Machine
     cache: BoundedCache
@@ -111,9 +111,9 @@ class Floors:
         reduces: dict[Section, int] = {}
         for section, size in self._sizes(job).items() if job.sharding.policy.by_unit else ():
             gathered = self._travels(job, size, gathers=True)
-            near = any(sharding.reshard_ranks for sharding in job.shardings.values())
-            near |= job.training.adapters is not None  # whose tables are gathered for forwards alone
-            gathers |= {(section, False): gathered, (section, True): 0 if near else gathered}
+            cheap = any(sharding.reshard_ranks for sharding in job.shardings.values())
+            cheap |= job.training.adapters is not None  # whose tables are gathered for forwards alone
+            gathers |= {(section, False): gathered, (section, True): 0 if cheap else gathered}
             if job.sharding.each:
                 reduces[section] = self._travels(job, size, gathers=False)
         alone = Alone(self._pass_times(job)[0], self._messages(job), gathers, reduces)
@@ -173,10 +173,10 @@ class Floors:
         chunks = self._once(key, lambda: self._chunks(job, stage))
         if is_usual(job):
             begun = zip(held(job, stage), chunks, strict=True)
-            moving = sum(count * kept for count, (kept, _) in begun) + chunks[-1][1]
+            moving = sum(count * size for count, (size, _) in begun) + chunks[-1][1]
         else:
             most = min(job.schedule.bound(job.shape), job.micro_batches * len(chunks))
-            moving = most * min(kept for kept, _ in chunks) + min(peak for _, peak in chunks)
+            moving = most * min(size for size, _ in chunks) + min(peak for _, peak in chunks)
         return round(moving * (1 + job.spec.memory.fragmentation))
 
     def _chunks(self, job: Job, stage: int) -> list[tuple[int, int]]:
@@ -186,11 +186,11 @@ class Floors:
         """
         key, chunks = kernels_key(job), []
         memory = self._once(("memory", *key), lambda: self._section_memory(job))
-        kept_of = {section: one.activations + one.logits for section, one in memory.items()}
+        sizes = {section: each.activations + each.logits for section, each in memory.items()}
         for part in job.placement[stage]:
             there = _made_of(job, part, self._kinds(job))
-            peak = max(memory[there[-1]].highest["backward"] - kept_of[there[-1]], 0) if there else 0
-            chunks.append((sum(kept_of[section] for section in there), peak))
+            peak = max(memory[there[-1]].highest["backward"] - sizes[there[-1]], 0) if there else 0
+            chunks.append((sum(sizes[section] for section in there), peak))
         return chunks
 
     def _section_memory(self, job: Job) -> Mapping[Section, SectionMemory]:
@@ -219,8 +219,8 @@ class Floors:
     def _once(self, key: Hashable, make: Callable[[], _Made]) -> _Made:
         if key not in self.known:
             self.known[key] = make()
-        found: _Made = self.known[key]
-        return found
+        value: _Made = self.known[key]
+        return value
 
     def _sizes(self, job: Job) -> Mapping[Section, Counter[Domain]]:
         key = ("sizes", *model_key(job), *again_key(job))
@@ -231,7 +231,7 @@ class Floors:
         job = issued_on(_one_replica(_short(job)), self.machine)
         job = replace(job, spec=structs.replace(job.spec, host=None))
         used = as_used(job, self.machine, self.machine.device)
-        operators, found = operator_model(used, self.cache), Counter[tuple[Section, bool]]()
+        operators, times = operator_model(used, self.cache), Counter[tuple[Section, bool]]()
         of_places = [
             price_lists(self._lists(job, place), operators, None, exchanges(job))
             for place in range(places(job))
@@ -241,8 +241,8 @@ class Floors:
                 piece = min((pieces[key] for pieces in of_places), key=_computes)
                 several = messages and key.section.name in _MANY  # the ends' are one of many layers'
                 passed = self._passes(job, piece) if several else _computes(piece)
-                found[key.section, key.phase == "backward"] = passed
-        return found
+                times[key.section, key.phase == "backward"] = passed
+        return times
 
     def _passes(self, job: Job, piece: Piece) -> int:
         """Return how long a piece takes: kernels one after the other, or what a run says."""
@@ -254,20 +254,20 @@ class Floors:
 
     def _messages(self, job: Job) -> dict[tuple[int, int], int]:
         """Return how long a message takes from each stage to its neighbours, round the pipeline."""
-        found: dict[tuple[int, int], int] = {}
+        durations: dict[tuple[int, int], int] = {}
         if job.stages == 1:
-            return found
+            return durations
         firsts = stride(job, "pp") * np.arange(job.stages)
         for source in range(job.stages):
             for target in {(source + 1) % job.stages, (source - 1) % job.stages}:
-                way = int(firsts[source]), int(firsts[target])
-                like = signatures(self.machine, [way])[0]
+                ends = int(firsts[source]), int(firsts[target])
+                like = signatures(self.machine, [ends])[0]
                 among = (job.stages, *layout_key(job)) if job.batches_messages else ()
                 key = ("message", like, job.message_bytes, among)
-                found[source, target] = self._once(key, partial(self._message, job, source, target, way))
-        return found
+                durations[source, target] = self._once(key, partial(self._message, job, source, target, ends))
+        return durations
 
-    def _message(self, job: Job, source: int, target: int, way: tuple[int, int]) -> int:
+    def _message(self, job: Job, source: int, target: int, ends: tuple[int, int]) -> int:
         """Return how long a message between two stages takes alone."""
         programs = [ProgramWriter(None, job.batches_messages) for _ in range(job.stages)]
         for program in programs:
@@ -275,7 +275,7 @@ class Floors:
         programs[source].send("message", to=target, size=job.message_bytes, tag=0, after=0)
         programs[target].receive("message", source=source, size=job.message_bytes, tag=0)
         line = job.rows("stages")
-        ranks = line[(line == way[0]).any(axis=1)][0].tolist()
+        ranks = line[(line == ends[0]).any(axis=1)][0].tolist()
         traces = assemble(job, [program.finish() for program in programs], ranks=ranks)
         lowered = lower(traces, self.machine, analytic=True, cache=self.cache)
         return execute(lowered.program, _SIMPY).records.makespan

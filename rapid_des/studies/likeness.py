@@ -1,4 +1,4 @@
-"""What the figures of a way to split a job follow from: ways with equal keys have a figure in common."""
+"""What the figures of a candidate follow from: candidates with equal keys have a figure in common."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def layer_key(job: Job) -> tuple[Hashable, ...]:
     where: tuple[int, ...] = (stride(job, "tp"), stride(job, "cp")) if spread else ()
     if job.model.has_experts:
         where = (*where, stride(job, "dp"), split.dp)
-    own = split.sequence_parallel, training.micro_batch, *halves_key(job)
-    return (*model_key(job), *own, *again_key(job), where)
+    chosen = split.sequence_parallel, training.micro_batch, *halves_key(job)
+    return (*model_key(job), *chosen, *again_key(job), where)
 
 
 def stride(job: Job, axis: str) -> int:
     """Return how far neighbours along an axis are apart."""
     sizes = dict(zip(job.layout.axes, job.layout.sizes, strict=True))
-    return prod(sizes[one] for one in job.layout.axes[: job.layout.axes.index(axis)])
+    return prod(sizes[inner] for inner in job.layout.axes[: job.layout.axes.index(axis)])
 
 
 def stages_key(job: Job) -> tuple[Hashable, ...]:

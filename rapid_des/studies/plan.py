@@ -35,7 +35,7 @@ class PlanRow:
     settings: Mapping[str, Any] = field(hash=False)
     result: Result = field(repr=False)
     certain: bool
-    """Whether no way that is not listed before it is faster, in this mode."""
+    """Whether no candidate that is not listed before it is faster, in this mode."""
 
     @property
     def step_time(self) -> Duration:
@@ -51,7 +51,7 @@ class PlanRow:
     def as_json(self, price: float | None = None) -> dict[str, Any]:
         """Return plain data; `price` of a GPU for an hour gives the cost of a step."""
         plain = self.result.as_json()
-        found = {
+        figures = {
             "step_time_s": plain["step_time_s"],
             "memory_bytes": self.memory_bytes,
             "mfu": plain["mfu"],
@@ -61,13 +61,13 @@ class PlanRow:
             "energy_j": (plain["energy"] or {}).get("joules"),
         }
         if price is not None:
-            found["cost"] = price * self.job.gpus * seconds(self.step_time) / _S_PER_HOUR
-        return {**found, **self.settings, "mode": self.result.mode, "certain": self.certain}
+            figures["cost"] = price * self.job.gpus * seconds(self.step_time) / _S_PER_HOUR
+        return {**figures, **self.settings, "mode": self.result.mode, "certain": self.certain}
 
 
 @dataclass(frozen=True)
 class Pruned:
-    """A way that was not simulated, and why."""
+    """A candidate that was not simulated, and why."""
 
     settings: Mapping[str, Any] = field(hash=False)
     why: Why
@@ -89,9 +89,9 @@ class Plan:
     counts: Mapping[str, int] = field(hash=False)
     """How many were refused, too large, or simulated in which mode."""
     refused: Mapping[str, int] = field(hash=False)
-    """What the frontend refused, by reason, and how many splits or ways that cut off."""
+    """What the frontend refused, by reason, and how many splits or candidates that cut off."""
     pruned: tuple[Pruned, ...] = ()
-    """Why each other way was not simulated to the end, if asked for."""
+    """Why each other candidate was not simulated to the end, if asked for."""
     price: float | None = None
     """Of a GPU for an hour."""
     interrupted: bool = False
@@ -100,7 +100,7 @@ class Plan:
 
     @property
     def job(self) -> Job:
-        """The best way as a job."""
+        """The best candidate as a job."""
         return self.rows[0].job
 
     def as_json(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class Wanted:
     mode: str = AUTO
     """Of the rows; auto: hierarchical, but closed forms where experts are spread over very many GPUs."""
     pruned: bool = False
-    """Whether to say of every other way why it was left out."""
+    """Whether to say of every other candidate why it was left out."""
     price: float | None = None
     told: Told = lambda _what, _done, _all: None
     """Told how far the plan is."""
@@ -201,17 +201,17 @@ class _Search:
 
     def run(self, executor: Executor) -> Plan:
         """Search, and return what was found."""
-        interrupted, ways, refinement = False, 0, self.refinement
+        interrupted, candidates, refinement = False, 0, self.refinement
         try:
             executor.start()
-            ways = refinement.fill(self.wanted.told)
+            candidates = refinement.fill(self.wanted.told)
             while refinement.queue and len(refinement.rows) < self.wanted.top:
                 refinement.next(executor)
                 self.wanted.told("simulating", len(refinement.rows), self.wanted.top)
         except KeyboardInterrupt:
             interrupted = True
         if not refinement.rows and not interrupted:
-            self._nothing_fits(ways)
+            self._nothing_fits(candidates)
         rows = [_row(entry, certain=True) for entry in refinement.rows]
         if interrupted:
             rows += [_row(entry, certain=False) for entry in self._so_far()]
@@ -219,7 +219,7 @@ class _Search:
                 raise KeyboardInterrupt
         if self.wanted.pruned:
             refinement.say_why()
-        return Plan(self.space.gpus, tuple(rows), ways, refinement.counts, self.space.refused,
+        return Plan(self.space.gpus, tuple(rows), candidates, refinement.counts, self.space.refused,
                     tuple(self.pruned), self.wanted.price, interrupted, self.mode)  # fmt: skip
 
     def _dropped(self, family: Family, why: Why, text: str) -> None:
@@ -232,8 +232,8 @@ class _Search:
         known.sort(key=lambda entry: (not entry.certain, entry))
         return known[: self.wanted.top - len(self.refinement.rows)]
 
-    def _nothing_fits(self, ways: int) -> None:
-        """Raise what is missing, with the way that misses by least."""
+    def _nothing_fits(self, candidates: int) -> None:
+        """Raise what is missing, with the candidate that misses by least."""
         if self.refinement.nearest is None:
             first = next(iter(self.space.refused), "")
             raise InfeasibleJobError(
@@ -248,7 +248,7 @@ class _Search:
             check_memory(job, self.refinement.capacity)
         except InfeasibleJobError as error:
             raise InfeasibleJobError(
-                f"none of {ways:,} ways to split it over {self.space.gpus} GPUs fits; nearest "
+                f"none of {candidates:,} ways to split it over {self.space.gpus} GPUs fits; nearest "
                 f"({split}): {error}"
             ) from None
 

@@ -1,6 +1,6 @@
 """Which of many ways to split a job is the fastest: a queue of all of them, each at what is known of it.
 
-    families: memory, kernels ──► one recomputation ──► one order: messages ──► ways: memory, a walk ──► steps
+    families: memory, kernels ──► one recomputation ──► one order: messages ──► one: memory, a walk ──► steps
 
 The least comes first: what is known of it is never above any step of it that a simulation finds. It is taken
 apart or looked at more closely; who comes first with its last figure is the next best for certain.
@@ -34,12 +34,12 @@ _PLAIN, _KERNELS, _EXCHANGED, _FLOOR, _WALKED, _ESTIMATED, _FINAL = range(7)
 by a walk; both steps."""
 
 _LEAST_BATCH = 2
-"""Ways that are simulated at a time at least: so that one worker looks at the same ways as two."""
+"""Candidates that are simulated at a time at least: so that one worker looks at the same ones as two."""
 
 
 @dataclass(order=True)
 class Entry:
-    """Ways in the queue."""
+    """Candidates in the queue."""
 
     least: int
     """Picoseconds that each takes at least, by what is known."""
@@ -55,13 +55,13 @@ class Entry:
         return self.level == _FINAL
 
     def part(self, place: int, family: Family, *, level: int, least: int) -> Entry:
-        """Return a part of these ways, with a bound that holds for it."""
+        """Return a part of these candidates, with a bound that holds for it."""
         return Entry(max(self.least, least), (*self.number, place), family, level)
 
 
 @dataclass(frozen=True)
 class _TooLarge:
-    """What a way needs that does not fit into memory."""
+    """What a candidate needs that does not fit into memory."""
 
     needed: int
     text: str
@@ -79,14 +79,14 @@ def _fitting(point: Point, cache: BoundedCache) -> Result | _TooLarge:
 
 @dataclass
 class Refinement:
-    """The search for the fastest ways of a space."""
+    """The search for the fastest candidates of a space."""
 
     space: Space
     machine: Machine
     mode: str
     """Of the last figures."""
     dropped: Callable[[Family, Why, str], None]
-    """Told of ways that are none, and why."""
+    """Told of candidates that are none, and why."""
     cache: BoundedCache = field(default_factory=lambda: BoundedCache(1 << 28))
     queue: list[Entry] = field(default_factory=list)
     rows: list[Entry] = field(default_factory=list)
@@ -102,14 +102,14 @@ class Refinement:
         self.bounded = self.trains and not self.machine.faults
 
     def fill(self, told: Told) -> int:
-        """Put all ways in the queue that may fit into memory, by family; return how many ways there are.
+        """Put all candidates in the queue that may fit into memory, by family; return how many there are.
 
         A larger micro-batch needs no less memory: fewer are held, of as many sequences together or more.
         """
-        ways, full = 0, dict[Hashable, str]()
+        candidates, full = 0, dict[Hashable, str]()
         for number, family in enumerate(self.space.families()):
-            ways += len(family)
-            told("bounds from below", ways, ways)
+            candidates += len(family)
+            told("bounds from below", candidates, candidates)
             alike = _but_micro_batch(family.base)
             if alike not in full:
                 needed = self._least_memory(family)
@@ -119,7 +119,7 @@ class Refinement:
                     continue
                 full[alike] = self._at_least(needed, family.base)
             self._drop(family, "memory", full[alike])
-        return ways
+        return candidates
 
     def next(self, executor: Executor) -> None:
         """Look more closely at who comes first, at as many as there are workers, or take the next row."""
@@ -137,7 +137,9 @@ class Refinement:
             else:
                 self.rows.append(entry)
                 return
-        points = [Point(one.family.job, self.machine, mode=self._mode(one), allow_oom=True) for one in batch]
+        points = [
+            Point(entry.family.job, self.machine, mode=self._mode(entry), allow_oom=True) for entry in batch
+        ]
         for place, outcome in executor.map(_fitting, points):
             self._take(batch[place], outcome)
 
@@ -145,20 +147,20 @@ class Refinement:
         """Say of all that is left in the queue why it is no row."""
         for entry in sorted(self.queue):
             known = "at least" if entry.result is None else "simulated"
-            for way in self._left(entry):
-                self._drop(way, "bound", f"{known} {Duration(entry.least)}")
+            for family in self._left(entry):
+                self._drop(family, "bound", f"{known} {Duration(entry.least)}")
 
     def _left(self, entry: Entry) -> list[Family]:
         """Return the parts of an entry that may fit into memory; others are dropped."""
         if entry.level >= _FLOOR:
             return [entry.family]
-        return [part for one in entry.family.along("recomputes") for part in self._fitting_parts(one)]
+        return [part for whole in entry.family.along("recomputes") for part in self._fitting_parts(whole)]
 
     def _mode(self, entry: Entry) -> str:
         return "analytical" if entry.level < _ESTIMATED else self.mode
 
     def _closer(self, entry: Entry) -> Iterator[Entry]:
-        """Yield the parts of an entry, each with the next tighter bound; not those that are no ways."""
+        """Yield the parts of an entry, each with the next tighter bound; not those that are not legal."""
         if entry.level == _PLAIN:
             for place, family in enumerate(entry.family.along("recomputes")):
                 yield entry.part(place, family, level=_KERNELS, least=self._passes(family, again=True))
@@ -167,10 +169,10 @@ class Refinement:
                 least = self.floors.exchanged(family.job) if self.bounded else 0
                 yield entry.part(place, family, level=_EXCHANGED, least=least)
         elif entry.level == _EXCHANGED:
-            for place, way in enumerate(self._fitting_parts(entry.family)):
-                if self._is_legal(way):
-                    least = self.floors.step(way.job) if self.bounded else 0
-                    yield entry.part(place, way, level=_FLOOR, least=least)
+            for place, part in enumerate(self._fitting_parts(entry.family)):
+                if self._is_legal(part):
+                    least = self.floors.step(part.job) if self.bounded else 0
+                    yield entry.part(place, part, level=_FLOOR, least=least)
         else:
             least = self.floors.walked(entry.family.job) if self.bounded else 0
             yield replace(entry, level=_WALKED, least=max(entry.least, least))
@@ -178,11 +180,11 @@ class Refinement:
     def _passes(self, family: Family, *, again: bool) -> int:
         return self.floors.passes(family.job, again=again) if self.bounded else 0
 
-    def _is_legal(self, way: Family) -> bool:
-        return checked(Candidate(way.job), lambda why: self._drop(way, "refused", why)) is not None
+    def _is_legal(self, family: Family) -> bool:
+        return checked(Candidate(family.job), lambda why: self._drop(family, "refused", why)) is not None
 
     def _least_memory(self, family: Family) -> int:
-        """Return bytes that no way of a family can do without."""
+        """Return bytes that no candidate of a family can do without."""
         if not self.trains:
             return 0
         needed = 0
@@ -193,10 +195,10 @@ class Refinement:
         return needed
 
     def _of_stage(self, family: Family, stage: int) -> int:
-        stands = min(self.floors.standing(one.job, stage) for one in family.along("zero_stages"))
+        stands = min(self.floors.standing(part.job, stage) for part in family.along("zero_stages"))
         if stands > self.capacity:
             return stands
-        return stands + min(self.floors.moving(one.job, stage) for one in family.along("recomputes"))
+        return stands + min(self.floors.moving(part.job, stage) for part in family.along("recomputes"))
 
     def _fitting_parts(self, family: Family) -> Iterator[Family]:
         """Yield the parts of one recomputation that may fit into memory."""
@@ -215,7 +217,7 @@ class Refinement:
         return f"{each} (micro-batch {job.training.micro_batch})" if self.trains else each
 
     def _take(self, entry: Entry, outcome: Any) -> None:
-        """Put a way back with what a simulation says of it."""
+        """Put a candidate back with what a simulation says of it."""
         mode = self._mode(entry)
         if not isinstance(outcome, Done):
             self._drop(entry.family, "refused", f"{mode}: {outcome.text}")

@@ -280,7 +280,7 @@ class _Asked:
 
         def distance(case: Case) -> tuple[int, int]:
             pairs = zip(self.study.columns, labels, self._labels(case), strict=True)
-            steps = [abs(places[name][one] - places[name][other]) for name, one, other in pairs]
+            steps = [abs(places[name][before] - places[name][after]) for name, before, after in pairs]
             return sum(map(bool, steps)), sum(steps)
 
         return min((case for case in self.ranked if case.id not in self.known), key=distance)

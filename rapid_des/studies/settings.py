@@ -198,10 +198,11 @@ def _run_alike(
     """
     if (machine.name, _drawn(machine)) != (other.name, _drawn(other)):
         return False
-    one, two = (_lowered(traces, each, cache, analytic=analytic) for each in (machine, other))
-    if not _same(_as_used(one.program), _as_used(two.program)):
+    before, after = (_lowered(traces, each, cache, analytic=analytic) for each in (machine, other))
+    if not _same(_as_used(before.program), _as_used(after.program)):
         return False
-    return not any(_hit(*pair) for pair in ((one, machine), (two, other))) or _timed(machine) == _timed(other)
+    hit = any(_hit(*pair) for pair in ((before, machine), (after, other)))
+    return not hit or _timed(machine) == _timed(other)
 
 
 def _lowered(traces: TraceSet, machine: Machine, cache: BoundedCache, *, analytic: bool) -> Lowered:

@@ -2,9 +2,9 @@
 
     (tp, cp, pp) ──► ep, etp ──► micro-batch ──► schedule, chunks ──► a family: recomputation, ZeRO, order
 
-Whether a way is legal is asked of the frontend (`with_spec`), step by step: what it refuses of a split it
-refuses of all that would follow from it. What is left to choose in a family is a product, of which whoever
-looks for the best makes jobs only as far as needed.
+Whether a candidate is legal is asked of the frontend (`with_spec`), step by step: what it refuses of a
+split it refuses of all that would follow from it. What is left to choose in a family is a product, of which
+whoever looks for the best makes jobs only as far as needed.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Family:
-    """Ways that share split, micro-batch and schedule: all products of what else is chosen."""
+    """Candidates that share split, micro-batch and schedule: all products of what else is chosen."""
 
     base: Job
     """With the mildest of all that is left to choose."""
-    own: TrainingSpec | None
+    stated: TrainingSpec | None
     """What the job that is split says itself."""
     orders: tuple[Any, ...]
     recomputes: tuple[Any, ...] = (None,)
@@ -94,9 +94,9 @@ class Family:
         return len(self.orders) * len(self.recomputes) * len(self.zero_stages)
 
     def __iter__(self) -> Iterator[Candidate]:
-        for one in self.along("recomputes"):
-            for part in one.along("zero_stages"):
-                yield from (Candidate(way.job) for way in part.along("orders"))
+        for recomputed in self.along("recomputes"):
+            for sharded in recomputed.along("zero_stages"):
+                yield from (Candidate(ordered.job) for ordered in sharded.along("orders"))
 
     def along(self, choice: Literal["orders", "recomputes", "zero_stages"]) -> Iterator[Family]:
         """Yield the parts of the family that have one value of a choice each."""
@@ -109,7 +109,7 @@ class Family:
 
     @cached_property
     def job(self) -> Job:
-        """The first way as a job; the frontend may still refuse it."""
+        """The first candidate as a job; the frontend may still refuse it."""
         spec, training = self.base.spec, self.base.spec.training
         if training is not None:
             training = self._chosen(training)
@@ -118,20 +118,20 @@ class Family:
 
     def _chosen(self, training: TrainingSpec) -> TrainingSpec:
         """Return the training section with the first choices, and what the job says beside these."""
-        recompute, stage, own = self.recomputes[0], self.zero_stages[0], self.own
-        assert own is not None and stage is not None, "it trains"
+        recompute, stage, stated = self.recomputes[0], self.zero_stages[0], self.stated
+        assert stated is not None and stage is not None, "it trains"
         policy = ZERO_STAGES[stage]
         gathers = policy.gather is not None and not policy.by_unit
         changed: dict[str, Any] = {
             "recompute": recompute,
             "zero_stage": stage,
-            "overlap_parameters": own.overlap_parameters and gathers,
+            "overlap_parameters": stated.overlap_parameters and gathers,
         }
-        if recompute == own.recompute:
+        if recompute == stated.recompute:
             names = ("recompute_method", "recompute_layers", "recompute_kinds")
-            changed |= {name: getattr(own, name) for name in names}
-        if own.schedule == training.schedule:
-            changed |= {name: getattr(own, name) for name in ("micro_batch_group", "overlap_batches")}
+            changed |= {name: getattr(stated, name) for name in names}
+        if stated.schedule == training.schedule:
+            changed |= {name: getattr(stated, name) for name in ("micro_batch_group", "overlap_batches")}
         return structs.replace(training, **changed)
 
 
@@ -145,17 +145,17 @@ class Space:
     vary: Mapping[str, Sequence[Any] | None] = field(default_factory=dict)
     """By choice the values to take instead of the usual; None: all there are."""
     refused: Counter[str] = field(default_factory=Counter)
-    """Why, by key, and how many splits or ways each refusal cut off."""
+    """Why, by key, and how many splits or candidates each refusal cut off."""
 
     def __iter__(self) -> Iterator[Candidate]:
         for family in self.families():
             yield from family
 
     def families(self) -> Iterator[Family]:
-        """Yield all ways by family, those of one split by micro-batch, the smallest first."""
+        """Yield all candidates by family, those of one split by micro-batch, the smallest first."""
         for base in self._splits():
             for placed in self._passes(base):
-                yield from self._rest(placed)
+                yield from self._of_schedule(placed)
 
     def _values(self, name: str, usual: Iterable[Any], every: Iterable[Any]) -> list[Any]:
         """Return the values of one choice: stated, all, or the usual ones."""
@@ -189,7 +189,7 @@ class Space:
     def _experts(self, tp: int, cp: int, pp: int) -> Iterator[Job]:
         """Yield the jobs of one split of the model by ways to spread its experts."""
         dp = self.gpus // (tp * cp * pp)
-        own = self.job.spec.parallelism
+        stated = self.job.spec.parallelism
         counts = [spec.experts for spec in _feed_forwards(self.job) if isinstance(spec, ExpertsSpec)]
         ranks = tp * cp * dp
         combinations = (
@@ -201,7 +201,7 @@ class Space:
         for ep in self._values("ep", combinations, combinations):
             for etp in etps if tp > 1 else [None]:
                 split = structs.replace(
-                    own, tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, etp=etp, chunks=1, order=_ORDER,
+                    stated, tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, etp=etp, chunks=1, order=_ORDER,
                     dp_replicate=1, sequence_parallel=tp > 1 and self.job.spec.training is not None,
                 )  # fmt: skip
                 placed = self._placed(split, self._plain())
@@ -223,11 +223,11 @@ class Space:
         layers = layers_of(self.job, parts or split.pp)
         spec = structs.replace(spec, parallelism=structs.replace(split, layers=layers))
         if spec.inference is not None:
-            batch, own = spec.inference.batch, self.job.spec.parallelism.dp
-            if (batch or 1) * own % split.dp or (batch is None and own != split.dp):
+            batch, dp = spec.inference.batch, self.job.spec.parallelism.dp
+            if (batch or 1) * dp % split.dp or (batch is None and dp != split.dp):
                 self.refused[f"inference: its requests do not divide over dp {split.dp}"] += 1
                 return None
-            share = None if batch is None else batch * own // split.dp
+            share = None if batch is None else batch * dp // split.dp
             spec = structs.replace(
                 spec, inference=structs.replace(spec.inference, batch=share, micro_batch=None)
             )
@@ -251,8 +251,8 @@ class Space:
                     yield placed
 
     def _schedules(self, base: Job) -> Iterator[tuple[Any, int]]:
-        own, pp, layers = self.job.training.schedule, base.stages, base.model.spec.layers
-        usual = [*_USUAL_SCHEDULES, own] if pp > 1 else ["1f1b"]
+        stated, pp, layers = self.job.training.schedule, base.stages, base.model.spec.layers
+        usual = [*_USUAL_SCHEDULES, stated] if pp > 1 else ["1f1b"]
         for schedule in self._values("schedule", usual, SCHEDULES):
             known = SCHEDULES.get(schedule) or from_file(schedule)
             if known.chunks is not None:
@@ -265,13 +265,13 @@ class Space:
                 if pp * chunks <= layers:
                     yield schedule, chunks
 
-    def _rest(self, base: Job) -> Iterator[Family]:
+    def _of_schedule(self, base: Job) -> Iterator[Family]:
         """Yield the families of one split and schedule: with sequence parallelism and without."""
-        orders, split, own = tuple(self._orders(base)), base.spec.parallelism, self.job.spec.training
-        if own is None:
+        orders, split, stated = tuple(self._orders(base)), base.spec.parallelism, self.job.spec.training
+        if stated is None:
             yield Family(base, None, orders)
             return
-        again = [own.recompute] if not isinstance(own.recompute, str) else []
+        again = [stated.recompute] if not isinstance(stated.recompute, str) else []
         recomputes = ["none", "selective", "full", *again]
         stages = list(ZERO_STAGES) if split.dp * split.cp > 1 else [0]
         parallel = [True, False] if split.tp > 1 else [False]
@@ -281,7 +281,7 @@ class Space:
             placed = structs.replace(split, sequence_parallel=chosen)
             yield Family(
                 replace(base, spec=structs.replace(base.spec, parallelism=placed)),
-                own,
+                stated,
                 orders,
                 tuple(self._values("recompute", recomputes, recomputes)),
                 tuple(self._values("zero_stage", stages, stages)),
@@ -330,7 +330,7 @@ def layers_of(job: Job, parts: int) -> Any:
 
 
 def checked(candidate: Candidate, refused: Callable[[str], None]) -> Job | None:
-    """Return the job of a way if the frontend takes it; else `refused` is told why."""
+    """Return the job of a candidate if the frontend takes it; else `refused` is told why."""
     try:
         return with_spec(candidate.job, candidate.job.spec)
     except ConfigError as error:

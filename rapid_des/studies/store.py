@@ -171,17 +171,17 @@ def check_store(folder: Path) -> None:
         raise InputError(f"{folder}: can not be written: {error.strerror}") from None
 
 
-def _difference(one: Any, other: Any, place: str = "") -> str:
+def _difference(before: Any, after: Any, place: str = "") -> str:
     """Return the first place where two JSON values differ, and how; empty if they are equal."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in {**one, **other}:
-            said = _difference(one.get(key), other.get(key), f"{place}.{key}".removeprefix("."))
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in {**before, **after}:
+            said = _difference(before.get(key), after.get(key), f"{place}.{key}".removeprefix("."))
             if said:
                 return said
         return ""
-    if one == other:
+    if before == after:
         return ""
-    before, after = (_short(value) for value in (one, other))
+    before, after = (_short(value) for value in (before, after))
     return f"{place}: {before} there, {after} here"
 
 

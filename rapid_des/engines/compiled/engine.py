@@ -122,8 +122,8 @@ class CompiledSimulation:
             took = time.perf_counter() - self._slice_began
             events = max(1, int(events * min(2.0, _SLICE_S / took)))
         if totals[kernel.STATUS] == kernel.DISAGREES:
-            group, number, sub, one, other = totals[2:7].tolist()
-            raise TraceError(explain_disagreement(self.program, (group, number, sub), (one, other)))
+            group, number, sub, mine, other = totals[2:7].tolist()
+            raise TraceError(explain_disagreement(self.program, (group, number, sub), (mine, other)))
 
     def _play_slice(self, limit: int, events: int) -> int:
         """Play until about so many more events were made; return why it ended."""

@@ -138,15 +138,15 @@ def touch(state: State, level: int, server: int) -> None:
 
 @compilable
 def before(  # noqa: PLR0913 - flat arrays and where they begin
-    visits: Visits, state: State, one: int, other: int, base: int, shift: int
+    visits: Visits, state: State, visit: int, other: int, base: int, shift: int
 ) -> bool:
     """Tell whether a waiting visit goes before another: smaller (priority, ready time, visit) (R3)."""
-    first, second = visits.priority[one + shift], visits.priority[other + shift]
+    first, second = visits.priority[visit + shift], visits.priority[other + shift]
     if first != second:
         return first < second
-    if state.ready[base + one] != state.ready[base + other]:
-        return state.ready[base + one] < state.ready[base + other]
-    return one < other
+    if state.ready[base + visit] != state.ready[base + other]:
+        return state.ready[base + visit] < state.ready[base + other]
+    return visit < other
 
 
 @compilable
@@ -269,27 +269,30 @@ def part_arrives(transfers: Transfers, counts: Array, part: int) -> bool:
 
 
 @compilable
-def goes_first(transfers: Transfers, one: int, other: int) -> bool:
+def goes_first(transfers: Transfers, transfer: int, other: int) -> bool:
     """Order transfers of equal priority and ready time by (part, source, injected, visit, phase, task) (R3).
 
     Pieces of one message, which closed links made (R8), go by how far they are, then by their numbers.
     """
-    if transfers.part[one] != transfers.part[other]:
-        return transfers.part[one] < transfers.part[other]
-    if transfers.rank[one] != transfers.rank[other]:
-        return transfers.rank[one] < transfers.rank[other]
-    if transfers.injected[one] != transfers.injected[other]:
-        return transfers.injected[one] < transfers.injected[other]
-    if transfers.visit[one] != transfers.visit[other]:
-        return transfers.visit[one] < transfers.visit[other]
-    if transfers.sub[one] != transfers.sub[other]:
-        return transfers.sub[one] < transfers.sub[other]
-    if transfers.task[one] != transfers.task[other]:
-        return transfers.task[one] < transfers.task[other]
-    places = transfers.hop[one] - transfers.begin[one], transfers.hop[other] - transfers.begin[other]
+    if transfers.part[transfer] != transfers.part[other]:
+        return transfers.part[transfer] < transfers.part[other]
+    if transfers.rank[transfer] != transfers.rank[other]:
+        return transfers.rank[transfer] < transfers.rank[other]
+    if transfers.injected[transfer] != transfers.injected[other]:
+        return transfers.injected[transfer] < transfers.injected[other]
+    if transfers.visit[transfer] != transfers.visit[other]:
+        return transfers.visit[transfer] < transfers.visit[other]
+    if transfers.sub[transfer] != transfers.sub[other]:
+        return transfers.sub[transfer] < transfers.sub[other]
+    if transfers.task[transfer] != transfers.task[other]:
+        return transfers.task[transfer] < transfers.task[other]
+    places = (
+        transfers.hop[transfer] - transfers.begin[transfer],
+        transfers.hop[other] - transfers.begin[other],
+    )
     if places[0] != places[1]:
         return places[0] < places[1]
-    return transfers.number[one] < transfers.number[other]
+    return transfers.number[transfer] < transfers.number[other]
 
 
 @compilable

@@ -166,12 +166,12 @@ class InService:
             changed.succeed()
 
     def compute(
-        self, work: int, table: tuple[Sequence[int], Sequence[int]], shares: Sequence[int], own: int
+        self, work: int, table: tuple[Sequence[int], Sequence[int]], shares: Sequence[int], weight: int
     ) -> Generator[Event, Any, None]:
         """Work until all is done, at the share that the others in service leave; `own` is its weight."""
         left = (work, 0)
         while True:
-            since, share = self.env.now, shares[self._sum - own]
+            since, share = self.env.now, shares[self._sum - weight]
             finish = finish_of(table, since, left, share)
             yield Timeout(self.env, finish - since) | self._changed
             if self.env.now == finish:

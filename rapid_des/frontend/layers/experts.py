@@ -138,8 +138,8 @@ class Experts:
         if not dispatch.travels(shard):
             reduce_output(operations, shard, self.name, shard.tokens * self._width)
         if self.latent:
-            kept = shard.activation_bytes(rows * self.latent)
-            column_forward(operations, _alone(shard), self._from_latent(shard), saved=kept)
+            saved = shard.activation_bytes(rows * self.latent)
+            column_forward(operations, _alone(shard), self._from_latent(shard), saved=saved)
 
     def _beside(self, shard: Shard) -> bool:
         """Tell whether shared experts compute while tokens travel."""

@@ -148,7 +148,7 @@ def _fullest(job: Job) -> Pass:
     """Return the pass of prompts that takes most: of a batch that decodes already its first."""
     every = passes(job)
     return max(
-        (one for one in every if one.step <= max(0, every[0].step)), key=lambda p: (p.tokens, p.sampled)
+        (each for each in every if each.step <= max(0, every[0].step)), key=lambda p: (p.tokens, p.sampled)
     )
 
 

@@ -263,8 +263,8 @@ def _frozen(job: Job, stage: int, elements: int) -> Iterator[Tensor]:
     ends = sum(sizes[section]["frozen"] * counts[section] for section in (EMBEDDING, HEAD))
     adapters, wide = job.training.adapters, job.spec.precision.activations
     stored = wide if adapters is None or adapters.weights is None else adapters.weights
-    own, sharding = elements - ends, job.shardings["frozen"]
-    parts = (sharding.held("parameters", ends), wide), (sharding.held("parameters", own), stored)
+    inner, sharding = elements - ends, job.shardings["frozen"]
+    parts = (sharding.held("parameters", ends), wide), (sharding.held("parameters", inner), stored)
     size = sum(byte_count(count, dtype) for count, dtype in parts)
     yield Tensor("frozen weights", "weights", size)
 

@@ -161,7 +161,7 @@ def _incomplete(order: Order, chunks: int) -> str | None:
     return None
 
 
-def _missing(plan: StageOrders, micro_batches: int) -> str | None:
+def _missing(stage_orders: StageOrders, micro_batches: int) -> str | None:
     """Return which micro-batch passes a part not once."""
     passed = Counter(
         (stage_orders.placement[stage][item.chunk], item.micro_batch)
@@ -184,7 +184,7 @@ def _listed(stages: Sequence[int]) -> str:
     return f"stage{'s' * (len(stages) > 1)} {' and '.join(map(str, stages))}"
 
 
-def _blocked(plan: StageOrders) -> str | None:
+def _blocked(stage_orders: StageOrders) -> str | None:
     try:
         for _ in stage_orders.execution():
             pass

@@ -318,12 +318,12 @@ def _links(machine: Machine, pairs: Int64s) -> Int64s:
 def _groups_on(machine: Machine, pairs: Int64s, groups: int) -> Int64s:
     """Return for each link how many of so many groups take it, whose `pairs` follow one another in order."""
     links = len(machine.fabric)
-    taken = [np.zeros(0, np.int64)]
+    used = [np.zeros(0, np.int64)]
     for begin in range(0, len(pairs), _BATCH):
         routes = machine.router.routes(pairs[begin : begin + _BATCH])
         flow = begin + np.repeat(np.arange(len(routes)), np.diff(routes.starts))
-        taken.append(_distinct(flow // (len(pairs) // groups), routes.links, links))
-    return np.bincount(np.unique(np.concatenate(taken)) % links, minlength=links)
+        used.append(_distinct(flow // (len(pairs) // groups), routes.links, links))
+    return np.bincount(np.unique(np.concatenate(used)) % links, minlength=links)
 
 
 def _distinct(groups: Int64s, links: Int64s, number: int) -> Int64s:

@@ -75,15 +75,15 @@ def _insertion(job: Job, short: Job, stretch: int) -> Shortened | None:
     left_out = job.micro_batches - short.micro_batches
     times = left_out // stretch
     stretches = []
-    for long, own in zip(job.stage_orders.orders, short.stage_orders.orders, strict=True):
-        items = (len(long) - len(own)) // times
-        whole, part = _columns(long), _columns(own)
-        alike = _leading((whole[: len(own)] == part).all(axis=1))
+    for long, fewer in zip(job.stage_orders.orders, short.stage_orders.orders, strict=True):
+        items = (len(long) - len(fewer)) // times
+        whole, part = _columns(long), _columns(fewer)
+        alike = _leading((whole[: len(fewer)] == part).all(axis=1))
         later = part + _shift(part, left_out)
-        ends = _leading((whole[::-1][: len(own)] == later[::-1]).all(axis=1))
+        ends = _leading((whole[::-1][: len(fewer)] == later[::-1]).all(axis=1))
         repeats = (whole[items:] == (whole + _shift(whole, stretch))[:-items]).all(axis=1)
         begin = alike - items
-        if items * times != len(long) - len(own) or begin < max(0, len(own) - items - ends):
+        if items * times != len(long) - len(fewer) or begin < max(0, len(fewer) - items - ends):
             return None
         if not repeats[begin : begin + times * items].all():
             return None

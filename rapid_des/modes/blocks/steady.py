@@ -160,12 +160,12 @@ class _Same:
         """Tell whether rows are alike, and wait for the same before, or for what all wait for."""
         nodes = self.nodes
         if not all(
-            (one == other).all() for one, other in (self._pair(getattr(nodes, name)) for name in _ALIKE)
+            (first == second).all() for first, second in (self._pair(getattr(nodes, name)) for name in _ALIKE)
         ):
             return False
-        one, other = self._pair(nodes.tag)
+        first, second = self._pair(nodes.tag)
         talks = np.isin(self._pair(nodes.kind)[0], (NodeKind.SEND, NodeKind.RECV))
-        if (one != other)[~talks].any() or len(distinct((other - one)[talks])) > 1:
+        if (first != second)[~talks].any() or len(distinct((second - first)[talks])) > 1:
             return False
         counts, later = self._pair(np.diff(nodes.dependency_starts))
         if (counts != later).any():
@@ -175,20 +175,20 @@ class _Same:
             nodes.dependencies[bounds[0] : bounds[1]], nodes.dependencies[bounds[2] : bounds[3]]
         )
 
-    def _moves(self, one: Int32s, other: Int32s) -> bool:
-        return bool(((other == one + self.rows) | ((other == one) & (one < self.low))).all())
+    def _moves(self, first: Int32s, second: Int32s) -> bool:
+        return bool(((second == first + self.rows) | ((second == first) & (first < self.low))).all())
 
     def issued(self) -> tuple[int, int] | None:
         """Return the row of the host that issues all repetitions, and how much later each; None: unlike ways.
 
         (NONE, 0) if nobody issues them, or others each.
         """
-        one, other = self._pair(self.nodes.issuer)
-        fixed = (one == other) & (one != UNSTATED)
-        if (other != np.where((one == UNSTATED) | fixed, one, one + self.rows)).any():
+        first, second = self._pair(self.nodes.issuer)
+        fixed = (first == second) & (first != UNSTATED)
+        if (second != np.where((first == UNSTATED) | fixed, first, first + self.rows)).any():
             return None
         before, after = self._pair(self.nodes.issued)
-        hosts, later = distinct(one[fixed]).tolist(), distinct((after - before)[fixed]).tolist()
+        hosts, later = distinct(first[fixed]).tolist(), distinct((after - before)[fixed]).tolist()
         if (before != after)[~fixed].any() or max(len(hosts), len(later)) > 1:
             return None
         return (int(hosts[0]), int(later[0])) if hosts and hosts[0] < self.low else (NONE, 0)
@@ -277,22 +277,22 @@ class _Seen:
     def _visits_agree(self, begin: int, end: int, age: int) -> bool:
         """Tell whether visits of that time are alike."""
         columns = self._records.start, self._records.finish, self._records.met
-        one, later = self._one, self._later[self._one]
+        rows, later = self._one, self._later[self._one]
         start, finish = columns[0], columns[1]
-        before = (start[one] < begin) & (finish[one] >= begin - age)
+        before = (start[rows] < begin) & (finish[rows] >= begin - age)
         if (before != ((start[later] < end) & (finish[later] >= end - age))).any():
             return False
-        one, later = one[before], later[before]
+        rows, later = rows[before], later[before]
         return all(
-            (column[later] == np.where(column[one] == NONE, NONE, column[one] + end - begin)).all()
+            (column[later] == np.where(column[rows] == NONE, NONE, column[rows] + end - begin)).all()
             for column in columns
         )
 
     def _hops_agree(self, begin: int, end: int, age: int) -> bool:
         """Tell whether hops of that time are alike."""
-        one, other = self._hops(begin, age), self._hops(end, age)
-        one[0] = self._later[one[0]]
-        return one.shape == other.shape and bool((_sorted(one) == _sorted(other)).all())
+        rows, other = self._hops(begin, age), self._hops(end, age)
+        rows[0] = self._later[rows[0]]
+        return rows.shape == other.shape and bool((_sorted(rows) == _sorted(other)).all())
 
     def _hops(self, moment: int, age: int) -> Int64s:
         trail = self._trail

@@ -140,7 +140,7 @@ def _job_errors(runs: Runs, members: Sequence[MeasuredJob], wanted: Callable[[st
     """Return the errors of wanted rows whose figure a run gives intervals of."""
     chosen = [row for row in members if row.figure in _NAMES and wanted(row.case_id)]
     runs.begin(case for row in chosen for case in row.cases)
-    found = [(row, _best(runs, row)) for row in chosen]
+    outcomes = [(row, _best(runs, row)) for row in chosen]
     return [
         JobError(
             row.case_id,
@@ -150,7 +150,7 @@ def _job_errors(runs: Runs, members: Sequence[MeasuredJob], wanted: Callable[[st
             outcome.work,
             _alike(row.cases[0]),
         )
-        for row, outcome in found
+        for row, outcome in outcomes
         if not isinstance(outcome, str) and outcome.origin is not None
     ]
 
@@ -192,7 +192,7 @@ def _constants(members: Sequence[MeasuredJob], *, split: bool) -> dict[str, floa
 
 def _shares(runs: Runs, members: Sequence[MeasuredJob]) -> Mapping[str, float]:
     """Return the mean percent of the predicted time by part, over all rows."""
-    outcomes = [found for row in members if not isinstance(found := _best(runs, row), str)]
+    outcomes = [outcome for row in members if not isinstance(outcome := _best(runs, row), str)]
     names = dict.fromkeys(name for outcome in outcomes for name in outcome.parts_s)
     return {
         name: fmean(100 * outcome.parts_s.get(name, 0.0) / outcome.step_s for outcome in outcomes)

@@ -227,7 +227,7 @@ def on_links(fabric: NcclFabric, *, node: float, network: float) -> NcclFabric:
         return fabric
     inside = {name: _faster(getattr(fabric.node, name), node) for name in ("ll", "ll128", "simple", "nvls")}
     sends, tuner = _faster(fabric.node.point_to_point, node), fabric.node.tuner
-    own = structs.replace(
+    inside = structs.replace(
         _times(fabric.node, node, ("wire",)),
         **inside,
         point_to_point=sends,
@@ -237,7 +237,7 @@ def on_links(fabric: NcclFabric, *, node: float, network: float) -> NcclFabric:
     if beyond is not None:
         beyond = _times(beyond, network, ("nic", "exchange_nic", "channel", "tuner_ring"))
         beyond = structs.replace(_times(beyond, node, ("link",)), tree=_faster(beyond.tree, network))
-    return structs.replace(fabric, node=own, network=beyond)
+    return structs.replace(fabric, node=inside, network=beyond)
 
 
 def _faster(part: _Part, by: float) -> _Part:
