@@ -16,7 +16,7 @@ from rapid_des.report.writing import check_outputs
 from rapid_des.serving.result import Slo
 from rapid_des.studies.capacity import (
     Demand,
-    Point,
+    LoadPoint,
     all_layouts,
     curve,
     fleets,
@@ -77,7 +77,7 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
     title = f"{job} on {loaded.name}"
     with progress(title) as bar:
         plans = fleets(wanted, loaded, demand, texts, load=load, price=options["price"], told=bar.name)
-        points = list[Point]()
+        points = list[LoadPoint]()
         if path is not None and not plans.interrupted:
             chosen = [layout for layout in layouts(wanted, loaded, [row.name for row in plans.rows])
                       if not isinstance(layout, tuple)]  # fmt: skip
@@ -88,8 +88,8 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
     plain = plans.as_json()
     if points:
         plain |= {
-            "points": [vars(point) for point in points],
-            "front": [vars(point) for point in front(points)],
+            "points": [point.as_json() for point in points],
+            "front": [point.as_json() for point in front(points)],
         }
     drawn = [f"  wrote {path}"] if points else []
     echo(options["as_json"], plain, chain(capacity_lines(plans, demand, title), drawn))

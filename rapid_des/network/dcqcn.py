@@ -31,10 +31,13 @@ PRESETS = MappingProxyType(
             "minimum_rate": Bandwidth.parse("100 Mb/s"),
             "clamp": "every_cut",
         },
-        # Defaults of ConnectX-4 and later (NVIDIA, "DCQCN CC Parameters" of the DOCA documentation, and what
-        # mlxconfig lists): dce_tcp_g 1019, dce_tcp_rtt 1, rpg_time_reset 300, rpg_byte_reset 32767 (blocks of
-        # 64 B), rpg_threshold 1, rpg_ai_rate 5, rpg_hai_rate 50, rpg_min_rate 1, clamp_tgt_rate 0 and
-        # clamp_tgt_rate_after_time_inc 1, min_time_between_cnps 4.
+        # Defaults of ConnectX-4 and later, as mlxconfig lists them: dce_tcp_g 1019, dce_tcp_rtt 1,
+        # rpg_time_reset 300, rpg_byte_reset 32767, rpg_threshold 1, rpg_ai_rate 5, rpg_hai_rate 50,
+        # rpg_min_rate 1, clamp_tgt_rate 0 and clamp_tgt_rate_after_time_inc 1, min_time_between_cnps 4.
+        # NVIDIA's "DCQCN CC Parameters" (DOCA documentation) confirms 1019 of 1024, alpha's period of 1 us,
+        # the least rate of 1 Mb/s, and 4 us between cuts. No source found states the byte counter's unit:
+        # that 32767 counts blocks of 64 B is inferred. Those 2.1 MB agree with the "ByteResetInMb" 2 of
+        # Spirent's Rocev2DcqcnProfile; 32 KB would count a step of recovery every few packets.
         "connectx": {
             "cnp_interval": Duration.parse("4 us"),
             "gain": 5 / 1024,

@@ -139,7 +139,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Point:
+class LoadPoint:
     """One replica at a number of requests at a time: what its users see, and what a GPU yields."""
 
     layout: str
@@ -148,6 +148,15 @@ class Point:
     """A second, by the median time of a token."""
     tokens_per_gpu: float
     """Generated a second."""
+
+    def as_json(self) -> dict[str, str | int | float]:
+        """Return plain data for JSON."""
+        return {
+            "layout": self.layout,
+            "concurrency": self.concurrency,
+            "tokens_per_user": self.tokens_per_user,
+            "tokens_per_gpu": self.tokens_per_gpu,
+        }
 
 
 def capacity(job: Job, machine: Machine, demand: Demand, *, cache: BoundedCache | None = None) -> Layout:
@@ -361,7 +370,7 @@ def fleets(  # noqa: PLR0913 - what is asked, by name
 
 def curve(
     job: Job, machine: Machine, demand: Demand, *, cache: BoundedCache | None = None
-) -> tuple[Point, ...]:
+) -> tuple[LoadPoint, ...]:
     """Return what users see and what a GPU yields at each of `CONCURRENCIES`, of one replica."""
     cache, job = BoundedCache() if cache is None else cache, _one_replica(job)
     name, points = " ".join(f"{axis}={size}" for axis, size in _degrees(job).items()), []
@@ -370,5 +379,5 @@ def curve(
         if not len(result.tpot):
             raise InputError("requests of one token have no time between tokens: no curve of interactivity")
         per_gpu = result.throughput["output_tokens_per_s"] / job.gpus
-        points.append(Point(name, count, PS_PER_S / float(np.median(result.tpot)), per_gpu))
+        points.append(LoadPoint(name, count, PS_PER_S / float(np.median(result.tpot)), per_gpu))
     return tuple(points)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rapid_des.studies.capacity import Demand, Fleets, Layout, Point
+from rapid_des.studies.capacity import Demand, Fleets, Layout, LoadPoint
 
 
-def front(points: Sequence[Point]) -> tuple[Point, ...]:
+def front(points: Sequence[LoadPoint]) -> tuple[LoadPoint, ...]:
     """Return the points that no other beats in both, by rising interactivity.
 
-    >>> [point.concurrency for point in front([Point("", 1, 9, 1), Point("", 2, 5, 5), Point("", 3, 4, 4)])]
+    >>> points = LoadPoint("", 1, 9, 1), LoadPoint("", 2, 5, 5), LoadPoint("", 3, 4, 4)
+    >>> [point.concurrency for point in front(points)]
     [2, 1]
     """
-    best, front_points = 0.0, list[Point]()
+    best, front_points = 0.0, list[LoadPoint]()
     for point in sorted(points, key=lambda each: (-each.tokens_per_user, -each.tokens_per_gpu)):
         if point.tokens_per_gpu > best:
             best = point.tokens_per_gpu
@@ -22,7 +23,7 @@ def front(points: Sequence[Point]) -> tuple[Point, ...]:
     return tuple(reversed(front_points))
 
 
-def draw_front(points: Sequence[Point], path: Path, *, title: str) -> None:
+def draw_front(points: Sequence[LoadPoint], path: Path, *, title: str) -> None:
     """Draw interactivity against what a GPU yields, a line a layout, the front thick: PNG, SVG or PDF."""
     from rapid_des.report.pictures import new_figure, save
 

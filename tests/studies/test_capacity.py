@@ -11,7 +11,7 @@ from rapid_des.serving.energy import served_energy
 from rapid_des.serving.result import Slo
 from rapid_des.serving.server import serve
 from rapid_des.simulation import simulate
-from rapid_des.studies.capacity import Demand, Point, all_layouts, capacity, curve, fleets, with_splits
+from rapid_des.studies.capacity import Demand, LoadPoint, all_layouts, capacity, curve, fleets, with_splits
 from rapid_des.studies.capacity_report import capacity_lines, draw_front, front
 from tests.cli.shell import call, refused
 
@@ -93,7 +93,7 @@ def test_more_requests_at_a_time_serve_each_slower_and_the_gpu_better(job, node,
 
 
 def test_the_front_leaves_out_what_another_beats_in_both():
-    kept = front([Point("a", 1, 10, 1), Point("a", 4, 8, 3), Point("b", 1, 7, 2), Point("b", 4, 2, 9)])
+    kept = front([LoadPoint("a", 1, 10, 1), LoadPoint("a", 4, 8, 3), LoadPoint("b", 1, 7, 2), LoadPoint("b", 4, 2, 9)])
     assert [(point.layout, point.concurrency) for point in kept] == [("b", 4), ("a", 4), ("a", 1)]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rapid_des.compiling import compilable
-from rapid_des.engines.compiled.calendar import USED, push
+from rapid_des.engines.compiled.calendar import push
 from rapid_des.engines.compiled.flat import Array, Flat, Network
 from rapid_des.engines.compiled.kernel import (
     ASKING,
@@ -20,15 +20,13 @@ from rapid_des.engines.compiled.kernel import (
     JOINING,
     LINKS,
     LINKS_APART,
-    MORE_EVENTS,
-    MORE_TRAIL,
     NOW,
     PHASE,
     STATUS,
     STOPPED,
     STOPPED_WAKES,
     WAKING,
-    WANTED,
+    has_room,
     play,
 )
 from rapid_des.engines.compiled.pools import TRAIL, Pools, State
@@ -60,11 +58,7 @@ def play_closing(flat: Flat, state: State, pools: Pools, served: Served, until: 
         if state.totals[STATUS] != LINKS_APART:
             return
         wanted = 2 * (state.cursor[ASKING] + state.cursor[LINKS]) + _SPARE
-        if pools.calendar.counts[USED] + wanted >= len(pools.calendar.next):
-            state.totals[STATUS], state.totals[WANTED] = MORE_EVENTS, wanted
-            return
-        if state.flags[1] and pools.counts[TRAIL] + wanted > len(pools.trail.link):
-            state.totals[STATUS], state.totals[WANTED] = MORE_TRAIL, wanted
+        if not has_room(state, pools, wanted):
             return
         stop_at_closed(flat.network, state, pools, served.noticed)
         if state.cursor[WAKING] == 1:

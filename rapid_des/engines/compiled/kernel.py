@@ -104,6 +104,18 @@ FREED = -2
 
 
 @compilable
+def has_room(state: State, pools: Pools, wanted: int) -> bool:
+    """Tell whether so many events, and hops of the record, have room; else the totals say what lacks."""
+    if pools.calendar.counts[USED] + wanted >= len(pools.calendar.next):
+        state.totals[STATUS], state.totals[WANTED] = MORE_EVENTS, wanted
+        return False
+    if state.flags[1] and pools.counts[TRAIL] + wanted > len(pools.trail.link):
+        state.totals[STATUS], state.totals[WANTED] = MORE_TRAIL, wanted
+        return False
+    return True
+
+
+@compilable
 def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C901, PLR0912, PLR0915
     """Play until nothing is left to happen, past `until`, to a pause, or until room is wanted."""
     visits, ranks, tasks, network = flat.visits, flat.ranks, flat.tasks, flat.network

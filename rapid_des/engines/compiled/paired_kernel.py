@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rapid_des.compiling import compilable
-from rapid_des.engines.compiled.calendar import USED, push
+from rapid_des.engines.compiled.calendar import push
 from rapid_des.engines.compiled.flat import Flat, Network
 from rapid_des.engines.compiled.kernel import (
     ASKING,
@@ -15,14 +15,12 @@ from rapid_des.engines.compiled.kernel import (
     HOPS,
     LINKS,
     LINKS_APART,
-    MORE_EVENTS,
-    MORE_TRAIL,
     NOW,
     PAUSE_LINK,
     PHASE,
     STATUS,
     TIES,
-    WANTED,
+    has_room,
     play,
 )
 from rapid_des.engines.compiled.pools import TRAIL, Pools, State
@@ -60,11 +58,7 @@ def play_paired(flat: Flat, state: State, pools: Pools, until: int) -> None:
         if state.totals[STATUS] != LINKS_APART:
             return
         wanted = state.cursor[LINKS] * _EVENTS + state.cursor[ASKING]
-        if pools.calendar.counts[USED] + wanted >= len(pools.calendar.next):
-            state.totals[STATUS], state.totals[WANTED] = MORE_EVENTS, wanted
-            return
-        if state.flags[1] and pools.counts[TRAIL] + wanted > len(pools.trail.link):
-            state.totals[STATUS], state.totals[WANTED] = MORE_TRAIL, wanted
+        if not has_room(state, pools, wanted):
             return
         _links_choose(flat, state, pools)
         state.totals[STATUS] = DONE

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from rapid_des.compiling import compilable
 from rapid_des.engines.compiled.flat import Array, Network
-from rapid_des.engines.compiled.pools import FREE_TRANSFER, State, Transfers
+from rapid_des.engines.compiled.pools import State, Transfers
 from rapid_des.engines.compiled.spraying import draw_of
+from rapid_des.engines.compiled.steps import new_part
 from rapid_des.program import rates
 
 NONE = -1
@@ -44,19 +45,8 @@ def hand_over(transfers: Transfers, counts: Array, message: int) -> int:
     transfers.credits[message] -= 1
     transfers.parts[message] -= 1
     transfers.newest[message] += 1
-    part = counts[FREE_TRANSFER]
-    counts[FREE_TRANSFER] = transfers.next[part]
-    transfers.instance[part] = transfers.instance[message]
-    transfers.task[part] = transfers.task[message]
-    transfers.hop[part] = transfers.begin[part] = transfers.begin[message]
-    transfers.end[part] = transfers.end[message]
-    transfers.injected[part] = transfers.injected[message]
-    transfers.rank[part] = transfers.rank[message]
-    transfers.visit[part] = transfers.visit[message]
-    transfers.priority[part] = transfers.priority[message]
-    transfers.sub[part] = transfers.sub[message]
-    transfers.message[part] = message
-    transfers.crossed[part] = transfers.parts[part] = transfers.marked[part] = 0
+    part = new_part(transfers, counts, message)
+    transfers.parts[part] = transfers.marked[part] = 0
     transfers.part[part] = transfers.newest[message]
     is_last = transfers.parts[message] == 0
     transfers.size[part] = transfers.last[message] if is_last else transfers.size[message]

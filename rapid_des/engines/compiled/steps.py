@@ -228,24 +228,31 @@ def close_instance(instances: Instances, state: State, instance: int) -> None:
 
 
 @compilable
-def next_part(transfers: Transfers, counts: Array, before: int) -> int:
-    """Make the part of a message that follows one at its first link; return its slot."""
+def new_part(transfers: Transfers, counts: Array, other: int) -> int:
+    """Take a free slot for a part that sets off as another of its message did; return it."""
     part = counts[FREE_TRANSFER]
     counts[FREE_TRANSFER] = transfers.next[part]
-    transfers.instance[part] = transfers.instance[before]
-    transfers.task[part] = transfers.task[before]
-    transfers.hop[part] = transfers.begin[part] = transfers.begin[before]
-    transfers.end[part] = transfers.end[before]
-    transfers.injected[part] = transfers.injected[before]
-    transfers.rank[part] = transfers.rank[before]
-    transfers.visit[part] = transfers.visit[before]
-    transfers.priority[part] = transfers.priority[before]
-    transfers.sub[part] = transfers.sub[before]
+    transfers.instance[part] = transfers.instance[other]
+    transfers.task[part] = transfers.task[other]
+    transfers.hop[part] = transfers.begin[part] = transfers.begin[other]
+    transfers.end[part] = transfers.end[other]
+    transfers.injected[part] = transfers.injected[other]
+    transfers.rank[part] = transfers.rank[other]
+    transfers.visit[part] = transfers.visit[other]
+    transfers.priority[part] = transfers.priority[other]
+    transfers.sub[part] = transfers.sub[other]
+    transfers.message[part] = transfers.message[other]
+    transfers.crossed[part] = 0
+    return part
+
+
+@compilable
+def next_part(transfers: Transfers, counts: Array, before: int) -> int:
+    """Make the part of a message that follows one at its first link; return its slot."""
+    part = new_part(transfers, counts, before)
     transfers.last[part] = transfers.last[before]
-    transfers.message[part] = transfers.message[before]
     transfers.route[part] = transfers.route[before]
     transfers.number[part] = 0
-    transfers.crossed[part] = 0
     transfers.part[part] = transfers.part[before] + 1
     transfers.parts[part] = transfers.parts[before] - 1
     transfers.parts[before] = 0

@@ -227,14 +227,20 @@ def _untouch(fluid: Fluid, flow: int) -> None:
 
 
 @compilable
+def _least_capacity(fluid: Fluid, flow: int) -> int:
+    """Return the capacity of the slowest link on a flow's way out."""
+    start = flow * stride(fluid)
+    least = NEVER
+    for hop in range(start, start + fluid.hops[flow]):
+        least = min(least, fluid.capacity[fluid.link[hop]])
+    return least
+
+
+@compilable
 def _light_up_to(fluid: Fluid, flow: int) -> int:
     """Return the ratio up to which acknowledgements go first, by the slowest link back that is not dead."""
-    start = flow * stride(fluid)
-    there = start + fluid.hops[flow]
-    ceiling = NEVER
-    for hop in range(start, there):
-        ceiling = min(ceiling, fluid.capacity[fluid.link[hop]])
-    light = LIGHT
+    there = flow * stride(fluid) + fluid.hops[flow]
+    ceiling, light = _least_capacity(fluid, flow), LIGHT
     for hop in range(there, there + fluid.hops_back[flow]):
         capacity = fluid.capacity[fluid.link[hop]]
         if 0 < capacity < ceiling:
@@ -244,12 +250,8 @@ def _light_up_to(fluid: Fluid, flow: int) -> int:
 
 @compilable
 def _find_ceiling(fluid: Fluid, flow: int) -> None:
-    start = flow * stride(fluid)
-    there = start + fluid.hops[flow]
-    ceiling = NEVER
-    for hop in range(start, there):
-        ceiling = min(ceiling, fluid.capacity[fluid.link[hop]])
-    for hop in range(there, start + fluid.sharing[flow]):
+    start, ceiling = flow * stride(fluid), _least_capacity(fluid, flow)
+    for hop in range(start + fluid.hops[flow], start + fluid.sharing[flow]):
         capacity = fluid.capacity[fluid.link[hop]]
         ceiling = min(ceiling, max(min(capacity, 1), divided(capacity, fluid.ratio[flow])))
     fluid.ceiling[flow] = ceiling

@@ -8,6 +8,7 @@ from typing import Any
 
 from rapid_des.validation.jobs.decoders import Tree
 from rapid_des.validation.jobs.origins import Profile
+from rapid_des.validation.measurements import Record
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,22 @@ class Layout:
     def gpus(self) -> int:
         """GPUs of the job."""
         return self.tp * self.pp * self.dp * self.cp
+
+    @classmethod
+    def of_record(cls, record: Record, layers: int, *, chunks: int, etp: int) -> Layout:
+        """Return Megatron's with what a row's columns say; ends count as layers where these do not divide."""
+        pp = record.count("pp")
+        return cls(
+            tp=record.count("tp"),
+            pp=pp,
+            dp=record.count("dp"),
+            cp=record.count("cp"),
+            ep=record.count("ep") if record["ep"] else 1,
+            etp=etp,
+            chunks=chunks,
+            sequence_parallel=True,
+            layers="even" if layers % (pp * chunks) == 0 else "endpoints",
+        )
 
     def tree(self) -> Tree:
         """Return a job's section `parallelism`."""

@@ -164,19 +164,9 @@ def _sharded(record: Record) -> bool:
 
 
 def _layout(record: Record) -> Layout:
-    pp, layers = record.count("pp"), _size(record).layers
-    chunks = record.count("vpp") if record["vpp"] and pp > 1 else 1
-    return Layout(
-        tp=record.count("tp"),
-        pp=pp,
-        dp=record.count("dp"),
-        cp=record.count("cp"),
-        ep=record.count("ep") if record["ep"] else 1,
-        etp=1 if _size(record).experts else 0,
-        chunks=chunks,
-        sequence_parallel=True,
-        layers="even" if layers % (pp * chunks) == 0 else "endpoints",
-    )
+    size = _size(record)
+    chunks = record.count("vpp") if record["vpp"] and record.count("pp") > 1 else 1
+    return Layout.of_record(record, size.layers, chunks=chunks, etp=1 if size.experts else 0)
 
 
 def _name(record: Record) -> str:

@@ -111,20 +111,11 @@ def _case(record: Record) -> Case:
 
 
 def _layout(record: Record) -> Layout:
-    pp, layers = record.count("pp"), record.count("layers")
     chunks = record.count("vpp") if record["vpp"] else 1
-    chunks = _CHUNKS_OF_RELEASE.get((record["model"], record["version"]), chunks) if pp > 1 else 1
-    return Layout(
-        tp=record.count("tp"),
-        pp=pp,
-        dp=record.count("dp"),
-        cp=record.count("cp"),
-        ep=record.count("ep") if record["ep"] else 1,
-        etp=1 if record["notes"] == "ETP=1" else 0,
-        chunks=chunks,
-        sequence_parallel=True,
-        layers="even" if layers % (pp * chunks) == 0 else "endpoints",
-    )
+    chunks = _CHUNKS_OF_RELEASE.get((record["model"], record["version"]), chunks)
+    chunks = chunks if record.count("pp") > 1 else 1
+    etp = 1 if record["notes"] == "ETP=1" else 0
+    return Layout.of_record(record, record.count("layers"), chunks=chunks, etp=etp)
 
 
 def _needs(record: Record) -> set[str]:
