@@ -13,11 +13,52 @@ from rapid_des.network.faults import parse_fault
 from rapid_des.serving.result import Slo
 
 ROOT = Path(__file__).parents[1]
+TWO_STAGES = ROOT / "workloads" / "traces" / "two_stages"
 FAULTS = (
     "link=0-1 bandwidth=0.5",
     "gpu=3 compute=0.8",
     "link=2>3 down=true from=1ms until=2ms detection=1us policy=reroute",
 )
+
+
+CONGESTION = "switching.congestion"
+RULED = {
+    "dcqcn": (
+        "hgx_a100_clos_16",
+        {f"{CONGESTION}.control": "none", f"{CONGESTION}.dcqcn.preset": "zhu_2015"},
+    ),
+    "pauses": (
+        "hgx_a100_clos_16",
+        {
+            f"{CONGESTION}.control": "none",
+            f"{CONGESTION}.pause.stop_above": "64 KiB",
+            f"{CONGESTION}.pause.go_at": "16 KiB",
+        },
+    ),
+    "windows": (
+        "hgx_a100_clos_16",
+        {f"{CONGESTION}.control": "window", f"{CONGESTION}.bandwidth_delay_products": "1.5"},
+    ),
+    "routing by load": (
+        "dragonfly_plus_a100_128",
+        {
+            "switching.spray.ways": "2",
+            "switching.spray.per": "part",
+            "switching.spray.choose": "least_loaded",
+        },
+    ),
+    "jitter": ("torus_2d_a100", {"jitter.seed": "4", "jitter.gpu_speed.lognormal": "0.02"}),
+    "retries": (
+        "torus_2d_a100",
+        "link=0-1 packet_loss=0.1 packet=4KiB retransmission=selective_repeat timeout=1us backoff=2 seed=3",
+    ),
+    "replanning": (
+        "torus_2d_a100",
+        "link=0-1 down=true from=20us until=1ms detection=1us policy=replan",
+    ),
+    "constant replanning": ("torus_2d_a100", "link=0-1 down=true policy=replan"),
+}
+"""Machines by what rules their links: settings, or a fault."""
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +88,21 @@ def test_what_was_set_and_broken_by_hand_is_in_the_file(tmp_path):
     assert again == machine != rd.load_machine("torus_2d_a100")
     job = rd.load_job("llama2_7b_train")
     assert rd.simulate(job, again) == rd.simulate(job, machine)
+
+
+@pytest.mark.parametrize(("name", "asked"), RULED.values(), ids=RULED)
+def test_what_rules_links_travels_before_and_after_use(name, asked, tmp_path):
+    fault = [parse_fault(asked)] if isinstance(asked, str) else []
+    machine = rd.load_machine(name, settings={} if fault else asked, faults=fault)
+    (tmp_path / "again.yaml").write_text(machine.as_yaml(), encoding="utf-8")
+    unused, again = pickle.loads(pickle.dumps(machine)), rd.load_machine(tmp_path / "again.yaml")
+    here = rd.replay(rd.load_trace(TWO_STAGES), machine, engine="simpy")
+    assert pickle.loads(pickle.dumps(machine)) == unused == again == machine != rd.load_machine(name)
+    assert len({machine, unused, again}) == 1
+    for other in (unused, again):
+        there = pickle.loads(pickle.dumps(rd.replay(rd.load_trace(TWO_STAGES), other, engine="simpy")))
+        assert there == here
+        assert (hash(there), there.links(), there.messages()) == (hash(here), here.links(), here.messages())
 
 
 def test_machines_that_differ_are_not_equal():

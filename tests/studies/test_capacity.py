@@ -93,8 +93,9 @@ def test_more_requests_at_a_time_serve_each_slower_and_the_gpu_better(job, node,
 
 
 def test_the_front_leaves_out_what_another_beats_in_both():
-    kept = front([LoadPoint("a", 1, 10, 1), LoadPoint("a", 4, 8, 3), LoadPoint("b", 1, 7, 2), LoadPoint("b", 4, 2, 9)])
-    assert [(point.layout, point.concurrency) for point in kept] == [("b", 4), ("a", 4), ("a", 1)]
+    shown = ("a", 1, 10, 1), ("a", 4, 8, 3), ("b", 1, 7, 2), ("b", 4, 2, 9)
+    best = front([LoadPoint(*each) for each in shown])
+    assert [(point.layout, point.concurrency) for point in best] == [("b", 4), ("a", 4), ("a", 1)]
 
 
 def test_the_command_prints_a_row_a_layout():
