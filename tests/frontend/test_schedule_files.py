@@ -16,18 +16,18 @@ orders:
 PIPELINE = [("parallelism.pp", "2"), ("training.global_batch", "4")]
 
 
-def written(orders):
-    """Return a orders as a schedule file says it."""
+def written(stages):
+    """Return the orders of stages as a schedule file says them."""
     orders = [
-        "".join(f"{item}{'&' if item.paired else ' '}" for item in order).strip() for order in orders.orders
+        "".join(f"{item}{'&' if item.paired else ' '}" for item in order).strip() for order in stages.orders
     ]
-    return ScheduleSpec(orders=tuple(orders), placement=orders.placement)
+    return ScheduleSpec(orders=tuple(orders), placement=stages.placement)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_can_be_written_as_a_file(name):
-    orders = SCHEDULES[name].stage_orders(Shape(4, 8, SCHEDULES[name].chunks or 2))
-    assert stage_orders_of(written(orders)) == orders
+    stages = SCHEDULES[name].stage_orders(Shape(4, 8, SCHEDULES[name].chunks or 2))
+    assert stage_orders_of(written(stages)) == stages
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb_v", "dualpipe"])
