@@ -29,6 +29,7 @@ from rapid_des.report.result_text import astra_lines, result_lines
 from rapid_des.report.rows import write_links
 from rapid_des.simulation import load_trace
 from rapid_des.simulation import replay as replay_traces
+from rapid_des.units import seconds
 
 if TYPE_CHECKING:
     from rapid_des.astra import AstraResult, Files
@@ -84,8 +85,7 @@ def replay(prefix: str, machine: str | None, reading: ReadOptions, **options: An
 
 def _with_ranks(result: Result) -> dict[str, Any]:
     ranks = {
-        str(rank): {"finish_s": int(time) / 1e12, "finish_ps": int(time)}
-        for rank, time in result.finish.items()
+        str(rank): {"finish_s": seconds(time), "finish_ps": int(time)} for rank, time in result.finish.items()
     }
     return result.as_json() | {"ranks": ranks}
 

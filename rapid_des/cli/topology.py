@@ -113,7 +113,7 @@ def bench(machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **op
 
     check_outputs([], pictures=[options["plot"]], replace=options["force"])
     if options["algorithm"] == "all":
-        _compare(open_machine(machine, settings, faults), options)
+        _compare_algorithms(open_machine(machine, settings, faults), options)
         return
     operation, gpus = options["op"], options["gpus"]
     algorithm, changes = study.chosen(operation, options["algorithm"], options["chunks"])
@@ -136,11 +136,10 @@ def bench(machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **op
         draw_collective(plain, title, options["plot"])
 
 
-def _compare(opened: Machine, options: Mapping[str, Any]) -> None:
+def _compare_algorithms(opened: Machine, options: Mapping[str, Any]) -> None:
     """Print every algorithm at every size."""
     from rapid_des.report.study_text import compared_lines
     from rapid_des.studies import collective_bench as study
-    from rapid_des.studies.collective_bench import each_compared
 
     beside = [f"--{name}" for name in ("plot", "nccl") if options[name] is not None]
     if beside or options["chunks"] != 1:
@@ -149,7 +148,7 @@ def _compare(opened: Machine, options: Mapping[str, Any]) -> None:
     question = study.Question(operation, sizes, options["gpus"])
     with progress(f"{operation} on {opened.name}") as bar:
         engine = engine_choice(options["engine"], progress=bar)
-        rows, interrupted = until_interrupted(each_compared(opened, question, engine=engine))
+        rows, interrupted = until_interrupted(study.each_compared(opened, question, engine=engine))
     plain = [row.as_json() for row in rows]
     title = f"{operation} on {opened.name}, {options['gpus'] or opened.fabric.gpus} GPUs"
     tree = {"machine": opened.name, "op": operation, "algorithms": plain}

@@ -25,8 +25,8 @@ Announce = Callable[[str], None]
 EngineName = Literal["simpy", "compiled"]
 ENGINES: tuple[EngineName, ...] = ("simpy", "compiled")
 SMALL, SMALL_COLD = 1_000, 60_000
-"""Transfers up to which interpreting (30 µs each) is faster than loading the compiled kernel (0.04 s), and
-than compiling it (20 s) with some patience."""
+"""Transfers up to which interpreting (30 µs each) is faster than loading the compiled kernel (0.04 s), and up
+to which, taking 2 s, it goes before compiling that (about a minute) for the first time."""
 _INTERPRETED_S, _COMPILED_S = 30e-6, 0.5e-6
 """What a transfer takes, about."""
 _WORTH_FOLDING_S = 0.1

@@ -180,8 +180,8 @@ def each_answer(
     members = members_of(question, machine)
     group, stated = tuple(range(members)), question.stated
     kind = CollectiveType[question.operation.upper()]
-    fabric = _at_most(machine)
-    halving = _halving(machine, fabric, members)
+    fabric = _fastest(machine)
+    halving = _bisection(machine, fabric, members)
     schedule = None if stated is None else _scheduler(stated, kind, geometry(machine, group)[0])
     for size in question.sizes:
         share = share_of(question, size, machine)
@@ -217,7 +217,7 @@ def share_of(question: Question, size: int, machine: Machine) -> int:
 def chosen(
     operation: str, algorithm: str | None, chunks: int
 ) -> tuple[StatedAlgorithm | None, tuple[str, ...]]:
-    """Return the own algorithm that a name stands for, or the settings that make it the machine's.
+    """Return the algorithm that the bench schedules itself, or the settings that make it the machine's.
 
     Shaped algorithms and files are the bench's own; the others, and those inside switches, whose trees follow
     from the machine, are named in the machine file.
@@ -260,8 +260,8 @@ def with_nccl(rows: Sequence[BenchRow], fabric: str, question: Question, machine
     ]
 
 
-def _at_most(machine: Machine) -> Fabric:
-    """Return the fabric with what its links can carry: packet times that are rounded down are shorter."""
+def _fastest(machine: Machine) -> Fabric:
+    """Return the fabric at the rates that bounds assume: packet times that are rounded down are shorter."""
     protocol = machine.switching.protocol
     if protocol is None or protocol.packet_time == "exact":
         return machine.fabric
@@ -269,7 +269,7 @@ def _at_most(machine: Machine) -> Fabric:
     return replace(machine.fabric, bandwidth=np.array(faster, np.int64))
 
 
-def _halving(machine: Machine, fabric: Fabric, members: int) -> int:
+def _bisection(machine: Machine, fabric: Fabric, members: int) -> int:
     if members < fabric.gpus or machine.lost:
         return 0
     return bisection(fabric, machine.spec.fabric, machine.dead).bandwidth
@@ -338,13 +338,14 @@ def each_compared(
     Of those that go along several dimensions by an algorithm each it has the one that `auto` would take.
     """
     for size in question.sizes:
-        rows = list(_at(machine, replace(question, sizes=[size]), engine))
+        rows = list(_of_size(machine, replace(question, sizes=[size]), engine))
         best = min(row.duration for row in rows)
         for row in sorted(rows, key=lambda row: row.duration):
             yield replace(row, is_best=row.duration == best)
 
 
-def _at(machine: Machine, question: Question, engine: str | EngineChoice) -> Iterator[Compared]:
+def _of_size(machine: Machine, question: Question, engine: str | EngineChoice) -> Iterator[Compared]:
+    """Yield every algorithm at the only size of a question."""
     (size,), kind = question.sizes, CollectiveType[question.operation.upper()]
     group = tuple(range(members_of(question, machine)))
     call = Call(kind, share_of(question, size, machine), *geometry(machine, group))
@@ -353,7 +354,9 @@ def _at(machine: Machine, question: Question, engine: str | EngineChoice) -> Ite
     for choice, estimate in times.items():
         if isinstance(choice.algorithm, str) or choice == chosen:
             stated = choice if isinstance(choice.algorithm, str) else Choice(algorithm=AUTO)
-            (row,) = each_answer(_by(machine, question.operation, stated), question, engine=engine)
+            (row,) = each_answer(
+                _with_algorithm(machine, question.operation, stated), question, engine=engine
+            )
             yield Compared(
                 size=size,
                 algorithm=row.algorithm,
@@ -364,7 +367,7 @@ def _at(machine: Machine, question: Question, engine: str | EngineChoice) -> Ite
             )
 
 
-def _by(machine: Machine, operation: str, choice: Choice) -> Machine:
+def _with_algorithm(machine: Machine, operation: str, choice: Choice) -> Machine:
     """Return the machine whose file names an algorithm for an operation."""
     collectives = structs.replace(machine.collectives, **{operation: choice})
     return replace(machine, spec=structs.replace(machine.spec, collectives=collectives))

@@ -1,10 +1,9 @@
 """How critical each part of a machine is: what it costs the step if that part alone is slower.
 
-Three facts
-of the healthy run spare simulations without changing the answer: a part that carries nothing costs nothing;
-parts of the same busy links, and those that a proven rotation of the program maps onto each other, cost the
-same, up to the order in which a link serves transfers that become ready at one instant (tens of
-picoseconds); and traces that a fault does not reprice are lowered again, not built again.
+Three facts of the healthy run spare simulations without changing the answer: a part that carries nothing
+costs nothing; parts of the same busy links, and those that a proven rotation of the program maps onto each
+other, cost the same, up to the order in which a link serves transfers that become ready at one instant (tens
+of picoseconds); and traces that a fault does not reprice are lowered again, not built again.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from rapid_des.network.nodes import find_node, node_range
 from rapid_des.report.pictures.fabric import Picture, picture
 from rapid_des.report.result import Result
 from rapid_des.simulation import replay
-from rapid_des.studies.faults import How, measured
+from rapid_des.studies.faults import How, step_of
 from rapid_des.units import Duration, seconds
 
 Kind = Literal["link", "gpu", "nic", "switch", "endpoint", "node"]
@@ -202,8 +201,8 @@ class _Study:
         self.cache = BoundedCache()
         how.report("healthy run")
         flat = replace(how, mode="flattened")
-        self.flat = measured(subject, machine, flat, self.cache)
-        step = self.flat if how.mode == "flattened" else measured(subject, machine, how, self.cache)
+        self.flat = step_of(subject, machine, flat, self.cache)
+        step = self.flat if how.mode == "flattened" else step_of(subject, machine, how, self.cache)
         self.healthy = step.step_time
         assert self.flat.run is not None
         self.run = self.flat.run
@@ -232,7 +231,7 @@ class _Study:
                 self.how.report(
                     f"{number}/{len(classes)}: {alike[0].kind} {alike[0].name}, {len(alike)} alike"
                 )
-                rows |= {row.part: row for row in self._class(alike)}
+                rows |= {row.part: row for row in self._rows_of(alike)}
         except KeyboardInterrupt:
             self.how.report("interrupted: what is finished follows")
         order = {part: number for number, part in enumerate(parts)}
@@ -266,7 +265,7 @@ class _Study:
         classes: dict[Part, list[Part]] = {}
         for part in parts:
             classes.setdefault(head(part), []).append(part)
-        return sorted(classes.values(), key=lambda mine: -int(self.load[sorted(mine[0].links)].sum()))
+        return sorted(classes.values(), key=lambda alike: -int(self.load[sorted(alike[0].links)].sum()))
 
     def _mark(self, part: Part) -> _Mark:
         """Return what of a part the program notices: parts of equal marks cost the same."""
@@ -274,7 +273,8 @@ class _Study:
         loss = part.kind if part.gpus else "bandwidth"
         return loss, part.links & self.used, positions
 
-    def _class(self, alike: Sequence[Part]) -> Iterator[Ranked]:
+    def _rows_of(self, alike: Sequence[Part]) -> Iterator[Ranked]:
+        """Yield the rows of parts that cost the same, by one simulation at most."""
         first = alike[0]
         if self.how.symmetry and not any(self._mark(first)[1:]):
             for part in alike:
@@ -294,7 +294,7 @@ class _Study:
         machine = self.machine.with_faults([part.fault(self.derate)])
         if self.priced is not None and not part.gpus:
             return replay(self.priced, machine, engine=self.how.engine)
-        return measured(self.subject, machine, self.how, self.cache)
+        return step_of(self.subject, machine, self.how, self.cache)
 
 
 def _moved(permutation: Int64s, ids: frozenset[int]) -> frozenset[int]:

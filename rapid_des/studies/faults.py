@@ -130,16 +130,16 @@ def scenario(
     """
     cache = BoundedCache()
     how.report("healthy run")
-    healthy = measured(subject, machine, how, cache)
+    healthy = step_of(subject, machine, how, cache)
     how.report("run with faults")
     hurt = machine.with_faults(faults)
-    faulty = measured(subject, hurt, how, cache)
+    faulty = step_of(subject, hurt, how, cache)
     faster = why_faster(healthy, faulty, machine, hurt) if faulty.step_time < healthy.step_time else ""
     drawn = drawn_names(machine.healthy, faults, machine.spec.gpus_per_node)
     return _compared(healthy, faulty, drawn, faster)
 
 
-def measured(subject: Job | TraceSet, machine: Machine, how: How, cache: BoundedCache) -> Result:
+def step_of(subject: Job | TraceSet, machine: Machine, how: How, cache: BoundedCache) -> Result:
     """Return the step of a job or of traces on a machine."""
     if isinstance(subject, Job):
         return simulate(subject, machine, mode=how.mode, engine=how.engine, cache=cache)

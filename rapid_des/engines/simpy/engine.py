@@ -5,9 +5,18 @@ process: it asks its GPU stream or slot (a `Server`), starts, ends, and lets the
 it. Every piece of a message is a process that asks link after link (`links`). A rank is no process: the order
 of its visits is in the program's dependencies, and nothing but its visits ever acts.
 
-`collectives` says what happens between a member's arrival and its end, `servers` how visits slow each other
-(R6), `fluid_links` what links are that all flows share (R7), `closing` what happens where links close
-in mid-flight (R8). Times are integer picoseconds.
+Where the rules of `program.program` are:
+
+    here           R1 ready, R5 duration and instances of visits
+    servers        R2 service, R3 choice and R4 instants of streams and slots, R6 what slows a rank's visits
+    links          R3 to R6 of messages on links
+    collectives    R1 and R5 between a member's arrival and its end, R11 delays
+    fluid_links    R7 links that all flows share
+    closing        R8 messages where links close in mid-flight, `replanned` collectives that begin meanwhile
+    queue_pairs    R9 queue pairs, R13 pause; `rates` R14
+    spraying       R10 spraying, R12 load
+
+Times are integer picoseconds.
 """
 
 from __future__ import annotations
@@ -63,8 +72,8 @@ class RankTable:
         starts = program.edge_starts.tolist()
         rows = [edges[first:last] for first, last in zip(starts, starts[1:], strict=False)]
         self.at_start = [[(target, lag) for target, lag, at_start in row if at_start] for row in rows]
-        self.weight, self.slowed = _company(program)
         self.at_finish = [[(target, lag) for target, lag, at_start in row if not at_start] for row in rows]
+        self.weight, self.slowed = _company(program)
 
 
 def _company(program: RankProgram) -> tuple[list[int], list[list[int] | None]]:

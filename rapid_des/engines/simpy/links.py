@@ -74,7 +74,7 @@ class Piece:
     """The farthest hop at which bytes were cut off: what earlier hops still serve is lost."""
 
 
-class Journey(list[tuple[int, Legs]]):
+class RoutedParts(list[tuple[int, Legs]]):
     """The parts of a message on a route, with the size row of each."""
 
     def __init__(self, parts: Parts, route: int, rows: Sequence[int]) -> None:
@@ -171,18 +171,18 @@ class Links:
         self._starts = program.route_starts.tolist()
         self._arbiter = arbiter
         self._servers: dict[int, Server[Hop]] = {}
-        self._parts: dict[tuple[int, int], Journey] = {}
+        self._parts: dict[tuple[int, int], RoutedParts] = {}
         self._books: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0, 0])
         """By link and label: bytes, picoseconds of service, picoseconds that pieces waited."""
 
-    def parts(self, route: int, size: int) -> Journey:
+    def parts(self, route: int, size: int) -> RoutedParts:
         """Return the parts of a message of a size row on a route; kept, as collectives repeat themselves."""
         parts = self._parts.get((route, size))
         if parts is None:
             rows, table = [size], self.program.hops.parts
             if table is not None and self._starts[route] < self._starts[route + 1]:
                 rows = [int(table.first[size])] * int(table.count[size] - 1) + [int(table.last[size])]
-            parts = self._parts[route, size] = Journey(
+            parts = self._parts[route, size] = RoutedParts(
                 [
                     (self.payload[row], self._legs(self.part_route(route, part), row))
                     for part, row in enumerate(rows)
@@ -217,14 +217,14 @@ class Links:
         waiting = (hop for _, hop in server.queue if hop.ready < now)
         return left + sum(service_time_of(hop.piece, hop.place) for hop in waiting)
 
-    def route_of(self, message: Message, journey: Journey, part: int) -> tuple[int, Legs]:
+    def route_of(self, message: Message, parts: RoutedParts, part: int) -> tuple[int, Legs]:
         """Return the route that a part takes which sets off now, and its legs."""
-        legs, sprayed = journey[part][1], self.sprayed
+        legs, sprayed = parts[part][1], self.sprayed
         if sprayed is None or sprayed.per_message or not sprayed.by_load or not legs:
-            return self.part_route(journey.route, part), legs
+            return self.part_route(parts.route, part), legs
         position, injected, _, _, task = message.order
-        number, row = message_hash(position, injected, task) + part, journey.rows[part]
-        route = sprayed.choose(journey.route, row, number)
+        number, row = message_hash(position, injected, task) + part, parts.rows[part]
+        route = sprayed.choose(parts.route, row, number)
         return route, self._legs(route, row)
 
     def _legs(self, route: int, size: int) -> Legs:
@@ -238,7 +238,7 @@ class Links:
             parts = self.closing.around(message, parts)
         # a sender hands parts over at the rate of a link of their route, whoever else uses that
         message.pieces = len(parts)
-        if self.sprayed is not None and isinstance(parts, Journey):
+        if self.sprayed is not None and isinstance(parts, RoutedParts):
             self.env.process(self._part_by_part(message, parts))
             return
         wait = 0
@@ -246,12 +246,12 @@ class Links:
             self.start(Piece(message, legs, size, number), wait)
             wait += _pace(message, legs)
 
-    def _part_by_part(self, message: Message, journey: Journey) -> Steps:
+    def _part_by_part(self, message: Message, parts: RoutedParts) -> Steps:
         """Have parts set off one after the other, each on the route that it chooses then."""
-        for part, (size, _) in enumerate(journey):
-            _, legs = self.route_of(message, journey, part)
+        for part, (size, _) in enumerate(parts):
+            _, legs = self.route_of(message, parts, part)
             self.start(Piece(message, legs, size, part))
-            if part + 1 < len(journey):
+            if part + 1 < len(parts):
                 yield Timeout(self.env, _pace(message, legs))
 
     def start(self, piece: Piece, wait: int = 0) -> None:

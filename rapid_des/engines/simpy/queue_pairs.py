@@ -1,4 +1,4 @@
-"""R9, R13 and R14: every message has a queue pair; those of a GPU take kinds, and windows hold them back.
+"""R9 and R13: every message has a queue pair; those of a GPU take turns on its links, held back by windows.
 
 part 0 ──► first link ──► … ──► last link ──► arrived
               │ done with it        │ its acknowledgement is back, a window later
@@ -18,11 +18,11 @@ import numpy as np
 from rapid_des.arrays import Int64s
 from rapid_des.engines.simpy.links import (
     Hop,
-    Journey,
     Links,
     Message,
     Parts,
     Piece,
+    RoutedParts,
     TieCounter,
     service_time_of,
 )
@@ -128,7 +128,7 @@ class Flow:
     """A message's queue pair."""
 
     message: Message
-    parts: Journey
+    parts: RoutedParts
     back: Sequence[int]
     acknowledgements: Sequence[int]
     """By part."""
@@ -175,7 +175,7 @@ class PairedLinks(Links):
         if not parts[0][1]:
             super().send(message, parts)
             return
-        assert isinstance(parts, Journey), "nothing reroutes queue pairs"
+        assert isinstance(parts, RoutedParts), "nothing reroutes queue pairs"
         program, table, route = self.program, self._table, parts.route
         classes = program.route_class[self._starts[route] : self._starts[route + 1]].tolist()
         back = int(table.back[route])

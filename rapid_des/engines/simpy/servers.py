@@ -146,10 +146,6 @@ class Server(Generic[Asker]):
             request.succeed()
 
 
-if TYPE_CHECKING:
-    from rapid_des.engines.simpy.servers import Clock
-
-
 class InService:
     """The visits that one rank's servers serve, as the sum of their weights."""
 
@@ -168,7 +164,7 @@ class InService:
     def compute(
         self, work: int, table: tuple[Sequence[int], Sequence[int]], shares: Sequence[int], weight: int
     ) -> Generator[Event, Any, None]:
-        """Work until all is done, at the share that the others in service leave; `own` is its weight."""
+        """Work until all is done, at the share that the others in service leave; `weight` is the visit's."""
         left = (work, 0)
         while True:
             since, share = self.env.now, shares[self._sum - weight]
