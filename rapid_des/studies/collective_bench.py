@@ -165,18 +165,13 @@ def bench(
     >>> row.algorithm, row.bound.kind, 0 < row.bound_share <= 1
     ('nccl ring', 'bandwidth', True)
     """
-    return answer(machine, Question(operation, sizes, gpus), engine=engine)
-
-
-def answer(machine: Machine, question: Question, *, engine: str | EngineChoice = "auto") -> list[BenchRow]:
-    """Return a row for every size; `InputError` where the question does not fit the machine."""
-    return list(each_answer(machine, question, engine=engine))
+    return list(each_answer(machine, Question(operation, sizes, gpus), engine=engine))
 
 
 def each_answer(
     machine: Machine, question: Question, *, engine: str | EngineChoice = "auto"
 ) -> Iterator[BenchRow]:
-    """Yield the rows of `answer`, each when it is simulated."""
+    """Yield the row of every size when it is simulated; `InputError` where the question does not fit."""
     members = members_of(question, machine)
     group, stated = tuple(range(members)), question.stated
     kind = CollectiveType[question.operation.upper()]
@@ -354,9 +349,8 @@ def _of_size(machine: Machine, question: Question, engine: str | EngineChoice) -
     for choice, estimate in times.items():
         if isinstance(choice.algorithm, str) or choice == chosen:
             stated = choice if isinstance(choice.algorithm, str) else Choice(algorithm=AUTO)
-            (row,) = each_answer(
-                _with_algorithm(machine, question.operation, stated), question, engine=engine
-            )
+            changed = _with_algorithm(machine, question.operation, stated)
+            (row,) = each_answer(changed, question, engine=engine)
             yield Compared(
                 size=size,
                 algorithm=row.algorithm,
