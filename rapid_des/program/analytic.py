@@ -197,7 +197,7 @@ class TransferPaths:
     """Picoseconds on the way."""
     occupancy: Int64s
     """Picoseconds for which a transfer takes the slowest of its links."""
-    far: Bools
+    inter_node: Bools
     """Whether it goes to another node."""
     nic: Int64s
     """The NIC through which it leaves its node, if it does."""
@@ -265,15 +265,16 @@ class _Alone:
 
     def __init__(self, schedule: Schedule, cost: LibraryCost, paths: TransferPaths) -> None:
         self._schedule, self._paths = schedule, paths
-        rate = np.where(paths.far, cost.far_rate, cost.rate)
+        rate = np.where(paths.inter_node, cost.inter_node_rate, cost.rate)
         pace = np.where(rate > 0, schedule.size * (PS_PER_S / np.maximum(rate, 1)), 0)
         self._pace = np.where(schedule.source < schedule.members, pace, 0).astype(np.int64)
         width, each = schedule.members + schedule.switches, np.arange(len(schedule))
         multicast = schedule.source >= schedule.members
-        self._leaves = np.where(multicast, width + schedule.destination, schedule.source) * 2 + paths.far
-        self._nics = np.where(paths.far, paths.nic, paths.nic.max(initial=0) + 1 + each)
+        senders = np.where(multicast, width + schedule.destination, schedule.source)
+        self._leaves = senders * 2 + paths.inter_node
+        self._nics = np.where(paths.inter_node, paths.nic, paths.nic.max(initial=0) + 1 + each)
         reached = np.where(schedule.destination < schedule.members, schedule.destination, width + each)
-        self._comes = reached * 2 + paths.far
+        self._comes = reached * 2 + paths.inter_node
         if paths.meshed:
             self._use_links_apart(schedule)
         level = finish_times(schedule, np.ones(len(schedule), np.int64))
@@ -290,18 +291,18 @@ class _Alone:
 
     def _use_links_apart(self, schedule: Schedule) -> None:
         """Give every peer in the node a port of its own, at its share of the pace of them all."""
-        near = ~self._paths.far
+        intra_node = ~self._paths.inter_node
         ends = (
             schedule.source.astype(np.int64) * (schedule.members + schedule.switches) + schedule.destination
         )
         pairs, port = np.unique(ends, return_inverse=True)
         first = 1 + max(int(self._leaves.max(initial=0)), int(self._comes.max(initial=0)))
-        self._leaves = np.where(near, first + port, self._leaves)
-        self._comes = np.where(near, first + port, self._comes)
+        self._leaves = np.where(intra_node, first + port, self._leaves)
+        self._comes = np.where(intra_node, first + port, self._comes)
         sources, sends = np.unique(pairs // (schedule.members + schedule.switches), return_counts=True)
         peers = np.ones(schedule.members + schedule.switches, np.int64)
         peers[sources] = sends
-        self._pace = np.where(near, self._pace * peers[schedule.source], self._pace)
+        self._pace = np.where(intra_node, self._pace * peers[schedule.source], self._pace)
 
     def lags(self, cost: LibraryCost) -> tuple[int, Int64s, int]:
         """Return the picoseconds before the first transfers, before each one, and after each one."""
@@ -346,7 +347,7 @@ class _Alone:
             done = finish_times(self._schedule, self._paths.crossing + lag, self._port_queues)
             return before, int(done.max(initial=0))
         paced = (self._pace * share).astype(np.int64)
-        hold = np.where(self._paths.far, paced, np.maximum(self._paths.occupancy, paced))
+        hold = np.where(self._paths.inter_node, paced, np.maximum(self._paths.occupancy, paced))
         done = np.zeros(len(self._schedule), np.int64)
         for level in self._levels:
             tasks, ready = level.tasks, level.ready(done)

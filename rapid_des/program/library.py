@@ -229,12 +229,12 @@ class Libraries:
         """
         if not self._active or ends[0] == ends[1]:
             return None
-        far = ends[0] // self._node != ends[1] // self._node
+        inter_node = ends[0] // self._node != ends[1] // self._node
         counts = Counter(rank // self._node for rank in among)
         place = Place(len(among), len(counts), min(counts.values()))
         with self._naming_the_machine():
             for library in self._choice.of(kind):
-                cost = message_cost(library, place, size, self._rates(), far=far)
+                cost = message_cost(library, place, size, self._rates(), inter_node=inter_node)
                 if cost is not None:
                     return cost
         return None
@@ -282,8 +282,8 @@ class Libraries:
         block = -(-laid.request.size // place.ranks)
         line = laid.line(ranks)
         node = np.array(line) // self._node
-        far = node != np.roll(node, -1)
-        hops = np.where(far, self._hops(line, -(-block // place.per_node)), self._hops(line, block))
+        inter_node = node != np.roll(node, -1)
+        hops = np.where(inter_node, self._hops(line, -(-block // place.per_node)), self._hops(line, block))
         steady = 2 * (place.ranks - 1) * int(hops.max())
         return max(2 * int(hops.sum()), steady) + cost.start // 2 <= cost.duration
 

@@ -31,7 +31,7 @@ Transfer = Callable[[simpy.Environment, int, int, int], simpy.Event]
 Messages: TypeAlias = Callable[[int, int, int], Iterable[tuple[int, int, int]]]
 """Tells of two replicas and so many tokens which GPU sends how many bytes to which, all alike."""
 _Table: TypeAlias = tuple[Sequence[int], Sequence[int], Sequence[int]]
-_KEPT = 1 << 12
+_MOST_ROUTES = 1 << 12
 """Ways of messages that are remembered."""
 
 
@@ -57,7 +57,7 @@ class Links:
     messages: Messages
     free: dict[int, int] = field(default_factory=dict)
     """By link: when it will have served all that has reached it."""
-    _routes: BoundedCache = field(default_factory=lambda: BoundedCache(_KEPT))
+    _routes: BoundedCache = field(default_factory=lambda: BoundedCache(_MOST_ROUTES))
     _tables: dict[int, _Table] = field(default_factory=dict)
     _horizon: int = 0
 

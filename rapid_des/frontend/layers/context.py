@@ -79,7 +79,7 @@ def core_backward(
         return
     if shard.core_again:
         output = shard.activation_bytes(shard.tokens * core.result_width(shard))
-        held = core.kept_bytes(shard) + output * (shard.cp_heads > 1)
+        held = core.saved_bytes(shard) + output * (shard.cp_heads > 1)
         core_forward(core, operations, shard, f"{CORE}.recompute", held=held)
     inner, local = _by_heads(core, shard)
     if shard.cp_heads > 1:

@@ -154,7 +154,7 @@ class LatentAttention:
         operations.kernel("attention.key", key, output=shard.activation_bytes(key.rows * key.columns))
         counts: Counts = {
             "saved": self._core_bytes(shard),
-            "core": core.kept_bytes(shard),
+            "core": core.saved_bytes(shard),
             "output": shard.activation_bytes(tokens * core.result_width(shard)),
             "sees_cache": True,
         }

@@ -328,7 +328,7 @@ class AttentionCore:
         """Return the columns of what a rank's core makes."""
         return self.local_heads(shard) * self.value_dim
 
-    def kept_bytes(self, shard: Shard) -> int:
+    def saved_bytes(self, shard: Shard) -> int:
         """Return what the core keeps for its backward besides Q, K and V.
 
         Flash: one fp32 a query and head. Unfused: probabilities, and with dropout its mask and result:
@@ -368,7 +368,7 @@ class AttentionCore:
     def append_backward(self, operations: OperationList, shard: Shard, **counts: Unpack[Counts]) -> None:
         """Append the backward of the core, after the core again where that is recomputed."""
         if shard.core_again:
-            self.append(operations, shard, f"{CORE}.recompute", held=self.kept_bytes(shard))
+            self.append(operations, shard, f"{CORE}.recompute", held=self.saved_bytes(shard))
         self.append(operations, shard, CORE, backward=True, **counts)
 
     def _kernels(self, shard: Shard, *, backward: bool) -> tuple[Attention, ...]:

@@ -93,7 +93,12 @@ class GroupedQueryAttention:
         if shard.serving and not inside:
             write = shard.vector("kv_cache_write", shard.tokens, 2 * core.key_width(shard))
             operations.kernel("attention.cache", write)
-        counts: Counts = {"saved": width, "core": core.kept_bytes(shard), "output": inner, "sees_cache": True}
+        counts: Counts = {
+            "saved": width,
+            "core": core.saved_bytes(shard),
+            "output": inner,
+            "sees_cache": True,
+        }
         if shard.cp > 1:
             core_forward(core, operations, shard, **counts)
         else:

@@ -158,7 +158,7 @@ def test_a_collective_takes_channels_of_a_gpu_and_bytes_of_its_hbm(kind, per_nod
     cost = nccl_time(load_fabric("h100_ndr"), kind, 16, 64 * MIB, per_node=per_node)
     assert 0 < cost.channels <= 32
     assert cost.hbm_bytes >= 64 * MIB
-    assert (cost.near_share, cost.far_share) == (1.0, 1.0)
+    assert (cost.intra_node_share, cost.inter_node_share) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize(

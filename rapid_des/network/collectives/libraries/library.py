@@ -143,14 +143,14 @@ def cost_of(library: AnyLibrary, request: Request, rates: LinkRates) -> LibraryC
 
 
 def message_cost(
-    library: AnyLibrary, place: Place, size: int, rates: LinkRates, *, far: bool
+    library: AnyLibrary, place: Place, size: int, rates: LinkRates, *, inter_node: bool
 ) -> LibraryCost | None:
     """Return what a message within a communicator takes; None for libraries without messages."""
     if isinstance(library, Sampled):
-        return sampled_send(load_samples(library.file), size, far=far)
+        return sampled_send(load_samples(library.file), size, inter_node=inter_node)
     if not isinstance(library, Nccl):
         return None
-    send = send_over_nodes if far else send_in_node
+    send = send_over_nodes if inter_node else send_in_node
     return _on(library, send(_fabric(_file(library.constants), rates), place, size))
 
 
@@ -243,15 +243,15 @@ def _direct(request: Request, cost: LibraryCost) -> Schedule:
         return exchange_schedule(exchange, request.size, request.counts)
     shaped = ShapedCollective(request.collective, (request.place.ranks,), request.size)
     direct = build_schedule("direct", shaped)
-    whole = cost.near_share == cost.far_share == 1.0
+    whole = cost.intra_node_share == cost.inter_node_share == 1.0
     return direct if whole else _once(direct, request, cost)
 
 
 def _once(schedule: Schedule, request: Request, cost: LibraryCost) -> Schedule:
     """Return a schedule with what is sent once for several experts in one place."""
     node = rows_of(request.counts)
-    far = node[schedule.source] != node[schedule.destination]
-    share = np.where(far, cost.far_share, cost.near_share)
+    inter_node = node[schedule.source] != node[schedule.destination]
+    share = np.where(inter_node, cost.inter_node_share, cost.intra_node_share)
     return replace(schedule, size=np.maximum(1, (schedule.size * share).astype(np.int64)))
 
 

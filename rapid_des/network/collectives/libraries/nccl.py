@@ -73,7 +73,7 @@ class LibraryCost:
     """From launch to the first byte."""
     rate: int = 0
     """Bytes a second at which a rank's sends leave that it could begin at once; 0: as links take them."""
-    far_rate: int = 0
+    inter_node_rate: int = 0
     """As `rate`, to other nodes."""
     slack: int = 0
     """What of the duration its own transfers lose where they meet on links."""
@@ -81,10 +81,10 @@ class LibraryCost:
     """CTAs of the kernel, each on an SM of its own."""
     hbm_bytes: int = 0
     """Bytes that each GPU reads from and writes to its HBM."""
-    near_share: float = 1.0
+    intra_node_share: float = 1.0
     """Of the bytes for others in the node, what is sent: the rest is copied once it is there."""
-    far_share: float = 1.0
-    """As `near_share`, of the bytes for other nodes."""
+    inter_node_share: float = 1.0
+    """As `intra_node_share`, of the bytes for other nodes."""
 
 
 @dataclass(frozen=True)
@@ -151,10 +151,10 @@ def ring_of(collective: CollectiveType, place: Place, total: int) -> Ring:
 
 def send_in_node(fabric: NcclFabric, place: Place, size: int) -> LibraryCost:
     """Return the cost of a message of `size` bytes within a communicator, to a rank of the same node."""
-    direct, near = fabric.node.point_to_point, min(place.ranks, max(2, place.per_node))
-    few = halved(SEND_CHANNELS // near, place.ranks, PEERS_A_CHANNEL * SEND_CHANNELS)
+    direct, peers = fabric.node.point_to_point, min(place.ranks, max(2, place.per_node))
+    few = halved(SEND_CHANNELS // peers, place.ranks, PEERS_A_CHANNEL * SEND_CHANNELS)
     channels = max(few, size // _SEND_GRAIN)
-    rate = min(fabric.node.simple.link, channels * direct.channel) * link_share(fabric.node, near) / MICRO
+    rate = min(fabric.node.simple.link, channels * direct.channel) * link_share(fabric.node, peers) / MICRO
     start = (direct.base + direct.peer) / PS_PER_US
     return make_cost(start + size / rate, SENDS, start=start, channels=channels, hbm=2.0 * size)
 
@@ -185,18 +185,18 @@ def make_cost(  # noqa: PLR0913 - a cost's parts, by name
     hbm: float,
     slack: float = 0.0,
     rate: float = 0.0,
-    far_rate: float = 0.0,
+    inter_node_rate: float = 0.0,
 ) -> LibraryCost:
     """Return a cost of these microseconds, done by `how` (algorithm, protocol); rates in bytes a us."""
     duration, first, lost = (math.ceil(time * PS_PER_US) for time in (micros, start, slack))
-    rates = math.ceil(rate * MICRO), math.ceil(far_rate * MICRO)
+    rates = math.ceil(rate * MICRO), math.ceil(inter_node_rate * MICRO)
     return LibraryCost(
         duration=duration,
         algorithm=how[0],
         protocol=how[1],
         start=first,
         rate=rates[0],
-        far_rate=rates[1],
+        inter_node_rate=rates[1],
         slack=lost,
         channels=channels,
         hbm_bytes=math.ceil(hbm),
@@ -272,12 +272,12 @@ def _start(node: Node, block: float) -> float:
 
 
 def _exchange(node: Node, size: int, place: Place) -> LibraryCost:
-    direct, block, near = node.point_to_point, size / place.ranks, place.per_node - 1
+    direct, block, peers = node.point_to_point, size / place.ranks, place.per_node - 1
     each = exchange_block(node, size, place)
     copy = block / (direct.copy_rate / MICRO)
     spread = node.spread / PS_PER_US * min(1.0, block / _ALL_CHANNELS)
-    start = (direct.base + near * direct.peer) / PS_PER_US + spread
-    micros, channels = start + near * each + copy, exchange_channels(place)
+    start = (direct.base + peers * direct.peer) / PS_PER_US + spread
+    micros, channels = start + peers * each + copy, exchange_channels(place)
     return make_cost(micros, SENDS, start=start, rate=block / each, channels=channels, hbm=2.0 * size)
 
 
@@ -295,9 +295,9 @@ def exchange_channels(place: Place) -> int:
 
 def _to_one(node: Node, size: int, place: Place) -> LibraryCost:
     """Return the cost of one rank's sends to all others, or of theirs to it, one after the other."""
-    block, near, rate = size / place.ranks, place.ranks - 1, node.simple.link / MICRO
-    start = (node.point_to_point.base + near * node.point_to_point.peer) / PS_PER_US
-    channels, micros = exchange_channels(place), start + near * block / rate
+    block, peers, rate = size / place.ranks, place.ranks - 1, node.simple.link / MICRO
+    start = (node.point_to_point.base + peers * node.point_to_point.peer) / PS_PER_US
+    channels, micros = exchange_channels(place), start + peers * block / rate
     return make_cost(micros, SENDS, start=start, channels=channels, hbm=2.0 * size, rate=rate)
 
 
@@ -313,7 +313,7 @@ def _chain(node: Node, size: int, place: Place) -> LibraryCost:
     start, leaving = _start(node, size), size / wire
     micros = start + ring.steps * protocol.hop / PS_PER_US + wire + fill
     channels, how = ring_channels(node, ring), ("ring", choice)
-    rates = {"rate": leaving, "far_rate": leaving}
+    rates = {"rate": leaving, "inter_node_rate": leaving}
     return make_cost(micros, how, start=start, channels=channels, hbm=2.0 * size, **rates)
 
 

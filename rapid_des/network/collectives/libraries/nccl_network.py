@@ -197,25 +197,28 @@ def _small_tree(node: Node, network: Network, ring: Ring, per_node: int) -> Libr
 
 
 def _exchange(node: Node, network: Network, size: int, place: Place) -> LibraryCost:
-    block, near, far = size / place.ranks, place.per_node - 1, place.ranks - place.per_node
+    block, inside, outside = size / place.ranks, place.per_node - 1, place.ranks - place.per_node
     each = exchange_block(node, size, place)
     crowding = 1 + network.exchange_crowding * (1 - 2 * place.per_node / place.ranks)
-    nic = min(network.exchange_nic / crowding, _peer_rate(network, place) * far) / MICRO
-    far_each = block / nic * slowdown_of(network.exchange_ramp, block)
-    start = (network.exchange_base + far * network.exchange_peer) / PS_PER_US
-    wire = max(max(place.nic_blocks, far) * far_each, near * each)
+    nic = min(network.exchange_nic / crowding, _peer_rate(network, place) * outside) / MICRO
+    each_outside = block / nic * slowdown_of(network.exchange_ramp, block)
+    start = (network.exchange_base + outside * network.exchange_peer) / PS_PER_US
+    wire = max(max(place.nic_blocks, outside) * each_outside, inside * each)
     micros = start + wire + block / (network.exchange_copy_rate / MICRO)
-    rates = {"rate": block / each, "far_rate": block / far_each}
+    rates = {"rate": block / each, "inter_node_rate": block / each_outside}
     return make_cost(micros, SENDS, start=start, channels=exchange_channels(place), hbm=2.0 * size, **rates)
 
 
 def _to_one(node: Node, network: Network, size: int, place: Place) -> LibraryCost:
     """Return the cost of one rank's sends to all others, or of theirs to it, one after the other."""
-    block, near, far = size / place.ranks, place.per_node - 1, place.ranks - place.per_node
-    rate, far_rate = node.simple.link / MICRO, network.exchange_nic / MICRO
+    block, inside, outside = size / place.ranks, place.per_node - 1, place.ranks - place.per_node
+    rate, inter_node_rate = node.simple.link / MICRO, network.exchange_nic / MICRO
     start = (network.exchange_base + (place.ranks - 1) * node.point_to_point.peer) / PS_PER_US
-    micros, channels = start + max(near * block / rate, far * block / far_rate), exchange_channels(place)
-    rates = {"rate": rate, "far_rate": far_rate}
+    micros, channels = (
+        start + max(inside * block / rate, outside * block / inter_node_rate),
+        exchange_channels(place),
+    )
+    rates = {"rate": rate, "inter_node_rate": inter_node_rate}
     return make_cost(micros, SENDS, start=start, channels=channels, hbm=2.0 * size, **rates)
 
 
@@ -229,10 +232,10 @@ def _chain(node: Node, network: Network, size: int, place: Place, *, begins: int
     choice = choice_across_nodes(network, place.per_node, (inner, ring.network_steps), float(size))
     start = network.base / PS_PER_US
     hop = network.ll128_hop if choice == "ll128" else network.simple_hop
-    rate, far_rate = min(network.link, place.per_node * network.nic), network.nic
+    rate, inter_node_rate = min(network.link, place.per_node * network.nic), network.nic
     slowdown = slowdown_of(network.ramp, size)
     wire, chunk = size / rate * MICRO * slowdown, size / chain_chunks(size)
-    fill = (inner / rate + ring.network_steps / far_rate) * chunk * MICRO * slowdown
+    fill = (inner / rate + ring.network_steps / inter_node_rate) * chunk * MICRO * slowdown
     meeting = _MEETING if begins == 1 else _MEETING_AT_ROOT
     load = min(_MOST_LOAD, rate / node.wire)
     slack = meeting * load / (2 - 2 * load) * fill * wire / (wire + fill) if place.railed else 0.0
@@ -242,7 +245,7 @@ def _chain(node: Node, network: Network, size: int, place: Place, *, begins: int
         ("ring", choice),
         start=start,
         rate=size / wire / begins,
-        far_rate=size / wire / begins,
+        inter_node_rate=size / wire / begins,
         slack=slack,
         channels=ring_channels(node, ring),
         hbm=2.0 * size,

@@ -99,9 +99,9 @@ def sampled_cost(samples: Samples, collective: CollectiveType, place: Place, siz
     return _cost(curve, size, algorithm)
 
 
-def sampled_send(samples: Samples, size: int, *, far: bool) -> LibraryCost | None:
+def sampled_send(samples: Samples, size: int, *, inter_node: bool) -> LibraryCost | None:
     """Return what a message was measured to take, within a node or between two."""
-    curve = samples.get(("send", 2, 1) if far else ("send", 1, 2))
+    curve = samples.get(("send", 2, 1) if inter_node else ("send", 1, 2))
     return None if curve is None else _cost(curve, size, "direct")
 
 
