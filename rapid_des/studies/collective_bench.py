@@ -24,6 +24,7 @@ from rapid_des.network.collectives.bounds import Bounds, bounds
 from rapid_des.network.collectives.libraries.nccl import LibraryCost
 from rapid_des.network.collectives.libraries.nccl_fabric import load_fabric
 from rapid_des.network.collectives.libraries.nccl_network import nccl_time
+from rapid_des.network.collectives.on_fabric import collectives_of
 from rapid_des.network.collectives.schedule import SHARDED_INPUT
 from rapid_des.network.fabric import Fabric
 from rapid_des.network.metrics import bisection
@@ -195,12 +196,16 @@ def each_answer(
 
 def members_of(question: Question, machine: Machine) -> int:
     """Return how many GPUs are asked for; `InputError` for more than there are, or an unknown operation."""
-    if question.operation not in OPERATIONS:
-        raise InputError(f"--op: {question.operation!r} is not one of {', '.join(OPERATIONS)}")
+    _require_operation(question.operation)
     members = machine.fabric.gpus if question.gpus is None else question.gpus
     if not 2 <= members <= machine.fabric.gpus:
         raise InputError(f"--gpus: {members} is not one of 2 to {machine.fabric.gpus}")
     return members
+
+
+def _require_operation(operation: str) -> None:
+    if operation not in OPERATIONS:
+        raise InputError(f"--op: {operation!r} is not one of {', '.join(OPERATIONS)}")
 
 
 def share_of(question: Question, size: int, machine: Machine) -> int:
@@ -219,10 +224,28 @@ def chosen(
     """
     if algorithm is None:
         return None, ()
-    if algorithm in ON_FABRIC.keys() - IN_SWITCH or Path(algorithm).suffix.lower() in READERS:
+    is_file = Path(algorithm).suffix.lower() in READERS
+    if not is_file:
+        _require_algorithm(operation, algorithm, chunks)
+    if is_file or algorithm in ON_FABRIC.keys() - IN_SWITCH:
         return StatedAlgorithm(algorithm, chunks), ()
     choice = algorithm if chunks == 1 else f"{{algorithm: {algorithm}, chunks: {chunks}}}"
     return None, (f"machine.collectives.{operation}={choice}",)
+
+
+def _require_algorithm(operation: str, algorithm: str, chunks: int) -> None:
+    """Refuse by the option's name what the machine would refuse by its key."""
+    _require_operation(operation)
+    if algorithm == AUTO:
+        if chunks > 1:
+            raise InputError(f"--chunks: {chunks}; allowed: 1, as auto chooses chunks itself")
+        return
+    try:
+        does = sorted(kind.name.lower() for kind in collectives_of(algorithm))
+    except InputError as error:
+        raise InputError(f"--algorithm: {error}, auto, all, or a file ({', '.join(READERS)})") from None
+    if operation not in does:
+        raise InputError(f"--algorithm: {algorithm!r} does not do {operation}; it does {', '.join(does)}")
 
 
 def _scheduler(

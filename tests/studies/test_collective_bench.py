@@ -20,13 +20,17 @@ from rapid_des.studies.collective_bench import (
     OPERATIONS,
     Question,
     StatedAlgorithm,
-    answer,
     chosen,
+    each_answer,
     sizes_between,
 )
 from rapid_des.studies.traffic import messages
 from tests.cli.shell import call as shell
 from tests.program.machines import dimension, machine, ring, switch
+
+
+def answer(where, question, engine="auto"):
+    return list(each_answer(where, question, engine=engine))
 
 
 def test_sizes_go_by_the_factor_and_end_within():
@@ -95,6 +99,21 @@ def test_messages_take_as_long_as_the_collective_that_they_are():
     (asked,) = answer(machine, Question("all_reduce", [2**20]), engine="simpy")
     ring = algorithm("ring")(CollectiveType.ALL_REDUCE, 8, 2**20)
     assert replay(messages(ring, range(8)), machine.native, engine="simpy").step_time == asked.duration
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--algorithm", "rign"), "--algorithm: 'rign' is not a collective algorithm; allowed: ring, "),
+        (("--algorithm", "bruck"), "--algorithm: 'bruck' does not do all_reduce; it does all_gather"),
+        (("--algorithm", "auto", "--chunks", "2"), "--chunks: 2; allowed: 1, as auto chooses chunks itself"),
+        (("--algorithm", "ring", "--op", "sum"), "--op: 'sum' is not one of all_reduce, "),
+    ],
+)
+def test_a_wrong_option_is_named_as_it_was_given(words, told):
+    refused = shell("topology", "bench", "dgx_a100", "--sizes", "1MiB", *words)
+    assert refused.code == 2
+    assert told in refused.err
 
 
 def test_chunks_pipeline_a_tree():
