@@ -81,7 +81,7 @@ LINKS_APART = 7
 `closing_kernel`)."""
 PAUSED = 8
 """Enough events for one call (`cursor[PAUSE]`): Python looks for signals, and calls again."""
-STOPPED_WAKES, DETOUR, NO_SCORE, MORE_PARTS = 9, 10, 11, 12
+STOPPED_WAKES, DETOUR, NO_SCHEDULE, MORE_PARTS = 9, 10, 11, 12
 """Closed links: what they stopped may set off again; a message needs a route around them; a rank comes to a
 collective and it is not known what it does there under a plan, or there is no room to note that it is there.
 """
@@ -265,7 +265,7 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
         visit = 0
         starts = False
         opens, member = NONE, 0  # the template of the instance that a member comes to
-        part, score, call, plan, caller, group, number = NONE, NONE, NONE, AS_LOWERED, 0, 0, 0
+        part, schedule, call, plan, caller, group, number = NONE, NONE, NONE, AS_LOWERED, 0, 0, 0
         if kind <= END:
             visit = ranks.program[a] + b
             starts = kind == START or (kind == READY and visits.server[visit] == NONE)
@@ -277,7 +277,7 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 member = ranks.slot_member[ranks.slot[a] + visits.slot[visit]]
                 if replanning and replans.stands[visit] != NONE:
                     # R8: the first member to come fixes the plan; of another than the program's the rank
-                    # follows its score, whose steps come to instances of their own.
+                    # follows its schedule, whose steps come to instances of their own.
                     caller = b if visits.parent[visit] == NONE else visits.parent[visit]
                     slot = ranks.slot[a] + visits.slot[ranks.program[a] + caller]
                     number = visits.occurrence[visit]
@@ -293,9 +293,9 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                     record = ranks.flat[a] + b
                     if plan != AS_LOWERED:
                         part = state.part[ranks.flat[a] + caller]
-                        score = state.score[record]
-                        if part == NONE and state.score_plan[record] != plan:
-                            totals[STATUS] = NO_SCORE
+                        schedule = state.schedule[record]
+                        if part == NONE and state.schedule_plan[record] != plan:
+                            totals[STATUS] = NO_SCHEDULE
                             totals[WANTED], totals[3], totals[4] = a, b, plan
                             break
                         if part == NONE and counts[PARTS] == len(parts.rank):
@@ -303,13 +303,13 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                             break
                         opens = NONE
                         if part == NONE:
-                            row += replans.scores[score + 1] - replans.scores[score]
+                            row += replans.schedules[schedule + 1] - replans.schedules[schedule]
         elif kind == STEP:
             opens, member = replans.template[b], replans.member[b]
         elif kind == FIRE:
             template = instances.template[a]
             if b >= tasks.tasks[template]:
-                if instances.turn[a] != NONE:
+                if instances.chunk[a] != NONE:
                     row = parts.visits[member_part[instances.member[a] + b - tasks.tasks[template]]]
             else:
                 entry = tasks.first_task[template] + b
@@ -356,7 +356,7 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
         visit_first, visit_last = 0, 0
         edge_instance, edge_first, edge_last = NONE, 0, 0
         deliver, at_injection, arrives = False, False, False
-        sub, turn, meets, come_rank, come_visit = 0, NONE, True, 0, 0
+        sub, chunk, meets, come_rank, come_visit = 0, NONE, True, 0, 0
         added = 0  # to what rank a serves
 
         if starts:
@@ -388,7 +388,7 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                     number = state.number[ranks.flat[a] + visits.parent[visit]]
                 if opens != NONE:
                     group = ranks.slot_group[ranks.slot[a] + visits.slot[visit]]
-                    sub, turn, meets = visits.sub[visit], NONE, True
+                    sub, chunk, meets = visits.sub[visit], NONE, True
                     come_rank, come_visit = a, b
                 elif part == NONE:
                     if state.called[call] != visits.template[visit]:
@@ -400,9 +400,9 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                     counts[PARTS] += 1
                     parts.rank[part], parts.group[part], parts.number[part] = a, group, number
                     parts.visit[part], parts.arrived[part], parts.visits[part] = replans.stands[visit], b, 1
-                    parts.left[part] = replans.scores[score + 1] - replans.scores[score]
+                    parts.left[part] = replans.schedules[schedule + 1] - replans.schedules[schedule]
                     state.part[ranks.flat[a] + caller], state.beside[record] = part, NONE
-                    for place in range(replans.scores[score], replans.scores[score + 1]):
+                    for place in range(replans.schedules[schedule], replans.schedules[schedule + 1]):
                         stack_kind[depth] = STEP
                         stack_a[depth], stack_b[depth] = part, replans.first[place]
                         depth += 1
@@ -419,7 +419,7 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
 
         elif kind == STEP:
             group, number, sub = parts.group[a], parts.number[a], replans.sub[b]
-            turn, meets = replans.turn[b], replans.meets[b]
+            chunk, meets = replans.chunk[b], replans.meets[b]
             come_rank, come_visit = parts.rank[a], parts.visit[a]
 
         elif kind == READY:
@@ -462,7 +462,7 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 entry = instances.member[a] + b - tasks.tasks[template]
                 rank, visit = member_rank[entry], member_visit[entry]
                 following = NONE
-                if instances.turn[a] != NONE:  # or it goes on with its next step, and ends with the last one
+                if instances.chunk[a] != NONE:  # or it goes on with its next step, and ends with the last one
                     part, step = member_part[entry], replans.next[member_step[entry]]
                     if step != NONE:
                         stack_kind[depth], stack_a[depth], stack_b[depth] = STEP, part, step
@@ -472,7 +472,7 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                         parts.left[part] -= 1
                         visit = NONE if parts.left[part] > 0 else parts.arrived[part]
                 while visit != NONE:
-                    if instances.turn[a] != NONE:
+                    if instances.chunk[a] != NONE:
                         following = state.beside[ranks.flat[rank] + visit]
                         met = state.met[ranks.flat[rank] + parts.visit[part]]
                         state.met[ranks.flat[rank] + visit] = met
@@ -518,8 +518,8 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 transfers.visit[transfer] = member_visit[entry]
                 transfers.sub[transfer] = instances.sub[a]
                 priority = visits.link_priority[ranks.program[member_rank[entry]] + member_visit[entry]]
-                if instances.turn[a] != NONE:
-                    priority += instances.turn[a] - priority % LINK_ORDERS
+                if instances.chunk[a] != NONE:
+                    priority += instances.chunk[a] - priority % LINK_ORDERS
                 transfers.priority[transfer] = priority
                 if messages_spray:
                     route = sprayed_route(network, route, message_hash(member_rank[entry], now, b))
@@ -669,10 +669,12 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                 instances.group[instance] = group
                 instances.number[instance] = number
                 instances.sub[instance] = sub
-                instances.turn[instance] = turn
+                instances.chunk[instance] = chunk
                 instances.absent[instance] = members
                 instances.left[instance] = wanted
-                instances.use[instance] = use_of(network, group, template) if turn == NONE else replans.use[b]
+                instances.use[instance] = (
+                    use_of(network, group, template) if chunk == NONE else replans.use[b]
+                )
                 instances.next[instance] = state.active[group]
                 state.active[group] = instance
                 base, entry = instances.arena[instance], tasks.first_task[template]
@@ -691,7 +693,7 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
             entry = instances.member[instance]
             member_rank[entry + member] = come_rank
             member_visit[entry + member] = come_visit
-            if turn != NONE:
+            if chunk != NONE:
                 member_part[entry + member], member_step[entry + member] = a, b
             instances.absent[instance] -= 1
             if instances.absent[instance] == 0 and meets:

@@ -16,15 +16,15 @@ class Replans(NamedTuple):
     """What ranks do in collectives that are replanned (R8), in steps; empty where none are.
 
     A plan is a set of closed links that collectives are planned around; 0 is none, and `AS_LOWERED` is what
-    the program says. A rank's score is its first steps in one collective under one plan, one for each chunk.
+    the program says. A rank's schedule is its first steps in one collective under one plan, one a chunk.
     """
 
     stands: Array
     """By row of `Visits`: the first MEMBER of the same collective, by whose name its messages go, or NONE."""
     calls: Array
     """By group: where its collectives begin in `State.planned`."""
-    scores: Array
-    """By score: where its steps begin in `first`."""
+    schedules: Array
+    """By schedule: where its steps begin in `first`."""
     first: Array
     template: Array
     """By step, as those below."""
@@ -32,7 +32,7 @@ class Replans(NamedTuple):
     """Where the routes of the template's pairs begin in `Network.pair_route`."""
     member: Array
     sub: Array
-    turn: Array
+    chunk: Array
     """The number of its chunk, for its place on links."""
     meets: Array
     """Whether it is the one that begins the collective."""

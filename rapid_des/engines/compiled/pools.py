@@ -53,7 +53,7 @@ class Instances(NamedTuple):
     left: Array
     """Tasks not yet delivered plus members not yet done."""
     use: Array
-    turn: Array
+    chunk: Array
     """Of a step of a collective that is replanned the number of its chunk, else NONE."""
     next: Array
     """The next active instance of the group, or the next free one of the template."""
@@ -203,9 +203,9 @@ class State(NamedTuple):
     """Collective (`Replans.calls`) to the plan that it follows, 0 before its first member comes."""
     called: Array
     """Collective to the template of the visit that came first."""
-    score: Array
-    """By row of the records, as the next three: a rank's score in a collective under `score_plan`."""
-    score_plan: Array
+    schedule: Array
+    """By row of the records, as the next three: a rank's schedule in a collective under `schedule_plan`."""
+    schedule_plan: Array
     part: Array
     """A collective's visit to the rank's part in it, or NONE."""
     beside: Array
@@ -257,8 +257,8 @@ def new_state(flat: Flat, links: int, labels: int, *, trail: bool, fluid: bool) 
     )
 
 
-_REPLANNED = ("planned", "called", "score", "score_plan", "part", "beside")
-"""What whoever plans collectives anew gives room to."""
+_REPLANNED = ("planned", "called", "schedule", "schedule_plan", "part", "beside")
+"""What replanning gives room to."""
 
 
 def _of_visits(flat: Flat) -> dict[str, Array]:

@@ -13,7 +13,7 @@ from rapid_des.engines.compiled import kernel
 from rapid_des.engines.compiled.closing import ClosingSimulation
 from rapid_des.engines.compiled.engine import with_parts
 from rapid_des.engines.compiled.plan_tables import AS_LOWERED, NO_REPLANS
-from rapid_des.engines.compiled.scores import Scores
+from rapid_des.engines.compiled.rank_schedules import RankSchedules
 from rapid_des.errors import FabricCutError
 from rapid_des.program.faults.closures import Closures, cut_at
 from rapid_des.program.faults.planning import CollectiveReplanner
@@ -35,19 +35,19 @@ class ReplanningSimulation(ClosingSimulation):
         replans = NO_REPLANS._replace(
             stands=np.concatenate([np.zeros(0, np.int64), *firsts]),
             calls=_calls(program, kinds),
-            scores=np.zeros(1, np.int64),
+            schedules=np.zeros(1, np.int64),
         )
         self._kinds = kinds
         self._tables.flat = self._flat = flat._replace(replans=replans)
-        self._scores = Scores(self._tables, closures, fluid=program.fluid is not None)
+        self._schedules = RankSchedules(self._tables, closures, fluid=program.fluid is not None)
         self._plans: dict[frozenset[int], int] = {}
         self._state.flags[12] = True
         calls, records = int(replans.calls[-1]), len(self._state.start)
         self._state = self._state._replace(
             planned=np.zeros(calls, np.int32),
             called=np.zeros(calls, np.int32),
-            score=np.zeros(records, np.int32),
-            score_plan=np.zeros(records, np.int32),
+            schedule=np.zeros(records, np.int32),
+            schedule_plan=np.zeros(records, np.int32),
             part=np.full(records, NONE, np.int32),
             beside=np.full(records, NONE, np.int32),
         )
@@ -59,15 +59,15 @@ class ReplanningSimulation(ClosingSimulation):
         self._state.cursor[kernel.PLAN] = plan
 
     def _answer(self, status: int, wanted: int) -> None:
-        if status == kernel.NO_SCORE:
+        if status == kernel.NO_SCHEDULE:
             visit, plan = self._state.totals[3:5].tolist()
-            self._add_score(wanted, visit, plan)
+            self._add_schedule(wanted, visit, plan)
         elif status == kernel.MORE_PARTS:
             self._pools = with_parts(self._pools)
         else:
             super()._answer(status, wanted)
 
-    def _add_score(self, position: int, visit: int, plan: int) -> None:
+    def _add_schedule(self, position: int, visit: int, plan: int) -> None:
         """Find out what a rank does under a plan in all collectives that are like one of its visits'."""
         number = self.program.bindings[position].program
         part, kinds = self.program.programs[number], self._kinds[number]
@@ -77,11 +77,11 @@ class ReplanningSimulation(ClosingSimulation):
             chunks = self._planner.steps_of(position, node, dead)
         except FabricCutError as error:
             raise cut_at(error, int(self._state.cursor[kernel.NOW])) from None
-        score = self._scores.add(chunks)
+        schedule = self._schedules.add(chunks)
         self._flat = self._tables.flat
         alike = int(self._flat.ranks.flat[position]) + np.flatnonzero(kinds == kinds[visit])
-        self._state.score[alike], self._state.score_plan[alike] = score, plan
-        short = self._scores.templates - len(self._state.free)
+        self._state.schedule[alike], self._state.schedule_plan[alike] = schedule, plan
+        short = self._schedules.templates - len(self._state.free)
         if short > 0:
             free = np.pad(self._state.free, (0, short + len(self._state.free)), constant_values=NONE)
             self._state = self._state._replace(free=free)

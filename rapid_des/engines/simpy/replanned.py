@@ -112,12 +112,12 @@ class Replanning:
     def _take_part(
         self, call: tuple[int, int], chunks: list[list[RankPhase]], who: Member, visits: list[int]
     ) -> Steps:
-        """Go through the steps of all chunks side by side, each in its turn on links."""
+        """Go through the steps of all chunks side by side, each chunk before the next on links."""
         (position, visit, priority), first = who, chunks[0][0]
         before = priority - priority % LINK_ORDERS
         yield from [
-            self.env.process(self._chunk(call, steps, first, (position, visit, before + turn)))
-            for turn, steps in enumerate(chunks)
+            self.env.process(self._chunk(call, steps, first, (position, visit, before + number)))
+            for number, steps in enumerate(chunks)
         ]
         met = self.collectives.met
         for visit in visits[1:]:

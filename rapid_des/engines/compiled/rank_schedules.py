@@ -19,7 +19,7 @@ _SHARED = ("pair", "source", "need", "edge_target", "edge_lag", "edge_at_injecti
 _STARTS = ("edge_starts", "arrival_starts")
 
 
-class Scores:
+class RankSchedules:
     """The steps of ranks, and the templates that they are steps of, behind those of the program."""
 
     def __init__(self, tables: Tables, closures: Closures, *, fluid: bool) -> None:
@@ -35,18 +35,16 @@ class Scores:
         return len(self._tasks["members"].values)
 
     def add(self, chunks: list[list[RankPhase]]) -> int:
-        """Add what a rank does in a collective; return the number of that score."""
-        firsts = [
-            self._add_chunk(turn, chunk, begins=chunk is chunks[0]) for turn, chunk in enumerate(chunks)
-        ]
+        """Add what a rank does in a collective; return the number of that schedule."""
+        firsts = [self._add_chunk(number, chunk, begins=number == 0) for number, chunk in enumerate(chunks)]
         self._replans["first"].extend(firsts)
-        score = self._replans["scores"].extend([len(self._replans["first"].values)]) - 1
+        schedule = self._replans["schedules"].extend([len(self._replans["first"].values)]) - 1
         columns = {name: column.values for name, column in self._replans.items()}
         tasks = Tasks(**{name: column.values for name, column in self._tasks.items()})
         self._tables.flat = self._tables.flat._replace(replans=Replans(**columns), tasks=tasks)
-        return score
+        return schedule
 
-    def _add_chunk(self, turn: int, chunk: list[RankPhase], *, begins: bool) -> int:
+    def _add_chunk(self, number: int, chunk: list[RankPhase], *, begins: bool) -> int:
         """Add steps that follow one another; return the first."""
         known = [self._phase(step.phase) for step in chunk]
         first, steps = len(self._replans["next"].values), len(chunk)
@@ -55,7 +53,7 @@ class Scores:
             "use": [use for _, use in known],
             "member": [step.member for step in chunk],
             "sub": [step.number for step in chunk],
-            "turn": [turn] * steps,
+            "chunk": [number] * steps,
             "meets": [begins and step is chunk[0] for step in chunk],
             "next": [*range(first + 1, first + steps), NONE],
         }
