@@ -234,7 +234,7 @@ def _with_instances(small: Pools, wanted: int) -> Pools:
 
 
 def with_parts(small: Pools) -> Pools:
-    """Return pools with twice the room for parts of ranks in collectives that are planned anew."""
+    """Return pools with twice the room for parts of ranks in collectives that are replanned."""
     room = 2 * len(small.parts.rank)
     return small._replace(parts=Parts(*(_wider(column, room) for column in small.parts)))
 
