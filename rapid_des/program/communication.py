@@ -21,7 +21,7 @@ up in.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 from math import prod
@@ -59,6 +59,8 @@ if TYPE_CHECKING:
     from rapid_des.program.choosing import Planner
 
 Ranks = tuple[int, ...]
+Plans: TypeAlias = Mapping[Call, CollectivePlan]
+"""How the machine's algorithms do each collective."""
 
 
 def planner_of(machine: Machine, memory: BoundedCache | None = None, *, repeats: bool = False) -> Planner:

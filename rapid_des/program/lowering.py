@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache as remembered
 from math import prod
@@ -23,19 +23,11 @@ from rapid_des.chakra.trace import (
 from rapid_des.errors import InputError, TraceError, UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.program.builders import NOTHING, Expansion, MemberVisit, rank_program, service_times
-from rapid_des.program.communication import Communication, with_company
+from rapid_des.program.communication import Communication, Plans, with_company
 from rapid_des.program.delays import delay_table
 from rapid_des.program.groups import Along, Channel, Geometry, GroupTable, SlotNumbers, SlotTable, Whole
 from rapid_des.program.library import libraries_of
-from rapid_des.program.plans import (
-    NO_TREES,
-    Call,
-    CollectivePlan,
-    Served,
-    TreesOver,
-    TreesOverGroups,
-    cut_in_chunks,
-)
+from rapid_des.program.plans import NO_TREES, Call, Served, TreesOver, TreesOverGroups, cut_in_chunks
 from rapid_des.program.program import (
     NONE,
     Namer,
@@ -59,7 +51,7 @@ class Lowered:
     """What the program is the first one of; None: it is the whole."""
     served: frozenset[Served] = frozenset()
     """Which algorithms its collectives got."""
-    plans: Mapping[Call, CollectivePlan] = field(default_factory=dict)
+    plans: Plans = field(default_factory=dict)
     """How each collective is done, by the first rank that was lowered."""
     sizes: Sizes = field(default_factory=Sizes)
     """Of messages, in the order of their rows in the table of hops."""
@@ -113,11 +105,10 @@ def lower(  # noqa: PLR0913 - what is asked for, by name
     replica 0, and `UnsupportedByEngine` says that it can not stand for the others; `repeats` keeps `auto` to
     algorithms that can. `cache` keeps templates and choices from one program to the next.
     """
-    if traces.ranks and traces.ranks[-1].rank >= machine.fabric.gpus:
-        raise InputError(
-            f"{machine.path}: the machine has {machine.fabric.gpus} GPUs, the trace has rank "
-            f"{traces.ranks[-1].rank}"
-        )
+    last = traces.ranks[-1].rank if traces.ranks else 0
+    if last >= machine.fabric.gpus:
+        problem = f"the machine has {machine.fabric.gpus} GPUs, the trace has rank {last}"
+        raise InputError(f"{machine.path}: {problem}")
     machine.require_alive(trace.rank for trace in traces.ranks)
     lowering = _Lowering(
         traces,

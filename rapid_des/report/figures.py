@@ -205,9 +205,7 @@ def request_times(trace: JobTrace, lowered: Lowered, records: Records) -> Reques
     tokens = sum(count for _, count in later)
     return RequestTimes(
         first_token=first,
-        earliest=Duration(
-            min((ends[each.step] for each in passes(trace.job) if each.sampled), default=first)
-        ),
+        earliest=Duration(min((ends[at.step] for at in passes(trace.job) if at.sampled), default=first)),
         per_output_token=Duration(
             sum(kind.count * (kind.total - first) for kind, _ in later) // max(tokens, 1)
         ),
@@ -395,10 +393,8 @@ def _of_passes(job: Job, costs: Iterable[tuple[PricedOperator, _Pair]]) -> _Pair
     for kernel, pair in costs:
         by_step[kernel.step][_section(kernel), kernel.name] = pair
     alike = {current.step: current.alike for current in passes(job)}
-    whole = {step: by_step[alike[step]] | priced for step, priced in by_step.items()}
-    parts = {
-        step: _summed((runs[key[0]], pair) for key, pair in priced.items()) for step, priced in whole.items()
-    }
+    whole = {step: by_step[alike[step]] | new for step, new in by_step.items()}
+    parts = {step: _summed((runs[key[0]], pair) for key, pair in row.items()) for step, row in whole.items()}
     prompts = [parts.pop(step) for step in sorted(parts) if step <= 0]
     total = sum(pair[0] for pair in prompts), sum(pair[1] for pair in prompts)
     if not parts:

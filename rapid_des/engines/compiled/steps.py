@@ -5,7 +5,7 @@ from __future__ import annotations
 from rapid_des.compiling import compilable
 from rapid_des.engines.compiled.columns import Ranks, Visits
 from rapid_des.engines.compiled.flat import Array, Flat, Network
-from rapid_des.engines.compiled.pools import FREE_TRANSFER, Instances, State, Transfers
+from rapid_des.engines.compiled.pools import FREE_TRANSFER, Instances, State, Transfers, new_part
 from rapid_des.program import timetable
 
 NONE = -1
@@ -228,25 +228,6 @@ def close_instance(instances: Instances, state: State, instance: int) -> None:
 
 
 @compilable
-def new_part(transfers: Transfers, counts: Array, other: int) -> int:
-    """Take a free slot for a part that sets off as another of its message did; return it."""
-    part = counts[FREE_TRANSFER]
-    counts[FREE_TRANSFER] = transfers.next[part]
-    transfers.instance[part] = transfers.instance[other]
-    transfers.task[part] = transfers.task[other]
-    transfers.hop[part] = transfers.begin[part] = transfers.begin[other]
-    transfers.end[part] = transfers.end[other]
-    transfers.injected[part] = transfers.injected[other]
-    transfers.rank[part] = transfers.rank[other]
-    transfers.visit[part] = transfers.visit[other]
-    transfers.priority[part] = transfers.priority[other]
-    transfers.sub[part] = transfers.sub[other]
-    transfers.message[part] = transfers.message[other]
-    transfers.crossed[part] = 0
-    return part
-
-
-@compilable
 def next_part(transfers: Transfers, counts: Array, before: int) -> int:
     """Make the part of a message that follows one at its first link; return its slot."""
     part = new_part(transfers, counts, before)
@@ -276,30 +257,27 @@ def part_arrives(transfers: Transfers, counts: Array, part: int) -> bool:
 
 
 @compilable
-def goes_first(transfers: Transfers, transfer: int, other: int) -> bool:
+def goes_first(transfers: Transfers, this: int, other: int) -> bool:
     """Order transfers of equal priority and ready time by (part, source, injected, visit, phase, task) (R3).
 
     Pieces of one message, which closed links made (R8), go by how far they are, then by their numbers.
     """
-    if transfers.part[transfer] != transfers.part[other]:
-        return transfers.part[transfer] < transfers.part[other]
-    if transfers.rank[transfer] != transfers.rank[other]:
-        return transfers.rank[transfer] < transfers.rank[other]
-    if transfers.injected[transfer] != transfers.injected[other]:
-        return transfers.injected[transfer] < transfers.injected[other]
-    if transfers.visit[transfer] != transfers.visit[other]:
-        return transfers.visit[transfer] < transfers.visit[other]
-    if transfers.sub[transfer] != transfers.sub[other]:
-        return transfers.sub[transfer] < transfers.sub[other]
-    if transfers.task[transfer] != transfers.task[other]:
-        return transfers.task[transfer] < transfers.task[other]
-    places = (
-        transfers.hop[transfer] - transfers.begin[transfer],
-        transfers.hop[other] - transfers.begin[other],
-    )
+    if transfers.part[this] != transfers.part[other]:
+        return transfers.part[this] < transfers.part[other]
+    if transfers.rank[this] != transfers.rank[other]:
+        return transfers.rank[this] < transfers.rank[other]
+    if transfers.injected[this] != transfers.injected[other]:
+        return transfers.injected[this] < transfers.injected[other]
+    if transfers.visit[this] != transfers.visit[other]:
+        return transfers.visit[this] < transfers.visit[other]
+    if transfers.sub[this] != transfers.sub[other]:
+        return transfers.sub[this] < transfers.sub[other]
+    if transfers.task[this] != transfers.task[other]:
+        return transfers.task[this] < transfers.task[other]
+    places = transfers.hop[this] - transfers.begin[this], transfers.hop[other] - transfers.begin[other]
     if places[0] != places[1]:
         return places[0] < places[1]
-    return transfers.number[transfer] < transfers.number[other]
+    return transfers.number[this] < transfers.number[other]
 
 
 @compilable

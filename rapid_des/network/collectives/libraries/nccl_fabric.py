@@ -225,11 +225,11 @@ def on_links(fabric: NcclFabric, *, node: float, network: float) -> NcclFabric:
     """
     if node == network == 1.0:
         return fabric
-    inside = {name: _faster(getattr(fabric.node, name), node) for name in ("ll", "ll128", "simple", "nvls")}
+    faster = {name: _faster(getattr(fabric.node, name), node) for name in ("ll", "ll128", "simple", "nvls")}
     sends, tuner = _faster(fabric.node.point_to_point, node), fabric.node.tuner
     inside = structs.replace(
         _times(fabric.node, node, ("wire",)),
-        **inside,
+        **faster,
         point_to_point=sends,
         tuner=_times(tuner, node, tuner.__struct_fields__),
     )
