@@ -214,10 +214,8 @@ def _to_one(node: Node, network: Network, size: int, place: Place) -> LibraryCos
     block, inside, outside = size / place.ranks, place.per_node - 1, place.ranks - place.per_node
     rate, inter_node_rate = node.simple.link / MICRO, network.exchange_nic / MICRO
     start = (network.exchange_base + (place.ranks - 1) * node.point_to_point.peer) / PS_PER_US
-    micros, channels = (
-        start + max(inside * block / rate, outside * block / inter_node_rate),
-        exchange_channels(place),
-    )
+    micros = start + max(inside * block / rate, outside * block / inter_node_rate)
+    channels = exchange_channels(place)
     rates = {"rate": rate, "inter_node_rate": inter_node_rate}
     return make_cost(micros, SENDS, start=start, channels=channels, hbm=2.0 * size, **rates)
 
