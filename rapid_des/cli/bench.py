@@ -22,7 +22,7 @@ from rapid_des.studies.bench import (
 
 @click.command()
 @click.argument("cases", nargs=-1, metavar="[CASE …]")
-@click.option("--large", is_flag=True, help="Also the hierarchical runs on 16,384 and 131,072 GPUs.")
+@click.option("--large", is_flag=True, help="Also the hierarchical runs on 16,384 to 1,048,576 GPUs.")
 @json_option
 def bench(cases: tuple[str, ...], large: bool, as_json: bool) -> None:
     """Measure speed and memory on standard cases; a wrong answer is an error."""

@@ -186,18 +186,21 @@ CASES: Mapping[str, Case] = {
         8389374204223,
         large=True,
     ),
-    "llama405b_131072_hierarchical": Case(
-        partial(
-            _job,
-            "llama3_1_405b_train_16384",
-            "dgx_h100_x8",
-            "hierarchical",
-            nodes=16384,
-            data_parallel=1024,
-        ),
-        8452271349395,
-        large=True,
-    ),
+    **{
+        f"llama405b_{gpus}_hierarchical": Case(
+            partial(
+                _job,
+                "llama3_1_405b_train_16384",
+                "dgx_h100_x8",
+                "hierarchical",
+                nodes=gpus // 8,
+                data_parallel=gpus // 128,
+            ),
+            finish,
+            large=True,
+        )
+        for gpus, finish in {131_072: 8452271349395, 1_048_576: 8577843028011}.items()
+    },
 }
 
 
