@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta, structs
 
+from rapid_des.bounded_cache import BoundedCache
 from rapid_des.config import (
     Document,
     Settings,
@@ -243,13 +244,14 @@ class Machine:
         return self.spec.collectives
 
 
-def load_machine(
+def load_machine(  # noqa: PLR0913 - what may be set, by name
     reference: str | Path | Mapping[str, Any] | Document | Machine,
     *,
     settings: Settings = (),
     device_settings: Settings = (),
     faults: Iterable[Fault] = (),
     folder: Path | None = None,
+    cache: BoundedCache | None = None,
 ) -> Machine:
     """Return the machine that a path, a preset, a mapping (as a file would hold) or a machine stands for.
 
@@ -261,7 +263,8 @@ def load_machine(
     >>> int(half.fabric.bandwidth[0]), int(machine.fabric.bandwidth[0])  # bytes a second
     (150000000000, 300000000000)
 
-    Paths are relative to `folder`, else the working directory; every error names the file.
+    Paths are relative to `folder`, else the working directory; every error names the file. Machines that are
+    given one `cache` share device files, which are read once.
     """
     if isinstance(reference, Machine):
         document = Document(reference.path, to_tree(reference.as_spec(), "machine"))
@@ -270,11 +273,11 @@ def load_machine(
     chosen = _with_whole_messages(as_pairs(settings))
     document = apply_overrides(document, chosen, root="machine", folder=folder or Path())
     spec = _checked_spec(document)
-    stated = as_pairs(device_settings)
+    stated = tuple(as_pairs(device_settings))
     clock = dict(stated).get("conditions.clock")
     try:
         with settings_named(document):
-            device = _device(spec, document, stated)
+            device = _device(spec, document, stated, BoundedCache() if cache is None else cache)
         if clock is not None:
             spec = structs.replace(spec, clock=device.conditions.clock)
         machine = _built(spec, document, spec.faults, device)
@@ -317,11 +320,18 @@ def _check_nodes(machine: Machine) -> None:
         raise ConfigError(problem, file=str(machine.path), key="gpus_per_node")
 
 
-def _device(spec: MachineSpec, document: Document, settings: Iterable[tuple[str, str]]) -> Device:
+def _device(
+    spec: MachineSpec, document: Document, settings: tuple[tuple[str, str], ...], cache: BoundedCache
+) -> Device:
     """Return the device that a machine file names or holds, with `settings` set over it."""
     if isinstance(spec.device, str):
-        resolve(spec.device, "device", folder=document.folder, named_in=str(document.path), key="device")
-        return load_device(spec.device, settings=settings, folder=document.folder)
+        name, folder = spec.device, document.folder
+
+        def read() -> Device:
+            resolve(name, "device", folder=folder, named_in=str(document.path), key="device")
+            return load_device(name, settings=settings, folder=folder)
+
+        return cache.get_or_make(("device", name, folder, settings), read, weight=lambda _: 1 << 16)
     inline = Document(document.path, document.tree["device"])
     return device_of(with_settings(inline, settings), document.folder.absolute())
 

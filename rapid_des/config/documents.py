@@ -295,7 +295,8 @@ def apply_overrides(
 ) -> Document:
     """Return the document with each (key path, YAML text) set, in order.
 
-    Keys are joined by dots and list items are numbers (`fabric.0.bandwidth`). A value such as `0.73x`
+    Keys are joined by dots and list items are numbers (`fabric.0.bandwidth`); keys that are there may have
+    dots themselves (`constants.decode.trtllm-0.9.norm`). A value such as `0.73x`
     multiplies the number or quantity that stands there. Missing mappings on the way are made; whether
     the key is known is for the spec to say. A file that is named is looked for in `folder` first; `root` is
     what `--set` has before the keys.
@@ -303,7 +304,7 @@ def apply_overrides(
     tree = copy.deepcopy(document.tree)
     settings, prefix = tuple(settings), f"{root}." if root else ""
     for key, text in settings:
-        steps = key.split(".")
+        steps = _steps(tree, key)
         holder: Any = tree
         for step in steps[:-1]:
             holder = _enter(holder, step, key)
@@ -313,6 +314,23 @@ def apply_overrides(
         _assign(holder, steps[-1], value, key)
     stated = ((f"--set {prefix}{key}={text}", key) for key, text in settings)
     return Document(document.path, tree, (*document.settings, *stated))
+
+
+def _steps(tree: object, key: str) -> list[str]:
+    """Return the keys that a path of keys joined by dots goes through, the shortest that are there."""
+    steps, rest = list[str](), key.split(".")
+    while rest:
+        known = (".".join(rest[:n]) for n in range(1, len(rest) + 1)) if isinstance(tree, dict) else ()
+        step = next((step for step in known if isinstance(tree, dict) and step in tree), rest[0])
+        steps.append(step)
+        rest = rest[step.count(".") + 1 :]
+        tree = tree.get(step) if isinstance(tree, dict) else _item(tree, step)
+    return steps
+
+
+def _item(tree: object, step: str) -> object:
+    there = isinstance(tree, list) and _ITEM.match(step) and int(step) < len(tree)
+    return tree[int(step)] if there and isinstance(tree, list) else None
 
 
 def _located(reference: str, folder: Path) -> str:

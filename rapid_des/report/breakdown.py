@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -305,11 +305,11 @@ def _inside_times(done: BlockRun, position: int, end: int | None) -> Counter[str
 
 def block_uses(done: BlockRun, stage: int) -> Iterator[tuple[Segment, PieceKey, int]]:
     """Yield each block of every segment of a stage, and how often it is in it."""
-    known: dict[Segment, Counter[PieceKey]] = {}
+    known: dict[tuple[str, int, int], Counter[PieceKey]] = {}
     for segment in done.trace.segments[stage]:
-        kind = replace(segment, start=0, stop=0, micro_batch=0)
+        kind = segment.name, segment.chunk, segment.step
         if kind not in known:
-            known[kind] = done.blocks.uses(stage, kind)
+            known[kind] = done.blocks.uses(stage, segment)
         for key, count in known[kind].items():
             yield segment, key, count
 

@@ -109,7 +109,7 @@ def sensitivity_lines(sensitivities: Plain, job: str, machine: str, *, top: int)
     yield f"{job} on {machine}: step {step}, {sensitivities['mode']}; {change}"
     rows = [
         [row["knob"], row["kind"], f"{row['elasticity']:+.4f}",
-         *(f"{row[name] / sensitivities['step_time_s'] - 1:+.3%}" for name in ("lower_s", "higher_s"))]
+         *(_changed(row[name], sensitivities["step_time_s"]) for name in ("lower_s", "higher_s"))]
         for row in sensitivities["rows"][:top]
     ]  # fmt: skip
     yield from table("by how many % the step changes for 1 %", ["knob", "", "elasticity", "lower", "higher"],
@@ -125,3 +125,7 @@ def sensitivity_lines(sensitivities: Plain, job: str, machine: str, *, top: int)
         yield f"  nothing in this step depends on {', '.join(sensitivities['idle'])}"
     for knob, why in sensitivities["refused"].items():
         yield f"  can not be moved: {knob}: {why}"
+
+
+def _changed(step: float | None, base: float) -> str:
+    return "–" if step is None else f"{step / base - 1:+.3%}"

@@ -74,7 +74,8 @@ class Point:
         """
         priced = BoundedCache() if cache is None else cache
         job, machine = self.resolved(priced)
-        parts = (content(job.spec), machine_content(machine, priced), self.mode, self.strict, self.allow_oom)
+        of_job = priced.get_or_make(("content", job), lambda: content(job.spec))
+        parts = (of_job, machine_content(machine, priced), self.mode, self.strict, self.allow_oom)
         return hashlib.sha256(_ENCODER.encode((*parts, __version__))).hexdigest()
 
 
@@ -124,7 +125,7 @@ def _machine(
     def make() -> Machine:
         if isinstance(reference, Machine) and not any(settings):
             return reference
-        return load_machine(reference, settings=settings[0], device_settings=settings[1])
+        return load_machine(reference, settings=settings[0], device_settings=settings[1], cache=cache)
 
     machine = cache.get_or_make(("machine", reference, settings), make, weight=_weight)
     if not faults:

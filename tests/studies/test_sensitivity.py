@@ -8,7 +8,10 @@ from click.testing import CliRunner
 from rapid_des.cli.main import cli
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
-from rapid_des.studies.sensitivity import How, knobs, sensitivity
+from rapid_des.simulation import simulate
+from rapid_des.studies.knobs import Knob, Mover, knobs, together
+from rapid_des.studies.points import Point
+from rapid_des.studies.sensitivity import How, sensitivity
 
 SMALL = {"model.layers": "4", "training.global_batch": "8", "training.sequence_length": "2048"}
 
@@ -40,6 +43,49 @@ def test_knobs_that_stand_for_one_thing_move_together(found):
     strongest = found.rows[0]
     assert strongest.knob in {"device.tensor_peak", "device.clock.sustained", "device.sms"}
     assert strongest.higher < found.step_time < strongest.lower
+
+
+def test_every_constant_is_a_knob_or_a_choice(tmp_path):
+    job, machine = load_job("llama2_7b_train"), load_machine("dgx_a100")
+    every = knobs(job, machine)
+    by_name = {knob.name: knob for knob in every}
+    assert by_name["device.family.constants.gemm.default.tensor"].kind == "ratio"
+    assert by_name["machine.collectives.measured.nccl.node.simple.hop"].kind == "time"
+    assert by_name["device.l2.capacity"].at(0.5) == 0.5
+    assert "device.family.constants.attention.default.tile_q" not in by_name  # a tile is chosen
+    mover = Mover(machine, tmp_path)
+    for knob in every:
+        if not knob.name.startswith("device.clock.peak"):
+            Point(job, machine, mover.settings(knob, 0.99)).resolved()
+
+
+def test_a_library_moves_as_a_whole_unless_constants_are_asked_for():
+    every = knobs(load_job("llama2_7b_train"), load_machine("dgx_a100"))
+    wholes = {knob.name: knob for knob in together(every) if knob.file}
+    rates = wholes["machine.collectives.measured.nccl: its rates"]
+    assert len(rates.keys) == sum(knob.file == rates.file and knob.kind == "rate" for knob in every)
+
+
+def test_a_whole_number_moves_by_one_at_least():
+    header = Knob("header", "size", ("header",), whole=16)
+    assert (header.at(0.99), header.at(1.01)) == (15 / 16, 17 / 16)
+
+
+def test_what_can_move_one_way_alone_is_moved_that_way():
+    settings = [("constants.gemm.default.tensor", "1.0")]
+    machine = load_machine("dgx_a100", device_settings=settings)
+    job = load_job("llama2_7b_train", settings=SMALL | {"model.layers": "1", "parallelism": "{dp: 8}"})
+    with pytest.MonkeyPatch.context() as patched:
+        only = [Knob("tensor", "ratio", ("device.constants.gemm.default.tensor",))]
+        patched.setattr("rapid_des.studies.sensitivity.knobs", lambda *_: only)
+        (row,) = sensitivity(job, machine, How(constants=True)).rows
+    assert row.higher is None
+    assert row.lower > sensitivity_step(job, machine)
+    assert -1 < row.value < 0
+
+
+def sensitivity_step(job, machine):
+    return simulate(job, machine, mode="analytical").step_time
 
 
 def test_the_command_draws_what_it_tells(tmp_path):

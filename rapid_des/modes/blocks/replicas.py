@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
+from functools import cache
 from math import prod
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, RankTrace, TraceSet
+from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.groups import PARTS, Layout
 from rapid_des.frontend.trace import JobTrace
@@ -99,11 +102,11 @@ def _run_mates(
     ranks = trace.traces.ranks
     if machine.faults or any(rank.nodes is not ranks[firsts[at]].nodes for rank, at in zip(ranks, stages)):  # noqa: B905
         return None
-    numbers = np.array([rank.rank for rank in ranks], np.int64)
+    numbers, alone = np.array([rank.rank for rank in ranks], np.int64), _TimesAlone(trace.traces, machine)
     lines = [numbers[stages == stage] for stage in range(trace.job.stages)]
-    if len({len(line) for line in lines}) > 1 or not _groups_alike(trace, machine, stages, numbers):
+    if len({len(line) for line in lines}) > 1 or not _groups_alike(trace, alone, stages, numbers):
         return None
-    if not _messages_alike(trace, machine, stages):
+    if not _messages_alike(trace, alone, stages):
         return None
     image = np.arange(trace.job.gpus)
     for line in lines:
@@ -118,7 +121,7 @@ def _run_mates(
     return first, Run(lowered, _of_all(execution, mates.count), machine)
 
 
-def _groups_alike(trace: JobTrace, machine: Machine, stages: Int64s, numbers: Int64s) -> bool:
+def _groups_alike(trace: JobTrace, alone: _TimesAlone, stages: Int64s, numbers: Int64s) -> bool:
     """Tell whether what the process groups of one kind and one set of stages do takes all of them as long."""
     stage_of = np.full(trace.job.gpus, -1, np.int64)
     stage_of[numbers] = stages
@@ -127,33 +130,34 @@ def _groups_alike(trace: JobTrace, machine: Machine, stages: Int64s, numbers: In
         if len(ranks) > 1:
             where = tuple(sorted(set(stage_of[list(ranks)].tolist())))
             kinds.setdefault((name.partition(".")[0], where, len(ranks)), {})[ranks] = name
-    return all(_last_alike(trace, machine, groups) for groups in kinds.values())
+    return all(_last_alike(trace, alone, groups) for groups in kinds.values())
 
 
-def _last_alike(trace: JobTrace, machine: Machine, groups: Mapping[tuple[int, ...], str]) -> bool:
+def _last_alike(trace: JobTrace, alone: _TimesAlone, groups: Mapping[tuple[int, ...], str]) -> bool:
     """Tell whether groups have equal routes, or what libraries do in them lasts as long on any routes."""
-    likes = dict(zip(signatures(machine, list(groups)), groups.items(), strict=True))
+    likes = dict(zip(signatures(alone.machine, list(groups)), groups.items(), strict=True))
     if len(likes) == 1:
         return True
     place = {rank.rank: number for number, rank in enumerate(trace.traces.ranks)}
     by_stage: dict[int, set[tuple[object, ...]]] = {}
     for ranks, name in likes.values():
         for stage, rank in {trace.stage_of_rank[place[rank]]: rank for rank in ranks}.items():
-            times = _TimesAlone(trace.traces, machine, trace.traces.ranks[place[rank]])
-            by_stage.setdefault(stage, set()).add(times.collectives(name))
+            times = alone.collectives(trace.traces.ranks[place[rank]], name)
+            by_stage.setdefault(stage, set()).add(times)
     return all(map(_are_known_and_equal, by_stage.values()))
 
 
-def _messages_alike(trace: JobTrace, machine: Machine, stages: Int64s) -> bool:
+def _messages_alike(trace: JobTrace, alone: _TimesAlone, stages: Int64s) -> bool:
     """Tell whether the messages of all ranks of a stage to one other last as long."""
     ranks = trace.traces.ranks
     for stage in range(trace.job.stages):
         stage_ranks = [ranks[at] for at in np.flatnonzero(stages == stage).tolist()]
         for peer in range(len(stage_ranks[0].peers)):
             pairs = {tuple(dict.fromkeys((rank.rank, rank.peers[peer]))): rank for rank in stage_ranks}
-            likes = dict(zip(signatures(machine, list(pairs)), pairs.values(), strict=True))
-            times = {_TimesAlone(trace.traces, machine, rank).messages(peer) for rank in likes.values()}
-            if len(likes) > 1 and not _are_known_and_equal(times):
+            likes = dict(zip(signatures(alone.machine, list(pairs)), pairs.values(), strict=True))
+            if len(likes) > 1 and not _are_known_and_equal(
+                {alone.messages(rank, peer) for rank in likes.values()}
+            ):
                 return False
     return True
 
@@ -170,45 +174,52 @@ def _replicas(layout: Layout) -> Replicas:
 
 
 class _TimesAlone:
-    """What collectives and messages of one rank take alone, where that does not depend on where groups lie.
+    """What collectives and messages of ranks take alone, where that does not depend on where groups lie.
 
     What libraries do follows from sizes and counts of ranks and nodes. Ranks whose routes are unlike, as
     where the groups of some cross one switch more, still live alike if all that they do lasts as long.
     """
 
-    def __init__(self, traces: TraceSet, machine: Machine, rank: RankTrace) -> None:
-        self._rank, self._groups, self._machine = rank, GroupTable(traces, machine), machine
+    def __init__(self, traces: TraceSet, machine: Machine) -> None:
+        self.machine, self._groups = machine, GroupTable(traces, machine)
         libraries = libraries_of(traces, machine)
         self._communication = Communication(
             machine, self._groups, BoundedCache(), analytic=True, libraries=libraries
         )
+        self._calls = cache(_calls)
 
-    def collectives(self, name: str) -> tuple[TimeAlone | None, ...]:
-        """Return what each distinct collective of a group takes alone; None where its routes decide."""
-        rank, nodes, durations = self._rank, self._rank.nodes, list[TimeAlone | None]()
+    def collectives(self, rank: RankTrace, name: str) -> tuple[TimeAlone | None, ...]:
+        """Return what each distinct collective of a rank's group takes alone; None: its routes decide."""
+        nodes, durations = rank.nodes, list[TimeAlone | None]()
         members = self._groups.members(name)
-        extents, axes = geometry(self._machine, members)
-        here = (nodes.kind == NodeKind.COLLECTIVE) & (nodes.group == rank.groups.index(name))
-        columns = (
-            column[here].tolist() for column in (nodes.collective, nodes.size, nodes.stream, nodes.tag)
-        )
-        for kind, size, stream, tag in sorted(set(zip(*columns, strict=True))):
-            if UNSTATED in (kind, size) or tag or self._machine.in_switches:
+        extents, axes = geometry(self.machine, members)
+        for kind, size, stream, tag in self._calls(nodes, rank.groups.index(name)):
+            if UNSTATED in (kind, size) or tag or self.machine.in_switches:
                 durations.append(None)
                 continue
             call = Call(CollectiveType(kind), size, extents, axes, NO_TREES)
             durations.append(self._communication.collective_alone(call, nodes.streams[stream], members))
         return tuple(durations)
 
-    def messages(self, peer: int) -> tuple[TimeAlone | None, ...]:
-        """Return what each distinct message to or from one of the rank's peers, by slot, takes alone."""
-        rank, nodes, durations = self._rank, self._rank.nodes, list[TimeAlone | None]()
+    def messages(self, rank: RankTrace, peer: int) -> tuple[TimeAlone | None, ...]:
+        """Return what each distinct message to or from one of a rank's peers, by slot, takes alone."""
+        nodes, durations = rank.nodes, list[TimeAlone | None]()
         here = ((nodes.kind == NodeKind.SEND) | (nodes.kind == NodeKind.RECV)) & (nodes.peer == peer)
-        columns = (column[here].tolist() for column in (nodes.kind, nodes.size, nodes.stream, nodes.group))
-        for kind, size, stream, group in sorted(set(zip(*columns, strict=True))):
+        for kind, size, stream, group in _distinct(here, nodes.kind, nodes.size, nodes.stream, nodes.group):
             ends = (rank.rank, rank.peers[peer])
             within = None if group == UNSTATED else self._groups.members(rank.groups[group])
             name = nodes.streams[stream].removesuffix("-send").removesuffix("-recv")
             sent = ends if kind == NodeKind.SEND else ends[::-1]
             durations.append(self._communication.message_alone(size, name, sent, within))
         return tuple(durations)
+
+
+def _calls(nodes: NodeTable, group: int) -> list[tuple[int, ...]]:
+    """Return the distinct collectives of a group that a table states: kind, size, stream and tag."""
+    here = (nodes.kind == NodeKind.COLLECTIVE) & (nodes.group == group)
+    return _distinct(here, nodes.collective, nodes.size, nodes.stream, nodes.tag)
+
+
+def _distinct(here: NDArray[np.bool_], *columns: NDArray[np.integer[Any]]) -> list[tuple[int, ...]]:
+    """Return the distinct rows of some columns, in order."""
+    return sorted(set(zip(*(column[here].tolist() for column in columns), strict=True)))

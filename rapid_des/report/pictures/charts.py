@@ -199,7 +199,8 @@ def draw_tornado(sensitivities: Mapping[str, Any], path: Path, title: str, top: 
     figure = new_figure(path, figsize=(8, 1.2 + 0.28 * len(rows)))
     axes = figure.subplots()
     for name, label, colour in (("lower_s", "lower", "#c44e52"), ("higher_s", "higher", "#4c72b0")):
-        changes = [100 * (row[name] / sensitivities["step_time_s"] - 1) for row in rows]
+        base = sensitivities["step_time_s"]
+        changes = [100 * ((row[name] or base) / base - 1) for row in rows]  # one that can not move so: 0
         axes.barh(
             range(len(rows)), changes, color=colour, label=f"knob {sensitivities['change']:.1%} {label}"
         )

@@ -1,0 +1,215 @@
+"""What of a job on a machine can be moved a bit, by the keys that state it, and the settings that move it.
+
+    rates, times, clocks    of machine, device and host; of communication libraries' files, copies of these
+    sizes                   of stores and headers, whole bytes
+    ratios                  constants of kernels and libraries without a unit
+
+What stands for one thing moves together: peaks of all formats; SMs with the peaks and bandwidths that all of
+them have. Tiles, counts and switches are choices: nothing is a bit more of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rapid_des.config import to_tree, to_yaml
+from rapid_des.device.spec import RANGES, split_kernel
+from rapid_des.frontend import Job
+from rapid_des.machine import Machine
+from rapid_des.network.collectives.libraries.nccl_fabric import load_fabric
+from rapid_des.network.collectives.libraries.serving_kernels import load_kernels
+from rapid_des.units import Size
+
+Settings = tuple[tuple[str, str], ...]
+SCALE = 1.25
+"""How much faster all is for the rule of sums."""
+_PATTERNS = {
+    "rate": re.compile(r"[\d.e+]+ ?\w+/s$"),
+    "time": re.compile(r"[\d.e+-]+ ?[num]?s$"),
+    "clock": re.compile(r"[\d.e+]+ ?\w*Hz$"),
+    "size": re.compile(r"[\d.e+]+ ?[KMG]?i?B$"),
+}
+_NOTHING = re.compile(r"0(\.0*)? ?\D")
+_TOGETHER = ("device.tensor_peak", "device.vector_peak", "device.clock.sustained")
+_COUNTED = ("device.sms", "device.l2_port_bytes_per_clock")
+_LIBRARIES: Mapping[str, Callable[[str], Any]] = {"nccl": load_fabric, "kernels": load_kernels}
+_MEASURED = "machine.collectives.measured"
+_CONSTANTS = ("device.family.constants", "device.constants")
+_LEFT_OUT = ("name", "kind", "energy", "power", "idle_power", "conditions")
+
+
+@dataclass(frozen=True)
+class Knob:
+    """Constants that move together."""
+
+    name: str
+    kind: str
+    """`rate`, `time`, `clock`, `size`, `ratio` or `number`."""
+    keys: tuple[str, ...]
+    whole: int = 0
+    """What stands there, of what is whole; 0: any part of it."""
+    file: str = ""
+    """Of a library's constants: the key that names their file, below which `keys` are."""
+
+    @property
+    def constant(self) -> bool:
+        """Whether it is one of the constants of kernels or of a library."""
+        return bool(self.file) or self.name.startswith(_CONSTANTS)
+
+    def at(self, factor: float) -> float:
+        """Return by which factor it moves if asked for another: whole numbers move by one or more."""
+        if not self.whole:
+            return factor
+        moved = round(self.whole * factor)
+        moved = max(moved, self.whole + 1) if factor > 1 else min(moved, self.whole - 1)
+        return max(moved, 1) / self.whole
+
+
+def knobs(job: Job, machine: Machine) -> list[Knob]:
+    """Return what can be moved of a job on a machine, what stands for one thing together."""
+    grouped: dict[str, Knob] = {}
+    for knob in _stated(job, machine):
+        name = next((name for name in _TOGETHER if knob.name.startswith(name)), knob.name)
+        keys = grouped[name].keys if name in grouped else ()
+        grouped[name] = Knob(name, knob.kind, (*keys, *knob.keys), knob.whole)
+    return [*grouped.values(), *_of_libraries(machine)]
+
+
+def _stated(job: Job, machine: Machine) -> Iterator[Knob]:
+    """Yield what files state, key by key."""
+    of_machine, of_device = to_tree(machine.as_spec(), "machine"), to_tree(machine.device.as_spec(), "device")
+    trees: dict[str, Any] = {
+        "machine": {name: value for name, value in of_machine.items() if name != "device"},
+        "device": {name: value for name, value in of_device.items() if name not in _LEFT_OUT},
+    }
+    if job.spec.host is not None:
+        trees["job"] = {"host": to_tree(job.spec.host, "job")}
+    for root, tree in trees.items():
+        for key, value in _leaves(tree, root):
+            kind = _kind(key, value)
+            if kind and key != "device.clock.sustained_within":
+                whole = int(Size.parse(value)) if kind == "size" else value if key in _COUNTED else 0
+                yield Knob(key, kind, (key,), whole)
+
+
+def _of_libraries(machine: Machine) -> Iterator[Knob]:
+    """Yield the rates and times of libraries' files, all together, and each constant for itself."""
+    for name in _LIBRARIES:
+        for key, value in _leaves(_tree(machine, name), ""):
+            kind = _ratio(value) or _unit(value)
+            if kind and ".limits." not in key:  # between kernels: choices
+                yield Knob(f"{_MEASURED}.{name}{key}", kind, (key,), file=f"{_MEASURED}.{name}")
+
+
+def _tree(machine: Machine, library: str) -> Any:
+    """Return what a library's file of constants holds; nothing where the machine names none."""
+    file = getattr(machine.spec.collectives.measured, library)
+    return to_tree(_LIBRARIES[library](file), "fabric") if isinstance(file, str) else {}
+
+
+def _kind(key: str, value: Any) -> str:
+    """Return what a value is; empty: nothing that can be a bit more."""
+    if key in (*_COUNTED, "machine.host_speed"):
+        return "number"
+    if isinstance(value, str):
+        return _unit(value)
+    if not key.startswith(_CONSTANTS) or not value:
+        return ""
+    section = key.partition("constants.")[2].partition(".")[0]
+    name = key.rpartition(".")[2]
+    span = RANGES[section].get(name) or RANGES[section][split_kernel(name)[1]]
+    if span.whole:
+        return ""
+    return "time" if name.endswith(("_us", "_ns")) else "rate" if name.endswith("_gbps") else "ratio"
+
+
+def _unit(value: Any) -> str:
+    texts = _PATTERNS.items() if isinstance(value, str) and not _NOTHING.match(value) else ()
+    return next((kind for kind, pattern in texts if pattern.match(value)), "")
+
+
+def _ratio(value: Any) -> str:
+    return "ratio" if isinstance(value, float) and value else ""
+
+
+def _leaves(tree: Any, key: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, Mapping):
+        for name, value in tree.items():
+            yield from _leaves(value, f"{key}.{name}")
+    elif isinstance(tree, list | tuple):
+        for number, value in enumerate(tree):
+            yield from _leaves(value, f"{key}.{number}")
+    else:
+        yield key, tree
+
+
+class Mover:
+    """Returns the settings that move knobs; those of libraries name copies of their files, in `folder`."""
+
+    def __init__(self, machine: Machine, folder: Path) -> None:
+        self._machine, self._folder, self._written = machine, folder, 0
+
+    def settings(self, knob: Knob, factor: float) -> Settings:
+        """Return the settings that move a knob by `knob.at(factor)`."""
+        if knob.file:
+            return self._copy(knob.file, dict.fromkeys(knob.keys, factor))
+        if knob.whole:
+            unit = " B" if knob.kind == "size" else ""
+            return tuple((key, f"{round(knob.whole * knob.at(factor))}{unit}") for key in knob.keys)
+        return tuple((key, f"{factor}x") for key in knob.keys)
+
+    def all_faster(self, every: Sequence[Knob]) -> Settings:
+        """Return the settings with which all takes `SCALE` times less."""
+        factors = {"rate": SCALE, "clock": SCALE, "time": 1 / SCALE}
+        changed: dict[str, dict[str, float]] = {}
+        settings: Settings = ()
+        for knob in every:
+            if knob.kind in factors and knob.file:
+                changed.setdefault(knob.file, {}).update(dict.fromkeys(knob.keys, factors[knob.kind]))
+            elif knob.kind in factors:
+                settings += self.settings(knob, factors[knob.kind])
+        return (*settings, *(one for file, keys in changed.items() for one in self._copy(file, keys)))
+
+    def _copy(self, file: str, factors: Mapping[str, float]) -> Settings:
+        """Return the setting for a copy of a library's file in which keys are multiplied."""
+        self._written += 1
+        path = self._folder / f"{self._written}.yaml"
+        tree = _scaled(_tree(self._machine, file.rpartition(".")[2]), "", factors)
+        path.write_text(to_yaml(tree), encoding="utf-8")
+        return ((file, str(path)),)
+
+
+def together(every: Sequence[Knob]) -> list[Knob]:
+    """Return knobs with the rates of each library's file as one, its times as another.
+
+    >>> some = [Knob("f.a", "rate", (".a",), file="f"), Knob("f.b", "rate", (".b",), file="f")]
+    >>> [(knob.name, knob.keys) for knob in together(some)]
+    [('f: its rates', ('.a', '.b'))]
+    """
+    files: dict[tuple[str, str], tuple[str, ...]] = {}
+    for knob in every:
+        if knob.file and knob.kind in ("rate", "time"):
+            files[knob.file, knob.kind] = (*files.get((knob.file, knob.kind), ()), *knob.keys)
+    own = [knob for knob in every if not knob.constant]
+    return [
+        *own,
+        *(Knob(f"{file}: its {kind}s", kind, keys, file=file) for (file, kind), keys in files.items()),
+    ]
+
+
+def _scaled(tree: Any, key: str, factors: Mapping[str, float]) -> Any:
+    if isinstance(tree, dict):
+        return {name: _scaled(value, f"{key}.{name}", factors) for name, value in tree.items()}
+    if isinstance(tree, list):
+        return [_scaled(value, f"{key}.{number}", factors) for number, value in enumerate(tree)]
+    if key not in factors:
+        return tree
+    if isinstance(tree, float):
+        return tree * factors[key]
+    number, unit = re.fullmatch(r"([\d.e+-]+) ?(\S+)", tree).groups()  # type: ignore[union-attr]
+    moved = float(number) * factors[key]
+    return f"{round(int(Size.parse(tree)) * factors[key])} B" if unit.endswith("B") else f"{moved!r} {unit}"
