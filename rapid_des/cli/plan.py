@@ -41,6 +41,13 @@ from rapid_des.studies.splits import CHOICES, choices_of
 @click.option("--pruned", is_flag=True, help="List every other way with the reason why it is no row.")
 @click.option("--price", type=click.FloatRange(0), help="Of a GPU for an hour: adds what a step costs.")
 @click.option(
+    "--within",
+    "within_s",
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    help="Stop then with the best so far, and how much faster others could be.",
+)
+@click.option(
     "--sensitivity",
     "strongest",
     type=click.IntRange(1),
@@ -63,7 +70,7 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
     vary = choices_of(options["vary"])
     wanted, loaded = open_job(job, machine, settings)
     with progress("plan") as bar:
-        names = ("gpus", "top", "mode", "pruned", "price")
+        names = ("gpus", "top", "mode", "pruned", "price", "within_s")
         asked = Wanted(**{name: options[name] for name in names}, vary=vary, told=bar.part)
         best = plan(wanted, loaded, asked, executor_of(options["executor"], options["workers"]))
         plain, lines = best.as_json(), list(plan_lines(best.as_json(), wanted.name, loaded.name))

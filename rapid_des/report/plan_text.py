@@ -25,8 +25,11 @@ _SHORT = {
 def plan_lines(plan: Plain, job: str, machine: str) -> Iterator[str]:
     """Yield a plan's rows as a table, and what became of the other ways."""
     yield f"{job} over {plan['gpus']} GPUs of {machine}: {plan['ways']:,} ways to split it"
-    if plan["interrupted"]:
-        yield "  interrupted: the best so far, of which those marked ? are not certain"
+    if plan["floor_s"] is not None:
+        first = plan["rows"][0]["step_time_s"]
+        least = time_text(round(plan["floor_s"] * PS_PER_S))
+        yield "  stopped before it was sure: the best so far, of which those marked ? are not certain"
+        yield f"  no way that is not listed takes less than {least} ({plan['floor_s'] / first - 1:+.1%})"
     rows = [_cells(row) for row in plan["rows"]]
     header = [_SHORT.get(name, name) for name in rows[0]]
     yield from table("best first", ["", *header], ">" * (1 + len(header)), [

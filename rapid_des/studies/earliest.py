@@ -4,6 +4,10 @@
     walk           its items in their order: each starts when the one before it is done, its input is there
                    and, where units are gathered, its first unit is whole
 
+Of a long step a short one is walked in whose middle each stage pauses for as long as it needs for what is
+left out. A chain of waiting leads from the short step's first half to its second on one stage, and in the
+long step goes through all that this stage does in between.
+
 Both leave out what else a stage waits for, so neither is above what is simulated. The walk is the longer.
 `held` says how many micro-batches a stage has begun as its first backward begins: then it is about fullest.
 """
@@ -22,6 +26,8 @@ Times = Mapping[tuple[Section, bool], int]
 """Picoseconds of one pass of a section: forward, or (true) all of its backward."""
 _WHOLE = ("gpipe", "1f1b", "interleaved_1f1b", "breadth_first")
 """Schedules that never take a backward apart."""
+_REPEATING = ("1f1b", "interleaved_1f1b")
+"""Those whose middle repeats itself, group of micro-batches by group."""
 _MOST = 1 << 16
 """Passes of units up to which a schedule is walked."""
 
@@ -89,19 +95,41 @@ def passes_alone(job: Job) -> bool:
 
 def can_be_walked(job: Job) -> bool:
     """Tell whether a schedule is one of whole passes, one after the other, and not too long."""
-    layers = sum(job.layers) + 2
     return (
-        2 * layers * job.micro_batches <= _MOST
+        _units(job) <= _MOST
         and passes_alone(job)
         and len(job.copies[0]) == 1
         and not job.training.offload_activations
     )
 
 
-def walked(job: Job, alone: Alone) -> tuple[End, ...]:
-    """Return when each stage is done at the earliest, by its items in the order of its schedule."""
+def walked_micro_batches(job: Job) -> int:
+    """Return of how many of its micro-batches a step is walked: of a long one that repeats itself, of few.
+
+    What is left out are whole groups; every stage has settled where they would stand, in the middle.
+    """
+    training, group, count = job.training, job.shape.in_group, job.micro_batches
+    if _units(job) <= _MOST or training.schedule not in _REPEATING or training.overlap_batches:
+        return count
+    return min(count, 2 * _half(job) * group + count % group)
+
+
+def _half(job: Job) -> int:
+    """Return after how many groups of micro-batches every stage has settled."""
+    return 1 if job.shape.chunks == 1 else 2
+
+
+def _units(job: Job) -> int:
+    return 2 * (sum(job.layers) + 2) * job.micro_batches
+
+
+def walked(job: Job, alone: Alone, *, left_out: int = 0) -> tuple[End, ...]:
+    """Return when each stage is done at the earliest, by its items in the order of its schedule.
+
+    With micro-batches `left_out` (whole groups of them) in the middle, for a step of so many more.
+    """
     walk = _Walk(job, alone)
-    walk.run()
+    walk.run(walk.pauses(left_out) if left_out else {})
     return tuple(
         End(max(walked.free, walked.stream), min(walked.last_backward.values())) for walked in walk.stages
     )
@@ -141,8 +169,26 @@ class _Walk:
         self.keeps = not self.job.training.reshard
         self.in_line = self.job.asks_by_need or self.job.stages <= 2
 
-    def run(self) -> None:
-        """Run all stages, each as far as it gets, until all are done."""
+    def pauses(self, left_out: int) -> dict[Item, list[int]]:
+        """Return the item before which each stage pauses in the middle, and by stage for how long."""
+        middle = _half(self.job) * self.job.shape.in_group
+        each = [self._micro_batch(stage, middle) for stage in range(len(self.stages))]
+        return {Item("forward", middle, 0): [left_out * time for time in each]}
+
+    def _micro_batch(self, stage: int, number: int) -> int:
+        """Return what a stage's passes of one micro-batch take, with the messages that it waits for."""
+        total = 0
+        for chunk, units in enumerate(self.units[stage]):
+            for item in (Item("forward", number, chunk), Item("backward", number, chunk)):
+                total += sum(self.alone.times[unit, item.phase == "backward"] for unit in units)
+                target = self.job.plan.consumer(stage, item)
+                total += (
+                    self.alone.message.get((stage, target), 0) if self.waits and target is not None else 0
+                )
+        return total
+
+    def run(self, pauses: Mapping[Item, Sequence[int]]) -> None:
+        """Run all stages, each as far as it gets, until all are done; some pause before an item."""
         place = [0] * len(self.stages)
         orders = self.job.stage_orders.orders
         moved = True
@@ -150,6 +196,8 @@ class _Walk:
             moved = False
             for stage, order in enumerate(orders):
                 while place[stage] < len(order) and self._ready(stage, order[place[stage]]):
+                    if order[place[stage]] in pauses:
+                        self.stages[stage].free += pauses[order[place[stage]]][stage]
                     self._pass(stage, order[place[stage]])
                     place[stage] += 1
                     moved = True

@@ -58,6 +58,7 @@ from rapid_des.studies.earliest import (
     is_usual,
     passes_alone,
     walked,
+    walked_micro_batches,
 )
 from rapid_des.studies.likeness import (
     again_key,
@@ -105,7 +106,8 @@ class Floors:
 
     def walked(self, job: Job) -> int:
         """Return the same by a walk through the schedule; 0 where it is not walked."""
-        if not can_be_walked(job):
+        short = _with_micro_batches(job, walked_micro_batches(job))
+        if not can_be_walked(short):
             return 0
         gathers: dict[tuple[Section, bool], int] = {}
         reduces: dict[Section, int] = {}
@@ -117,7 +119,7 @@ class Floors:
             if job.sharding.each:
                 reduces[section] = self._travels(job, size, gathers=False)
         alone = Alone(self._pass_times(job)[0], self._messages(job), gathers, reduces)
-        return self._step(job, walked(job, alone))
+        return self._step(job, walked(short, alone, left_out=job.micro_batches - short.micro_batches))
 
     def _kernel_times(self, job: Job) -> tuple[Times, tuple[Hashable, ...]]:
         key = ("kernels", *kernels_key(job))
@@ -165,7 +167,8 @@ class Floors:
     def _stands(self, job: Job, stage: int) -> int:
         training = structs.replace(job.training, micro_batch=1)
         small = replace(job, spec=structs.replace(job.spec, training=training))
-        return sum(tensor.size for tensor in standing(small, stage, self._parameters(job, stage)))
+        parameters, sizes = self._parameters(job, stage), self._sizes(job)
+        return sum(tensor.size for tensor in standing(small, stage, parameters, sizes))
 
     def moving(self, job: Job, stage: int) -> int:
         """Return those of them that come and go, whatever replicas share."""
@@ -200,7 +203,7 @@ class Floors:
     def _lists(self, job: Job, place: int) -> Lists:
         """Return the operators of all sections; those that stand once in a stage are not asked for."""
         key = ("lists", *kernels_key(job), place)
-        return self._once(key, lambda: training_lists(job, place))
+        return self._once(key, lambda: training_lists(_short(job), place))
 
     def _sections(self, job: Job, stage: int) -> Counter[Section]:
         """Return how often a stage has each section."""
@@ -355,9 +358,13 @@ def _short(job: Job) -> Job:
     shape, count = job.shape, job.micro_batches
     least = 2 * shape.stages * shape.chunks
     fewer = least + (count - least) % (2 * shape.in_group)
-    if fewer >= count:
+    return _with_micro_batches(job, min(fewer, count))
+
+
+def _with_micro_batches(job: Job, count: int) -> Job:
+    if count == job.micro_batches:
         return job
-    batch = job.training.global_batch // count * fewer
+    batch = job.training.global_batch // job.micro_batches * count
     training = structs.replace(job.training, global_batch=batch)
     return replace(job, spec=structs.replace(job.spec, training=training))
 

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,6 +98,8 @@ class Plan:
     interrupted: bool = False
     mode: str = "hierarchical"
     """In which the rows were simulated."""
+    floor: Duration | None = None
+    """Of a plan that was stopped before its rows were certain: no candidate that is no row takes less."""
 
     @property
     def job(self) -> Job:
@@ -120,6 +123,7 @@ class Plan:
             ],
             "interrupted": self.interrupted,
             "mode": self.mode,
+            "floor_s": None if self.floor is None else seconds(self.floor),
         }
 
     def to_pandas(self) -> Any:
@@ -153,6 +157,8 @@ class Wanted:
     pruned: bool = False
     """Whether to say of every other candidate why it was left out."""
     price: float | None = None
+    within_s: float | None = None
+    """Seconds after which it stops with the best so far; what is simulated then, or first, ends before."""
     told: Told = lambda _what, _done, _all: None
     """Told how far the plan is."""
 
@@ -165,8 +171,8 @@ def plan(
 ) -> Plan:
     """Return the best ways to split a job over GPUs of a machine, best first; model and batch stay.
 
-    ^C ends it with the best so far, if there is one. `InfeasibleJobError` if none fits into memory, with the
-    one that misses by least.
+    ^C, or the end of `wanted.within_s`, ends it with the best so far, if there is one. `InfeasibleJobError`
+    if none fits into memory, with the one that misses by least.
 
     >>> from rapid_des.frontend import load_job
     >>> from rapid_des.machine import load_machine
@@ -197,7 +203,8 @@ class _Search:
         job, asked = self.space.job, self.wanted.mode
         exact = not job.model.has_experts or self.space.gpus <= _MOST_WITH_EXPERTS
         self.mode = asked if asked != AUTO else "hierarchical" if exact else "analytical"
-        self.refinement = Refinement(self.space, self.machine, self.mode, self._dropped)
+        self.refinement = Refinement(self.space, self.machine, self.mode, self._dropped, self._due)
+        self.began = time.monotonic()
 
     def run(self, executor: Executor) -> Plan:
         """Search, and return what was found."""
@@ -205,32 +212,45 @@ class _Search:
         try:
             executor.start()
             candidates = refinement.fill(self.wanted.told)
-            while refinement.queue and len(refinement.rows) < self.wanted.top:
+            while refinement.queue and len(refinement.rows) < self.wanted.top and not self._due():
                 refinement.next(executor)
                 self.wanted.told("simulating", len(refinement.rows), self.wanted.top)
         except KeyboardInterrupt:
             interrupted = True
-        if not refinement.rows and not interrupted:
+        stopped = bool(refinement.queue) and len(refinement.rows) < self.wanted.top
+        if not refinement.rows and not stopped and not interrupted:
             self._nothing_fits(candidates)
-        rows = [_row(entry, certain=True) for entry in refinement.rows]
-        if interrupted:
-            rows += [_row(entry, certain=False) for entry in self._so_far()]
-            if not rows:
-                raise KeyboardInterrupt
+        others, floor = self._so_far() if stopped else ([], None)
+        rows = [
+            *(_row(entry, certain=True) for entry in refinement.rows),
+            *(_row(entry, certain=False) for entry in others),
+        ]
+        if not rows:
+            raise KeyboardInterrupt
         if self.wanted.pruned:
             refinement.say_why()
         return Plan(self.space.gpus, tuple(rows), candidates, refinement.counts, self.space.refused,
-                    tuple(self.pruned), self.wanted.price, interrupted, self.mode)  # fmt: skip
+                    tuple(self.pruned), self.wanted.price, interrupted, self.mode, floor)  # fmt: skip
+
+    def _due(self) -> bool:
+        """Tell whether it is time to stop: something was simulated, and it has taken long enough."""
+        counts, limit = self.refinement.counts, self.wanted.within_s
+        simulated = counts["analytical"] or counts[self.mode]
+        return limit is not None and bool(simulated) and time.monotonic() - self.began > limit
 
     def _dropped(self, family: Family, why: Why, text: str) -> None:
         if self.wanted.pruned:
             self.pruned += (Pruned(candidate.settings, why, text) for candidate in family)
 
-    def _so_far(self) -> list[Entry]:
-        """Return what was simulated and is not certain, the last mode's first."""
-        known = [entry for entry in self.refinement.queue if entry.result is not None]
+    def _so_far(self) -> tuple[list[Entry], Duration | None]:
+        """Return what was simulated and is not certain, the last mode's first, and what all others take."""
+        queue = self.refinement.queue
+        known = [entry for entry in queue if entry.result is not None]
         known.sort(key=lambda entry: (not entry.certain, entry))
-        return known[: self.wanted.top - len(self.refinement.rows)]
+        listed = known[: self.wanted.top - len(self.refinement.rows)]
+        numbers = {entry.number for entry in listed}
+        left = [entry.least for entry in queue if entry.number not in numbers]
+        return listed, Duration(min(left)) if left else None
 
     def _nothing_fits(self, candidates: int) -> None:
         """Raise what is missing, with the candidate that misses by least."""

@@ -87,6 +87,8 @@ class Refinement:
     """Of the last figures."""
     dropped: Callable[[Family, Why, str], None]
     """Told of candidates that are none, and why."""
+    due: Callable[[], bool] = lambda: False
+    """Asked whether it is time to stop."""
     cache: BoundedCache = field(default_factory=lambda: BoundedCache(1 << 28))
     queue: list[Entry] = field(default_factory=list)
     rows: list[Entry] = field(default_factory=list)
@@ -124,7 +126,7 @@ class Refinement:
     def next(self, executor: Executor) -> None:
         """Look more closely at who comes first, at as many as there are workers, or take the next row."""
         batch: list[Entry] = []
-        while self.queue and len(batch) < max(_LEAST_BATCH, executor.workers):
+        while self.queue and len(batch) < max(_LEAST_BATCH, executor.workers) and not self.due():
             entry = heapq.heappop(self.queue)
             if entry.level < _WALKED:
                 for part in self._closer(entry):
@@ -138,10 +140,15 @@ class Refinement:
                 self.rows.append(entry)
                 return
         points = [
-            Point(entry.family.job, self.machine, mode=self._mode(entry), allow_oom=True) for entry in batch
+            Point(one.family.job, self.machine, mode=self._mode(entry), allow_oom=True) for entry in batch
         ]
-        for place, outcome in executor.map(_fitting, points):
-            self._take(batch[place], outcome)
+        waiting = dict(enumerate(batch))
+        try:
+            for place, outcome in executor.map(_fitting, points):
+                self._take(waiting.pop(place), outcome)
+        finally:
+            for entry in waiting.values():  # ^C came before them
+                heapq.heappush(self.queue, entry)
 
     def say_why(self) -> None:
         """Say of all that is left in the queue why it is no row."""
@@ -195,10 +202,14 @@ class Refinement:
         return needed
 
     def _of_stage(self, family: Family, stage: int) -> int:
-        stands = min(self.floors.standing(part.job, stage) for part in family.along("zero_stages"))
-        if stands > self.capacity:
-            return stands
-        return stands + min(self.floors.moving(part.job, stage) for part in family.along("recomputes"))
+        """Return bytes that no candidate of a family can do without on a stage, or of one that fits."""
+        needed = min(self.floors.standing(part.job, stage) for part in family.along("zero_stages"))
+        moving = 0
+        for part in reversed(list(family.along("recomputes"))) if needed <= self.capacity else ():
+            moving = min(moving or self.capacity, self.floors.moving(part.job, stage))
+            if needed + moving <= self.capacity:
+                break
+        return needed + moving
 
     def _fitting_parts(self, family: Family) -> Iterator[Family]:
         """Yield the parts of one recomputation that may fit into memory."""

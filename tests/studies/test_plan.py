@@ -11,8 +11,9 @@ from rapid_des.cli.main import cli
 from rapid_des.errors import ConfigError, InfeasibleJobError, InputError
 from rapid_des.frontend import load_job, memory
 from rapid_des.machine import load_machine
+from rapid_des.report.plan_text import plan_lines
 from rapid_des.simulation import simulate
-from rapid_des.studies.earliest import held
+from rapid_des.studies.earliest import held, walked_micro_batches
 from rapid_des.studies.floors import Floors
 from rapid_des.studies.plan import Wanted, plan
 from rapid_des.studies.splits import Space, checked, choices_of
@@ -82,6 +83,24 @@ def test_a_walk_through_the_schedule_is_a_bound_close_to_the_step(zero_stage, pp
     assert 0.75 * step < floors.walked(job) <= step
 
 
+@pytest.mark.parametrize("zero_stage", [0, 3])
+@pytest.mark.parametrize(
+    ("chunks", "batch", "overlap"), [(1, 66, "false"), (1, 64, "true"), (2, 64, "false")]
+)
+def test_of_a_long_step_a_short_one_is_walked(monkeypatch, zero_stage, chunks, batch, overlap):
+    job = job_of(**{
+        "parallelism": f"{{tp: 2, pp: 4, dp: 2, chunks: {chunks}, sequence_parallel: true}}",
+        "training.schedule": "interleaved_1f1b" if chunks > 1 else "1f1b", "training.micro_batch": 1,
+        "training.global_batch": 2 * batch, "training.zero_stage": zero_stage,
+        "training.overlap_pipeline": overlap,
+    })  # fmt: skip
+    floors = Floors(machine_of("dgx_a100_x2"), BoundedCache())
+    whole, closed = floors.walked(job), floors.step(job)
+    monkeypatch.setattr("rapid_des.studies.earliest._MOST", 400)
+    assert walked_micro_batches(job) < job.micro_batches
+    assert 0.96 * whole <= max(closed, floors.walked(job)) <= whole
+
+
 def test_the_best_is_what_trying_everything_finds():
     job, machine = job_of(), machine_of()
     vary = {**FEW, "tp": [1, 2, 4], "cp": [1], "micro_batch": [1], "schedule": ["1f1b"], "pp": [1, 2]}
@@ -95,6 +114,20 @@ def test_the_best_is_what_trying_everything_finds():
     assert found.ways > 2 * found.counts["hierarchical"]
     assert all(row.certain and row.job.gpus == 4 for row in found.rows)
     assert [row["tp"] for row in found.as_json()["rows"]] == [row.settings["tp"] for row in found.rows]
+
+
+def test_a_plan_that_is_stopped_says_what_all_others_take_at_least():
+    job, machine = job_of(), machine_of()
+    vary = {**FEW, "tp": [1, 2, 4], "cp": [1], "micro_batch": [1], "schedule": ["1f1b"], "pp": [1, 2]}
+    whole = plan(job, machine, Wanted(gpus=4, top=3, vary=vary))
+    stopped = plan(job, machine, Wanted(gpus=4, top=3, vary=vary, within_s=0))
+    assert whole.floor is None
+    assert stopped.rows
+    assert not any(row.certain for row in stopped.rows)
+    listed = [row.settings for row in stopped.rows]
+    assert all(stopped.floor <= row.step_time for row in whole.rows if row.settings not in listed)
+    lines = list(plan_lines(stopped.as_json(), "job", "machine"))
+    assert "no way that is not listed takes less than" in lines[2]
 
 
 def test_every_other_way_says_why_it_is_no_row():

@@ -55,7 +55,7 @@ def test_every_constant_is_a_knob_or_a_choice(tmp_path):
     assert "device.family.constants.attention.default.tile_q" not in by_name  # a tile is chosen
     mover = Mover(machine, tmp_path)
     for knob in every:
-        if not knob.name.startswith("device.clock.peak"):
+        if not knob.name.startswith("device.clock"):  # of which none passes another
             Point(job, machine, mover.settings(knob, 0.99)).resolved()
 
 

@@ -228,14 +228,21 @@ class _Walk:
 _OF = {"dense": "", "expert": "experts' ", "frozen": "frozen "}
 
 
-def standing(job: Job, stage: int, parameters: Mapping[Domain, int]) -> Iterator[Tensor]:
+Sizes = Mapping[Section, Counter[Domain]]
+"""Parameters of each section, as `section_parameters` counts them."""
+
+
+def standing(
+    job: Job, stage: int, parameters: Mapping[Domain, int], known: Sizes | None = None
+) -> Iterator[Tensor]:
     """Yield what stands from the start of a step to its end, of a rank of so many parameters by domain."""
+    sizes = section_parameters(job) if known is None else known
     for domain, elements in parameters.items():
         if domain == "frozen":
-            yield from _frozen(job, stage, elements)
+            yield from _frozen(job, stage, elements, sizes)
         else:
             yield from _model(job, stage, domain, elements)
-    yield from _unsharded(job, stage)
+    yield from _unsharded(job, stage, sizes)
     yield from _buffers(job, parameters)
     yield from framework(job)
 
@@ -257,9 +264,9 @@ def _model(job: Job, stage: int, domain: Domain, elements: int) -> Iterator[Tens
         yield Tensor(f"{of}{name}", "optimizer", size)
 
 
-def _frozen(job: Job, stage: int, elements: int) -> Iterator[Tensor]:
+def _frozen(job: Job, stage: int, elements: int, sizes: Sizes) -> Iterator[Tensor]:
     """Yield weights that are not trained: tables, head and the layers' matrices in their own format."""
-    sizes, counts = section_parameters(job), stage_sections(job, stage)
+    counts = stage_sections(job, stage)
     ends = sum(sizes[section]["frozen"] * counts[section] for section in (EMBEDDING, HEAD))
     adapters, wide = job.training.adapters, job.spec.precision.activations
     stored = wide if adapters is None or adapters.weights is None else adapters.weights
@@ -269,7 +276,7 @@ def _frozen(job: Job, stage: int, elements: int) -> Iterator[Tensor]:
     yield Tensor("frozen weights", "weights", size)
 
 
-def _unsharded(job: Job, stage: int) -> Iterator[Tensor]:
+def _unsharded(job: Job, stage: int, sizes: Sizes) -> Iterator[Tensor]:
     """Yield what is whole of parameters and gradients that replicas share: units in use and on their way.
 
     Of parameters the unit that computes and those gathered ahead of it (all, where none is given back), of
@@ -278,7 +285,7 @@ def _unsharded(job: Job, stage: int) -> Iterator[Tensor]:
     training, precision = job.training, job.spec.precision
     if not job.sharding.policy.by_unit or not is_replicated(job):
         return
-    sizes, counts = section_parameters(job), stage_sections(job, stage)
+    counts = stage_sections(job, stage)
     units = sorted((_unit_bytes(job, section, sizes) for section in counts.elements()), reverse=True)
     whole = units[: training.prefetch + 1] if training.reshard else units
     yield Tensor("gathered units", "unsharded", sum(whole), len(whole))

@@ -43,13 +43,14 @@ def run_first_replica(  # noqa: PLR0913 - what the graph is lowered with, by nam
     Its records count the hops and bytes of all replicas. With `analytic` nothing takes a link.
     """
     switching = machine.switching
+    mates = _run_mates(trace, machine, choice, trail=trail, cache=cache) if analytic else None
+    if mates is not None:
+        return mates
     if trace.job.model.has_experts and trace.job.members("ep") > 1:
-        # experts are spread over some replicas and not over others
-        return _run_mates(trace, machine, choice, trail=trail, cache=cache) if analytic else None
+        return None  # experts are spread over some replicas and not over others
     replicas = _replicas(trace.job.layout)
-    kinds = {group.partition(".")[0] for group in trace.traces.groups}
-    if any(PARTS[kind][0] != "cp" for kind in kinds & PARTS.keys()):
-        return None  # some replicas share a state, or part of it, and others another
+    if _is_grouped(trace):
+        return None
     shares_links = (
         switching.mode == "fluid" or switching.congestion is not None or switching.spray is not None
     )
@@ -71,6 +72,12 @@ def run_first_replica(  # noqa: PLR0913 - what the graph is lowered with, by nam
     if execution.records.ties:
         return None
     return first, Run(lowered, _of_all(execution, replicas.count), machine)
+
+
+def _is_grouped(trace: JobTrace) -> bool:
+    """Tell whether some replicas share a state, or part of it, and others another."""
+    kinds = {group.partition(".")[0] for group in trace.traces.groups}
+    return any(PARTS[kind][0] != "cp" for kind in kinds & PARTS.keys())
 
 
 def _some_of(trace: JobTrace, places: Sequence[int]) -> JobTrace:
