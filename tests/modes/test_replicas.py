@@ -57,7 +57,8 @@ def test_replicas_whose_routes_differ_in_length_are_not_one():
 @pytest.mark.parametrize("split", [{"pp": 2, "dp": 8}, {"pp": 1, "cp": 2, "dp": 4}, {"pp": 1, "dp": 7}])
 def test_one_replica_stands_for_all_where_nothing_takes_a_link(split):
     once = both("dgx_h100_x8", 16, mode="hybrid", tp=8, **split)
-    assert once.folded == split["dp"]  # blocks of different sizes too: 7 does not divide the gradients
+    mates = split["dp"] * split.get("cp", 1)  # all of a stage
+    assert once.folded == mates  # blocks of different sizes too: 7 does not divide the gradients
 
 
 def test_replicas_whose_messages_take_other_ways_are_not_one():
