@@ -181,7 +181,7 @@ class _Walk:
         for chunk, units in enumerate(self.units[stage]):
             for item in (Item("forward", number, chunk), Item("backward", number, chunk)):
                 total += sum(self.alone.times[unit, item.phase == "backward"] for unit in units)
-                target = self.job.plan.consumer(stage, item)
+                target = self.job.stage_orders.consumer(stage, item)
                 total += (
                     self.alone.message.get((stage, target), 0) if self.waits and target is not None else 0
                 )

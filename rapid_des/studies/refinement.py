@@ -140,7 +140,7 @@ class Refinement:
                 self.rows.append(entry)
                 return
         points = [
-            Point(one.family.job, self.machine, mode=self._mode(entry), allow_oom=True) for entry in batch
+            Point(entry.family.job, self.machine, mode=self._mode(entry), allow_oom=True) for entry in batch
         ]
         waiting = dict(enumerate(batch))
         try:
