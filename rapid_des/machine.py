@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from html import escape
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
@@ -270,15 +270,13 @@ def load_machine(  # noqa: PLR0913 - what may be set, by name
         document = Document(reference.path, to_tree(reference.as_spec(), "machine"))
     else:
         document = open_document(reference, "machine", folder=folder or Path())
-    chosen = _with_whole_messages(as_pairs(settings))
+    chosen, stated = _with_whole_messages(as_pairs(settings)), tuple(as_pairs(device_settings))
     document = apply_overrides(document, chosen, root="machine", folder=folder or Path())
     spec = _checked_spec(document)
-    stated = tuple(as_pairs(device_settings))
-    clock = dict(stated).get("conditions.clock")
     try:
         with settings_named(document):
-            device = _device(spec, document, stated, BoundedCache() if cache is None else cache)
-        if clock is not None:
+            device = _device(spec, document, stated, cache)
+        if "conditions.clock" in dict(stated):
             spec = structs.replace(spec, clock=device.conditions.clock)
         machine = _built(spec, document, spec.faults, device)
     except TopologyError as error:
@@ -320,18 +318,12 @@ def _check_nodes(machine: Machine) -> None:
         raise ConfigError(problem, file=str(machine.path), key="gpus_per_node")
 
 
-def _device(
-    spec: MachineSpec, document: Document, settings: tuple[tuple[str, str], ...], cache: BoundedCache
-) -> Device:
+def _device(spec: MachineSpec, document: Document, settings: Settings, cache: BoundedCache | None) -> Device:
     """Return the device that a machine file names or holds, with `settings` set over it."""
-    if isinstance(spec.device, str):
-        name, folder = spec.device, document.folder
-
-        def read() -> Device:
-            resolve(name, "device", folder=folder, named_in=str(document.path), key="device")
-            return load_device(name, settings=settings, folder=folder)
-
-        return cache.get_or_make(("device", name, folder, settings), read, weight=lambda _: 1 << 16)
+    if isinstance(name := spec.device, str):
+        resolve(name, "device", folder=document.folder, named_in=str(document.path), key="device")
+        read = partial(load_device, name, settings=settings, folder=document.folder)
+        return cache.get_or_make((name, document.folder, settings), read) if cache is not None else read()
     inline = Document(document.path, document.tree["device"])
     return device_of(with_settings(inline, settings), document.folder.absolute())
 
@@ -389,8 +381,7 @@ def _located(dimension: AnyDimension, folder: Path) -> AnyDimension:
 
 def _with_whole_messages(settings: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return settings under which a mode chosen by hand goes without the parts that the file's mode has."""
-    chosen = list(settings)
-    keys = dict(chosen)
+    keys = dict(chosen := list(settings))
     if keys.get("switching.mode", "cut_through") != "cut_through" and "switching.parts" not in keys:
         chosen.append(("switching.parts", "1"))
     return chosen

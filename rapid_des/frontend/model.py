@@ -337,7 +337,7 @@ def _joined(*lists: Sequence[Operation]) -> tuple[Operation, ...]:
     """Return lists one behind the other."""
     joined: tuple[Operation, ...] = ()
     for operations in lists:
-        joined = following(joined, operations)
+        joined = following(joined, operations) if joined else tuple(operations)
     return joined
 
 

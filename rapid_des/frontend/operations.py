@@ -487,8 +487,6 @@ def dropout_backward(operations: OperationList, shard: Shard, name: str, *, bias
 
 def following(first: Sequence[Operation], operations: Sequence[Operation]) -> tuple[Operation, ...]:
     """Return a list behind another, whose end is its input."""
-    if not first:
-        return tuple(operations)
     count = len(first)
     moved = (
         replace(each, after=tuple(other + count if other >= INPUT else other for other in each.after))
