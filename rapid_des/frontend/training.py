@@ -23,7 +23,7 @@ from rapid_des.frontend.optimizers import (
 )
 from rapid_des.frontend.parts import NORMS, PieceKey, Pieces, part_pieces
 from rapid_des.frontend.schedules.schedule import Item, PassKind, Result
-from rapid_des.frontend.template import GATE, INPUT, PARAMETERS, SECOND, Domain, Mark, Piece, chain
+from rapid_des.frontend.template import FETCHED, GATE, INPUT, PARAMETERS, SECOND, Domain, Mark, Piece, chain
 from rapid_des.frontend.trace import FinishedProgram, ProgramWriter
 
 Message = tuple[int, Result]
@@ -299,32 +299,37 @@ def _place_pass(state: _Stage, item: Item, ports: Mapping[int, int]) -> int:
     """Place the pieces of an item and return where it ends; a part without layers hands on what it got."""
     state.placed = []
     if item.phase == "forward" and item.chunk in state.gathered:
-        return _place_gathered(state, item.chunk, ports)
+        return _place_gathered(state, item, ports)
     if (item.phase, item.chunk) not in state.chained:
         return ports[INPUT]
+    if state.job.sharding.policy.by_unit:
+        state.placed = [(state.chained[item.phase, item.chunk], len(state.program))]
+        return _place_units(state, item, ports)
     if state.offloaded is not None:
         pieces = state.pieces[item.phase, item.chunk]
         output, state.placed = state.offloaded.place(state.program, item, pieces, ports)
         return output
     state.placed = [(state.chained[item.phase, item.chunk], len(state.program))]
-    if state.job.sharding.policy.by_unit:
-        return _place_units(state, item, ports)
     return state.program.writer.place(state.chained[item.phase, item.chunk], ports)
 
 
-def _place_gathered(state: _Stage, chunk: int, ports: Mapping[int, int]) -> int:
+def _place_gathered(state: _Stage, item: Item, ports: Mapping[int, int]) -> int:
     """Place a chunk's first forward, whose sections each wait for the gather of their parameters."""
     waits: list[int | None] = []
+    chunk = item.chunk
     used, positions = 0, state.gathered.pop(chunk)
     for piece in state.pieces["backward", chunk]:
         gathers = positions[used : used + len(piece.marks)]
         waits.append(max(gathers, default=None))
         used += len(piece.marks)
     output = ports.get(INPUT, -1)
-    for piece, gathered in zip(state.pieces["forward", chunk], reversed(waits), strict=True):
+    pieces = state.pieces["forward", chunk]
+    for place, (piece, gathered) in enumerate(zip(pieces, reversed(waits), strict=True)):
         parameters = {} if gathered is None else {PARAMETERS: gathered}
         output = state.program.writer.place(piece, {**ports, **parameters})
         ports = {INPUT: output}
+        if state.offloaded is not None:
+            state.offloaded.leave(state.program, item, place, output)
     return output
 
 
@@ -354,17 +359,28 @@ def _place_units(state: _Stage, item: Item, ports: Mapping[int, int]) -> int:
                 unsharded = gather_unit(program, job, backward[ahead].marks, after=newest, again=not forward)
                 state.held[chunk, ahead] = unsharded
         piece, gathered = state.pieces[item.phase, chunk][place], state.held.get((chunk, unit), -1)
+        back = _fetched(state, item, len(backward) - 1 - unit, newest)
         start = len(program)
         if len(piece):
             whole = {PARAMETERS: gathered} if gathers and gathered >= 0 else {}
-            output = program.writer.place(piece, {**ports, **whole})
+            output = program.writer.place(piece, {**ports, **whole, **back})
             ports, newest = {INPUT: output}, [output]
+        if forward and state.offloaded is not None:
+            state.offloaded.leave(program, item, place, output)
         if gathers and (job.training.reshard or not forward):
             state.held.pop((chunk, unit), None)
         marks = [replace(mark, position=mark.position + start) for mark in piece.marks
                  if _reduces(state, item, mark)]  # fmt: skip
         state.reduced += reduce_buckets(program, job, marks, after=None)
     return output
+
+
+def _fetched(state: _Stage, item: Item, place: int, after: Sequence[int]) -> dict[int, int]:
+    """Return the port of what comes back from the host for a section, by its place in the forward, if any."""
+    if state.offloaded is None or item.phase not in ("backward", "input_gradient"):
+        return {}
+    back = state.offloaded.come(state.program, item, place, after)
+    return {FETCHED: back} if back >= 0 else {}
 
 
 def _completed(state: _Stage, item: Item) -> list[bool]:

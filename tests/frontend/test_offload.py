@@ -100,15 +100,41 @@ def test_a_device_must_say_how_it_is_joined_to_its_host():
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    "more",
     [
-        (
-            [ACTIVATIONS, ("training.zero_stage", "3"), ("parallelism.dp", "2")],
-            "wait for their parameters too",
-        ),
-        ([OPTIMIZER, ("training.optimizer", "muon")], "not run on the host"),
+        [("training.zero_stage", "3")],
+        [("training.zero_stage", "3"), ("training.unit_copies", "per_parameter")],
+        [("training.zero_stage", "1"), ("training.overlap_parameters", "true")],
     ],
+    ids=str,
 )
-def test_what_is_not_modelled_is_refused(tiny, settings, said):
-    with pytest.raises(ConfigError, match=said):
-        tiny(*settings)
+def test_activations_leave_layers_that_wait_for_their_parameters(tiny, prices, more):
+    job = tiny(ACTIVATIONS, ("parallelism.dp", "2"), *more)
+    nodes, names = nodes_of(job, prices)
+    assert names.count("offload.activations") == names.count("fetch.activations") == 4 * job.micro_batches
+    firsts = [row for row, name in enumerate(names) if name.startswith("backward.L2.")]
+    waits = {names[wait] for wait in waits_of(nodes, firsts[0])}
+    assert "fetch.activations" in waits
+    assert ("parameters.gather" in waits) == (job.training.zero_stage == 3)
+    fullest = [memory(one).stages[0].activations for one in (tiny(*more, ("parallelism.dp", "2")), job)]
+    assert fullest[1] < fullest[0]
+
+
+def test_what_is_not_modelled_is_refused(tiny):
+    with pytest.raises(ConfigError, match="not run on the host"):
+        tiny(OPTIMIZER, ("training.optimizer", "muon"))
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_modes_agree_where_activations_leave_under_gathered_parameters(stage):
+    changes = {
+        "model.layers": 4, "parallelism": {"dp": 8}, "training.global_batch": 8, "training.zero_stage": stage,
+        "training.sequence_length": 1024, "training.offload_activations": 0.5, "software": "fsdp",
+        "training.overlap_parameters": stage == 1,
+    }  # fmt: skip
+    job, machine = load_job("llama2_7b_train", settings=changes), load_machine("dgx_a100")
+    steps = [
+        simulate(job, machine, mode=mode, engine=engine).step_time
+        for mode, engine in (("flattened", "simpy"), ("flattened", "compiled"), ("hierarchical", "compiled"))
+    ]
+    assert steps[0] == steps[1] and steps[2] == pytest.approx(steps[0], rel=0.02)

@@ -62,6 +62,7 @@ def test_replicas_that_split_the_optimizer_share_the_matrices(tiny):
         return sum(one.batch for one in kernels.values() if isinstance(one, Gemm))
 
     assert 2 * products(("training.zero_stage", "1")) == products()
+    assert 2 * products(("training.zero_stage", "2")) == products()
 
 
 def test_muon_of_split_matrices_is_refused(tiny):
