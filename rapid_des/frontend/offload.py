@@ -51,12 +51,10 @@ class Activations:
         newest, output = list(ports.values())[-1:], ports.get(INPUT, -1)
         placed = []
         for number, piece in enumerate(pieces):
-            back = -1
-            if item.phase in ("backward", "input_gradient"):
-                back = self.come(program, item, len(pieces) - 1 - number, newest)
+            back = self.back(program, item, len(pieces) - 1 - number, newest)
             if len(piece):
                 placed.append((piece, len(program)))
-                output = program.writer.place(piece, {**ports, **({FETCHED: back} if back >= 0 else {})})
+                output = program.writer.place(piece, {**ports, **back})
                 ports, newest = {INPUT: output}, [output]
             if item.phase == "forward":
                 self.leave(program, item, number, output)
@@ -69,6 +67,13 @@ class Activations:
             work = HostWork(size, "to_host")
             position = program.with_host("offload.activations", work, self.operators, after=(after,))
             self.stored[item.micro_batch, item.chunk, place] = position
+
+    def back(self, program: ProgramWriter, item: Item, place: int, after: Sequence[int]) -> dict[int, int]:
+        """Return the port of what comes back for a section's pass, as `come` has it; none if nothing does."""
+        if item.phase not in ("backward", "input_gradient"):
+            return {}
+        back = self.come(program, item, place, after)
+        return {FETCHED: back} if back >= 0 else {}
 
     def come(self, program: ProgramWriter, item: Item, place: int, after: Sequence[int]) -> int:
         """Append the copies back for a section's backward and those next; return where its own is, or -1.

@@ -23,7 +23,7 @@ from rapid_des.frontend.optimizers import (
 )
 from rapid_des.frontend.parts import NORMS, PieceKey, Pieces, part_pieces
 from rapid_des.frontend.schedules.schedule import Item, PassKind, Result
-from rapid_des.frontend.template import FETCHED, GATE, INPUT, PARAMETERS, SECOND, Domain, Mark, Piece, chain
+from rapid_des.frontend.template import GATE, INPUT, PARAMETERS, SECOND, Domain, Mark, Piece, chain
 from rapid_des.frontend.trace import FinishedProgram, ProgramWriter
 
 Message = tuple[int, Result]
@@ -315,17 +315,15 @@ def _place_pass(state: _Stage, item: Item, ports: Mapping[int, int]) -> int:
 
 def _place_gathered(state: _Stage, item: Item, ports: Mapping[int, int]) -> int:
     """Place a chunk's first forward, whose sections each wait for the gather of their parameters."""
-    waits: list[int | None] = []
-    chunk = item.chunk
-    used, positions = 0, state.gathered.pop(chunk)
-    for piece in state.pieces["backward", chunk]:
+    waits: list[dict[int, int]] = []
+    used, positions = 0, state.gathered.pop(item.chunk)
+    for piece in state.pieces["backward", item.chunk]:
         gathers = positions[used : used + len(piece.marks)]
-        waits.append(max(gathers, default=None))
+        waits.append({PARAMETERS: max(gathers)} if gathers else {})
         used += len(piece.marks)
     output = ports.get(INPUT, -1)
-    pieces = state.pieces["forward", chunk]
-    for place, (piece, gathered) in enumerate(zip(pieces, reversed(waits), strict=True)):
-        parameters = {} if gathered is None else {PARAMETERS: gathered}
+    pieces = zip(state.pieces["forward", item.chunk], reversed(waits), strict=True)
+    for place, (piece, parameters) in enumerate(pieces):
         output = state.program.writer.place(piece, {**ports, **parameters})
         ports = {INPUT: output}
         if state.offloaded is not None:
@@ -359,7 +357,9 @@ def _place_units(state: _Stage, item: Item, ports: Mapping[int, int]) -> int:
                 unsharded = gather_unit(program, job, backward[ahead].marks, after=newest, again=not forward)
                 state.held[chunk, ahead] = unsharded
         piece, gathered = state.pieces[item.phase, chunk][place], state.held.get((chunk, unit), -1)
-        back = _fetched(state, item, len(backward) - 1 - unit, newest)
+        back = (
+            state.offloaded.back(program, item, len(backward) - 1 - unit, newest) if state.offloaded else {}
+        )
         start = len(program)
         if len(piece):
             whole = {PARAMETERS: gathered} if gathers and gathered >= 0 else {}
@@ -370,28 +370,15 @@ def _place_units(state: _Stage, item: Item, ports: Mapping[int, int]) -> int:
         if gathers and (job.training.reshard or not forward):
             state.held.pop((chunk, unit), None)
         marks = [replace(mark, position=mark.position + start) for mark in piece.marks
-                 if _reduces(state, item, mark)]  # fmt: skip
+                 if mark.deferrable in _completed(state, item)]  # fmt: skip
         state.reduced += reduce_buckets(program, job, marks, after=None)
     return output
-
-
-def _fetched(state: _Stage, item: Item, place: int, after: Sequence[int]) -> dict[int, int]:
-    """Return the port of what comes back from the host for a section, by its place in the forward, if any."""
-    if state.offloaded is None or item.phase not in ("backward", "input_gradient"):
-        return {}
-    back = state.offloaded.come(state.program, item, place, after)
-    return {FETCHED: back} if back >= 0 else {}
 
 
 def _completed(state: _Stage, item: Item) -> list[bool]:
     """Return which gradients are reduced after an item: those that it makes, if each or as their last."""
     made = _COMPLETES.get(item.phase, ())
     return [domain for domain in made if state.job.sharding.each or state.last[item.chunk, domain] == item]
-
-
-def _reduces(state: _Stage, item: Item, mark: Mark) -> bool:
-    """Tell whether a mark's gradients are reduced after an item: each, or the one that completes them."""
-    return state.job.sharding.each or state.last[item.chunk, mark.deferrable] == item
 
 
 def _finish_step(state: _Stage, operators: OperatorModel) -> None:
