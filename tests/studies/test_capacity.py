@@ -149,3 +149,13 @@ def test_a_served_batch_takes_the_energy_of_the_static_run(job, node):
     found = served_energy(result, job, node)
     assert found.kernels_j == pytest.approx(run.arithmetic_j + run.memory_j, rel=0.03)
     assert found.idle_j == pytest.approx(run.idle_j, rel=0.2)  # the server's host waits too
+
+
+def test_replicas_for_prompts_may_have_a_tp_of_their_own(job, node):
+    text = "tp=2 prefill=2 decode=1 prefill_tp=1"
+    demand = Demand(Slo.parse("ttft=10s"), requests=20)
+    plan = fleets(job, node, demand, [text, "tp=4 prefill=1 decode=2 prefill_tp=1"])
+    (apart,) = plan.rows
+    assert (apart.name, apart.gpus) == (text, 4) and apart.rate > 0
+    # one GPU for prompts, then two replicas of four that begin at a multiple of four
+    assert plan.refused == (("tp=4 prefill=1 decode=2 prefill_tp=1", "needs 12 GPUs, DGX A100 has 8"),)
