@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
@@ -29,65 +29,16 @@ from msgspec import structs
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.device.device import Device, load_device
 from rapid_des.device.spec import Clock
+from rapid_des.frontend import Job
 from rapid_des.frontend.software import TIMES, HostSpec
+from rapid_des.modes.execution import Run
+from rapid_des.modes.pricing import as_used
+from rapid_des.network.collectives.libraries.library import library_name
+from rapid_des.network.specs import AUTO
+from rapid_des.program.library import libraries_of
 from rapid_des.program.plans import PLAIN, SCALAR, SEND, Served
+from rapid_des.report.measured import GEMM_DTYPES, JOBS, MEASURED
 from rapid_des.units import Duration, seconds
-
-MEASURED: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "A100-SXM4-80GB": ("a100_sxm_80gb", ("attention", "collectives", "experts", "gemm", "layers")),
-    "A40": ("a40", ("collectives", "layers")),
-    "A6000": ("a6000", ("layers",)),
-    "B200-SXM-180GB": ("b200", ("attention", "collectives", "experts", "gemm")),
-    "B300-SXM-270GB": ("b300", ("collectives",)),
-    "GB200": ("gb200", ("attention", "collectives", "experts", "gemm")),
-    "GB300": ("gb300", ("collectives",)),
-    "GH200-96GB": ("gh200", ("layers",)),
-    "H100-SXM-80GB": ("h100_sxm", ("attention", "collectives", "experts", "gemm", "layers")),
-    "H200-SXM-141GB": ("h200", ("collectives",)),
-    "L40S": ("l40s", ("collectives", "gemm")),
-    "MI210": ("mi210", ("layers",)),
-    "P100-PCIE-16GB": ("p100_pcie", ("gemm",)),
-    "RTX3090": ("rtx_3090", ("layers",)),
-    "RTX4090": ("rtx_4090", ("layers",)),
-    "RTXPRO6000": ("rtx_pro_6000", ("layers",)),
-    "T4": ("t4", ("gemm",)),
-    "TPU-v6e-1": ("tpu_v6e", ("layers",)),
-    "V100-SXM2-16GB": ("v100_sxm2", ("gemm",)),
-}
-"""Devices that `validation/data` holds measurements of: name, preset, and of what."""
-
-
-GEMM_DTYPES: Mapping[str, tuple[str, ...]] = {
-    "A100-SXM4-80GB": ("bf16", "fp16"),
-    "B200-SXM-180GB": ("fp4", "fp8"),
-    "GB200": ("bf16", "fp4", "fp8"),
-    "H100-SXM-80GB": ("bf16", "fp16", "fp8"),
-    "L40S": ("bf16", "fp8"),
-    "P100-PCIE-16GB": ("fp16", "fp32"),
-    "T4": ("fp16", "fp32"),
-    "V100-SXM2-16GB": ("fp16", "fp32"),
-}
-"""In which dtypes `validation/data` holds GEMMs of those devices."""
-
-
-JOBS: Mapping[str, tuple[str, ...]] = {
-    "DeepSpeed 2021": ("A100-SXM4-80GB",),
-    "LLM Foundry 2023": ("A100-SXM4-40GB", "A100-SXM4-80GB", "H100-SXM-80GB"),
-    "Megatron-DeepSpeed 2021": ("A100-SXM4-80GB",),
-    "Megatron-LM 2021": ("A100-SXM4-80GB",),
-    "Megatron-LM 2022": ("A100-SXM4-80GB",),
-    "Megatron-LM 2025": (
-        "B200-SXM-180GB", "B300-SXM-270GB", "GB200", "GB300", "H100-SXM-80GB", "H200-SXM-141GB",
-    ),
-    "NIM 1.x": ("A100-SXM4-80GB", "H100-SXM-80GB"),
-    "PyTorch FSDP": ("A100-PCIE-80GB",),
-    "PyTorch eager": ("A100-PCIE-80GB",),
-    "TensorRT-LLM 0.9": ("A100-SXM4-80GB", "H100-SXM-80GB"),
-    "nanotron": ("H100-SXM-80GB",),
-    "vLLM 0.x": ("A100-PCIE-80GB", "A100-SXM4-80GB"),
-}  # fmt: skip
-"""On which devices `validation/data` holds whole jobs of a software profile, by its name."""
-
 
 LEVEL = 0.8
 """Of how many like jobs an interval holds the measurement."""
@@ -212,6 +163,38 @@ class Basis:
             "validated": list(self.validated),
             "jobs_validated": not jobs_text(self.software, spec.name),
         }
+
+
+def basis_of(run: Run, job: Job | None, got: Iterable[Served]) -> Basis:
+    """Return what a machine prices a job with, or traces that state their durations."""
+    served, machine = tuple(sorted(got)), run.machine
+    stated = machine.collectives
+    names = {
+        operation: "/".join([choice.algorithm] if isinstance(choice.algorithm, str) else choice.algorithm)
+        for operation in stated.operations
+        if (operation == "default" or getattr(stated, operation) is not None)
+        and (choice := stated.choice(operation)) is not None
+    }
+    libraries = libraries_of(run.lowered.traces, machine).of("default")
+    stores = machine.switching.mode == "store_and_forward"  # of which libraries have no closed form
+    if libraries and not stores and "default" not in names:
+        names["default"] = library_name(libraries[0])
+    collectives = {"default": AUTO} | names
+    if job is None:
+        return Basis(collectives, served)
+    device, serving = as_used(job, machine, machine.device), job.spec.inference
+    dtype = job.spec.precision.gemm or job.spec.precision.activations
+    decode = None if serving is None else as_used(job, machine, machine.device, decoding=True)
+    return Basis(
+        collectives,
+        served,
+        device,
+        decode,
+        validated=measured_topics(machine.device, dtype),
+        matrix_dtype=dtype,
+        software=job.software.name,
+        host=job.host,
+    )
 
 
 def _decode_as_json(device: Device | None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
@@ -10,13 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rapid_des.errors import InputError, UnsupportedByEngine
-from rapid_des.frontend import Job, JobMemory, JobTrace, PricedOperator
+from rapid_des.frontend import JobMemory, JobTrace, PricedOperator
 from rapid_des.modes.execution import Run
 from rapid_des.modes.pricing import as_used
-from rapid_des.network.collectives.libraries.library import library_name
-from rapid_des.network.specs import AUTO
-from rapid_des.program.library import libraries_of
-from rapid_des.program.plans import Served
 from rapid_des.report import evidence
 from rapid_des.report.breakdown import (
     breakdown,
@@ -32,7 +28,7 @@ from rapid_des.report.breakdown import (
     operator_times,
     with_inside,
 )
-from rapid_des.report.evidence import Basis, measured_topics
+from rapid_des.report.evidence import Basis, basis_of
 from rapid_des.report.figures import (
     JobFigures,
     RequestTimes,
@@ -325,19 +321,9 @@ def result_of(
     kinds = None if trace is None else trace.stream_kinds
     step_time, spent = _time_and_parts(run, position, kinds, requests, blocks)
     times = operator_times(lowered, records, position) if blocks is None else inside_times(blocks, position)
-    repeated = None if blocks is None else blocks.repeated
-    later = 0 if repeated is None else repeated.left_out
+    later = 0 if blocks is None or blocks.repeated is None else blocks.repeated.left_out
     finish = lowered.of_every_rank((finish_times(lowered, records) + later).tolist())
-    notes = lowered.traces.notes if trace is None else trace.notes
-    issuing = 0 if repeated is None else repeated.times * int(repeated.host[position])
-    notes = (*notes, *host_notes(spent, host_busy(lowered, position) + issuing))
-    notes = (*notes, *congestion_notes(run), *company_notes(lowered, records, position, repeated))
-    figures = None
-    if trace is not None and memory is not None:
-        device = as_used(trace.job, run.machine, run.machine.device)
-        figures = job_figures(trace, device, step_time, memory=memory, requests=requests)
-        notes = (*notes, *(figures.energy.notes if figures.energy else ()))
-    return Result(
+    result = Result(
         step_time=Duration(step_time),
         breakdown={part: Duration(time) for part, time in spent.items()},
         critical_rank=lowered.program.bindings[position].rank,
@@ -349,51 +335,45 @@ def result_of(
         wall_s=run.execution.wall_s if blocks is None else blocks.wall_s,
         hops=records.hops if blocks is None else blocks.simulated_hops,
         folded=run.execution.folded,
-        figures=figures,
-        basis=_basis(run, None if trace is None else trace.job, (blocks or lowered).served),
-        compute_bound="compute" if trace is None else compute_bound(times, trace.operators, requests),
-        notes=notes if blocks is None else (blocks.mode.note, *notes),
-        work={}
-        if trace is None
-        else evidence.work_of(times, {row.name: row.model for row in trace.operators}, spent),
+        basis=basis_of(run, None if trace is None else trace.job, (blocks or lowered).served),
+        notes=(*(lowered.traces if trace is None else trace).notes, *_notes(run, position, spent, blocks)),
         run=run if blocks is None else None,
-        stream_kinds=kinds,
         computed=times,
-        trace=trace,
-        priced=() if trace is None else trace.operators,
         blocks=blocks,
     )
+    if trace is not None:
+        result = _of_job(result, run, trace, memory, requests)
+    return result if blocks is None else replace(result, notes=(blocks.mode.note, *result.notes))
 
 
-def _basis(run: Run, job: Job | None, got: Iterable[Served]) -> Basis:
-    """Return what a machine prices a job with, or traces that state their durations."""
-    served, machine = tuple(sorted(got)), run.machine
-    stated = machine.collectives
-    names = {
-        operation: "/".join([choice.algorithm] if isinstance(choice.algorithm, str) else choice.algorithm)
-        for operation in stated.operations
-        if (operation == "default" or getattr(stated, operation) is not None)
-        and (choice := stated.choice(operation)) is not None
-    }
-    libraries = libraries_of(run.lowered.traces, machine).of("default")
-    stores = machine.switching.mode == "store_and_forward"  # of which libraries have no closed form
-    if libraries and not stores and "default" not in names:
-        names["default"] = library_name(libraries[0])
-    collectives = {"default": AUTO} | names
-    if job is None:
-        return Basis(collectives, served)
-    device, serving = as_used(job, machine, machine.device), job.spec.inference
-    dtype = job.spec.precision.gemm or job.spec.precision.activations
-    decode = None if serving is None else as_used(job, machine, machine.device, decoding=True)
-    return Basis(
-        collectives,
-        served,
-        device,
-        decode,
-        validated=measured_topics(machine.device, dtype),
-        matrix_dtype=dtype,
-        software=job.software.name,
-        host=job.host,
+def _notes(run: Run, position: int, spent: Mapping[str, int], blocks: BlockRun | None) -> Iterator[str]:
+    """Yield what there is to say about the host, links and kernels beside each other."""
+    repeated = None if blocks is None else blocks.repeated
+    issuing = 0 if repeated is None else repeated.times * int(repeated.host[position])
+    yield from host_notes(spent, host_busy(run.lowered, position) + issuing)
+    yield from congestion_notes(run)
+    yield from company_notes(run.lowered, run.execution.records, position, repeated)
+
+
+def _of_job(
+    result: Result, run: Run, trace: JobTrace, memory: JobMemory | None, requests: RequestTimes | None
+) -> Result:
+    """Return a result with what it means for the job that was run."""
+    figures, notes = None, result.notes
+    if memory is not None:
+        device = as_used(trace.job, run.machine, run.machine.device)
+        figures = job_figures(trace, device, int(result.step_time), memory=memory, requests=requests)
+        notes = (*notes, *(figures.energy.notes if figures.energy else ()))
+    models = {row.name: row.model for row in trace.operators}
+    return replace(
+        result,
+        figures=figures,
+        compute_bound=compute_bound(result.computed, trace.operators, requests),
+        notes=notes,
+        work=evidence.work_of(result.computed, models, result.breakdown),
+        stream_kinds=trace.stream_kinds,
+        trace=trace,
+        priced=trace.operators,
     )
 
 

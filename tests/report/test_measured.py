@@ -12,7 +12,8 @@ import rapid_des as rd
 from rapid_des.config.documents import load_document
 from rapid_des.config.specs import preset_folder
 from rapid_des.device import load_device
-from rapid_des.report.evidence import GEMM_DTYPES, JOBS, MEASURED, measured_topics
+from rapid_des.report.evidence import measured_topics
+from rapid_des.report.measured import GEMM_DTYPES, JOBS, MEASURED
 from rapid_des.validation.jobs.rows import MeasuredJob
 from rapid_des.validation.measurements import CHECKOUT_DATA, PRESETS, DataFolder
 from rapid_des.validation.operators.gemm import measured_gemms
