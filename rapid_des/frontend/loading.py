@@ -68,9 +68,8 @@ def load_job(
         spec = _with_defaults(document, software)
         model = _model(spec, path, of_model)
         if not model.has_experts and "routing" not in document.tree:
-            spec = structs.replace(
-                spec, routing=RoutingSpec()
-            )  # an engine's default, nothing to a dense model
+            # an engine's default dispatcher, nothing to a dense model
+            spec = structs.replace(spec, routing=RoutingSpec())
         if model.has_experts or spec.routing != RoutingSpec():
             spec = with_counts(spec, path)
             model = with_routing(with_products(model, software), spec, str(path))
