@@ -47,7 +47,7 @@ from rapid_des.program.builders import NOTHING, Occupancy
 from rapid_des.program.groups import GroupTable
 from rapid_des.program.library import LaidOut, Libraries
 from rapid_des.program.plans import SEND, AxisPhase, Call, CollectivePlan, Served, served_by
-from rapid_des.program.program import NONE, Company, RankProgram, Template
+from rapid_des.program.program import NONE, Contention, RankProgram, Template
 from rapid_des.program.replicas import cut_of
 from rapid_des.program.routes import signatures
 from rapid_des.program.services import Sizes
@@ -318,7 +318,7 @@ def slowdowns(device: Device, kernel: tuple[Bound, int, int], sms: Int64s, traff
     return 1.0 + busy / duration * (slower - 1.0)
 
 
-def with_company(
+def with_contention(
     program: RankProgram,
     nodes: NodeTable,
     durations: Int64s,
@@ -347,7 +347,7 @@ def with_company(
     different, kind_of = _distinct_rows(nodes.bound[kernels], durations[kernels], nodes.tensor_bytes[kernels])
     shares = np.stack([_shares(device, row, states) for row in different.tolist()]).astype(np.int32)
     kind[visits[kernels]] = kind_of
-    return replace(program, company=Company(weight, kind, shares))
+    return replace(program, contention=Contention(weight, kind, shares))
 
 
 def _distinct_rows(*columns: Int8s | Int64s) -> tuple[Int64s, Int64s]:

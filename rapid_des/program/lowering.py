@@ -23,7 +23,7 @@ from rapid_des.chakra.trace import (
 from rapid_des.errors import InputError, TraceError, UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.program.builders import NOTHING, Expansion, MemberVisit, rank_program, service_times
-from rapid_des.program.communication import Communication, Plans, with_company
+from rapid_des.program.communication import Communication, Plans, with_contention
 from rapid_des.program.delays import delay_table
 from rapid_des.program.groups import Along, Channel, Geometry, GroupTable, SlotNumbers, SlotTable, Whole
 from rapid_des.program.library import libraries_of
@@ -227,7 +227,7 @@ class _Lowering:
             )
             occupancy = expansions.of_node, [expansion.occupancy for expansion in expansions.distinct]
             device = self.machine.device
-            self.programs.append(with_company(program, trace.nodes, durations, occupancy, device))
+            self.programs.append(with_contention(program, trace.nodes, durations, occupancy, device))
             self.shared[key] = len(self.programs) - 1, expansions.slots.table()
         return self.shared[key]
 

@@ -43,7 +43,7 @@ R6  Rates. A server's rate may follow steps (time, rate in 1/1,048,576, extra la
     free of a message in time does not wait for what a slow or closed one before it still holds back.
     What a rank serves at the same time may slow each other: a COMPUTE visit of some kind works at
     `shares[kind, sum]` / 4,096 of its rate, where the sum is of the weights of the rank's other visits in
-    service; that changes only when one of them starts or stops (`Company`).
+    service; that changes only when one of them starts or stops (`Contention`).
 R7  Fluid links. In that mode a flow is served by all links of its route at once. It joins them after the
     first half (rounded down) of what its message takes besides draining (headers' way, latencies) and
     arrives the second half, at least a tick, after its last byte left, and later by what the timetables of
@@ -220,7 +220,7 @@ def _one_after_another(columns: Sequence[Any], counts: Sequence[int], dtype: typ
 
 
 @dataclass(frozen=True)
-class Company:
+class Contention:
     """R6: how what a rank serves at the same time slows its COMPUTE visits.
 
     A table from the set of visits in service to shares of the rate: each adds its weight while its server
@@ -272,7 +272,7 @@ class RankProgram:
     server_level: Int8s
     node: Int32s
     """Position in the trace's NodeTable that this visit stands for, or NONE for a helper visit."""
-    company: Company | None = None
+    contention: Contention | None = None
     """None: what it serves at the same time does not slow each other."""
 
     def __len__(self) -> int:

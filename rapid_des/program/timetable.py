@@ -1,4 +1,4 @@
-"""R6: how far work gets at a rate that changes by a timetable and with company; shared by every engine.
+"""R6: how far work gets at a rate that changes by a timetable and with contention; shared by every engine.
 
 Plain integer loops over flat arrays, so that the compiled engine compiles this very function.
 """

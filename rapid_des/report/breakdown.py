@@ -330,15 +330,15 @@ def host_notes(parts: Mapping[str, int], busy: int) -> Iterator[str]:
     )
 
 
-def company_notes(
+def contention_notes(
     lowered: Lowered, records: Records, position: int, repeated: Repetition | None = None
 ) -> Iterator[str]:
     """Yield a line if a rank's kernels take longer beside collectives; nothing where faults slow them too."""
     program = lowered.program
     rank_program = program.programs[program.bindings[position].program]
-    if rank_program.company is None or program.visit_timetables:
+    if rank_program.contention is None or program.visit_timetables:
         return
-    slowed = np.flatnonzero(rank_program.company.kind != NONE)
+    slowed = np.flatnonzero(rank_program.contention.kind != NONE)
     visits = slowed + int(program.visits()[position])
     start = records.start[visits]
     longer = records.finish[visits] - start - np.maximum(rank_program.work[slowed], 1)

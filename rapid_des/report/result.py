@@ -17,8 +17,8 @@ from rapid_des.report import evidence
 from rapid_des.report.breakdown import (
     breakdown,
     busiest,
-    company_notes,
     congestion_notes,
+    contention_notes,
     critical_position,
     finish_times,
     host_busy,
@@ -352,7 +352,7 @@ def _notes(run: Run, position: int, spent: Mapping[str, int], blocks: BlockRun |
     issuing = 0 if repeated is None else repeated.times * int(repeated.host[position])
     yield from host_notes(spent, host_busy(run.lowered, position) + issuing)
     yield from congestion_notes(run)
-    yield from company_notes(run.lowered, run.execution.records, position, repeated)
+    yield from contention_notes(run.lowered, run.execution.records, position, repeated)
 
 
 def _of_job(

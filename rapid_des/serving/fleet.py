@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, cast
 
 import simpy
 
-from rapid_des.serving.company import Company, Member
 from rapid_des.serving.costs import Costs
 from rapid_des.serving.engine import Engine, Process
+from rapid_des.serving.lockstep import LockstepGroup, LockstepReplica
 from rapid_des.serving.pipelined import PipelinedReplica
 from rapid_des.serving.replica import Replica
 from rapid_des.serving.requests import Request
@@ -93,7 +93,7 @@ class Fleet:
         ]
         if engine.together > 1 and len(engine.shares) == 1:
             for begin in range(0, len(members), engine.together):
-                Company(self.env, cast(list[Member], members[begin : begin + engine.together]))
+                LockstepGroup(self.env, cast(list[LockstepReplica], members[begin : begin + engine.together]))
         for member in members:
             member.resume()
         return members
@@ -224,4 +224,4 @@ class Fleet:
 def _kind_of(engine: Engine) -> type[Replica]:
     if len(engine.shares) > 1:
         return PipelinedReplica
-    return Replica if engine.together == 1 else Member
+    return Replica if engine.together == 1 else LockstepReplica

@@ -20,13 +20,13 @@ from rapid_des.serving.engine import MOST_STEPS, Engine, Process
 from rapid_des.serving.order import in_turn
 from rapid_des.serving.policies import Selection
 from rapid_des.serving.records import Load
+from rapid_des.serving.replica_state import ReplicaState
 from rapid_des.serving.requests import NEVER, Decoding, Request
-from rapid_des.serving.standing import Standing
 
 Deliver = Callable[[Request], None]
 
 
-class Replica(Standing):
+class Replica(ReplicaState):
     """One replica."""
 
     def __init__(

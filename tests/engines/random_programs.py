@@ -11,7 +11,7 @@ from rapid_des.chakra.trace import CollectiveType
 from rapid_des.machine import Machine
 from rapid_des.network.fabric import Routes
 from rapid_des.program.lowering import lower
-from rapid_des.program.program import NONE, Company, DelayTable, Program, Timetable, VisitKind
+from rapid_des.program.program import NONE, Contention, DelayTable, Program, Timetable, VisitKind
 from rapid_des.program.services import with_tails
 from rapid_des.program.timetable import ALONE, FULL_RATE
 from tests.program.machines import STORE, dimension, machine, ring, switch
@@ -204,7 +204,7 @@ def programs(  # noqa: PLR0913 - what programs have, by name
     priorities=True,
     timetables=False,
     fluid=False,
-    company=False,
+    contention=False,
     late=False,
     choosing=False,
     pausing=False,
@@ -217,11 +217,11 @@ def programs(  # noqa: PLR0913 - what programs have, by name
     program = lower(
         draw(traces(where.fabric.gpus, unordered=unordered, priorities=priorities)), where
     ).program
-    rng = draw(st.randoms(use_true_random=False)) if timetables or company or late else None
+    rng = draw(st.randoms(use_true_random=False)) if timetables or contention or late else None
     if late:
         program = with_delays(program, rng)
-    if company:
-        program = with_company(program, rng)
+    if contention:
+        program = with_contention(program, rng)
     return with_timetables(program, where, rng) if timetables else program
 
 
@@ -247,9 +247,9 @@ def with_delays(program: Program, rng) -> Program:
     )
 
 
-def with_company(program: Program, rng) -> Program:
+def with_contention(program: Program, rng) -> Program:
     """The program with visits that slow others of their ranks, on most of the ranks."""
-    slowed = [replace(own, company=_company(own, rng)) for own in program.programs]
+    slowed = [replace(own, contention=_contention(own, rng)) for own in program.programs]
     return replace(
         program,
         programs=tuple(
@@ -258,12 +258,12 @@ def with_company(program: Program, rng) -> Program:
     )
 
 
-def _company(own, rng) -> Company:
+def _contention(own, rng) -> Contention:
     weight = [rng.choice([0, 1, 2]) if server != NONE else 0 for server in own.server.tolist()]
     computes = (own.kind == VisitKind.COMPUTE) & (own.server != NONE)
     kind = [rng.choice([NONE, 0, 1, 1]) if one else NONE for one in computes.tolist()]
     shares = [[rng.choice([1, 777, ALONE // 2, ALONE]) for _ in range(13)] for _ in range(2)]
-    return Company(np.array(weight, np.int32), np.array(kind, np.int32), np.array(shares, np.int32))
+    return Contention(np.array(weight, np.int32), np.array(kind, np.int32), np.array(shares, np.int32))
 
 
 def with_timetables(program: Program, where: Machine, rng) -> Program:

@@ -50,13 +50,13 @@ def test_rates_that_change(program):
 
 
 @FEW
-@given(programs(unordered=True, company=True))
+@given(programs(unordered=True, contention=True))
 def test_visits_that_slow_each_other(program):
     assert_engines_agree(program, trail=True)
 
 
 @FEW
-@given(programs(unordered=True, timetables=True, company=True))
+@given(programs(unordered=True, timetables=True, contention=True))
 def test_visits_that_slow_each_other_at_rates_that_change(program):
     assert_engines_agree(program)
 
@@ -130,7 +130,8 @@ def test_collectives_that_overlap_on_streams_without_order(data):
 
 @FEW
 @given(
-    programs(unordered=True, timetables=True, company=True), st.lists(st.integers(0, 2_000_000), max_size=5)
+    programs(unordered=True, timetables=True, contention=True),
+    st.lists(st.integers(0, 2_000_000), max_size=5),
 )
 @pytest.mark.parametrize("engine", STEPPED)
 def test_a_run_in_steps_is_the_same_run(engine, program, stops):

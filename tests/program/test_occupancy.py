@@ -10,7 +10,7 @@ from rapid_des.device.device import load_device
 from rapid_des.machine import load_machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.program.builders import Occupancy, rank_program
-from rapid_des.program.communication import MOST_STATES, slowdowns, with_company
+from rapid_des.program.communication import MOST_STATES, slowdowns, with_contention
 from rapid_des.program.timetable import ALONE
 from rapid_des.simulation import run_traces
 from rapid_des.studies.traffic import Kernel, beside
@@ -88,8 +88,10 @@ def test_a_table_of_many_sets_of_streams_is_bounded():
     program = rank_program(table, table.duration, expansion=np.full(61, -1, np.int32), expansions=[])
     program = replace(program, server=table.stream)
     which = np.array([-1, *(list(range(20)) * 3)], np.int32)
-    company = with_company(program, table, table.duration, (which, takers), load_device("h100_sxm")).company
+    contention = with_contention(
+        program, table, table.duration, (which, takers), load_device("h100_sxm")
+    ).contention
     # 21 states of each of 3 streams are 9,261: each stream counts as the 20 SMs that its largest takes
-    assert company.shares.shape[1] == 8 <= MOST_STATES
-    assert company.weight.tolist() == [0, *[1] * 20, *[2] * 20, *[4] * 20]
-    assert company.shares[0, 7] == pytest.approx(ALONE * (132 - 60) / 132, rel=1e-3)
+    assert contention.shares.shape[1] == 8 <= MOST_STATES
+    assert contention.weight.tolist() == [0, *[1] * 20, *[2] * 20, *[4] * 20]
+    assert contention.shares[0, 7] == pytest.approx(ALONE * (132 - 60) / 132, rel=1e-3)

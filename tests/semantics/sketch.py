@@ -14,7 +14,7 @@ import numpy as np
 
 from rapid_des.program.program import (
     NONE,
-    Company,
+    Contention,
     Group,
     HopTable,
     Level,
@@ -40,7 +40,7 @@ COLUMNS = {
     "template": np.int32,
     "node": np.int32,
 }
-_COMPANY = (("weight", 0), ("slowed", NONE))
+_CONTENTION = (("weight", 0), ("slowed", NONE))
 DEFAULTS = {"work": 0, "priority": 0, "link_priority": 0, "sub": 0}
 
 
@@ -112,12 +112,12 @@ class RankSketch:
             edge_at_start=np.array([edge[2] for edge in edges], np.bool_),
             server_capacity=np.array(self.capacities, np.int32),
             server_level=np.array(self.levels, np.int8),
-            company=None if self.shares is None else self._company(),
+            contention=None if self.shares is None else self._contention(),
         )
 
-    def _company(self) -> Company:
-        weight, kind = ([row.get(name, without) for row in self.rows] for name, without in _COMPANY)
-        return Company(np.array(weight, np.int32), np.array(kind, np.int32), self.shares)
+    def _contention(self) -> Contention:
+        weight, kind = ([row.get(name, without) for row in self.rows] for name, without in _CONTENTION)
+        return Contention(np.array(weight, np.int32), np.array(kind, np.int32), self.shares)
 
 
 class Sketch:

@@ -68,13 +68,13 @@ def test_a_link_is_free_when_the_last_byte_left_however_late_that_arrives(replay
 
 def test_a_message_draws_the_same_whatever_else_runs(replayed):
     alone = one_message(100, peer=1, ranks=3)
-    company = [Nodes() for _ in range(3)]
-    company[0].send(1, 100)
-    company[1].recv(0, 100)
-    company[2].send(1, 100)
-    company[1].recv(2, 100, stream="other")
+    three = [Nodes() for _ in range(3)]
+    three[0].send(1, 100)
+    three[1].recv(0, 100)
+    three[2].send(1, 100)
+    three[1].recv(2, 100, stream="other")
     where = machine(ring(3), jitter=late())
-    both = [replayed(traces, where).finish[1][0] for traces in (alone, trace_set(company))]
+    both = [replayed(traces, where).finish[1][0] for traces in (alone, trace_set(three))]
     assert both[0] == both[1] > hop(100)
 
 

@@ -113,8 +113,8 @@ class Network(NamedTuple):
     """Whether parts take several routes in turn, whether messages do blindly, and both by load."""
 
 
-class Companies(NamedTuple):
-    """How visits that ranks serve at the same time slow each other (`Company`); empty where none do."""
+class Contentions(NamedTuple):
+    """How visits that ranks serve at the same time slow each other (`Contention`); empty where none do."""
 
     weight: Array
     """By row of `Visits`, as the next."""
@@ -130,7 +130,7 @@ class Flat(NamedTuple):
     ranks: Ranks
     tasks: Tasks
     network: Network
-    company: Companies
+    contention: Contentions
     delays: DelayTable
     replans: Replans
 
@@ -138,7 +138,7 @@ class Flat(NamedTuple):
 def flatten(program: Program) -> Flat:
     """Return the program's arrays; shared columns are copied once, whatever the number of ranks."""
     columns = _visits(program), _ranks(program), _tasks(program), _network(program)
-    return Flat(*columns, _companies(program), program.delays or NO_DELAYS, NO_REPLANS)
+    return Flat(*columns, _contentions(program), program.delays or NO_DELAYS, NO_REPLANS)
 
 
 def _visits(program: Program) -> Visits:
@@ -174,21 +174,23 @@ def _holders(part: RankProgram) -> Array:
     return holders
 
 
-def _companies(program: Program) -> Companies:
-    if not any(part.company for part in program.programs):
+def _contentions(program: Program) -> Contentions:
+    if not any(part.contention for part in program.programs):
         none = np.zeros(0, np.int32)
-        return Companies(none, none, none.astype(np.int64))
+        return Contentions(none, none, none.astype(np.int64))
     weights, firsts, shares, begin = [], [], [], 0
     for part in program.programs:
-        if (company := part.company) is None:
+        if (contention := part.contention) is None:
             weights.append(np.zeros(len(part), np.int32))
             firsts.append(np.full(len(part), NONE))
             continue
-        weights.append(company.weight)
-        firsts.append(np.where(company.kind == NONE, NONE, begin + company.kind * company.shares.shape[1]))
-        shares.append(company.shares.ravel())
-        begin += company.shares.size
-    return Companies(joined(weights, np.int32), joined(firsts, np.int32), joined(shares, np.int64))
+        weights.append(contention.weight)
+        firsts.append(
+            np.where(contention.kind == NONE, NONE, begin + contention.kind * contention.shares.shape[1])
+        )
+        shares.append(contention.shares.ravel())
+        begin += contention.shares.size
+    return Contentions(joined(weights, np.int32), joined(firsts, np.int32), joined(shares, np.int64))
 
 
 def _ranks(program: Program) -> Ranks:

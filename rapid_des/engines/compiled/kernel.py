@@ -119,7 +119,7 @@ def has_room(state: State, pools: Pools, wanted: int) -> bool:
 def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C901, PLR0912, PLR0915
     """Play until nothing is left to happen, past `until`, to a pause, or until room is wanted."""
     visits, ranks, tasks, network = flat.visits, flat.ranks, flat.tasks, flat.network
-    company, replans = flat.company, flat.replans
+    contention, replans = flat.contention, flat.replans
     calendar, instances, transfers, trail = pools.calendar, pools.instances, pools.transfers, pools.trail
     pending, ready = pools.pending, pools.ready
     member_rank, member_visit = pools.member_rank, pools.member_visit
@@ -364,9 +364,9 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
             state.start[record] = now
             visit_first, visit_last = visits.edge_starts[visit], visits.edge_starts[visit + 1]
             if contends and kind == START:
-                added = company.weight[visit]
+                added = contention.weight[visit]
                 state.present[a] += added
-            if contends and visits.kind[visit] == COMPUTE and company.first[visit] != NONE:
+            if contends and visits.kind[visit] == COMPUTE and contention.first[visit] != NONE:
                 push(calendar, begin_work(flat, state, a, visit, now), END, a, b)
             elif visits.kind[visit] == COMPUTE:
                 push(calendar, visit_end(flat, a, visit, now), END, a, b)
@@ -431,13 +431,13 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
         elif kind == END:
             server = visits.server[visit]
             if contends and server != NONE:
-                if company.first[visit] != NONE:
+                if contention.first[visit] != NONE:
                     worker = ranks.server[a] + server
                     if state.working[worker] != b or state.until[worker] != now:
                         continue  # at another pace since this end was foreseen
                     state.working[worker] = NONE
                     state.computing[a] -= 1
-                added = -company.weight[visit]
+                added = -contention.weight[visit]
                 state.present[a] += added
             state.finish[ranks.flat[a] + b] = now
             totals[WORKED] += 1

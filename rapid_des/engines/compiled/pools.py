@@ -279,7 +279,7 @@ def _of_visits(flat: Flat) -> dict[str, Array]:
 def _of_servers(flat: Flat) -> dict[str, Array]:
     """Return idle servers; what visits slow each other has room only where any do."""
     ranks, servers = flat.ranks, int(flat.ranks.server[-1])
-    contends = bool(flat.company.weight.size)
+    contends = bool(flat.contention.weight.size)
     slowed = ("since", "ticks", "parts", "share", "until")
     return {
         "serving": np.zeros(servers, np.int32),
@@ -338,7 +338,7 @@ def _flags(flat: Flat, *, trail: bool, fluid: bool) -> Array:
         flat.network.along.size,
         len(flat.network.acknowledgements),
         flat.network.detour.size,
-        flat.company.weight.size,
+        flat.contention.weight.size,
         sprays[0],
         sprays[1],
         flat.delays.noise.size,

@@ -62,8 +62,8 @@ def begin_work(flat: Flat, state: State, rank: int, visit: int, now: int) -> int
 def resume(flat: Flat, state: State, rank: int, server: int, now: int) -> int:
     """Go on with what a server works at, beside those in service now; return when it ends."""
     visit = flat.ranks.program[rank] + state.working[server]
-    others = state.present[rank] - flat.company.weight[visit]
-    share = flat.company.share[flat.company.first[visit] + others]
+    others = state.present[rank] - flat.contention.weight[visit]
+    share = flat.contention.share[flat.contention.first[visit] + others]
     left = state.ticks[server], state.parts[server]
     state.since[server], state.share[server] = now, share
     table = timetable_of_work(flat, rank, visit)
@@ -78,8 +78,8 @@ def changes_pace(flat: Flat, state: State, rank: int, server: int, now: int) -> 
     if state.working[server] == NONE or state.until[server] == now:
         return False
     visit = flat.ranks.program[rank] + state.working[server]
-    others = state.present[rank] - flat.company.weight[visit]
-    if flat.company.share[flat.company.first[visit] + others] == state.share[server]:
+    others = state.present[rank] - flat.contention.weight[visit]
+    if flat.contention.share[flat.contention.first[visit] + others] == state.share[server]:
         return False
     left = state.ticks[server], state.parts[server]
     table = timetable_of_work(flat, rank, visit)

@@ -73,16 +73,16 @@ class RankTable:
         rows = [edges[first:last] for first, last in zip(starts, starts[1:], strict=False)]
         self.at_start = [[(target, lag) for target, lag, at_start in row if at_start] for row in rows]
         self.at_finish = [[(target, lag) for target, lag, at_start in row if not at_start] for row in rows]
-        self.weight, self.slowed = _company(program)
+        self.weight, self.slowed = _contention(program)
 
 
-def _company(program: RankProgram) -> tuple[list[int], list[list[int] | None]]:
+def _contention(program: RankProgram) -> tuple[list[int], list[list[int] | None]]:
     """Return what each visit adds while it is served, and its shares beside others; None if it has all."""
-    company = program.company
-    if company is None:
+    contention = program.contention
+    if contention is None:
         return [0] * len(program), [None] * len(program)
-    shares = [*company.shares.tolist(), None]
-    return company.weight.tolist(), [shares[kind] for kind in company.kind.tolist()]
+    shares = [*contention.shares.tolist(), None]
+    return contention.weight.tolist(), [shares[kind] for kind in contention.kind.tolist()]
 
 
 class Simulation:

@@ -159,7 +159,7 @@ _CHOICE_BYTES = 5
 
 
 @dataclass(frozen=True)
-class Company:
+class Overlapped:
     """What computes while tokens travel."""
 
     start: int
@@ -167,7 +167,7 @@ class Company:
     append: Callable[[], None]
 
 
-Beside: TypeAlias = Company | None
+Beside: TypeAlias = Overlapped | None
 
 
 class _TokenMove(Protocol):

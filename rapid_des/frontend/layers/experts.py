@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from rapid_des.device.operators import Gemm, GroupedGemm, Starts
 from rapid_des.device.vector import fused
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.layers.dispatch import Company, Dispatch
+from rapid_des.frontend.layers.dispatch import Dispatch, Overlapped
 from rapid_des.frontend.layers.layer import Parameters
 from rapid_des.frontend.layers.transformer import GATED, DenseFeedForward
 from rapid_des.frontend.matrices import (
@@ -147,7 +147,7 @@ class Experts:
 
     def _shared_forward(
         self, operations: OperationList, shard: Shard, chosen: int
-    ) -> tuple[Company | None, Company | None]:
+    ) -> tuple[Overlapped | None, Overlapped | None]:
         """Return what computes while copies travel, and what while results do: halves of shared experts."""
         shared, activated = self.shared, [chosen]
         if shared is None or not self._beside(shard):
@@ -161,7 +161,7 @@ class Experts:
             operations.go_on_after(activated[-1])
             self._shared_down(operations, shard, shared)
 
-        return Company(chosen, up), Company(chosen, down)
+        return Overlapped(chosen, up), Overlapped(chosen, down)
 
     def _shared_down(self, operations: OperationList, shard: Shard, shared: DenseFeedForward) -> None:
         """Append the second half of the shared experts, its sum over tp, and their gate."""
@@ -188,9 +188,9 @@ class Experts:
             operations.go_on_after(sums[-1])
             sums[-1] = shared.up_backward(operations, shard)
 
-        dispatch.back(operations, shard, Company(ready, down) if beside else None, backward=True)
+        dispatch.back(operations, shard, Overlapped(ready, down) if beside else None, backward=True)
         self._product_gradients(operations, shard)
-        dispatch.forth(operations, shard, Company(ready, up) if beside else None, backward=True)
+        dispatch.forth(operations, shard, Overlapped(ready, up) if beside else None, backward=True)
         if not dispatch.travels(shard) and shard.tp > 1:
             size = shard.message("tp.reduce_gradient", shard.tokens * self._width)
             operations.message("ffn.reduce_gradient", "tp.reduce_gradient", size)

@@ -20,37 +20,37 @@ from rapid_des.serving.policies import Selection
 from rapid_des.serving.replica import Replica, passed
 
 
-class Member(Replica):
-    """One of them: the company has it step."""
+class LockstepReplica(Replica):
+    """One of them: the group has it step."""
 
-    company: Company
+    group: LockstepGroup
 
     @property
     def mates(self) -> Sequence[Replica]:
         """Who stops and comes back with it: all whose experts it shares."""
-        return self.company.members
+        return self.group.members
 
     def resume(self) -> None:
         """Serve, with nothing in memory but weights."""
         self.alive = True
-        self.company.start()
+        self.group.start()
 
     def _halt(self) -> None:
-        self.company.halt()
+        self.group.halt()
 
     def _wake(self) -> None:
-        self.company.wake()
+        self.group.wake()
 
 
-class Company:
+class LockstepGroup:
     """Replicas that step together."""
 
-    def __init__(self, env: simpy.Environment, members: Sequence[Member]) -> None:
+    def __init__(self, env: simpy.Environment, members: Sequence[LockstepReplica]) -> None:
         self._env, self.members = env, members
         self._come = env.event()
         self._process: simpy.Process | None = None
         for member in members:
-            member.company = self
+            member.group = self
 
     def start(self) -> None:
         """Serve, if it does not yet."""

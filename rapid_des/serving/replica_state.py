@@ -17,7 +17,7 @@ from rapid_des.serving.requests import Decoding, Request
 from rapid_des.units import ceil_divide
 
 
-class Standing:
+class ReplicaState:
     """Requests that wait and that run, and the pages that they hold."""
 
     def __init__(self, env: simpy.Environment, engine: Engine) -> None:
