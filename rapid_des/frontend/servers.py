@@ -61,11 +61,15 @@ class PromptLayoutSpec(Spec, frozen=True):
     """How replicas are split that compute prompts alone, in the words of `parallelism`."""
 
     tp: Count = 1
+    """Ranks that split every layer's matrices."""
     dp: Count = 1
     """How many replicas there are."""
     ep: Count = 1
+    """Ranks over which experts are spread, of as many replicas as tp has to be multiplied with."""
     etp: Count | None = None
+    """Ranks that split every expert's matrices. Unset: all tp of them."""
     sequence_parallel: bool = False
+    """Whether norms and sums between a layer's matrices are split over the tp ranks by tokens."""
 
 
 class ServingSpec(Spec, frozen=True):
