@@ -106,7 +106,15 @@ def _leaves(argument: Any) -> list[tuple[str, tuple[int, ...]]]:
     assert argument.flags.c_contiguous and argument.flags.aligned, "kernels take contiguous arrays"
     address = argument.__array_interface__["data"][0]
     words = (0, 0, argument.size, argument.itemsize, address, *argument.shape, *argument.strides)
-    return [(f"{argument.dtype.str}{argument.ndim}{argument.flags.writeable:d}", words)]  # without an owner
+    return [(f"{argument.dtype.str}{argument.ndim}", words)]  # without an owner
+
+
+def _writable(argument: Any) -> Any:
+    """Return a like argument whose arrays are writable: numba compiles read-only ones anew, for a minute."""
+    if isinstance(argument, tuple):
+        parts = map(_writable, argument)
+        return argument._make(parts) if hasattr(argument, "_make") else tuple(parts)
+    return np.zeros((0,) * argument.ndim, argument.dtype) if isinstance(argument, np.ndarray) else argument
 
 
 def _compiled(function: Callable[..., None], arguments: tuple[Any, ...]) -> bytes:
@@ -119,7 +127,7 @@ def _compiled(function: Callable[..., None], arguments: tuple[Any, ...]) -> byte
 
     while _MARKED:
         extending.register_jitable(_nrt=False, forceinline=True)(_MARKED.pop())
-    kinds: Any = types.Tuple(list(map(typeof, arguments)))  # type: ignore[no-untyped-call]
+    kinds: Any = types.Tuple(list(map(typeof, _writable(arguments))))  # type: ignore[no-untyped-call]
     made: Any = cfunc(types.int32(types.CPointer(kinds)), _nrt=False)(entry)  # type: ignore[call-arg, no-untyped-call]
     return bytes(made.native_name.encode() + b"\n" + made._library._get_compiled_object())  # noqa: SLF001
 
