@@ -76,6 +76,7 @@ def replay(
     >>> result.step_time, result.critical_rank
     (Duration('633.6 us'), 0)
     """
+    _check(machine, Machine, "load_machine")
     paced = None
     if machine.faults:
         from rapid_des.program.faults.slow_gpus import pace_of, stretched
@@ -110,6 +111,8 @@ def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
     >>> result.bound, sum(result.breakdown.values()) == result.step_time
     ('compute', True)
     """
+    _check(job, Job, "load_job")
+    _check(machine, Machine, "load_machine")
     if mode not in MODES:
         raise InputError(f"mode {mode!r} is not one of {', '.join(MODES)}")
     capacity = int(machine.device.spec.hbm.capacity)
@@ -130,6 +133,11 @@ def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
     even = _result(job, machine.even, replace(asked, trail=False))
     lines = jitter_lines(machine, job.gpus, result.step_time, even.step_time)
     return replace(result, notes=(*result.notes, *lines))
+
+
+def _check(value: object, kind: type, loader: str) -> None:
+    if not isinstance(value, kind):
+        raise InputError(f"{value!r} is no {kind.__name__}: rapid_des.{loader} makes one")
 
 
 def unmarked(machine: Machine) -> Machine:

@@ -138,6 +138,13 @@ def test_replay_stays_the_function_when_its_package_is_imported():
     assert callable(rd.replay)
 
 
+def test_a_name_in_the_place_of_what_it_stands_for_is_refused_with_what_loads_it():
+    with pytest.raises(rd.InputError, match="'llama2_7b_train' is no Job: rapid_des.load_job makes one"):
+        rd.simulate("llama2_7b_train", rd.load_machine("dgx_a100"))
+    with pytest.raises(rd.InputError, match="'dgx_a100' is no Machine: rapid_des.load_machine makes one"):
+        rd.replay(rd.load_trace("two_stages"), "dgx_a100")
+
+
 def test_a_first_program_stays_this_short(tmp_path):
     machine = rd.load_machine(ROOT / "topologies" / "dgx_a100.yaml")
     job = rd.load_job(ROOT / "workloads" / "llama2_7b_train.yaml")
