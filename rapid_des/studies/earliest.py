@@ -39,7 +39,7 @@ class End:
     drained: int
     """Its passes, and those of other stages that follow its last one."""
     last_backward: int
-    """When its last micro-batch's backward begins."""
+    """When the last backward begins of the chunk that is done first: its gradients travel then."""
 
 
 def ends(job: Job, times: Times, kinds: Sequence[int]) -> tuple[End, ...]:
@@ -53,7 +53,15 @@ def ends(job: Job, times: Times, kinds: Sequence[int]) -> tuple[End, ...]:
         passes = job.micro_batches * sum(forward[part] + backward[part] for part in parts) // share
         first, last = min(to[part] for part in parts), min(back[part] for part in parts)
         drained = first + passes + (0 if defers else last)
-        stage_passes.append(End(drained, first + passes - sum(backward[part] for part in parts)))
+        if job.training.schedule == "interleaved_1f1b":
+            last_group = job.shape.in_group * sum(backward[part] for part in parts)
+            last_backward = first + max(passes - last_group, 0)
+        else:
+            own = [job.micro_batches * (forward[part] + backward[part]) // share for part in parts]
+            last_backward = min(
+                to[part] + time - backward[part] for part, time in zip(parts, own, strict=True)
+            )
+        stage_passes.append(End(drained, last_backward))
     return tuple(stage_passes)
 
 

@@ -80,7 +80,7 @@ class Plan:
     """The best ways to split a job over GPUs, best first; `plan` makes one.
 
     >>> sorted(Plan.__dataclass_fields__)[:3]
-    ['counts', 'gpus', 'interrupted']
+    ['counts', 'floor', 'gpus']
     """
 
     gpus: int

@@ -83,6 +83,17 @@ def test_a_walk_through_the_schedule_is_a_bound_close_to_the_step(zero_stage, pp
     assert 0.75 * step < floors.walked(job) <= step
 
 
+@pytest.mark.parametrize(("chunks", "schedule"), [(4, "interleaved_1f1b"), (4, "breadth_first")])
+def test_gradients_of_a_chunk_that_is_done_early_travel_early(chunks, schedule):
+    job = job_of(**{
+        "parallelism": f"{{tp: 4, pp: 2, dp: 2, chunks: {chunks}, order: [tp, cp, ep, pp, dp]}}",
+        "training.zero_stage": 0, "training.schedule": schedule, "training.micro_batch": 1,
+    })  # fmt: skip
+    machine, cache = machine_of("dgx_a100_x2"), BoundedCache()
+    step = simulate(job, machine, mode="analytical", allow_oom=True, cache=cache).step_time
+    assert 0.6 * step < Floors(machine, cache).step(job) <= step
+
+
 @pytest.mark.parametrize("zero_stage", [0, 3])
 @pytest.mark.parametrize(
     ("chunks", "batch", "overlap"), [(1, 66, "false"), (1, 64, "true"), (2, 64, "false")]
