@@ -4,15 +4,16 @@ Importing numba takes longer than most runs. So numba compiles a `Kernel` once, 
 one address: that of a table with the kernel's arguments, an integer as a word and an array as numba's struct
 of an array. Its object code is kept in numba's cache folder, from where llvmlite alone loads it (0.01 s); the
 file's name says what it was made of and for, its first line is a digest of the rest. If it is not there or
-not whole, numba compiles the kernel again; a folder that is not ours alone is done without.
+not whole, numba compiles the kernel again, in one process while others that want the same wait for it; a
+folder that is not ours alone is done without.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from hashlib import sha256
 from importlib.util import find_spec
@@ -71,12 +72,27 @@ class Kernel:
         """Return the name and the code of the C function for arguments of these types, kept or compiled."""
         with suppress(OSError):
             return _read(Path(f"{self._place}-{types}.o"))
-        content = _compiled(self.function, arguments)
-        with suppress(OSError), NamedTemporaryFile(dir=self._place.parent) as beside:
-            beside.write(sha256(content).hexdigest().encode() + b"\n" + content)
-            beside.flush()
-            Path(beside.name).replace(f"{self._place}-{types}.o")
+        with self._alone(types):
+            with suppress(OSError):  # another process may have compiled it meanwhile
+                return _read(Path(f"{self._place}-{types}.o"))
+            content = _compiled(self.function, arguments)
+            with suppress(OSError), NamedTemporaryFile(dir=self._place.parent) as beside:
+                beside.write(sha256(content).hexdigest().encode() + b"\n" + content)
+                beside.flush()
+                Path(beside.name).replace(f"{self._place}-{types}.o")
         return content
+
+    @contextmanager
+    def _alone(self, types: str) -> Iterator[None]:
+        """Hold back others that would compile the same; where nothing can be kept or locked, do not."""
+        with ExitStack() as held:
+            with suppress(OSError):
+                lock = held.enter_context(Path(f"{self._place}.{types}.lock").open("w"))
+                held.callback(Path(lock.name).unlink, missing_ok=True)
+                import fcntl  # of posix alone, as the folder is
+
+                fcntl.flock(lock, fcntl.LOCK_EX)  # a process that dies lets go of it
+            yield
 
     @cached_property
     def _place(self) -> Path:

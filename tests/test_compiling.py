@@ -3,7 +3,9 @@
 import errno
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import NamedTuple
 
 import numpy as np
@@ -100,6 +102,19 @@ def compilations(monkeypatch):
 
 def test_a_kept_kernel_runs_without_numba(cache):
     assert python(AGAIN) == f"False\n{answer()} False\n"
+
+
+def test_who_comes_while_it_is_compiled_waits_for_it(tmp_path, monkeypatch, compilations):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    together = Barrier(2)
+
+    def answer_together(_):
+        together.wait()
+        return answer_of(kernel())
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(answer_together, range(2))) == [answer()] * 2
+    assert compilations == ["weigh"]
 
 
 def test_a_kernel_that_numba_may_not_compile_is_its_function(cache, compilations):
