@@ -1,13 +1,14 @@
 """Run every check of the project: `python tests`, or `python tests ARGUMENT…` to hand arguments to pytest.
 
-Format, lint, types and import layers first, since they take seconds; then the tests and doctests, whose
-closing line is the last one printed. Needs `pip install '.[dev]'`.
+Format, lint, types and import layers first, beside which the replay kernels are compiled, each once for all
+tests; then the tests and doctests, whose closing line is the last one printed. Needs `pip install '.[dev]'`.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -18,12 +19,23 @@ CHECKS = {
     "types": [sys.executable, "-m", "mypy"],
     "import layers": [str(TOOLS / "lint-imports")],
 }
+SMALL = ["cli.py", "run", "llama2_7b_train", "--json", "--engine", "compiled", "--set", "job.model.layers=2"]
+REPLANNED = "link=gpu5-gpu6 down=true from=2ms policy=replan detection=10us"
+KERNELS = {
+    "cut-through": ["--on", "dgx_a100"],
+    "fluid links": ["--on", "dgx_a100", "--set", "machine.switching.mode=fluid"],
+    "queue pairs": ["--on", "dgx_a100", "--set", "machine.switching.congestion={control: none}"],
+    "replanning": ["--on", "torus2d_ring_a100_64", "--fault", REPLANNED],
+}
+CHECKS |= {f"kernel of {name}": [sys.executable, *SMALL, *options] for name, options in KERNELS.items()}
 TESTS = [sys.executable, "-m", "pytest", "-n", "auto"]
 
 
 def main(arguments: list[str]) -> int:
     """Run all checks, then the tests; return 1 if any failed."""
-    failed = [] if arguments else [name for name, command in CHECKS.items() if not passes(name, command)]
+    with ThreadPoolExecutor(2) as pool:  # the kernels take most of the time
+        checked = pool.map(passes, CHECKS, CHECKS.values()) if not arguments else ()
+        failed = [name for name, passed in zip(CHECKS, checked, strict=False) if not passed]
     if failed:
         print(f"failed: {', '.join(failed)}; the tests run all the same", flush=True)
     tests = subprocess.run([*TESTS, *arguments], cwd=ROOT, check=False).returncode
@@ -33,9 +45,8 @@ def main(arguments: list[str]) -> int:
 def passes(name: str, command: list[str]) -> bool:
     """Run one check and show its output only if it fails."""
     done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
-    print(f"{name}: {'passed' if done.returncode == 0 else 'FAILED'}", flush=True)
-    if done.returncode:
-        print(done.stdout + done.stderr, flush=True)
+    printed = f"FAILED\n{done.stdout}{done.stderr}" if done.returncode else "passed"
+    print(f"{name}: {printed}", flush=True)
     return done.returncode == 0
 
 
