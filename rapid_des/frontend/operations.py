@@ -8,6 +8,7 @@ what is fused around them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypedDict, Unpack
@@ -119,6 +120,23 @@ class Shard:
         if self.groups:
             return all(group.decodes for group in self.groups)
         return self.serving and Group(1, self.query_length, self.key_length - self.query_length).decodes
+
+    def of_documents(self) -> tuple[Shard, ...]:
+        """Return a shard for each length of documents: all of that length, of each this rank's part.
+
+        cp cuts every document by itself, so that causal work is alike on all ranks (Transformer Engine's thd
+        format; PyTorch's per-document head-tail balance).
+        """
+        return tuple(
+            replace(
+                self,
+                documents=(),
+                sequences=self.sequences * count,
+                query_length=length // self.cp,
+                key_length=length,
+            )
+            for length, count in sorted(Counter(self.documents).items())
+        ) or (self,)
 
     def of_kernels(self, seen: Callable[[int], int] = lambda position: position) -> tuple[Shard, ...]:
         """Return the shards on which attention runs a kernel each: prompts, then what decodes.

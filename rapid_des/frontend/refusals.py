@@ -17,6 +17,7 @@ from rapid_des.frontend.layers.latent import LatentAttention
 from rapid_des.frontend.recompute import refusals
 from rapid_des.frontend.schedules import SCHEDULES, pairs_refusal
 from rapid_des.frontend.speculation import speculation_refusals
+from rapid_des.units import ceil_divide
 
 SCHEDULE = "training.schedule"
 AXES = ("tp", "cp", "ep", "dp", "pp")
@@ -253,11 +254,12 @@ def _context_refusals(job: Job) -> Iterator[tuple[str, str]]:
         yield "parallelism.cp_heads", problem
     if split.cp_heads and split.cp % split.cp_heads:
         yield "parallelism.cp_heads", f"cp {split.cp} does not divide by cp_heads {split.cp_heads}"
-    if split.cp > split.head_ways and job.spec.training is not None and job.training.documents:
-        yield (
-            "training.documents",
-            f"cp {split.cp} cuts sequences evenly, whatever documents they hold: take cp_kind ulysses",
-        )
+    documents = () if job.spec.training is None or split.cp == split.head_ways else job.training.documents
+    for length in documents:
+        if length % (2 * split.cp):
+            problem = f"cp {split.cp} cuts each document into two pieces a rank, and one of {length} does not"
+            padded = ceil_divide(length, 2 * split.cp) * 2 * split.cp
+            yield "training.documents", f"{problem} divide: pad it to {padded}, or take cp_kind ulysses"
     for layer in job.model.kinds if split.cp > 1 else ():
         refusal = layer.mixer.context_refusal(split)
         if refusal:

@@ -41,7 +41,10 @@ def test_flops_count_what_documents_see(tiny):
     ("settings", "problem"),
     [
         ([("training.documents", "[16, 8]")], "they sum to 24, sequence_length is 32"),
-        ([PACKED, ("parallelism.cp", "2")], "cp 2 cuts sequences evenly"),
+        (
+            [("training.documents", "[18, 14]"), ("parallelism.cp", "2")],
+            "cp 2 cuts each document into two pieces a rank, and one of 18",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(tiny, settings, problem):

@@ -30,11 +30,9 @@ _RING = "attention.kv_ring"
 def context_refusal(core: AttentionCore, split: ParallelismSpec) -> str | None:
     """Return why a job's cp can not split the core; None if it can."""
     heads = split.head_ways
-    if core.chunk and heads < split.cp:
-        problem = f"attention in chunks sees nothing of other chunks: cp {split.cp} must be 1"
-        return f"{problem}, or cp_kind ulysses"
-    if core.window and heads < split.cp and split.cp_kind != "all_gather":
-        problem = f"a window of {core.window} leaves blocks of a ring without work, and ranks unbalanced"
+    if core.reach and heads < split.cp and split.cp_kind != "all_gather":
+        what = f"a window of {core.window}" if core.window else f"attention in chunks of {core.chunk}"
+        problem = f"{what} leaves blocks of a ring without work, and ranks unbalanced"
         return f"cp_kind {split.cp_kind}: {problem}: take all_gather or ulysses"
     local, keys = core.heads // split.tp, max(1, core.kv_heads // split.tp)
     if local % heads or keys % heads:
@@ -140,7 +138,9 @@ def _ring_forward(
         ready, part = (*there, newest), _part(shard, place)
         if place < ring - 1:
             there = operations.pass_on(_RING, "cp.ring", size, step=1, after=ready)
-        kernel = _pairs(core, shard, place, backward=False)
+        *early, kernel = _pairs(core, shard, place, backward=False)
+        for other in early:
+            operations.kernel(f"{name}.{part}.documents", other, after=ready)
         output = shard.activation_bytes(_rows(shard, place) * core.result_width(shard))
         newest = operations.kernel(f"{name}.{part}", kernel, after=ready, output=output)
         passes.append(newest)
@@ -172,7 +172,9 @@ def _ring_backward(
         block, gradients = place > 0, place < ring - 1
         name = f"{_RING}_gradient" if not block else f"{_RING}_and_gradient" if gradients else _RING
         there = operations.pass_on(name, "cp.ring", (block + gradients) * size, step=-1, after=ready)
-        kernel = _pairs(core, shard, place, backward=True)
+        *early, kernel = _pairs(core, shard, place, backward=True)
+        for other in early:
+            operations.kernel(f"{CORE}.{part}.documents", other, after=ready)
         output = shard.activation_bytes(shard.tokens * _inputs(core, shard))
         newest = operations.kernel(f"{CORE}.{part}", kernel, after=ready, output=output)
         if gradients:
@@ -197,10 +199,13 @@ def _rows(shard: Shard, place: int) -> int:
     return shard.tokens // 2 if _part(shard, place) == "late_queries" else shard.tokens
 
 
-def _pairs(core: AttentionCore, shard: Shard, place: int, *, backward: bool) -> Attention:
-    """Return the kernel of a rank's queries and the block `place` ranks back."""
+def _pairs(core: AttentionCore, shard: Shard, place: int, *, backward: bool) -> tuple[Attention, ...]:
+    """Return the kernels of a rank's queries and the block `place` ranks back: one a length of documents."""
+    return tuple(_pair(core, some, _part(shard, place), backward=backward) for some in shard.of_documents())
+
+
+def _pair(core: AttentionCore, shard: Shard, part: str, *, backward: bool) -> Attention:
     whole, half = shard.query_length, shard.query_length // 2
-    part = _part(shard, place)
     if part == "own":
         return core.diagonal(shard, backward=backward)
     queries, keys = (whole, half) if part == "early_keys" else (half, whole)

@@ -8,8 +8,9 @@ inside the fused kernel and is not charged; unfused it is a kernel.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Protocol, Unpack
 
 from rapid_des.device.operators import Attention
@@ -381,9 +382,11 @@ class AttentionCore:
         """
         queries, keys = shard.query_length, shard.key_length
         if shard.documents and queries > 1:
-            return self._of_documents(shard, backward=backward)
+            each = (self._kernels(some, backward=backward) for some in shard.of_documents())
+            return tuple(chain.from_iterable(each))
         if self.chunk and keys > self.chunk:
-            return self._in_chunks(shard, self.chunk, backward=backward)
+            cut = self._in_chunks if shard.cp == 1 else self._pieces_in_chunks
+            return cut(shard, self.chunk, backward=backward)
         if shard.cp == 1:
             return (self._kernel(shard, queries, keys, backward=backward),)
         piece = queries // 2
@@ -398,23 +401,6 @@ class AttentionCore:
         """Return the kernel of a rank's own queries and keys."""
         return self._kernel(shard, shard.query_length, shard.query_length, backward=backward)
 
-    def _of_documents(self, shard: Shard, *, backward: bool) -> tuple[Attention, ...]:
-        """Return a kernel for each length of documents, over all of that length."""
-        return tuple(
-            kernel
-            for length, count in sorted(Counter(shard.documents).items())
-            for kernel in self._kernels(
-                replace(
-                    shard,
-                    documents=(),
-                    sequences=shard.sequences * count,
-                    query_length=length,
-                    key_length=length,
-                ),
-                backward=backward,
-            )
-        )
-
     def _in_chunks(self, shard: Shard, chunk: int, *, backward: bool) -> tuple[Attention, ...]:
         """Return a kernel over all whole chunks, and one over what is left."""
         whole, rest = divmod(shard.query_length, chunk)
@@ -424,6 +410,21 @@ class AttentionCore:
         full = self._kernel(shard, chunk, chunk, backward=backward, copies=whole)
         left = (self._kernel(shard, rest, rest, backward=backward),) if rest else ()
         return (full, *left)
+
+    def _pieces_in_chunks(self, shard: Shard, chunk: int, *, backward: bool) -> tuple[Attention, ...]:
+        """Return kernels over both pieces of the sequence (cp), cut where chunks end, of the busiest rank."""
+        piece, pieces = shard.query_length // 2, 2 * shard.cp
+        ranks = (
+            [cut for place in (rank, pieces - 1 - rank) for cut in _cuts(place * piece, piece, chunk)]
+            for rank in range(shard.cp)
+        )
+        busiest = max(
+            ranks, key=lambda cuts: sum(queries * (2 * keys - queries + 1) for queries, keys in cuts)
+        )
+        return tuple(
+            self._kernel(shard, queries, keys, backward=backward, copies=count)
+            for (queries, keys), count in sorted(Counter(busiest).items())
+        )
 
     def _kernel(
         self, shard: Shard, query_length: int, key_length: int, *, backward: bool, copies: int = 1
@@ -438,6 +439,19 @@ class AttentionCore:
             kv_dtype=shard.precision.kv_cache,
             fused=shard.flash,
         )  # fmt: skip
+
+
+def _cuts(start: int, length: int, chunk: int) -> Iterator[tuple[int, int]]:
+    """Yield queries and keys of each chunk's part of so many positions.
+
+    >>> list(_cuts(6, 4, 8))
+    [(2, 8), (2, 2)]
+    """
+    stop = start + length
+    while start < stop:
+        end = min(stop, start - start % chunk + chunk)
+        yield end - start, end - start + start % chunk
+        start = end
 
 
 def numbered(pattern: Sequence[LayerKind]) -> tuple[tuple[LayerKind, ...], tuple[int, ...]]:

@@ -131,7 +131,10 @@ def test_exchanging_heads_keeps_the_result_in_both_layouts(tiny):
         ([("parallelism.cp_kind", "ulysses_ring")], "ulysses_ring needs cp_heads"),
         ([("parallelism.cp_heads", "2")], "ulysses_ring needs cp_heads, no other has it"),
         ([("parallelism.cp_kind", "ulysses_ring"), ("parallelism.cp_heads", "3")], "cp 2 does not divide"),
-        ([("model.attention", "{heads: 4, chunk: 12}"), ("parallelism.cp_kind", "ring")], "other chunks"),
+        (
+            [("model.attention", "{heads: 4, chunk: 12}"), ("parallelism.cp_kind", "ring")],
+            "chunks of 12 leaves",
+        ),
     ],
 )
 def test_what_has_no_meaning_is_refused_by_name(tiny, settings, problem):
@@ -202,9 +205,37 @@ def test_what_a_ring_exposes_inside_blocks_counts_as_cp():
     assert parts[1].get("tp", 0) == 0
 
 
-def test_heads_may_have_sequences_of_several_documents(tiny):
-    documents = ("training.documents", "[20, 12]")
-    kernels = cores(tiny(*split("ulysses", 2), documents))
+DOCUMENTS = ("training.documents", "[16, 8, 8]")
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+@pytest.mark.parametrize("kind", ["all_gather", "ring", "ulysses", "ulysses_ring"])
+def test_each_document_is_cut_so_that_ranks_compute_all_its_pairs_alike(tiny, kind, phase):
+    packed = cores(tiny(*split(kind), DOCUMENTS), phase)
+    computed = sum(core.batch * core.heads * core.visible_pairs for core in packed)
+    assert 4 * computed == 8 * (16 * 17 // 2 + 2 * (8 * 9 // 2))
+
+
+def test_a_ring_sends_as_much_whatever_documents_a_sequence_holds(tiny):
+    whole, packed = (tiny(*split("ring"), *more) for more in ((), (DOCUMENTS,)))
+    for phase in ("forward", "backward"):
+        assert sizes(packed, "cp.ring", phase) == sizes(whole, "cp.ring", phase)
+    assert [stage.peak for stage in memory(packed).stages] == [stage.peak for stage in memory(whole).stages]
+
+
+def test_a_document_that_no_rank_can_halve_is_refused_with_its_padded_length(tiny):
+    odd = ("training.documents", "[20, 12]")
+    kernels = cores(tiny(*split("ulysses", 2), odd))
     assert sum(core.visible_pairs for core in kernels) == 20 * 21 // 2 + 12 * 13 // 2
-    with pytest.raises(ConfigError, match="whatever documents they hold: take cp_kind ulysses"):
-        tiny(*split("ring", 2), documents)
+    with pytest.raises(ConfigError, match="one of 20 does not divide: pad it to 24, or take cp_kind ulysses"):
+        tiny(*split("ring"), odd)
+
+
+@pytest.mark.parametrize(("chunk", "balanced"), [(16, True), (8, True), (3, False)])
+def test_gathered_keys_serve_attention_in_chunks_by_the_busiest_rank(tiny, chunk, balanced):
+    attention = ("model.attention", f"{{heads: 8, kv_heads: 4, head_dim: 8, chunk: {chunk}}}")
+    kernels = cores(tiny(*split("all_gather")[1:], attention))
+    assert sum(core.batch * core.query_length for core in kernels) == 8
+    busiest = sum(core.batch * core.visible_pairs for core in kernels)
+    mean = sum(position % chunk + 1 for position in range(32)) / 4
+    assert busiest == mean if balanced else mean < busiest < 1.2 * mean
