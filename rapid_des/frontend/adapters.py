@@ -28,7 +28,6 @@ _AGAIN = "recompute."
 _ROUTER = "ffn.router"
 _ROUTED = ("ffn.in", "ffn.out")
 """The matrices of a layer with a router that are its routed experts'."""
-_MOST_SHARDED = 2
 _NARROW_BITS = 4
 
 
@@ -52,9 +51,6 @@ def refusals(
 ) -> Iterator[tuple[str, str]]:
     """Yield the keys of a training section that its adapters do not go with, and why."""
     routed = any(half.parameters.experts for layer in layers for half in layer.halves)
-    if spec.zero_stage > _MOST_SHARDED and routed and shard.ep * shard.etp > 1:
-        problem = f"frozen experts of several ranks are not sharded here: at most {_MOST_SHARDED}"
-        yield "zero_stage", problem
     if spec.optimizer == "muon":
         yield "optimizer", "muon is for the model's own matrices, which are frozen with adapters"
     known = {name: None for layer in layers for name in matrices(layer.forward(shard))}
@@ -136,7 +132,8 @@ class _Rewriting:
         yield from widened
         after = (start,) if widened else operation.after
         if operation.name.endswith(INPUT_GRADIENT):
-            yield replace(operation, after=after, parameters=self.weights[base], frozen=True)
+            frozen = self.weights[base]
+            yield replace(operation, after=after, parameters=frozen, frozen=True, expert=True)
         else:
             yield replace(operation, after=after, saved=0)
 

@@ -320,12 +320,15 @@ class Job:
     def shardings(self) -> Mapping[Domain, Sharding]:
         """How those of the model's own parameters do, and those of its routed experts."""
         policy = ZERO_STAGES[self.training.zero_stage]
-        dense = self._sharding(policy, "gradient", "")
-        if self.training.adapters is not None:
-            return {"dense": dense, "frozen": self._sharding(policy.for_frozen(), "gradient", "")}
-        if not self.model.has_experts:
-            return {"dense": dense}
-        return {"dense": dense, "expert": self._sharding(policy.for_experts(), "expert_gradient", "expert_")}
+        trains_all, experts = self.training.adapters is None, ("expert_gradient", "expert_")
+        found: dict[Domain, Sharding] = {"dense": self._sharding(policy, "gradient", "")}
+        if self.model.has_experts and trains_all:
+            found["expert"] = self._sharding(policy.for_experts(), *experts)
+        if not trains_all:
+            found["frozen"] = self._sharding(policy.for_frozen(), "gradient", "")
+        if self.model.has_experts and not trains_all:
+            found["frozen_expert"] = self._sharding(policy.for_experts().for_frozen(), *experts)
+        return found
 
     def _sharding(self, policy: ShardingPolicy, group: str, prefix: str) -> Sharding:
         """Return how one group of replicas uses a policy: all of it, or each copy of the state."""

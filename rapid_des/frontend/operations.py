@@ -327,7 +327,9 @@ class Operation:
     @property
     def domain(self) -> Domain:
         """Whose replicas hold its parameters."""
-        return "frozen" if self.frozen else "expert" if self.expert else "dense"
+        if self.frozen:
+            return "frozen_expert" if self.expert else "frozen"
+        return "expert" if self.expert else "dense"
 
 
 @dataclass

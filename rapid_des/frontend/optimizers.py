@@ -22,7 +22,7 @@ from rapid_des.device.vector import bytes_per_element, kind_of, update_kind
 from rapid_des.frontend.groups import Sharding, byte_count, message_size
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.parts import PieceKey, narrow_weights, stage_sections, training_lists
-from rapid_des.frontend.template import GATE, INPUT, Domain, Mark, Piece
+from rapid_des.frontend.template import FROZEN, GATE, INPUT, Domain, Mark, Piece
 from rapid_des.frontend.trace import ProgramWriter
 from rapid_des.units import ceil_divide
 
@@ -236,13 +236,14 @@ _GATHERS: Mapping[Domain, str] = {
     "dense": "parameters.gather",
     "expert": "experts.gather",
     "frozen": "frozen.gather",
+    "frozen_expert": "frozen.experts.gather",
 }
 
 
 def gathered_as(job: Job, domain: Domain, *, layer: bool) -> str:
     """Return the format in which parameters are gathered: as stored, of layers whose adapters are trained."""
     adapters = job.training.adapters
-    stored = None if adapters is None or domain != "frozen" or not layer else adapters.weights
+    stored = None if adapters is None or domain not in FROZEN or not layer else adapters.weights
     return stored or job.spec.precision.gathers
 
 
@@ -318,7 +319,7 @@ def _clearing(job: Job, parameters: Mapping[Domain, int]) -> Vector:
 def _trained(parameters: Mapping[Domain, int]) -> Mapping[Domain, int]:
     """Return what is not frozen; a stage that holds nothing launches its kernels on one element."""
     trained: dict[Domain, int] = {
-        domain: count for domain, count in parameters.items() if domain != "frozen" and count
+        domain: count for domain, count in parameters.items() if domain not in FROZEN and count
     }
     return trained or {"dense": 1}
 

@@ -103,9 +103,11 @@ class Node:
     bound: int = UNSTATED
 
 
-Domain: TypeAlias = Literal["dense", "expert", "frozen"]
+Domain: TypeAlias = Literal["dense", "expert", "frozen", "frozen_expert"]
+"""Whose replicas hold some parameters, those of the model or those of the routed experts, and whether they
+are trained."""
+FROZEN: frozenset[Domain] = frozenset(("frozen", "frozen_expert"))
 SectionName: TypeAlias = Literal["embedding", "block", "prediction", "head", "draft", "norms", "optimizer"]
-"""Whose replicas hold some parameters: those of the model, or those of the routed experts."""
 
 
 @dataclass(frozen=True)

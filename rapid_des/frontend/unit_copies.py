@@ -19,7 +19,7 @@ from dataclasses import replace
 from rapid_des.device.operators import Vector
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import Operation, following
-from rapid_des.frontend.template import INPUT, Domain
+from rapid_des.frontend.template import FROZEN, INPUT, Domain
 
 
 def with_unit_copies(
@@ -55,7 +55,7 @@ def _with_gradients(
     job: Job, backward: tuple[Operation, ...], parameters: Mapping[Domain, int]
 ) -> tuple[Operation, ...]:
     """Return a backward with the copies of its gradients, the last of which says that they are final."""
-    trained: dict[Domain, int] = {domain: parameters[domain] for domain in parameters if domain != "frozen"}
+    trained: dict[Domain, int] = {domain: parameters[domain] for domain in parameters if domain not in FROZEN}
     operations = [
         replace(operation, parameters=0) if operation.domain in trained else operation
         for operation in backward

@@ -159,27 +159,34 @@ def test_routed_experts_are_frozen_and_have_no_adapters(tiny, software):
     adapters = "{rank: 4, weights: fp4, matrices: [attention.qkv, attention.output]}"
     plain, lora = tiny(*settings), tiny(*settings, ("training.adapters", adapters))
     sizes, before = section_parameters(lora)[BLOCK], section_parameters(plain)[BLOCK]
-    assert sizes["frozen"] == before.total() and sizes["dense"] == 4 * (128 + 64 + 64 + 64)
+    assert (sizes["frozen"], sizes["frozen_expert"]) == (before["dense"], before["expert"])
+    assert sizes["dense"] == 4 * (128 + 64 + 64 + 64)
     names = [one.name for one in listed(lora, "backward")]
     assert "ffn.in.input_gradient" in names and "ffn.in.weight_gradient" not in names
     widened = {one.name: one.operator.columns for one in listed(lora) if one.name.endswith("dequantize")}
     assert widened["ffn.in.dequantize"] == 4 * 64 * 16 and "ffn.router.dequantize" not in widened
 
 
+def test_frozen_experts_of_several_ranks_are_gathered_from_those_that_hold_the_same(tiny, prices):
+    experts = ("model.feed_forward", "{kind: experts, experts: 4, topk: 1, hidden: 8}")
+    adapters = ("training.adapters", "{rank: 4, weights: fp4, matrices: [attention.qkv, attention.output]}")
+    split = [("parallelism.dp", "4"), ("parallelism.ep", "2"), ("training.zero_stage", "3")]
+    job = tiny(experts, adapters, *split)
+    sizes, held = section_parameters(job)[BLOCK], 2 * 3 * 64 * 8
+    assert (sizes["frozen_expert"], job.shardings["frozen_expert"].replicas) == (held, 2)
+    (table,) = build(job, prices).tables
+    names = [table.names[name] for name in table.name]
+    gathers = [place for place, name in enumerate(names) if name.startswith("frozen.experts.gather")]
+    assert {int(table.size[row]) for row in gathers} == {held // 2 // 2}  # of two replicas, half a byte each
+    assert len(gathers) == 2 * 4 * 2  # each way, of layers, of micro-batches
+    tensors = {tensor.name: tensor.size for tensor in memory(job).stages[0].tensors}
+    assert tensors["frozen experts' weights"] == 4 * held // 2 // 2
+
+
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
         ([("training.adapters", "{rank: 4, matrices: [ffn.up]}")], "'ffn.up' is no matrix of these layers"),
-        (
-            [
-                ("training.adapters", "{rank: 4, matrices: [attention.qkv]}"),
-                ("training.zero_stage", "3"),
-                ("parallelism.dp", "2"),
-                ("parallelism.ep", "2"),
-                ("model.feed_forward", "{kind: experts, experts: 4, topk: 1, hidden: 8}"),
-            ],
-            "frozen experts of several ranks are not sharded here",
-        ),
         ([("training.adapters", "{rank: 4, weights: fp8}")], "fp8 has no kernel that widens it"),
         ([LORA, ("model.feed_forward", "{kind: experts, experts: 4, topk: 1, hidden: 8}")], "routed experts"),
     ],

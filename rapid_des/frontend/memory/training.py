@@ -34,7 +34,7 @@ from rapid_des.frontend.parts import (
     stage_sections,
 )
 from rapid_des.frontend.schedules.schedule import Item
-from rapid_des.frontend.template import Domain
+from rapid_des.frontend.template import FROZEN, Domain
 from rapid_des.units import ceil_divide
 
 
@@ -225,7 +225,7 @@ class _Walk:
         yield Tensor("gradients of the pass", "temporary", self._passed)
 
 
-_OF = {"dense": "", "expert": "experts' ", "frozen": "frozen "}
+_OF = {"dense": "", "expert": "experts' ", "frozen": "frozen ", "frozen_expert": "frozen experts' "}
 
 
 Sizes = Mapping[Section, Counter[Domain]]
@@ -238,8 +238,8 @@ def standing(
     """Yield what stands from the start of a step to its end, of a rank of so many parameters by domain."""
     sizes = section_parameters(job) if known is None else known
     for domain, elements in parameters.items():
-        if domain == "frozen":
-            yield from _frozen(job, stage, elements, sizes)
+        if domain in FROZEN:
+            yield from _frozen(job, stage, domain, elements, sizes)
         else:
             yield from _model(job, stage, domain, elements)
     yield from _unsharded(job, stage, sizes)
@@ -264,16 +264,16 @@ def _model(job: Job, stage: int, domain: Domain, elements: int) -> Iterator[Tens
         yield Tensor(f"{of}{name}", "optimizer", size)
 
 
-def _frozen(job: Job, stage: int, elements: int, sizes: Sizes) -> Iterator[Tensor]:
+def _frozen(job: Job, stage: int, domain: Domain, elements: int, sizes: Sizes) -> Iterator[Tensor]:
     """Yield weights that are not trained: tables, head and the layers' matrices in their own format."""
     counts = stage_sections(job, stage)
-    ends = sum(sizes[section]["frozen"] * counts[section] for section in (EMBEDDING, HEAD))
+    ends = sum(sizes[section][domain] * counts[section] for section in (EMBEDDING, HEAD))
     adapters, wide = job.training.adapters, job.spec.precision.activations
     stored = wide if adapters is None or adapters.weights is None else adapters.weights
-    inner, sharding = elements - ends, job.shardings["frozen"]
+    inner, sharding = elements - ends, job.shardings[domain]
     parts = (sharding.held("parameters", ends), wide), (sharding.held("parameters", inner), stored)
     size = sum(byte_count(count, dtype) for count, dtype in parts)
-    yield Tensor("frozen weights", "weights", size)
+    yield Tensor(f"{_OF[domain]}weights", "weights", size)
 
 
 def _unsharded(job: Job, stage: int, sizes: Sizes) -> Iterator[Tensor]:
@@ -293,7 +293,10 @@ def _unsharded(job: Job, stage: int, sizes: Sizes) -> Iterator[Tensor]:
         resharded = ceil_divide(sum(units), job.sharding.reshard_ranks)
         yield Tensor("resharded units", "unsharded", resharded, len(units))
     if job.sharding.each:
-        trained = (sizes[section].total() - sizes[section]["frozen"] for section in counts.elements())
+        trained = (
+            sum(count for domain, count in sizes[section].items() if domain not in FROZEN)
+            for section in counts.elements()
+        )
         largest = sorted(trained, reverse=True)[:2]
         travelling = byte_count(sum(largest), precision.gradients)
         yield Tensor("gradients of whole units", "unsharded", travelling, len(largest))
@@ -328,7 +331,7 @@ def _buffers(job: Job, parameters: Mapping[Domain, int]) -> Iterator[Tensor]:
         size = round(2 * widths * min(job.training.bucket_parameters, sum(parameters.values())))
         yield Tensor("buckets to and from the host", "communication", size, 4)
     if spec.gradient_copies == "buckets" and is_replicated(job):
-        trained = sum(count for domain, count in parameters.items() if domain != "frozen")
+        trained = sum(count for domain, count in parameters.items() if domain not in FROZEN)
         size = byte_count(trained, precision.activations)
         yield Tensor("gradient buckets", "gradients", size)
 
