@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from rapid_des.device.operators import DTYPE_BITS, Gemm, GroupedGemm, Vector
 from rapid_des.frontend.layers import Layer
 from rapid_des.frontend.operations import Operation, Shard
-from rapid_des.frontend.spec import AdaptersSpec, TrainingSpec
+from rapid_des.frontend.spec import AdaptersSpec
 
 A, B = "adapter.a", "adapter.b"
 """What the factors' products are called, after their matrix's name."""
@@ -46,13 +46,9 @@ def _routed(operations: Sequence[Operation]) -> tuple[str, ...]:
     return _ROUTED if any(_ROUTER in operation.name for operation in operations) else ()
 
 
-def refusals(
-    adapters: AdaptersSpec, spec: TrainingSpec, layers: Sequence[Layer], shard: Shard
-) -> Iterator[tuple[str, str]]:
+def refusals(adapters: AdaptersSpec, layers: Sequence[Layer], shard: Shard) -> Iterator[tuple[str, str]]:
     """Yield the keys of a training section that its adapters do not go with, and why."""
     routed = any(half.parameters.experts for layer in layers for half in layer.halves)
-    if spec.optimizer == "muon":
-        yield "optimizer", "muon is for the model's own matrices, which are frozen with adapters"
     known = {name: None for layer in layers for name in matrices(layer.forward(shard))}
     for name in adapters.matrices:
         if name not in known:

@@ -195,6 +195,12 @@ TRAFFIC: Mapping[str, Role] = {
         _SCATTER, "dp", "expert_gradient", _whole, "a bucket of the experts' gradients, each keeps its part"
     ),
     "edp.gather": Role(_GATHER, "dp", "expert_gradient", _shard, "updated parameters of experts"),
+    "dp.matrices": Role(
+        _EXCHANGE, "dp", "gradient", _whole, "parts of matrices to whom orthogonalises each whole, and back"
+    ),
+    "edp.matrices": Role(
+        _EXCHANGE, "dp", "expert_gradient", _whole, "the same of experts' matrices, among their replicas"
+    ),
     "instances.reduce": Role(
         _REDUCE, "dp-across", "instances", _whole, "a rank's part of a bucket, over copies of the state"
     ),
@@ -235,6 +241,8 @@ class ShardingPolicy:
     """The role (in `TRAFFIC`) by which a bucket of gradients is summed."""
     gather: str | None = None
     """The role by which updated parameters come back; None: every replica updates all of them."""
+    exchange: str | None = None
+    """The role by which an optimizer of whole matrices gets these from their parts; None: they are whole."""
 
     @property
     def by_unit(self) -> bool:
@@ -244,7 +252,8 @@ class ShardingPolicy:
     def for_experts(self) -> ShardingPolicy:
         """Return the policy with the messages of routed experts' replicas."""
         gather = None if self.gather is None else f"e{self.gather}"
-        return replace(self, reduce=f"e{self.reduce}", gather=gather)
+        exchange = None if self.exchange is None else f"e{self.exchange}"
+        return replace(self, reduce=f"e{self.reduce}", gather=gather, exchange=exchange)
 
     def for_frozen(self) -> ShardingPolicy:
         """Return the policy of weights that are not trained: split by unit, or whole on every replica."""
@@ -265,7 +274,11 @@ ZERO_STAGES: Mapping[int, ShardingPolicy] = {
     0: REPLICATED,
     1: DISTRIBUTED_OPTIMIZER,
     2: replace(DISTRIBUTED_OPTIMIZER, split=frozenset({"optimizer", "gradients"})),
-    3: replace(DISTRIBUTED_OPTIMIZER, split=frozenset({"optimizer", "gradients", "parameters"})),
+    3: replace(
+        DISTRIBUTED_OPTIMIZER,
+        split=frozenset({"optimizer", "gradients", "parameters"}),
+        exchange="dp.matrices",
+    ),
 }
 """By `training.zero_stage` (Rajbhandari et al. 2020); 3 is what FSDP shards fully (Zhao et al. 2023)."""
 

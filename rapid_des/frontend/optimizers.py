@@ -2,32 +2,33 @@
 
 Each optimizer keeps states of a parameter and updates it by kernels. An 8-bit Adam keeps its moments in a
 byte each, with one fp32 scale for 256 of them (block-wise quantisation, Dettmers et al. 2022, arXiv
-2110.02861; bitsandbytes has blocks of 256). Muon (Jordan et al. 2024; Liu et al. 2025, arXiv 2502.16982)
-keeps one momentum of each matrix of a layer and orthogonalises it by five Newton-Schulz iterations of three
-products in bf16; tables, heads, norms and biases are AdamW's. A rank orthogonalises the part that tp leaves
-it by itself (Megatron Core's `blockwise`), and where replicas split the optimizer, its share of the matrices,
-each whole. The products of matrices of one shape are priced, and issued, as one. An offloaded optimizer runs
-on the host, on a stream of its own, between copies on one a direction.
+2110.02861; bitsandbytes has blocks of 256). Muon has a module of its own; tables, heads, norms and biases are
+AdamW's with it. An offloaded optimizer runs on the host, on a stream of its own, between copies on one a
+direction.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from rapid_des.device.operators import Gemm, HostWork, Operator, OperatorModel, Vector, width
+from rapid_des.device.operators import HostWork, Operator, OperatorModel, Vector, width
 from rapid_des.device.vector import bytes_per_element, kind_of, update_kind
 from rapid_des.frontend.groups import Sharding, byte_count, message_size
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.parts import PieceKey, narrow_weights, stage_sections, training_lists
+from rapid_des.frontend.muon import (
+    MOMENTUM,
+    NEWTON_SCHULZ,
+    UPDATE,
+    orthogonal_parameters,
+    orthogonalise,
+    orthogonalising,
+)
+from rapid_des.frontend.parts import narrow_weights
 from rapid_des.frontend.template import FROZEN, GATE, INPUT, Domain, Mark, Piece
 from rapid_des.frontend.trace import ProgramWriter
 from rapid_des.units import ceil_divide
 
-ITERATIONS = 5
-"""Of Newton-Schulz, as Muon is published."""
 _BLOCK = 256
 """Values that share a scale of four bytes."""
 
@@ -57,26 +58,6 @@ OPTIMIZERS: Mapping[str, OptimizerKind] = {
 """By `training.optimizer`; `muon`: of what is no matrix of a layer. Each is a kernel of its own too."""
 
 
-class Matrix(NamedTuple):
-    """A weight matrix of a rank, its shorter side first."""
-
-    domain: Domain
-    rows: int
-    columns: int
-
-
-def matrices(job: Job, stage: int) -> Counter[Matrix]:
-    """Return the matrices of a stage's layers that Muon updates, on one rank."""
-    lists = training_lists(job)
-    counted: Counter[Matrix] = Counter()
-    for section, count in stage_sections(job, stage).items():
-        for each in lists[PieceKey(section, "backward")] if section.name == "block" else ():
-            if isinstance(each.operator, Gemm) and each.name.endswith(".weight_gradient"):
-                sides = sorted((each.operator.m, each.operator.n))
-                counted[Matrix(each.domain, *sides)] += count * each.operator.batch
-    return counted
-
-
 def states(job: Job, stage: int, domain: Domain, elements: int) -> Iterator[tuple[str, int]]:
     """Yield the optimizer's states of a rank's `elements` by name, with the bytes that it holds of each."""
     kind, dtype = OPTIMIZERS[job.training.optimizer], job.spec.precision.optimizer
@@ -89,54 +70,36 @@ def states(job: Job, stage: int, domain: Domain, elements: int) -> Iterator[tupl
 
 def _orthogonal(job: Job, stage: int, domain: Domain) -> int:
     """Return how many parameters of a domain are in matrices that the optimizer orthogonalises."""
-    if job.training.optimizer != "muon":
-        return 0
-    counted = matrices(job, stage)
-    return sum(n * matrix.rows * matrix.columns for matrix, n in counted.items() if matrix.domain == domain)
+    return orthogonal_parameters(job, stage, domain) if job.training.optimizer == "muon" else 0
 
 
 def update_kernels(job: Job, stage: int, parameters: Mapping[Domain, int]) -> dict[str, Operator]:
     """Return the kernels of the update of a rank of so many parameters by domain, in order, by name.
 
-    There are none where the host updates them.
+    Where the host updates them there are only those that make matrices orthogonal.
     """
-    if job.training.offload_optimizer:
+    precision, dtype = job.spec.precision, job.spec.precision.gradients
+    plain, orthogonal = _updated(job, stage, parameters)
+    if job.training.offload_optimizer and not orthogonal:
         return {}
-    dtype = job.spec.precision.gradients
-    orthogonal = {domain: _orthogonal(job, stage, domain) for domain in parameters}
-    plain = sum(
-        job.shardings[domain].held("optimizer", count - orthogonal[domain])
-        for domain, count in parameters.items()
-    )
-    precision = job.spec.precision
-    if not any(orthogonal.values()):
+    if not orthogonal:
         kind = update_kind(job.training.optimizer, precision.optimizer, precision.master_weights)
         return {"optimizer": Vector(kind, 1, plain, dtype)}
-    orthogonal_parameters = sum(
-        job.shardings[domain].held("optimizer", count) for domain, count in orthogonal.items()
-    )
-    return {
-        "optimizer.momentum": Vector("muon_momentum", 1, orthogonal_parameters, dtype),
-        **_newton_schulz(job, matrices(job, stage)),
-        "optimizer.update": Vector("muon", 1, orthogonal_parameters, dtype),
-        "optimizer": Vector("adamw", 1, max(plain, 1), dtype),
-    }
+    iterations = orthogonalising(job, stage, orthogonal)
+    if job.training.offload_optimizer:
+        return iterations
+    update, rest = Vector("muon", 1, orthogonal, dtype), Vector("adamw", 1, max(plain, 1), dtype)
+    return iterations | {UPDATE: update, "optimizer": rest}
 
 
-def _newton_schulz(job: Job, counted: Mapping[Matrix, int]) -> dict[str, Operator]:
-    """Return the iterations of X := a X + (b A + c A A) X, A = X Xᵀ, of all matrices, by shape."""
-    kernels: dict[str, Operator] = {}
-    for place, (matrix, count) in enumerate(counted.items()):
-        sharding = job.shardings[matrix.domain]
-        runs = ITERATIONS * sharding.held("optimizer", count)
-        rows, columns = matrix.rows, matrix.columns
-        name = f"optimizer.newton_schulz.{place}"
-        kernels |= {
-            f"{name}.gram": Gemm(rows, rows, columns, batch=runs),
-            f"{name}.square": Gemm(rows, rows, rows, batch=runs, accumulate=True),
-            f"{name}.apply": Gemm(rows, columns, rows, batch=runs, accumulate=True),
-        }
-    return kernels
+def _updated(job: Job, stage: int, parameters: Mapping[Domain, int]) -> tuple[int, int]:
+    """Return of a rank's parameters by domain those that it updates: plainly, and as matrices by Muon."""
+    plain = matrix = 0
+    for domain, count in parameters.items():
+        orthogonal, sharding = _orthogonal(job, stage, domain), job.shardings[domain]
+        plain += sharding.held("optimizer", count - orthogonal)
+        matrix += sharding.held("optimizer", orthogonal)
+    return plain, matrix
 
 
 @dataclass(frozen=True)
@@ -346,15 +309,19 @@ def optimizer_step(  # noqa: PLR0913 - what a step is made of, by name
     after: Sequence[int],
 ) -> int:
     """Append the end of a stage's step, each node after the one before; return the last one's position."""
-    done = tuple(after)
-    for name, kernel in list(step_kernels(job, stage, parameters).items())[1:]:
-        done = (program.kernel(name, kernel, operators, after=done),)
+    done, kernels = tuple(after), step_kernels(job, stage, parameters)
+    for name, kernel in list(kernels.items())[1:]:
+        if name == MOMENTUM:
+            done = orthogonalise(program, job, operators, stage=stage, kernels=kernels, after=done)
+        elif not name.startswith(NEWTON_SCHULZ):
+            done = (program.kernel(name, kernel, operators, after=done),)
         if name in SUMS:
             done = _sum_scalar(program, job, SUMS[name], done)
             if job.host is not None and "gradient_norm" in job.host.waits:
                 program.issuing(after=done)
     if job.training.offload_optimizer:
-        return _host_optimizer(program, job, operators, parameters=parameters, after=done)
+        parts = _updated(job, stage, parameters)
+        return _host_optimizer(program, job, operators, parts, after=done)
     return done[0]
 
 
@@ -372,15 +339,24 @@ def _host_optimizer(
     program: ProgramWriter,
     job: Job,
     operators: OperatorModel,
+    parts: tuple[int, int],
     *,
-    parameters: Mapping[Domain, int],
     after: Sequence[int],
 ) -> int:
-    """Append the update on the host, a bucket after the other; return where the last weights are back."""
+    """Append the update on the host, a bucket after the other; return where the last weights are back.
+
+    `parts` are the parameters that are updated plainly, and along what Muon made orthogonal.
+    """
     precision, last = job.spec.precision, after[-1]
-    kind = update_kind(job.training.optimizer, precision.optimizer, precision.master_weights)
-    traffic = bytes_per_element(kind_of(kind).forward, width(precision.gradients))
-    for elements in _host_buckets(job, parameters):
+    plain, orthogonal = parts
+    name = "adamw" if orthogonal else job.training.optimizer
+    kinds = {update_kind(name, precision.optimizer, precision.master_weights): plain, "muon": orthogonal}
+    traffic = sum(
+        count * bytes_per_element(kind_of(kind).forward, width(precision.gradients))
+        for kind, count in kinds.items()
+        if count
+    ) / max(1, plain + orthogonal)
+    for elements in _host_buckets(job, plain + orthogonal):
         there = HostWork(byte_count(elements, precision.gradients), "to_host")
         sent = program.with_host("offload.gradients", there, operators, after=after)
         update = HostWork(round(elements * traffic), "memory")
@@ -390,10 +366,9 @@ def _host_optimizer(
     return last
 
 
-def _host_buckets(job: Job, parameters: Mapping[Domain, int]) -> Iterator[int]:
-    """Yield the parameters of each bucket of what a rank updates."""
+def _host_buckets(job: Job, left: int) -> Iterator[int]:
+    """Yield the parameters of each bucket of so many that a rank updates."""
     size = job.training.bucket_parameters
-    left = sum(job.shardings[domain].held("optimizer", count) for domain, count in parameters.items())
     while left > 0:
         yield min(size, left)
         left -= size

@@ -157,13 +157,8 @@ def _check_training(job: Job) -> None:
 def _check_choices(job: Job) -> None:
     """Refuse an optimizer or a recomputation that the job can not have."""
     spec = job.training
-    if spec.optimizer == "muon" and job.sharding.policy.by_unit:
-        problem = f"muon updates whole matrices: zero_stage is 0 to 2, it is {spec.zero_stage}"
-        _refuse(job, "training.optimizer", problem)
-    if spec.offload_optimizer and spec.optimizer == "muon":
-        _refuse(job, "training.offload_optimizer", "muon's products are not run on the host")
     kinds, shard = job.model.kinds, job.training_shard
-    problems = [] if spec.adapters is None else [adapters.refusals(spec.adapters, spec, kinds, shard)]
+    problems = [] if spec.adapters is None else [adapters.refusals(spec.adapters, kinds, shard)]
     grouped = spec.recompute_method, spec.recompute_layers, spec.recompute_kinds
     if spec.recompute != "none" or grouped != ("uniform", None, ()):
         problems.append(refusals(spec, kinds, shard))

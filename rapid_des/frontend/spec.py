@@ -488,7 +488,7 @@ class TrainingSpec(Spec, frozen=True):
     ranks of the next stage gather the parts (Narayanan et al. 2021, section 4.1)."""
     documents: tuple[Count, ...] = ()
     """Lengths of the documents that are packed into every sequence, which attention does not cross; they sum
-    to its length. None stated: one document."""
+    to its length. cp cuts each of them by itself. None stated: one document."""
     adapters: AdaptersSpec | None = None
     """Low-rank adapters (LoRA) that are trained in the place of the model. Unset: the model is."""
     gradient_norm: bool = True

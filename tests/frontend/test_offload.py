@@ -2,7 +2,7 @@
 
 import pytest
 
-from rapid_des.errors import ConfigError, InputError
+from rapid_des.errors import InputError
 from rapid_des.frontend import build, load_job, memory
 from rapid_des.frontend.memory import section_memory
 from rapid_des.frontend.parts import Section
@@ -118,11 +118,6 @@ def test_activations_leave_layers_that_wait_for_their_parameters(tiny, prices, m
     assert ("parameters.gather" in waits) == (job.training.zero_stage == 3)
     fullest = [memory(one).stages[0].activations for one in (tiny(*more, ("parallelism.dp", "2")), job)]
     assert fullest[1] < fullest[0]
-
-
-def test_what_is_not_modelled_is_refused(tiny):
-    with pytest.raises(ConfigError, match="not run on the host"):
-        tiny(OPTIMIZER, ("training.optimizer", "muon"))
 
 
 @pytest.mark.parametrize("stage", [1, 3])

@@ -3,9 +3,9 @@
 import pytest
 
 from rapid_des.device.operators import Gemm
-from rapid_des.errors import ConfigError
-from rapid_des.frontend import memory
-from rapid_des.frontend.optimizers import Matrix, matrices, step_kernels
+from rapid_des.frontend import build, memory
+from rapid_des.frontend.muon import Matrix, matrices
+from rapid_des.frontend.optimizers import step_kernels
 from rapid_des.frontend.parts import stage_parameters
 
 
@@ -65,6 +65,53 @@ def test_replicas_that_split_the_optimizer_share_the_matrices(tiny):
     assert 2 * products(("training.zero_stage", "2")) == products()
 
 
-def test_muon_of_split_matrices_is_refused(tiny):
-    with pytest.raises(ConfigError, match="muon updates whole matrices"):
-        tiny(("training.optimizer", "muon"), ("parallelism.dp", "2"), ("training.zero_stage", "3"))
+SPLIT = ("training.optimizer", "muon"), ("parallelism.dp", "2"), ("training.zero_stage", "3")
+
+
+def rows(table, name):
+    return [row for row, number in enumerate(table.name) if table.names[number].startswith(name)]
+
+
+def test_split_matrices_come_together_and_go_back_beside_the_iterations_of_others(tiny, prices, replay):
+    job = tiny(*SPLIT)
+    (table,) = (trace := build(job, prices)).tables
+    exchanged = [int(table.size[row]) for row in rows(table, "optimizer.newton_schulz") if table.size[row]]
+    # Half of four layers' matrices of each shape, two bytes a parameter: there, and back.
+    parts = [4 * 64 * 128 * 2, 2 * 64 * 64 * 2, 2 * 64 * 256 * 2]
+    assert sorted(exchanged) == sorted(2 * parts)
+    assert memory(job).stages[0].timeline[-1].categories["temporary"] == 2 * sum(parts)
+    replay(trace.traces, rendezvous=True)
+
+
+def test_nothing_travels_for_matrices_that_nobody_splits(tiny, prices):
+    (table,) = build(tiny(SPLIT[0], SPLIT[2]), prices).tables
+    assert not any(table.size[row] for row in rows(table, "optimizer.newton_schulz"))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [("parallelism.tp", "2"), ("parallelism.pp", "2"), ("parallelism.dp_replicate", "2")],
+        [("training.adapters", "{rank: 4}")],
+        [
+            ("model.feed_forward", "{kind: experts, experts: 4, topk: 2, hidden: 32}"),
+            ("parallelism.dp", "4"),
+            ("parallelism.ep", "2"),
+        ],
+    ],
+)
+def test_muon_of_split_matrices_runs_in_combination(tiny, prices, replay, settings):
+    replay(build(tiny(*SPLIT, *settings), prices).traces, rendezvous=True)
+
+
+@pytest.mark.parametrize("stage", ["0", "1", "3"])
+def test_the_host_keeps_momenta_that_come_for_the_iterations(tiny, prices, stage):
+    offloaded = ("training.offload_optimizer", "true")
+    job = tiny(SPLIT[0], SPLIT[1], offloaded, ("training.zero_stage", stage))
+    (table,) = build(job, prices).tables
+    inside = 4 * 64 * (128 + 64 + 256 + 128) // (1 if stage == "0" else 2)
+    (fetched,), (left,) = rows(table, "fetch.momenta"), rows(table, "offload.momenta")
+    assert table.duration[fetched] == table.duration[left] == 4 * inside
+    (first,) = rows(table, "optimizer.newton_schulz.0.gram")
+    assert fetched < first < rows(table, "optimizer.host")[0]
+    assert memory(job).stages[0].categories["optimizer"] == 0

@@ -23,7 +23,13 @@ from rapid_des.frontend.memory.events import (
     section_memory,
     size_of,
 )
-from rapid_des.frontend.optimizers import bucket_parameters, gathered_as, states
+from rapid_des.frontend.muon import exchanges, momenta_bytes
+from rapid_des.frontend.optimizers import (
+    bucket_parameters,
+    gathered_as,
+    states,
+    update_kernels,
+)
 from rapid_des.frontend.parts import (
     EMBEDDING,
     HEAD,
@@ -53,7 +59,7 @@ def _stage(job: Job, stage: int, by_section: Mapping[Section, SectionMemory]) ->
     for item in job.stage_orders.orders[stage]:
         if item.phase != "wait":
             walk.run(item)
-    last = tuple(updating(job, parameters))
+    last = (*updating(job, parameters), *_orthogonalizing(job, stage, parameters))
     moving = max(walk.peak, last, key=_bytes)
     tensors = merged((*whole, *moving, *fragments(job, moving)))
     end = Moment("optimizer", by_category((*whole, *last, *fragments(job, last))), by_category(whole))
@@ -369,6 +375,19 @@ def updating(job: Job, parameters: Mapping[Domain, int]) -> Iterator[Tensor]:
             elements_held = sharding.held("optimizer", elements)
             size = byte_count(elements + elements_held, job.spec.precision.gathers)
             yield Tensor(f"{_OF[domain]}updated parameters", "temporary", size)
+
+
+def _orthogonalizing(job: Job, stage: int, parameters: Mapping[Domain, int]) -> Iterator[Tensor]:
+    """Yield what a rank has besides while it makes matrices orthogonal.
+
+    Those that fall to it, as they come and as they go; momenta that the host keeps otherwise.
+    """
+    if job.training.optimizer != "muon":
+        return
+    size = 2 * sum(travels.size for travels in exchanges(job, stage).values())
+    yield Tensor("whole matrices", "temporary", size)
+    if job.training.offload_optimizer:
+        yield Tensor("momenta", "temporary", momenta_bytes(job, update_kernels(job, stage, parameters)))
 
 
 def fragments(job: Job, moving: Iterable[Tensor]) -> Iterator[Tensor]:
