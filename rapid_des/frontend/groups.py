@@ -253,7 +253,7 @@ class ShardingPolicy:
         """Return the policy with the messages of routed experts' replicas."""
         gather = None if self.gather is None else f"e{self.gather}"
         exchange = None if self.exchange is None else f"e{self.exchange}"
-        return replace(self, reduce=f"e{self.reduce}", gather=gather, exchange=exchange)
+        return replace(self, reduce=self.reduce and f"e{self.reduce}", gather=gather, exchange=exchange)
 
     def for_frozen(self) -> ShardingPolicy:
         """Return the policy of weights that are not trained: split by unit, or whole on every replica."""

@@ -30,7 +30,7 @@ from rapid_des.frontend.schedules import SCHEDULES, Schedule, Shape, StageOrders
 from rapid_des.frontend.schedules.schedule import Placement
 from rapid_des.frontend.software import HostSpec, Software
 from rapid_des.frontend.spec import InferenceSpec, JobSpec, RequestsSpec, TrainingSpec
-from rapid_des.frontend.template import Domain
+from rapid_des.frontend.template import DOMAINS, Domain
 from rapid_des.units import ceil_divide
 
 
@@ -320,14 +320,13 @@ class Job:
     def shardings(self) -> Mapping[Domain, Sharding]:
         """How those of the model's own parameters do, and those of its routed experts."""
         policy = ZERO_STAGES[self.training.zero_stage]
-        trains_all, experts = self.training.adapters is None, ("expert_gradient", "expert_")
-        found: dict[Domain, Sharding] = {"dense": self._sharding(policy, "gradient", "")}
-        if self.model.has_experts and trains_all:
-            found["expert"] = self._sharding(policy.for_experts(), *experts)
-        if not trains_all:
-            found["frozen"] = self._sharding(policy.for_frozen(), "gradient", "")
-        if self.model.has_experts and not trains_all:
-            found["frozen_expert"] = self._sharding(policy.for_experts().for_frozen(), *experts)
+        adapts, found = self.training.adapters is not None, dict[Domain, Sharding]()
+        for frozen, (model, experts) in enumerate(DOMAINS):
+            kind = policy.for_frozen() if frozen else policy
+            if adapts or not frozen:
+                found[model] = self._sharding(kind, "gradient", "")
+            if self.model.has_experts and adapts == frozen:
+                found[experts] = self._sharding(kind.for_experts(), "expert_gradient", "expert_")
         return found
 
     def _sharding(self, policy: ShardingPolicy, group: str, prefix: str) -> Sharding:

@@ -8,7 +8,6 @@ what is fused around them.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypedDict, Unpack
@@ -18,7 +17,7 @@ from rapid_des.device.operators import DTYPE_BITS, Dtype, Gemm, Operator, Vector
 from rapid_des.device.vector import Policy, fused
 from rapid_des.frontend.groups import TRAFFIC, byte_count, message_size
 from rapid_des.frontend.spec import ContextKind, ModelSpec, PrecisionSpec, Recipe, TensorOverlap
-from rapid_des.frontend.template import INPUT, Domain
+from rapid_des.frontend.template import DOMAINS, INPUT, Domain
 from rapid_des.units import ceil_divide
 
 FEW_TOKENS = 16
@@ -120,23 +119,6 @@ class Shard:
         if self.groups:
             return all(group.decodes for group in self.groups)
         return self.serving and Group(1, self.query_length, self.key_length - self.query_length).decodes
-
-    def of_documents(self) -> tuple[Shard, ...]:
-        """Return a shard for each length of documents: all of that length, of each this rank's part.
-
-        cp cuts every document by itself, so that causal work is alike on all ranks (Transformer Engine's thd
-        format; PyTorch's per-document head-tail balance).
-        """
-        return tuple(
-            replace(
-                self,
-                documents=(),
-                sequences=self.sequences * count,
-                query_length=length // self.cp,
-                key_length=length,
-            )
-            for length, count in sorted(Counter(self.documents).items())
-        ) or (self,)
 
     def of_kernels(self, seen: Callable[[int], int] = lambda position: position) -> tuple[Shard, ...]:
         """Return the shards on which attention runs a kernel each: prompts, then what decodes.
@@ -327,9 +309,7 @@ class Operation:
     @property
     def domain(self) -> Domain:
         """Whose replicas hold its parameters."""
-        if self.frozen:
-            return "frozen_expert" if self.expert else "frozen"
-        return "expert" if self.expert else "dense"
+        return DOMAINS[self.frozen][self.expert]
 
 
 @dataclass

@@ -407,7 +407,7 @@ class TrainingSpec(Spec, frozen=True):
     """The order in which stages pass micro-batches on: by name, by a file's path, or what that would hold."""
     micro_batch_group: Count | None = None
     """interleaved_1f1b: micro-batches that pass a chunk one after the other (Megatron Core's
-    microbatch-group-size-per-vp-stage). Unset: pp."""
+    microbatch-group-size-per-vp-stage). Unset: the fewest from pp on that leave over none or pp or more."""
     recompute: Recompute = "none"
     """`selective`: the attention core; `full`: every layer from its input; or names of operators, whole
     (`ffn.activation`), their last part (`norm`) or their first (`ffn`): what they make is made again."""

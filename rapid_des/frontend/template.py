@@ -106,7 +106,9 @@ class Node:
 Domain: TypeAlias = Literal["dense", "expert", "frozen", "frozen_expert"]
 """Whose replicas hold some parameters, those of the model or those of the routed experts, and whether they
 are trained."""
-FROZEN: frozenset[Domain] = frozenset(("frozen", "frozen_expert"))
+DOMAINS: tuple[tuple[Domain, Domain], ...] = ("dense", "expert"), ("frozen", "frozen_expert")
+"""Trained and frozen; of each those of the model, and of the routed experts."""
+FROZEN: frozenset[Domain] = frozenset(DOMAINS[1])
 SectionName: TypeAlias = Literal["embedding", "block", "prediction", "head", "draft", "norms", "optimizer"]
 
 

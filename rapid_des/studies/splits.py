@@ -247,8 +247,15 @@ class Space:
                 kind = SCHEDULES.get(schedule) or from_file(schedule)
                 parts = 1 + max(map(max, kind.placement(split.pp, kind.chunks or chunks)))
                 placed = self._placed(split, structs.replace(base.spec, training=training), parts)
-                if placed is not None:
+                if placed is not None and self._in_usual_groups(placed):
                     yield placed
+
+    def _in_usual_groups(self, job: Job) -> bool:
+        """Tell whether micro-batches pass in groups of pp, as frameworks have them unless they are told."""
+        if job.training.schedule != "interleaved_1f1b" or job.micro_batches % job.stages == 0:
+            return True
+        self.refused["training.micro_batch_group: pp does not divide the micro-batches"] += 1
+        return False
 
     def _schedules(self, base: Job) -> Iterator[tuple[Any, int]]:
         stated, pp, layers = self.job.training.schedule, base.stages, base.model.spec.layers

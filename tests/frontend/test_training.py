@@ -470,6 +470,8 @@ def test_a_v_goes_down_the_stages_and_back(tiny, prices):
 def test_micro_batches_need_not_divide_by_the_stages(tiny, prices, replay):
     split = [("parallelism.pp", "4"), ("parallelism.chunks", "2"), ("model.layers", "8"),
              ("training.schedule", "interleaved_1f1b"), ("training.global_batch", "10")]  # fmt: skip
-    replay(build(tiny(*split, ("training.micro_batch_group", "5")), prices).traces, rendezvous=True)
-    with pytest.raises(ConfigError, match=r"10 does not divide by pp 4; .* may be 5, 6, 10"):
-        tiny(*split)
+    for count in ("3", "10"):
+        replay(build(tiny(*split, ("training.global_batch", count)), prices).traces, rendezvous=True)
+    assert tiny(*split).stage_orders == tiny(*split, ("training.micro_batch_group", "5")).stage_orders
+    with pytest.raises(ConfigError, match=r"10 in groups of 4 leave 2, fewer than pp 4, .* may be 5, 6, 10"):
+        tiny(*split, ("training.micro_batch_group", "4"))

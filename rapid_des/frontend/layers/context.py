@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Unpack
 
 from rapid_des.device.operators import Attention, Vector
-from rapid_des.frontend.layers.layer import CORE, AttentionCore
+from rapid_des.frontend.layers.layer import CORE, AttentionCore, of_documents
 from rapid_des.frontend.operations import Counts, OperationList, Shard
 from rapid_des.frontend.spec import ParallelismSpec
 
@@ -201,7 +201,7 @@ def _rows(shard: Shard, place: int) -> int:
 
 def _pairs(core: AttentionCore, shard: Shard, place: int, *, backward: bool) -> tuple[Attention, ...]:
     """Return the kernels of a rank's queries and the block `place` ranks back: one a length of documents."""
-    return tuple(_pair(core, some, _part(shard, place), backward=backward) for some in shard.of_documents())
+    return tuple(_pair(core, some, _part(shard, place), backward=backward) for some in of_documents(shard))
 
 
 def _pair(core: AttentionCore, shard: Shard, part: str, *, backward: bool) -> Attention:

@@ -382,7 +382,7 @@ class AttentionCore:
         """
         queries, keys = shard.query_length, shard.key_length
         if shard.documents and queries > 1:
-            each = (self._kernels(some, backward=backward) for some in shard.of_documents())
+            each = (self._kernels(some, backward=backward) for some in of_documents(shard))
             return tuple(chain.from_iterable(each))
         if self.chunk and keys > self.chunk:
             cut = self._in_chunks if shard.cp == 1 else self._pieces_in_chunks
@@ -439,6 +439,21 @@ class AttentionCore:
             kv_dtype=shard.precision.kv_cache,
             fused=shard.flash,
         )  # fmt: skip
+
+
+def of_documents(shard: Shard) -> tuple[Shard, ...]:
+    """Return a shard for each length of a sequence's documents: all of that length, of each a rank's part.
+
+    cp cuts every document by itself, so that causal work is alike on all ranks (Transformer Engine's thd
+    format; PyTorch's per-document head-tail balance).
+    """
+    alike = {length: shard.documents.count(length) for length in sorted(shard.documents)}
+    parts = tuple(
+        replace(shard, documents=(), sequences=shard.sequences * count,
+                query_length=length // shard.cp, key_length=length)
+        for length, count in alike.items()
+    )  # fmt: skip
+    return parts or (shard,)
 
 
 def _cuts(start: int, length: int, chunk: int) -> Iterator[tuple[int, int]]:

@@ -49,7 +49,7 @@ def breadth_first(shape: Shape) -> tuple[Order, ...]:
 def interleaved(shape: Shape) -> tuple[Order, ...]:
     """Return interleaved 1F1B (Narayanan et al. 2021): groups of micro-batches pass chunk by chunk.
 
-    A group is `stages` micro-batches unless the job says more; the last one has what is left. Stage s warms
+    The last group has what is left. Stage s warms
     up with 2·(stages - s - 1) + (chunks - 1)·group forwards.
     """
     stages, micro_batches, chunks, group = shape.stages, shape.micro_batches, shape.chunks, shape.in_group
@@ -86,24 +86,17 @@ def interleaved_refusal(shape: Shape) -> str | None:
         return f"interleaved_1f1b needs pp and chunks of at least 2, they are {stages} and {shape.chunks}"
     if not stages <= group <= max(shape.micro_batches, stages):
         return f"groups of {group} micro-batches; allowed: from pp {stages} to all {shape.micro_batches}"
-    rest = shape.micro_batches % group
-    if 0 < rest < stages and group == stages:
-        return f"micro-batches {shape.micro_batches} does not divide by pp {stages}{_groups(shape)}"
-    if 0 < rest < stages:
+    if not shape.fits(group):
         return (
-            f"micro-batches {shape.micro_batches} in groups of {group} leave {rest}, fewer than pp {stages}"
-            f"{_groups(shape)}"
+            f"micro-batches {shape.micro_batches} in groups of {group} leave {shape.micro_batches % group}, "
+            f"fewer than pp {stages}, whose stages would wait for each other{_groups(shape)}"
         )
     return None
 
 
 def _groups(shape: Shape) -> str:
     """Return what else could be chosen."""
-    fits = [
-        group
-        for group in range(shape.stages, shape.micro_batches + 1)
-        if not 0 < shape.micro_batches % group < shape.stages
-    ]
+    fits = [group for group in range(shape.stages, shape.micro_batches + 1) if shape.fits(group)]
     return f"; training.micro_batch_group may be {', '.join(map(str, fits[:6]))}" if fits else ""
 
 

@@ -25,12 +25,21 @@ class Shape(NamedTuple):
     micro_batches: int
     chunks: int = 1
     group: int | None = None
-    """Interleaving; None: as many as stages."""
+    """Interleaving; None: the smallest that leaves none over, or as many as stages."""
 
     @property
     def in_group(self) -> int:
-        """Micro-batches that pass a chunk one after the other."""
-        return self.group or self.stages
+        """Micro-batches that pass a chunk one after the other.
+
+        >>> [Shape(4, micro_batches, 2).in_group for micro_batches in (8, 10, 9, 3)]
+        [4, 5, 5, 4]
+        """
+        fits = (group for group in range(self.stages, self.micro_batches + 1) if self.fits(group))
+        return self.group or next(fits, self.stages)
+
+    def fits(self, group: int) -> bool:
+        """Tell whether the last group has as many micro-batches as stages or more, or is the only one."""
+        return self.micro_batches < group or not 0 < self.micro_batches % group < self.stages
 
 
 PassKind: TypeAlias = Literal["forward", "backward", "input_gradient", "weight_gradient", "wait"]

@@ -49,8 +49,8 @@ def test_chunks_do_not_see_each_other(tiny, tiny_service):
     chunks = ("model.attention", "{heads: 4, chunk: 12}")
     assert [(core.batch, core.key_length) for core in cores(tiny(chunks))] == [(2, 12), (1, 8)]
     assert tiny_service(chunks).model.pattern[0].mixer.core.seen(20) == 12
-    with pytest.raises(ConfigError, match="chunks sees nothing of other chunks: cp 2 must be 1"):
-        tiny(chunks, ("parallelism.cp", "2"))
+    with pytest.raises(ConfigError, match="attention in chunks of 12 leaves blocks of a ring without work"):
+        tiny(chunks, ("parallelism.cp", "2"), ("parallelism.cp_kind", "ring"))
 
 
 def test_norms_of_each_head_have_two_gains_a_layer(tiny):
