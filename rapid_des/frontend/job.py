@@ -319,14 +319,12 @@ class Job:
     @cached_property
     def shardings(self) -> Mapping[Domain, Sharding]:
         """How those of the model's own parameters do, and those of its routed experts."""
-        policy = ZERO_STAGES[self.training.zero_stage]
-        adapts, found = self.training.adapters is not None, dict[Domain, Sharding]()
-        for frozen, (model, experts) in enumerate(DOMAINS):
-            kind = policy.for_frozen() if frozen else policy
-            if adapts or not frozen:
-                found[model] = self._sharding(kind, "gradient", "")
-            if self.model.has_experts and adapts == frozen:
-                found[experts] = self._sharding(kind.for_experts(), "expert_gradient", "expert_")
+        trained, found = ZERO_STAGES[self.training.zero_stage], dict[Domain, Sharding]()
+        policies = (trained,) if self.training.adapters is None else (trained, trained.for_frozen())
+        for policy, (model, experts) in zip(policies, DOMAINS, strict=False):
+            found[model] = self._sharding(policy, "gradient", "")
+            if self.model.has_experts:
+                found[experts] = self._sharding(policy.for_experts(), "expert_gradient", "expert_")
         return found
 
     def _sharding(self, policy: ShardingPolicy, group: str, prefix: str) -> Sharding:
