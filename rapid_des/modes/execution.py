@@ -202,10 +202,14 @@ def _run(program: Program, engine: str, choice: EngineChoice, *, trail: bool, ti
 
 
 def _kernel(program: Program, *, closing: bool = False) -> Kernel:
+    """Return the kernel, asked for as the engine asks: that very one knows that it is loaded."""
     from rapid_des.engines import compiled
 
-    paired = program.queue_pairs is not None
-    return compiled.kernel_of(fluid=program.fluid is not None, paired=paired, closing=closing)
+    if closing:
+        return compiled.kernel_of(fluid=False, closing=True)
+    if program.fluid is not None:
+        return compiled.kernel_of(fluid=True)
+    return compiled.kernel_of(paired=program.queue_pairs is not None)
 
 
 def _compiling(kernel: Kernel) -> str:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import prod
 from typing import TYPE_CHECKING, TypeAlias, cast
@@ -31,7 +31,7 @@ import numpy as np
 
 from rapid_des.arrays import Floats, Int8s, Int32s, Int64s, distinct
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.chakra.trace import BOUNDS, UNSTATED, Exchange, NodeKind, NodeTable
+from rapid_des.chakra.trace import BOUNDS, UNSTATED, Exchange, NodeKind, NodeTable, TraceSet
 from rapid_des.device.device import Device
 from rapid_des.device.operators import Bound
 from rapid_des.errors import UnsupportedByEngine
@@ -43,7 +43,7 @@ from rapid_des.network.collectives.token_exchange import exchange_schedule
 from rapid_des.network.specs import LibraryChoice, Nccl
 from rapid_des.program import library
 from rapid_des.program.analytic import alone, fixed_message, fixed_template, message_alone
-from rapid_des.program.builders import NOTHING, Occupancy
+from rapid_des.program.builders import NOTHING, Expansion, Occupancy, rank_program, service_times
 from rapid_des.program.groups import GroupTable
 from rapid_des.program.library import LaidOut, Libraries
 from rapid_des.program.plans import SEND, AxisPhase, Call, CollectivePlan, Served, served_by
@@ -316,6 +316,28 @@ def slowdowns(device: Device, kernel: tuple[Bound, int, int], sms: Int64s, traff
     if duration <= 0:
         return np.ones_like(slower)
     return 1.0 + busy / duration * (slower - 1.0)
+
+
+@dataclass(frozen=True)
+class Expanded:
+    """What the nodes of a table that communicate become: by node its place in `distinct`, or NONE."""
+
+    of_node: Int32s
+    distinct: tuple[Expansion, ...]
+
+    def program(self, nodes: NodeTable, device: Device, traces: TraceSet, *, overlap: bool) -> RankProgram:
+        """Return the program of a table; see `rank_program`."""
+        durations = service_times(nodes, device)
+        program = rank_program(
+            nodes,
+            durations,
+            expansion=self.of_node,
+            expansions=self.distinct,
+            unordered=traces.unordered_streams,
+            overlap=overlap,
+        )
+        occupancy = self.of_node, [expansion.occupancy for expansion in self.distinct]
+        return with_contention(program, nodes, durations, occupancy, device)
 
 
 def with_contention(

@@ -22,8 +22,8 @@ from rapid_des.chakra.trace import (
 )
 from rapid_des.errors import InputError, TraceError, UnsupportedByEngine
 from rapid_des.machine import Machine
-from rapid_des.program.builders import NOTHING, Expansion, MemberVisit, rank_program, service_times
-from rapid_des.program.communication import Communication, Plans, with_contention
+from rapid_des.program.builders import NOTHING, Expansion, MemberVisit
+from rapid_des.program.communication import Communication, Expanded, Plans
 from rapid_des.program.delays import delay_table
 from rapid_des.program.groups import Along, Channel, Geometry, GroupTable, SlotNumbers, SlotTable, Whole
 from rapid_des.program.library import libraries_of
@@ -55,6 +55,8 @@ class Lowered:
     """How each collective is done, by the first rank that was lowered."""
     sizes: Sizes = field(default_factory=Sizes)
     """Of messages, in the order of their rows in the table of hops."""
+    expanded: tuple[Expanded, ...] = ()
+    """Of each of the program's rank programs."""
 
     @property
     def copies(self) -> int:
@@ -120,8 +122,8 @@ def lower(  # noqa: PLR0913 - what is asked for, by name
         cache=BoundedCache() if cache is None else cache,
     )
     program, communication = lowering.program(), lowering.communication
-    served = frozenset(communication.served)
-    return Lowered(program, traces, replicas, served, communication.plans, communication.sizes)
+    served, expanded = frozenset(communication.served), tuple(lowering.expanded)
+    return Lowered(program, traces, replicas, served, communication.plans, communication.sizes, expanded)
 
 
 class _Lowering:
@@ -145,6 +147,7 @@ class _Lowering:
         self.groups = GroupTable(traces, machine, replicas)
         self.trees = TreesOverGroups(machine) if machine.in_switches else None
         self.programs: list[RankProgram] = []
+        self.expanded: list[Expanded] = []
         self.shared: dict[tuple[object, ...], tuple[int, SlotTable]] = {}
         libraries = libraries_of(traces, machine)
         how = {"analytic": analytic, "repeats": repeats}
@@ -216,18 +219,11 @@ class _Lowering:
             key = (*key, members, tuple(likeness((trace.rank, peer)) for peer in trace.peers))
         if key not in self.shared:
             expansions = _Expansions(self, trace, geometries, trees)
-            durations = service_times(trace.nodes, self.machine.device)
-            program = rank_program(
-                trace.nodes,
-                durations,
-                expansion=expansions.of_node,
-                expansions=expansions.distinct,
-                unordered=self.traces.unordered_streams,
-                overlap=self.overlap,
-            )
-            occupancy = expansions.of_node, [expansion.occupancy for expansion in expansions.distinct]
+            expanded = Expanded(expansions.of_node, tuple(expansions.distinct))
             device = self.machine.device
-            self.programs.append(with_contention(program, trace.nodes, durations, occupancy, device))
+            program = expanded.program(trace.nodes, device, self.traces, overlap=self.overlap)
+            self.programs.append(program)
+            self.expanded.append(expanded)
             self.shared[key] = len(self.programs) - 1, expansions.slots.table()
         return self.shared[key]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +20,7 @@ from rapid_des.report.breakdown import (
     block_uses,
     in_whole_step,
     inside_of,
-    operator_name,
+    operator_names,
     painted,
     parts_of,
     rank_times,
@@ -65,13 +66,20 @@ def _outside(
     parts = parts_of(run.lowered, run.execution.records, position, kinds=kinds)
     last = int(rank_times(run.lowered, run.execution.records, position).finish.max(initial=0))
     amounts, idle = painted(parts, last if end is None else end)
+    short = _unnumbered(nodes.names)
     named: Counter[tuple[str, str]] = Counter({("idle", OTHER): idle})
     for part, spent in amounts.items():
         # NOTE: sums of whole picoseconds are exact as floats up to 2.5 hours
         sums = np.bincount(nodes.name[parts[part].rows], weights=spent, minlength=len(nodes.names))
         for name in np.flatnonzero(sums).tolist():
-            named[part, _NUMBER.sub("", operator_name(nodes.names[name]))] += int(sums[name])
+            named[part, short[name]] += int(sums[name])
     return dict(named)
+
+
+@lru_cache(maxsize=256)
+def _unnumbered(nodes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of operators and of messages, all layers' and micro-batches' together."""
+    return tuple(_NUMBER.sub("", name) for name in operator_names(nodes))
 
 
 def _with_blocks(

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -204,6 +205,12 @@ def operator_name(node: str) -> str:
     return _LAYER.sub("", node)
 
 
+@lru_cache(maxsize=256)
+def operator_names(nodes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return `operator_name` of all names of a table, of which runs have few."""
+    return tuple(map(operator_name, nodes))
+
+
 def operator_times(
     lowered: Lowered, records: Records, position: int, *, end: int | None = None
 ) -> Counter[str]:
@@ -220,8 +227,8 @@ def operator_times(
         nodes.name[serves], weights=(times.finish - times.start)[serves], minlength=len(nodes.names)
     )
     totals: Counter[str] = Counter()
-    for name, time in zip(nodes.names, spent.tolist(), strict=True):
-        totals[operator_name(name)] += int(time)
+    for name, time in zip(operator_names(nodes.names), spent.tolist(), strict=True):
+        totals[name] += int(time)
     return totals
 
 

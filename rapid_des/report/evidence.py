@@ -28,7 +28,7 @@ from msgspec import structs
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.device.device import Device, load_device
-from rapid_des.device.spec import Clock
+from rapid_des.device.spec import Clock, DeviceSpec
 from rapid_des.frontend import Job
 from rapid_des.frontend.software import TIMES, HostSpec
 from rapid_des.modes.execution import Run
@@ -61,11 +61,16 @@ def measured_topics(device: Device, dtype: str) -> tuple[str, ...]:
     preset, topics = MEASURED.get(device.spec.name, ("", ()))
     if not topics:
         return ()
-    stated = structs.replace(load_device(preset).spec, conditions=device.conditions)
-    if stated != device.spec:
+    if structs.replace(_preset(preset), conditions=device.conditions) != device.spec:
         return ()
     absent = () if dtype in GEMM_DTYPES.get(device.spec.name, ()) else ("gemm",)
     return tuple(topic for topic in topics if topic not in absent)
+
+
+@cache
+def _preset(name: str) -> DeviceSpec:
+    """Return a preset as it stands in its file, read once: every result asks."""
+    return load_device(name).spec
 
 
 def jobs_text(software: str, device: str) -> str:

@@ -86,3 +86,10 @@ def test_where_numba_may_not_compile_nothing_is_announced(monkeypatch):
     assert chosen(monkeypatch, kernel) == ("simpy", [])
     assert chosen(monkeypatch, kernel, engine="compiled") == ("compiled", [])
     assert not kernel.asked
+
+
+def test_a_kernel_that_runs_is_not_looked_for_again_in_its_cache():
+    ring_of_8 = program(steps=2)
+    execution.execute(ring_of_8, EngineChoice("compiled"))
+    kernel = execution._kernel(ring_of_8)
+    assert kernel.is_interpreted or kernel.loaded

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
@@ -18,9 +20,8 @@ from rapid_des.modes.blocks.reach import (
     Rings,
     basis_of,
     group_keys,
-    healthy_of,
     in_health,
-    places_reached,
+    keys_beside_health,
     slowed,
 )
 from rapid_des.modes.execution import EngineChoice, execute
@@ -28,7 +29,7 @@ from rapid_des.program.faults.slow_gpus import on_slow_gpus
 from rapid_des.program.lowering import Lowered, lower
 from rapid_des.program.plans import Served, tree_pairs
 from rapid_des.program.program import NONE, Records
-from rapid_des.program.routes import all_pairs, signatures
+from rapid_des.program.routes import all_pairs
 from rapid_des.units import Duration
 
 _WEIGHT = 1000
@@ -74,7 +75,7 @@ def block_times(  # noqa: PLR0913 - what blocks are run with, by name
     """
     groups = blocks.run_groups
     apart = list(dict.fromkeys(groups))
-    known_keys = group_keys(machine, apart, cache) if len(groups[0]) > 1 else [b""] * len(apart)
+    known_keys = group_keys(machine, [apart], cache) if len(groups[0]) > 1 else [b""] * len(apart)
     of_group = dict(zip(apart, known_keys, strict=True))
     alike = [of_group[group] for group in groups]
     kinds = [kind + _paces(group, machine, slow) for kind, group in zip(alike, groups, strict=True)]
@@ -88,7 +89,12 @@ def block_times(  # noqa: PLR0913 - what blocks are run with, by name
     for (kind, key), ranks in first.items():
         slowed = {rank: slow[rank].blocks[key] for rank in ranks if rank in slow}
         inputs = _Inputs(ranks, slowed, machine, each, analytic, (*basis, kind))
-        times[kind, key] = _times(blocks.blocks[key], inputs, cache)
+        make = partial(_times, blocks.blocks[key], inputs, cache)
+        if machine.slowed:  # of which every machine has blocks of its own
+            times[kind, key] = make()
+            continue
+        known = ("times", inputs.basis, blocks, key, ranks, choice.engine, choice.fold, analytic)
+        times[kind, key] = cache.get_or_make(known, make, weight=lambda _: _WEIGHT)
     return kinds, times
 
 
@@ -358,13 +364,13 @@ def representatives(
     """
     if not machine.faults:
         return (0,)
-    healthy = healthy_of(machine, cache)
+    tables = [table.tolist() for lines in places for table in lines if len(table)]
+    keys, healthy = keys_beside_health(machine, [[*map(tuple, table)] for table in tables], cache)
     hit = dict[tuple[bytes, ...], int]()
-    for place in places_reached(machine, places, cache):
-        lines = places[place]
-        now = _kinds(machine, lines)
-        if now != _kinds(healthy, lines):
-            hit.setdefault(now, place)
+    ends = np.cumsum([0, *(sum(map(len, lines)) for lines in places)]).tolist()
+    for place, (begin, end) in enumerate(pairwise(ends)):
+        if keys[begin:end] != healthy[begin:end]:
+            hit.setdefault(tuple(keys[begin:end]), place)
     if len(hit) > 1 and strict:
         named = ", ".join(map(str, list(hit.values())[:8]))
         raise UnsupportedByEngine(
@@ -383,7 +389,3 @@ def places_notes(places: Sequence[int], steps: Sequence[int]) -> tuple[str, ...]
         f"followed by itself, for {Duration(min(steps))} to {Duration(max(steps))}, and the slowest leads: "
         "what they hold one another up besides is left out",
     )
-
-
-def _kinds(machine: Machine, lines: Rings) -> tuple[bytes, ...]:
-    return tuple(key for table in lines for line in table.tolist() for key in signatures(machine, [line]))

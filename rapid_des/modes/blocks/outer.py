@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
-from rapid_des.arrays import Int64s, digest
+from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.chakra.trace import CollectiveType, NodeKind, TraceSet
+from rapid_des.chakra.trace import CollectiveType, NodeKind
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.blocks import EXPERT_LINES, OUTER_LINES, Blocks, Cuts
 from rapid_des.frontend.job import Job
@@ -25,7 +26,7 @@ from rapid_des.modes.blocks.inner import (
     representatives,
     sharing,
 )
-from rapid_des.modes.blocks.reach import healthy_of, in_health, keeps_routes, slowed
+from rapid_des.modes.blocks.reach import BYTES_A_NODE, keeps_routes, kept, run_again
 from rapid_des.modes.blocks.replicas import run_first_replica
 from rapid_des.modes.blocks.shortened import WORTH, shortened
 from rapid_des.modes.blocks.steady import Repetition, repetition
@@ -34,14 +35,12 @@ from rapid_des.modes.pricing import PricedBlocks
 from rapid_des.network.jitter import draws_delays
 from rapid_des.network.specs import AUTO
 from rapid_des.program.library import libraries_of
-from rapid_des.program.lowering import Lowered, lower
+from rapid_des.program.lowering import lower
 from rapid_des.program.plans import Served
 from rapid_des.units import Duration
 
 _MOST_WHOLE = 1024
 """Ranks of an outer graph up to which `auto` may choose what must be lowered for every replica."""
-_BYTES_A_NODE = 200
-"""What remembering a program takes, about."""
 _REPEATS = (
     f"above {_MOST_WHOLE:,} ranks outside blocks, auto chooses between rings there: of those one replica "
     "stands for all"
@@ -154,11 +153,13 @@ def run_blocks(  # noqa: PLR0913 - what blocks are run with, by name
     cache = BoundedCache() if cache is None else cache
     blocks, slow = priced.blocks, priced.on_slow_gpus
     _require_steady(machine)
-    places = [_lines(blocks, place) for place in zip(*blocks.inner_groups, strict=True)]
+    places = cache.get_or_make(("places", blocks), lambda: _places(blocks))
     chosen = representatives(machine, places, cache, strict=strict)
     shared = None
     if not mode.outer_analytic:
-        shared = sharing(machine, tuple(dict.fromkeys(blocks.run_groups)), places, strict=strict)
+        inner = tuple(dict.fromkeys(blocks.run_groups))
+        make = partial(sharing, machine, inner, places, strict=strict)
+        shared = kept(machine, cache, ("sharing", blocks, strict), make, 16 * len(machine.fabric))
     kinds, times = block_times(blocks, machine, choice, analytic=mode.inner_analytic, slow=slow, cache=cache)
 
     def at(place: int) -> BlockRun:
@@ -224,35 +225,9 @@ def _run(  # noqa: PLR0913 - what a graph is run with
         if first is not None:
             return first
     if machine.faults and not mode.outer_analytic and keeps_routes(machine):
-        return trace, _run_again(trace, machine, choice, cache, (repeats, trail))
+        return trace, run_again(trace, machine, choice, cache, (repeats, trail))
     lowered = lower(trace.traces, machine, analytic=mode.outer_analytic, repeats=repeats, cache=cache)
     return trace, Run(lowered, execute(lowered.program, choice, trail=trail, name=lowered.name), machine)
-
-
-def _run_again(
-    trace: JobTrace, machine: Machine, choice: EngineChoice, cache: BoundedCache, how: tuple[bool, bool]
-) -> Run:
-    """Run an outer graph on links that constant faults have slowed, unless equal ones ran it before."""
-    repeats, trail = how
-
-    def make(wanted: Machine) -> Lowered:
-        return lower(trace.traces, wanted, repeats=repeats, cache=cache)
-
-    def run() -> tuple[TraceSet, Run]:
-        lowered = slowed(healthy, machine, make)
-        done = execute(lowered.program, choice, trail=trail, name=lowered.name)
-        return trace.traces, Run(lowered, done, machine)
-
-    ranks = trace.traces.ranks
-    weight = sum(_BYTES_A_NODE * len(table) for table in dict.fromkeys(rank.nodes for rank in ranks))
-    tables = tuple((rank.rank, rank.nodes) for rank in ranks)
-    healthy = in_health(machine, cache, (tables, repeats), make, weight)
-    links, fabric = healthy.program.route_links, machine.fabric
-    if len(links) and int(links.max()) >= len(fabric):
-        return run()[1]
-    rates = digest(fabric.bandwidth[links], fabric.latency[links], label=str(fabric.bandwidth.max(initial=0)))
-    key = ("outer run", healthy_of(machine, cache), tables, repeats, rates, trail, choice.engine, choice.fold)
-    return replace(cache.get_or_make(key, run, weight=lambda _: weight)[1], machine=machine)
 
 
 def _sharing_note(shared: Sharing, done: BlockRun) -> str:
@@ -306,6 +281,11 @@ def _require_steady(machine: Machine) -> None:
             f"{machine.path}: {what} for every message, blocks are simulated once for all their "
             "repetitions: use --mode flattened"
         )
+
+
+def _places(blocks: Blocks) -> list[list[Int64s]]:
+    """Return for each place in an inner group the groups outside blocks of the ranks there."""
+    return [_lines(blocks, place) for place in zip(*blocks.inner_groups, strict=True)]
 
 
 def _lines(blocks: Blocks, ranks: Sequence[int]) -> list[Int64s]:
@@ -376,4 +356,4 @@ def _outer_program(
         return blocks.outer_program(stage, durations)
 
     key = ("outer", blocks, stage, tuple(durations.items()))
-    return cache.get_or_make(key, make, weight=lambda made: _BYTES_A_NODE * len(made.table))
+    return cache.get_or_make(key, make, weight=lambda made: BYTES_A_NODE * len(made.table))

@@ -7,18 +7,29 @@ change the services of messages, of groups the keys of those whose routes they s
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
 from rapid_des.arrays import Int64s, digest
 from rapid_des.bounded_cache import BoundedCache
+from rapid_des.chakra.trace import NodeTable, TraceSet
+from rapid_des.frontend.trace import JobTrace
 from rapid_des.machine import Machine
+from rapid_des.modes.execution import EngineChoice, Run, execute
 from rapid_des.network.fabric import Routes
-from rapid_des.program.lowering import Lowered
+from rapid_des.program.communication import Expanded
+from rapid_des.program.lowering import Lowered, lower
+from rapid_des.program.program import RankBinding, RankProgram
 from rapid_des.program.routes import COMPARED, Reach, compared_pairs, signatures
 from rapid_des.program.services import hop_table
 
+_Made = TypeVar("_Made")
+BYTES_A_NODE = 200
+"""What remembering a program takes, about."""
+_TIMES = frozenset({"duration", "issued"})
 Rings = Sequence[Int64s]
 """Rings of ranks: tables of rings of one length, a row each."""
 
@@ -50,35 +61,42 @@ def _changed(machine: Machine) -> Int64s:
     return np.flatnonzero((fabric.bandwidth != healthy.bandwidth) | (fabric.latency != healthy.latency))
 
 
-def group_keys(machine: Machine, groups: Sequence[tuple[int, ...]], cache: BoundedCache) -> list[bytes]:
-    """Return the key of each group as `signatures` does; groups that no fault slows keep that of health."""
-    if not keeps_routes(machine) or not machine.faults:
-        return signatures(machine, groups)
+def group_keys(
+    machine: Machine, tables: Sequence[Sequence[tuple[int, ...]]], cache: BoundedCache
+) -> list[bytes]:
+    """Return the key of each group as `signatures` does; `tables` are of groups of one size each."""
+    if not machine.faults:
+        return [key for table in tables for key in signatures(machine, table)]
+    return keys_beside_health(machine, tables, cache)[0]
+
+
+def keys_beside_health(
+    machine: Machine, tables: Sequence[Sequence[tuple[int, ...]]], cache: BoundedCache
+) -> tuple[list[bytes], list[bytes]]:
+    """Return the key of each group, and what it is without faults: the same where none slows the group."""
 
     def make() -> tuple[list[bytes], Reach]:
-        return signatures(healthy, groups), Reach.of(healthy, list(compared_pairs(groups)))
+        pairs = [pair for table in tables for pair in compared_pairs(table)]
+        return [key for table in tables for key in signatures(healthy, table)], Reach.of(healthy, pairs)
 
     healthy = healthy_of(machine, cache)
-    key = ("signatures", healthy, tuple(groups))
-    keys, reach = cache.get_or_make(key, make, weight=lambda made: 64 * len(groups) + made[1].links.nbytes)
-    keys = list(keys)
+    key = ("signatures", healthy, tuple(map(tuple, tables)))
+    known, reach = cache.get_or_make(key, make, weight=lambda made: 64 * len(made[0]) + made[1].links.nbytes)
+    if not keeps_routes(machine):
+        return [key for table in tables for key in signatures(machine, table)], known
+    keys, groups = list(known), [group for table in tables for group in table]
     for group in reach.users_of(_changed(machine)):
         (keys[group],) = signatures(machine, [groups[group]])
-    return keys
+    return keys, known
 
 
-def places_reached(machine: Machine, places: Sequence[Rings], cache: BoundedCache) -> Sequence[int]:
-    """Return the places on whose way faults are, or all where that would have to be looked for."""
+def kept(
+    machine: Machine, cache: BoundedCache, key: Hashable, make: Callable[[], _Made], weight: int
+) -> _Made:
+    """Return what `make` makes of a machine's routes alone: once for all faults that leave these."""
     if not keeps_routes(machine):
-        return range(len(places))
-
-    def make() -> Reach:
-        pairs = [[compared_pairs(table.tolist()).reshape(-1, 2) for table in lines] for lines in places]
-        return Reach.of(healthy, [np.concatenate([np.zeros((0, 2), np.int64), *lines]) for lines in pairs])
-
-    healthy = healthy_of(machine, cache)
-    key = ("reach", healthy, digest(*(table for lines in places for table in lines)), len(places))
-    return cache.get_or_make(key, make, weight=lambda reach: reach.links.nbytes).users_of(_changed(machine))
+        return make()
+    return cache.get_or_make((key, healthy_of(machine, cache)), make, weight=lambda _: weight)
 
 
 def in_health(
@@ -91,6 +109,35 @@ def in_health(
     healthy = healthy_of(machine, cache)
     whole = ("lowered", healthy, key)
     return cache.get_or_make(whole, lambda: make(healthy), weight=lambda _: weight)
+
+
+def shape_of(table: NodeTable) -> bytes:
+    """Return what a program follows from besides how long nodes take and a host needs to issue them."""
+    columns = (getattr(table, column.name) for column in fields(table) if column.name not in _TIMES)
+    arrays = [column for column in columns if isinstance(column, np.ndarray)]
+    return digest(*arrays, label=repr((table.names, table.streams)))
+
+
+def lower_again(lowered: Lowered, traces: TraceSet, machine: Machine) -> Lowered:
+    """Return what `lower` makes of traces that differ from those of a program by durations alone.
+
+    What a host needs to issue a node is such a duration too.
+    """
+    numbers: dict[tuple[int, NodeTable], int] = {}
+    programs, expanded, bindings = list[RankProgram](), list[Expanded](), list[RankBinding]()
+    ranks = zip(lowered.program.bindings, lowered.traces.ranks, traces.ranks, strict=True)
+    for binding, before, rank in ranks:
+        key = (binding.program, rank.nodes)
+        if key not in numbers:
+            numbers[key] = len(programs)
+            program, known = lowered.program.programs[binding.program], lowered.expanded[binding.program]
+            if rank.nodes is not before.nodes:
+                program = known.program(rank.nodes, machine.device, traces, overlap=False)
+            programs.append(program)
+            expanded.append(known)
+        bindings.append(replace(binding, program=numbers[key]))
+    whole = replace(lowered.program, bindings=tuple(bindings), programs=tuple(programs))
+    return replace(lowered, program=whole, traces=traces, expanded=tuple(expanded))
 
 
 def slowed(lowered: Lowered, machine: Machine, make: Callable[[Machine], Lowered]) -> Lowered:
@@ -110,3 +157,54 @@ def _follows_from_rates(lowered: Lowered, machine: Machine) -> bool:
     plain = switching.mode != "fluid" and switching.congestion is None and program.delays is None
     fastest = machine.fabric.bandwidth.max(initial=0) == machine.healthy.bandwidth.max(initial=0)
     return bool(plain and fastest and lowered.replicas is None and program.links == len(machine.fabric))
+
+
+def run_again(
+    trace: JobTrace, machine: Machine, choice: EngineChoice, cache: BoundedCache, how: tuple[bool, bool]
+) -> Run:
+    """Run an outer graph on links that constant faults have slowed, unless equal ones ran it before."""
+    repeats, trail = how
+
+    def make(wanted: Machine) -> Lowered:
+        return lower(trace.traces, wanted, repeats=repeats, cache=cache)
+
+    def run() -> tuple[TraceSet, Run]:
+        lowered = slowed(healthy, machine, make)
+        done = execute(lowered.program, choice, trail=trail, name=lowered.name)
+        return trace.traces, Run(lowered, done, machine)
+
+    ranks = trace.traces.ranks
+    weight = sum(BYTES_A_NODE * len(table) for table in dict.fromkeys(rank.nodes for rank in ranks))
+    tables = tuple((rank.rank, rank.nodes) for rank in ranks)
+    healthy = _in_health(trace, machine, cache, make, (repeats, weight))
+    links, fabric = healthy.program.route_links, machine.fabric
+    if len(links) and int(links.max()) >= len(fabric):
+        return run()[1]
+    rates = digest(fabric.bandwidth[links], fabric.latency[links], label=str(fabric.bandwidth.max(initial=0)))
+    key = ("outer run", healthy_of(machine, cache), tables, repeats, rates, trail, choice.engine, choice.fold)
+    return replace(cache.get_or_make(key, run, weight=lambda _: weight)[1], machine=machine)
+
+
+def _in_health(
+    trace: JobTrace,
+    machine: Machine,
+    cache: BoundedCache,
+    make: Callable[[Machine], Lowered],
+    how: tuple[bool, int],
+) -> Lowered:
+    """Return what an outer graph is lowered to on the machine without its faults.
+
+    Graphs whose blocks take longer share all but that with the first of them.
+    """
+    repeats, weight = how
+    groups, ranks = trace.traces.groups, trace.traces.ranks
+    shapes = {
+        table: cache.get_or_make(("shape", table), partial(shape_of, table))
+        for table in dict.fromkeys(rank.nodes for rank in ranks)
+    }
+    shape = tuple(
+        (rank.rank, shapes[rank.nodes], tuple((name, groups[name]) for name in rank.groups), rank.peers)
+        for rank in ranks
+    )
+    first = in_health(machine, cache, (trace.job, shape, repeats), make, weight)
+    return lower_again(first, trace.traces, machine)
