@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,15 @@ class Axis:
     names: tuple[str, ...]
     choices: tuple[Choice, ...]
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """What its choices change, each once: key paths from the root, `job`, `machine`, `mode`."""
+        each = (
+            (*(key for key, _ in choice.settings), *choice.documents, *(["mode"] if choice.mode else ()))
+            for choice in self.choices
+        )
+        return tuple(dict.fromkeys(key for keys in each for key in keys))
+
 
 @dataclass(frozen=True)
 class Reader:
@@ -81,10 +90,20 @@ class Reader:
         names = column_names([part for key in stated for part in _parts_of(key)])
         axes = tuple(self._axis(key, value, names) for key, value in stated.items())
         columns = [name for axis in axes for name in axis.names]
-        twice = next((name for name in columns if columns.count(name) > 1), None)
-        if twice is not None:
-            raise self._wrong("axes", f"{twice!r} is varied twice")
+        changed = [key for axis in axes for key in axis.keys]
+        for varied in (columns, changed):
+            twice = next((name for name in varied if varied.count(name) > 1), None)
+            if twice is not None:
+                raise self._wrong("axes", f"{twice!r} is varied twice")
         return axes
+
+    def require_used(self, stated: Mapping[str, Any], axes: Iterable[Axis]) -> None:
+        """Refuse settings that every value of an axis replaces: they would change nothing."""
+        for key in stated:
+            path = _full(key)
+            for axis in axes:
+                if all(path in dict(choice.settings) for choice in axis.choices):
+                    raise self._wrong(f"set.{key}", f"the axis {', '.join(axis.names)} varies it")
 
     def settings(self, stated: Mapping[str, Any], place: str) -> Choice:
         """Return what a mapping of keys and values changes, without labels."""
@@ -150,7 +169,7 @@ class Reader:
         """Return what one value of a key changes."""
         if key in _WHOLE:
             source = value if isinstance(value, dict) else str(value)
-            return Choice(documents={key: self._document(source, _WHOLE[key], place)})
+            return Choice(documents={key: self.document(source, _WHOLE[key], place)})
         if key == "faults":
             return Choice(faults=tuple(self.faults(value, place)))
         if key == "mode":
@@ -176,10 +195,13 @@ class Reader:
             except ConfigError as error:
                 raise self._wrong(place, str(error)) from None
 
-    def _document(self, source: str | dict[str, Any], kind: Kind, place: str) -> Document:
+    def document(self, source: str | dict[str, Any], kind: Kind, place: str) -> Document:
+        """Return the job or the machine that a value stands for; errors inside one name its own file."""
         try:
             return open_document(source, kind, folder=self.folder)
         except ConfigError as error:
+            if error.file:
+                raise
             raise self._wrong(place, error.message) from None
 
     def _located(self, reference: str, kind: Kind, place: str) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, structs
 
-from rapid_des.config import Document, Spec, apply_overrides, decode, open_document
+from rapid_des.config import Document, Spec, apply_overrides, decode
 from rapid_des.config.documents import load_document
 from rapid_des.config.specs import resolve
 from rapid_des.errors import ConfigError
@@ -170,9 +170,9 @@ def load_study(reference: str | Path | Mapping[str, Any] | Study, *, folder: Pat
     spec = decode(document, StudySpec)
     file, home = str(document.path), document.folder
     reader = Reader(file, home)
-    job = open_document(spec.job, "job", folder=home)
-    machine = open_document(spec.on, "machine", folder=home)
+    job, machine = reader.document(spec.job, "job", "job"), reader.document(spec.on, "machine", "on")
     axes = reader.axes(spec.axes)
+    reader.require_used(spec.set, axes)
     constant = reader.settings(spec.set, "set")
     constant |= Choice(faults=tuple(reader.faults(list(_texts(spec.faults)), "faults")))
     study = Study(

@@ -70,14 +70,15 @@ def _scale(axis: Any, name: str) -> None:
 def _draw_effects(axes: Any, plain: Mapping[str, Any]) -> None:
     """Draw for each value of each axis the geometric mean and the best, one axis after the other."""
     objective, place, ticks = plain["objective"], 0, []
+    unit = _unit(objective)
     for number, effect in enumerate(plain["main_effects"]):
         colour, levels = PALETTE[number % len(PALETTE)], effect["levels"]
         places = list(range(place, place + len(levels)))
         label = f"{effect['axis']} ({effect['share']:.0%})"
-        typical = [level["typical"] for level in levels]
+        typical, best = ([level[kind] / unit for level in levels] for kind in ("typical", "best"))
         joined = all(isinstance(level["value"], (int, float)) for level in levels)  # names have no order
         axes.plot(places, typical, "o-" if joined else "o", color=colour, markersize=4, label=label)
-        axes.plot(places, [level["best"] for level in levels], "_", color=colour, markersize=9)
+        axes.plot(places, best, "_", color=colour, markersize=9)
         ticks += [(at, str(level["value"])) for at, level in zip(places, levels, strict=True)]
         place += len(levels) + 1
     if len(ticks) <= 3 * _MOST_TICKS:
