@@ -86,7 +86,10 @@ def _draw_effects(axes: Any, plain: Mapping[str, Any]) -> None:
     _scale(axes.yaxis, objective)
     axes.set_title("by value: geometric mean (dots), best (dashes)", fontsize=9)
     if ticks:
-        axes.legend(fontsize=8, title="of variance", title_fontsize=8)
+        low, high = axes.get_ylim()
+        room = 0.07 * (1 + len(plain["main_effects"]))  # above all points, for the legend
+        axes.set_ylim(low, high + room * (high - low))
+        axes.legend(fontsize=8, title="of variance", title_fontsize=8, loc="upper right")
     axes.grid(visible=True, axis="y", alpha=0.3)
 
 
