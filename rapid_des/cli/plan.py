@@ -11,12 +11,12 @@ from rapid_des.cli.executing import executor_options
 from rapid_des.cli.main import announce, progress
 from rapid_des.cli.options import echo, force_option, job_options, json_option, one_of, open_job, plot_option
 from rapid_des.report.pictures.charts import draw_tornado
-from rapid_des.report.plan_text import plan_lines, sensitivity_lines
+from rapid_des.report.plan_text import leaning_lines, plan_lines, sensitivity_lines
 from rapid_des.report.writing import check_outputs, replacing
 from rapid_des.simulation import MODES
 from rapid_des.studies.crews import executor_of
 from rapid_des.studies.plan import AUTO, Wanted, plan
-from rapid_des.studies.sensitivity import How, sensitivity
+from rapid_des.studies.sensitivity import How, leanings, sensitivity
 from rapid_des.studies.splits import CHOICES, choices_of
 
 
@@ -50,9 +50,10 @@ from rapid_des.studies.splits import CHOICES, choices_of
 @click.option(
     "--sensitivity",
     "strongest",
-    type=click.IntRange(1),
+    type=click.IntRange(0),
     metavar="N",
-    help="Tell on which N rates, times and clocks the best way's step depends the most.",
+    help="Tell on which N rates, times and clocks the best way's step depends the most. Unset: by part of "
+    "the machine; 0: do not.",
 )
 @click.option(
     "--write-job", type=click.Path(path_type=Path, dir_okay=False), help="Write the best way as a job file."
@@ -74,11 +75,15 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
         asked = Wanted(**{name: options[name] for name in names}, vary=vary, told=bar.part)
         best = plan(wanted, loaded, asked, executor_of(options["executor"], options["workers"]))
         plain, lines = best.as_json(), list(plan_lines(best.as_json(), wanted.name, loaded.name))
-        if options["strongest"] is not None and best.rows:
-            effects = sensitivity(best.job, loaded, How(told=bar.part)).as_json()
+        crew, strongest = executor_of(options["executor"], options["workers"]), options["strongest"]
+        if strongest:
+            effects = sensitivity(best.job, loaded, How(told=bar.part), crew).as_json()
             plain["sensitivity"] = effects
             title = f"the best way of {wanted.name}"
-            lines += ["", *sensitivity_lines(effects, title, loaded.name, top=options["strongest"])]
+            lines += ["", *sensitivity_lines(effects, title, loaded.name, top=strongest)]
+        elif strongest is None and not best.interrupted and best.floor is None:
+            plain["leanings"] = [leaning.as_json() for leaning in leanings(best.job, loaded, crew)]
+            lines += leaning_lines(plain["leanings"])
     echo(options["as_json"], plain, lines)
     if options["write_job"] is not None:
         with replacing(options["write_job"]) as path:

@@ -95,6 +95,14 @@ def _pruned(pruned: Sequence[Plain]) -> Iterator[str]:
         yield f"    {row['why']}: {split}: {row['text']}"
 
 
+def leaning_lines(leanings: Sequence[Plain]) -> Iterator[str]:
+    """Yield on one line what makes the best step shorter, the most first."""
+    ranked = sorted(leanings, key=lambda leaning: leaning["change"])
+    parts = [f"{leaning['part']} {leaning['change']:+.1%}" for leaning in ranked]
+    if parts:
+        yield f"  the first with a quarter more of one part: {'; '.join(parts)} (--sensitivity N by knob)"
+
+
 def plan_html(plan: Plain) -> str:
     """Return a plan's rows as an HTML table."""
     rows = [_cells(row) for row in plan["rows"]]

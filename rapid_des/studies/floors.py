@@ -11,7 +11,7 @@ optimizer's part) is worked out once. Waiting and queueing are left out.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,7 +21,6 @@ import numpy as np
 from msgspec import structs
 
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.chakra.trace import NodeKind
 from rapid_des.device.pricing import operator_model
 from rapid_des.frontend import Job
 from rapid_des.frontend.groups import message_size
@@ -39,14 +38,13 @@ from rapid_des.frontend.parts import (
     training_lists,
 )
 from rapid_des.frontend.routing import exchanges, heaviest_place, places
-from rapid_des.frontend.template import STREAMS, Column, Domain, Node, Piece
-from rapid_des.frontend.trace import FinishedProgram, ProgramWriter, assemble
+from rapid_des.frontend.template import STREAMS, Column, Domain, Piece
+from rapid_des.frontend.trace import ProgramWriter
 from rapid_des.machine import Machine
-from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.modes.pricing import as_used, issued_on
-from rapid_des.program.lowering import lower
-from rapid_des.program.replicas import Mates
+from rapid_des.program.communication import TimeAlone
 from rapid_des.program.routes import signatures
+from rapid_des.studies.alone import collective_alone, message_between, program_alone
 from rapid_des.studies.earliest import (
     Alone,
     End,
@@ -71,13 +69,12 @@ from rapid_des.studies.likeness import (
     state_key,
     stride,
 )
+from rapid_des.studies.slowed import Busy, busy_of, least_delay, messages_beside
 
 _Made = TypeVar("_Made")
 _COMPUTE = STREAMS.index("compute")
-_SIMPY = EngineChoice("simpy", fold=False)
 _MANY = ("block", "prediction")
 """Sections whose messages count."""
-_NOTHING = Node("nothing", NodeKind.COMPUTE, "compute", (), duration=0)
 
 
 @dataclass
@@ -102,7 +99,53 @@ class Floors:
     def step(self, job: Job) -> int:
         """Return picoseconds that no simulation of a training step goes below, by closed forms."""
         times, key = self._pass_times(job)
-        return self._step(job, self._ends(job, times, key))
+        done = self._ends(job, times, key)
+        after = self._once(("after", *state_key(job)), lambda: self._after(job))[0]
+        return max(self._step(job, done), self._slowed(job, done) + after)
+
+    def _slowed(self, job: Job, done: Sequence[End]) -> int:
+        """Return when a stage is done at the earliest whose kernels its messages slow; 0 where none do."""
+        passes = job.sharding.each and passes_alone(job) and len(job.copies[0]) == 1
+        if not passes or not self.machine.collectives.contention:
+            return 0
+        stage = max(range(job.stages), key=lambda stage: done[stage].drained)
+        busy, messages = Busy(), Counter[TimeAlone]()
+        for part in job.placement[stage]:
+            sections = _made_of(job, part, self._kinds(job))[::-1]
+            for section, count in Counter(sections).items():
+                busy += self._busy(job)[section].times(count * job.micro_batches)
+            units = [(section,) for section in sections] if job.sharding.policy.by_unit else [tuple(sections)]
+            for unit, count in Counter(units).items():
+                for message, times in self._beside(job, unit).items():
+                    messages[message] += times * count * job.micro_batches
+        drained = done[stage].drained
+        return drained + least_delay(busy, drained, messages, self.machine.device) if messages else 0
+
+    def _busy(self, job: Job) -> Mapping[Section, Busy]:
+        """Return how long the kernels of both passes of a section compute."""
+
+        def make() -> Mapping[Section, Busy]:
+            total = defaultdict[Section, Busy](Busy)
+            for (section, _), piece in self._pieces(job).items():
+                total[section] += busy_of(piece, self.machine.device)
+            return total
+
+        return self._once(("busy", *kernels_key(job)), make)
+
+    def _beside(self, job: Job, unit: tuple[Section, ...]) -> Counter[TimeAlone]:
+        """Return what travels for a micro-batch of sections whose gradients are reduced together."""
+
+        def make() -> Counter[TimeAlone]:
+            pieces, times = self._pieces(job), Counter[TimeAlone]()
+            marks = [mark for section in unit for mark in pieces[section, True].marks]
+            for message in messages_beside(job, marks):
+                time = collective_alone(job, message, self.machine)
+                if time is not None:
+                    times[time] += 1
+            return times
+
+        key = (*model_key(job), *layout_key(job), job.training.zero_stage, unit)
+        return self._once(("beside", *key), make)
 
     def walked(self, job: Job) -> int:
         """Return the same by a walk through the schedule; 0 where it is not walked."""
@@ -231,21 +274,29 @@ class Floors:
 
     def _times(self, job: Job, *, messages: bool) -> Times:
         """Return what every section takes alone on a rank of the first stage, with messages or without."""
-        job = issued_on(_one_replica(_short(job)), self.machine)
-        job = replace(job, spec=structs.replace(job.spec, host=None))
-        used = as_used(job, self.machine, self.machine.device)
-        operators, times = operator_model(used, self.cache), Counter[tuple[Section, bool]]()
+        times = Counter[tuple[Section, bool]]()
+        for (section, backward), piece in self._pieces(job).items():
+            several = messages and section.name in _MANY  # the ends' are one of many layers'
+            times[section, backward] = (
+                self._passes(_on_machine(job, self.machine), piece) if several else _computes(piece)
+            )
+        return times
+
+    def _pieces(self, job: Job) -> Mapping[tuple[Section, bool], Piece]:
+        """Return every section's pass, forward and (true) backward, of the rank that computes the least."""
+        return self._once(("pieces", *kernels_key(job)), lambda: self._priced(_on_machine(job, self.machine)))
+
+    def _priced(self, job: Job) -> Mapping[tuple[Section, bool], Piece]:
+        operators = operator_model(as_used(job, self.machine, self.machine.device), self.cache)
         of_places = [
             price_lists(self._lists(job, place), operators, None, exchanges(job))
             for place in range(places(job))
         ]
-        for key in of_places[0]:
-            if key.stage < 0 and key.phase in ("forward", "backward"):
-                piece = min((pieces[key] for pieces in of_places), key=_computes)
-                several = messages and key.section.name in _MANY  # the ends' are one of many layers'
-                passed = self._passes(job, piece) if several else _computes(piece)
-                times[key.section, key.phase == "backward"] = passed
-        return times
+        return {
+            (key.section, key.phase == "backward"): min((pieces[key] for pieces in of_places), key=_computes)
+            for key in of_places[0]
+            if key.stage < 0 and key.phase in ("forward", "backward")
+        }
 
     def _passes(self, job: Job, piece: Piece) -> int:
         """Return how long a piece takes: kernels one after the other, or what a run says."""
@@ -253,7 +304,7 @@ class Floors:
             return _computes(piece)
         program = ProgramWriter()
         program.writer.place(piece, {})
-        return self._alone(job, program.finish())
+        return program_alone(job, program.finish(), self.machine, self.cache)
 
     def _messages(self, job: Job) -> dict[tuple[int, int], int]:
         """Return how long a message takes from each stage to its neighbours, round the pipeline."""
@@ -267,32 +318,10 @@ class Floors:
                 like = signatures(self.machine, [ends])[0]
                 among = (job.stages, *layout_key(job)) if job.batches_messages else ()
                 key = ("message", like, job.message_bytes, among)
-                durations[source, target] = self._once(key, partial(self._message, job, source, target, ends))
+                durations[source, target] = self._once(
+                    key, partial(message_between, job, (source, target), self.machine, self.cache)
+                )
         return durations
-
-    def _message(self, job: Job, source: int, target: int, ends: tuple[int, int]) -> int:
-        """Return how long a message between two stages takes alone."""
-        programs = [ProgramWriter(None, job.batches_messages) for _ in range(job.stages)]
-        for program in programs:
-            program.writer.append(_NOTHING, ())
-        programs[source].send("message", to=target, size=job.message_bytes, tag=0, after=0)
-        programs[target].receive("message", source=source, size=job.message_bytes, tag=0)
-        line = job.rows("stages")
-        ranks = line[(line == ends[0]).any(axis=1)][0].tolist()
-        traces = assemble(job, [program.finish() for program in programs], ranks=ranks)
-        lowered = lower(traces, self.machine, analytic=True, cache=self.cache)
-        return execute(lowered.program, _SIMPY).records.makespan
-
-    def _alone(self, job: Job, program: FinishedProgram) -> int:
-        """Return how long one rank's program takes where all of its stage do the same and nothing queues."""
-        stage = np.flatnonzero(job.layout.coordinates("pp") == 0)
-        traces = assemble(job, [program] * job.stages, ranks=stage.tolist())
-        image = np.arange(job.gpus)
-        image[stage] = np.roll(stage, -1)
-        first = replace(traces, ranks=traces.ranks[:1])
-        mates = Mates(1, image)
-        lowered = lower(first, self.machine, analytic=True, replicas=mates, cache=self.cache)
-        return execute(lowered.program, _SIMPY).records.makespan
 
     def _after(self, job: Job) -> tuple[int, tuple[_Travel, ...]]:
         """Return what follows all passes at the least, and how long each stage's gradients travel."""
@@ -327,7 +356,11 @@ class Floors:
                 program.message(f"{domain}.{role}", role, size, after=(), group=sharding.group)
         key = ("travels", gathers, *model_key(job), layout_key(job), job.training.zero_stage,
                len(job.copies[0]), tuple(sorted(parameters.items())))  # fmt: skip
-        return self._once(key, lambda: self._alone(job, program.finish())) if len(program) else 0
+        return (
+            self._once(key, lambda: program_alone(job, program.finish(), self.machine, self.cache))
+            if len(program)
+            else 0
+        )
 
 
 @dataclass(frozen=True)
@@ -367,6 +400,12 @@ def _with_micro_batches(job: Job, count: int) -> Job:
     batch = job.training.global_batch // job.micro_batches * count
     training = structs.replace(job.training, global_batch=batch)
     return replace(job, spec=structs.replace(job.spec, training=training))
+
+
+def _on_machine(job: Job, machine: Machine) -> Job:
+    """Return a short job of one replica as a machine runs it that issues all at once."""
+    job = issued_on(_one_replica(_short(job)), machine)
+    return replace(job, spec=structs.replace(job.spec, host=None))
 
 
 def _one_replica(job: Job) -> Job:

@@ -37,6 +37,9 @@ _LEAST_BATCH = 2
 """Candidates that are simulated at a time at least: so that one worker looks at the same ones as two."""
 
 
+_ROUNDED, _BESIDE = 1e-6, 0.0025
+
+
 @dataclass(order=True)
 class Entry:
     """Candidates in the queue."""
@@ -239,7 +242,8 @@ class Refinement:
         else:
             self.counts[mode] += 1
             step, last = int(outcome.value.step_time), mode == self.mode
-            level, least = (_FINAL, step) if last else (_ESTIMATED, max(entry.least, step))
+            level = _FINAL if last else _ESTIMATED
+            least = step if last else max(entry.least, step - round(step * margin(entry.family.job)))
             heapq.heappush(self.queue, replace(entry, result=outcome.value, level=level, least=least))
 
     def _drop(self, family: Family, why: Why, text: str) -> None:
@@ -247,6 +251,15 @@ class Refinement:
         if why == "refused":
             self.space.refused[text] += len(family)
         self.dropped(family, why, text)
+
+
+def margin(job: Job) -> float:
+    """Return by which part of it a step by closed forms may be longer than a finer one, at most.
+
+    Paces of collectives are rounded. Where messages slow kernels beside them, a message that comes late may
+    meet fewer of these: of 735 ways that were simulated in both modes three were longer, by 0.11 % at most.
+    """
+    return _BESIDE if job.spec.training is not None and job.sharding.each else _ROUNDED
 
 
 def _but_micro_batch(base: Job) -> Hashable:

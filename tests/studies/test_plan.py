@@ -83,6 +83,17 @@ def test_a_walk_through_the_schedule_is_a_bound_close_to_the_step(zero_stage, pp
     assert 0.75 * step < floors.walked(job) <= step
 
 
+@pytest.mark.parametrize("split", ["tp: 2, pp: 1, dp: 8, sequence_parallel: true", "tp: 1, pp: 1, dp: 16"])
+def test_messages_that_slow_kernels_beside_them_are_in_the_bound(split):
+    job = job_of(**{"parallelism": f"{{{split}}}", "training.zero_stage": 2, "training.micro_batch": 1,
+                     "training.global_batch": 64})  # fmt: skip
+    machine, cache = machine_of("dgx_h100_x8"), BoundedCache()
+    step = simulate(job, machine, mode="analytical", allow_oom=True, cache=cache).step_time
+    settings = [("collectives.contention", "false")]
+    unslowed = load_machine("dgx_h100_x8", settings=settings, device_settings=[("operators", "roofline")])
+    assert Floors(unslowed, cache).step(job) < 0.9 * step < Floors(machine, cache).step(job) <= step
+
+
 @pytest.mark.parametrize(("chunks", "schedule"), [(4, "interleaved_1f1b"), (4, "breadth_first")])
 def test_gradients_of_a_chunk_that_is_done_early_travel_early(chunks, schedule):
     job = job_of(**{

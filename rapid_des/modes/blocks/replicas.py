@@ -109,7 +109,7 @@ def _run_mates(
     ranks = trace.traces.ranks
     if machine.faults or any(rank.nodes is not ranks[firsts[at]].nodes for rank, at in zip(ranks, stages)):  # noqa: B905
         return None
-    numbers, alone = np.array([rank.rank for rank in ranks], np.int64), _TimesAlone(trace.traces, machine)
+    numbers, alone = np.array([rank.rank for rank in ranks], np.int64), TimesAlone(trace.traces, machine)
     lines = [numbers[stages == stage] for stage in range(trace.job.stages)]
     if len({len(line) for line in lines}) > 1 or not _groups_alike(trace, alone, stages, numbers):
         return None
@@ -128,7 +128,7 @@ def _run_mates(
     return first, Run(lowered, _of_all(execution, mates.count), machine)
 
 
-def _groups_alike(trace: JobTrace, alone: _TimesAlone, stages: Int64s, numbers: Int64s) -> bool:
+def _groups_alike(trace: JobTrace, alone: TimesAlone, stages: Int64s, numbers: Int64s) -> bool:
     """Tell whether what the process groups of one kind and one set of stages do takes all of them as long."""
     stage_of = np.full(trace.job.gpus, -1, np.int64)
     stage_of[numbers] = stages
@@ -140,7 +140,7 @@ def _groups_alike(trace: JobTrace, alone: _TimesAlone, stages: Int64s, numbers: 
     return all(_last_alike(trace, alone, groups) for groups in kinds.values())
 
 
-def _last_alike(trace: JobTrace, alone: _TimesAlone, groups: Mapping[tuple[int, ...], str]) -> bool:
+def _last_alike(trace: JobTrace, alone: TimesAlone, groups: Mapping[tuple[int, ...], str]) -> bool:
     """Tell whether groups have equal routes, or what libraries do in them lasts as long on any routes."""
     likes = dict(zip(signatures(alone.machine, list(groups)), groups.items(), strict=True))
     if len(likes) == 1:
@@ -154,7 +154,7 @@ def _last_alike(trace: JobTrace, alone: _TimesAlone, groups: Mapping[tuple[int, 
     return all(map(_are_known_and_equal, by_stage.values()))
 
 
-def _messages_alike(trace: JobTrace, alone: _TimesAlone, stages: Int64s) -> bool:
+def _messages_alike(trace: JobTrace, alone: TimesAlone, stages: Int64s) -> bool:
     """Tell whether the messages of all ranks of a stage to one other last as long."""
     ranks = trace.traces.ranks
     for stage in range(trace.job.stages):
@@ -180,7 +180,7 @@ def _replicas(layout: Layout) -> Replicas:
     return Replicas(count, np.arange(layout.ranks) + stride * np.where(digit == count - 1, 1 - count, 1))
 
 
-class _TimesAlone:
+class TimesAlone:
     """What collectives and messages of ranks take alone, where that does not depend on where groups lie.
 
     What libraries do follows from sizes and counts of ranks and nodes. Ranks whose routes are unlike, as

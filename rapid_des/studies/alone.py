@@ -1,0 +1,74 @@
+"""What a rank's messages take by closed forms where all of its stage do the same and nothing queues."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from rapid_des.arrays import Int64s
+from rapid_des.bounded_cache import BoundedCache
+from rapid_des.chakra.trace import NodeKind, TraceSet
+from rapid_des.frontend import Job
+from rapid_des.frontend.template import Node
+from rapid_des.frontend.trace import FinishedProgram, ProgramWriter, assemble
+from rapid_des.machine import Machine
+from rapid_des.modes.blocks.replicas import TimesAlone
+from rapid_des.modes.execution import EngineChoice, execute
+from rapid_des.program.communication import TimeAlone
+from rapid_des.program.lowering import lower
+from rapid_des.program.replicas import Mates
+from rapid_des.studies.likeness import stride
+
+_SIMPY = EngineChoice("simpy", fold=False)
+_NOTHING = Node("nothing", NodeKind.COMPUTE, "compute", (), duration=0)
+
+
+def program_alone(job: Job, program: FinishedProgram, machine: Machine, cache: BoundedCache) -> int:
+    """Return the picoseconds that a program takes which all ranks of the first stage run."""
+    stage, traces = _first_stage(job, program)
+    image = np.arange(job.gpus)
+    image[stage] = np.roll(stage, -1)
+    first = replace(traces, ranks=traces.ranks[:1])
+    lowered = lower(first, machine, analytic=True, replicas=Mates(1, image), cache=cache)
+    return execute(lowered.program, _SIMPY).records.makespan
+
+
+class Message(NamedTuple):
+    """A collective that a rank takes part in."""
+
+    role: str
+    size: int
+    """Bytes, as traces state them."""
+    group: str
+
+
+def collective_alone(job: Job, message: Message, machine: Machine) -> TimeAlone | None:
+    """Return what a collective takes of time and GPU; None where routes decide that."""
+    program = ProgramWriter()
+    program.message(message.role, message.role, message.size, after=(), group=message.group)
+    _, traces = _first_stage(job, program.finish())
+    rank = traces.ranks[0]
+    return TimesAlone(traces, machine).collectives(rank, rank.groups[0])[0]
+
+
+def _first_stage(job: Job, program: FinishedProgram) -> tuple[Int64s, TraceSet]:
+    """Return the ranks of the first stage, and a trace set in which all of them run a program."""
+    stage = np.flatnonzero(job.layout.coordinates("pp") == 0)
+    return stage, assemble(job, [program] * job.stages, ranks=stage.tolist())
+
+
+def message_between(job: Job, stages: tuple[int, int], machine: Machine, cache: BoundedCache) -> int:
+    """Return how long a message takes from one stage to another."""
+    source, target = stages
+    programs = [ProgramWriter(None, job.batches_messages) for _ in range(job.stages)]
+    for program in programs:
+        program.writer.append(_NOTHING, ())
+    programs[source].send("message", to=target, size=job.message_bytes, tag=0, after=0)
+    programs[target].receive("message", source=source, size=job.message_bytes, tag=0)
+    line = job.rows("stages")
+    ranks = line[(line == stride(job, "pp") * source).any(axis=1)][0].tolist()
+    traces = assemble(job, [program.finish() for program in programs], ranks=ranks)
+    lowered = lower(traces, machine, analytic=True, cache=cache)
+    return execute(lowered.program, _SIMPY).records.makespan
