@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from rapid_des.cli.main import progress
-from rapid_des.cli.options import echo, job_options, json_option, open_job, plot_option
+from rapid_des.cli.options import echo_marked, job_options, json_option, open_job, plot_option
 from rapid_des.cli.serve import workload_option, workload_texts
 from rapid_des.errors import InputError
 from rapid_des.report.writing import check_outputs
@@ -92,7 +92,8 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
             "front": [point.as_json() for point in front(points)],
         }
     drawn = [f"  wrote {path}"] if points else []
-    echo(options["as_json"], plain, chain(capacity_lines(plans, demand, title), drawn))
+    lines = chain(capacity_lines(plans, demand, title), drawn)
+    echo_marked(options["as_json"], plain, lines, [(wanted, loaded)])
 
 
 def _rate(text: str) -> float:

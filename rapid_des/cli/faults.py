@@ -9,10 +9,11 @@ from typing import Any
 
 import click
 
+from rapid_des.bounded_cache import BoundedCache
 from rapid_des.cli.executing import executor_options, mode_option
 from rapid_des.cli.main import Bar, announce, progress
 from rapid_des.cli.options import (
-    echo,
+    echo_marked,
     engine_choice,
     engine_option,
     fault_option,
@@ -98,7 +99,7 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
     with progress("faults") as bar:
         compared = scenario(wanted, loaded, given, _how(options, bar))
     plain = compared.as_json()
-    echo(options["as_json"], plain, scenario_lines(plain))
+    echo_marked(options["as_json"], plain, scenario_lines(plain), [(wanted, loaded)])
 
 
 @faults.command("criticality")
@@ -125,7 +126,7 @@ def criticality_command(
         how = _how(options, bar)
         ranked = criticality(wanted, loaded, derate=options["derate"], kinds=kinds, how=how)
     plain = ranked.as_json(options["top"])
-    echo(options["as_json"], plain, criticality_lines(plain, len(ranked.rows)))
+    echo_marked(options["as_json"], plain, criticality_lines(plain, len(ranked.rows)), [(wanted, loaded)])
     if options["plot"] is not None:
         draw(ranked.heat_map(loaded), options["plot"])
 
@@ -171,7 +172,9 @@ def _sampled(points: dict[str, Point], faults: Sequence[str], options: dict[str,
             executor=executor,
             tell=bar.part,
         )
-    echo(options["as_json"], sampled.as_json(), sample_lines(sampled.as_json(options["top"])))
+    lines, cache = sample_lines(sampled.as_json(options["top"])), BoundedCache()
+    jobs = (point.resolved(cache) for point in points.values())
+    echo_marked(options["as_json"], sampled.as_json(), lines, jobs)
     if options["plot"] is not None:
         draw_sample(sampled.as_json(), options["plot"])
     if sampled.left:
@@ -208,7 +211,7 @@ def _replay(
         raise InputError(f"--replay {options['replay']}: this draw hits nothing: the machine is healthy")
     with progress("faults") as bar:
         plain = scenario(wanted, loaded, drawn, _how(options, bar)).as_json()
-    echo(options["as_json"], plain, scenario_lines(plain))
+    echo_marked(options["as_json"], plain, scenario_lines(plain), [(wanted, loaded)])
 
 
 def _how(options: dict[str, Any], bar: Bar) -> How:

@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -350,6 +350,16 @@ def echo(as_json: bool, plain: object, lines: Iterable[str]) -> None:
     if not as_json and sys.stdout.isatty():
         lines = fitted(lines, shutil.get_terminal_size().columns)
     click.echo(json.dumps(plain, indent=1) if as_json else printable("\n".join(lines)))
+
+
+def echo_marked(
+    as_json: bool, plain: Mapping[str, Any], lines: Iterable[str], points: Iterable[tuple[Job, Machine]]
+) -> None:
+    """Print as `echo` does, and which devices of jobs on machines have no measurements as they are stated."""
+    from rapid_des.report.evidence import unmeasured, unmeasured_lines
+
+    devices = list(dict.fromkeys(name for job, machine in points for name in unmeasured(job, machine.device)))
+    echo(as_json, {**plain, "not_validated": devices}, [*lines, *unmeasured_lines(devices)])
 
 
 def fitted(lines: Iterable[str], width: int) -> Iterator[str]:

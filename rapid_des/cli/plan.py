@@ -9,7 +9,15 @@ import click
 
 from rapid_des.cli.executing import executor_options
 from rapid_des.cli.main import announce, progress
-from rapid_des.cli.options import echo, force_option, job_options, json_option, one_of, open_job, plot_option
+from rapid_des.cli.options import (
+    echo_marked,
+    force_option,
+    job_options,
+    json_option,
+    one_of,
+    open_job,
+    plot_option,
+)
 from rapid_des.report.pictures.charts import draw_tornado
 from rapid_des.report.plan_text import leaning_lines, plan_lines, sensitivity_lines
 from rapid_des.report.writing import check_outputs, replacing
@@ -84,7 +92,7 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
         elif strongest is None and not best.interrupted and best.floor is None:
             plain["leanings"] = [leaning.as_json() for leaning in leanings(best.job, loaded, crew)]
             lines += leaning_lines(plain["leanings"])
-    echo(options["as_json"], plain, lines)
+    echo_marked(options["as_json"], plain, lines, [(wanted, loaded)])
     if options["write_job"] is not None:
         with replacing(options["write_job"]) as path:
             path.write_text(best.job.as_yaml(), encoding="utf-8")
@@ -120,6 +128,7 @@ def sensitivity_command(job: str, machine: str, settings: tuple[str, ...], **opt
         how = How(options["mode"], options["change"], options["constants"], bar.part)
         effects = sensitivity(wanted, loaded, how, executor_of(options["executor"], options["workers"]))
     plain = effects.as_json()
-    echo(options["as_json"], plain, sensitivity_lines(plain, wanted.name, loaded.name, top=options["top"]))
+    lines = sensitivity_lines(plain, wanted.name, loaded.name, top=options["top"])
+    echo_marked(options["as_json"], plain, lines, [(wanted, loaded)])
     if options["plot"] is not None:
         draw_tornado(plain, options["plot"], f"{wanted.name} on {loaded.name}", options["top"])

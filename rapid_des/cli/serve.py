@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from rapid_des.cli.main import announce, progress
-from rapid_des.cli.options import echo, fault_option, force_option, job_options, json_option, open_job
+from rapid_des.cli.options import echo_marked, fault_option, force_option, job_options, json_option, open_job
 from rapid_des.frontend import load_job
 from rapid_des.report.serve_text import serve_lines
 from rapid_des.report.writing import check_outputs
@@ -78,4 +78,5 @@ def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> 
     if options["plot"] is not None:
         result.draw(options["plot"], title=title)
     plain = result.as_json(slo)
-    echo(options["as_json"], plain, serve_lines(plain, title, len(result.loads)))
+    lines = serve_lines(plain, title, len(result.loads))
+    echo_marked(options["as_json"], plain, lines, [(wanted, loaded)])

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
@@ -93,6 +93,32 @@ def validation_text(topics: Sequence[str], dtype: str) -> str:
         return "not validated: there are no measurements of this device as it is stated here"
     missing = "" if "gemm" in topics else f"; matrix products in {dtype} are not validated"
     return f"validated against measurements of {', '.join(topics)}{missing}"
+
+
+def unmeasured(job: Job, device: Device) -> list[str]:
+    """Return the device's name if there are no measurements of it as it is stated; else nothing."""
+    return [] if measured_topics(device, _matrix_dtype(job)) else [device.spec.name]
+
+
+def unmeasured_in(result: Mapping[str, Any] | None) -> list[str]:
+    """Return the device of a result as JSON if there are no measurements of it as it was stated."""
+    priced: Mapping[str, Any] = (result or {}).get("priced_with") or {}
+    return [priced["device"]] if "device" in priced and not priced.get("validated") else []
+
+
+def unmeasured_lines(devices: Iterable[str]) -> Iterator[str]:
+    """Yield what a report says of devices without measurements.
+
+    >>> list(unmeasured_lines(["X", "X"]))
+    ['  not validated: there are no measurements of X as stated here']
+    """
+    names = ", ".join(dict.fromkeys(devices))
+    if names:
+        yield f"  not validated: there are no measurements of {names} as stated here"
+
+
+def _matrix_dtype(job: Job) -> str:
+    return job.spec.precision.gemm or job.spec.precision.activations
 
 
 _SERVED = tuple(field.name for field in fields(Served))
@@ -188,7 +214,7 @@ def basis_of(run: Run, job: Job | None, got: Iterable[Served]) -> Basis:
     if job is None:
         return Basis(collectives, served)
     device, serving = as_used(job, machine, machine.device), job.spec.inference
-    dtype = job.spec.precision.gemm or job.spec.precision.activations
+    dtype = _matrix_dtype(job)
     decode = None if serving is None else as_used(job, machine, machine.device, decoding=True)
     return Basis(
         collectives,

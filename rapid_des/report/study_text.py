@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from rapid_des.report.evidence import unmeasured_lines
 from rapid_des.report.result_text import drawn_line, time_text
 from rapid_des.units import PS_PER_S, Size
 
@@ -158,6 +159,7 @@ def search_lines(search: Plain) -> Iterator[str]:
         yield "no point could be simulated: " + next(
             (row["error"] for row in search["rows"]), "none was asked"
         )
+    yield from unmeasured_lines(search["not_validated"])
 
 
 def collective_lines(rows: Sequence[Plain], title: str) -> Iterator[str]:

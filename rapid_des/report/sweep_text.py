@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rapid_des.report.evidence import unmeasured_lines
 from rapid_des.report.result_text import time_text
 from rapid_des.report.tables import table
 from rapid_des.units import PS_PER_S, Size
@@ -72,6 +73,7 @@ def sweep_lines(plain: Plain, title: str) -> Iterator[str]:
         first = failure["text"].splitlines()[0]
         yield f"\n  {failure['error']}: {failure['points']:,} points, the first is {failure['first']}:"
         yield f"    {first}"
+    yield from unmeasured_lines(plain["not_validated"])
 
 
 def _effect_lines(plain: Plain) -> Iterator[str]:
@@ -108,6 +110,7 @@ def difference_lines(plain: Plain, names: tuple[str, str]) -> Iterator[str]:
     yield from table(
         "what makes it", ["part", "name", "A", "B", "added"], "<<>>>", _term_rows(plain["terms"])
     )
+    yield from unmeasured_lines(plain["not_validated"])
 
 
 def _term_rows(terms: Iterable[Plain]) -> list[list[str]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rapid_des.errors import InputError
+from rapid_des.report.evidence import unmeasured_in
 from rapid_des.report.result import Result
 from rapid_des.units import PS_PER_S, seconds
 
@@ -47,6 +48,8 @@ class Difference:
     after: int
     terms: tuple[Term, ...]
     figures: Mapping[str, tuple[Any, Any]]
+    not_validated: tuple[str, ...] = ()
+    """Devices of either of which there are no measurements as they were stated."""
 
     def parts(self) -> dict[str, int]:
         """Return what each part of the breakdown adds, in picoseconds."""
@@ -63,6 +66,7 @@ class Difference:
             "added_s": seconds(self.after - self.before),
             "added_ps": self.after - self.before,
             "figures": {name: {"before": one, "after": two} for name, (one, two) in self.figures.items()},
+            "not_validated": list(self.not_validated),
             "parts": [{"part": part, "added_ps": added} for part, added in self.parts().items()],
             "terms": [
                 {
@@ -100,6 +104,7 @@ def difference(one: Result | Mapping[str, Any], two: Result | Mapping[str, Any])
         after=int(sides[1]["step_time_ps"]),
         terms=tuple(sorted(terms, key=lambda term: (-abs(term.added), term.part, term.name))),
         figures={name: (sides[0].get(name), sides[1].get(name)) for name in _FIGURES},
+        not_validated=tuple(dict.fromkeys(name for side in sides for name in unmeasured_in(side))),
     )
 
 

@@ -41,7 +41,7 @@ from rapid_des.frontend.routing import exchanges, heaviest_place, places
 from rapid_des.frontend.template import STREAMS, Column, Domain, Piece
 from rapid_des.frontend.trace import ProgramWriter
 from rapid_des.machine import Machine
-from rapid_des.modes.pricing import as_used, issued_on
+from rapid_des.modes.pricing import as_used
 from rapid_des.program.communication import TimeAlone
 from rapid_des.program.routes import signatures
 from rapid_des.studies.alone import collective_alone, message_between, program_alone
@@ -70,6 +70,7 @@ from rapid_des.studies.likeness import (
     stride,
 )
 from rapid_des.studies.slowed import Busy, busy_of, least_delay, messages_beside
+from rapid_des.studies.stand_ins import few_passes, on_machine, with_micro_batches, without_recomputation
 
 _Made = TypeVar("_Made")
 _COMPUTE = STREAMS.index("compute")
@@ -87,7 +88,7 @@ class Floors:
 
     def passes(self, job: Job, *, again: bool) -> int:
         """Return picoseconds that no step goes below, by kernels alone; `again`: with what is recomputed."""
-        wanted = job if again else _plain(job)
+        wanted = job if again else without_recomputation(job)
         times, key = self._kernel_times(wanted)
         return max(end.drained for end in self._ends(wanted, times, key))
 
@@ -149,7 +150,7 @@ class Floors:
 
     def walked(self, job: Job) -> int:
         """Return the same by a walk through the schedule; 0 where it is not walked."""
-        short = _with_micro_batches(job, walked_micro_batches(job))
+        short = with_micro_batches(job, walked_micro_batches(job))
         if not can_be_walked(short):
             return 0
         gathers: dict[tuple[Section, bool], int] = {}
@@ -200,7 +201,7 @@ class Floors:
 
         They depend neither on what is recomputed nor, but for messages, on the micro-batch.
         """
-        plain = _plain(job)
+        plain = without_recomputation(job)
         made_of = self._once(("made of", stage, *stages_key(job)), lambda: self._sections(plain, stage))
         split, training = job.spec.parallelism, job.training
         key = (*model_key(job), split.dp, split.pp, len(job.copies[0]), split.sequence_parallel, stage)
@@ -246,7 +247,7 @@ class Floors:
     def _lists(self, job: Job, place: int) -> Lists:
         """Return the operators of all sections; those that stand once in a stage are not asked for."""
         key = ("lists", *kernels_key(job), place)
-        return self._once(key, lambda: training_lists(_short(job), place))
+        return self._once(key, lambda: training_lists(few_passes(job), place))
 
     def _sections(self, job: Job, stage: int) -> Counter[Section]:
         """Return how often a stage has each section."""
@@ -255,7 +256,7 @@ class Floors:
 
     def _parameters(self, job: Job, stage: int) -> Counter[Domain]:
         """Return the parameters of a rank of a stage."""
-        plain, total = _plain(job), Counter[Domain]()
+        plain, total = without_recomputation(job), Counter[Domain]()
         sizes = self._sizes(plain)
         for section, count in self._sections(plain, stage).items():
             for domain, elements in sizes[section].items():
@@ -278,13 +279,13 @@ class Floors:
         for (section, backward), piece in self._pieces(job).items():
             several = messages and section.name in _MANY  # the ends' are one of many layers'
             times[section, backward] = (
-                self._passes(_on_machine(job, self.machine), piece) if several else _computes(piece)
+                self._passes(on_machine(job, self.machine), piece) if several else _computes(piece)
             )
         return times
 
     def _pieces(self, job: Job) -> Mapping[tuple[Section, bool], Piece]:
         """Return every section's pass, forward and (true) backward, of the rank that computes the least."""
-        return self._once(("pieces", *kernels_key(job)), lambda: self._priced(_on_machine(job, self.machine)))
+        return self._once(("pieces", *kernels_key(job)), lambda: self._priced(on_machine(job, self.machine)))
 
     def _priced(self, job: Job) -> Mapping[tuple[Section, bool], Piece]:
         operators = operator_model(as_used(job, self.machine, self.machine.device), self.cache)
@@ -384,45 +385,3 @@ def _made_of(job: Job, part: int, kinds: Sequence[int]) -> list[Section]:
 
 def _computes(piece: Piece) -> int:
     return int(piece.rows[:, Column.DURATION].sum())
-
-
-def _short(job: Job) -> Job:
-    """Return a job of few micro-batches, whose plan is soon made: layers do not know how many there are."""
-    shape, count = job.shape, job.micro_batches
-    least = 2 * shape.stages * shape.chunks
-    fewer = least + (count - least) % (2 * shape.in_group)
-    return _with_micro_batches(job, min(fewer, count))
-
-
-def _with_micro_batches(job: Job, count: int) -> Job:
-    if count == job.micro_batches:
-        return job
-    batch = job.training.global_batch // job.micro_batches * count
-    training = structs.replace(job.training, global_batch=batch)
-    return replace(job, spec=structs.replace(job.spec, training=training))
-
-
-def _on_machine(job: Job, machine: Machine) -> Job:
-    """Return a short job of one replica as a machine runs it that issues all at once."""
-    job = issued_on(_one_replica(_short(job)), machine)
-    return replace(job, spec=structs.replace(job.spec, host=None))
-
-
-def _one_replica(job: Job) -> Job:
-    """Return a job without other replicas, with which layers exchange nothing, if ranks stay in place."""
-    order = job.spec.parallelism.order
-    if job.model.has_experts or order.index("dp") < max(order.index("tp"), order.index("cp")):
-        return job
-    split = structs.replace(job.spec.parallelism, dp=1, dp_replicate=1)
-    batch = job.training.global_batch // job.spec.parallelism.dp
-    training = structs.replace(job.training, global_batch=batch)
-    return replace(job, spec=structs.replace(job.spec, parallelism=split, training=training))
-
-
-def _plain(job: Job) -> Job:
-    """Return the job without recomputation: each of its passes has all of these kernels."""
-    if job.training.recompute == "none":
-        return job
-    training = structs.replace(job.training, recompute="none", recompute_layers=None,
-                               recompute_method="uniform", recompute_kinds=())  # fmt: skip
-    return replace(job, spec=structs.replace(job.spec, training=training))

@@ -14,6 +14,7 @@ import numpy as np
 
 from rapid_des.arrays import Int64s
 from rapid_des.errors import InputError
+from rapid_des.report.evidence import unmeasured_in
 from rapid_des.report.writing import require_extra
 from rapid_des.studies import effects
 from rapid_des.studies.effects import Columns, Effect, Interaction
@@ -171,7 +172,15 @@ class Sweep:
             "pareto": {"columns": list(pareto), "points": self.front(*pareto)},
             "main_effects": [asdict(item) for item in self.effects()],
             "interactions": [asdict(item) for item in self.interactions()[:top]],
+            "not_validated": self._not_validated(top),
         }
+
+    def _not_validated(self, count: int) -> list[str]:
+        """Return the devices of the best points of which there are no measurements as they are stated."""
+        best = (int(row["id"]) for row in self.best(count))
+        return list(
+            dict.fromkeys(name for number in best for name in unmeasured_in(self.result(number)["result"]))
+        )
 
     def _repr_html_(self) -> str:
         rows = self.best(20)

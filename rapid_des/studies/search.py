@@ -8,12 +8,14 @@ jobs that do not fit into memory) are told to the sampler as failed and never as
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rapid_des.errors import InputError
+from rapid_des.report.evidence import unmeasured_in
 from rapid_des.report.writing import require_extra
 from rapid_des.studies.crews import executor_of
 from rapid_des.studies.executors import Done, Executor, Failed
@@ -86,6 +88,9 @@ class Search:
             "simulated": len(self.rows),
             "estimated": len(self.estimates),
             "best": self.best,
+            "not_validated": list(
+                dict.fromkeys(n for row in self.rows for n in row.get("not_validated", ()))
+            ),
             "front": list(self.front),
             "rows": list(self.rows),
         }
@@ -309,6 +314,7 @@ class _Asked:
             row |= {"status": outcome.error, "error": outcome.text}
         else:
             row |= {name: value for name, value in outcome.value.items() if name != "result"}
+            row["not_validated"] = unmeasured_in(json.loads(outcome.value["result"]))
         trial.set_user_attr("row", row)
         self.rows.append(row)
         if isinstance(outcome, Failed):

@@ -106,6 +106,33 @@ def test_a_run_on_a_device_that_nobody_measured_says_so():
     assert "not validated:" in call(*words, "machine.device=h100_case_a").out
 
 
+def test_every_report_says_of_which_devices_there_are_no_measurements(tmp_path):
+    word = "not validated: there are no measurements of A100-SXM4-80GB as stated here"
+    other = ["--set", "device.hbm.bandwidth=2.1TB/s"]
+    asked = ["llama2_7b_train", "--on", "dgx_a100"]
+    few = ["--vary", "tp=1", "--vary", "pp=1", "--vary", "cp=1", "--vary", "micro_batch=2", "--workers", "1"]
+    fault = ["--fault", "link=gpu0-switch0 bandwidth=0.5"]
+    axes = {"tp": [2], "dp": [4], "pp": [1]}
+    study = {"job": "llama2_7b_train", "on": "dgx_a100", "axes": axes, "mode": "analytical"}
+    study["set"] = {"device.hbm.bandwidth": "2.1 TB/s", "job.training.schedule": "1f1b"}
+    path = tmp_path / "study.yaml"
+    path.write_text(json.dumps(study))
+    for words in (
+        ["plan", *asked, *few, "--top", "1", "--mode", "analytical"],
+        ["faults", "run", *asked, *fault, "--mode", "analytical"],
+        [
+            "compare",
+            f"{' '.join([*asked, *other])} --mode analytical",
+            f"{' '.join(asked)} --mode analytical",
+        ],
+        ["sweep", str(path), "--workers", "1"],
+    ):
+        stated = other if words[0] not in ("compare", "sweep") else []
+        out = call(*words, *stated).out
+        assert word in out, words[0]
+        assert words[0] != "plan" or "with a quarter more of one part: arithmetic -1" in out
+
+
 def test_a_serving_run_names_how_decode_steps_are_launched():
     machine, eager = rd.load_machine("dgx_a100"), ("inference.cuda_graphs", "false")
 
