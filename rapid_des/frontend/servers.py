@@ -40,6 +40,8 @@ class StartupSpec(Spec, frozen=True):
         if (self.storage is None) == (self.weights == "storage"):
             stands = "needs `storage`" if self.storage is None else "reads no `storage`"
             raise ValueError(f"weights {self.weights} {stands}")
+        if self.storage is not None and not self.storage:
+            raise ValueError("`storage` must be above 0 B/s")
 
 
 class LoraSpec(Spec, frozen=True):

@@ -28,25 +28,48 @@ def serve_lines(plain: Mapping[str, Any], title: str, replicas: int) -> Iterator
     )
     tokens = rates["output_tokens_per_s"]
     yield f"  throughput       {rates['requests_per_s']:.3g} requests/s, {tokens:,.0f} tokens/s out"
-    if plain["goodput"] is not None:
-        good = plain["goodput"]
-        yield f"  goodput          {good['requests_per_s']:.3g} requests/s within {good['slo']}"
+    yield from _kept(plain["goodput"])
     if plain["intervals"]:
         yield f"  80% intervals    {_intervals(plain['intervals'])}"
     yield f"  KV cache         {held['mean']:.1%} of its pages held on average, at most {held['max']:.1%}"
-    if plain["outages"]:
-        elapsed = plain["elapsed_s"]
-        out = sum(min(stop["until_s"], elapsed) - stop["from_s"] for stop in plain["outages"])
-        share = out / replicas / elapsed if elapsed else 0.0
-        yield f"  outages          {len(plain['outages'])}, {share:.1%} of all replicas' time"
-        yield f"  sent again       {plain['retries']:,} requests"
-    if plain["lost"]:
-        yield f"  lost             {plain['lost']:,} requests"
+    yield from _outages(plain, replicas)
     if plain["preemptions"]:
         yield f"  preemptions      {plain['preemptions']:,}"
     yield ""
     yield f"  {'':24}" + "".join(f"{name:>12}" for name in plain["ttft_s"])
     yield from _latencies(plain)
+
+
+def _kept(good: Mapping[str, Any] | None) -> Iterator[str]:
+    if good is None:
+        return
+    yield f"  goodput          {good['requests_per_s']:.3g} requests/s within {good['slo']}"
+    every, during, otherwise = good["attained"].values()
+    apart = "" if during is None else f": {during:.1%} of those that an outage met"
+    if during is not None and otherwise is not None:
+        apart += f", {otherwise:.1%} of the others"
+    yield (
+        f"  kept by          {every:.1%} of requests{apart}" if every is not None else "  kept by          –"
+    )
+
+
+def _outages(plain: Mapping[str, Any], replicas: int) -> Iterator[str]:
+    elapsed = plain["elapsed_s"]
+    kinds = {
+        "outages": [stop for stop in plain["outages"] if stop["fault"] is None],
+        "slow": [stop for stop in plain["outages"] if stop["fault"] is not None],
+    }
+    for name, stops in kinds.items():
+        times = [min(stop["until_s"], elapsed) - stop["from_s"] for stop in stops]
+        if stops:
+            share = sum(times) / replicas / elapsed if elapsed else 0.0
+            yield f"  {name:17}{len(stops):,}, {share:.1%} of all replicas' time"
+    if kinds["outages"]:
+        if plain["startup_s"]:
+            yield f"  start-up         {_time(plain['startup_s'])} a replica, its weights among it"
+        yield f"  sent again       {plain['retries']:,} requests"
+    if plain["lost"]:
+        yield f"  lost             {plain['lost']:,} requests"
 
 
 def _intervals(plain: Mapping[str, Any]) -> str:

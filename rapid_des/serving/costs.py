@@ -93,10 +93,13 @@ class SharedCosts(Costs, Protocol):
 
 
 class PassCosts:
-    """Costs of a job's replica on a machine."""
+    """Costs of a job's replica on a machine; of the last of `copies` alike that stand in a row."""
 
-    def __init__(self, job: Job, machine: Machine, cache: BoundedCache | None = None) -> None:
+    def __init__(
+        self, job: Job, machine: Machine, cache: BoundedCache | None = None, *, copies: int = 1
+    ) -> None:
         self._machine, self._cache = machine, BoundedCache() if cache is None else cache
+        self._copies = copies
         self._job = issued_on(of_replica(job), machine)
         self._idle = without_host(self._job)
         self._host = self._job.host
@@ -376,7 +379,7 @@ class PassCosts:
         groups = (Group(tokens, 1, 1),) if decoding else prompts_of(self._job, tokens)
         job = self._job if decoding and self._graph else self._idle
         result = simulate(
-            one_pass(job, groups),
+            one_pass(in_a_row(job, self._copies), groups),
             self._machine,
             mode="hierarchical",
             engine=EngineChoice(programs=_CORNERS),
@@ -401,6 +404,13 @@ def of_replica(job: Job) -> Job:
     if split.dp == together:
         return job
     return replace(job, spec=structs.replace(job.spec, parallelism=structs.replace(split, dp=together)))
+
+
+def in_a_row(job: Job, copies: int) -> Job:
+    """Return the job of so many replicas, each with the same batch."""
+    split = job.spec.parallelism
+    repeated = structs.replace(split, dp=split.dp * copies)
+    return replace(job, spec=structs.replace(job.spec, parallelism=repeated)) if copies > 1 else job
 
 
 def prompts_of(job: Job, tokens: int) -> tuple[Group, ...]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 import simpy
 
+from rapid_des.errors import DeadlockError
 from rapid_des.serving.costs import Costs
 from rapid_des.serving.engine import Engine, Process
 from rapid_des.serving.lockstep import LockstepGroup, LockstepReplica
 from rapid_des.serving.pipelined import PipelinedReplica
+from rapid_des.serving.records import Stop
 from rapid_des.serving.replica import Replica
 from rapid_des.serving.requests import Request
 from rapid_des.serving.routers import Router
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
 Watch = Callable[[int, int], None]
 """Told how many requests are done, of how many."""
+_MOST_IN_VAIN = 10_000
 _TOLD = 64
 """Requests between two tellings."""
 
@@ -53,18 +57,20 @@ class Fleet:
     """Picoseconds from the end of an outage until a replica serves."""
     lose: bool = False
     """Whether requests of a replica that stops are lost."""
-    slowed: Callable[[str, int], Costs] | None = None
-    """Tells what iterations of a replica take under a fault."""
+    priced: Callable[[int, Sequence[str]], Costs] | None = None
+    """Tells what iterations of a replica take while faults are there; None: there are none."""
     done: list[Request] = field(default_factory=list)
     lost: list[Request] = field(default_factory=list)
-    stops: list[tuple[int, int, int]] = field(default_factory=list)
-    """Replica, from when, until when it serves again."""
+    stops: list[Stop] = field(default_factory=list)
     env: simpy.Environment = field(default_factory=simpy.Environment)
 
     def run(self) -> bool:
         """Serve all requests; whether that was not interrupted."""
         self._sent = self._inside = self._since = self.area = self._front = 0
         self._held: list[Request] = []
+        self._faults: dict[int, list[str]] = defaultdict(list)
+        self._in_vain = 0
+        """Outages since a request was answered."""
         self._stranded: list[Request] = []
         """Requests whose prompts are computed and whose keys and values no replica is there to take."""
         self._end = self.env.event()
@@ -95,6 +101,8 @@ class Fleet:
             for begin in range(0, len(members), engine.together):
                 LockstepGroup(self.env, cast(list[LockstepReplica], members[begin : begin + engine.together]))
         for member in members:
+            if self.priced is not None:
+                member.costs = self.priced(member.number, ())
             member.resume()
         return members
 
@@ -140,23 +148,49 @@ class Fleet:
         for event in events:
             if event.at > self.env.now:
                 yield self.env.timeout(event.at - self.env.now)
+            self._count_in_vain()
             member = self.members[event.replica]
             if event.fault is not None:
-                assert self.slowed is not None
-                member.price(self.slowed(event.fault, event.replica))
-                yield self.env.timeout(event.down)
-                member.price(member.engine.costs)
+                yield from self._slow(member, event.fault, event.down)
             elif member.alive:
-                back = int(self.env.now) + event.down + self.startup
-                mates = member.mates
-                self.stops += [(mate.number, int(self.env.now), back) for mate in mates]
-                had = [request for mate in mates for request in mate.stop()]
-                for request in had:
-                    self._leave(request)
-                yield self.env.timeout(event.down + self.startup)
-                for mate in mates:
-                    mate.resume()
-                self._go_on()
+                yield from self._stop(member, event.down)
+
+    def _count_in_vain(self) -> None:
+        """Raise `DeadlockError` where outages come so often that nothing is ever answered."""
+        self._in_vain += 1
+        if self._in_vain > _MOST_IN_VAIN:
+            problem = f"{_MOST_IN_VAIN:,} outages came, and not one request was answered between them"
+            raise DeadlockError(f"{problem}: state a longer mtbf, or a shorter down or startup")
+
+    def _slow(self, member: Replica, fault: str, down: int) -> Process:
+        """Have a replica, and who waits for it, go on under a fault for a while."""
+        now = int(self.env.now)
+        self.stops.append(Stop(member.number, now, now + down, fault))
+        self._faults[member.number].append(fault)
+        self._reprice(member)
+        yield self.env.timeout(down)
+        self._faults[member.number].remove(fault)
+        self._reprice(member)
+
+    def _reprice(self, member: Replica) -> None:
+        """Have a replica's iterations, and those that wait for it, take what its faults make them take."""
+        assert self.priced is not None
+        faults = dict.fromkeys(fault for mate in member.mates for fault in self._faults[mate.number])
+        costs = self.priced(member.number, tuple(faults))
+        for mate in member.mates:
+            mate.price(costs)
+
+    def _stop(self, member: Replica, down: int) -> Process:
+        """Have a replica, and who can not go on without it, stop for a while."""
+        now, mates = int(self.env.now), member.mates
+        self.stops += [Stop(mate.number, now, now + down + self.startup) for mate in mates]
+        had = [request for mate in mates for request in mate.stop()]
+        for request in had:
+            self._leave(request)
+        yield self.env.timeout(down + self.startup)
+        for mate in mates:
+            mate.resume()
+        self._go_on()
 
     def _go_on(self) -> None:
         """Send on the requests for which no replica was there, now that one is."""
@@ -201,6 +235,7 @@ class Fleet:
         """Take an answered request; its client may send the next one."""
         self._count(-1)
         self.done.append(request)
+        self._in_vain = 0
         if len(self.done) % _TOLD == 0:
             self.watch(len(self.done), len(self.workload))
         self._answered()

@@ -2,18 +2,19 @@
 
 An outage takes a replica's requests and its KV cache. After `down` it loads its weights (`startup`) and
 serves again; its requests are sent to replicas that live, from the start, or are lost, as the job's
-`on_outage` says. With `fault` the replica goes on, each iteration at what it takes on the machine with that
-fault.
+`on_outage` says. One that is out from 0 s on is a cold start. With `fault` a replica goes on, each iteration
+at what it takes on the machine with that fault (`slowness`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
+from msgspec import structs
 from numpy.random import default_rng
 
 from rapid_des.bounded_cache import BoundedCache
@@ -23,16 +24,22 @@ from rapid_des.frontend import Job, memory
 from rapid_des.frontend.servers import StartupSpec
 from rapid_des.machine import Machine
 from rapid_des.network.faults.specs import parse_fault, read_value, stated_words
+from rapid_des.serving.pools import Pool
 from rapid_des.serving.resharding import Transfers, as_traces
 from rapid_des.simulation import replay
 from rapid_des.units import PS_PER_S, Duration, ceil_divide
+
+Meets = Callable[[int, str], bool]
+"""Whether a replica meets a fault."""
 
 
 class Outage(Spec, frozen=True):
     """When a replica is out, or slow, and for how long."""
 
     replica: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """Which; unset: each, if drawn."""
+    """Which; unset: the one of `gpu`, else each that meets the fault, or each if drawn."""
+    gpu: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """A GPU that dies, by its id: the replica that it is of stops."""
     at: Duration | None = None
     """From when on; unset: drawn."""
     mtbf: Duration | None = None
@@ -65,8 +72,10 @@ def parse_outage(text: str) -> Outage:
     outage = decode(Document(Path(file), tree), Outage)
     if (outage.at is None) == (outage.mtbf is None):
         raise ConfigError("states one of at=… and mtbf=…", file=file)
-    if outage.at is not None and outage.replica is None:
-        raise ConfigError("replica=… must say which one", file=file)
+    if outage.replica is not None and outage.gpu is not None:
+        raise ConfigError("states one of replica=… and gpu=…", file=file)
+    if outage.at is not None and outage.replica is None and outage.gpu is None and outage.fault is None:
+        raise ConfigError("replica=… or gpu=… must say which one", file=file)
     if outage.mtbf is not None and not outage.mtbf:
         raise ConfigError("must be above 0", file=file, key="mtbf")
     if outage.fault is not None:
@@ -76,13 +85,35 @@ def parse_outage(text: str) -> Outage:
     return outage
 
 
-def events(outages: Sequence[Outage], replicas: int, startup: int) -> Iterator[Iterator[Event]]:
+def located(outage: Outage, pools: Sequence[Pool], first: int = 0) -> Outage:
+    """Return an outage with the number of the replica that its GPU is of; `first`: the server's first GPU."""
+    if outage.gpu is None:
+        return outage
+    before = 0
+    for pool in pools:
+        within = outage.gpu - first - pool.first
+        if 0 <= within < pool.replicas * pool.each:
+            return structs.replace(outage, gpu=None, replica=before + within // pool.each)
+        before += pool.replicas
+    problem = (
+        f"no replica has gpu{outage.gpu}; theirs are {first + pools[0].first} to {first + pools[-1].end - 1}"
+    )
+    raise ConfigError(problem, file="--outage", key="gpu")
+
+
+def events(
+    outages: Sequence[Outage], replicas: int, startup: int, meets: Meets = lambda *_: True
+) -> Iterator[Iterator[Event]]:
     """Yield for every outage the events of each replica that it is about, ascending in time.
 
     Drawn ones have no end: they are asked for one by one.
     """
     for place, outage in enumerate(outages):
-        chosen = range(replicas) if outage.replica is None else (outage.replica,)
+        chosen: Sequence[int] = range(replicas) if outage.replica is None else (outage.replica,)
+        if outage.fault is not None and outage.replica is None:
+            chosen = [replica for replica in chosen if meets(replica, outage.fault)]
+            if not chosen:
+                raise ConfigError(f"no replica meets {outage.fault!r}", file="--outage", key="fault")
         if chosen[-1] >= replicas:
             problem = f"there is no replica {chosen[-1]}, there are {replicas}, from 0 on"
             raise ConfigError(problem, file="--outage", key="replica")
@@ -131,8 +162,3 @@ def _from_peer(job: Job, machine: Machine, weights: Sequence[int], cache: Bounde
     bandwidth = int(machine.device.spec.hbm.bandwidth)
     traces = as_traces(Transfers(between, {}), job.gpus, bandwidth)
     return int(replay(traces, machine, cache=cache).step_time)
-
-
-def slowed(machine: Machine, fault: str) -> Machine:
-    """Return a machine with a fault more."""
-    return machine.with_faults([*machine.faults, parse_fault(fault)])

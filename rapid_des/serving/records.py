@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,17 @@ _BINS = 64 * PER_DOUBLING
 _TOGETHER = 512
 """Stretches of steps that are brought into bins at once."""
 COLUMNS = ("began", "duration", "steps", "decodes", "keys", "prompt_tokens", "waiting", "running", "pages")
+
+
+class Stop(NamedTuple):
+    """When a replica was out, or slow by a fault; picoseconds."""
+
+    replica: int
+    begin: int
+    end: int
+    """When it serves again, or as quickly as before."""
+    fault: str | None = None
+    """By which it was slow; None: it was out."""
 
 
 class _Watched(Protocol):

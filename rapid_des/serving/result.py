@@ -19,7 +19,7 @@ from rapid_des.report.evidence import FIRST_TOKEN, PER_TOKEN, Interval
 from rapid_des.report.pictures.serving import draw_served, write_served
 from rapid_des.report.writing import replacing, require_extra
 from rapid_des.serving.engine import Engine
-from rapid_des.serving.records import gap_quantiles, mean_gap
+from rapid_des.serving.records import Stop, gap_quantiles, mean_gap
 from rapid_des.serving.replica import Replica
 from rapid_des.serving.requests import Request
 from rapid_des.serving.uncertainty import intervals as intervals_of
@@ -58,7 +58,8 @@ class Served(Protocol):
     env: simpy.Environment
     area: int
     lost: list[Request]
-    stops: list[tuple[int, int, int]]
+    stops: list[Stop]
+    startup: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,10 +88,12 @@ class ServeResult:
     elapsed: int
     """When the last one was answered, or the run interrupted."""
     interrupted: bool = False
-    lost: int = 0
-    """Requests of replicas that stopped."""
-    stops: Sequence[tuple[int, int, int]] = ()
-    """Outages: of which replica, from when, until when it serves again."""
+    lost: Sequence[int] = ()
+    """When requests came that replicas had which stopped, and which were never answered."""
+    stops: Sequence[Stop] = ()
+    """Outages, of replicas that were out or slow."""
+    startup: int = 0
+    """What a replica that was out needs until it serves."""
     device: str = ""
     """Whose measured servers tell how far means may be off."""
     inside: int = 0
@@ -121,8 +124,9 @@ class ServeResult:
             pages=[member.engine.pages for member in fleet.members],
             elapsed=int(fleet.env.now),
             interrupted=interrupted,
-            lost=len(fleet.lost),
+            lost=tuple(request.arrival for request in fleet.lost),
             stops=tuple(fleet.stops),
+            startup=fleet.startup,
             inside=fleet.area,
         )
 
@@ -188,6 +192,21 @@ class ServeResult:
         """Return how many requests a second are answered within all limits."""
         return float(slo.met_by(self).sum()) / (max(self.elapsed, 1) / PS_PER_S)
 
+    def attained(self, slo: Slo) -> dict[str, float | None]:
+        """Return which share of requests keeps all limits: of all, of those an outage met, of the others.
+
+        One is met if a replica was out or slow at any time from its coming to its end; a lost one keeps none.
+        """
+        lost = np.asarray(self.lost, np.int64)
+        arrival = np.concatenate([self.requests["arrival"], lost])
+        finished = np.concatenate([self.requests["finished"], lost])
+        within = np.concatenate([slo.met_by(self), np.zeros(len(lost), np.bool_)])
+        met = np.zeros(len(within), np.bool_)
+        for stop in self.stops:
+            met |= (arrival < stop.end) & (finished >= stop.begin)
+        chosen = {"all": within, "during_outages": within[met], "otherwise": within[~met]}
+        return {name: float(each.mean()) if len(each) else None for name, each in chosen.items()}
+
     @property
     def kv_occupancy(self) -> dict[str, float]:
         """Share of the pages that are held: over the time of iterations, and at most."""
@@ -216,19 +235,23 @@ class ServeResult:
             "e2e_s": spread(self.e2e),
             "transfer_s": self._transfers,
             "throughput": self.throughput,
-            "goodput": None if slo is None else {"slo": slo.text, "requests_per_s": self.goodput(slo)},
+            "goodput": None if slo is None else self._kept(slo),
             "kv_occupancy": self.kv_occupancy,
             "preemptions": int(self.requests["preemptions"].sum()),
             "retries": int(self.requests["retries"].sum()),
-            "lost": self.lost,
+            "lost": len(self.lost),
+            "startup_s": self.startup / PS_PER_S,
             "outages": [
-                {"replica": replica, "from_s": begin / PS_PER_S, "until_s": end / PS_PER_S}
-                for replica, begin, end in self.stops
+                {"replica": replica, "from_s": begin / PS_PER_S, "until_s": end / PS_PER_S, "fault": fault}
+                for replica, begin, end, fault in self.stops
             ],
             "intervals": {name: interval.as_json() for name, interval in self.intervals.items()},
             "ci95": {"method": INTERVALS, **{name: intervals(times) for name, times in self._times.items()}},
         }
         return plain
+
+    def _kept(self, slo: Slo) -> dict[str, Any]:
+        return {"slo": slo.text, "requests_per_s": self.goodput(slo), "attained": self.attained(slo)}
 
     @property
     def _gaps(self) -> dict[str, float]:

@@ -45,9 +45,9 @@ class RolloutSpec(Spec, frozen=True):
     """Prompts of a step."""
     samples: Count = 1
     """Answers to each prompt."""
-    prompt: str = "512"
+    prompt: str | int = "512"
     """Tokens of prompts, in the words of `rapid-des serve --prompt`."""
-    output: str = "lognormal mean=1024 cv=1 most=8192"
+    output: str | int = "lognormal mean=1024 cv=1 most=8192"
     """Tokens of answers."""
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**32)] = 0
     """Of the lengths."""
@@ -133,7 +133,7 @@ def _check(rollout: Rollout) -> None:
 def _check_texts(rollout: Rollout) -> None:
     """Raise `ConfigError` for lengths that are none, and for an overlap that can not be."""
     for key in ("prompt", "output"):
-        parse_lengths(getattr(rollout.spec, key), f"{rollout.file}: {key}")
+        parse_lengths(str(getattr(rollout.spec, key)), f"{rollout.file}: {key}")
     if rollout.spec.overlap == "one_step" and rollout.spec.placement == "shared":
         problem = "one_step needs GPUs of its own for the server: placement apart"
         raise ConfigError(problem, file=rollout.file, key="overlap")
@@ -212,7 +212,6 @@ def simulate_rollout(
 ) -> RolloutResult:
     """Predict a step: generation, training (in one of `MODES`) and the way of the weights.
 
-    The server's replicas are alike wherever they stand; GPUs that faults slow are the trainer's concern.
     Raises `InputError` if the machine has too few GPUs, else what `serve` and `simulate` raise.
 
     >>> from rapid_des.machine import load_machine
@@ -234,9 +233,10 @@ def simulate_rollout(
         machine,
         arrivals=f"clients count={rollout.answers}",
         requests=rollout.answers,
-        prompt=spec.prompt,
-        output=spec.output,
+        prompt=str(spec.prompt),
+        output=str(spec.output),
         seed=spec.seed,
+        first=rollout.first,
         watch=watch,
         cache=cache,
     )

@@ -40,13 +40,15 @@ def serve(  # noqa: PLR0913 - what a server is asked, by name
     prompt: str | None = None,
     output: str | None = None,
     seed: int = 0,
+    first: int = 0,
     watch: Watch = lambda *_: None,
     cache: BoundedCache | None = None,
 ) -> ServeResult:
     """Serve requests that come as `arrivals` says, and return what became of them.
 
     Texts that are not given stand in the job's `serving` section; lengths that stand nowhere are those of its
-    `inference` section. An interrupt (^C) ends it with what is answered by then.
+    `inference` section. An interrupt (^C) ends it with what is answered by then. `first`: the server's first
+    GPU, for faults of the machine.
 
     >>> from rapid_des.frontend import load_job
     >>> from rapid_des.machine import load_machine
@@ -60,18 +62,19 @@ def serve(  # noqa: PLR0913 - what a server is asked, by name
     workload = _workload(
         job, spec, {"arrivals": arrivals, "prompt": prompt, "output": output}, (requests, seed)
     )
-    return serve_workload(job, machine, workload, watch=watch, cache=cache)
+    return serve_workload(job, machine, workload, first=first, watch=watch, cache=cache)
 
 
-def serve_workload(
+def serve_workload(  # noqa: PLR0913 - as above
     job: Job,
     machine: Machine,
     workload: Workload,
     *,
+    first: int = 0,
     watch: Watch = lambda *_: None,
     cache: BoundedCache | None = None,
 ) -> ServeResult:
-    """Serve requests that are known one by one."""
+    """Serve requests that are known one by one; `first`: the server's first GPU, for faults."""
     spec, host, pools = job.spec.serving or ServingSpec(), job.host, pools_of(job)
     _check(job, pools, machine.fabric.gpus)
     if spec.host_cache and "session" not in workload.marks:
@@ -81,8 +84,9 @@ def serve_workload(
             key="serving.host_cache",
         )
     steady = for_iterations(machine, sends=len(pools) > 1)
-    engine = _engine(job, steady, workload, cache)
-    of_prompts = engine if pools[0].job is job else _engine(pools[0].job, steady, workload, cache)
+    healthy = steady.unfaulted
+    engine = _engine(job, healthy, workload, cache)
+    of_prompts = engine if pools[0].job is job else _engine(pools[0].job, healthy, workload, cache)
     for each in (engine, of_prompts):
         _check_lengths(job, workload, each)
     fleet = Fleet(
@@ -98,8 +102,8 @@ def serve_workload(
         watch=watch,
         lose=spec.on_outage == "lose",
     )
-    if spec.outages:
-        _fail(fleet, pools, steady, cache)
+    if spec.outages or steady.faults:
+        _fail(fleet, pools, (steady, first), cache)
     complete = fleet.run()
     device = machine.device.spec.name
     return ServeResult.of(fleet, name=job.name, gpus=pools[-1].end, device=device, interrupted=not complete)
@@ -110,25 +114,30 @@ def _messages(pools: Sequence[Pool], source: int, target: int, tokens: int) -> I
     return pools[0].messages(pools[-1], source, target - pools[0].replicas, tokens)
 
 
-def _fail(fleet: Fleet, pools: Sequence[Pool], machine: Machine, cache: BoundedCache | None) -> None:
-    """Have a fleet's replicas fail as the job says."""
-    from rapid_des.serving.outages import events, parse_outage, slowed, startup_time
+def _fail(
+    fleet: Fleet, pools: Sequence[Pool], where: tuple[Machine, int], cache: BoundedCache | None
+) -> None:
+    """Have a fleet's replicas fail as the job says, and be slow as the machine's faults make them.
 
-    answering = pools[-1]
-    spec = answering.job.spec.serving or ServingSpec()
-    outages = [parse_outage(text) for text in spec.outages]
-    if spec.startup is not None:
+    `where`: the machine, and the server's first GPU.
+    """
+    from rapid_des.serving.outages import events, located, parse_outage, startup_time
+    from rapid_des.serving.slowness import Slowness
+
+    machine, first = where
+    healthy = machine.unfaulted
+    slowness = Slowness(pools, machine, lambda job: iteration_costs(job, healthy, cache), first)
+    spec = pools[-1].job.spec.serving or ServingSpec()
+    outages = [located(parse_outage(text), pools, first) for text in spec.outages]
+    if spec.startup is not None and outages:
         fleet.startup = max(
             startup_time(pool.job, machine, spec.startup, pool.alone, cache) for pool in pools
         )
-    fleet.outages = tuple(events(outages, fleet.replicas, fleet.startup))
-    machines = {outage.fault: slowed(machine, outage.fault) for outage in outages if outage.fault}
-
-    def costs(fault: str, replica: int) -> PassCosts:
-        pool = pools[0] if replica < pools[0].replicas else answering
-        return iteration_costs(pool.alone, machines[fault], cache)
-
-    fleet.slowed = costs
+    fleet.outages = tuple(events(outages, fleet.replicas, fleet.startup, slowness.meets))
+    for outage in outages:
+        if outage.fault is not None and outage.replica is not None:
+            slowness.check(outage.replica, outage.fault)
+    fleet.priced = slowness.costs
 
 
 def _workload(job: Job, spec: ServingSpec, texts: dict[str, str | None], drawn: tuple[int, int]) -> Workload:

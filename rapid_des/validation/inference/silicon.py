@@ -89,7 +89,7 @@ SPECULATIVE = "speculative decoding, which no column says"
 def configurations(data: DataFolder) -> list[Configuration]:
     """Return the rows of each configuration, and its case or why there is none."""
     alike: dict[tuple[str, ...], list[Record]] = defaultdict(list)
-    for number, record in enumerate(data.read(SILICON)):
+    for number, record in enumerate(map(as_run, data.read(SILICON))):
         key = tuple(record[name] for name in _SAME)
         alike[key if record["mode"] == "agg" else (*key, str(number))].append(record)
     every = [record for records in alike.values() for record in records]
@@ -99,6 +99,29 @@ def configurations(data: DataFolder) -> list[Configuration]:
         first = records[0]
         known += _told_apart(records, plain) if first["model_path"] == _R1 else [(records, case_of(first))]
     return known
+
+
+_SERVER = 8
+"""GPUs of the servers whose rows print tp times ep."""
+
+
+def as_run(record: Record) -> Record:
+    """Return a row with the layout that ran, where its columns hold tp times ep.
+
+    One export of InferenceX multiplies the attention's ranks by ep and prints tp as `moe_tp_size`: 64, 8, 8
+    for 8, 1, 8. Eighty measurements stand in the file in both ways, to the last digit, and no such row's
+    server has so many GPUs.
+
+    >>> printed = {"tp_size": "64", "attention_dp_size": "1", "moe_tp_size": "8", "moe_ep_size": "8"}
+    >>> as_run(Record(printed, "row 1"))
+    {'tp_size': '8', 'attention_dp_size': '1', 'moe_tp_size': '1', 'moe_ep_size': '8'}
+    """
+    ep = _count(record, "moe_ep_size")
+    ranks = {name: _count(record, name) for name in ("tp_size", "attention_dp_size")}
+    multiplied = [name for name, count in ranks.items() if count == ep * ep > _SERVER]
+    if not multiplied or _count(record, "moe_tp_size") != ep or record["system"].startswith("gb"):
+        return record
+    return Record({**record, multiplied[0]: str(ep), "moe_tp_size": "1"}, record.where)
 
 
 def _measured(record: Record) -> tuple[str, ...]:
