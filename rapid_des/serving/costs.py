@@ -32,6 +32,7 @@ from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.modes.pricing import as_used, issued_on
 from rapid_des.serving.corners import Refined, around, fineness, stretch, token_corners
+from rapid_des.serving.jobs import in_a_row, of_replica
 from rapid_des.serving.kernels import Body, Kernels, Opening, kind_of, of_all
 from rapid_des.simulation import simulate
 from rapid_des.units import Duration
@@ -390,27 +391,6 @@ class PassCosts:
         kernels = self._body_at(tokens, decoding).kernels.time + self._head(sampled, decoding).time
         attention = self._attend(groups, decoding, self._operators).time
         return int(result) - kernels - attention, int(result)
-
-
-def sharing(job: Job) -> int:
-    """Return how many replicas of a job share experts, and step together."""
-    split = job.spec.parallelism
-    return max(1, split.ep * split.expert_ways // (split.tp * split.cp))
-
-
-def of_replica(job: Job) -> Job:
-    """Return the job of one replica, or of those that share its experts, each with the same batch."""
-    split, together = job.spec.parallelism, sharing(job)
-    if split.dp == together:
-        return job
-    return replace(job, spec=structs.replace(job.spec, parallelism=structs.replace(split, dp=together)))
-
-
-def in_a_row(job: Job, copies: int) -> Job:
-    """Return the job of so many replicas, each with the same batch."""
-    split = job.spec.parallelism
-    repeated = structs.replace(split, dp=split.dp * copies)
-    return replace(job, spec=structs.replace(job.spec, parallelism=repeated)) if copies > 1 else job
 
 
 def prompts_of(job: Job, tokens: int) -> tuple[Group, ...]:

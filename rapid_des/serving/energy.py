@@ -20,7 +20,8 @@ from rapid_des.frontend import Job
 from rapid_des.frontend.inference import one_pass
 from rapid_des.frontend.operations import Group
 from rapid_des.machine import Machine
-from rapid_des.serving.costs import prompts_of, sharing
+from rapid_des.serving.costs import prompts_of
+from rapid_des.serving.jobs import sharing
 from rapid_des.serving.pools import pools_of
 from rapid_des.serving.result import ServeResult
 from rapid_des.simulation import simulate

@@ -12,7 +12,7 @@ from rapid_des.errors import ConfigError
 from rapid_des.frontend import Job
 from rapid_des.frontend.loading import with_spec
 from rapid_des.frontend.parts import stage_sections
-from rapid_des.serving.costs import of_replica, sharing
+from rapid_des.serving.jobs import of_replica, sharing
 from rapid_des.units import ceil_divide
 
 

@@ -8,9 +8,9 @@ import pytest
 from rapid_des.errors import ConfigError, DeadlockError
 from rapid_des.frontend import load_job, memory
 from rapid_des.machine import load_machine
-from rapid_des.serving.costs import of_replica
 from rapid_des.serving.engine import Engine
 from rapid_des.serving.fleet import Fleet
+from rapid_des.serving.jobs import of_replica
 from rapid_des.serving.outages import events, located, parse_outage, startup_time
 from rapid_des.serving.policies import POLICIES
 from rapid_des.serving.pools import pools_of
