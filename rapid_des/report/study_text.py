@@ -280,11 +280,22 @@ def _remarks(name: str, figures: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a topic has to say besides its line of figures."""
     if figures.get("shares_pct"):
         shares = ", ".join(f"{part} {share:.1f} %" for part, share in figures["shares_pct"].items())
-        yield f"{name}: {shares}"
+        yield f"{name}: {shares}{_blame(figures.get('bias_by_part_pct'))}"
     if "rank_correlation" in figures:
         yield f"{name}: rank correlation {_cell(figures['rank_correlation'])}"
     for why, count in figures["unsupported"].items():
         yield f"{name}: {count} rows not supported: {why}"
+
+
+_SMALL = 0.05
+"""Percent below which a part is not named."""
+
+
+def _blame(errors: Mapping[str, float] | None) -> str:
+    if not errors:
+        return ""
+    parts = ", ".join(f"{part} {error:+.1f}" for part, error in errors.items() if abs(error) >= _SMALL)
+    return f"; of a bias of {sum(errors.values()):+.1f} %: {parts}"
 
 
 def _cell(value: float | None) -> str:

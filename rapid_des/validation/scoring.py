@@ -84,6 +84,8 @@ class Topic:
     """Of measured jobs: the errors of wanted cases with what these may come from; for fits of intervals."""
     shares: Callable[[], Mapping[str, float]] | None = None
     """Percent of the predicted time by part, of a topic `…/parts`, which has no rows."""
+    blamed: Callable[[], Mapping[str, float]] | None = None
+    """What each part adds to the bias of the rows, percent (`jobs.blame`)."""
 
 
 def is_calibration(case_id: str) -> bool:
@@ -110,6 +112,8 @@ def score(topic: Topic, *, split: bool = True) -> Report:
         report["rank_correlation"] = _rank_correlation(held)
     if topic.shares is not None:
         report["shares_pct"] = dict(topic.shares())
+    if topic.blamed is not None:
+        report["bias_by_part_pct"] = dict(topic.blamed())
     return report
 
 

@@ -3,12 +3,14 @@
 import csv
 import io
 import json
+from statistics import fmean
 
 import pytest
 
 from rapid_des.frontend import load_job
 from rapid_des.validation import DataFolder, open_folder, validate
 from rapid_des.validation.inference import tables, trtllm
+from rapid_des.validation.jobs.blame import Taken, errors_by_part
 from rapid_des.validation.jobs.cases import Case, Place, outcome
 from rapid_des.validation.jobs.origins import LACKS, SERVERS, SOFTWARE, place
 from rapid_des.validation.jobs.workers import FEW, NOT_RUN, Runs
@@ -187,6 +189,15 @@ def test_a_static_batch_has_four_figures_of_one_run(rows_of):
     assert 13 < memory < 20 and 6.6 < tpot < 20  # weights: 13.5 GB at 2.039 TB/s take 6.6 ms
     shares = report["inference/trtllm-static/e2e/parts"]["shares_pct"]
     assert sum(shares.values()) == pytest.approx(100)
+
+
+def test_what_parts_add_to_the_bias_adds_up_to_it_and_names_who_is_off():
+    rows = [Taken(10 + 3 * n, {"kernels": 10, "tp": 2 * n}) for n in range(1, 20)]
+    errors = errors_by_part(rows)
+    bias = 100 * fmean(sum(row.parts.values()) / row.measured - 1 for row in rows)
+    assert sum(errors.values()) == pytest.approx(bias)
+    assert errors["tp"] == pytest.approx(bias, rel=0.1) and abs(errors["kernels"]) < 2
+    assert errors_by_part(rows[:2]) == {}
 
 
 @pytest.mark.parametrize("model", ["Mixtral-8x7B", "Falcon-180B", "GPT-J-6B", "Mistral-7B"])

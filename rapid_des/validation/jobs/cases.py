@@ -29,6 +29,8 @@ Pairs = tuple[tuple[str, str], ...]
 ACROSS_NODES = "hybrid"
 """The mode of jobs on several nodes: within 0.3 % of hierarchical and flattened runs of 64 to 2,048 H100."""
 TOO_LARGE = "the model says that it does not fit into the GPUs' memory"
+FIRST = "first token"
+"""The part of a served request that is the wait for its first token."""
 _ROOM = (("hbm.capacity", "16 TB"),)
 """What measured jobs run in: they did fit. Whether the model says so too has topics of its own."""
 _MACHINES = 8
@@ -181,7 +183,7 @@ def _steps(job: Job, machine: Machine, result: ServeResult) -> dict[str, float]:
     parts = {name: later * time / PS_PER_S for name, time in costs.parts(batch).items()}
     decoded = later * float(result.tpot.mean()) / PS_PER_S
     first = float(result.ttft.mean()) / PS_PER_S
-    return {**parts, "scheduler": max(0.0, decoded - sum(parts.values())), "first token": first}
+    return {**parts, "scheduler": max(0.0, decoded - sum(parts.values())), FIRST: first}
 
 
 def _with_memory(job: Job) -> Outcome:

@@ -12,7 +12,8 @@ from statistics import fmean, median
 
 from rapid_des.frontend import StageMemory
 from rapid_des.report.evidence import FIRST_TOKEN, PER_TOKEN, STEP
-from rapid_des.validation.jobs.cases import TOO_LARGE, Case, Outcome
+from rapid_des.validation.jobs.blame import Taken, errors_by_part
+from rapid_des.validation.jobs.cases import FIRST, TOO_LARGE, Case, Outcome
 from rapid_des.validation.jobs.workers import Runs, Watch
 from rapid_des.validation.scoring import JobError, Row, Topic, is_calibration
 
@@ -106,14 +107,17 @@ def job_topics(
         yield Topic(
             name, rows, unit=unit, begin=begin, abandon=runs.abandon, ranked=ranked, job_errors=errors
         )
-        if members[0].figure in (step_s, step_ms) or (members[0].figure is per_token_ms and _served(members)):
-            shares = partial(_shares, runs, members)
-            yield Topic(f"{name}/parts", list, unit="%", begin=begin, abandon=runs.abandon, shares=shares)
-
-
-def _served(members: Sequence[MeasuredJob]) -> bool:
-    """Tell whether rows are of a server's requests, whose decode steps have parts."""
-    return any(case.served is not None for row in members for case in row.cases)
+        if members[0].figure in (step_s, step_ms, per_token_ms):
+            shares, blamed = partial(_shares, runs, members), partial(_blamed, runs, members)
+            yield Topic(
+                f"{name}/parts",
+                list,
+                unit="%",
+                begin=begin,
+                abandon=runs.abandon,
+                shares=shares,
+                blamed=blamed,
+            )
 
 
 def _begin(runs: Runs, members: Sequence[MeasuredJob], watch: Watch) -> None:
@@ -198,6 +202,21 @@ def _shares(runs: Runs, members: Sequence[MeasuredJob]) -> Mapping[str, float]:
         name: fmean(100 * outcome.parts_s.get(name, 0.0) / outcome.step_s for outcome in outcomes)
         for name in names
     }
+
+
+def _blamed(runs: Runs, members: Sequence[MeasuredJob]) -> Mapping[str, float]:
+    """Return what each part of the predicted time adds to the bias, percent.
+
+    Of a token the parts are those of the request, but for the wait for its first token: what decodes is most.
+    """
+    known = [(row, outcome) for row in members if not isinstance(outcome := _best(runs, row), str)]
+    return errors_by_part([_taken(row, outcome) for row, outcome in known])
+
+
+def _taken(row: MeasuredJob, outcome: Outcome) -> Taken:
+    parts = {name: time for name, time in outcome.parts_s.items() if name != FIRST}
+    scale = row.figure(outcome) / (sum(parts.values()) or 1.0)
+    return Taken(row.measured, {name: scale * time for name, time in parts.items()})
 
 
 def slope_topic(name: str, ladders: Sequence[Sequence[tuple[float, MeasuredJob]]], runs: Runs) -> Topic:
