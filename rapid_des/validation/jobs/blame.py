@@ -28,7 +28,7 @@ class Taken:
 
 
 def errors_by_part(rows: Sequence[Taken]) -> dict[str, float]:
-    """Return what each part adds to the bias, percent of the measured time; the sum is the bias; empty of few rows.
+    """Return what each part adds to the bias, percent of the measured time; of few rows nothing.
 
     Rows whose communication alone is short by half, which they show by how unlike they are:
 
