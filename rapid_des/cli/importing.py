@@ -33,12 +33,13 @@ def import_group() -> None:
 @import_group.command()
 @click.argument("path", type=PATH)
 @click.option("-o", "--output", type=PATH, help="Model file to write; else to stdout.")
+@click.option("--ignore", multiple=True, metavar="KEY", help="A key that changes no shape and no kernel.")
 @force_option
 @json_option
-def hf(path: Path, output: Path | None, force: bool, as_json: bool) -> None:
+def hf(path: Path, output: Path | None, ignore: tuple[str, ...], force: bool, as_json: bool) -> None:
     """Read a Hugging Face config.json, or the folder PATH that has one; nothing is downloaded."""
     check_outputs([output], replace=force)
-    imported = import_hugging_face(path)
+    imported = import_hugging_face(path, ignore=ignore)
     text = imported.as_yaml()
     if output is not None:
         output.write_text(text)

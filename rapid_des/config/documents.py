@@ -177,11 +177,15 @@ def _refused(problem: str, event: Any) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
 
 
-def parse_json(text: str, path: Path) -> Any:
-    """Return the JSON value that `text` holds; numbers are finite and nesting is bounded as in YAML."""
+def parse_json(text: str, path: Path, *, infinite: bool = False) -> Any:
+    """Return the JSON value that `text` holds; numbers are finite and nesting is bounded as in YAML.
+
+    `infinite`: Python's own words for numbers that are not finite may stand there, as its writer puts them.
+    """
+    constant = float if infinite else _no_number
     try:
         value = json.loads(
-            text.removeprefix("\ufeff"), parse_constant=_no_number, parse_float=_finite, parse_int=_integer
+            text.removeprefix("\ufeff"), parse_constant=constant, parse_float=_finite, parse_int=_integer
         )
     except (ValueError, RecursionError) as error:
         problem = "nested too deep" if isinstance(error, RecursionError) else error

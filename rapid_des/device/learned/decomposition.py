@@ -160,16 +160,22 @@ def convert(samples: Iterable[Mapping[str, str]], native: OperatorModel) -> Conv
         name, phase, time = sample["op"], sample["phase"], float(sample["time_us"])
         if name in PARTS:
             converted.parts.setdefault(phase, {}).setdefault(name, []).append(_part(sample, time))
-        elif name == "flash_atten":
-            size = sizes_of(sample)
-            heads = size.h // size.mp
-            kernel = attention((size.b, size.length, heads, size.dim // size.h), phase, fused=True)
-            converted.timed += _split((kernel,), time, native)
-        elif phase in OPERATORS.get(name, {}):
-            converted.timed += _split(OPERATORS[name][phase](sizes_of(sample)), time, native)
+        elif kernels := kernels_of(sample):
+            converted.timed += _split(kernels, time, native)
         else:
             converted.refused[f"{name}/{phase}"] = WITHOUT_MEANING.get(name, "no operator here does that")
     return converted
+
+
+def kernels_of(sample: Mapping[str, str]) -> tuple[Operator, ...]:
+    """Return the operators of ours that a sample is the sum of; none where it is refused or but a part."""
+    name, phase = sample["op"], sample["phase"]
+    if name == "flash_atten":
+        size = sizes_of(sample)
+        heads = size.h // size.mp
+        return (attention((size.b, size.length, heads, size.dim // size.h), phase, fused=True),)
+    kernels = OPERATORS.get(name, {}).get(phase)
+    return kernels(sizes_of(sample)) if kernels else ()
 
 
 def sizes_of(sample: Mapping[str, str]) -> Sizes:

@@ -14,7 +14,7 @@ GELU = {"gelu": "gelu", "gelu_new": "gelu", "gelu_fast": "gelu", "gelu_pytorch_t
 
 def gpt2(keys: Keys) -> Tree:
     """Read GPT-2: learned positions, biases everywhere."""
-    keys.ignore("n_ctx")
+    keys.ignore("n_ctx", "output_past")
     hidden = keys.count("n_embd")
     inner = keys.count("n_inner", 4 * hidden)
     activation = keys.choice("activation_function", GELU, "gelu_new")
@@ -103,10 +103,33 @@ def phi(keys: Keys) -> Tree:
     }
 
 
+def starcoder2(keys: Keys) -> Tree:
+    """Read StarCoder2: grouped keys and values, biases everywhere, a window in every layer."""
+    keys.ignore("activation_function", "mlp_type", "residual_dropout", "embedding_dropout", "norm_epsilon")
+    keys.choice("norm_type", {"layer_norm": None}, "layer_norm")
+    bias, window = keys.flag("use_bias", default=True), int(keys.nullable("sliding_window"))
+    attention = attention_of(keys) | {"qkv_bias": bias, "output_bias": bias}
+    return {
+        "hidden": keys.count("hidden_size"),
+        "layers": keys.count("num_hidden_layers"),
+        "attention": attention | ({"window": window} if window else {}),
+        "feed_forward": {
+            "activation": keys.choice("hidden_act", GELU, "gelu_pytorch_tanh"),
+            "hidden": keys.count("intermediate_size"),
+            "bias": bias,
+        },
+        "norm": "layer_norm",
+        "position": "rope",
+        "vocabulary": keys.count("vocab_size"),
+        "max_positions": keys.count("max_position_embeddings"),
+        "tied_embeddings": keys.flag("tie_word_embeddings", default=True),
+    }
+
+
 def falcon(keys: Keys) -> Tree:
     """Read Falcon: one or few key and value heads; both halves read the same stream, by one norm or two."""
     heads, many = keys.count("num_attention_heads"), keys.flag("new_decoder_architecture", default=False)
-    keys.ignore("n_head_kv", "num_kv_heads")
+    keys.ignore("n_head_kv", "num_kv_heads", "ff_factor", "apply_residual_connection_post_layernorm")
     kv_heads = keys.count("num_kv_heads", heads) if many else heads
     if keys.flag("multi_query", default=True) and not many:
         kv_heads = 1

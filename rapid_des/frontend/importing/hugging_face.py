@@ -6,7 +6,7 @@ the architecture's configuration class in transformers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from rapid_des.config import to_yaml
 from rapid_des.config.documents import parse_json, read_text
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.importing import gpt, hybrid, llama
+from rapid_des.frontend.importing import gpt, hybrid, llama, nested
 from rapid_des.frontend.importing.keys import Keys
 from rapid_des.frontend.loading import load_model
 from rapid_des.frontend.model import Model
@@ -25,7 +25,10 @@ Architecture = Callable[[Keys], Tree]
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": llama.llama,
+    "llama4": nested.llama4_with_images,
+    "llama4_text": nested.llama4,
     "mistral": llama.mistral,
+    "mistral3": nested.mistral3,
     "mixtral": llama.mixtral,
     "qwen2": llama.qwen2,
     "qwen2_moe": llama.qwen2_moe,
@@ -33,29 +36,34 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3_moe": llama.qwen3_moe,
     "deepseek_v2": llama.deepseek,
     "deepseek_v3": llama.deepseek_v3,
+    "kimi_k2": llama.deepseek_v3,
     "gpt2": gpt.gpt2,
     "gpt_oss": llama.gpt_oss,
     "gpt_neox": gpt.gpt_neox,
     "opt": gpt.opt,
     "phi": gpt.phi,
     "phi3": llama.phi3,
+    "starcoder2": gpt.starcoder2,
     "falcon": gpt.falcon,
     "cohere": llama.cohere,
+    "cohere2": llama.cohere2,
     "gemma": llama.gemma,
     "gemma2": llama.gemma2,
-    "gemma3": llama.gemma3_with_images,
+    "gemma3": nested.gemma3_with_images,
     "gemma3_text": llama.gemma3,
     "glm": llama.glm,
     "glm4": llama.glm4,
     "glm4_moe": llama.glm4_moe,
     "granite": llama.llama,
     "granitemoe": llama.granitemoe,
+    "granitemoehybrid": hybrid.granite,
     "mamba2": hybrid.mamba2,
     "nemotron_h": hybrid.nemotron_h,
     "olmo": llama.olmo,
     "olmo2": llama.olmo2,
     "olmo3": llama.olmo3,
     "olmoe": llama.olmoe,
+    "seed_oss": llama.seed_oss,
     "smollm3": llama.smollm3,
 }
 """By `model_type`."""
@@ -77,18 +85,22 @@ class Imported:
         return head + "".join(f"# {note}\n" for note in self.notes) + to_yaml(self.model.spec, brief=True)
 
 
-def import_hugging_face(path: str | Path) -> Imported:
-    """Return the model of a config.json, or of the one in a folder; a `ConfigError` names what is unknown."""
+def import_hugging_face(path: str | Path, *, ignore: Collection[str] = ()) -> Imported:
+    """Return the model of a config.json, or of the one in a folder; a `ConfigError` names what is unknown.
+
+    Keys to `ignore` say nothing of shapes or kernels, as whoever names them knows.
+    """
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
-    tree = parse_json(read_text(file), file)
+    tree = parse_json(read_text(file), file, infinite=True)
     if not isinstance(tree, Mapping):
         raise ConfigError("holds no JSON object", file=str(file))
     name = tree.get("model_type")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise ConfigError(f"{name!r} is not understood; allowed: {known}", file=str(file), key="model_type")
-    keys = Keys(tree, str(file))
+    keys = Keys(tree, str(file), without_meaning=frozenset(ignore))
     keys.note("quantization_config", "formats are the job's (precision), not the model's")
+    keys.note("num_nextn_predict_layers", "layers that predict further tokens are not among the parameters")
     spec = ARCHITECTURES[name](keys)
     keys.finish()
     return Imported(_model(spec, str(file)), name, tuple(keys.notes))

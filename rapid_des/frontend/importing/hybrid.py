@@ -7,6 +7,7 @@ from typing import Any
 
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.importing.keys import Keys, spread
+from rapid_des.frontend.importing.llama import with_layers
 
 Tree = dict[str, Any]
 
@@ -59,7 +60,7 @@ def nemotron_h(keys: Keys) -> Tree:
     """Read Nemotron-H: blocks of one half each, of which a mixer and what follows it make a layer here."""
     pattern = keys.get("hybrid_override_pattern", str)
     blocks = keys.count("num_hidden_layers", len(pattern))
-    if len(pattern) != blocks or set(pattern) - set(MIXERS + FEED_FORWARDS):
+    if not pattern or len(pattern) != blocks or set(pattern) - set(MIXERS + FEED_FORWARDS):
         problem = f"{pattern!r} does not say with M, *, - and E what {blocks} blocks are"
         raise ConfigError(problem, file=keys.file, key="hybrid_override_pattern")
     pairs = _pairs(pattern)
@@ -144,8 +145,75 @@ def _halves(keys: Keys, pattern: str) -> dict[str, Tree]:
             "shared_hidden": shared * each,
             "router_bias": True,
         }
+        if "moe_latent_size" in keys:
+            halves["E"]["latent"] = keys.count("moe_latent_size")
     keys.ignore(
         "intermediate_size", "mlp_bias", "n_routed_experts", "n_shared_experts", "moe_intermediate_size"
     )
     keys.ignore("moe_shared_expert_intermediate_size", "num_experts_per_tok", "moe_latent_size")
     return halves
+
+
+def granite(keys: Keys) -> Tree:
+    """Read Granite 4: Mamba-2 or attention, and experts, if any, beside a feed-forward for every token."""
+    hidden, count = keys.count("hidden_size"), keys.count("num_hidden_layers")
+    types = keys.names("layer_types", count) or ["attention"] * count
+    known = {"mamba": True, "attention": False}
+    scans = [Keys({"layer_types": word}, keys.file).choice("layer_types", known) for word in types]
+    rotates = keys.choice("position_embedding_type", {"rope": True, "nope": False, None: False})
+    model = {
+        "hidden": hidden,
+        "layers": count,
+        "attention": _granite_attention(keys),
+        "feed_forward": _granite_feed_forward(keys),
+        "norm": "rms_norm",
+        "position": "rope" if rotates else "none",
+        "vocabulary": keys.count("vocab_size"),
+        "max_positions": keys.count("max_position_embeddings"),
+        "tied_embeddings": keys.flag("tie_word_embeddings", default=False),
+    }
+    mixer = _granite_scan(keys, hidden)
+    return with_layers(model, "attention", mixer, [layer for layer, scan in enumerate(scans) if scan])
+
+
+def _granite_attention(keys: Keys) -> Tree:
+    bias, heads = keys.flag("attention_bias", default=False), keys.count("num_attention_heads")
+    kv_heads = keys.count("num_key_value_heads", heads)
+    return {"heads": heads, "kv_heads": kv_heads, "qkv_bias": bias, "output_bias": bias}
+
+
+def _granite_feed_forward(keys: Keys) -> Tree:
+    activation = keys.choice("hidden_act", {"silu": "swiglu"}, "silu")
+    keys.choice("normalization_function", {"rmsnorm": None}, "rmsnorm")
+    shared, experts = keys.count("shared_intermediate_size", 1024), keys.count("num_local_experts", 8)
+    keys.ignore("intermediate_size", "num_experts_per_tok", "init_method", "router_aux_loss_coef")
+    if not experts:
+        return {"activation": activation, "hidden": shared}
+    return {
+        "kind": "experts",
+        "experts": experts,
+        "topk": keys.count("num_experts_per_tok", 2),
+        "hidden": keys.count("intermediate_size"),
+        "activation": activation,
+        "shared_hidden": shared,
+    }
+
+
+def _granite_scan(keys: Keys, hidden: int) -> Tree:
+    heads, head_dim = keys.count("mamba_n_heads", 128, least=1), keys.get("mamba_d_head", object, "auto")
+    inner = keys.count("mamba_expand", 2) * hidden
+    keys.ignore("mamba_d_head")
+    if head_dim != "auto" and heads * keys.count("mamba_d_head") != inner:
+        problem = f"{heads} of mamba_d_head {head_dim} are not mamba_expand times hidden_size, {inner}"
+        raise ConfigError(problem, file=keys.file, key="mamba_n_heads")
+    return {
+        "kind": "mamba2",
+        "heads": heads,
+        "head_dim": inner // heads,
+        "state": keys.count("mamba_d_state", 256),
+        "groups": keys.count("mamba_n_groups", 1),
+        "window": keys.count("mamba_d_conv", 4),
+        "window_bias": keys.flag("mamba_conv_bias", default=True),
+        "chunk": keys.count("mamba_chunk_size", 256),
+        "bias": keys.flag("mamba_proj_bias", default=False),
+    }

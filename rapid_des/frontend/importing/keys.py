@@ -19,23 +19,36 @@ T = TypeVar("T")
 
 WITHOUT_MEANING = frozenset((
     "_attn_implementation", "_name_or_path", "_remove_final_layer_norm", "activation_dropout",
-    "apply_residual", "architectures", "attention_dropout", "attention_multiplier", "attn_implementation",
-    "attn_pdrop", "auto_map", "aux_loss_alpha", "bos_token_id", "cache_implementation",
-    "chunk_size_feed_forward", "decoder_start_token_id", "dropout", "dtype", "embd_dropout", "embd_pdrop",
-    "embedding_multiplier", "eos_token_id", "ep_size", "experts_per_token", "gradient_checkpointing",
-    "hidden_dropout", "id2label", "initial_context_length", "initializer_factor", "initializer_range",
-    "is_decoder", "label2id", "layer_norm_eps", "layer_norm_epsilon", "layerdrop", "logit_scale",
-    "logits_scaling", "model_type", "n_group", "norm_eps", "norm_topk_prob", "output_attentions",
+    "apply_residual", "architectures", "attention_dropout", "attention_dropout_prob", "attention_multiplier",
+    "attention_probs_dropout_prob", "attn_implementation", "attn_pdrop", "auto_map", "aux_loss_alpha",
+    "bos_token_id", "cache_implementation", "chunk_size_feed_forward", "decoder_start_token_id", "dropout",
+    "dtype", "embd_dropout", "embd_pdrop", "embedding_multiplier", "eos_token_id", "ep_size",
+    "experts_per_token", "gradient_checkpointing", "hidden_dropout", "hidden_dropout_prob", "id2label",
+    "initial_context_length", "initializer_factor", "initializer_range", "is_decoder", "is_llama_config",
+    "label2id", "layer_norm_eps", "layer_norm_epsilon", "layerdrop", "logit_scale", "logits_scaling",
+    "model_max_length", "model_type", "n_group", "norm_eps", "norm_topk_prob", "output_attentions",
     "output_hidden_states", "output_router_logits", "pad_token_id", "prefix", "pretraining_tp",
     "query_pre_attn_scalar", "reorder_and_upcast_attn", "resid_pdrop", "residual_multiplier", "return_dict",
-    "rms_norm_eps", "rope_local_base_freq", "rope_parameters", "rope_scaling", "rope_theta",
-    "rotary_emb_base", "routed_scaling_factor", "router_aux_loss_coef", "router_dtype",
+    "rms_norm_eps", "rope_interleaved", "rope_local_base_freq", "rope_parameters", "rope_scaling",
+    "rope_theta", "rotary_emb_base", "routed_scaling_factor", "router_aux_loss_coef", "router_dtype",
     "router_jitter_noise", "router_z_loss_coef", "scale_attn_by_inverse_layer_idx", "scale_attn_weights",
-    "scoring_func", "seq_aux", "summary_activation", "summary_first_dropout", "summary_proj_to_logits",
-    "summary_type", "summary_use_proj", "swiglu_limit", "task_specific_params", "topk_group", "topk_method",
-    "torch_dtype", "transformers_version", "unsloth_version", "use_bfloat16", "use_cache",
+    "scoring_func", "seq_aux", "sliding_window_size", "summary_activation", "summary_first_dropout",
+    "summary_proj_to_logits", "summary_type", "summary_use_proj", "swiglu_limit", "task_specific_params",
+    "topk_group", "topk_method", "torch_dtype", "transformers_version", "unsloth_version", "use_bfloat16",
+    "use_cache", "use_mrope",
 ))  # fmt: skip
 """What changes neither a tensor's shape nor which kernels run: names, scales, ranges, what training reads."""
+FROM_GENERATION = frozenset((
+    "add_cross_attention", "bad_words_ids", "begin_suppress_tokens", "cross_attention_hidden_size",
+    "diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size",
+    "exponential_decay_length_penalty", "finetuning_task", "forced_bos_token_id", "forced_eos_token_id",
+    "is_encoder_decoder", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size",
+    "num_beam_groups", "num_beams", "num_return_sequences", "output_scores", "problem_type",
+    "remove_invalid_values", "repetition_penalty", "return_dict_in_generate", "sep_token_id",
+    "suppress_tokens", "temperature", "tf_legacy_loss", "tie_encoder_decoder", "tokenizer_class", "top_k",
+    "top_p", "torchscript", "typical_p",
+))  # fmt: skip
+"""What older versions of transformers write into each config: how text is drawn, tasks, tokenizers."""
 _REQUIRED = object()
 
 
@@ -47,6 +60,8 @@ class Keys:
     file: str
     notes: list[str] = field(default_factory=list)
     """What a user must know of the model that comes of it."""
+    without_meaning: frozenset[str] = frozenset()
+    """What a user says changes nothing."""
     _read: set[str] = field(default_factory=set)
 
     def __contains__(self, key: str) -> bool:
@@ -67,9 +82,20 @@ class Keys:
             raise ConfigError(f"{value!r} is no {kind.__name__}", file=self.file, key=key)
         return value  # type: ignore[no-any-return]
 
-    def count(self, key: str, default: Any = _REQUIRED) -> int:
-        """Return a whole number."""
-        return self.get(key, int, default)
+    def count(self, key: str, default: Any = _REQUIRED, *, least: int = 0) -> int:
+        """Return a whole number from `least` on; the default may be anything."""
+        value = self.get(key, int, default)
+        if key in self and value < least:
+            raise ConfigError(f"{value} is below {least}", file=self.file, key=key)
+        return value
+
+    def layers(self, key: str, total: int, default: Any = _REQUIRED) -> list[int]:
+        """Return a list of layers of so many in all."""
+        layers = self.get(key, list, default)
+        strange = [layer for layer in layers if type(layer) is not int or not 0 <= layer < total]
+        if strange:
+            raise ConfigError(f"{strange[0]!r} is no layer of {total}", file=self.file, key=key)
+        return layers
 
     def nullable(self, key: str, default: float = 0) -> float:
         """Return a number, 0 for null; `default` holds where the key is not there at all."""
@@ -117,10 +143,13 @@ class Keys:
 
     def finish(self) -> None:
         """Refuse what nobody has read, by name; null stands for a key that is not there."""
-        unread = self.unread() - WITHOUT_MEANING
-        strange = sorted(key for key in unread if self.tree[key] is not None)
+        unread = self.unread() - WITHOUT_MEANING - FROM_GENERATION
+        there = sorted(key for key in unread if self.tree[key] is not None)
+        self.notes += [f"{key}: left out, as asked" for key in there if key in self.without_meaning]
+        strange = [key for key in there if key not in self.without_meaning]
         if strange:
-            raise ConfigError(f"not understood: {_listed(strange, self.tree)}", file=self.file)
+            problem = f"not understood: {_listed(strange, self.tree)}; --ignore KEY leaves one out"
+            raise ConfigError(problem, file=self.file)
 
 
 def _listed(keys: Iterable[str], tree: Mapping[str, Any]) -> str:

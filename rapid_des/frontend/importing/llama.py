@@ -57,8 +57,10 @@ def mistral(keys: Keys, *, window: int = 4096) -> Tree:
     return _windowed(keys, llama(keys), lambda _: True, default=window)
 
 
-def _windowed(keys: Keys, model: Tree, slides: Callable[[int], bool], *, default: int = 0) -> Tree:
-    """Give a window to the layers that `layer_types` says, or to those that `slides` does."""
+def _windowed(
+    keys: Keys, model: Tree, slides: Callable[[int], bool], *, default: int = 0, **besides: float
+) -> Tree:
+    """Give a window, and `besides`, to the layers that `layer_types` says, or to those that `slides` does."""
     count, window = model["layers"], int(keys.nullable("sliding_window", default))
     types = keys.names("layer_types", count)
     if not window:
@@ -69,7 +71,7 @@ def _windowed(keys: Keys, model: Tree, slides: Callable[[int], bool], *, default
         known = {"sliding_attention": True, "full_attention": False}
         flags = [keys_of(known, word, keys) for word in types]
         windowed = [layer for layer, flag in enumerate(flags) if flag]
-    return with_layers(model, "attention", model["attention"] | {"window": window}, windowed)
+    return with_layers(model, "attention", model["attention"] | {"window": window} | besides, windowed)
 
 
 def keys_of(known: Mapping[str, bool], word: str, keys: Keys) -> bool:
@@ -126,12 +128,18 @@ def qwen2_moe(keys: Keys) -> Tree:
 
 def qwen3_moe(keys: Keys) -> Tree:
     """Read Qwen3 with experts."""
+    keys.choice("use_qk_norm", {True: None}, default=True)
+    keys.choice("qkv_bias", {False: None}, default=False)
+    keys.choice("shared_expert_intermediate_size", {0: None}, default=0)
     return _sparse(keys, qwen3(keys), {})
 
 
 def _sparse(keys: Keys, model: Tree, shared: Tree) -> Tree:
     """Put experts into all layers but those that `decoder_sparse_step` or `mlp_only_layers` leave dense."""
-    step, only = keys.count("decoder_sparse_step", 1), keys.get("mlp_only_layers", list, [])
+    step, only = (
+        keys.count("decoder_sparse_step", 1, least=1),
+        keys.layers("mlp_only_layers", model["layers"], []),
+    )
     experts = _experts(keys, keys.count("num_experts"), keys.count("moe_intermediate_size")) | shared
     layers = [layer for layer in range(model["layers"]) if (layer + 1) % step == 0 and layer not in only]
     return with_layers(model, "feed_forward", experts, layers)
@@ -158,7 +166,7 @@ def deepseek(keys: Keys, *, corrected: bool = False) -> Tree:
     width = keys.count("moe_intermediate_size")
     experts = _experts(keys, keys.count("n_routed_experts"), width)
     experts |= {"shared_hidden": width * keys.count("n_shared_experts", 0), "router_bias": corrected}
-    first, every = keys.count("first_k_dense_replace", 0), keys.count("moe_layer_freq", 1)
+    first, every = keys.count("first_k_dense_replace", 0), keys.count("moe_layer_freq", 1, least=1)
     layers = [layer for layer in range(model["layers"]) if layer >= first and layer % every == 0]
     return with_layers(model, "feed_forward", experts, layers)
 
@@ -184,6 +192,25 @@ def cohere(keys: Keys) -> Tree:
     keys.choice("use_qk_norm", {False: None}, default=False)
     model = llama(keys, tied=True)
     return model | {"norm": "layer_norm", "norm_bias": False, "block": "parallel_one_norm"}
+
+
+def cohere2(keys: Keys) -> Tree:
+    """Read Command R7B: Command R with a window in three layers of four; the fourth does not rotate."""
+    keys.choice("use_parallel_block", {True: None}, default=True)
+    keys.choice("use_gated_activation", {True: None}, default=True)
+    keys.ignore("layer_switch", "order_of_interleaved_layers", "position_embedding_type", "rotary_pct")
+    keys.ignore("use_embedding_sharing", "use_parallel_embedding")
+    model, pattern = cohere(keys), keys.count("sliding_window_pattern", 4, least=1)
+    still = model | {"attention": model["attention"] | {"rotary": 0.0}}
+    return _windowed(keys, still, lambda layer: (layer + 1) % pattern != 0, default=4096, rotary=1.0)
+
+
+def seed_oss(keys: Keys) -> Tree:
+    """Read Seed-OSS: Llama with biases of queries, keys and values."""
+    keys.ignore("residual_dropout")
+    model = llama(keys, qkv_bias=True)
+    model["attention"]["output_bias"] = keys.flag("attention_out_bias", default=False)
+    return model
 
 
 def gemma(keys: Keys, *, norms: str = "before") -> Tree:
@@ -222,25 +249,8 @@ def gemma3(keys: Keys) -> Tree:
     model["attention"]["softcap"] = keys.nullable("attn_logit_softcapping") > 0
     model["logit_softcap"] = keys.nullable("final_logit_softcapping") > 0
     keys.choice("use_bidirectional_attention", {False: None}, default=False)
-    pattern = keys.count("sliding_window_pattern", keys.count("_sliding_window_pattern", 6))
+    pattern = keys.count("sliding_window_pattern", keys.count("_sliding_window_pattern", 6, least=1), least=1)
     return _windowed(keys, model, lambda layer: (layer + 1) % pattern != 0, default=4096)
-
-
-GEMMA3_TEXT = dict(
-    vocab_size=262_208, hidden_size=2304, intermediate_size=9216, num_hidden_layers=26, num_attention_heads=8,
-    num_key_value_heads=4, head_dim=256, max_position_embeddings=131_072,
-)  # fmt: skip
-"""What Gemma3TextConfig holds where a config.json says nothing."""
-
-
-def gemma3_with_images(keys: Keys) -> Tree:
-    """Read Gemma 3 as published from 4B on: the text model of `text_config`, without what sees images."""
-    text = Keys(GEMMA3_TEXT | keys.get("text_config", dict), keys.file)
-    keys.note("vision_config", "the tower for images and its projector are left out")
-    keys.ignore("boi_token_index", "eoi_token_index", "image_token_index", "mm_tokens_per_image")
-    model = gemma3(text)
-    text.finish()
-    return model
 
 
 def glm(keys: Keys, *, norms: str = "before") -> Tree:
@@ -300,7 +310,7 @@ def granitemoe(keys: Keys) -> Tree:
 
 def smollm3(keys: Keys) -> Tree:
     """Read SmolLM3: one layer of four does not rotate queries and keys."""
-    model, every = llama(keys, tied=True), keys.count("no_rope_layer_interval", 4)
+    model, every = llama(keys, tied=True), keys.count("no_rope_layer_interval", 4, least=1)
     count = model["layers"]
     rotated = keys.get("no_rope_layers", list, [(layer + 1) % every for layer in range(count)])
     if len(rotated) != count:

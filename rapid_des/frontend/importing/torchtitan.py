@@ -112,7 +112,8 @@ def _parallelism(keys: Keys, gpus: int | None) -> Tree:
         for short, name in {"tp": "tensor", "cp": "context", "pp": "pipeline"}.items()
     }
     copies, shards = (
-        keys.count(f"data_parallel_{kind}_degree", usual) for kind, usual in (("replicate", 1), ("shard", -1))
+        keys.count(f"data_parallel_{kind}_degree", usual, least=-1)
+        for kind, usual in (("replicate", 1), ("shard", -1))
     )
     if shards < 0:
         if gpus is None:
@@ -156,10 +157,12 @@ def _precision(sections: Mapping[str, Keys]) -> Tree:
 def _training(sections: Mapping[str, Keys], split: Tree, notes: list[str]) -> Tree:
     training, parallel = sections["training"], sections["parallelism"]
     local = training.count("local_batch_size", training.count("batch_size", 8))
-    batch = training.count("global_batch_size", -1)
+    batch = training.count("global_batch_size", -1, least=-1)
     micro = parallel.count("pipeline_parallel_microbatch_size", 1) if split["pp"] > 1 else local
     stage = (
-        3 if split["dp"] * split["cp"] > 1 and parallel.count("data_parallel_shard_degree", -1) != 1 else 0
+        3
+        if split["dp"] * split["cp"] > 1 and parallel.count("data_parallel_shard_degree", -1, least=-1) != 1
+        else 0
     )
     tree: Tree = {
         "global_batch": local * split["dp"] if batch < 0 else batch,

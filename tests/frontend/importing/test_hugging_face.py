@@ -400,7 +400,8 @@ def test_what_is_not_understood_is_named(written, changed, said):
 
 def test_what_a_model_file_does_not_say_is_noted(written):
     imported = import_hugging_face(written(DEEPSEEK_V3 | {"quantization_config": {"fmt": "e4m3"}}))
-    assert [note.partition(":")[0] for note in imported.notes] == ["quantization_config"]
+    said = ["quantization_config", "num_nextn_predict_layers"]
+    assert [note.partition(":")[0] for note in imported.notes] == said
     assert imported.model.spec.predictions == 1
 
 
