@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Watch = Callable[[int, int], None]
 """Told how many requests are done, of how many."""
-_MOST_IN_VAIN = 10_000
+_MOST_IN_VAIN = 1_000
 _TOLD = 64
 """Requests between two tellings."""
 
@@ -70,7 +70,7 @@ class Fleet:
         self._held: list[Request] = []
         self._faults: dict[int, list[str]] = defaultdict(list)
         self._in_vain = 0
-        """Outages since a request was answered."""
+        """Outages that stopped requests since one was answered."""
         self._stranded: list[Request] = []
         """Requests whose prompts are computed and whose keys and values no replica is there to take."""
         self._end = self.env.event()
@@ -148,19 +148,11 @@ class Fleet:
         for event in events:
             if event.at > self.env.now:
                 yield self.env.timeout(event.at - self.env.now)
-            self._count_in_vain()
             member = self.members[event.replica]
             if event.fault is not None:
                 yield from self._slow(member, event.fault, event.down)
             elif member.alive:
                 yield from self._stop(member, event.down)
-
-    def _count_in_vain(self) -> None:
-        """Raise `DeadlockError` where outages come so often that nothing is ever answered."""
-        self._in_vain += 1
-        if self._in_vain > _MOST_IN_VAIN:
-            problem = f"{_MOST_IN_VAIN:,} outages came, and not one request was answered between them"
-            raise DeadlockError(f"{problem}: state a longer mtbf, or a shorter down or startup")
 
     def _slow(self, member: Replica, fault: str, down: int) -> Process:
         """Have a replica, and who waits for it, go on under a fault for a while."""
@@ -185,12 +177,20 @@ class Fleet:
         now, mates = int(self.env.now), member.mates
         self.stops += [Stop(mate.number, now, now + down + self.startup) for mate in mates]
         had = [request for mate in mates for request in mate.stop()]
+        self._count_in_vain(len(had))
         for request in had:
             self._leave(request)
         yield self.env.timeout(down + self.startup)
         for mate in mates:
             mate.resume()
         self._go_on()
+
+    def _count_in_vain(self, stopped: int) -> None:
+        """Raise `DeadlockError` where outages stop requests so often that none is ever answered."""
+        self._in_vain += stopped > 0
+        if self._in_vain > _MOST_IN_VAIN:
+            problem = f"{_MOST_IN_VAIN:,} outages stopped requests, and not one was answered between them"
+            raise DeadlockError(f"{problem}: state a longer mtbf, or a shorter down or startup")
 
     def _go_on(self) -> None:
         """Send on the requests for which no replica was there, now that one is."""

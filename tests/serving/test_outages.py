@@ -108,8 +108,9 @@ def test_requests_that_an_outage_met_are_told_from_the_others():
 
 
 def test_outages_that_leave_no_time_for_an_answer_are_named():
-    with pytest.raises(DeadlockError, match=r"10,000 outages came, and not one request was answered"):
-        served("mtbf=1us down=10s", replicas=1)
+    with pytest.raises(DeadlockError, match=r"1,000 outages stopped requests, and not one"):
+        served("mtbf=1us down=10s", replicas=1, arrivals="clients count=4")
+    assert len(served("mtbf=20ms down=1ms", replicas=1)) == COUNT  # a request takes 16 ms
 
 
 def test_a_gpu_that_dies_stops_the_replica_that_it_is_of():
