@@ -191,6 +191,16 @@ def test_a_static_batch_has_four_figures_of_one_run(rows_of):
     assert sum(shares.values()) == pytest.approx(100)
 
 
+def test_like_batches_on_more_gpus_are_scored_by_the_ratio_of_their_tokens(rows_of):
+    rows = [f"c{tp},A100-SXM4-80GB,Llama-2-7B,fp16,{tp},1,1,128,128,13.5,{tpot},9,99,20.0,Yes,dli"
+            for tp, tpot in ((1, 10.0), (4, 4.0))]  # fmt: skip
+    data = rows_of.text(trtllm.FILE, "\n".join([TRTLLM, *rows, ""]))
+    figures = scored(data, "inference/trtllm-static/tp-slope")
+    (residual,) = figures["residuals"]
+    assert residual["measured"] == 0.4 and 0.25 < residual["predicted"] < 0.6
+    assert figures["null_mean_abs_pct"] == pytest.approx(100 * (0.4 - 0.25) / 0.4)
+
+
 def test_what_parts_add_to_the_bias_adds_up_to_it_and_names_who_is_off():
     rows = [Taken(10 + 3 * n, {"kernels": 10, "tp": 2 * n}) for n in range(1, 20)]
     errors = errors_by_part(rows)

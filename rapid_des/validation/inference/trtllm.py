@@ -6,12 +6,13 @@ requests choose the same experts: steps of Mixtral take less time than all its w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from rapid_des.validation.inference import runs
 from rapid_des.validation.jobs.requests import Latency, Requests, measured_requests
-from rapid_des.validation.jobs.rows import MeasuredJob, job_topics, memory_gb
+from rapid_des.validation.jobs.rows import MeasuredJob, job_topics, memory_gb, slope_topic
 from rapid_des.validation.measurements import DataFolder, Record
 from rapid_des.validation.scoring import Topic
 
@@ -27,14 +28,34 @@ _TIMES: Mapping[str, tuple[str, Latency]] = {
 
 
 def topics(data: DataFolder) -> Iterator[Topic]:
-    """Yield `inference/trtllm-static/tpot|ttft|e2e|memory` and `inference/trtllm-published/ttft|e2e`."""
+    """Yield `inference/trtllm-static/tpot|ttft|e2e|memory|tp-slope`, `inference/trtllm-published/…`."""
     records = data.read(FILE)
     times = (row for record in records for row in _times(record))
     yield from job_topics(times, runs(), unit="ms", split=data.split)
     tables = (row for record in data.read(PUBLISHED) for row in _published(record))
     yield from job_topics(tables, runs(), unit="ms", split=data.split)
+    ladders = _ladders(records)
+    if ladders:
+        yield slope_topic(f"{_TOPIC}/tp-slope", ladders, runs())
     memory = (_memory(record) for record in records if record["peak_mem_gb_per_gpu"])
     yield from job_topics(memory, runs(), unit="GB", split=data.split)
+
+
+_SAME = ("gpu", "model", "precision", "custom_allreduce", "batch", "input_len", "output_len")
+
+
+def _ladders(records: Sequence[Record]) -> list[list[tuple[float, MeasuredJob]]]:
+    """Return the times a token of like batches on ever more GPUs; the null model's share is 1 / tp."""
+    alike: dict[tuple[str, ...], list[Record]] = defaultdict(list)
+    for record in records:
+        alike[tuple(record[name] for name in _SAME)].append(record)
+    ladders = []
+    for members in alike.values():
+        ascending = sorted(members, key=lambda record: record.count("tp"))
+        first = ascending[0].count("tp")
+        rungs = [(first / record.count("tp"), next(_times(record))) for record in ascending]
+        ladders.append([(share, row) for share, row in rungs if not row.unsupported])
+    return [ladder for ladder in ladders if len(ladder) > 1]
 
 
 def _published(record: Record) -> Iterator[MeasuredJob]:
