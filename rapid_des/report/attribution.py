@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rapid_des.chakra.trace import UNSTATED, NodeKind
 from rapid_des.frontend.schedules.schedule import direction_of
 from rapid_des.report.breakdown import (
     COMPUTE,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from rapid_des.modes.execution import Run
 
 OTHER = "other"
+SLOWED = "kernels slowed by messages"
 _NUMBER = re.compile(r"\.\d+\Z")
 Attribution = Mapping[str, Mapping[str, int]]
 """Part of the breakdown to name to picoseconds."""
@@ -89,7 +91,19 @@ def _with_blocks(
     outside = Counter({key: time for key, time in named.items() if key[0] != COMPUTE})
     outside.update({(COMPUTE, name): time for name, time in computed.items()})
     outside.update(in_whole_step(lambda end: _communication(done, position, end), done.repeated))
+    outside.update(in_whole_step(lambda end: _slowed(done, position, end), done.repeated))
     return outside
+
+
+def _slowed(done: BlockRun, position: int, end: int | None) -> dict[tuple[str, str], int]:
+    """Return by how much kernels that a rank begins before `end` last longer beside messages than alone."""
+    nodes = done.trace.traces.ranks[position].nodes
+    times = rank_times(done.run.lowered, done.run.execution.records, position)
+    kernels = (nodes.kind == NodeKind.COMPUTE) & (nodes.bound != UNSTATED) & ~nodes.on_cpu
+    if end is not None:
+        kernels &= times.start < end
+    longer = int((times.finish - times.start - nodes.duration)[kernels].sum())
+    return {(COMPUTE, SLOWED): longer} if longer else {}
 
 
 def _communication(done: BlockRun, position: int, end: int | None) -> dict[tuple[str, str], int]:

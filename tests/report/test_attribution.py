@@ -1,5 +1,8 @@
 """Attribution: what stands behind each part of a step adds up to it, and so do differences of two."""
 
+import itertools
+import random
+
 import pytest
 
 import rapid_des as rd
@@ -51,3 +54,36 @@ def test_results_without_names_are_compared_by_parts():
     del plain["attribution_ps"]
     found = difference(plain, plain)
     assert sum(term.before for term in found.terms) == plain["step_time_ps"]
+
+
+def drawn_results():
+    """Return results of jobs unlike in splits, sharding, recomputation, batch and mode."""
+    draw = random.Random(11)
+    cache = rd.BoundedCache(1 << 26)
+    while True:
+        degrees = draw.choice([(1, 1, 8), (2, 2, 2), (4, 2, 1), (8, 1, 1), (1, 4, 2)])
+        tp, pp, dp = degrees
+        training = {"zero_stage": draw.choice([0, 1, 2]), "recompute": draw.choice(["none", "full"])}
+        split = {"tp": tp, "pp": pp, "dp": dp, "sequence_parallel": tp > 1}
+        job = rd.load_job("llama2_7b_train").replace(**split, **training)
+        mode = draw.choice(["analytical", "analytical", "hierarchical"])
+        yield rd.simulate(job, rd.load_machine("dgx_a100"), mode=mode, allow_oom=True, cache=cache)
+
+
+def test_what_any_two_results_differ_by_adds_up():
+    results = list(itertools.islice(drawn_results(), 7))
+    for one, two in itertools.permutations(results, 2):
+        found = difference(one, two.light.as_json())
+        assert sum(term.added for term in found.terms) == two.step_time - one.step_time
+        for part, added in found.parts().items():
+            assert added == two.breakdown.get(part, 0) - one.breakdown.get(part, 0)
+        assert sum(term.before for term in found.terms) == one.step_time
+
+
+def test_kernels_that_messages_slow_have_a_name_in_blocks():
+    job = rd.load_job("llama2_7b_train").replace(tp=1, pp=1, dp=8, sequence_parallel=False, zero_stage=2)
+    result = rd.simulate(job, rd.load_machine("dgx_a100"), mode="analytical", allow_oom=True)
+    compute = result.attribution["compute"]
+    # each micro-batch is reduced beside its backward, whose kernels lose multiprocessors meanwhile
+    assert compute["kernels slowed by messages"] > 0.02 * result.step_time
+    assert abs(compute.get("other", 0)) < 0.01 * result.step_time

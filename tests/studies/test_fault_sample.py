@@ -154,3 +154,11 @@ def test_nonsense_is_refused_before_anything_is_simulated(job, torus):
     ]:
         with pytest.raises(InputError, match=says):
             faults_sample(job, torus, models, executor=InProcess(), **how)
+
+
+def test_a_sample_is_a_table_in_notebooks(sampled):
+    frame = sampled.to_pandas()
+    assert list(frame["draw"]) == list(range(8))
+    assert list(frame["step_time_ps"]) == [row.step_time for row in sampled.rows]
+    shown = sampled._repr_html_()
+    assert "llama2_7b_train" in shown and f"{sampled.spread('llama2_7b_train').mean:.6g}" in shown
