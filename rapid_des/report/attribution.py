@@ -18,13 +18,13 @@ from rapid_des.chakra.trace import UNSTATED, NodeKind
 from rapid_des.frontend.schedules.schedule import direction_of
 from rapid_des.report.breakdown import (
     COMPUTE,
-    block_uses,
     in_whole_step,
     inside_of,
     operator_names,
     painted,
     parts_of,
     rank_times,
+    uses_begun,
 )
 
 if TYPE_CHECKING:
@@ -109,13 +109,11 @@ def _slowed(done: BlockRun, position: int, end: int | None) -> dict[tuple[str, s
 def _communication(done: BlockRun, position: int, end: int | None) -> dict[tuple[str, str], int]:
     """Return the communication inside the blocks that a rank begins before `end` (None: all)."""
     inside, named = inside_of(done), Counter[tuple[str, str]]()
-    start = rank_times(done.run.lowered, done.run.execution.records, position).start
-    for segment, key, count in block_uses(done, done.trace.stage_of_rank[position]):
-        if end is None or start[segment.start] < end:
-            times = done.times[done.kinds[position], key]
-            tail = times.cuts.steps[-1] if done.blocks.blocks[key].tail else 0
-            name = f"in {direction_of(key.phase)}.{key.section.name}"
-            named[inside, name] += count * (times.duration - tail - times.compute)
+    for key, count in uses_begun(done, position, done.trace.stage_of_rank[position], end).items():
+        times = done.times[done.kinds[position], key]
+        tail = times.cuts.steps[-1] if done.blocks.blocks[key].tail else 0
+        name = f"in {direction_of(key.phase)}.{key.section.name}"
+        named[inside, name] += count * (times.duration - tail - times.compute)
     return dict(named)
 
 

@@ -163,7 +163,8 @@ def host_busy(lowered: Lowered, position: int) -> int:
 
 def _on(stream: NDArray[np.int32], names: list[str], kinds: Sequence[str]) -> NDArray[np.bool_]:
     """Tell which nodes are on streams of some kinds."""
-    return np.isin(stream, [index for index, name in enumerate(names) if name in kinds])
+    of_kinds = np.array([*(name in kinds for name in names), False])  # the last for nodes on no stream
+    return of_kinds[stream]
 
 
 def _ordered(names: list[str]) -> list[str]:
@@ -294,20 +295,31 @@ def _inside_times(done: BlockRun, position: int, end: int | None) -> Counter[str
     rank, stage = done.trace.traces.ranks[position].rank, done.trace.stage_of_rank[position]
     blocks = done.slow.get(rank, done.blocks)
     totals = operator_times(done.run.lowered, done.run.execution.records, position, end=end)
-    start = rank_times(done.run.lowered, done.run.execution.records, position).start
     for key in blocks.blocks:
         totals.pop(f"{direction_of(key.phase)}.{key.section.name}", None)
-    counts: Counter[PieceKey] = Counter()
-    for segment, key, count in block_uses(done, stage):
-        if end is None or start[segment.start] < end:
-            counts[key] += count
-    for key, count in counts.items():
+    for key, count in uses_begun(done, position, stage, end).items():
         table = blocks.blocks[key].table
         for row in (table.kind == NodeKind.COMPUTE).nonzero()[0].tolist():
             totals[f"{direction_of(key.phase)}.{table.names[table.name[row]]}"] += count * int(
                 table.duration[row]
             )
     return totals
+
+
+def uses_begun(done: BlockRun, position: int, stage: int, end: int | None) -> Counter[PieceKey]:
+    """Return how often a rank begins each block before `end` (None: in all)."""
+    segments = done.trace.segments[stage]
+    if end is not None:
+        start = rank_times(done.run.lowered, done.run.execution.records, position).start
+        segments = tuple(segment for segment in segments if start[segment.start] < end)
+    alike: dict[tuple[str, int, int], list[Segment]] = {}
+    for segment in segments:
+        alike.setdefault((segment.name, segment.chunk, segment.step), []).append(segment)
+    counts: Counter[PieceKey] = Counter()
+    for first, *others in alike.values():
+        for key, count in done.blocks.uses(stage, first).items():
+            counts[key] += count * (1 + len(others))
+    return counts
 
 
 def block_uses(done: BlockRun, stage: int) -> Iterator[tuple[Segment, PieceKey, int]]:
