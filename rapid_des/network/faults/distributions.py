@@ -269,6 +269,8 @@ def _empirical(arguments: Sequence[str], measure: Measure, folder: Path) -> list
         column, rows = header.index(arguments[1].strip()), rows[1:]
     elif rows and len(rows[0]) > 1:
         raise ValueError(f"{path} has {len(rows[0])} columns: name one, as in empirical(FILE.csv, COLUMN)")
+    elif rows and rows[0][0].strip()[:1].isalpha():
+        rows = rows[1:]  # the only column's name
     if not rows:
         raise ValueError(f"{path} holds no values")
     return _weighted([_cell(row, column, measure, path) for row in rows], [1.0] * len(rows))
