@@ -12,35 +12,26 @@ optimizer's part) is worked out once. Waiting and queueing are left out.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-from msgspec import structs
 
-from rapid_des.bounded_cache import BoundedCache
 from rapid_des.device.pricing import operator_model
 from rapid_des.frontend import Job
 from rapid_des.frontend.groups import message_size
-from rapid_des.frontend.memory.events import SectionMemory, section_memory
-from rapid_des.frontend.memory.training import standing
 from rapid_des.frontend.optimizers import gathered_as, step_kernels
 from rapid_des.frontend.parts import (
-    EMBEDDING,
-    HEAD,
-    PREDICTION,
-    Lists,
+    PieceKey,
     Section,
     price_lists,
-    section_parameters,
-    training_lists,
 )
-from rapid_des.frontend.routing import exchanges, heaviest_place, places
+from rapid_des.frontend.routing import exchanges, places
+from rapid_des.frontend.schedules.schedule import PassKind
 from rapid_des.frontend.template import STREAMS, Column, Domain, Piece
 from rapid_des.frontend.trace import ProgramWriter
-from rapid_des.machine import Machine
 from rapid_des.modes.pricing import as_used
 from rapid_des.program.communication import TimeAlone
 from rapid_des.program.routes import signatures
@@ -51,26 +42,23 @@ from rapid_des.studies.earliest import (
     Times,
     can_be_walked,
     ends,
-    fullest_stages,
-    held,
-    is_usual,
     passes_alone,
     walked,
     walked_micro_batches,
 )
 from rapid_des.studies.likeness import (
-    again_key,
     kernels_key,
     layer_key,
     layout_key,
     model_key,
     pass_key,
-    stages_key,
     state_key,
     stride,
 )
+from rapid_des.studies.memory_floors import MemoryFloors, made_of
+from rapid_des.studies.pair_walk import PassTime, PassTimes, drained_in_pairs, walks_in_pairs
 from rapid_des.studies.slowed import Busy, busy_of, least_delay, messages_beside
-from rapid_des.studies.stand_ins import few_passes, on_machine, with_micro_batches, without_recomputation
+from rapid_des.studies.stand_ins import on_machine, with_micro_batches, without_recomputation
 
 _Made = TypeVar("_Made")
 _COMPUTE = STREAMS.index("compute")
@@ -79,12 +67,8 @@ _MANY = ("block", "prediction")
 
 
 @dataclass
-class Floors:
-    """Bounds for the candidates of one job on one machine, all of whose GPUs are equal and healthy."""
-
-    machine: Machine
-    cache: BoundedCache
-    known: dict[Hashable, Any] = field(default_factory=dict)
+class Floors(MemoryFloors):
+    """Bounds for the time of these candidates, beside those of memory."""
 
     def passes(self, job: Job, *, again: bool) -> int:
         """Return picoseconds that no step goes below, by kernels alone; `again`: with what is recomputed."""
@@ -101,7 +85,7 @@ class Floors:
         """Return picoseconds that no simulation of a training step goes below, by closed forms."""
         times, key = self._pass_times(job)
         done = self._ends(job, times, key)
-        after = self._once(("after", *state_key(job)), lambda: self._after(job))[0]
+        after = self.once(("after", *state_key(job)), lambda: self._after(job))[0]
         return max(self._step(job, done), self._slowed(job, done) + after)
 
     def _slowed(self, job: Job, done: Sequence[End]) -> int:
@@ -112,7 +96,7 @@ class Floors:
         stage = max(range(job.stages), key=lambda stage: done[stage].drained)
         busy, messages = Busy(), Counter[TimeAlone]()
         for part in job.placement[stage]:
-            sections = _made_of(job, part, self._kinds(job))[::-1]
+            sections = made_of(job, part, self.kinds(job))[::-1]
             for section, count in Counter(sections).items():
                 busy += self._busy(job)[section].times(count * job.micro_batches)
             units = [(section,) for section in sections] if job.sharding.policy.by_unit else [tuple(sections)]
@@ -131,7 +115,7 @@ class Floors:
                 total[section] += busy_of(piece, self.machine.device)
             return total
 
-        return self._once(("busy", *kernels_key(job)), make)
+        return self.once(("busy", *kernels_key(job)), make)
 
     def _beside(self, job: Job, unit: tuple[Section, ...]) -> Counter[TimeAlone]:
         """Return what travels for a micro-batch of sections whose gradients are reduced together."""
@@ -146,16 +130,16 @@ class Floors:
             return times
 
         key = (*model_key(job), *layout_key(job), job.training.zero_stage, unit)
-        return self._once(("beside", *key), make)
+        return self.once(("beside", *key), make)
 
     def walked(self, job: Job) -> int:
         """Return the same by a walk through the schedule; 0 where it is not walked."""
         short = with_micro_batches(job, walked_micro_batches(job))
         if not can_be_walked(short):
-            return 0
+            return self._walked_in_pairs(job) if not passes_alone(job) and walks_in_pairs(job) else 0
         gathers: dict[tuple[Section, bool], int] = {}
         reduces: dict[Section, int] = {}
-        for section, size in self._sizes(job).items() if job.sharding.policy.by_unit else ():
+        for section, size in self.sizes(job).items() if job.sharding.policy.by_unit else ():
             gathered = self._travels(job, size, gathers=True)
             cheap = any(sharding.reshard_ranks for sharding in job.shardings.values())
             cheap |= job.training.adapters is not None  # whose tables are gathered for forwards alone
@@ -165,113 +149,48 @@ class Floors:
         alone = Alone(self._pass_times(job)[0], self._messages(job), gathers, reduces)
         return self._step(job, walked(short, alone, left_out=job.micro_batches - short.micro_batches))
 
+    def _walked_in_pairs(self, job: Job) -> int:
+        """Return the same of a schedule of pairs, or of backwards in halves."""
+        times = self.once(("in pairs", *layer_key(job)), lambda: self._in_pairs(job))
+        kinds = self.kinds(job)
+        parts = [made_of(job, part, kinds) for part in range(job.parts)]
+        done = drained_in_pairs(job, parts, times, self._messages(job))
+        return self._step(job, [End(drained, 0) for drained in done])
+
+    def _in_pairs(self, job: Job) -> PassTimes:
+        """Return what every section's passes take, kernels and messages, in the quickest place."""
+        alone, times = on_machine(job, self.machine), dict[tuple[Section, PassKind], PassTime]()
+        for key in self._of_places(job)[0]:
+            places = [pieces[key] for pieces in self._of_places(job)]
+            kernels, whole = (
+                min(map(measure, places)) for measure in (_computes, partial(self._passes, alone))
+            )
+            tail = max(self._passes(alone, piece) - _computes(piece) for piece in places)
+            times[key.section, key.phase] = PassTime(kernels, whole, tail)
+        return times
+
     def _kernel_times(self, job: Job) -> tuple[Times, tuple[Hashable, ...]]:
         key = ("kernels", *kernels_key(job))
-        return self._once(("times", *key), lambda: self._times(job, messages=False)), key
+        return self.once(("times", *key), lambda: self._times(job, messages=False)), key
 
     def _pass_times(self, job: Job) -> tuple[Times, tuple[Hashable, ...]]:
         """Return what passes take with messages, but where another pass computes meanwhile."""
         if not passes_alone(job):
             return self._kernel_times(job)
         key = layer_key(job)
-        return self._once(("times", *key), lambda: self._times(job, messages=True)), key
+        return self.once(("times", *key), lambda: self._times(job, messages=True)), key
 
     def _ends(self, job: Job, times: Times, key: tuple[Hashable, ...]) -> tuple[End, ...]:
-        return self._once(("ends", *key, pass_key(job)), lambda: ends(job, times, self._kinds(job)))
-
-    def _kinds(self, job: Job) -> Sequence[int]:
-        """Return the kind of every layer, by what the job runs again."""
-        return self._once(("kinds", *again_key(job)), lambda: job.kind_of_layer)
+        return self.once(("ends", *key, pass_key(job)), lambda: ends(job, times, self.kinds(job)))
 
     def _step(self, job: Job, done: Sequence[End]) -> int:
         """Return what a step takes at the least whose stages have run their passes so."""
-        after, travels = self._once(("after", *state_key(job)), lambda: self._after(job))
+        after, travels = self.once(("after", *state_key(job)), lambda: self._after(job))
         reduced = [
             max(end.drained, end.last_backward + travel.once, job.micro_batches * travel.each)
             for end, travel in zip(done, travels, strict=True)
         ]
         return max(reduced) + after
-
-    def memory(self, job: Job) -> int:
-        """Return bytes that some rank needs at least."""
-        return max(self.standing(job, stage) + self.moving(job, stage) for stage in fullest_stages(job))
-
-    def standing(self, job: Job, stage: int) -> int:
-        """Return those of a stage's ranks that stand all the time, at the least: with the smallest messages.
-
-        They depend neither on what is recomputed nor, but for messages, on the micro-batch.
-        """
-        plain = without_recomputation(job)
-        made_of = self._once(("made of", stage, *stages_key(job)), lambda: self._sections(plain, stage))
-        split, training = job.spec.parallelism, job.training
-        key = (*model_key(job), split.dp, split.pp, len(job.copies[0]), split.sequence_parallel, stage)
-        key = (*key, training.zero_stage, *sorted(made_of.items()))
-        return self._once(("standing", *key), lambda: self._stands(plain, stage))
-
-    def _stands(self, job: Job, stage: int) -> int:
-        training = structs.replace(job.training, micro_batch=1)
-        small = replace(job, spec=structs.replace(job.spec, training=training))
-        parameters, sizes = self._parameters(job, stage), self._sizes(job)
-        return sum(tensor.size for tensor in standing(small, stage, parameters, sizes))
-
-    def moving(self, job: Job, stage: int) -> int:
-        """Return those of them that come and go, whatever replicas share."""
-        key = ("chunks", stage, kernels_key(job), stages_key(job))
-        chunks = self._once(key, lambda: self._chunks(job, stage))
-        if is_usual(job):
-            begun = zip(held(job, stage), chunks, strict=True)
-            moving = sum(count * size for count, (size, _) in begun) + chunks[-1][1]
-        else:
-            most = min(job.schedule.bound(job.shape), job.micro_batches * len(chunks))
-            moving = most * min(size for size, _ in chunks) + min(peak for _, peak in chunks)
-        return round(moving * (1 + job.spec.memory.fragmentation))
-
-    def _chunks(self, job: Job, stage: int) -> list[tuple[int, int]]:
-        """Return bytes that each chunk of a stage keeps of a micro-batch, and that its backward adds.
-
-        The stage is fullest when the first backward begins of all micro-batches that it holds.
-        """
-        key, chunks = kernels_key(job), []
-        memory = self._once(("memory", *key), lambda: self._section_memory(job))
-        sizes = {section: each.activations + each.logits for section, each in memory.items()}
-        for part in job.placement[stage]:
-            there = _made_of(job, part, self._kinds(job))
-            peak = max(memory[there[-1]].highest["backward"] - sizes[there[-1]], 0) if there else 0
-            chunks.append((sum(sizes[section] for section in there), peak))
-        return chunks
-
-    def _section_memory(self, job: Job) -> Mapping[Section, SectionMemory]:
-        place = heaviest_place(job) if job.model.has_experts else 0
-        return section_memory(job, self._lists(job, place))
-
-    def _lists(self, job: Job, place: int) -> Lists:
-        """Return the operators of all sections; those that stand once in a stage are not asked for."""
-        key = ("lists", *kernels_key(job), place)
-        return self._once(key, lambda: training_lists(few_passes(job), place))
-
-    def _sections(self, job: Job, stage: int) -> Counter[Section]:
-        """Return how often a stage has each section."""
-        kinds = self._kinds(job)
-        return Counter(section for part in job.placement[stage] for section in _made_of(job, part, kinds))
-
-    def _parameters(self, job: Job, stage: int) -> Counter[Domain]:
-        """Return the parameters of a rank of a stage."""
-        plain, total = without_recomputation(job), Counter[Domain]()
-        sizes = self._sizes(plain)
-        for section, count in self._sections(plain, stage).items():
-            for domain, elements in sizes[section].items():
-                total[domain] += count * elements
-        return total
-
-    def _once(self, key: Hashable, make: Callable[[], _Made]) -> _Made:
-        if key not in self.known:
-            self.known[key] = make()
-        value: _Made = self.known[key]
-        return value
-
-    def _sizes(self, job: Job) -> Mapping[Section, Counter[Domain]]:
-        key = ("sizes", *model_key(job), *again_key(job))
-        return self._once(key, lambda: section_parameters(job))
 
     def _times(self, job: Job, *, messages: bool) -> Times:
         """Return what every section takes alone on a rank of the first stage, with messages or without."""
@@ -285,19 +204,30 @@ class Floors:
 
     def _pieces(self, job: Job) -> Mapping[tuple[Section, bool], Piece]:
         """Return every section's pass, forward and (true) backward, of the rank that computes the least."""
-        return self._once(("pieces", *kernels_key(job)), lambda: self._priced(on_machine(job, self.machine)))
+        return self.once(("pieces", *kernels_key(job)), lambda: self._quickest(job))
 
-    def _priced(self, job: Job) -> Mapping[tuple[Section, bool], Piece]:
-        operators = operator_model(as_used(job, self.machine, self.machine.device), self.cache)
-        of_places = [
-            price_lists(self._lists(job, place), operators, None, exchanges(job))
-            for place in range(places(job))
-        ]
+    def _quickest(self, job: Job) -> Mapping[tuple[Section, bool], Piece]:
+        of_places = self._of_places(job)
         return {
             (key.section, key.phase == "backward"): min((pieces[key] for pieces in of_places), key=_computes)
             for key in of_places[0]
-            if key.stage < 0 and key.phase in ("forward", "backward")
+            if key.phase in ("forward", "backward")
         }
+
+    def _of_places(self, job: Job) -> Sequence[Mapping[PieceKey, Piece]]:
+        """Return the passes of all sections at each place of ranks whose experts' loads differ."""
+        return self.once(("places", *kernels_key(job)), lambda: self._priced(on_machine(job, self.machine)))
+
+    def _priced(self, job: Job) -> Sequence[Mapping[PieceKey, Piece]]:
+        operators = operator_model(as_used(job, self.machine, self.machine.device), self.cache)
+        return [
+            {
+                key: piece
+                for key, piece in price_lists(self.lists(job, place), operators, None, exchanges(job)).items()
+                if key.stage < 0
+            }
+            for place in range(places(job))
+        ]
 
     def _passes(self, job: Job, piece: Piece) -> int:
         """Return how long a piece takes: kernels one after the other, or what a run says."""
@@ -307,8 +237,12 @@ class Floors:
         program.writer.place(piece, {})
         return program_alone(job, program.finish(), self.machine, self.cache)
 
-    def _messages(self, job: Job) -> dict[tuple[int, int], int]:
+    def _messages(self, job: Job) -> Mapping[tuple[int, int], int]:
         """Return how long a message takes from each stage to its neighbours, round the pipeline."""
+        key = (*model_key(job), *layout_key(job), job.message_bytes, job.batches_messages)
+        return self.once(("messages", *key), lambda: self._between(job))
+
+    def _between(self, job: Job) -> Mapping[tuple[int, int], int]:
         durations: dict[tuple[int, int], int] = {}
         if job.stages == 1:
             return durations
@@ -319,14 +253,14 @@ class Floors:
                 like = signatures(self.machine, [ends])[0]
                 among = (job.stages, *layout_key(job)) if job.batches_messages else ()
                 key = ("message", like, job.message_bytes, among)
-                durations[source, target] = self._once(
+                durations[source, target] = self.once(
                     key, partial(message_between, job, (source, target), self.machine, self.cache)
                 )
         return durations
 
     def _after(self, job: Job) -> tuple[int, tuple[_Travel, ...]]:
         """Return what follows all passes at the least, and how long each stage's gradients travel."""
-        stages = [self._parameters(job, stage) for stage in range(job.stages)]
+        stages = [self.parameters_of(job, stage) for stage in range(job.stages)]
         least = min(range(job.stages), key=lambda stage: stages[stage].total())
         used = as_used(job, self.machine, self.machine.device)
         operators = operator_model(used, self.cache)
@@ -358,7 +292,7 @@ class Floors:
         key = ("travels", gathers, *model_key(job), layout_key(job), job.training.zero_stage,
                len(job.copies[0]), tuple(sorted(parameters.items())))  # fmt: skip
         return (
-            self._once(key, lambda: program_alone(job, program.finish(), self.machine, self.cache))
+            self.once(key, lambda: program_alone(job, program.finish(), self.machine, self.cache))
             if len(program)
             else 0
         )
@@ -372,15 +306,6 @@ class _Travel:
     """After its last backward has begun."""
     each: int
     """For every micro-batch."""
-
-
-def _made_of(job: Job, part: int, kinds: Sequence[int]) -> list[Section]:
-    """Return the sections of a part of the model, in forward order, given the kind of every layer."""
-    first = sum(job.layers[:part])
-    blocks = [Section("block", kind) for kind in kinds[first : first + job.layers[part]]]
-    before = [EMBEDDING] if part == 0 else []
-    after = [*[PREDICTION] * job.predictions, HEAD] if part == job.parts - 1 else []
-    return [*before, *blocks, *after]
 
 
 def _computes(piece: Piece) -> int:

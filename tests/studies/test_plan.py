@@ -185,6 +185,26 @@ def test_a_pass_that_another_one_fills_is_bound_by_its_kernels_alone():
     assert floors.exchanged(one_by_one) > floors.passes(one_by_one, again=True)  # all-to-alls count there
 
 
+@pytest.mark.parametrize(
+    ("schedule", "close"),
+    [("zb_h1", 0.91), ("zb_h2", 0.91), ("zb_v", 0.96), ("dualpipe", 0.84), ("dualpipe_v", 0.94)],
+)
+def test_a_schedule_of_halves_or_pairs_is_walked(schedule, close):
+    job = job_of(
+        "deepseek_v3_train_2048",
+        **{
+            "model.exceptions": "[]",
+            "model.feed_forward.experts": "16",
+            "parallelism": "{pp: 4, dp: 4, ep: 4, layers: even}",
+            "training.schedule": schedule,
+            "training.global_batch": 48,
+        },
+    )
+    machine, cache = machine_of("dgx_h100_x8"), BoundedCache()
+    step = simulate(job, machine, mode="analytical", allow_oom=True, cache=cache).step_time
+    assert close * step < Floors(machine, cache).walked(job) <= step
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b"])
 @pytest.mark.parametrize(("pp", "chunks", "batch"), [(2, 2, 8), (4, 2, 16), (4, 2, 4), (2, 4, 64)])
 def test_a_stage_begins_as_many_micro_batches_before_its_first_backward_as_its_order_says(

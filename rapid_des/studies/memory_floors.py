@@ -1,0 +1,143 @@
+"""Bounds from below for the memory of ways to split a training job, and what these are made of.
+
+    standing   weights, gradients, optimizer, messages: the smallest that replicas and micro-batches leave
+    moving     activations of the micro-batches that a stage has begun before its first backward
+
+What candidates have in common is worked out once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from msgspec import structs
+
+from rapid_des.bounded_cache import BoundedCache
+from rapid_des.frontend import Job
+from rapid_des.frontend.memory.events import SectionMemory, section_memory
+from rapid_des.frontend.memory.training import standing
+from rapid_des.frontend.parts import (
+    EMBEDDING,
+    HEAD,
+    PREDICTION,
+    Lists,
+    Section,
+    section_parameters,
+    training_lists,
+)
+from rapid_des.frontend.routing import heaviest_place
+from rapid_des.frontend.template import Domain
+from rapid_des.machine import Machine
+from rapid_des.studies.earliest import fullest_stages, held, is_usual
+from rapid_des.studies.likeness import again_key, kernels_key, model_key, stages_key
+from rapid_des.studies.stand_ins import few_passes, without_recomputation
+
+_Made = TypeVar("_Made")
+
+
+@dataclass
+class MemoryFloors:
+    """Bounds for the candidates of one job on one machine, all of whose GPUs are equal and healthy."""
+
+    machine: Machine
+    cache: BoundedCache
+    known: dict[Hashable, Any] = field(default_factory=dict)
+
+    def memory(self, job: Job) -> int:
+        """Return bytes that some rank needs at least."""
+        return max(self.standing(job, stage) + self.moving(job, stage) for stage in fullest_stages(job))
+
+    def standing(self, job: Job, stage: int) -> int:
+        """Return those of a stage's ranks that stand all the time, at the least: with the smallest messages.
+
+        They depend neither on what is recomputed nor, but for messages, on the micro-batch.
+        """
+        plain = without_recomputation(job)
+        made_of = self.once(("made of", stage, *stages_key(job)), lambda: self.sections_of(plain, stage))
+        split, training = job.spec.parallelism, job.training
+        key = (*model_key(job), split.dp, split.pp, len(job.copies[0]), split.sequence_parallel, stage)
+        key = (*key, training.zero_stage, *sorted(made_of.items()))
+        return self.once(("standing", *key), lambda: self._stands(plain, stage))
+
+    def _stands(self, job: Job, stage: int) -> int:
+        training = structs.replace(job.training, micro_batch=1)
+        small = replace(job, spec=structs.replace(job.spec, training=training))
+        parameters, sizes = self.parameters_of(job, stage), self.sizes(job)
+        return sum(tensor.size for tensor in standing(small, stage, parameters, sizes))
+
+    def moving(self, job: Job, stage: int) -> int:
+        """Return those of them that come and go, whatever replicas share."""
+        key = ("chunks", stage, kernels_key(job), stages_key(job))
+        chunks = self.once(key, lambda: self._chunks(job, stage))
+        if is_usual(job):
+            begun = zip(held(job, stage), chunks, strict=True)
+            moving = sum(count * size for count, (size, _) in begun) + chunks[-1][1]
+        else:
+            most = min(job.schedule.bound(job.shape), job.micro_batches * len(chunks))
+            moving = most * min(size for size, _ in chunks) + min(peak for _, peak in chunks)
+        return round(moving * (1 + job.spec.memory.fragmentation))
+
+    def _chunks(self, job: Job, stage: int) -> list[tuple[int, int]]:
+        """Return bytes that each chunk of a stage keeps of a micro-batch, and that its backward adds.
+
+        The stage is fullest when the first backward begins of all micro-batches that it holds.
+        """
+        key, chunks = kernels_key(job), []
+        memory = self.once(("memory", *key), lambda: self._section_memory(job))
+        sizes = {section: each.activations + each.logits for section, each in memory.items()}
+        for part in job.placement[stage]:
+            there = made_of(job, part, self.kinds(job))
+            peak = max(memory[there[-1]].highest["backward"] - sizes[there[-1]], 0) if there else 0
+            chunks.append((sum(sizes[section] for section in there), peak))
+        return chunks
+
+    def _section_memory(self, job: Job) -> Mapping[Section, SectionMemory]:
+        place = heaviest_place(job) if job.model.has_experts else 0
+        return section_memory(job, self.lists(job, place))
+
+    def lists(self, job: Job, place: int) -> Lists:
+        """Return the operators of all sections; those that stand once in a stage are not asked for."""
+        key = ("lists", *kernels_key(job), place)
+        return self.once(key, lambda: training_lists(few_passes(job), place))
+
+    def sections_of(self, job: Job, stage: int) -> Counter[Section]:
+        """Return how often a stage has each section."""
+        kinds = self.kinds(job)
+        return Counter(section for part in job.placement[stage] for section in made_of(job, part, kinds))
+
+    def parameters_of(self, job: Job, stage: int) -> Counter[Domain]:
+        """Return the parameters of a rank of a stage."""
+        plain, total = without_recomputation(job), Counter[Domain]()
+        sizes = self.sizes(plain)
+        for section, count in self.sections_of(plain, stage).items():
+            for domain, elements in sizes[section].items():
+                total[domain] += count * elements
+        return total
+
+    def once(self, key: Hashable, make: Callable[[], _Made]) -> _Made:
+        """Return what a key stands for, made if nobody asked for it before."""
+        if key not in self.known:
+            self.known[key] = make()
+        value: _Made = self.known[key]
+        return value
+
+    def sizes(self, job: Job) -> Mapping[Section, Counter[Domain]]:
+        """Return the parameters of every section on a rank."""
+        key = ("sizes", *model_key(job), *again_key(job))
+        return self.once(key, lambda: section_parameters(job))
+
+    def kinds(self, job: Job) -> Sequence[int]:
+        """Return the kind of every layer, by what the job runs again."""
+        return self.once(("kinds", *again_key(job)), lambda: job.kind_of_layer)
+
+
+def made_of(job: Job, part: int, kinds: Sequence[int]) -> list[Section]:
+    """Return the sections of a part of the model, in forward order, given the kind of every layer."""
+    first = sum(job.layers[:part])
+    blocks = [Section("block", kind) for kind in kinds[first : first + job.layers[part]]]
+    before = [EMBEDDING] if part == 0 else []
+    after = [*[PREDICTION] * job.predictions, HEAD] if part == job.parts - 1 else []
+    return [*before, *blocks, *after]
