@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from rapid_des.cli.main import progress
-from rapid_des.cli.options import echo_marked, job_options, json_option, open_job, plot_option
+from rapid_des.cli.options import Amount, echo_marked, job_options, json_option, open_job, plot_option
 from rapid_des.cli.serve import workload_option, workload_texts
 from rapid_des.errors import InputError
 from rapid_des.report.writing import check_outputs
@@ -30,9 +30,7 @@ from rapid_des.units import Rate
 @click.command()
 @job_options
 @click.option("--slo", required=True, metavar="'ttft=2s tpot=50ms'", help="Limits that a request must keep.")
-@click.option(
-    "--share", type=click.FloatRange(0.01, 1), default=0.99, show_default=True, help="Of the requests."
-)
+@click.option("--share", type=Amount(0.01, 1), default=0.99, show_default=True, help="Of the requests.")
 @click.option(
     "--layout",
     "texts",
@@ -48,7 +46,7 @@ from rapid_des.units import Rate
     help="Also N of each, prompts on some alone.",
 )
 @click.option("--load", metavar="RATE", help="Size a fleet for this load, as in: 20/s.")
-@click.option("--price", type=click.FloatRange(0), metavar="PRICE", help="Of a GPU and hour: adds costs.")
+@click.option("--price", type=Amount(0), metavar="PRICE", help="Of a GPU and hour: adds costs.")
 @click.option(
     "--requests", type=click.IntRange(10, 10**6), default=1000, show_default=True, help="A simulation."
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 import textwrap
@@ -35,6 +36,18 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 Decorator = Callable[[Command], Command]
 Settings = dict[str, list[tuple[str, str]]]
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+class Amount(click.FloatRange):
+    """A finite number in a range: `nan` is in every range to click."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number that a text stands for."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no finite number.", param, ctx)
+        return number
+
 
 ROOTS = ("job", "machine", "device")
 

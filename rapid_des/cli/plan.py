@@ -10,6 +10,7 @@ import click
 from rapid_des.cli.executing import executor_options
 from rapid_des.cli.main import announce, progress
 from rapid_des.cli.options import (
+    Amount,
     echo_marked,
     force_option,
     job_options,
@@ -47,11 +48,11 @@ from rapid_des.studies.splits import CHOICES, choices_of
     help="In which the rows are simulated; auto: hierarchical, experts on over 512 GPUs analytical.",
 )
 @click.option("--pruned", is_flag=True, help="List every other way with the reason why it is no row.")
-@click.option("--price", type=click.FloatRange(0), help="Of a GPU for an hour: adds what a step costs.")
+@click.option("--price", type=Amount(0), help="Of a GPU for an hour: adds what a step costs.")
 @click.option(
     "--within",
     "within_s",
-    type=click.FloatRange(0),
+    type=Amount(0),
     metavar="SECONDS",
     help="Stop then with the best so far, and how much faster others could be.",
 )
@@ -106,7 +107,7 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
 )
 @click.option(
     "--change",
-    type=click.FloatRange(0, 0.5, min_open=True),
+    type=Amount(0, 0.5, min_open=True),
     default=0.02,
     show_default=True,
     help="By which part of itself each knob is moved.",

@@ -256,8 +256,10 @@ class _Search:
         """Raise what is missing, with the candidate that misses by least."""
         if self.refinement.nearest is None:
             first = next(iter(self.space.refused), "")
+            stated = ", ".join(f"{name} {values}" for name, values in self.wanted.vary.items() if values)
             raise InfeasibleJobError(
                 f"{self.space.job.name}: no legal way to split it over {self.space.gpus} GPUs (--gpus)"
+                + (f" with {stated} (--vary)" if stated else "")
                 + (f"; as in {first}" if first else "")
             )
         least, job = self.refinement.nearest

@@ -266,6 +266,18 @@ def test_choices_that_are_none_are_refused(text, match):
         choices_of([text])
 
 
+@pytest.mark.parametrize("words", [["--price", "nan"], ["--within", "inf"]])
+def test_numbers_that_are_none_are_refused(words):
+    told = CliRunner().invoke(cli, ["plan", "llama2_7b_train", "--on", "dgx_a100", *words])
+    assert told.exit_code == 2
+    assert f"{words[1]!r} is no finite number" in told.output
+
+
+def test_splits_that_there_are_not_are_named():
+    with pytest.raises(InfeasibleJobError, match=r"no legal way .* over 4 GPUs .* with tp \[3\] \(--vary\)"):
+        plan(job_of(), machine_of(), Wanted(gpus=4, vary={"tp": [3]}))
+
+
 def test_more_gpus_than_there_are_are_refused():
     with pytest.raises(InputError, match="100 GPUs, the machine has 8"):
         plan(job_of(), machine_of(), Wanted(gpus=100))
