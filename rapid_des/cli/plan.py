@@ -45,7 +45,7 @@ from rapid_des.studies.splits import CHOICES, choices_of
     type=click.Choice([AUTO, *MODES]),
     default=AUTO,
     show_default=True,
-    help="In which the rows are simulated; auto: hierarchical, experts on over 512 GPUs analytical.",
+    help="In which the rows are simulated; auto: hierarchical, on over 512 GPUs analytical.",
 )
 @click.option("--pruned", is_flag=True, help="List every other way with the reason why it is no row.")
 @click.option("--price", type=Amount(0), help="Of a GPU for an hour: adds what a step costs.")

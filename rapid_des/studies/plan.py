@@ -24,8 +24,8 @@ from rapid_des.units import Duration, seconds
 Told = Callable[[str, int, int], None]
 _S_PER_HOUR = 3600
 AUTO = "auto"
-_MOST_WITH_EXPERTS = 512
-"""GPUs up to which steps with experts are simulated hierarchically unasked: exchanges take minutes beyond."""
+_MOST_GPUS = 512
+"""GPUs up to which rows are simulated hierarchically unasked: one may take minutes beyond."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Wanted:
     vary: Mapping[str, Sequence[Any] | None] = field(default_factory=dict, hash=False)
     """By choice (`splits.CHOICES`) the values to take; None: all. Others take their usual ones."""
     mode: str = AUTO
-    """Of the rows; auto: hierarchical, but closed forms where experts are spread over very many GPUs."""
+    """Of the rows; auto: hierarchical, but closed forms for more than 512 GPUs."""
     pruned: bool = False
     """Whether to say of every other candidate why it was left out."""
     price: float | None = None
@@ -200,9 +200,8 @@ class _Search:
     pruned: list[Pruned] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        job, asked = self.space.job, self.wanted.mode
-        exact = not job.model.has_experts or self.space.gpus <= _MOST_WITH_EXPERTS
-        self.mode = asked if asked != AUTO else "hierarchical" if exact else "analytical"
+        usual = "hierarchical" if self.space.gpus <= _MOST_GPUS else "analytical"
+        self.mode = usual if self.wanted.mode == AUTO else self.wanted.mode
         self.refinement = Refinement(self.space, self.machine, self.mode, self._dropped, self._due)
         self.began = time.monotonic()
 
