@@ -24,6 +24,7 @@ from rapid_des.frontend import Job
 from rapid_des.frontend.groups import message_size
 from rapid_des.frontend.optimizers import gathered_as, step_kernels
 from rapid_des.frontend.parts import (
+    EMBEDDING,
     PieceKey,
     Section,
     price_lists,
@@ -37,6 +38,7 @@ from rapid_des.program.communication import TimeAlone
 from rapid_des.program.routes import signatures
 from rapid_des.studies.alone import collective_alone, message_between, program_alone
 from rapid_des.studies.earliest import (
+    USUAL,
     Alone,
     End,
     Times,
@@ -190,7 +192,15 @@ class Floors(MemoryFloors):
             max(end.drained, end.last_backward + travel.once, job.micro_batches * travel.each)
             for end, travel in zip(done, travels, strict=True)
         ]
-        return max(reduced) + after
+        return max(*reduced, done[0].drained + self._travels_last(job)) + after
+
+    def _travels_last(self, job: Job) -> int:
+        """Return how long what the first stage's last pass completes is reduced: gradients of the table."""
+        if job.training.schedule not in USUAL:
+            return 0
+        piece = self._pieces(job)[EMBEDDING, True]
+        final = [mark for mark in piece.marks if mark.position == len(piece) - 1]
+        return self._travels(job, Counter({mark.domain: mark.parameters for mark in final}), gathers=False)
 
     def _times(self, job: Job, *, messages: bool) -> Times:
         """Return what every section takes alone on a rank of the first stage, with messages or without."""
@@ -259,17 +269,27 @@ class Floors(MemoryFloors):
         return durations
 
     def _after(self, job: Job) -> tuple[int, tuple[_Travel, ...]]:
-        """Return what follows all passes at the least, and how long each stage's gradients travel."""
+        """Return what follows all passes at the least, and how long each stage's gradients travel.
+
+        All stages wait for the norm of the gradients; then each updates its own parameters.
+        """
         stages = [self.parameters_of(job, stage) for stage in range(job.stages)]
-        least = min(range(job.stages), key=lambda stage: stages[stage].total())
-        used = as_used(job, self.machine, self.machine.device)
-        operators = operator_model(used, self.cache)
-        kernels = list(step_kernels(job, least, stages[least]).values())[1:]
-        after = sum(operators.estimate(kernel).duration for kernel in kernels)
+        least, most = (pick(range(job.stages), key=lambda s: stages[s].total()) for pick in (min, max))
+        last = most if job.training.gradient_norm else least
+        after = self._optimizer(job, least, stages[least], until_norm=True)
+        after += self._optimizer(job, last, stages[last], until_norm=False)
         once = not job.sharding.policy.by_unit and not job.sharding.ahead
         if not job.training.offload_optimizer and once:
-            after += self._travels(job, stages[least], gathers=True)
+            after += self._travels(job, stages[last], gathers=True)
         return after, tuple(self._moves(job, parameters) for parameters in stages)
+
+    def _optimizer(self, job: Job, stage: int, parameters: Counter[Domain], *, until_norm: bool) -> int:
+        """Return what a stage's kernels once a step take up to the norm of the gradients, or after it."""
+        operators = operator_model(as_used(job, self.machine, self.machine.device), self.cache)
+        kernels = step_kernels(job, stage, parameters)
+        after = {name: kernel for name, kernel in kernels.items() if name.startswith("optimizer")}
+        chosen = [kernel for name, kernel in kernels.items() if (name not in after) == until_norm]
+        return sum(operators.estimate(kernel).duration for kernel in chosen)
 
     def _moves(self, job: Job, parameters: Counter[Domain]) -> _Travel:
         """Return how long a stage's gradients and parameters are on their way, at the least."""
