@@ -96,13 +96,16 @@ class Pass:
 def one_pass(job: Job, groups: Sequence[Group]) -> Job:
     """Return a job that runs one pass of these requests: its step time is what an iteration takes.
 
-    A pass in which all requests decode runs as a decode step (clock, CUDA graph), any other as a prefill.
+    A pass in which all requests decode runs as a decode step (clock, CUDA graph), any other as a prefill. If
+    the job drafts tokens, the next ones are drafted after it; groups with several samples check drafts.
     """
     kinds = tuple(
-        RequestsSpec(group.key_length, min(1, group.samples), group.count, group.cached) for group in groups
+        RequestsSpec(
+            group.key_length, min(1, group.samples), group.count, group.cached, max(0, group.samples - 1)
+        )
+        for group in groups
     )
-    lone = dict.fromkeys(("batch", "prompt_length", "output_length", "micro_batch", "speculative"))
-    lone["prefill_tokens"] = None
+    lone = dict.fromkeys(("batch", "prompt_length", "output_length", "micro_batch", "prefill_tokens"))
     inference = structs.replace(job.inference, **lone, requests=kinds, decode_steps="all")
     return with_spec(job, structs.replace(job.spec, inference=inference))
 
@@ -159,7 +162,10 @@ def groups_of(job: Job, step: int) -> tuple[Group, ...]:
     if not step:
         return tuple(
             Group(
-                kind.count // parts, kind.prompt_length - kind.cached, kind.cached, min(1, kind.output_length)
+                kind.count // parts,
+                kind.prompt_length - kind.cached,
+                kind.cached,
+                min(1, kind.output_length) + kind.drafted,
             )
             for kind in spec.kinds
         )

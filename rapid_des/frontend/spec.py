@@ -543,11 +543,15 @@ class RequestsSpec(Spec, frozen=True):
     cached: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 0
     """Tokens of each prompt that stand in the KV cache before the first pass (a shared prefix, or chunks
     that have passed)."""
+    drafted: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 0
+    """Last tokens of each prompt that are drafts: the first pass checks them, and chooses a token after each
+    and after the one before them. With output_length above 0."""
 
     def __post_init__(self) -> None:
         if self.cached >= self.prompt_length:
-            problem = f"cached: {self.cached} of {self.prompt_length} tokens of a prompt leave none to pass"
-            raise ValueError(problem)
+            raise ValueError(f"cached: {self.cached} of {self.prompt_length} tokens of a prompt leave none")
+        if self.drafted and not (self.output_length and self.drafted < self.prompt_length - self.cached):
+            raise ValueError(f"drafted: {self.drafted} need a token before them to pass, and output_length")
 
 
 class InferenceSpec(Spec, frozen=True):

@@ -50,16 +50,21 @@ def draft_list(job: Job, groups: tuple[Group, ...], shard_of: ShardOf) -> tuple[
     """Return what drafts the next tokens after a pass of these requests, one run behind the other."""
     spec = job.spec.speculative
     assert spec is not None
-    draft = drafting(job)
     runs: tuple[Operation, ...] = ()
-    for number, some in enumerate(_runs(groups, spec)):
-        once = _of_model(draft, shard_of(draft, some)) if draft else _of_module(job, shard_of(job, some))
+    for number, some in enumerate(draft_runs(groups, spec)):
+        once = draft_run(job, some, shard_of)
         groups_now = once if number == 0 else tuple(replace(each, weights=0) for each in once)
         runs = following(runs, groups_now)
     return tuple(replace(each, name=f"draft.{each.name}") for each in runs)
 
 
-def _runs(groups: tuple[Group, ...], spec: SpeculativeSpec) -> Iterator[tuple[Group, ...]]:
+def draft_run(job: Job, groups: tuple[Group, ...], shard_of: ShardOf) -> tuple[Operation, ...]:
+    """Return what one run over these tokens computes."""
+    draft = drafting(job)
+    return _of_model(draft, shard_of(draft, groups)) if draft else _of_module(job, shard_of(job, groups))
+
+
+def draft_runs(groups: tuple[Group, ...], spec: SpeculativeSpec) -> Iterator[tuple[Group, ...]]:
     """Yield the requests of each run of a step: all new tokens first, then the newest alone."""
     decodes = all(group.decodes for group in groups)
     newest = tuple(replace(batch, query_length=1, cached=batch.key_length - 1, samples=1) for batch in groups)

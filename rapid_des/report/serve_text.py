@@ -32,6 +32,8 @@ def serve_lines(plain: Mapping[str, Any], title: str, replicas: int) -> Iterator
     if plain["intervals"]:
         yield f"  80% intervals    {_intervals(plain['intervals'])}"
     yield f"  KV cache         {held['mean']:.1%} of its pages held on average, at most {held['max']:.1%}"
+    if plain["tokens_a_step"] is not None:
+        yield f"  drafts           {plain['tokens_a_step']:.3g} tokens a step of a request"
     yield from _outages(plain, replicas)
     if plain["preemptions"]:
         yield f"  preemptions      {plain['preemptions']:,}"

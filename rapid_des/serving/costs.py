@@ -12,12 +12,10 @@ kernels and the rest, or as the host needs to issue them all, whichever is longe
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import Protocol
 
 import numpy as np
-from msgspec import structs
 
 from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
@@ -31,66 +29,19 @@ from rapid_des.frontend.parts import EMBEDDING, HEAD, Section, stage_sections
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.modes.pricing import as_used, issued_on
+from rapid_des.serving.batch import Batch, decoding_group
 from rapid_des.serving.corners import Refined, around, fineness, stretch, token_corners
-from rapid_des.serving.jobs import in_a_row, of_replica
+from rapid_des.serving.drafts import DraftCosts
+from rapid_des.serving.jobs import drafting_so_many, in_a_row, of_replica, prompts_of, without_host
 from rapid_des.serving.kernels import Body, Kernels, Opening, kind_of, of_all
 from rapid_des.simulation import simulate
-from rapid_des.units import Duration
 
 _CORNERS, _FEW = 64, 1 << 14
 """Passes that are simulated, about; prices of chunks that are kept: few come twice."""
+_SHORT = 16
+"""Tokens of a prompt that is too long for a decode kernel."""
 _USUAL = 64
 """Tokens of a decode step, of which stages have their shares."""
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What an iteration computes: one token each of `decodes` requests, and chunks of prompts."""
-
-    decodes: int = 0
-    keys: int = 0
-    """Positions that the decoding requests attend to, all together, each one's own new token among them."""
-    chunks: tuple[Group, ...] = ()
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that pass the model."""
-        return self.decodes + sum(chunk.count * chunk.query_length for chunk in self.chunks)
-
-    @property
-    def sampled(self) -> int:
-        """Requests for which a token comes out."""
-        return self.decodes + sum(chunk.count * chunk.samples for chunk in self.chunks)
-
-    def groups(self) -> tuple[Group, ...]:
-        """Return it as a static run takes it, decoding requests at their mean length."""
-        if not self.decodes:
-            return self.chunks
-        return (Group(self.decodes, 1, -(-self.keys // self.decodes) - 1), *self.chunks)
-
-
-class Costs(Protocol):
-    """What iterations take, in picoseconds."""
-
-    def time(self, batch: Batch) -> int:
-        """Return how long one lasts."""
-        ...
-
-    def ends(self, decodes: int, keys: int, steps: int) -> Int64s:
-        """Return when each of so many pure decode steps ends, the first one's batch as given."""
-        ...
-
-
-class SharedCosts(Costs, Protocol):
-    """What iterations of replicas take that share experts, each with a batch of its own."""
-
-    def together(self, batches: Sequence[Batch]) -> int:
-        """Return how long one lasts."""
-        ...
-
-    def ends_together(self, decoding: Sequence[tuple[int, int]], steps: int) -> Int64s:
-        """Return when each of so many pure decode steps ends, given each one's requests and keys."""
-        ...
 
 
 class PassCosts:
@@ -101,8 +52,12 @@ class PassCosts:
     ) -> None:
         self._machine, self._cache = machine, BoundedCache() if cache is None else cache
         self._copies = copies
-        self._job = issued_on(of_replica(job), machine)
-        self._idle = without_host(self._job)
+        self._whole = issued_on(of_replica(job), machine)
+        """With what drafts tokens."""
+        self._job = drafting_so_many(self._whole, 0)
+        spec = job.inference.speculative
+        self.checked = 1 if spec is None else 1 + spec.tokens
+        self._drafts = None if spec is None else DraftCosts(self._whole, self._priced)
         self._host = self._job.host
         self._graph = captures(self._job, 1)
         devices = {
@@ -117,31 +72,32 @@ class PassCosts:
         self._steps: dict[int, Kernels] = {}
         self._heads: dict[tuple[int, bool], Kernels] = {}
         self._rests = {decoding: Refined(partial(self._rest_at, decoding)) for decoding in (False, True)}
-        self._attention: dict[tuple[Group, bool], Kernels] = {}
+        self._checking = Refined(self._checking_at)
+        self._attention: dict[tuple[Group, bool, bool], Kernels] = {}
         self._lines: dict[tuple[int, int], Int64s] = {}
 
     def time(self, batch: Batch) -> int:
         """Return how long an iteration lasts."""
         decoding = not batch.chunks
-        passed, seen = self._base(batch.tokens, batch.sampled, decoding), Kernels(0, 0)
+        passed, seen = self._base(batch), Kernels(0, 0)
         if batch.decodes:
             seen = self._decode_attention(batch.decodes, batch.keys, decoding)
         if batch.chunks:
-            seen = seen.then(self._prompt_attention(batch.chunks, decoding))
+            seen = seen.then(self._prompt_attention(batch))
         if decoding and self._graph:
             return passed.time + seen.time
         return self._issued(passed.then(seen), self._late(batch.tokens, seen.time, decoding))
 
-    def ends(self, decodes: int, keys: int, steps: int) -> Int64s:
-        """Return when each of so many pure decode steps ends; `keys` grow by one a request and step."""
-        if decodes not in self._steps:
-            self._steps[decodes] = self._base(decodes, decodes, decoding=True)
-        base = self._steps[decodes]
-        first = -(-keys // decodes)
-        on_gpu = base.time + self._attention_from(decodes, first, steps)
+    def ends(self, decodes: int, keys: Int64s) -> Int64s:
+        """Return when each of some pure decode steps ends, given the positions that each attends to."""
+        base = self._step(decodes)
+        lengths = -(-keys // decodes)
+        first = int(lengths[0])
+        on_gpu = base.time + self._attention_from(decodes, lengths)
         if not self._graph and self._host is not None:
             attention = on_gpu - base.time
-            each = [self._late(decodes, int(value), decoding=True) for value in attention]
+            tokens = decodes * self.checked
+            each = [self._late(tokens, int(value), decoding=True) for value in attention]
             issue = base.issue + self._attention_at(decodes, first, True).issue
             on_gpu = self._host.before() + np.maximum(on_gpu + each, issue)
         return np.cumsum(on_gpu)
@@ -156,7 +112,7 @@ class PassCosts:
         if not any(batch.chunks for batch in at_work) and self._graph:
             most = max(batch.decodes for batch in at_work)
             seen = (self._decode_attention(batch.decodes, batch.keys, True).time for batch in at_work)
-            return self._base(most, most, decoding=True).time + max(seen)
+            return self._step(most).time + max(seen)
         return max(self._beside(batch, len(batches), at_work) for batch in at_work)
 
     def _beside(self, batch: Batch, replicas: int, at_work: Sequence[Batch]) -> int:
@@ -167,32 +123,32 @@ class PassCosts:
         if batch.decodes:
             seen = self._decode_attention(batch.decodes, batch.keys, decoding)
         if batch.chunks:
-            seen = seen.then(self._prompt_attention(batch.chunks, decoding))
+            seen = seen.then(self._prompt_attention(batch))
         own = self._body(batch.tokens, decoding).less(self._experts(batch.tokens, decoding))
-        rest = Kernels(self._rests[decoding](self._passing(mean, decoding)), 0)
+        rest = Kernels(self._rest(mean, -(-batch.requests * mean // batch.tokens), decoding), 0)
         passed = own.then(self._experts(mean, decoding)).then(self._head(batch.sampled, decoding)).then(rest)
+        passed = passed.then(self._drafting(batch))
         return self._issued(passed.then(seen), self._late(batch.tokens, seen.time, decoding))
 
-    def ends_together(self, decoding: Sequence[tuple[int, int]], steps: int) -> Int64s:
-        """Return when each of so many pure decode steps ends, given each replica's requests and keys."""
+    def ends_together(self, decoding: Sequence[tuple[int, Int64s]]) -> Int64s:
+        """Return when each of some pure decode steps ends, given each replica's requests and positions."""
         most = max(decodes for decodes, _ in decoding)
-        alone = {
-            (decodes, -(-keys // decodes)): np.diff(self.ends(decodes, keys, steps), prepend=0)
-            for decodes, keys in decoding
-        }
-        base = {decodes: self._steps[decodes].time for decodes, _ in alone}
-        return np.cumsum(
-            np.max([each + base[most] - base[decodes] for (decodes, _), each in alone.items()], axis=0)
-        )
+        unlike = {(decodes, keys.tobytes()): keys for decodes, keys in decoding}
+        alone = [
+            np.diff(self.ends(decodes, keys), prepend=0) - self._step(decodes).time
+            for (decodes, _), keys in unlike.items()
+        ]
+        return np.cumsum(np.max(alone, axis=0) + self._step(most).time)
 
-    def _attention_from(self, decodes: int, first: int, steps: int) -> Int64s:
-        """Return decode attention of so many steps, the first at this mean KV length, each one longer."""
+    def _attention_from(self, decodes: int, lengths: Int64s) -> Int64s:
+        """Return decode attention at mean KV lengths that ascend."""
+        first, last = int(lengths[0]), int(lengths[-1])
         tables, length = list[Int64s](), first
-        while length < first + steps:
+        while length <= last:
             below, above = stretch(length, fineness(length))
             tables.append(self._line(decodes, below, above)[length - below :])
             length = above + 1
-        return (tables[0] if len(tables) == 1 else np.concatenate(tables))[:steps]
+        return (tables[0] if len(tables) == 1 else np.concatenate(tables))[lengths - first]
 
     def _line(self, decodes: int, below: int, above: int) -> Int64s:
         """Return decode attention of every mean KV length from one corner to the next."""
@@ -213,20 +169,39 @@ class PassCosts:
 
     def parts(self, batch: Batch) -> dict[str, int]:
         """Return what kernels, communication and the host take of an iteration in which all decode."""
-        tokens = batch.decodes
-        messages = self._rests[True](self._passing(tokens, decoding=True))
-        kernels = self._base(tokens, tokens, decoding=True).time - messages
-        kernels += self._decode_attention(tokens, batch.keys, decoding=True).time
+        messages = self._rest(batch.tokens, batch.decodes, decoding=True)
+        kernels = self._base(batch).time - messages
+        kernels += self._decode_attention(batch.decodes, batch.keys, decoding=True).time
         return {
             "kernels": kernels,
             "communication": messages,
             "host": self.time(batch) - kernels - messages,
         }
 
-    def _base(self, tokens: int, sampled: int, decoding: bool) -> Kernels:
+    def _step(self, decodes: int) -> Kernels:
+        """Return all but attention of a decode step."""
+        if decodes not in self._steps:
+            self._steps[decodes] = self._base(Batch(decodes, decodes, checked=self.checked))
+        return self._steps[decodes]
+
+    def _base(self, batch: Batch) -> Kernels:
         """Return all but attention."""
-        rest = Kernels(self._rests[decoding](self._passing(tokens, decoding)), 0)
-        return self._body(tokens, decoding).then(self._head(sampled, decoding)).then(rest)
+        decoding, tokens = not batch.chunks, batch.tokens
+        rest = Kernels(self._rest(tokens, batch.requests, decoding), 0)
+        passed = self._body(tokens, decoding).then(self._head(batch.sampled, decoding))
+        return passed.then(rest).then(self._drafting(batch))
+
+    def _drafting(self, batch: Batch) -> Kernels:
+        """Return what drafts the next tokens, but its attention."""
+        if self._drafts is None:
+            return Kernels(0, 0)
+        return self._drafts.base(batch.tokens, batch.requests, decoding=not batch.chunks)
+
+    def _rest(self, tokens: int, requests: int, decoding: bool) -> int:
+        """Return what a pass takes beyond its kernels."""
+        if decoding:
+            return self._rests[True](-(-self._passing(tokens, decoding) // self.checked))
+        return self._rests[False](tokens) + (self._checking(requests) if self._drafts is not None else 0)
 
     def _passing(self, tokens: int, decoding: bool) -> int:
         """Return how many tokens pass: where a captured graph is padded more than there are."""
@@ -244,7 +219,7 @@ class PassCosts:
         Attention and messages are taken as alike in all layers.
         """
         opening = self._body_at(token_corners(tokens)[1], decoding).opening
-        message = self._rests[decoding](self._passing(tokens, decoding)) // opening.messages
+        message = self._rest(tokens, 1, decoding) // opening.messages
         return opening.late(attention // self._layers, message)
 
     def _body(self, tokens: int, decoding: bool) -> Kernels:
@@ -342,30 +317,36 @@ class PassCosts:
         return low.between(high, length - below, above - below)
 
     def _attention_at(self, decodes: int, length: int, decoding: bool) -> Kernels:
-        return self._remembered(Group(decodes, 1, length - 1), decoding)
+        return self._remembered(decoding_group(decodes, length, self.checked), decoding)
 
-    def _prompt_attention(self, chunks: tuple[Group, ...], decoding: bool) -> Kernels:
+    def _prompt_attention(self, batch: Batch) -> Kernels:
         """Return attention of chunks; of a whole prompt alone linear between corners of its length."""
+        chunks, decoding = batch.chunks, False
         if len(chunks) > 1 or chunks[0].cached:
-            return self._attend(chunks, decoding, self._passing_operators)
+            return self._attend(chunks, decoding, self._passing_operators, beside=batch.decodes > 0)
         (chunk,) = chunks
         below, above = around(chunk.query_length)
         low, high = (
-            self._remembered(replace(chunk, query_length=corner, samples=1), decoding)
+            self._remembered(replace(chunk, query_length=corner, samples=1), decoding, batch.decodes > 0)
             for corner in (below, above)
         )
         return low.between(high, chunk.query_length - below, max(1, above - below))
 
-    def _remembered(self, group: Group, decoding: bool) -> Kernels:
-        key = group, decoding
+    def _remembered(self, group: Group, decoding: bool, beside: bool = False) -> Kernels:
+        key = group, decoding, beside
         if key not in self._attention:
-            self._attention[key] = self._attend((group,), decoding, self._operators)
+            self._attention[key] = self._attend((group,), decoding, self._operators, beside=beside)
         return self._attention[key]
 
     def _attend(
-        self, groups: tuple[Group, ...], decoding: bool, operators: Mapping[bool, OperatorModel]
+        self,
+        groups: tuple[Group, ...],
+        decoding: bool,
+        operators: Mapping[bool, OperatorModel],
+        *,
+        beside: bool,
     ) -> Kernels:
-        """Return the kernels that see the KV cache in one pass."""
+        """Return the kernels that see the KV cache in one pass, of prompts `beside` others that decode."""
         shard = serving_shard(self._job, Pass(0, groups, 0))
         kinds = self._job.kinds
         parts = (
@@ -373,12 +354,34 @@ class PassCosts:
             for section, count in self._sections
             if section.name == "block"
         )
-        return self._kernels(parts, operators[decoding], cached=True)
+        passed = self._kernels(parts, operators[decoding], cached=True)
+        if self._drafts is None:
+            return passed
+        return passed.then(self._drafts.attention(groups, decoding=decoding, beside=beside))
 
-    def _rest_at(self, decoding: bool, tokens: int) -> tuple[int, int]:
-        """Return what a simulated pass of so many tokens takes beyond its kernels, and what it takes."""
-        groups = (Group(tokens, 1, 1),) if decoding else prompts_of(self._job, tokens)
-        job = self._job if decoding and self._graph else self._idle
+    def _rest_at(self, decoding: bool, number: int) -> tuple[int, int]:
+        """Return what a simulated pass takes beyond its kernels, and what it takes.
+
+        It is of so many decoding requests, or prompt tokens after which one token is drafted.
+        """
+        if decoding:
+            checks = (decoding_group(number, 1 + self.checked, self.checked),)
+            job = self._whole if self._graph else without_host(self._whole)
+            return self._beyond(job, checks, decoding=True)
+        one = without_host(drafting_so_many(self._whole, 1))
+        return self._beyond(one, prompts_of(self._job, number), decoding=False)
+
+    def _checking_at(self, requests: int) -> tuple[int, int]:
+        """Return what so many checks beside a short prompt add to the rest of a prompt with as many tokens.
+
+        That is logits of all drafts, and what drafting after the first token sends.
+        """
+        mixed = (decoding_group(requests, 1 + self.checked, self.checked), Group(1, _SHORT))
+        rest, took = self._beyond(without_host(self._whole), mixed, decoding=False)
+        return rest - self._rests[False](requests * self.checked + _SHORT), took
+
+    def _beyond(self, job: Job, groups: tuple[Group, ...], *, decoding: bool) -> tuple[int, int]:
+        """Return what a simulated pass of these requests takes beyond its kernels, and what it takes."""
         result = simulate(
             one_pass(in_a_row(job, self._copies), groups),
             self._machine,
@@ -387,27 +390,15 @@ class PassCosts:
             allow_oom=True,
             cache=self._cache,
         ).step_time
-        sampled = sum(group.count for group in groups)
-        kernels = self._body_at(tokens, decoding).kernels.time + self._head(sampled, decoding).time
-        attention = self._attend(groups, decoding, self._operators).time
-        return int(result) - kernels - attention, int(result)
+        lists, operators = pass_lists(job, Pass(1, groups, 1)), self._operators[decoding]
+        sections = (stage_sections(job, stage).items() for stage in range(job.stages))
+        parts = [(count, lists[section]) for stage in sections for section, count in stage]
+        kernels = sum(self._kernels(parts, operators, cached=cached).time for cached in (False, True))
+        return int(result) - kernels, int(result)
 
-
-def prompts_of(job: Job, tokens: int) -> tuple[Group, ...]:
-    """Return so many tokens as prompts, as long as the model takes, and a part of one."""
-    longest = min(tokens, job.model.spec.max_positions - 1)
-    whole, rest = divmod(tokens, longest)
-    return (Group(whole, longest), *((Group(1, rest),) if rest else ()))
-
-
-def without_host(job: Job) -> Job:
-    """Return a job that its host issues at once."""
-    host = job.host
-    if host is None:
-        return job
-    none = Duration(0)
-    idle = structs.replace(host, kernel=none, collective=none, graph=None, step=None, request=None)
-    return replace(job, spec=structs.replace(job.spec, host=idle))
+    def _priced(self, operations: Iterable[Operation], decoding: bool, cached: bool) -> Kernels:
+        """Return the kernels of operations that see the KV cache or not (`drafts.Price`)."""
+        return self._kernels([(1, tuple(operations))], self._operators[decoding], cached=cached)
 
 
 def _pass_of(tokens: int, decoding: bool) -> Pass:

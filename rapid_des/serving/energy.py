@@ -20,8 +20,8 @@ from rapid_des.frontend import Job
 from rapid_des.frontend.inference import one_pass
 from rapid_des.frontend.operations import Group
 from rapid_des.machine import Machine
-from rapid_des.serving.costs import prompts_of
-from rapid_des.serving.jobs import sharing
+from rapid_des.serving.batch import decoding_group
+from rapid_des.serving.jobs import prompts_of, sharing
 from rapid_des.serving.pools import pools_of
 from rapid_des.serving.result import ServeResult
 from rapid_des.simulation import simulate
@@ -95,20 +95,27 @@ class _Passes:
     machine: Machine
     cache: BoundedCache
 
+    @property
+    def _checked(self) -> int:
+        """Tokens of a decoding request that pass in a step."""
+        spec = self.job.inference.speculative
+        return 1 if spec is None else 1 + spec.tokens
+
     def of(self, load: Mapping[str, Int64s]) -> NDArray[np.float64]:
         """Return the joules of every stretch of iterations that a replica has done."""
         steps, decodes, prompts = (load[name] for name in ("steps", "decodes", "prompt_tokens"))
-        keys = load["keys"] * steps + decodes * (steps * (steps - 1) // 2)
+        made = decodes * self.job.inference.tokens_a_step
+        keys = load["keys"] * steps + made * (steps * (steps - 1) // 2)
         lone, mixed = prompts == 0, prompts > 0
         joules = np.zeros(len(steps))
         joules[lone] = steps[lone] * self._between(decodes[lone], decoding=True)
-        joules[mixed] = self._between((decodes + prompts)[mixed], decoding=False)
+        joules[mixed] = self._between((decodes * self._checked + prompts)[mixed], decoding=False)
         return joules + np.where(decodes > 0, keys - np.where(lone, decodes * steps * _LENGTHS[0], 0), 0) * (
             self._of_position()
         )
 
     def _between(self, tokens: Int64s, *, decoding: bool) -> NDArray[np.float64]:
-        """Return the joules of passes of so many tokens, decodes at the first of `_LENGTHS`, or prompts."""
+        """Return the joules of passes of so many requests at the first of `_LENGTHS`, or of prompt tokens."""
         if not len(tokens):
             return np.zeros(0)
         most = int(tokens.max())
@@ -118,12 +125,13 @@ class _Passes:
 
     def _corner(self, tokens: int, *, decoding: bool) -> float:
         if decoding:
-            return self.kernels((Group(tokens, 1, _LENGTHS[0] - 1),)) or 0.0
+            return self.kernels((decoding_group(tokens, _LENGTHS[0], self._checked),)) or 0.0
         return self.kernels(prompts_of(self.job, tokens)) or 0.0
 
     def _of_position(self) -> float:
         """Return the joules of a position that a decoding request attends to."""
-        short, long = (self.kernels((Group(_WIDE, 1, length - 1),)) or 0.0 for length in _LENGTHS)
+        groups = (decoding_group(_WIDE, length, self._checked) for length in _LENGTHS)
+        short, long = (self.kernels((group,)) or 0.0 for group in groups)
         return (long - short) / (_WIDE * (_LENGTHS[1] - _LENGTHS[0]))
 
     def kernels(self, groups: Sequence[Group]) -> float | None:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from rapid_des.serving.adapters import Lora
-from rapid_des.serving.costs import Costs
+from rapid_des.serving.batch import Costs
+from rapid_des.serving.drafts import Drafts, SpeculativeDecoding
 from rapid_des.serving.intake import Habits
 from rapid_des.serving.policies import Policy
+from rapid_des.serving.requests import Decoding
 
 Process: TypeAlias = Generator[Any, Any, None]
 MOST_STEPS = 1 << 12
@@ -40,10 +42,18 @@ class Engine:
     habits: Habits = Habits()
     shares: tuple[float, ...] = (1.0,)
     """Of an iteration, by pipeline stage."""
+    drafts: Drafts | None = None
+    """Which drafted tokens are kept; None: none are drafted."""
     together: int = 1
     """Replicas that share experts, and step together."""
     stepwise: bool = False
     """Wait for every iteration, also for those that could pass at once (the results are the same)."""
+
+    def nobody(self) -> Decoding:
+        """Return an empty group of requests that decode."""
+        if self.drafts is None:
+            return Decoding(self.page_size)
+        return SpeculativeDecoding(self.page_size, self.drafts)
 
     @property
     def is_steady(self) -> bool:

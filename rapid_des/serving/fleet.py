@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import simpy
 
 from rapid_des.errors import DeadlockError
-from rapid_des.serving.costs import Costs
+from rapid_des.serving.batch import Costs
 from rapid_des.serving.engine import Engine, Process
 from rapid_des.serving.lockstep import LockstepGroup, LockstepReplica
 from rapid_des.serving.pipelined import PipelinedReplica

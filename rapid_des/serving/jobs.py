@@ -1,4 +1,4 @@
-"""The job of one replica of a server, or of several alike."""
+"""Jobs that stand for a server's replica, and for passes of it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,18 @@ from dataclasses import replace
 from msgspec import structs
 
 from rapid_des.frontend.job import Job
+from rapid_des.frontend.operations import Group
+from rapid_des.units import Duration
+
+
+def drafting_so_many(job: Job, tokens: int) -> Job:
+    """Return a job that drafts so many of the tokens that it does, or none."""
+    spec = job.inference.speculative
+    if spec is None:
+        return job
+    few = structs.replace(spec, tokens=tokens, acceptance=spec.acceptance[:tokens]) if tokens else None
+    inference = structs.replace(job.inference, speculative=few)
+    return replace(job, spec=structs.replace(job.spec, inference=inference))
 
 
 def sharing(job: Job) -> int:
@@ -28,3 +40,18 @@ def in_a_row(job: Job, copies: int) -> Job:
     split = job.spec.parallelism
     repeated = structs.replace(split, dp=split.dp * copies)
     return replace(job, spec=structs.replace(job.spec, parallelism=repeated)) if copies > 1 else job
+def prompts_of(job: Job, tokens: int) -> tuple[Group, ...]:
+    """Return so many tokens as prompts, as long as the model takes, and a part of one."""
+    longest = min(tokens, job.model.spec.max_positions - 1)
+    whole, rest = divmod(tokens, longest)
+    return (Group(whole, longest), *((Group(1, rest),) if rest else ()))
+
+
+def without_host(job: Job) -> Job:
+    """Return a job that its host issues at once."""
+    host = job.host
+    if host is None:
+        return job
+    none = Duration(0)
+    idle = structs.replace(host, kernel=none, collective=none, graph=None, step=None, request=None)
+    return replace(job, spec=structs.replace(job.spec, host=idle))

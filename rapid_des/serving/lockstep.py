@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 import simpy
 
-from rapid_des.serving.costs import SharedCosts
+from rapid_des.serving.batch import SharedCosts
 from rapid_des.serving.engine import Process
 from rapid_des.serving.policies import Selection
 from rapid_des.serving.replica import Replica, passed
@@ -110,7 +110,7 @@ class LockstepGroup:
         """Let decode steps pass until a request of any ends, pages run short, or somebody comes."""
         at_work = [member for member in self.members if member.decoding]
         steps = min(member.steps_at_once for member in at_work)
-        ends = self._costs.ends_together([(member.decoding, member.keys) for member in at_work], steps)
+        ends = self._costs.ends_together([(member.decoding, member.keys_in(steps)) for member in at_work])
         ends = ends + np.max([member.added(steps) for member in at_work], axis=0)
         self._come = self._env.event()
         for member in at_work:

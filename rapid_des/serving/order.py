@@ -14,21 +14,28 @@ from dataclasses import dataclass, field
 from rapid_des.serving.requests import Request
 
 _PROMPT, _OUTPUT = 1, 2
+"""What a token counts."""
 
 
 @dataclass
 class Fairness:
     """Virtual token counters of users; those of decoding requests grow with the steps of their group."""
 
+    tokens_a_step: float = 1.0
+    """Tokens that a step makes of a request, on average."""
     _settled: Counter[int] = field(default_factory=Counter)
     _decoding: Counter[int] = field(default_factory=Counter)
     _joined: Counter[int] = field(default_factory=Counter)
     """By user the steps at which its decoding requests joined, summed."""
     _active: Counter[int] = field(default_factory=Counter)
 
+    @property
+    def _of_step(self) -> int:
+        return round(_OUTPUT * self.tokens_a_step)
+
     def value(self, user: int, step: int) -> int:
         """Return a user's counter at a step of the decoding group."""
-        return self._settled[user] + _OUTPUT * (self._decoding[user] * step - self._joined[user])
+        return self._settled[user] + self._of_step * (self._decoding[user] * step - self._joined[user])
 
     def arrive(self, user: int, step: int) -> None:
         """Note a request; a user that was idle is lifted to the least of the others."""
@@ -52,7 +59,7 @@ class Fairness:
 
     def leave(self, user: int, joined: int, step: int) -> None:
         """Note that it does so no more."""
-        self._settled[user] += _OUTPUT * (step - joined)
+        self._settled[user] += self._of_step * (step - joined)
         self._decoding[user] -= 1
         self._joined[user] -= joined
 

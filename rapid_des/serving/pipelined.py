@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from rapid_des.serving.costs import Batch
+from rapid_des.serving.batch import Batch
 from rapid_des.serving.engine import Process
 from rapid_des.serving.policies import Selection
 from rapid_des.serving.replica import Replica
@@ -125,7 +125,7 @@ class PipelinedReplica(Replica):
 
     def _take_off(self, selection: Selection) -> None:
         """Send a batch into the first stage."""
-        batch, group = self._batch(selection), Decoding(self.page_size)
+        batch, group = self._batch(selection), self.engine.nobody()
         self._begin(selection)
         if batch.decodes:
             self._take_pages(1)

@@ -54,6 +54,11 @@ class View(Protocol):
         ...
 
     @property
+    def decoding_tokens(self) -> int:
+        """Tokens of theirs that pass in an iteration: more than these where drafts are checked."""
+        ...
+
+    @property
     def to_come(self) -> int:
         """Tokens that those have still to make."""
         ...
@@ -125,7 +130,7 @@ class Policy:
 
 def vllm_v1(view: View) -> Selection:
     """Take decodes first, then prompts in chunks, first come first served."""
-    return Selection(tuple(_chunks(view, view.max_batched_tokens - view.decoding)))
+    return Selection(tuple(_chunks(view, view.max_batched_tokens - view.decoding_tokens)))
 
 
 def vllm_v0(view: View) -> Selection:
@@ -158,12 +163,12 @@ def trtllm_guaranteed_no_evict(view: View) -> Selection:
         promised += -(-(request.prompt + request.output) // view.page_size)
         return promised <= view.pages
 
-    return Selection(tuple(_chunks(view, view.max_batched_tokens - view.decoding, admits, whole=True)))
+    return Selection(tuple(_chunks(view, view.max_batched_tokens - view.decoding_tokens, admits, whole=True)))
 
 
 def trtllm_max_utilization(view: View) -> Selection:
     """Take decodes and whole prompts that fit now."""
-    return Selection(tuple(_chunks(view, view.max_batched_tokens - view.decoding, whole=True)))
+    return Selection(tuple(_chunks(view, view.max_batched_tokens - view.decoding_tokens, whole=True)))
 
 
 def static(view: View) -> Selection:

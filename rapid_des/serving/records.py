@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid_des.arrays import Int64s
-from rapid_des.serving.costs import Batch
+from rapid_des.serving.batch import Batch
 
 PER_DOUBLING = 1000
 """Bins of gaps between tokens: each 0.07 % wide."""
@@ -51,8 +51,8 @@ class Load:
         self, began: int, duration: int, batch: Batch, watched: _Watched, *, gap: int | None = None
     ) -> None:
         """Count one iteration; `gap` is between two tokens of a request, if not what it lasts."""
-        prompts = batch.tokens - batch.decodes
-        self._append((began, duration, 1, batch.decodes, batch.keys, prompts, *watched.sizes))
+        sizes = batch.prompt_tokens, *watched.sizes
+        self._append((began, duration, 1, batch.decodes, batch.keys, *sizes))
         if batch.decodes:
             self._gaps[_bin(duration if gap is None else gap)] += batch.decodes
 

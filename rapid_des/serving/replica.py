@@ -15,13 +15,13 @@ import simpy
 
 from rapid_des.arrays import Int64s
 from rapid_des.frontend.operations import Group
-from rapid_des.serving.costs import Batch, Costs
+from rapid_des.serving.batch import Batch, Costs
 from rapid_des.serving.engine import MOST_STEPS, Engine, Process
 from rapid_des.serving.order import in_turn
 from rapid_des.serving.policies import Selection
 from rapid_des.serving.records import Load
 from rapid_des.serving.replica_state import ReplicaState
-from rapid_des.serving.requests import NEVER, Decoding, Request
+from rapid_des.serving.requests import NEVER, Request
 
 Deliver = Callable[[Request], None]
 
@@ -76,7 +76,7 @@ class Replica(ReplicaState):
         had = [*self.waiting, *self._intake.clear(), *self.prefilling, *self._group]
         self.waiting.clear()
         self.prefilling.clear()
-        self._group, self._free = Decoding(self.engine.page_size), self.engine.pages
+        self._group, self._free = self.engine.nobody(), self.engine.pages
         self.promised_pages = self.calm = self._queued = self._pause = 0
         self._empty()
         self._under_way = 0, np.zeros(0, np.int64)
@@ -141,7 +141,7 @@ class Replica(ReplicaState):
             request = self.waiting[0]
             full = len(self._group) + len(self.prefilling) >= self.max_sequences
             placed = list(self.adapters.candidates((request,)))
-            if full or not placed or self.pages_for(request, 1) > self.free_pages:
+            if full or not placed or self.pages_for(request, self._group.checked) > self.free_pages:
                 return
             self._admit(request)
             self._hold(request, self.pages_for(request, 0))
@@ -258,7 +258,7 @@ class Replica(ReplicaState):
             for request, tokens in selection.chunks
         )
         decodes = len(self._group) if selection.decodes else 0
-        return Batch(decodes, self._group.keys if decodes else 0, chunks)
+        return Batch(decodes, self._group.keys if decodes else 0, chunks, self._group.checked)
 
     def _begin(self, selection: Selection) -> None:
         for request, tokens in selection.chunks:
@@ -295,7 +295,7 @@ class Replica(ReplicaState):
     def _decode_on(self) -> Process:
         """Let decode steps pass until one of the requests ends, pages run short, or somebody comes."""
         steps = self.steps_at_once
-        ends = self.costs.ends(len(self._group), self._group.keys, steps) + self.added(steps)
+        ends = self.costs.ends(len(self._group), self._group.keys_in(steps)) + self.added(steps)
         self._come = self._env.event()
         self.decode_until(ends)
         steps = yield from passed(self._env, ends, None if self.engine.habits.looks_seldom else self._come)
@@ -307,15 +307,14 @@ class Replica(ReplicaState):
         group = self._group
         return group.steps_within(self._free, min(group.steps_to_end(), self._intake.steps, MOST_STEPS))
 
-    @property
-    def keys(self) -> int:
-        """Positions that the next tokens of decoding requests attend to."""
-        return self._group.keys
+    def keys_in(self, steps: int) -> Int64s:
+        """Return how many positions the tokens of each of the next decode steps attend to."""
+        return self._group.keys_in(steps)
 
     def added(self, steps: int) -> Int64s:
         """Return by how much later each of so many decode steps ends, for adapters and loads."""
         loading, self._loading = self._loading, 0
-        return self.adapters.time(len(self._group)) * np.arange(1, steps + 1) + loading
+        return self.adapters.time(self.decoding_tokens) * np.arange(1, steps + 1) + loading
 
     def decode_until(self, ends: Int64s) -> None:
         """Note that decode steps have begun, which will end so long from now."""
@@ -325,7 +324,8 @@ class Replica(ReplicaState):
         """Hand out the tokens of decode steps that ended so long after they began."""
         began, _ = self._under_way
         self._under_way = began, ends[:0]
-        self.load.steps(began, ends, Batch(len(self._group), self._group.keys), self)
+        batch = Batch(len(self._group), self._group.keys, checked=self._group.checked)
+        self.load.steps(began, ends, batch, self)
         self.calm += len(ends)
         self._intake.passed(len(ends))
         self._take_pages(len(ends))

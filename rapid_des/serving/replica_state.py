@@ -13,7 +13,7 @@ from rapid_des.serving.engine import Engine
 from rapid_des.serving.intake import Intake
 from rapid_des.serving.order import Fairness
 from rapid_des.serving.prefixes import Prefixes
-from rapid_des.serving.requests import Decoding, Request
+from rapid_des.serving.requests import Request
 from rapid_des.units import ceil_divide
 
 
@@ -28,7 +28,7 @@ class ReplicaState:
         self.prefilling: list[Request] = []
         self._intake = Intake(engine.habits)
         self.promised_pages = self.calm = self._queued = 0
-        self._group = Decoding(engine.page_size)
+        self._group = engine.nobody()
         self._free = engine.pages
         self._empty()
         self._under_way = 0, np.zeros(0, np.int64)
@@ -36,7 +36,8 @@ class ReplicaState:
     def _empty(self) -> None:
         """Hold nothing besides weights."""
         engine = self.engine
-        self.prefixes, self.fairness = Prefixes(engine.page_size, engine.host_pages), Fairness()
+        self.prefixes = Prefixes(engine.page_size, engine.host_pages)
+        self.fairness = Fairness(1.0 if engine.drafts is None else engine.drafts.tokens_a_step)
         self.adapters = AdapterUse(engine.lora)
         self._loading = 0
 
@@ -53,6 +54,11 @@ class ReplicaState:
     def decoding(self) -> int:
         """How many requests decode."""
         return len(self._group)
+
+    @property
+    def decoding_tokens(self) -> int:
+        """Tokens of theirs that pass in an iteration."""
+        return len(self._group) * self._group.checked
 
     @property
     def to_come(self) -> int:
@@ -73,7 +79,7 @@ class ReplicaState:
     def outstanding_tokens(self) -> int:
         """Tokens that it has to compute and to make for those."""
         begun = sum(request.missing + request.output - request.generated for request in self.prefilling)
-        return self._queued + begun + self._group.to_come - self._passed * len(self._group)
+        return self._queued + begun + self._group.to_come_after(self._passed)
 
     @property
     def spare_pages(self) -> int:

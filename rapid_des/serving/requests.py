@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
+import numpy as np
+
+from rapid_des.arrays import Int64s
 from rapid_des.units import ceil_divide
 
 NEVER = -1
@@ -101,6 +104,11 @@ class Decoding:
     def __post_init__(self) -> None:
         self._phases = [0] * self.page_size
 
+    @property
+    def checked(self) -> int:
+        """Tokens of each that pass in a step."""
+        return 1
+
     def __len__(self) -> int:
         return len(self._members)
 
@@ -113,7 +121,15 @@ class Decoding:
     @property
     def keys(self) -> int:
         """Positions that their next tokens attend to, those tokens themselves among them."""
-        return self.stored + len(self._members)
+        return self.stored + self.checked * len(self._members)
+
+    def keys_in(self, steps: int) -> Int64s:
+        """Return how many positions the tokens of each of the next steps attend to."""
+        return self.keys + len(self._members) * np.arange(steps)
+
+    def to_come_after(self, steps: int) -> int:
+        """Return how many tokens they have still to make when so many steps have passed."""
+        return self.to_come - steps * len(self._members)
 
     def join(self, request: Request) -> None:
         """Take a request all of whose tokens but the newest are stored."""
@@ -157,7 +173,7 @@ class Decoding:
         return most
 
     def steps_to_end(self) -> int:
-        """Return after how many steps the next one of them has all its tokens."""
+        """Return after how many steps the first of them has all its tokens."""
         while self._ends and not self._is_there(*self._ends[0]):
             heappop(self._ends)
         return self._ends[0][0] - self.step

@@ -96,6 +96,8 @@ class ServeResult:
     """What a replica that was out needs until it serves."""
     device: str = ""
     """Whose measured servers tell how far means may be off."""
+    drafts: bool = False
+    """Whether steps check drafted tokens."""
     inside: int = 0
     """Requests between sending and answer, summed over time: request-picoseconds."""
 
@@ -124,6 +126,7 @@ class ServeResult:
             pages=[member.engine.pages for member in fleet.members],
             elapsed=int(fleet.env.now),
             interrupted=interrupted,
+            drafts=fleet.engine.drafts is not None,
             lost=tuple(request.arrival for request in fleet.lost),
             stops=tuple(fleet.stops),
             startup=fleet.startup,
@@ -168,8 +171,11 @@ class ServeResult:
     def intervals(self) -> Mapping[str, Interval]:
         """Where measured means of `first_token` and `per_token` are expected.
 
-        Of first tokens that are mostly queue there is none: at another rate that would be another.
+        Of first tokens that are mostly queue there is none: at another rate that would be another; nor where
+        tokens are drafted, which no measured server did.
         """
+        if self.drafts:
+            return {}
         times: dict[str, Int64s | Floats] = {}
         if self.queue.sum() < _QUEUED * self.ttft.sum():
             times[FIRST_TOKEN] = self.ttft
@@ -218,6 +224,14 @@ class ServeResult:
         most = max((float(share.max(initial=0)) for share in shares), default=0.0)
         return {"mean": held / max(time, 1), "max": most}
 
+    @property
+    def tokens_a_step(self) -> float | None:
+        """Tokens that a decode step made of a request; None where none were drafted."""
+        if not self.drafts:
+            return None
+        steps = sum(int((load["steps"] * load["decodes"]).sum()) for load in self.loads)
+        return int((self.requests["output"] - 1).sum()) / max(steps, 1)
+
     def as_json(self, slo: Slo | None = None) -> dict[str, Any]:
         """Return plain data; times are seconds."""
         plain: dict[str, Any] = {
@@ -237,6 +251,7 @@ class ServeResult:
             "throughput": self.throughput,
             "goodput": None if slo is None else self._kept(slo),
             "kv_occupancy": self.kv_occupancy,
+            "tokens_a_step": self.tokens_a_step,
             "preemptions": int(self.requests["preemptions"].sum()),
             "retries": int(self.requests["retries"].sum()),
             "lost": len(self.lost),

@@ -18,6 +18,7 @@ from rapid_des.frontend.servers import ServingSpec
 from rapid_des.machine import Machine
 from rapid_des.serving.adapters import Lora
 from rapid_des.serving.costs import PassCosts
+from rapid_des.serving.drafts import Drafts
 from rapid_des.serving.engine import Engine
 from rapid_des.serving.fleet import Fleet, Watch
 from rapid_des.serving.intake import Habits
@@ -86,7 +87,7 @@ def serve_workload(  # noqa: PLR0913 - as above
         )
     steady = for_iterations(machine, sends=len(pools) > 1)
     healthy = steady.unfaulted
-    engine = _engine(job, healthy, workload, cache)
+    engine = replace(_engine(job, healthy, workload, cache), drafts=_drafts(job, workload.seed))
     of_prompts = engine if pools[0].job is job else _engine(pools[0].job, healthy, workload, cache)
     for each in (engine, of_prompts):
         _check_lengths(job, workload, each)
@@ -178,11 +179,14 @@ def _engine(job: Job, machine: Machine, workload: Workload, cache: BoundedCache 
     if pool is None:
         problem = f"the profile {job.software.name} does not say how large the KV cache is; state it here"
         raise ConfigError(problem, file=job.file, key="memory.kv_pool")
-    limits = structs.replace(
-        pool,
-        tokens=spec.max_batched_tokens or pool.tokens,
-        sequences=min(spec.max_sequences or pool.sequences, spec.max_batched_tokens or pool.tokens),
-    )
+    tokens, checked = spec.max_batched_tokens or pool.tokens, 1
+    if job.inference.speculative is not None:
+        checked += job.inference.speculative.tokens
+    if tokens < checked:
+        problem = f"{tokens} tokens of an iteration are fewer than the {checked} of a request with its drafts"
+        raise ConfigError(problem, file=job.file, key="serving.max_batched_tokens")
+    sequences = min(spec.max_sequences or pool.sequences, tokens // checked)
+    limits = structs.replace(pool, tokens=tokens, sequences=sequences)
     lora = None if spec.lora is None else Lora(alone, machine, spec.lora)
     adapters = 0 if lora is None else lora.slots * lora.bytes
     costs = iteration_costs(alone, machine, cache)
@@ -224,11 +228,13 @@ def _swap(job: Job, machine: Machine, key: str) -> int:
     return max(1, serialization_time(Pool(job, 1).held(many), min(host.to_host, host.from_host)) // many)
 
 
+def _drafts(job: Job, seed: int) -> Drafts | None:
+    spec = job.inference.speculative
+    return None if spec is None else Drafts(spec.acceptance, seed)
+
+
 def _check(job: Job, pools: Sequence[Pool], gpus: int) -> None:
     """Raise a `ConfigError` for what no server does, and if the machine has too few GPUs."""
-    if job.inference.speculative is not None:
-        problem = "a server makes a token a step for each request; static batches (`run`) draft several"
-        raise ConfigError(problem, file=job.file, key="inference.speculative")
     if job.spec.parallelism.cp > 1:
         problem = f"cp {job.spec.parallelism.cp} splits the prompts of static batches (`run`), not a server's"
         raise ConfigError(problem, file=job.file, key="parallelism.cp")
@@ -264,10 +270,12 @@ def _pages(job: Job, machine: Machine, pool: KvPool, workload: Workload, adapter
 
 def _check_lengths(job: Job, workload: Workload, engine: Engine) -> None:
     """Raise `ConfigError` for a request that no replica could ever answer, or for a pool that is empty."""
-    total = workload.prompt + workload.output
+    drafted = 0 if engine.drafts is None else engine.drafts.checked - 1
+    total = workload.prompt + workload.output + drafted
     longest = int(total.argmax())
     room, most = engine.pages * engine.page_size, job.model.spec.max_positions
     if total[longest] > min(room, most):
         why = f"a replica's KV cache holds {room}" if room < most else f"the model has max_positions {most}"
         lengths = f"{workload.prompt[longest]} tokens in and {workload.output[longest]} out"
+        lengths += f", {drafted} drafted" if drafted else ""
         raise ConfigError(f"request {longest} has {lengths}; {why}", file=job.file, key="serving")

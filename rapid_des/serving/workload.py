@@ -6,10 +6,9 @@ has a generator of its own, so that to change one leaves the others, and more re
 
 from __future__ import annotations
 
-import csv
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, TypeAlias, TypeVar
@@ -23,6 +22,7 @@ from rapid_des.arrays import Int64s
 from rapid_des.config import Document, Spec, decode
 from rapid_des.errors import ConfigError
 from rapid_des.serving.requests import Request
+from rapid_des.serving.trace_files import MARKS, read_lengths, read_trace
 from rapid_des.units import PS_PER_S, Duration, Rate, whole_number
 
 Tokens: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10**7)]
@@ -104,9 +104,10 @@ class Diurnal(_Rated, frozen=True, tag_field="kind", tag="diurnal"):
 
 
 class Trace(Spec, frozen=True, tag_field="kind", tag="trace"):
-    """Requests of a CSV file: columns `arrival_s`, `prompt_tokens` and `output_tokens`.
+    """Requests of a CSV file: columns `arrival_s`, `prompt_tokens` and `output_tokens`, or a public trace.
 
-    Columns `session`, `user`, `adapter`, `priority` and `prefix_tokens` may be there too: whole numbers.
+    Columns `session`, `user`, `adapter`, `priority` and `prefix_tokens` may be there too: whole numbers
+    (`rapid_des.serving.trace_files`).
     """
 
     file: str
@@ -186,7 +187,7 @@ class Sampled(Spec, frozen=True, tag_field="kind", tag="sampled"):
 
     def lengths(self, count: int, random: Generator) -> Int64s:
         """Return so many lengths."""
-        return random.choice(_columns(self.file, (self.column,))[self.column].astype(np.int64), count)
+        return random.choice(read_lengths(self.file, self.column), count)
 
 
 Lengths: TypeAlias = Fixed | Uniform | Lognormal | Quantiles | Sampled
@@ -219,7 +220,7 @@ def parse_lengths(text: str, option: str) -> Lengths:
 
 
 _Holder = TypeVar("_Holder", _AnyArrivals, _AnyLengths)
-_DECIMAL = re.compile(r"[+-]?[0-9]+\.[0-9]*\Z|[+-]?\.[0-9]+\Z")
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\Z")
 
 
 def _decoded(text: str, option: str, holder: type[_Holder]) -> _Holder:
@@ -263,6 +264,8 @@ class Workload:
     """Picoseconds."""
     marks: Mapping[str, Int64s] = field(default_factory=dict)
     """What else is known of each: `session`, `user`, `adapter`, `priority`, `prefix`."""
+    seed: int = 0
+    """Of what is drawn while they are served: which drafted tokens are kept."""
 
     def request(self, number: int, now: int) -> Request:
         """Return one of them, sent now."""
@@ -309,61 +312,23 @@ def draw(
     if isinstance(arrivals, Trace):
         traced = _traced(arrivals, count)
         columns = {name: column[: len(traced)] for name, column in drawn.items()}
-        return replace(traced, marks=columns | dict(traced.marks))
+        return replace(traced, marks=columns | dict(traced.marks), seed=seed)
     prompt, output = (
         each.lengths(count, default_rng([seed, stream])) for stream, each in enumerate(lengths, start=1)
     )
     if isinstance(arrivals, Clients):
-        return Workload(prompt, output, None, arrivals.count, int(arrivals.think or 0), drawn)
-    return Workload(prompt, output, arrivals.times(count, default_rng([seed, 0])), marks=drawn)
+        return Workload(prompt, output, None, arrivals.count, int(arrivals.think or 0), drawn, seed)
+    return Workload(prompt, output, arrivals.times(count, default_rng([seed, 0])), marks=drawn, seed=seed)
 
 
 def _traced(trace: Trace, count: int) -> Workload:
-    table = _columns(trace.file, ("arrival_s", "prompt_tokens", "output_tokens"), tuple(_MARKS))
+    table = read_trace(trace.file)
     arrival = table["arrival_s"]
     order = np.argsort(arrival, kind="stable")[:count]
     times = _picoseconds((arrival[order] - arrival[order[0]]) / trace.faster)
     prompt, output = (table[name][order].astype(np.int64) for name in ("prompt_tokens", "output_tokens"))
-    marks = {mark: table[name][order].astype(np.int64) for name, mark in _MARKS.items() if name in table}
+    marks = {mark: table[name][order].astype(np.int64) for name, mark in MARKS.items() if name in table}
     return Workload(prompt, output, times, marks=marks)
-
-
-_MARKS = {
-    "session": "session",
-    "adapter": "adapter",
-    "user": "user",
-    "priority": "priority",
-    "prefix_tokens": "prefix",
-}
-"""Columns of traces that may be there, by the names that requests have for them."""
-
-
-def _columns(file: str, names: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Floats]:
-    """Return columns of a CSV file as numbers; `ConfigError` names the line."""
-    try:
-        with Path(file).open(newline="", encoding="utf-8") as text:
-            rows = list(csv.DictReader(text))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"can not be read: {error}", file=file) from None
-    if not rows or any(name not in rows[0] for name in names):
-        raise ConfigError(f"needs the columns {', '.join(names)} and a row", file=file)
-    names = (*names, *(name for name in optional if name in rows[0]))
-    table = np.zeros((len(names), len(rows)))
-    for number, row in enumerate(rows):
-        for place, name in enumerate(names):
-            least = int(name in ("prompt_tokens", "output_tokens"))
-            table[place, number] = _number(row[name], f"line {number + 2}: {name}", file, least=least)
-    return dict(zip(names, table, strict=True))
-
-
-def _number(text: str | None, key: str, file: str, *, least: int) -> float:
-    try:
-        value = float(text or "")
-    except ValueError:
-        value = np.nan
-    if not least <= value <= 1e9:
-        raise ConfigError(f"{text!r} is not a number from {int(least)} to 1e9", file=file, key=key)
-    return value
 
 
 def _summed(between: Floats) -> Int64s:

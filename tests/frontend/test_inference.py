@@ -260,7 +260,7 @@ def test_every_micro_batch_has_a_part_of_each_kind(tiny_service, prices):
         (UNLIKE[:1], "batch: must be there, or `requests`"),
         (
             [*UNLIKE[:3], ("inference.requests", "[{prompt_length: 8, output_length: 1, cached: 8}]")],
-            "cached: 8 of 8 tokens of a prompt leave none to pass",
+            "cached: 8 of 8 tokens of a prompt leave none",
         ),
         (
             [*UNLIKE[:3], ("inference.requests", "[{prompt_length: 100, output_length: 40}]")],

@@ -8,7 +8,8 @@ from rapid_des.frontend import load_job
 from rapid_des.frontend.inference import one_pass
 from rapid_des.frontend.operations import Group
 from rapid_des.machine import load_machine
-from rapid_des.serving.costs import Batch, PassCosts
+from rapid_des.serving.batch import Batch
+from rapid_des.serving.costs import PassCosts
 from rapid_des.simulation import simulate
 
 JOB = {
@@ -63,12 +64,12 @@ def test_mixed_batches_are_within_a_percent(costs):
 def test_steps_at_once_take_as_long_as_step_by_step(costs):
     own, _ = costs
     each = [own.time(Batch(37, 37 * (777 + step))) for step in range(300)]
-    assert (own.ends(37, 37 * 777, 300) == np.cumsum(each)).all()
+    assert (own.ends(37, 37 * np.arange(777, 777 + 300)) == np.cumsum(each)).all()
 
 
 def test_steps_at_once_go_on_where_corners_come_to_lie_farther_apart(costs):
     own, _ = costs
-    own.ends(17, 17 * 7940, 5)
+    own.ends(17, 17 * np.arange(7940, 7945))
     each = [own.time(Batch(17, 17 * (8192 + step))) for step in range(3)]
-    assert own.ends(17, 17 * 8192, 3).tolist() == np.cumsum(each).tolist()
-    assert own.ends(17, 17 * 8192, 1).tolist() == each[:1]
+    assert own.ends(17, 17 * np.arange(8192, 8195)).tolist() == np.cumsum(each).tolist()
+    assert own.ends(17, 17 * np.array([8192])).tolist() == each[:1]

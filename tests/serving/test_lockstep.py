@@ -8,7 +8,8 @@ from rapid_des.frontend import load_job
 from rapid_des.frontend.inference import one_pass
 from rapid_des.frontend.operations import Group
 from rapid_des.machine import load_machine
-from rapid_des.serving.costs import Batch, PassCosts
+from rapid_des.serving.batch import Batch
+from rapid_des.serving.costs import PassCosts
 from rapid_des.serving.outages import events, parse_outage
 from rapid_des.serving.server import serve
 from rapid_des.simulation import simulate
@@ -34,8 +35,8 @@ class Slowest(Affine):
     def together(self, batches):
         return max(self.time(batch) for batch in batches if batch.tokens)
 
-    def ends_together(self, decoding, steps):
-        return np.max([self.ends(*each, steps) for each in decoding], axis=0)
+    def ends_together(self, decoding):
+        return np.max([self.ends(*each) for each in decoding], axis=0)
 
 
 BATCHES = [Batch(64, 64 * 1024), Batch(32, 32 * 700, (Group(1, 1024),)), Batch(chunks=(Group(1, 2048),))]
@@ -53,7 +54,8 @@ def test_decode_steps_of_all_take_as_long_as_one_by_one(costs):
         costs.together([Batch(count, keys + count * step) for count, keys in lengths.items()])
         for step in range(50)
     ]
-    assert (costs.ends_together(list(lengths.items()), 50) == np.cumsum(each)).all()
+    at_once = costs.ends_together([(count, keys + count * np.arange(50)) for count, keys in lengths.items()])
+    assert (at_once == np.cumsum(each)).all()
 
 
 def test_experts_compute_the_tokens_of_all_and_attention_those_of_the_longest(costs):

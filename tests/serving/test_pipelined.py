@@ -23,8 +23,8 @@ class Constant:
     def time(self, batch):
         return SERVICE
 
-    def ends(self, decodes, keys, steps):
-        return SERVICE * np.arange(1, steps + 1)
+    def ends(self, decodes, keys):
+        return SERVICE * np.arange(1, len(keys) + 1)
 
 
 class PerRequest(Constant):
@@ -33,8 +33,8 @@ class PerRequest(Constant):
     def time(self, batch):
         return SERVICE * batch.sampled
 
-    def ends(self, decodes, keys, steps):
-        return decodes * super().ends(decodes, keys, steps)
+    def ends(self, decodes, keys):
+        return decodes * super().ends(decodes, keys)
 
 
 def served(arrivals, count, prompt="1", output="1", policy="vllm_v1", **engine):

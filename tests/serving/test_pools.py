@@ -89,19 +89,11 @@ def test_replicas_are_counted_once():
         pools_of(load_job(job({"tp": 4}, tp=4, dp=2), settings={"serving.prefill_replicas": 1}))
 
 
-EAGLE = {"method": "eagle", "tokens": 1, "acceptance": [0.5]}
 ONE_TOKEN = {"batch": 1, "prompt_length": 1024, "output_length": 1, "decode_steps": "all"}
 
 
-@pytest.mark.parametrize(
-    ("settings", "key"),
-    [
-        ({"inference.speculative": EAGLE}, "inference.speculative"),
-        ({"parallelism": {"tp": 2, "cp": 4}, "inference": ONE_TOKEN}, "parallelism.cp"),
-    ],
-)
-def test_what_only_static_batches_do_is_refused(settings, key):
-    one = load_job("llama3_1_70b_serve", settings=settings)
+def test_prompts_of_replicas_that_answer_are_not_split():
+    settings = {"parallelism": {"tp": 2, "cp": 4}, "inference": ONE_TOKEN}
     with pytest.raises(ConfigError) as refusal:
-        serve(one, load_machine("dgx_h100"), **ASKED)
-    assert refusal.value.key == key
+        serve(load_job("llama3_1_70b_serve", settings=settings), load_machine("dgx_h100"), **ASKED)
+    assert refusal.value.key == "parallelism.cp"

@@ -25,8 +25,8 @@ class Affine:
         prompts = sum(chunk.query_length for chunk in batch.chunks)
         return self.base + self.token * prompts + self.key * batch.keys
 
-    def ends(self, decodes, keys, steps):
-        return np.cumsum(self.base + self.key * (keys + decodes * np.arange(steps)))
+    def ends(self, decodes, keys):
+        return np.cumsum(self.base + self.key * keys)
 
 
 def served(arrivals, count, prompt="1", output="1", seed=1, policy="vllm_v1", router="round_robin", **rest):
@@ -246,8 +246,8 @@ class PerRequest:
     def time(self, batch):
         return SERVICE * (batch.decodes + len(batch.chunks))
 
-    def ends(self, decodes, keys, steps):
-        return SERVICE * decodes * np.arange(1, steps + 1)
+    def ends(self, decodes, keys):
+        return SERVICE * decodes * np.arange(1, len(keys) + 1)
 
 
 def test_more_important_requests_are_taken_first():

@@ -79,3 +79,43 @@ def test_the_command_takes_a_workload_and_names_those_there_are():
 def test_quantiles_that_are_not_ascending_or_missing_are_refused(text):
     with pytest.raises(ConfigError):
         parse_lengths(text, "--prompt")
+
+
+AZURE_FILE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:17:03.9799600,374,44
+2023-11-16 18:17:04.0799600,9,1
+"""
+FIXED = parse_lengths("1", "--prompt")
+BURSTGPT_FILE = (
+    "Timestamp,Model,Request tokens,Response tokens\n5,GPT-4,472,18\n45,GPT-4,99,0\n118,GPT-4,417,276\n"
+)
+OWN_FILE = (
+    "\ufeffarrival_s, prompt_tokens, output_tokens, priority\n1700000001.5, 7, 2, -1\n1700000000.5, 8, 3, 4\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "prompts", "outputs", "seconds"),
+    [
+        (AZURE_FILE, [374, 9], [44, 1], [0, 0.1]),
+        (BURSTGPT_FILE, [472, 417], [18, 276], [0, 113]),
+        (OWN_FILE, [8, 7], [3, 2], [0, 1]),
+    ],
+)
+def test_traces_are_read_by_the_columns_that_they_have(tmp_path, text, prompts, outputs, seconds):
+    (tmp_path / "t.csv").write_text(text, encoding="utf-8")
+    work = draw(parse_arrivals(f"trace file={tmp_path / 't.csv'}"), (FIXED, FIXED), 9, 0)
+    assert (work.prompt.tolist(), work.output.tolist()) == (prompts, outputs)
+    assert work.arrival / PS_PER_S == pytest.approx(seconds, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [("1,1.5,1", "line 2: prompt_tokens: '1.5' is not a whole number"),
+     ("1,2", "line 2: output_tokens: nothing"),
+     ("soon,1,1", "'soon' is not a time"), ("nan,1,1", "'nan' is not a time"), ("1,2,0", "from 1 to 1e")],
+)  # fmt: skip
+def test_a_trace_s_bad_cell_is_named(tmp_path, row, words):
+    (tmp_path / "t.csv").write_text(f"arrival_s,prompt_tokens,output_tokens\n{row}\n")
+    with pytest.raises(ConfigError, match=words):
+        draw(parse_arrivals(f"trace file={tmp_path / 't.csv'}"), (FIXED, FIXED), 9, 0)

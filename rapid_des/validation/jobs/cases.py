@@ -16,7 +16,7 @@ from rapid_des.frontend import Job, StageMemory, load_job, memory
 from rapid_des.machine import Machine, load_machine
 from rapid_des.report.evidence import Interval, Origin
 from rapid_des.report.result import Result
-from rapid_des.serving.costs import Batch
+from rapid_des.serving.batch import Batch
 from rapid_des.serving.jobs import of_replica
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.server import iteration_costs, serve_workload

@@ -1,0 +1,224 @@
+"""Speculative decoding in a server: how many tokens a step makes of each request, and what drafting adds.
+
+A step passes the newest token of a request and k drafted ones through the model and makes as many tokens as
+are kept, and one more (`rapid_des.frontend.speculation`). Whether the i-th is kept where all before it are is
+drawn with the acceptance that the job states, independently of all else. A request's draws follow from the
+seed, its number and how often it was interrupted, never from who else is served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import islice
+
+import numpy as np
+from numpy.random import default_rng
+
+from rapid_des.arrays import Int64s
+from rapid_des.frontend.inference import shard_of_groups
+from rapid_des.frontend.job import Job
+from rapid_des.frontend.operations import Group, Operation
+from rapid_des.frontend.speculation import draft_run, draft_runs
+from rapid_des.serving.corners import token_corners
+from rapid_des.serving.kernels import Kernels
+from rapid_des.serving.requests import Decoding, Request
+
+_STREAM, _AHEAD = 7, 1024
+"""Of random numbers, beside those of a workload; steps that a table of the future begins with."""
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """How many drafted tokens are kept."""
+
+    acceptance: tuple[float, ...]
+    """Of each drafted token, where all before it are kept."""
+    seed: int = 0
+
+    @property
+    def checked(self) -> int:
+        """Tokens of a request that pass the model in a step."""
+        return 1 + len(self.acceptance)
+
+    @property
+    def tokens_a_step(self) -> float:
+        """Tokens that a step makes of a request, on average."""
+        return 1.0 + float(np.cumprod(self.acceptance).sum())
+
+    def made(self, request: Request) -> Int64s:
+        """Return how many tokens a request has made after each of the steps to its last token.
+
+        >>> Drafts((1.0, 0.0)).made(Request(0, 0, prompt=9, output=6, generated=1)).tolist()
+        [2, 4, 5]
+        """
+        left = request.output - request.generated
+        interrupted = request.preemptions + request.retries
+        random = default_rng([self.seed, _STREAM, request.number, interrupted])
+        kept = np.searchsorted(-np.cumprod(self.acceptance), -random.random(left))
+        total = np.cumsum(1 + kept)
+        return np.minimum(total[: 1 + int(np.searchsorted(total, left))], left)
+
+
+class SpeculativeDecoding(Decoding):
+    """Requests that get several tokens each iteration: tokens and pages of each step to come are kept."""
+
+    def __init__(self, page_size: int, drafts: Drafts) -> None:
+        super().__init__(page_size)
+        self._drafts, self._held, self._target = drafts, 0, 0
+        self._made: dict[int, Int64s] = {}
+        self._courses, self._origin = np.zeros((2, _AHEAD), np.int64), 0
+        """Stored tokens and pages in each step from `_origin` on."""
+
+    @property
+    def checked(self) -> int:
+        """Tokens of each that pass in a step."""
+        return self._drafts.checked
+
+    def join(self, request: Request) -> None:
+        """Take a request all of whose tokens but the newest are stored."""
+        made = self._drafts.made(request)
+        request.joined = self.step
+        self._members[request.number], self._made[request.number] = request, made
+        self._lay(self._course(request, made), self.step)
+        self._held += request.pages
+        self._target += request.computed + request.output - request.generated
+        heappush(self._ends, (self.step + len(made), request.number))
+        self._settle()
+
+    def leave(self, request: Request) -> None:
+        """Let a request go, with what it has by now."""
+        del self._members[request.number]
+        made, passed = self._made.pop(request.number), self.step - request.joined
+        course = self._course(request, made)
+        self._lay(-course[:, passed:], self.step)
+        self._held -= int(course[1, passed - 1]) if passed else request.pages
+        self._target -= request.computed + request.output - request.generated
+        if passed:
+            request.pages = int(course[1, passed - 1])
+            request.computed += int(made[passed - 1])
+            request.generated += int(made[passed - 1])
+        self._settle()
+
+    def _course(self, request: Request, made: Int64s) -> Int64s:
+        """Return a request's stored tokens before each of its steps, and its pages in it."""
+        stored = np.concatenate(([0], made[:-1])) + request.computed
+        pages = -(-(stored + self.checked) // self.page_size)
+        return np.stack((stored, np.maximum(pages, request.pages)))
+
+    def _lay(self, course: Int64s, step: int) -> None:
+        """Add what a request has in the steps from this one on."""
+        begin, steps = step - self._origin, course.shape[1]
+        if begin + steps > self._courses.shape[1]:
+            now = self._courses[:, self.step - self._origin :]
+            begin, self._origin = step - self.step, self.step
+            self._courses = np.zeros((2, 2 * (now.shape[1] + steps) + _AHEAD), np.int64)
+            self._courses[:, : now.shape[1]] = now
+        self._courses[:, begin : begin + steps] += course
+
+    def _settle(self) -> None:
+        place = self.step - self._origin
+        self.stored = int(self._courses[0, place]) if self._members else 0
+        self.to_come = self._target - self.stored
+
+    def _coming(self, row: int, steps: int) -> Int64s:
+        begin = self.step - self._origin
+        return self._courses[row, begin : begin + steps]
+
+    def keys_in(self, steps: int) -> Int64s:
+        """Return how many positions the tokens of each of the next steps attend to."""
+        return self._coming(0, steps) + self.checked * len(self)
+
+    def to_come_after(self, steps: int) -> int:
+        """Return how many tokens they have still to make when so many steps have passed."""
+        return self._target - int(self._coming(0, steps + 1)[-1]) if self._members else 0
+
+    def pages_within(self, steps: int) -> int:
+        """Return how many pages the next so many steps take."""
+        return int(self._coming(1, steps)[-1]) - self._held if steps and self._members else 0
+
+    def new_pages(self, ahead: int = 0) -> int:
+        """Return how many pages the next step takes, or that so many steps after it."""
+        return self.pages_within(ahead + 1) - self.pages_within(ahead)
+
+    def steps_within(self, free: int, most: int) -> int:
+        """Return how many steps, `most` at most, so many free pages suffice for."""
+        return int(np.searchsorted(self._coming(1, most) - self._held, free, side="right"))
+
+    def advance(self, steps: int) -> list[Request]:
+        """Let so many steps pass; return those that then have all their tokens, which have left."""
+        self._held += self.pages_within(steps)
+        self.step += steps
+        ended = []
+        while self._ends and self._ends[0][0] <= self.step:
+            end, number = heappop(self._ends)
+            if self._is_there(end, number):
+                ended.append(self._members[number])
+                self.leave(ended[-1])
+        self._settle()
+        return ended
+
+    def _is_there(self, end: int, number: int) -> bool:
+        request = self._members.get(number)
+        return request is not None and request.joined + len(self._made[number]) == end
+
+
+Price = Callable[[Iterable[Operation], bool, bool], Kernels]
+"""Prices operations of a pass, in which all decode or not, that see the KV cache or do not."""
+
+
+class DraftCosts:
+    """Kernels that draft the next tokens after a pass, as `frontend.speculation` lists them."""
+
+    def __init__(self, job: Job, price: Price) -> None:
+        assert job.spec.speculative is not None
+        self._job, self._spec, self._price = job, job.spec.speculative, price
+        self._known: dict[tuple[Group, bool], Kernels] = {}
+
+    def base(self, tokens: int, requests: int, *, decoding: bool) -> Kernels:
+        """Return what no KV length changes after a pass of so many tokens of so many requests."""
+        newest = decoding and self._spec.method == "draft"
+        read, unread = (Group(requests, 1, int(decoding), samples) for samples in (1, 0))
+        head = self._run(read, decoding).less(self._run(unread, decoding))
+        first, later = self._body(requests if newest else tokens, decoding), self._body(requests, decoding)
+        runs = [first, *(later for _ in range(1, self._spec.tokens))]
+        return Kernels(sum(run.time + head.time for run in runs), _after_issuing(runs, head))
+
+    def attention(self, groups: tuple[Group, ...], *, decoding: bool, beside: bool) -> Kernels:
+        """Return what sees the KV cache after a pass of these requests.
+
+        `beside`: they are prompts beside others that decode, in whose kernels their further tokens are.
+        """
+        total = Kernels(0, 0)
+        for run in islice(draft_runs(groups, self._spec), 1 if beside else None):
+            total = total.then(self._price(draft_run(self._job, run, shard_of_groups), decoding, True))
+        return total
+
+    def _body(self, tokens: int, decoding: bool) -> Kernels:
+        """Return a run over so many tokens without its head, linear between corners of their number."""
+        below, above = token_corners(tokens)
+        unread = (Group(corner, 1, int(decoding), samples=0) for corner in (below, above))
+        low, high = (self._run(group, decoding) for group in unread)
+        return low.between(high, tokens - below, max(1, above - below))
+
+    def _run(self, group: Group, decoding: bool) -> Kernels:
+        key = group, decoding
+        if key not in self._known:
+            operations = draft_run(self._job, (group,), shard_of_groups)
+            self._known[key] = self._price(operations, decoding, False)
+        return self._known[key]
+
+
+def _after_issuing(runs: Iterable[Kernels], head: Kernels) -> int:
+    """Return how long drafts last on a GPU that a host was late for, until it has chosen the last one.
+
+    While the GPU is at a long head, the model's before the first run, its host issues the next short run.
+    """
+    issued, ended = 0, head.time
+    for run in runs:
+        issued += run.issue
+        ended = max(ended + run.time, issued)
+        issued += head.issue
+        ended = max(ended, issued) + head.time
+    return ended - head.time
