@@ -40,6 +40,8 @@ def in_a_row(job: Job, copies: int) -> Job:
     split = job.spec.parallelism
     repeated = structs.replace(split, dp=split.dp * copies)
     return replace(job, spec=structs.replace(job.spec, parallelism=repeated)) if copies > 1 else job
+
+
 def prompts_of(job: Job, tokens: int) -> tuple[Group, ...]:
     """Return so many tokens as prompts, as long as the model takes, and a part of one."""
     longest = min(tokens, job.model.spec.max_positions - 1)
