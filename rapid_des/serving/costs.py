@@ -79,11 +79,7 @@ class PassCosts:
     def time(self, batch: Batch) -> int:
         """Return how long an iteration lasts."""
         decoding = not batch.chunks
-        passed, seen = self._base(batch), Kernels(0, 0)
-        if batch.decodes:
-            seen = self._decode_attention(batch.decodes, batch.keys, decoding)
-        if batch.chunks:
-            seen = seen.then(self._prompt_attention(batch))
+        passed, seen = self._base(batch), self._seen(batch, decoding)
         if decoding and self._graph:
             return passed.time + seen.time
         return self._issued(passed.then(seen), self._late(batch.tokens, seen.time, decoding))
@@ -119,11 +115,7 @@ class PassCosts:
         """Return how long an iteration lasts if this is the batch that all wait for."""
         decoding = not any(each.chunks for each in at_work)
         mean = -(-sum(each.tokens for each in at_work) // replicas)
-        seen = Kernels(0, 0)
-        if batch.decodes:
-            seen = self._decode_attention(batch.decodes, batch.keys, decoding)
-        if batch.chunks:
-            seen = seen.then(self._prompt_attention(batch))
+        seen = self._seen(batch, decoding)
         own = self._body(batch.tokens, decoding).less(self._experts(batch.tokens, decoding))
         rest = Kernels(self._rest(mean, -(-batch.requests * mean // batch.tokens), decoding), 0)
         passed = own.then(self._experts(mean, decoding)).then(self._head(batch.sampled, decoding)).then(rest)
@@ -168,10 +160,10 @@ class PassCosts:
         return tuple(time / sum(times) for time in times)
 
     def parts(self, batch: Batch) -> dict[str, int]:
-        """Return what kernels, communication and the host take of an iteration in which all decode."""
-        messages = self._rest(batch.tokens, batch.decodes, decoding=True)
-        kernels = self._base(batch).time - messages
-        kernels += self._decode_attention(batch.decodes, batch.keys, decoding=True).time
+        """Return what kernels, communication and the host take of an iteration."""
+        decoding = not batch.chunks
+        messages = self._rest(batch.tokens, batch.requests, decoding)
+        kernels = self._base(batch).time - messages + self._seen(batch, decoding).time
         return {
             "kernels": kernels,
             "communication": messages,
@@ -318,6 +310,13 @@ class PassCosts:
 
     def _attention_at(self, decodes: int, length: int, decoding: bool) -> Kernels:
         return self._remembered(decoding_group(decodes, length, self.checked), decoding)
+
+    def _seen(self, batch: Batch, decoding: bool) -> Kernels:
+        """Return attention of a batch."""
+        seen = Kernels(0, 0)
+        if batch.decodes:
+            seen = self._decode_attention(batch.decodes, batch.keys, decoding)
+        return seen.then(self._prompt_attention(batch)) if batch.chunks else seen
 
     def _prompt_attention(self, batch: Batch) -> Kernels:
         """Return attention of chunks; of a whole prompt alone linear between corners of its length."""

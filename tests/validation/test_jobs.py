@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
@@ -11,7 +12,7 @@ from rapid_des.frontend import load_job
 from rapid_des.validation import DataFolder, open_folder, validate
 from rapid_des.validation.inference import tables, trtllm
 from rapid_des.validation.jobs.blame import Taken, errors_by_part
-from rapid_des.validation.jobs.cases import Case, Place, outcome
+from rapid_des.validation.jobs.cases import Case, Place, Served, outcome
 from rapid_des.validation.jobs.origins import LACKS, SERVERS, SOFTWARE, place
 from rapid_des.validation.jobs.workers import FEW, NOT_RUN, Runs
 from rapid_des.validation.measurements import CHECKOUT_DATA
@@ -199,6 +200,19 @@ def test_like_batches_on_more_gpus_are_scored_by_the_ratio_of_their_tokens(rows_
     (residual,) = figures["residuals"]
     assert residual["measured"] == 0.4 and 0.25 < residual["predicted"] < 0.6
     assert figures["null_mean_abs_pct"] == pytest.approx(100 * (0.4 - 0.25) / 0.4)
+
+
+def test_times_of_a_server_have_the_parts_that_they_are_of():
+    static = {"batch": 1, "prompt_length": 128, "output_length": 2}  # the server reads none of it
+    tree = {"model": "llama2_7b", "phase": "inference", "software": "vllm-0.12", "inference": static}
+    case = replace(Case.of(tree, Place("dgx_a100")), served=Served((500,) * 12, (20,) * 12, clients=4))
+    ran = outcome(case)
+    first = ran.first_parts_s
+    assert sum(first.values()) == pytest.approx(ran.first_token_s)
+    assert list(first) == ["kernels", "communication", "host", "client", "scheduler"]
+    # four clients begin together and stay in step: their prompts are one pass, longer than one alone
+    assert first["communication"] < 1e-9 and first["scheduler"] > first["kernels"] > 0
+    assert sum(ran.parts_s.values()) == pytest.approx(ran.step_s, rel=0.01)
 
 
 def test_what_parts_add_to_the_bias_adds_up_to_it_and_names_who_is_off():

@@ -13,11 +13,13 @@ import numpy as np
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import ConfigError, InfeasibleJobError, InputError
 from rapid_des.frontend import Job, StageMemory, load_job, memory
+from rapid_des.frontend.operations import Group
 from rapid_des.machine import Machine, load_machine
 from rapid_des.report.evidence import Interval, Origin
 from rapid_des.report.result import Result
 from rapid_des.serving.batch import Batch
 from rapid_des.serving.jobs import of_replica
+from rapid_des.serving.pools import pools_of
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.server import iteration_costs, serve_workload
 from rapid_des.serving.workload import Workload
@@ -99,6 +101,8 @@ class Outcome:
     memory_bytes: float = 0.0
     parts_s: Mapping[str, float] = field(default_factory=dict)
     """Where the critical rank's time goes."""
+    first_parts_s: Mapping[str, float] = field(default_factory=dict)
+    """Where the time to the first token of a server's mean request goes."""
     intervals: Mapping[str, Interval] = field(default_factory=dict)
     """Where the measurements of its times are expected, by figure."""
     work: Mapping[str, int] = field(default_factory=dict)
@@ -164,6 +168,7 @@ def _served(job: Job, machine: Machine, served: Served) -> Outcome:
     parts = _steps(job, machine, result)
     return Outcome(
         parts_s=parts,
+        first_parts_s=_to_first(job, machine, result),
         step_s=float(result.e2e.mean()) / PS_PER_S,
         first_token_s=float(result.ttft.mean()) / PS_PER_S,
         per_token_s=float(result.tpot.mean()) / PS_PER_S,
@@ -184,6 +189,19 @@ def _steps(job: Job, machine: Machine, result: ServeResult) -> dict[str, float]:
     decoded = later * float(result.tpot.mean()) / PS_PER_S
     first = float(result.ttft.mean()) / PS_PER_S
     return {**parts, "scheduler": max(0.0, decoded - sum(parts.values())), FIRST: first}
+
+
+def _to_first(job: Job, machine: Machine, result: ServeResult) -> dict[str, float]:
+    """Return the parts of a mean request's first token: those of its prompt alone, its client's, the rest.
+
+    The rest is the scheduler's: who waits, or computes beside others or in several chunks.
+    """
+    prompt = max(1, round(float(result.requests["prompt"].mean())))
+    costs = iteration_costs(pools_of(job)[0].alone, machine, _shared())
+    parts = {name: time / PS_PER_S for name, time in costs.parts(Batch(chunks=(Group(1, prompt),))).items()}
+    parts["client"] = float(result.client.mean()) / PS_PER_S
+    whole = float(result.ttft.mean()) / PS_PER_S
+    return {**parts, "scheduler": max(0.0, whole - sum(parts.values()))}
 
 
 def _with_memory(job: Job) -> Outcome:

@@ -107,7 +107,7 @@ def job_topics(
         yield Topic(
             name, rows, unit=unit, begin=begin, abandon=runs.abandon, ranked=ranked, job_errors=errors
         )
-        if members[0].figure in (step_s, step_ms, per_token_ms):
+        if members[0].figure in (step_s, step_ms, per_token_ms) or _first_of_served(members):
             shares, blamed = partial(_shares, runs, members), partial(_blamed, runs, members)
             yield Topic(
                 f"{name}/parts",
@@ -118,6 +118,12 @@ def job_topics(
                 shares=shares,
                 blamed=blamed,
             )
+
+
+def _first_of_served(members: Sequence[MeasuredJob]) -> bool:
+    """Tell whether rows are first tokens of servers, whose parts are known."""
+    served = any(case.served is not None for row in members for case in row.cases)
+    return served and members[0].figure is first_token_ms
 
 
 def _begin(runs: Runs, members: Sequence[MeasuredJob], watch: Watch) -> None:
@@ -196,12 +202,17 @@ def _constants(members: Sequence[MeasuredJob], *, split: bool) -> dict[str, floa
 
 def _shares(runs: Runs, members: Sequence[MeasuredJob]) -> Mapping[str, float]:
     """Return the mean percent of the predicted time by part, over all rows."""
-    outcomes = [outcome for row in members if not isinstance(outcome := _best(runs, row), str)]
-    names = dict.fromkeys(name for outcome in outcomes for name in outcome.parts_s)
-    return {
-        name: fmean(100 * outcome.parts_s.get(name, 0.0) / outcome.step_s for outcome in outcomes)
-        for name in names
-    }
+    known = [(row, outcome) for row in members if not isinstance(outcome := _best(runs, row), str)]
+    shared = [_parts(row, outcome) for row, outcome in known]
+    names = dict.fromkeys(name for parts, _ in shared for name in parts)
+    return {name: fmean(100 * parts.get(name, 0.0) / whole for parts, whole in shared) for name in names}
+
+
+def _parts(row: MeasuredJob, outcome: Outcome) -> tuple[Mapping[str, float], float]:
+    """Return the parts that a row's figure is of, and their whole, in seconds."""
+    if row.figure is first_token_ms:
+        return outcome.first_parts_s, outcome.first_token_s
+    return outcome.parts_s, outcome.step_s
 
 
 def _blamed(runs: Runs, members: Sequence[MeasuredJob]) -> Mapping[str, float]:
@@ -214,7 +225,7 @@ def _blamed(runs: Runs, members: Sequence[MeasuredJob]) -> Mapping[str, float]:
 
 
 def _taken(row: MeasuredJob, outcome: Outcome) -> Taken:
-    parts = {name: time for name, time in outcome.parts_s.items() if name != FIRST}
+    parts = {name: time for name, time in _parts(row, outcome)[0].items() if name != FIRST}
     scale = row.figure(outcome) / (sum(parts.values()) or 1.0)
     return Taken(row.measured, {name: scale * time for name, time in parts.items()})
 
