@@ -113,7 +113,7 @@ class Job:
             raise ConfigError("this is not an inference job", file=self.file, key="inference")
         return self.spec.inference
 
-    @property
+    @cached_property
     def host(self) -> HostSpec | None:
         """What issuing work takes the host of a rank, and which passes it captures; None: nothing."""
         host, serving = self.spec.host, self.spec.inference

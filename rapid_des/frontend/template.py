@@ -232,6 +232,8 @@ class Writer:
     _rows: list[Int64s] = field(default_factory=list)
     _dependencies: list[Int64s] = field(default_factory=list)
     _counts: list[Int64s] = field(default_factory=list)
+    _single: list[tuple[tuple[int, ...], list[int]]] = field(default_factory=list)
+    """Nodes appended one by one since the last piece, with what they wait for: not yet in the three above."""
     _names: dict[str, int] = field(default_factory=dict)
     _name_rows: dict[tuple[str, ...], Int64s] = field(default_factory=dict)
     _numbered: dict[Piece, Int64s] = field(default_factory=dict)
@@ -244,6 +246,7 @@ class Writer:
     @property
     def rows(self) -> Int64s:
         """All rows so far."""
+        self._gather_single()
         return np.concatenate(self._rows)
 
     def place(self, piece: Piece, ports: Mapping[int, int]) -> int:
@@ -252,6 +255,7 @@ class Writer:
         `ports` gives each port's position, or its own number where it stays a port; dependencies on ports
         that are not given are dropped.
         """
+        self._gather_single()
         offset = self._length
         targets = piece.edges.targets + offset
         for port, positions in piece.edges.ports:
@@ -272,11 +276,19 @@ class Writer:
         """Append one node that waits for given positions; return its own."""
         waits = list(dict.fromkeys(after))
         name = self._names.setdefault(node.name, len(self._names))
-        self._rows.append(np.array([_row(node, name)], np.int64))
-        self._dependencies.append(np.array(waits, np.int64))
-        self._counts.append(np.array([len(waits)]))
+        self._single.append((_row(node, name), waits))
         self._length += 1
         return self._length - 1
+
+    def _gather_single(self) -> None:
+        """Turn nodes that were appended one by one into arrays, which cost as much for one as for several."""
+        if self._single:
+            self._rows.append(np.array([row for row, _ in self._single], np.int64))
+            self._dependencies.append(
+                np.array([wait for _, waits in self._single for wait in waits], np.int64)
+            )
+            self._counts.append(np.array([len(waits) for _, waits in self._single]))
+            self._single.clear()
 
     def _name_ids(self, names: tuple[str, ...]) -> Int64s:
         if names not in self._name_rows:
@@ -285,6 +297,7 @@ class Writer:
         return self._name_rows[names]
 
     def _joined(self) -> tuple[Int64s, Int64s, Int64s]:
+        self._gather_single()
         rows = np.concatenate(self._rows)
         counts = np.concatenate(self._counts)
         targets = np.concatenate(self._dependencies)

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from rapid_des.frontend.halves import gradient_bytes
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import Operation
 from rapid_des.frontend.parts import Lists, PieceKey, Section, training_lists
 from rapid_des.frontend.routing import heaviest_place
-from rapid_des.frontend.schedules.schedule import PassKind
+from rapid_des.frontend.schedules.schedule import Item, PassKind
 from rapid_des.units import Size
 
 CATEGORIES = (
@@ -69,6 +69,42 @@ def _inside(categories: Mapping[str, int]) -> int:
     return sum(size for name, size in categories.items() if name not in OUTSIDE)
 
 
+class Passed(NamedTuple):
+    """What an item leaves: bytes by category at its fullest moment and behind it, and which state."""
+
+    sizes: dict[str, int]
+    left: dict[str, int]
+    state: int
+
+
+@dataclass(frozen=True)
+class Timeline(Sequence[Moment]):
+    """The moments of a step, made when somebody looks: many items leave few states."""
+
+    items: tuple[Item, ...]
+    passed: tuple[Passed, ...]
+    """What each item left."""
+    end: Moment
+    """The optimizer's step."""
+
+    def __len__(self) -> int:
+        return len(self.items) + 1
+
+    @overload
+    def __getitem__(self, place: int) -> Moment: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Moment]: ...
+    def __getitem__(self, place: int | slice) -> Moment | Sequence[Moment]:
+        """Return the moment at a place, or several."""
+        if isinstance(place, slice):
+            return [self[each] for each in range(len(self))[place]]
+        number = range(len(self))[place]
+        if number == len(self.items):
+            return self.end
+        item, passed = self.items[number], self.passed[number]
+        return Moment(item.phase, passed.sizes, passed.left, item.micro_batch, item.chunk)
+
+
 @dataclass(frozen=True)
 class StageMemory:
     """The fullest moment of one rank of a pipeline stage, in bytes."""
@@ -81,7 +117,7 @@ class StageMemory:
     """At the peak, largest first; their sizes sum to `peak`."""
     activations: int = 0
     """Training: the most that waits for its backward, logits left out."""
-    timeline: tuple[Moment, ...] = field(default=(), hash=False)
+    timeline: Sequence[Moment] = field(default=(), hash=False)
     """Training: each pass in the order of the schedule, then the optimizer's step."""
 
     @property

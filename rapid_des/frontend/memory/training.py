@@ -15,9 +15,11 @@ from rapid_des.frontend.memory.events import (
     MOVING,
     JobMemory,
     Moment,
+    Passed,
     SectionMemory,
     StageMemory,
     Tensor,
+    Timeline,
     by_category,
     merged,
     section_memory,
@@ -64,7 +66,8 @@ def _stage(job: Job, stage: int, by_section: Mapping[Section, SectionMemory]) ->
     tensors = merged((*whole, *moving, *fragments(job, moving)))
     end = Moment("optimizer", by_category((*whole, *last, *fragments(job, last))), by_category(whole))
     total, peak = parameters.total(), by_category(tensors)
-    return StageMemory(stage, total, peak, tensors, walk.activations, (*walk.timeline, end))
+    timeline = Timeline(tuple(walk.items), tuple(walk.passed), end)
+    return StageMemory(stage, total, peak, tensors, walk.activations, timeline)
 
 
 def _bytes(tensors: Sequence[Tensor]) -> int:
@@ -79,12 +82,13 @@ _State: TypeAlias = tuple[dict[tuple[Section, bool], int], dict[Section, int], i
 """How many of each section are held and lent (see `_Walk`), their bytes with and without logits, outputs."""
 
 
-class _Passed(NamedTuple):
-    """What an item leaves: bytes by category at its fullest moment and behind it, and which state."""
+class _Instant(NamedTuple):
+    """What is held and lent, bytes of gradients of the pass, and what stands of the section that runs."""
 
-    sizes: dict[str, int]
-    left: dict[str, int]
-    state: int
+    held: dict[tuple[Section, bool], int]
+    lent: dict[Section, int]
+    passed: int
+    here: Sequence[Tensor]
 
 
 @dataclass
@@ -100,7 +104,9 @@ class _Walk:
     """At the fullest moment so far."""
     activations: int = 0
     """The most that waited for its backward so far, logits left out."""
-    timeline: list[Moment] = field(default_factory=list)
+    items: list[Item] = field(default_factory=list)
+    passed: list[Passed] = field(default_factory=list)
+    """What each item left."""
     _held: dict[tuple[Section, bool], int] = field(init=False)
     """Sections between their forward and backward, or between its halves (true)."""
     _lent: dict[Section, int] = field(init=False)
@@ -114,7 +120,7 @@ class _Walk:
     _passed: int = 0
     """Bytes of gradients of the pass that runs."""
     _most: int = -1
-    _known: dict[tuple[int, str, int], _Passed] = field(default_factory=dict)
+    _known: dict[tuple[int, str, int], Passed] = field(default_factory=dict)
     """By what is held when an item begins: items of a settled pipeline begin alike."""
     _states: list[_State] = field(default_factory=list)
     _numbers: dict[tuple[int, ...], int] = field(default_factory=dict)
@@ -161,12 +167,14 @@ class _Walk:
         if known is None:
             known = self._known[begins] = self._pass(item)
         self._state = known.state
-        self.timeline.append(Moment(item.phase, known.sizes, known.left, item.micro_batch, item.chunk))
+        self.items.append(item)
+        self.passed.append(known)
 
-    def _pass(self, item: Item) -> _Passed:
+    def _pass(self, item: Item) -> Passed:
         """Run one item, section by section."""
         forward = item.phase == "forward"
-        chunk, fullest, most = self._chunks[item.chunk], tuple[Tensor, ...](), -1
+        chunk, most, fullest = self._chunks[item.chunk], -1, tuple[Tensor, ...]()
+        instant: _Instant | None = None
         self._held, self._lent, self._base, self._activations, self._outputs = self._states[self._state]
         self._held, self._lent, self._passed = {**self._held}, {**self._lent}, 0
         self._outputs += forward
@@ -179,17 +187,19 @@ class _Walk:
                 self._passed += self._gradients[section] * (item.phase != "input_gradient")
             size = self._base + self._outputs * self._output + self._passed + here.highest[item.phase]
             if size > most:
-                most, fullest = size, tuple(self._tensors(here.fullest[item.phase]))
+                most, instant = size, self._instant(here.fullest[item.phase])
             if item.phase in ("forward", "input_gradient"):
                 self._hold(section, 1, deferred=not forward)
             if item.phase in ("backward", "input_gradient"):
                 self._lend(order[place + 1 : place + 1 + here.others], 1)
+        if instant is not None:
+            fullest = tuple(self._tensors(instant))
         if most > self._most:
             self._most, self.peak = most, fullest
         moving = by_category((*fullest, *fragments(self.job, fullest)))
         self._outputs -= item.phase in ("backward", "input_gradient")
-        left = _sum(self.standing, by_category(self._tensors(())))
-        return _Passed(_sum(self.standing, moving), left, self._leaves())
+        left = _sum(self.standing, by_category(self._tensors(self._instant(()))))
+        return Passed(_sum(self.standing, moving), left, self._leaves())
 
     def _leaves(self) -> int:
         """Return the number of what is held now."""
@@ -218,17 +228,20 @@ class _Walk:
             self._lent[section] += count * bool(self.by_section[section].remade)
             self._base += count * sum(tensor.size for tensor in self.by_section[section].remade)
 
-    def _tensors(self, here: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Yield what comes and goes while a section with `here` runs."""
-        yield from here
-        for (section, deferred), count in self._held.items():
-            for tensor in self._saved(section, deferred=deferred) if count else ():
-                yield tensor._replace(size=count * tensor.size, number=count)
-        for section, count in self._lent.items():
-            for tensor in self.by_section[section].remade if count else ():
-                yield tensor._replace(category="temporary", size=count * tensor.size, number=count)
+    def _instant(self, here: Sequence[Tensor]) -> _Instant:
+        return _Instant({**self._held}, {**self._lent}, self._passed, here)
+
+    def _tensors(self, instant: _Instant) -> Iterator[Tensor]:
+        """Yield what comes and goes at an instant of the item that runs."""
+        yield from instant.here
+        for (section, deferred), count in instant.held.items():
+            for name, category, size, _ in self._saved(section, deferred=deferred) if count else ():
+                yield Tensor(name, category, count * size, count)
+        for section, count in instant.lent.items():
+            for name, _, size, _ in self.by_section[section].remade if count else ():
+                yield Tensor(name, "temporary", count * size, count)
         yield Tensor("stage outputs", "activations", self._outputs * self._output, self._outputs)
-        yield Tensor("gradients of the pass", "temporary", self._passed)
+        yield Tensor("gradients of the pass", "temporary", instant.passed)
 
 
 _OF = {"dense": "", "expert": "experts' ", "frozen": "frozen ", "frozen_expert": "frozen experts' "}

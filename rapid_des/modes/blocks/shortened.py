@@ -95,19 +95,9 @@ def _insertion(job: Job, short: Job, stretch: int) -> Shortened | None:
 
 def _columns(order: Order) -> Int64s:
     """Return items as rows of numbers, the micro-batch last; those that wait have none."""
-    phases: dict[str, int] = {}
-    return np.array(
-        [
-            (
-                phases.setdefault(item.phase, sum(map(ord, item.phase))),
-                item.chunk,
-                item.paired,
-                item.micro_batch,
-            )
-            for item in order
-        ],
-        np.int64,
-    ).reshape(len(order), 4)
+    phases = {phase: sum(map(ord, phase)) for phase in {item.phase for item in order}}
+    rows = [(phases[item.phase], item.chunk, item.paired, item.micro_batch) for item in order]
+    return np.array(rows, np.int64).reshape(len(order), 4)
 
 
 _WAIT = sum(map(ord, "wait"))
