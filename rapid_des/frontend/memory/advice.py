@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 import msgspec
 
@@ -29,19 +30,25 @@ def shortage(needed: JobMemory, capacity: int) -> str:
 
 def advice(job: Job, capacity: int, memory: Callable[[Job], JobMemory]) -> str:
     """Return which single changes would make a job fit, or what all of them together need."""
-    fits, together = [], job
-    for label, spec in _changes(job.spec):
-        smaller = changed_to(job, spec)
-        if smaller is not None and memory(smaller).fullest.peak <= capacity:
-            fits.append(f"{label} ({shown(memory(smaller).fullest.peak)})")
+    fits = list(islice(_fitting(job, capacity, memory), 4))
     if fits:
-        return "it would fit with " + " or ".join(fits[:4])
+        return "it would fit with " + " or ".join(fits)
+    together = job
     labels = [label for label, _ in _changes(job.spec)]
     for label in labels:
         change = dict(_changes(together.spec)).get(label)
         together = (change and changed_to(together, change)) or together
     need = shown(memory(together).fullest.peak)
     return f"no single change is enough; with all of {', '.join(labels)} it needs {need}"
+
+
+def _fitting(job: Job, capacity: int, memory: Callable[[Job], JobMemory]) -> Iterator[str]:
+    """Yield the single changes that make a job fit, with what each needs."""
+    for label, spec in _changes(job.spec):
+        smaller = changed_to(job, spec)
+        needed = None if smaller is None else memory(smaller).fullest.peak
+        if needed is not None and needed <= capacity:
+            yield f"{label} ({shown(needed)})"
 
 
 def changed_to(job: Job, spec: JobSpec) -> Job | None:

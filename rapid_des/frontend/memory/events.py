@@ -69,6 +69,15 @@ def _inside(categories: Mapping[str, int]) -> int:
     return sum(size for name, size in categories.items() if name not in OUTSIDE)
 
 
+class Instant(NamedTuple):
+    """What is held and lent, bytes of gradients of the pass, and what stands of the section that runs."""
+
+    held: dict[tuple[Section, bool], int]
+    lent: dict[Section, int]
+    passed: int
+    here: Sequence[Tensor]
+
+
 class Passed(NamedTuple):
     """What an item leaves: bytes by category at its fullest moment and behind it, and which state."""
 

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from rapid_des.device.operators import width
 from rapid_des.frontend.groups import EXPERT_AXES, GROUPS, PARTS, State, byte_count
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.memory.events import (
     MOVING,
+    Instant,
     JobMemory,
     Moment,
     Passed,
@@ -80,15 +81,6 @@ def _sum(standing_sizes: Mapping[str, int], moving: Mapping[str, int]) -> dict[s
 
 _State: TypeAlias = tuple[dict[tuple[Section, bool], int], dict[Section, int], int, int, int]
 """How many of each section are held and lent (see `_Walk`), their bytes with and without logits, outputs."""
-
-
-class _Instant(NamedTuple):
-    """What is held and lent, bytes of gradients of the pass, and what stands of the section that runs."""
-
-    held: dict[tuple[Section, bool], int]
-    lent: dict[Section, int]
-    passed: int
-    here: Sequence[Tensor]
 
 
 @dataclass
@@ -174,7 +166,7 @@ class _Walk:
         """Run one item, section by section."""
         forward = item.phase == "forward"
         chunk, most, fullest = self._chunks[item.chunk], -1, tuple[Tensor, ...]()
-        instant: _Instant | None = None
+        instant: Instant | None = None
         self._held, self._lent, self._base, self._activations, self._outputs = self._states[self._state]
         self._held, self._lent, self._passed = {**self._held}, {**self._lent}, 0
         self._outputs += forward
@@ -228,10 +220,10 @@ class _Walk:
             self._lent[section] += count * bool(self.by_section[section].remade)
             self._base += count * sum(tensor.size for tensor in self.by_section[section].remade)
 
-    def _instant(self, here: Sequence[Tensor]) -> _Instant:
-        return _Instant({**self._held}, {**self._lent}, self._passed, here)
+    def _instant(self, here: Sequence[Tensor]) -> Instant:
+        return Instant({**self._held}, {**self._lent}, self._passed, here)
 
-    def _tensors(self, instant: _Instant) -> Iterator[Tensor]:
+    def _tensors(self, instant: Instant) -> Iterator[Tensor]:
         """Yield what comes and goes at an instant of the item that runs."""
         yield from instant.here
         for (section, deferred), count in instant.held.items():
