@@ -210,14 +210,23 @@ def gathered_as(job: Job, domain: Domain, *, layer: bool) -> str:
     return stored or job.spec.precision.gathers
 
 
-def gather_unit(
-    program: ProgramWriter, job: Job, marks: Sequence[Mark], *, after: Sequence[int], again: bool = False
+def gather_unit(  # noqa: PLR0913 - a gather, and when
+    program: ProgramWriter,
+    job: Job,
+    marks: Sequence[Mark],
+    *,
+    after: Sequence[int],
+    again: bool = False,
+    times: int = 1,
+    issued: Sequence[int] = (),
 ) -> int:
     """Append the gathers of a unit's parameters; return the position of the last, -1 where none travel.
 
-    `again`: after the forward, since when they may have been split over fewer ranks.
+    `again`: after the forward, since when they may have been split over fewer ranks. `times`: how often its
+    matrices are gathered, if singly. A host that waits before each gather waits for what it `issued` too.
     """
     done, layer = -1, any(mark.domain == "dense" for mark in marks)
+    waits = program.host is not None and "gathers" in program.host.waits
     for domain, sharding in job.shardings.items():
         role, units = sharding.unit_gathers, [mark.parameters for mark in marks if mark.domain == domain]
         resharded = again and sharding.reshard_ranks > 0
@@ -225,13 +234,23 @@ def gather_unit(
         if resharded:
             members, group = sharding.reshard_ranks, sharding.reshard_group
         name = _GATHERS[domain] + ".resharded" * resharded
-        for elements in filter(None, units if job.training.gather_singly else [sum(units)]):
-            if role is not None:
-                size = message_size(role, elements, gathered_as(job, domain, layer=layer), members)
-                if program.host is not None and "gathers" in program.host.waits:
-                    program.issuing(after=after)
-                done = program.message(name, role, size, after=after, group=group, parts=members)
+        for elements in _gathered(job, units) * times:
+            if role is None:
+                continue
+            size = message_size(role, elements, gathered_as(job, domain, layer=layer), members)
+            earlier = (*after, *issued, *([done] if done >= 0 else []))
+            ready = (program.issuing(after=earlier),) if waits else after
+            done = program.message(name, role, size, after=ready, group=group, parts=members)
+    if waits and done >= 0:
+        program.issuing()  # kernels that follow do not hold the gather up
     return done
+
+
+def _gathered(job: Job, units: Sequence[int]) -> list[int]:
+    """Return how many parameters each gather of a unit brings, whose matrices have so many."""
+    if not job.training.gather_singly:
+        return [sum(units)] if sum(units) else []
+    return [elements for elements in units if elements >= max(1, job.training.persistent_parameters)]
 
 
 def small_reductions(

@@ -123,10 +123,20 @@ def _with_unit_copies(job: Job, lists: Lists) -> dict[PieceKey, tuple[Operation,
             job,
             operations,
             lists[replace(key, phase="backward")],
+            gathers=backward_gathers(job, key.section) if key.phase == "backward" else 1,
             gradients=key.phase == "backward",
         )
         for key, operations in lists.items()
     }
+
+
+def backward_gathers(job: Job, section: Section) -> int:
+    """Return how often a section's parameters are gathered for its backward.
+
+    Gathered one by one, matrices are given back after each use: what is run again has two.
+    """
+    again = section.name == "block" and bool(job.kinds[section.kind].before)
+    return 2 if again and job.training.gather_singly else 1
 
 
 def _halves(lists: Lists) -> dict[PieceKey, tuple[Operation, ...]]:

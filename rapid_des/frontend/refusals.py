@@ -301,7 +301,7 @@ def _reshard_refusals(job: Job, ranks: int) -> Iterator[tuple[str, str]]:
 
 def _gather_refusals(job: Job) -> Iterator[tuple[str, str]]:
     copies = job.training.unit_copies
-    if job.training.gather_singly and copies != "none":
+    if job.training.gather_singly and copies in ("flat", "per_parameter"):
         problem = f"{copies} copies whole units, and gather_singly gathers matrices one by one"
         yield "training.unit_copies", problem
     precision, key = job.spec.precision, "precision.parameter_gather"

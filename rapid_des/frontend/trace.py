@@ -64,10 +64,14 @@ class ProgramWriter:
     def __len__(self) -> int:
         return len(self.writer)
 
-    def issuing(self, *, first: int = 0, after: Sequence[int] = ()) -> None:
-        """Have the host issue what follows, from `first` picoseconds after given positions have ended."""
-        if self.host is not None:
-            self.writer.append(Node("host", NodeKind.COMPUTE, "host", (), duration=0, issue=first), after)
+    def issuing(self, *, first: int = 0, after: Sequence[int] = ()) -> int:
+        """Have the host issue what follows, from `first` picoseconds after given positions have ended.
+
+        Return the position of its wait, -1 where no host issues anything.
+        """
+        if self.host is None:
+            return -1
+        return self.writer.append(Node("host", NodeKind.COMPUTE, "host", (), duration=0, issue=first), after)
 
     def kernel(self, name: str, operator: Operator, operators: OperatorModel, *, after: Sequence[int]) -> int:
         """Append one kernel that waits for given positions; return its own."""

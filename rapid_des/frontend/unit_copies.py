@@ -5,7 +5,9 @@ gradients into a flat one, which is widened to the format of the reduction and d
 (torch/distributed/fsdp: _flat_param.py, _runtime_utils.py, `_div_if_needed`). Its second version copies each
 parameter out of what was gathered, and gradients into what is reduced, in the reduction's format, and leaves
 the division to NCCL (_fully_shard/_fsdp_collectives.py: `foreach_all_gather_copy_out`,
-`foreach_reduce_scatter_copy_in`). Kernels on a rank's own part alone are left out. All run on the stream of
+`foreach_reduce_scatter_copy_in`). DeepSpeed before 0.6 gathers each parameter into a list of views of zeros
+and reduces its divided gradient from one (zero/partition_parameters.py, stage3.py), which ProcessGroupNCCL.cpp
+copies out of, or into, a tensor of its own. Kernels on a rank's own part alone are left out. All run on the stream of
 compute; the first version has widening and division on another, where they take memory bandwidth from the
 same kernels.
 """
@@ -23,23 +25,43 @@ from rapid_des.frontend.template import FROZEN, INPUT, Domain
 
 
 def with_unit_copies(
-    job: Job, operations: tuple[Operation, ...], backward: Sequence[Operation], *, gradients: bool
+    job: Job,
+    operations: tuple[Operation, ...],
+    backward: Sequence[Operation],
+    *,
+    gathers: int,
+    gradients: bool,
 ) -> tuple[Operation, ...]:
     """Return a section's list with the copies that `training.unit_copies` names.
 
-    `backward` is the list whose operations have its parameters; `gradients`: this list is that.
+    `backward` is the list whose operations have its parameters; `gradients`: this list is that. They are
+    gathered for it so many times.
     """
-    parameters = _by_domain(job, backward)
-    made = _with_gradients(job, operations, parameters) if gradients else operations
-    return _behind_copy_out(job, made, sum(parameters.values()))
+    parameters, made = _by_domain(job, backward), operations
+    if gradients and job.training.unit_copies == "lists":
+        made = _with_gradients_of_each(job, operations, parameters)
+    elif gradients:
+        made = _with_gradients(job, operations, parameters)
+    return _behind_copy_out(job, made, gathers * sum(parameters.values()))
+
+
+_COPIES_OUT: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "per_parameter": (("unit.copy_out", "copy"),),
+    "lists": (("unit.clear", "fill"), ("unit.copy_out", "copy")),
+}
+"""Names and kinds of the kernels around a gather, by what `unit_copies` says."""
 
 
 def _behind_copy_out(job: Job, operations: tuple[Operation, ...], parameters: int) -> tuple[Operation, ...]:
-    """Return a pass behind the copy of so many parameters out of what was gathered, if they are copied."""
-    if job.training.unit_copies != "per_parameter" or not operations or not parameters:
+    """Return a pass behind the copies of so many parameters around their gather, if they are copied."""
+    kernels = _COPIES_OUT.get(job.training.unit_copies, ())
+    if not kernels or not operations or not parameters:
         return operations
-    gathered = Vector("copy", 1, parameters, job.spec.precision.gathers)
-    return following((Operation("unit.copy_out", (INPUT,), gathered),), operations)
+    copies = [
+        Operation(name, (place - 1 if place else INPUT,), Vector(kind, 1, parameters, job.spec.precision.gathers))
+        for place, (name, kind) in enumerate(kernels)
+    ]
+    return following(copies, operations)
 
 
 def _by_domain(job: Job, backward: Sequence[Operation]) -> Counter[Domain]:
@@ -67,10 +89,30 @@ def _with_gradients(
     return tuple(operations)
 
 
+def _with_gradients_of_each(
+    job: Job, backward: tuple[Operation, ...], parameters: Mapping[Domain, int]
+) -> tuple[Operation, ...]:
+    """Return a backward behind which each operation's gradients are copied by themselves."""
+    operations = list(backward)
+    for place, operation in enumerate(backward):
+        if operation.parameters and operation.domain in parameters and operation.domain != "frozen":
+            operations[place], after = replace(operation, parameters=0), place
+            for name, kernel in _copies(job, operation.parameters):
+                operations.append(Operation(name, (after,), kernel, deferrable=True))
+                after = len(operations) - 1
+            operations[-1] = replace(
+                operations[-1], parameters=operation.parameters, expert=operation.domain == "expert"
+            )
+    return tuple(operations)
+
+
 def _copies(job: Job, elements: int) -> Iterator[tuple[str, Vector]]:
     """Yield the kernels between so many gradients as products leave them and as they travel."""
     made, travels = job.spec.precision.activations, job.spec.precision.gradient_reduce
-    if job.training.unit_copies == "flat":
+    if job.training.unit_copies == "lists":
+        yield "unit.divide", Vector("scale", 1, elements, made)
+        yield "unit.copy_in", Vector("copy", 1, elements, made)
+    elif job.training.unit_copies == "flat":
         yield "unit.flatten", Vector("copy", 1, elements, made)
         if travels != made:
             yield "unit.widen", Vector("cast", 1, elements, travels, "backward")

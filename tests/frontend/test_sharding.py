@@ -152,6 +152,20 @@ def test_matrices_are_gathered_one_by_one_or_together(tiny, prices):
     assert volumes[0] == volumes[1]
 
 
+def test_matrices_gathered_one_by_one_are_gathered_again_for_layers_that_are_run_again(tiny, prices):
+    def gathers(*settings):
+        job = shared(tiny, 3, ("training.recompute", "full"), *settings, copies=1)
+        return sum(one[4] for one in messages(job, prices, "parameters.gather"))
+
+    micro_batches, layers, matrices = 2, 4, 6
+    assert gathers() == micro_batches * 2 * (layers + 2)
+    singly = ("training.gather_singly", "true")
+    assert gathers(singly) == micro_batches * (3 * layers * matrices + 2 * 3)
+    norms, others = layers * 2, 1  # two in each layer, one with the head
+    few = gathers(singly, ("training.persistent_parameters", "256"))
+    assert few == gathers(singly) - micro_batches * (3 * norms + 2 * others)
+
+
 def test_a_host_copies_the_parts_of_a_gather_one_by_one(tiny, prices):
     """Four replicas' parts: 4 · 5 us on top of 30 us; and it waits for its GPU first where it is told to."""
     host = [("host.kernel", "10 us"), ("host.collective", "30 us")]
@@ -165,4 +179,25 @@ def test_a_host_copies_the_parts_of_a_gather_one_by_one(tiny, prices):
     assert issues == [30_000_000, 50_000_000]
     (table,) = build(shared(tiny, 3, *listed, ("host.waits", "[gathers]"), copies=1), prices).tables
     names = [table.names[name] for name in table.name]
-    assert names.count("host") == names.count("parameters.gather") + 1
+    units = 2 * 2 * (4 + 2)  # each is followed by kernels that wait for no gather
+    assert names.count("host") == names.count("parameters.gather") + units + 1
+
+
+def test_a_host_that_waits_before_gathers_waits_for_the_one_before_and_for_what_was_reduced(tiny, prices):
+    host = [("host.kernel", "10 us"), ("host.collective", "30 us"), ("host.waits", "[gathers]")]
+    job = shared(tiny, 3, *host, ("training.gather_singly", "true"), ("training.prefetch", "0"), copies=1)
+    (table,) = build(job, prices).tables
+    names = [table.names[name] for name in table.name]
+
+    def before(row):
+        return table.dependencies[table.dependency_starts[row] : table.dependency_starts[row + 1]].tolist()
+
+    waited = [set(before(row)) for row, name in enumerate(names) if name == "host"]
+    for row, name in enumerate(names):
+        if name == "parameters.gather":
+            assert [names[other] for other in before(row)] == ["host"]
+            assert names[row + 1] == "host"
+    alone = [row for row, name in enumerate(names) if name == "parameters.gather" and names[row + 2] != name]
+    assert all(any(row in rows for rows in waited) for row, name in enumerate(names)
+               if name == "parameters.gather" and row not in alone)  # fmt: skip
+    assert any(names[row].startswith("gradients.dp.scatter") for rows in waited for row in rows)

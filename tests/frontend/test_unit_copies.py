@@ -42,6 +42,20 @@ def test_parameters_are_copied_out_for_both_passes_and_gradients_in(tiny, prices
     assert copied(job, prices) == {"copy_out": 2 * passed, "copy_in": passed}
 
 
+def test_lists_are_copied_matrix_by_matrix(tiny, prices):
+    settings = [("training.gather_singly", "true"), ("training.recompute", "full")]
+    job = sharded(tiny, "lists", *settings)
+    passed = 2 * job.model.parameters  # two micro-batches
+    layers = 2 * sum(each["dense"] * 4 for key, each in section_parameters(job).items() if key.name == "block")
+    gathered = 2 * passed + layers
+    assert copied(job, prices) == {
+        "clear": gathered, "copy_out": gathered, "divide": passed, "copy_in": passed
+    }  # fmt: skip
+    table = build(job, prices).tables[0]
+    names = [table.names[name] for name in table.name]
+    assert sum(name.endswith("unit.copy_in") for name in names) == 2 * (4 * 6 + 1 + 2)
+
+
 @pytest.mark.parametrize("copies", ["flat", "per_parameter"])
 def test_gradients_travel_behind_their_copies(tiny, prices, copies):
     job = sharded(tiny, copies)
