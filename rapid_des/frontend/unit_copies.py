@@ -58,7 +58,9 @@ def _behind_copy_out(job: Job, operations: tuple[Operation, ...], parameters: in
     if not kernels or not operations or not parameters:
         return operations
     copies = [
-        Operation(name, (place - 1 if place else INPUT,), Vector(kind, 1, parameters, job.spec.precision.gathers))
+        Operation(
+            name, (place - 1 if place else INPUT,), Vector(kind, 1, parameters, job.spec.precision.gathers)
+        )
         for place, (name, kind) in enumerate(kernels)
     ]
     return following(copies, operations)

@@ -46,7 +46,9 @@ def test_lists_are_copied_matrix_by_matrix(tiny, prices):
     settings = [("training.gather_singly", "true"), ("training.recompute", "full")]
     job = sharded(tiny, "lists", *settings)
     passed = 2 * job.model.parameters  # two micro-batches
-    layers = 2 * sum(each["dense"] * 4 for key, each in section_parameters(job).items() if key.name == "block")
+    layers = 2 * sum(
+        each["dense"] * 4 for key, each in section_parameters(job).items() if key.name == "block"
+    )
     gathered = 2 * passed + layers
     assert copied(job, prices) == {
         "clear": gathered, "copy_out": gathered, "divide": passed, "copy_in": passed
