@@ -441,16 +441,17 @@ class TrainingSpec(Spec, frozen=True):
     prefetch: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 1
     """zero_stage 3: how many layers ahead of the one that computes are gathered."""
     gather_singly: bool = False
-    """zero_stage 3: each matrix of a layer is gathered by itself and given back after each use, so that layers
-    which are run again gather once more (DeepSpeed before 0.6); otherwise a layer's parameters travel together."""
+    """zero_stage 3: each matrix of a layer is gathered by itself and given back after each use, so that
+    layers which are run again gather once more (DeepSpeed before 0.6); otherwise a layer's parameters travel
+    together."""
     persistent_parameters: Annotated[int, msgspec.Meta(ge=0, le=2**40)] = 0
     """gather_singly: what has fewer stays whole on every replica (DeepSpeed's
     stage3_param_persistence_threshold)."""
     unit_copies: Literal["none", "flat", "per_parameter", "lists"] = "none"
     """zero_stage 3: what is copied of a whole layer besides. flat: its gradients into one tensor, which is
     widened and divided before it travels (PyTorch's first FSDP); per_parameter: parameters out of what was
-    gathered, gradients into what is reduced (its second, fully_shard); lists: each matrix by itself out of the
-    lists of torch.distributed's all_gather, its gradient divided and into those of reduce_scatter."""
+    gathered, gradients into what is reduced (its second, fully_shard); lists: each matrix by itself out of
+    the lists of torch.distributed's all_gather, its gradient divided and into those of reduce_scatter."""
     reshard: bool | Annotated[int, msgspec.Meta(ge=2, le=10**9)] = True
     """zero_stage 3: a layer's parameters are given back after its forward and gathered again for its
     backward (FSDP: FULL_SHARD); false: they stay until then (SHARD_GRAD_OP); a number: they stay split over

@@ -5,11 +5,11 @@ gradients into a flat one, which is widened to the format of the reduction and d
 (torch/distributed/fsdp: _flat_param.py, _runtime_utils.py, `_div_if_needed`). Its second version copies each
 parameter out of what was gathered, and gradients into what is reduced, in the reduction's format, and leaves
 the division to NCCL (_fully_shard/_fsdp_collectives.py: `foreach_all_gather_copy_out`,
-`foreach_reduce_scatter_copy_in`). DeepSpeed before 0.6 gathers each parameter into a list of views of zeros
-and reduces its divided gradient from one (zero/partition_parameters.py, stage3.py), which ProcessGroupNCCL.cpp
-copies out of, or into, a tensor of its own. Kernels on a rank's own part alone are left out. All run on the stream of
-compute; the first version has widening and division on another, where they take memory bandwidth from the
-same kernels.
+`foreach_reduce_scatter_copy_in`). DeepSpeed before 0.6 gathers each parameter into a list of views of
+zeros and reduces its divided gradient from one (zero/partition_parameters.py, stage3.py), which
+ProcessGroupNCCL.cpp copies out of, or into, a tensor of its own. Kernels on a rank's own part alone are left
+out. All run on the stream of compute; the first version has widening and division on another, where they take
+memory bandwidth from the same kernels.
 """
 
 from __future__ import annotations

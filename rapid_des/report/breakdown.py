@@ -147,9 +147,8 @@ def _part(chosen: NDArray[np.bool_], start: Int64s, finish: Int64s) -> Part:
 def _unissued(nodes: NodeTable, times: RankTimes, late: NDArray[np.bool_]) -> tuple[Int64s, Int64s]:
     """Return from when until when what the host issues waits for nothing else: the end is before if never."""
     ready, finish = np.zeros(len(nodes), np.int64), times.finish.copy()
-    finish[nodes.issuer[late]] = times.start[
-        nodes.issuer[late]
-    ]  # what waits for its host waits for no one else
+    # what waits for its host's own wait waits for no one else meanwhile
+    finish[nodes.issuer[late]] = times.start[nodes.issuer[late]]
     np.maximum.at(ready, rows_of(np.diff(nodes.dependency_starts)), finish[nodes.dependencies])
     order = np.argsort(nodes.stream, kind="stable")
     same = nodes.stream[order[1:]] == nodes.stream[order[:-1]]
