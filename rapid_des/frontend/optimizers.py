@@ -214,31 +214,30 @@ def gather_unit(  # noqa: PLR0913 - a gather, and when
     program: ProgramWriter,
     job: Job,
     marks: Sequence[Mark],
-    *,
     after: Sequence[int],
-    again: bool = False,
-    times: int = 1,
-    issued: Sequence[int] = (),
+    *,
+    again: int = 0,
+    reduced: Sequence[int] = (),
 ) -> int:
     """Append the gathers of a unit's parameters; return the position of the last, -1 where none travel.
 
-    `again`: after the forward, since when they may have been split over fewer ranks. `times`: how often its
-    matrices are gathered, if singly. A host that waits before each gather waits for what it `issued` too.
+    `again`: how often after the forward, since when they may have been split over fewer ranks. A host that
+    waits before each gather waits for the last gradients that were `reduced` too.
     """
     done, layer = -1, any(mark.domain == "dense" for mark in marks)
     waits = program.host is not None and "gathers" in program.host.waits
     for domain, sharding in job.shardings.items():
         role, units = sharding.unit_gathers, [mark.parameters for mark in marks if mark.domain == domain]
-        resharded = again and sharding.reshard_ranks > 0
+        resharded = again > 0 and sharding.reshard_ranks > 0
         members, group = sharding.replicas, sharding.group
         if resharded:
             members, group = sharding.reshard_ranks, sharding.reshard_group
         name = _GATHERS[domain] + ".resharded" * resharded
-        for elements in _gathered(job, units) * times:
+        for elements in _gathered(job, units) * max(1, again):
             if role is None:
                 continue
             size = message_size(role, elements, gathered_as(job, domain, layer=layer), members)
-            earlier = (*after, *issued, *([done] if done >= 0 else []))
+            earlier = (*after, *reduced[-1:], *([done] if done >= 0 else []))
             ready = (program.issuing(after=earlier),) if waits else after
             done = program.message(name, role, size, after=ready, group=group, parts=members)
     if waits and done >= 0:

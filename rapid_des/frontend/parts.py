@@ -130,6 +130,11 @@ def _with_unit_copies(job: Job, lists: Lists) -> dict[PieceKey, tuple[Operation,
     }
 
 
+def unit_gathers(job: Job, part: int) -> list[int]:
+    """Return how often the units of a part are gathered for their backward, in its order."""
+    return [backward_gathers(job, section) for section, _ in sections(job, part)[::-1]]
+
+
 def backward_gathers(job: Job, section: Section) -> int:
     """Return how often a section's parameters are gathered for its backward.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 from rapid_des.device.operators import OperatorModel
 from rapid_des.frontend.interleave import Interleaved, interleaved, travels
@@ -22,7 +21,7 @@ from rapid_des.frontend.optimizers import (
     small_reductions,
     zero_gradients,
 )
-from rapid_des.frontend.parts import NORMS, PieceKey, Pieces, backward_gathers, part_pieces, sections
+from rapid_des.frontend.parts import NORMS, PieceKey, Pieces, part_pieces, unit_gathers
 from rapid_des.frontend.schedules.schedule import Item, PassKind, Result
 from rapid_des.frontend.template import GATE, INPUT, PARAMETERS, SECOND, Domain, Mark, Piece, chain
 from rapid_des.frontend.trace import FinishedProgram, ProgramWriter
@@ -70,15 +69,6 @@ class _Stage:
     """By chunk and unit: where parameters were gathered that are still whole."""
     together: dict[tuple[tuple[PassKind, int], ...], Interleaved | None] = field(default_factory=dict)
     """By phase and chunk of two items: their pieces as one."""
-
-    @cached_property
-    def gathers(self) -> tuple[tuple[int, ...], ...]:
-        """By chunk: how often its units' parameters are gathered for their backward, in its order."""
-        parts = self.job.placement[self.index]
-        return tuple(
-            tuple(backward_gathers(self.job, section) for section, _ in sections(self.job, part)[::-1])
-            for part in parts
-        )
 
     def marks(self, chunk: int) -> tuple[Mark, ...]:
         """Return the marks of a chunk's whole backward, relative to its start."""
@@ -356,34 +346,27 @@ def _place_units(state: _Stage, item: Item, ports: Mapping[int, int]) -> int:
     unit's compute, when the parameters of the one before may be given back; gradients travel once their unit
     is done. Weight gradients by themselves need no parameters.
     """
-    job, chunk, program = state.job, item.chunk, state.program
+    job, chunk, program, moved = state.job, item.chunk, state.program, state.offloaded
     forward, gathers = item.phase == "forward", item.phase != "weight_gradient"
     backward = state.pieces["backward", chunk]
     units = list(range(len(backward)))[:: -1 if forward else 1]
+    uses = [0] * len(units) if forward else unit_gathers(job, job.placement[state.index][chunk])
     newest, output = list(ports.values())[-1:], ports.get(INPUT, -1)
     for place, unit in enumerate(units):
         for ahead in units[place : place + job.training.prefetch + 1] if gathers else ():
             if (chunk, ahead) not in state.held and (forward or len(backward[ahead])):
                 state.held[chunk, ahead] = gather_unit(
-                    program,
-                    job,
-                    backward[ahead].marks,
-                    after=newest,
-                    again=not forward,
-                    times=1 if forward else state.gathers[chunk][ahead],
-                    issued=state.reduced[-1:],
+                    program, job, backward[ahead].marks, newest, again=uses[ahead], reduced=state.reduced
                 )
         piece, gathered = state.pieces[item.phase, chunk][place], state.held.get((chunk, unit), -1)
-        back = (
-            state.offloaded.back(program, item, len(backward) - 1 - unit, newest) if state.offloaded else {}
-        )
+        back = moved.back(program, item, len(backward) - 1 - unit, newest) if moved else {}
         start = len(program)
         if len(piece):
             whole = {PARAMETERS: gathered} if gathers and gathered >= 0 else {}
             output = program.writer.place(piece, {**ports, **whole, **back})
             ports, newest = {INPUT: output}, [output]
-        if forward and state.offloaded is not None:
-            state.offloaded.leave(program, item, place, output)
+        if forward and moved is not None:
+            moved.leave(program, item, place, output)
         if gathers and (job.training.reshard or not forward):
             state.held.pop((chunk, unit), None)
         marks = [replace(mark, position=mark.position + start) for mark in piece.marks
