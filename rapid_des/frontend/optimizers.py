@@ -249,7 +249,7 @@ def _gathered(job: Job, units: Sequence[int]) -> list[int]:
     """Return how many parameters each gather of a unit brings, whose matrices have so many."""
     if not job.training.gather_singly:
         return [sum(units)] if sum(units) else []
-    return [elements for elements in units if elements >= max(1, job.training.persistent_parameters)]
+    return [elements for elements in units if elements >= int(job.training.gather_singly)]
 
 
 def small_reductions(

@@ -440,13 +440,10 @@ class TrainingSpec(Spec, frozen=True):
     too, gathered for each layer's forward and backward (FSDP, DeepSpeed ZeRO-3)."""
     prefetch: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 1
     """zero_stage 3: how many layers ahead of the one that computes are gathered."""
-    gather_singly: bool = False
+    gather_singly: bool | Annotated[int, msgspec.Meta(ge=2, le=2**40)] = False
     """zero_stage 3: each matrix of a layer is gathered by itself and given back after each use, so that
-    layers which are run again gather once more (DeepSpeed before 0.6); otherwise a layer's parameters travel
-    together."""
-    persistent_parameters: Annotated[int, msgspec.Meta(ge=0, le=2**40)] = 0
-    """gather_singly: what has fewer stays whole on every replica (DeepSpeed's
-    stage3_param_persistence_threshold)."""
+    layers which are run again gather once more (DeepSpeed before 0.6); a number: what has fewer parameters
+    stays whole on every replica. Otherwise a layer's parameters travel together."""
     unit_copies: Literal["none", "flat", "per_parameter", "lists"] = "none"
     """zero_stage 3: what is copied of a whole layer besides. flat: its gradients into one tensor, which is
     widened and divided before it travels (PyTorch's first FSDP); per_parameter: parameters out of what was

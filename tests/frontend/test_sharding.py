@@ -162,7 +162,7 @@ def test_matrices_gathered_one_by_one_are_gathered_again_for_layers_that_are_run
     singly = ("training.gather_singly", "true")
     assert gathers(singly) == micro_batches * (3 * layers * matrices + 2 * 3)
     norms, others = layers * 2, 1  # two in each layer, one with the head
-    few = gathers(singly, ("training.persistent_parameters", "256"))
+    few = gathers(("training.gather_singly", "256"))
     assert few == gathers(singly) - micro_batches * (3 * norms + 2 * others)
 
 
