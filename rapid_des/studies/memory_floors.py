@@ -68,16 +68,20 @@ class MemoryFloors:
         parameters, sizes = self.parameters_of(job, stage), self.sizes(job)
         return sum(tensor.size for tensor in standing(small, stage, parameters, sizes))
 
-    def moving(self, job: Job, stage: int) -> int:
-        """Return those of them that come and go, whatever replicas share."""
+    def kept(self, job: Job, stage: int) -> int:
+        """Return those of `moving` that a stage keeps from forwards to backwards."""
+        return self.moving(job, stage, peaks=0)
+
+    def moving(self, job: Job, stage: int, *, peaks: int = 1) -> int:
+        """Return those of them that come and go, whatever replicas share; `peaks` 0: no backward's."""
         key = ("chunks", stage, kernels_key(job), stages_key(job))
         chunks = self.once(key, lambda: self._chunks(job, stage))
         if is_usual(job):
             begun = zip(held(job, stage), chunks, strict=True)
-            moving = sum(count * size for count, (size, _) in begun) + chunks[-1][1]
+            moving = sum(count * size for count, (size, _) in begun) + peaks * chunks[-1][1]
         else:
             most = min(job.schedule.bound(job.shape), job.micro_batches * len(chunks))
-            moving = most * min(size for size, _ in chunks) + min(peak for _, peak in chunks)
+            moving = most * min(size for size, _ in chunks) + peaks * min(peak for _, peak in chunks)
         return round(moving * (1 + job.spec.memory.fragmentation))
 
     def _chunks(self, job: Job, stage: int) -> list[tuple[int, int]]:
