@@ -39,11 +39,22 @@ def plan_lines(plan: Plain, job: str, machine: str) -> Iterator[str]:
     yield ""
     if any(map(_as_good, plan["rows"][1:])):
         yield "  ~ not told apart from the first: predictions of measured layouts were off by more"
+    yield from _expected(plan["rows"][0])
     yield f"  {_counts(plan)}"
     if plan["mode"] == "analytical":
         yield "  ranked by closed forms, which leave out waiting on links; --mode hierarchical simulates it"
     if plan["pruned"]:
         yield from _pruned(plan["pruned"])
+
+
+def _expected(row: Plain) -> Iterator[str]:
+    """Yield where a measurement of the best way is expected, if such jobs were measured."""
+    for expected in row["intervals"].values():
+        low, high = (time_text(round(end * PS_PER_S)) for end in expected["seconds"])
+        yield (
+            f"  {expected['level']:.0%} interval of the first {low} to {high} "
+            f"(as {expected['cases']} measured jobs of {expected['source']})"
+        )
 
 
 def _as_good(row: Plain) -> bool:

@@ -54,6 +54,7 @@ class PlanRow:
         plain = self.result.as_json()
         figures = {
             "step_time_s": plain["step_time_s"],
+            "intervals": plain["intervals"],
             "memory_bytes": self.memory_bytes,
             "mfu": plain["mfu"],
             "tokens_per_s": plain["tokens_per_s"],

@@ -212,10 +212,8 @@ class Refinement:
             moving = min(moving or self.capacity, self.floors.moving(part.job, stage))
             if needed + moving <= self.capacity:
                 break
-            if (
-                _keeps_least(part.job)
-                and needed + (kept := self.floors.kept(part.job, stage)) > self.capacity
-            ):
+            kept = self.floors.kept(part.job, stage) if _keeps_least(part.job) else 0
+            if needed + kept > self.capacity:
                 return needed + kept
         return needed + moving
 
