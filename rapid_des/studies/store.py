@@ -10,6 +10,7 @@ before a crash stays. pandas, Polars and DuckDB read `FOLDER/points/*.parquet` a
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from rapid_des.report.writing import replacing, require_extra
 
 FORMAT = 1
 _MANIFEST, _PARTS = "manifest.json", "points"
+_PART = re.compile(r"part-\d+\Z")
 _ROWS, _EVERY_S, _SHARE = 2000, 5.0, 0.02
 """A part is written for so many rows, or when so many seconds and this share of all time have passed."""
 
@@ -87,6 +89,11 @@ class Store:
             raise ConfigError(f"not valid JSON: {error}", file=str(folder / _MANIFEST)) from None
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
             raise ConfigError(f"format is not {FORMAT}", file=str(folder / _MANIFEST), key="format")
+        missing = [key for key in ("kind", "study", "columns") if key not in manifest]
+        if missing:
+            raise ConfigError(
+                "is missing: no manifest of a study", file=str(folder / _MANIFEST), key=missing[0]
+            )
         return cls(folder, manifest)
 
     def __enter__(self) -> Self:
@@ -125,16 +132,15 @@ class Store:
 
     def parts(self) -> list[Path]:
         """Return the files of the rows, in order."""
-        return sorted((self.folder / _PARTS).glob("part-*.parquet"))
+        return _parts(self.folder)
 
     def table(self, columns: Sequence[str] | None = None) -> Any:
         """Return what is written as an Arrow table, ordered by id; by default all but the whole results."""
         import pyarrow
-        from pyarrow import parquet
 
         wanted = [name for name in self.columns if name != "result"] if columns is None else list(columns)
         schema = pyarrow.schema([(name, getattr(pyarrow, self.columns[name])()) for name in wanted])
-        read = [parquet.read_table(part, columns=wanted, schema=schema) for part in self.parts()]
+        read = [_read(part, columns=wanted, schema=schema) for part in self.parts()]
         table = pyarrow.concat_tables(read) if read else schema.empty_table()
         return table.sort_by("id") if "id" in wanted else table
 
@@ -144,14 +150,32 @@ class Store:
 
     def row(self, number: int) -> dict[str, Any]:
         """Return the whole row of an id; `InputError` if there is none."""
-        from pyarrow import compute, parquet
+        from pyarrow import compute
 
         for part in self.parts():
-            table = parquet.read_table(part, filters=compute.field("id") == number)
+            table = _read(part, filters=compute.field("id") == number)
             if len(table):
                 read: dict[str, Any] = table.slice(0, 1).to_pylist()[0]
                 return read
         raise InputError(f"{self.folder}: no point {number}")
+
+
+def _parts(folder: Path) -> list[Path]:
+    return sorted(part for part in (folder / _PARTS).glob("part-*.parquet") if _PART.match(part.stem))
+
+
+def _read(part: Path, **what: Any) -> Any:
+    """Return a part as an Arrow table; `InputError` if it is not as it was written."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        return parquet.read_table(part, **what)
+    except (pyarrow.ArrowException, OSError) as error:
+        why = str(error).splitlines()[0].rstrip(".")
+        raise InputError(
+            f"{part}: {why}; without this file the same study simulates its points again"
+        ) from None
 
 
 def check_store(folder: Path) -> None:
@@ -159,9 +183,10 @@ def check_store(folder: Path) -> None:
     require_extra("pyarrow", "parquet", f"{folder}: a study's results")
     if folder.is_file():
         raise InputError(f"{folder}: can not be written: it is a file, a folder is needed")
-    others = {entry.name for entry in folder.iterdir()} - {_PARTS} if folder.is_dir() else ()
-    if others and _MANIFEST not in others:
-        raise InputError(f"{folder}: is there already and holds other files; name a new folder")
+    others = {entry.name for entry in folder.iterdir()} - {_PARTS} if folder.is_dir() else set[str]()
+    if _MANIFEST not in others and (others or _parts(folder)):
+        what = "other files" if others else f"results without the {_MANIFEST} that says of what"
+        raise InputError(f"{folder}: is there already and holds {what}; name a new folder")
     try:
         (folder / _PARTS).mkdir(parents=True, exist_ok=True)
         with replacing(folder / _PARTS / "written"):

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -241,6 +243,32 @@ def test_a_sweep_that_is_killed_leaves_whole_results_and_the_same_command_goes_o
     again = Store.open(folder).table(["id", "step_time_ps"])
     assert again["id"].to_pylist() == list(range(1, 7))
     assert [str(float(v or "nan")) for v in again["step_time_ps"].to_pylist()] == digits(kept)["step_time_ps"]
+
+
+@pytest.mark.parametrize("content", [b"", b"no table", None])
+def test_a_damaged_part_is_named_and_its_points_are_simulated_again_without_it(content, kept, tmp_path):
+    folder = tmp_path / "out"
+    shutil.copytree(kept.store.folder, folder)
+    (part,) = (folder / "points").glob("*.parquet")
+    whole = part.read_bytes()
+    part.write_bytes(whole[: len(whole) // 2] if content is None else content)
+    said = f"{part.name}: .*; without this file the same study simulates its points again"
+    for command in (("show", folder), ("compare", f"{folder}#1", f"{folder}#2")):
+        assert re.search(said, refused(call(*command)))
+    with pytest.raises(rd.InputError, match=said):
+        sweep(SPLITS, folder=folder, executor="local")
+    part.unlink()
+    assert digits(sweep(SPLITS, folder=folder, executor="local")) == digits(kept)
+
+
+def test_parts_without_the_manifest_that_says_of_what_are_not_gone_on_with(kept, tmp_path):
+    folder = tmp_path / "out"
+    shutil.copytree(kept.store.folder, folder)
+    (folder / "manifest.json").write_text('{"format": 1, "kind": "sweep"}')
+    assert "manifest.json: study: is missing" in refused(call("show", folder))
+    (folder / "manifest.json").unlink()
+    with pytest.raises(rd.InputError, match="results without the manifest"):
+        sweep(SPLITS, folder=folder, executor="local")
 
 
 def _workers(pid):
