@@ -232,10 +232,15 @@ def test_models_of_other_styles_are_run(rows_of, model):
 
 
 def test_a_gpu_without_a_machine_file_is_not_supported(rows_of):
-    row = "c,H100-NVL-94GB,Llama-2-70B,fp8,4,1,1,128,128,13.5,10.0,1283.5,99,20.0,No,dli"
+    row = "c,H100-NVL-94GB,Llama-2-70B,fp8,16,1,1,128,128,13.5,10.0,1283.5,99,20.0,No,dli"
     data = rows_of.text(trtllm.FILE, f"{TRTLLM}\n{row}\n")
-    reason = "no machine file of 4 H100-NVL-94GB"
+    reason = "no machine file of 16 H100-NVL-94GB"
     assert scored(data, "inference/trtllm-static/ttft")["unsupported"] == {reason: 1}
+
+
+def test_more_than_a_pair_of_h100_nvl_meet_over_pcie():
+    assert place("H100-NVL-94GB", 2).machine == "h100_nvl_x8"
+    assert place("H100-NVL-94GB", 8) == Place("rtx_pro_6000_x8", (("device", "h100_nvl"),))
 
 
 def test_one_client_is_a_batch_and_several_are_a_server(rows_of):

@@ -30,6 +30,8 @@ class Servers:
     """The device in place of the file's; empty: that of the file."""
     joined: int = 8
     """Up to how many GPUs the file's links are those of the name."""
+    beyond: Servers | None = None
+    """Of more GPUs; None: there is no file of them."""
 
 
 _RACK = 64
@@ -42,8 +44,8 @@ SERVERS: Mapping[str, Servers] = {
     "H100-SXM-80GB": Servers("dgx_h100", "dgx_h100_x8"),
     "H100-SXM-80GB (EFA)": Servers("dgx_h100", "aws_p5_x32"),
     "H100-96GB": Servers("dgx_h100", "dgx_h100_x8", device="h100_sxm_500w"),
-    "H100-NVL-94GB": Servers("h100_nvl_x8", joined=2),
-    "H200-SXM-141GB": Servers("dgx_h200"),
+    "H100-NVL-94GB": Servers("h100_nvl_x8", joined=2, beyond=Servers("rtx_pro_6000_x8", device="h100_nvl")),
+    "H200-SXM-141GB": Servers("dgx_h100", "dgx_h100_x8", device="h200"),
     "GH200-120GB(96GB HBM3)": Servers("gh200_alps_x16", gpus=4, joined=4),
     "L40S": Servers("l40s_switched_x8"),
     "L40": Servers("l40s_switched_x8", device="l40"),
@@ -54,8 +56,8 @@ SERVERS: Mapping[str, Servers] = {
     "GB200-NVL72": _GB200,
     "GB300-NVL72": Servers("gb200_nvl72", "gb300_nvl72_x8", gpus=_RACK, device="gb300", joined=_RACK),
 }
-"""By GPU; H100-96GB are torchtitan's. Assumed: GH200 are joined as on Alps. Of NCCL between pairs of H100 NVL
-nothing was measured."""
+"""By GPU; H100-96GB are torchtitan's. Assumed: GH200 are joined as on Alps; more than a pair of H100 NVL are by
+PCIe 5, as RTX PRO 6000 whose NCCL was measured."""
 
 
 def place(gpu: str, gpus: int) -> Place:
@@ -67,6 +69,8 @@ def place(gpu: str, gpus: int) -> Place:
     servers = SERVERS.get(gpu)
     if servers is None:
         raise UnsupportedRow(f"no machine file of {gpu}")
+    if gpus > servers.joined and servers.beyond is not None:
+        servers = servers.beyond
     nodes = ceil_divide(gpus, servers.gpus)
     if gpus > 1 and ((nodes > 1 and not servers.several) or min(gpus, servers.gpus) > servers.joined):
         raise UnsupportedRow(f"no machine file of {gpus} {gpu}")
