@@ -56,8 +56,8 @@ SERVERS: Mapping[str, Servers] = {
     "GB200-NVL72": _GB200,
     "GB300-NVL72": Servers("gb200_nvl72", "gb300_nvl72_x8", gpus=_RACK, device="gb300", joined=_RACK),
 }
-"""By GPU; H100-96GB are torchtitan's. Assumed: GH200 are joined as on Alps; more than a pair of H100 NVL are by
-PCIe 5, as RTX PRO 6000 whose NCCL was measured."""
+"""By GPU; H100-96GB are torchtitan's. Assumed: GH200 are joined as on Alps; more than a pair of H100 NVL are
+by PCIe 5, as RTX PRO 6000 whose NCCL was measured."""
 
 
 def place(gpu: str, gpus: int) -> Place:
