@@ -230,11 +230,11 @@ def shard_of_groups(job: Job, groups: tuple[Group, ...]) -> Shard:
     shard = job.shard(
         sum(group.count for group in groups), ceil_divide(queries, job.spec.parallelism.cp), keys
     )
-    if len(groups) > 1 or groups[0].samples != 1:
-        shard = replace(shard, groups=groups)
+    unlike = groups if len(groups) > 1 or groups[0].samples != 1 else ()
+    tokens = sum(group.count * group.query_length for group in unlike) if unlike else shard.tokens
     decodes = job.host is not None and all(group.cached and group.decodes for group in groups)
-    padding = job.host.padding(shard.tokens) if job.host is not None and decodes else 0
-    return replace(shard, padding=padding, absorbs=job.inference.absorbs)
+    padding = job.host.padding(tokens) if job.host is not None and decodes else 0
+    return replace(shard, groups=unlike, padding=padding, absorbs=job.inference.absorbs)
 
 
 def serving_notes(job: Job) -> tuple[str, ...]:

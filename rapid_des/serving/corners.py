@@ -31,9 +31,15 @@ class Refined:
         self._exact = exact
         self._known: dict[int, tuple[int, int]] = {}
         self._spans: dict[tuple[int, int], bool] = {}
+        self._values: dict[int, int] = {}
 
     def __call__(self, number: int) -> int:
         """Return the value."""
+        if number not in self._values:
+            self._values[number] = self._between(number)
+        return self._values[number]
+
+    def _between(self, number: int) -> int:
         below = 1 << (number.bit_length() - 1)
         upper = 2 * below
         while below < number:

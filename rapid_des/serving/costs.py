@@ -12,7 +12,6 @@ kernels and the rest, or as the host needs to issue them all, whichever is longe
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -135,12 +134,12 @@ class PassCosts:
     def _attention_from(self, decodes: int, lengths: Int64s) -> Int64s:
         """Return decode attention at mean KV lengths that ascend."""
         first, last = int(lengths[0]), int(lengths[-1])
-        tables, length = list[Int64s](), first
-        while length <= last:
-            below, above = stretch(length, fineness(length))
-            tables.append(self._line(decodes, below, above)[length - below :])
-            length = above + 1
-        return (tables[0] if len(tables) == 1 else np.concatenate(tables))[lengths - first]
+        below, above = stretch(first, fineness(first))
+        table, start = self._line(decodes, below, above), below
+        while last > above:
+            below, above = stretch(above + 1, fineness(above + 1))
+            table = np.concatenate((table, self._line(decodes, below, above)))
+        return table[lengths - start]
 
     def _line(self, decodes: int, below: int, above: int) -> Int64s:
         """Return decode attention of every mean KV length from one corner to the next."""
@@ -326,7 +325,7 @@ class PassCosts:
         (chunk,) = chunks
         below, above = around(chunk.query_length)
         low, high = (
-            self._remembered(replace(chunk, query_length=corner, samples=1), decoding, batch.decodes > 0)
+            self._remembered(Group(chunk.count, corner), decoding, batch.decodes > 0)
             for corner in (below, above)
         )
         return low.between(high, chunk.query_length - below, max(1, above - below))

@@ -137,11 +137,9 @@ class Replica(ReplicaState):
 
     def _admit_carried(self) -> None:
         """Let decode on who comes with keys and values, as far as there are pages."""
-        while self.waiting and self.waiting[0].carried:
-            request = self.waiting[0]
+        while (request := next(iter(self.candidates), None)) and request.carried:
             full = len(self._group) + len(self.prefilling) >= self.max_sequences
-            placed = list(self.adapters.candidates((request,)))
-            if full or not placed or self.pages_for(request, self._group.checked) > self.free_pages:
+            if full or self.pages_for(request, self._group.checked) > self.free_pages:
                 return
             self._admit(request)
             self._hold(request, self.pages_for(request, 0))
@@ -265,6 +263,8 @@ class Replica(ReplicaState):
             pages = self.pages_for(request, tokens)
             if request not in self.prefilling:
                 self._admit(request)
+                self._loading += request.computed * self.engine.swap * request.carried
+                request.carried = False
                 self.prefilling.append(request)
             if request.started == NEVER:
                 request.started = self._now
