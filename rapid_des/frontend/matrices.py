@@ -307,7 +307,7 @@ def append_weight_gradient(
         operations.kernel(name, accumulating, after=after, **counts)
         return
     alone = replace(gemm, out_dtype=shard.precision.activations)
-    operations.kernel(name, alone, after=after, deferrable=True)
+    operations.kernel(name, alone, after=after, deferrable=True, expert=counts.get("expert", False))
     add = Vector("gradient_add", gemm.batch * gemm.m, gemm.n, shard.precision.gradients)
     operations.kernel(f"{name}.add", add, **counts)
 

@@ -83,8 +83,11 @@ def orthogonalising(job: Job, stage: int, parameters: int) -> dict[str, Operator
 
 
 def _shapes(job: Job, stage: int) -> Iterator[tuple[str, tuple[Matrix, int]]]:
-    """Yield the name of each shape's iterations, the shape, and how many matrices have it."""
-    for place, counted in enumerate(matrices(job, stage).items()):
+    """Yield the name of each shape's iterations, the shape, and how many matrices have it.
+
+    Stages that hold the same parts, in whatever order, agree on which is first.
+    """
+    for place, counted in enumerate(sorted(matrices(job, stage).items())):
         yield f"{NEWTON_SCHULZ}.{place}", counted
 
 
