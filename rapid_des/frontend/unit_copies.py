@@ -78,15 +78,22 @@ def _by_domain(job: Job, backward: Sequence[Operation]) -> Counter[Domain]:
 def _with_gradients(
     job: Job, backward: tuple[Operation, ...], parameters: Mapping[Domain, int]
 ) -> tuple[Operation, ...]:
-    """Return a backward with the copies of its gradients, the last of which says that they are final."""
+    """Return a backward with the copies of its gradients, the last of which says that they are final.
+
+    They run behind all of it on one stream, and ask for what nothing else waits for: gradients of weights,
+    with which they go where a backward is cut in two.
+    """
     trained: dict[Domain, int] = {domain: parameters[domain] for domain in parameters if domain not in FROZEN}
     operations = [
         replace(operation, parameters=0) if operation.domain in trained else operation
         for operation in backward
     ]
+    deferrable = [place for place, operation in enumerate(operations) if operation.deferrable]
+    newest = max(deferrable, default=len(operations) - 1)
     for domain, elements in trained.items():
         for name, kernel in _copies(job, elements):
-            operations.append(Operation(name, (len(operations) - 1,), kernel, deferrable=True))
+            operations.append(Operation(name, (newest,), kernel, deferrable=True))
+            newest = len(operations) - 1
         operations[-1] = replace(operations[-1], parameters=elements, expert=domain == "expert")
     return tuple(operations)
 

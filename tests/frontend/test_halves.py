@@ -40,3 +40,19 @@ def test_what_only_a_weight_gradient_needs_goes_with_it():
     names = [{one.name for one in half} for half in halves(block)]
     assert {"attention.qkv.regather", "ffn.in.regather"} <= names[1] - names[0]
     assert {"attention.output.gather_gradient", "ffn.out.gather_gradient"} <= names[0] - names[1]
+
+
+@pytest.mark.parametrize("copies", ["flat", "per_parameter"])
+def test_copies_of_whole_units_leave_each_half_its_own(copies):
+    split = {"parallelism.tp": 1, "parallelism.dp": 4, "parallelism.sequence_parallel": False}
+    settings = split | {
+        "training.zero_stage": 3,
+        "training.unit_copies": copies,
+        "training.schedule": "zb_h1",
+    }
+    lists = training_lists(load_job("llama2_7b_train", settings=settings))
+    halved = {key.phase: [one.name for one in operations] for key, operations in lists.items()
+              if key.section.name == "block"}  # fmt: skip
+    copied = [name for name in halved["backward"] if name.startswith("unit.") and name != "unit.copy_out"]
+    assert halved["input_gradient"][-1] == "attention.residual"
+    assert halved["weight_gradient"][-len(copied) :] == copied
