@@ -203,6 +203,10 @@ KINDS: Mapping[str, VectorKind] = {
         "a matrix of four bits an element widened by the scale of each block",
         Traffic(0, 1, 2, read_bytes=0.5 + 1 / 64),
     ),
+    "widen": over_elements(  # a byte an element, and four bytes of scale for 2,048 (ZeRO++)
+        "a tensor of one byte an element widened by the scale of each block",
+        Traffic(0, 1, 2, read_bytes=1 + 4 / 2048),
+    ),
     "amax": over_elements("largest magnitude of a tensor", Traffic(1, 0, 1), kernels=2),
     "cast_transpose": over_elements(
         "to one byte an element, as it is and transposed, by a scale that is known",

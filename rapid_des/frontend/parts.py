@@ -32,7 +32,7 @@ from rapid_des.frontend.software import HostSpec
 from rapid_des.frontend.spec import AdaptersSpec
 from rapid_des.frontend.speculation import drafting
 from rapid_des.frontend.template import PORTS, Domain, Mark, Node, Piece, SectionName, make_piece, renamed
-from rapid_des.frontend.unit_copies import with_unit_copies
+from rapid_des.frontend.unit_copies import widens_parameters, with_unit_copies
 
 
 class Section(NamedTuple):
@@ -86,7 +86,7 @@ def training_lists(job: Job, place: int = 0) -> Lists:
     }
     if job.training.adapters is not None:
         norms, passes = {}, _with_adapters(job.training.adapters, shard, passes)
-    if job.sharding.policy.by_unit and job.training.unit_copies != "none":
+    if job.sharding.policy.by_unit and (job.training.unit_copies != "none" or widens_parameters(job)):
         passes = _with_unit_copies(job, passes)
     split = _halves(passes) if "input_gradient" in job.stage_orders.phases else {}
     return (norms if job.spec.parallelism.sequence_parallel else {}) | passes | split

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
-from rapid_des.device.operators import DTYPE_BITS
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import adapters
 from rapid_des.frontend.groups import ZERO_STAGES
@@ -17,6 +16,7 @@ from rapid_des.frontend.layers.latent import LatentAttention
 from rapid_des.frontend.recompute import refusals
 from rapid_des.frontend.schedules import SCHEDULES, pairs_refusal
 from rapid_des.frontend.speculation import speculation_refusals
+from rapid_des.frontend.unit_copies import widens_parameters
 from rapid_des.units import ceil_divide
 
 SCHEDULE = "training.schedule"
@@ -69,8 +69,6 @@ def _check_axes(job: Job) -> None:
         _refuse(job, "parallelism.order", f"{list(split.order)} must name each of {', '.join(AXES)} once")
     if job.gpus > MOST_GPUS:
         _refuse(job, "parallelism", f"{job.gpus} GPUs; at most {MOST_GPUS}")
-    if split.cp > 1 and job.spec.attention != "flash":
-        _refuse(job, "parallelism.cp", f"context parallelism (cp {split.cp}) needs attention flash")
     _refuse_first(job, _context_refusals(job))
     _check_experts(job)
     if split.sequence_parallel and split.tp == 1:
@@ -249,6 +247,9 @@ def _context_refusals(job: Job) -> Iterator[tuple[str, str]]:
         yield "parallelism.cp_heads", problem
     if split.cp_heads and split.cp % split.cp_heads:
         yield "parallelism.cp_heads", f"cp {split.cp} does not divide by cp_heads {split.cp_heads}"
+    if split.passes_blocks and job.spec.attention != "flash":
+        problem = f"cp_kind {split.cp_kind} joins partial results by what flash attention keeps of each row"
+        yield "parallelism.cp", f"{problem}; attention is {job.spec.attention}"
     documents = () if job.spec.training is None or split.cp == split.head_ways else job.training.documents
     for length in documents:
         if length % (2 * split.cp):
@@ -310,9 +311,12 @@ def _gather_refusals(job: Job) -> Iterator[tuple[str, str]]:
     if job.sharding.policy.gather is None:
         yield key, f"zero_stage {job.training.zero_stage} gathers no parameters"
     used = job.training_shard.gemm_dtype
-    if DTYPE_BITS[precision.gathers] < DTYPE_BITS[used]:
+    if widens_parameters(job) and not job.sharding.policy.by_unit:
         problem = f"{precision.gathers} is narrower than {used}, in which they multiply"
-        yield key, f"{problem}; quantised gathers that are widened again are not modelled"
+        yield (
+            key,
+            f"{problem}: only zero_stage 3 widens them before each use, it is {job.training.zero_stage}",
+        )
 
 
 def _too_long(job: Job) -> str | None:

@@ -368,7 +368,8 @@ class PrecisionSpec(Spec, frozen=True):
     gradient_reduce: Dtype = "fp32"
     """In which gradients travel between replicas."""
     parameter_gather: Dtype | None = None
-    """In which parameters travel where replicas gather them; unset: as activations."""
+    """In which parameters travel where replicas gather them (zero_stage 3: narrower than products take them,
+    they are widened); unset: as activations."""
     master_weights: Dtype | None = "fp32"
     """The optimizer's own copy of the weights; null: none."""
     optimizer: Dtype = "fp32"

@@ -7,9 +7,10 @@ parameter out of what was gathered, and gradients into what is reduced, in the r
 the division to NCCL (_fully_shard/_fsdp_collectives.py: `foreach_all_gather_copy_out`,
 `foreach_reduce_scatter_copy_in`). DeepSpeed before 0.6 gathers each parameter into a list of views of
 zeros and reduces its divided gradient from one (zero/partition_parameters.py, stage3.py), which
-ProcessGroupNCCL.cpp copies out of, or into, a tensor of its own. Kernels on a rank's own part alone are left
-out. All run on the stream of compute; the first version has widening and division on another, where they take
-memory bandwidth from the same kernels.
+ProcessGroupNCCL.cpp copies out of, or into, a tensor of its own. Parameters that travel narrower than they
+are multiplied (ZeRO++, Wang et al. 2023) are widened before each pass. Kernels on a rank's own part alone are
+left out. All run on the stream of compute; the first version has widening and division on another, where they
+take memory bandwidth from the same kernels.
 """
 
 from __future__ import annotations
@@ -18,10 +19,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from rapid_des.device.operators import Vector
+from rapid_des.device.operators import DTYPE_BITS, Vector
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import Operation, following
 from rapid_des.frontend.template import FROZEN, INPUT, Domain
+
+_HALF_BYTE = 4
+
+
+def widens_parameters(job: Job) -> bool:
+    """Tell whether parameters travel in fewer bits than products take them in."""
+    return DTYPE_BITS[job.spec.precision.gathers] < DTYPE_BITS[job.training_shard.gemm_dtype]
 
 
 def with_unit_copies(
@@ -40,9 +48,10 @@ def with_unit_copies(
     parameters, made = _by_domain(job, backward), operations
     if gradients and job.training.unit_copies == "lists":
         made = _with_gradients_of_each(job, operations, parameters)
-    elif gradients:
+    elif gradients and job.training.unit_copies != "none":
         made = _with_gradients(job, operations, parameters)
-    return _behind_copy_out(job, made, gathers * sum(parameters.values()))
+    first = tuple(_before(job, parameters, gathers)) if operations else ()
+    return following(first, made) if first else made
 
 
 _COPIES_OUT: Mapping[str, tuple[tuple[str, str], ...]] = {
@@ -52,18 +61,19 @@ _COPIES_OUT: Mapping[str, tuple[tuple[str, str], ...]] = {
 """Names and kinds of the kernels around a gather, by what `unit_copies` says."""
 
 
-def _behind_copy_out(job: Job, operations: tuple[Operation, ...], parameters: int) -> tuple[Operation, ...]:
-    """Return a pass behind the copies of so many parameters around their gather, if they are copied."""
-    kernels = _COPIES_OUT.get(job.training.unit_copies, ())
-    if not kernels or not operations or not parameters:
-        return operations
-    copies = [
-        Operation(
-            name, (place - 1 if place else INPUT,), Vector(kind, 1, parameters, job.spec.precision.gathers)
-        )
-        for place, (name, kind) in enumerate(kernels)
-    ]
-    return following(copies, operations)
+def _before(job: Job, parameters: Mapping[Domain, int], times: int) -> Iterator[Operation]:
+    """Yield what makes parameters by domain, gathered so many times, what a pass uses."""
+    travels, adapters = job.spec.precision.gathers, job.training.adapters
+    if not widens_parameters(job):
+        kernels, count = _COPIES_OUT.get(job.training.unit_copies, ()), sum(parameters.values())
+        written = travels
+    else:
+        stored = FROZEN if adapters is not None and adapters.weights is not None else ()
+        count = sum(number for domain, number in parameters.items() if domain not in stored)
+        kind = "dequantize" if DTYPE_BITS[travels] == _HALF_BYTE else "widen"
+        kernels, written = (("unit.widen_parameters", kind),), job.spec.precision.activations
+    for place, (name, kind) in enumerate(kernels if count else ()):
+        yield Operation(name, (place - 1 if place else INPUT,), Vector(kind, 1, times * count, written))
 
 
 def _by_domain(job: Job, backward: Sequence[Operation]) -> Counter[Domain]:

@@ -51,7 +51,10 @@ def test_the_vocabulary_is_padded_to_a_multiple_times_tp():
             {"parallelism.cp": "2", "training.sequence_length": "34"},
             "parallelism.cp: sequence_length 34 does not divide by two pieces for each of cp 2: 4",
         ),
-        ({"parallelism.cp": "2", "attention": "unfused"}, "context parallelism (cp 2) needs attention flash"),
+        (
+            {"parallelism.cp": "2", "parallelism.cp_kind": "ring", "attention": "unfused"},
+            "cp_kind ring joins partial results by what flash attention keeps of each row",
+        ),
         ({"parallelism.ep": "2"}, "parallelism.ep: expert parallelism (ep 2)"),
         ({"parallelism.layers": "[1, 2]", "parallelism.pp": "2"}, "sum to 3, tiny.model has 4"),
         ({"parallelism.layers": "[1, 3]"}, "2 parts are listed for pp 1 = 1"),

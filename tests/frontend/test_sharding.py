@@ -4,6 +4,7 @@ import pytest
 
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import build, load_job, memory
+from rapid_des.frontend.parts import PieceKey, Section, training_lists
 from rapid_des.machine import load_machine
 from rapid_des.report.job_structure import explain
 from rapid_des.simulation import simulate
@@ -94,6 +95,26 @@ def test_parameters_travel_in_their_own_format(tiny, prices):
             assert one[3] == 2 * other[3]
 
 
+@pytest.mark.parametrize(("gathers", "kind", "bits"), [("int8", "widen", 8), ("fp4", "dequantize", 4)])
+def test_parameters_that_travel_narrower_than_products_take_them_are_widened(
+    tiny, prices, gathers, kind, bits
+):
+    narrow, wide = (shared(tiny, 3, *more) for more in ((("precision.parameter_gather", gathers),), ()))
+    for one, other in zip(
+        *(messages(job, prices, "parameters.gather") for job in (narrow, wide)), strict=True
+    ):
+        assert one[3] * 16 == other[3] * bits
+    lists, block = training_lists(narrow), Section("block")
+    parameters_of_layer = sum(one.parameters for one in training_lists(wide)[PieceKey(block, "backward")])
+    for phase in ("forward", "backward"):
+        first = lists[PieceKey(block, phase)][0]
+        assert (first.name, first.operator.kind) == ("unit.widen_parameters", kind)
+        assert first.operator.columns == parameters_of_layer
+    unsharded = [memory(job).stages[0].tensors for job in (narrow, wide)]
+    names = [{tensor.name for tensor in tensors if tensor.category == "unsharded"} for tensors in unsharded]
+    assert names[0] - names[1] == {"widened units"}
+
+
 def test_experts_have_copies_of_their_own(tiny, prices):
     job = shared(tiny, 1, EXPERTS, ("parallelism.ep", "2"))
     found = messages(job, prices, "gradients.edp")
@@ -111,7 +132,11 @@ def test_experts_have_copies_of_their_own(tiny, prices):
         (1, (("parallelism.dp_replicate", "3"),), "dp 4 does not divide by dp_replicate 3"),
         (1, (("training.reshard", "2"),), "reshard: only zero_stage 3 reshards"),
         (3, (("training.reshard", "3"),), "2 replicas share dense parameters, which does not divide by 3"),
-        (3, (("precision.parameter_gather", "fp8"),), "parameter_gather: fp8 is narrower than bf16"),
+        (
+            1,
+            (("precision.parameter_gather", "fp8"),),
+            "only zero_stage 3 widens them before each use, it is 1",
+        ),
         (0, (("parallelism.dp_replicate", "1"), ("precision.parameter_gather", "fp32")), "gathers no param"),
     ],
 )

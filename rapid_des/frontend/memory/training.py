@@ -44,6 +44,7 @@ from rapid_des.frontend.parts import (
 )
 from rapid_des.frontend.schedules.schedule import Item
 from rapid_des.frontend.template import FROZEN, Domain
+from rapid_des.frontend.unit_copies import widens_parameters
 from rapid_des.units import ceil_divide
 
 
@@ -300,6 +301,10 @@ def _unsharded(job: Job, stage: int, sizes: Sizes) -> Iterator[Tensor]:
     units = sorted((_unit_bytes(job, section, sizes) for section in counts.elements()), reverse=True)
     whole = units[: training.prefetch + 1] if training.reshard else units
     yield Tensor("gathered units", "unsharded", sum(whole), len(whole))
+    if widens_parameters(job):
+        wide = [sizes[section].total() for section in counts.elements()]
+        size = byte_count(sum(wide) if not training.reshard else max(wide), precision.activations)
+        yield Tensor("widened units", "unsharded", size)
     if job.sharding.reshard_ranks:
         resharded = ceil_divide(sum(units), job.sharding.reshard_ranks)
         yield Tensor("resharded units", "unsharded", resharded, len(units))

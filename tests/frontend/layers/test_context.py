@@ -239,3 +239,14 @@ def test_gathered_keys_serve_attention_in_chunks_by_the_busiest_rank(tiny, chunk
     busiest = sum(core.batch * core.visible_pairs for core in kernels)
     mean = sum(position % chunk + 1 for position in range(32)) / 4
     assert busiest == mean if balanced else mean < busiest < 1.2 * mean
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "ulysses"])
+def test_attention_that_is_not_fused_keeps_a_ranks_share_of_scores(tiny, kind):
+    unfused = ("attention", "unfused")
+    whole, parts = (tiny(HEADS, unfused), tiny(*split(kind), unfused))
+    saved = [sum(one.saved for one in listed(job) if one.name == "attention.core") for job in (whole, parts)]
+    widths = 8 * 32 * (8 + 2 * 4) * 2  # queries, keys and values, which ranks keep as they made them
+    twice = 32 * 8 * 8 * 2 if kind == "ulysses" else 0  # the result in both layouts
+    assert 4 * saved[1] - twice == saved[0] == widths + 8 * 32 * 32 * 2
+    assert {core.fused for core in cores(parts)} == {False}
