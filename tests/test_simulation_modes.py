@@ -7,7 +7,7 @@ import pytest
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra import read_set, write_set
-from rapid_des.errors import InputError, UnsupportedByEngine
+from rapid_des.errors import ConfigError, InputError, UnsupportedByEngine
 from rapid_des.frontend import Job, load_job
 from rapid_des.machine import load_machine
 from rapid_des.modes.blocks.inner import block_times
@@ -361,3 +361,11 @@ def test_a_stage_without_layers_hands_on_what_it_gets(mode):
     result = simulate(uneven, load_machine("dgx_a100"), mode=mode)
     assert result.figures.memory.stages[1].parameters == 0
     assert sum(result.breakdown.values()) == result.step_time
+
+
+def test_a_recipe_is_for_devices_whose_tensor_cores_have_it():
+    settings = {"model.layers": 2, "training.global_batch": 4, "precision.gemm": "fp8"}
+    job = load_job("llama2_7b_train", settings=settings | {"precision.recipe": "mxfp8"})
+    simulate(job, load_machine("hgx_b200"), mode="analytical")
+    with pytest.raises(ConfigError, match="H100-SXM-80GB multiplies no blocks of 32 values with a scale"):
+        simulate(job, load_machine("dgx_h100"), mode="analytical")

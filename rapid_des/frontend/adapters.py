@@ -90,7 +90,7 @@ class _Rewriting:
             after = tuple(dict.fromkeys(ends[other] if other >= 0 else other for other in operation.after))
             start = len(listed)
             listed += self._instead(replace(operation, after=after), start)
-            ends.append(len(listed) - 1 if len(listed) > start else max(after, default=-1))
+            ends.append(len(listed) - 1 if len(listed) > start else _instead_of(operation, after, listed))
         return tuple(listed)
 
     def _instead(self, operation: Operation, start: int) -> Iterator[Operation]:
@@ -191,6 +191,13 @@ class _Rewriting:
             kernel = replace(gemm, m=m, n=n, dtype=self.shard.precision.activations)
             name = f"{base}.{factor}{WEIGHT_GRADIENT}"
             yield replace(operation, name=name, operator=kernel, parameters=m * n)
+
+
+def _instead_of(operation: Operation, after: tuple[int, ...], listed: Sequence[Operation]) -> int:
+    """Return the place that stands for one left out: of a kernel the last kernel before it, on one stream."""
+    kernels = (place for place in reversed(range(len(listed))) if listed[place].operator is not None)
+    before = -1 if operation.operator is None else next(kernels, -1)
+    return max(before, *after)
 
 
 def _without(name: str, ends: Sequence[str]) -> str:

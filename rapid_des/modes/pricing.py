@@ -18,6 +18,7 @@ from rapid_des.device.device import Device, check_library
 from rapid_des.device.operators import OperatorModel
 from rapid_des.device.pricing import operator_model
 from rapid_des.device.spec import LEARNED
+from rapid_des.errors import ConfigError
 from rapid_des.frontend import Job, JobTrace, build
 from rapid_des.frontend.build import check_size
 from rapid_des.frontend.spec import InferenceSpec
@@ -148,6 +149,12 @@ def as_used(job: Job, machine: Machine, device: Device, *, decoding: bool = Fals
     }
     used = device.under(**{name: value for name, value in stated.items() if value is not None})
     check_library(used.spec, used.family)
+    if job.spec.precision.recipe == "mxfp8" and "fp4" not in used.spec.tensor_peak:
+        problem = (
+            f"{used.spec.name} multiplies no blocks of 32 values with a scale (mxfp8), as Blackwell does"
+        )
+        known = "delayed, current and blockwise"
+        raise ConfigError(f"{problem}; allowed: {known}", file=job.file, key="precision.recipe")
     return used
 
 

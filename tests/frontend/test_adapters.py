@@ -167,6 +167,14 @@ def test_routed_experts_are_frozen_and_have_no_adapters(tiny, software):
     assert widened["ffn.in.dequantize"] == 4 * 64 * 16 and "ffn.router.dequantize" not in widened
 
 
+def test_what_waited_for_a_frozen_gradient_waits_for_the_kernel_before_it(tiny):
+    biased = ("model.attention", "{heads: 4, kv_heads: 2, output_bias: true}")
+    backward = listed(tiny(biased, ("parallelism.cp", "2"), LORA), "backward")
+    (gather,) = [place for place, one in enumerate(backward) if one.role == "cp.gather"]
+    assert backward[gather].after == (gather - 1,)
+    assert backward[gather - 1].name == "attention.output.adapter.a.weight_gradient"
+
+
 def test_frozen_experts_of_several_ranks_are_gathered_from_those_that_hold_the_same(tiny, prices):
     experts = ("model.feed_forward", "{kind: experts, experts: 4, topk: 1, hidden: 8}")
     adapters = ("training.adapters", "{rank: 4, weights: fp4, matrices: [attention.qkv, attention.output]}")

@@ -65,8 +65,22 @@ def sharings(draw, stage, sizes):
     return chosen
 
 
+@st.composite
+def optimizers(draw):
+    """Return who updates what, where it stands meanwhile, and which documents sequences hold."""
+    chosen = {"training.optimizer": draw(st.sampled_from(["adamw", "adam_8bit", "sgd", "muon"]))}
+    chosen["training.offload_optimizer"] = draw(FLAGS)
+    chosen["training.offload_activations"] = draw(st.sampled_from(["0", "0.5"]))
+    chosen["training.unit_copies"] = draw(st.sampled_from(["none", "flat", "per_parameter"]))
+    chosen["training.documents"] = draw(st.sampled_from(["[]", "[16, 16]", "[8, 24]"]))
+    if draw(st.booleans()):
+        chosen["training.adapters"] = "{rank: 4, matrices: [attention.output]}"
+    return chosen
+
+
 REFUSED = {
     "parallelism.cp": ("a window of", "do not divide"),
+    "training.overlap_tp": ("beside which adapters stand whole",),
     "parallelism.dp_replicate": ("replicas of experts",),
     "training.reshard": ("share expert parameters",),
 }
@@ -103,6 +117,8 @@ def combinations(draw):
         chosen["model.head_bias"] = chosen["model.logit_softcap"] = draw(FLAGS)
     if draw(st.booleans()):
         chosen["model.attention"] = draw(MIXERS)
+    if draw(st.booleans()):
+        chosen |= draw(optimizers())
     chosen["training.bucket_parameters"] = draw(st.sampled_from(["5000", "40000000"]))
     return tuple(chosen.items())
 
@@ -124,5 +140,8 @@ def test_every_accepted_combination_runs_to_its_end(tiny, prices, replay, chosen
         assert max(finish[entry.rank]) >= compute
     # The fullest moment is at least what stands throughout.
     by_unit = job.sharding.policy.by_unit
+    for stage in memory(job).stages:
+        assert min(tensor.size for tensor in stage.tensors) >= 0
+        assert stage.peak == max(moment.size for moment in stage.timeline)
     shares = max(sharding.replicas for sharding in job.shardings.values()) if by_unit else 1
     assert all(stage.peak * shares >= 2 * stage.parameters for stage in memory(job).stages)
