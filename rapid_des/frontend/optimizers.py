@@ -20,6 +20,8 @@ from rapid_des.frontend.muon import (
     MOMENTUM,
     NEWTON_SCHULZ,
     UPDATE,
+    exchanges,
+    momenta_bytes,
     orthogonal_parameters,
     orthogonalise,
     orthogonalising,
@@ -100,6 +102,17 @@ def _updated(job: Job, stage: int, parameters: Mapping[Domain, int]) -> tuple[in
         plain += sharding.held("optimizer", count - orthogonal)
         matrix += sharding.held("optimizer", orthogonal)
     return plain, matrix
+
+
+def temporaries(job: Job, stage: int, parameters: Mapping[Domain, int]) -> Iterator[tuple[str, int]]:
+    """Yield what a rank of so many parameters has besides while Muon makes matrices orthogonal, in bytes.
+
+    Those that fall to it, as they come and as they go; momenta that the host keeps otherwise.
+    """
+    if job.training.optimizer == "muon":
+        yield "whole matrices", 2 * sum(travels.size for travels in exchanges(job, stage).values())
+        if job.training.offload_optimizer:
+            yield "momenta", momenta_bytes(job, update_kernels(job, stage, parameters))
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,11 @@ from rapid_des.frontend.memory.events import (
     section_memory,
     size_of,
 )
-from rapid_des.frontend.muon import exchanges, momenta_bytes
 from rapid_des.frontend.optimizers import (
     bucket_parameters,
     gathered_as,
     states,
-    update_kernels,
+    temporaries,
 )
 from rapid_des.frontend.parts import (
     EMBEDDING,
@@ -63,7 +62,10 @@ def _stage(job: Job, stage: int, by_section: Mapping[Section, SectionMemory]) ->
     for item in job.stage_orders.orders[stage]:
         if item.phase != "wait":
             walk.run(item)
-    last = (*updating(job, parameters), *_orthogonalizing(job, stage, parameters))
+    last = (
+        *updating(job, parameters),
+        *(Tensor(name, "temporary", size) for name, size in temporaries(job, stage, parameters)),
+    )
     moving = max(walk.peak, last, key=_bytes)
     tensors = merged((*whole, *moving, *fragments(job, moving)))
     end = Moment("optimizer", by_category((*whole, *last, *fragments(job, last))), by_category(whole))
@@ -385,19 +387,6 @@ def updating(job: Job, parameters: Mapping[Domain, int]) -> Iterator[Tensor]:
             elements_held = sharding.held("optimizer", elements)
             size = byte_count(elements + elements_held, job.spec.precision.gathers)
             yield Tensor(f"{_OF[domain]}updated parameters", "temporary", size)
-
-
-def _orthogonalizing(job: Job, stage: int, parameters: Mapping[Domain, int]) -> Iterator[Tensor]:
-    """Yield what a rank has besides while it makes matrices orthogonal.
-
-    Those that fall to it, as they come and as they go; momenta that the host keeps otherwise.
-    """
-    if job.training.optimizer != "muon":
-        return
-    size = 2 * sum(travels.size for travels in exchanges(job, stage).values())
-    yield Tensor("whole matrices", "temporary", size)
-    if job.training.offload_optimizer:
-        yield Tensor("momenta", "temporary", momenta_bytes(job, update_kernels(job, stage, parameters)))
 
 
 def fragments(job: Job, moving: Iterable[Tensor]) -> Iterator[Tensor]:
