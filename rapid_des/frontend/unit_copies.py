@@ -114,7 +114,7 @@ def _with_gradients_of_each(
     """Return a backward behind which each operation's gradients are copied by themselves."""
     operations = list(backward)
     for place, operation in enumerate(backward):
-        if operation.parameters and operation.domain in parameters and operation.domain != "frozen":
+        if operation.parameters and operation.domain in parameters and operation.domain not in FROZEN:
             operations[place], after = replace(operation, parameters=0), place
             for name, kernel in _copies(job, operation.parameters):
                 operations.append(Operation(name, (after,), kernel, deferrable=True))
