@@ -152,7 +152,8 @@ def test_what_a_source_counts_as_flops_is_read_both_ways(rows_of):
     data = rows_of(published.FILE, case_id="llama3-405b/16384gpu-seq8192")
     rows = measured(others, data)
     assert len({row.measured for row in rows}) == 2
-    assert {job_of(row).shape.chunks for row in rows} == {2, 4, 8}
+    assert {job_of(row).shape.chunks for row in rows} == {8}
+    assert [job_of(row).sharding.each for row in rows] == [True, False] * 2
     causal, whole = sorted({row.measured for row in rows})
     # 12 and 6 FLOPs a layer, channel and pair of positions, for 2,048 sequences
     more = 6 * 126 * 16384 * 8192 * 8192 * 2048 / 16384 / 400e12

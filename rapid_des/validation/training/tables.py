@@ -37,8 +37,8 @@ _TITAN_FORMATS: Mapping[str, Mapping[str, str]] = {
 """`float8` with `enable_fsdp_float8_all_gather`: scales of whole tensors, found as they are (torchao)."""
 _TITAN_CHUNKS: Mapping[str, tuple[int, ...]] = {"1F1B": (1,), "Interleaved-1F1B": (2,)}
 """By the end of a row's name; where the schedule is not printed, both."""
-_LLAMA_3_CHUNKS = (2, 4, 8)
-"""Chunks of a stage of Llama 3 405B, of which the paper prints no number: of one layer, two or four."""
+_LLAMA_3_CHUNKS = 8
+"""Chunks of a stage of Llama 3 405B."""
 _NEMO_MODELS: Mapping[str, tuple[Style, Dimensions]] = {
     "LLAMA3-8B": (LLAMA, known("Llama-3-8B")),
     "LLAMA3-70B": (LLAMA, known("Llama-3-70B")),
@@ -112,20 +112,23 @@ def _llama_3(record: Record) -> Iterator[MeasuredJob]:
     """Yield a row of Llama 3 405B (Grattafiori et al. 2024, Table 4) in each reading.
 
     What its TFLOP/s count is not printed: attention between all positions, as Chowdhery et al. 2022 (MFU)
-    count it, or as far as it is causal.
+    count it, or as far as it is causal; nor how often gradients, which FSDP splits (section 3.3.2), are
+    summed to their parts: after each micro-batch, or after the last. A chunk is a layer: with one taken off
+    the first stage, its first chunk has only the embedding (the same section).
     """
     size, sequences, length = known("Llama-3-405B"), record.count("gbs"), record.count("seq")
     causal, tokens = _basis(record, size), length * sequences / record.count("n_gpus")
     for flops in (causal, causal + 6 * size.layers * size.hidden * length * tokens):
         measured = flops / (1e12 * record.number("tflops_per_gpu"))
-        for chunks in _LLAMA_3_CHUNKS:
+        for each in (True, False):
             layout = Layout(
                 tp=record.count("tp"), pp=record.count("pp"), dp=record.count("dp"), cp=record.count("cp"),
-                chunks=chunks, sequence_parallel=True, layers="endpoints",
+                chunks=_LLAMA_3_CHUNKS, sequence_parallel=True, layers="endpoints",
             )  # fmt: skip
             model = decoder(LLAMA, size, positions=length)
             batch = Batch(sequences, 1, length)
-            tree = training_job(model, layout, batch, SOFTWARE["llama3"], MEGATRON_2025_JOB)
+            split = {"training": {"zero_stage": 2, "reduce_each_micro_batch": each}}
+            tree = training_job(model, layout, batch, SOFTWARE["llama3"], split)
             case = Case.of(tree, place("H100-SXM-80GB", layout.gpus))
             yield MeasuredJob("training/llama3", record["case_id"], measured, cases=(case,), basis=causal)
 
