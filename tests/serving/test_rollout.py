@@ -7,6 +7,7 @@ import pytest
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
+from rapid_des.network.faults import parse_fault
 from rapid_des.serving.resharding import Transfers, as_traces, reshard
 from rapid_des.serving.rollout import load_rollout, simulate_rollout
 from rapid_des.simulation import replay
@@ -142,6 +143,20 @@ def test_a_server_of_its_own_generates_beside_training():
     longer = max(result.generation.elapsed, result.training.step_time)
     assert result.step_time == longer + result.resharding
     assert result.rollout.gpus == 8 and result.transfers.within == {}
+
+
+def test_a_slow_gpu_slows_whom_it_serves():
+    apart = load_rollout(
+        STEP | {"placement": "apart", "output": 8}, settings=SETTINGS
+    )  # GPUs 4 to 7 generate
+
+    def parts(*faults):
+        slowed = load_machine("dgx_h100").with_faults(map(parse_fault, faults))
+        return simulate_rollout(apart, slowed).breakdown
+
+    healthy, trainer, server = parts(), parts("gpu=0 compute=0.5"), parts("gpu=6 compute=0.5")
+    assert trainer["training"] > healthy["training"] and trainer["generation"] == healthy["generation"]
+    assert server["generation"] > healthy["generation"] and server["training"] == healthy["training"]
 
 
 @pytest.mark.parametrize(
