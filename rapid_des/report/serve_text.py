@@ -31,6 +31,7 @@ def serve_lines(plain: Mapping[str, Any], title: str, replicas: int) -> Iterator
     yield from _kept(plain["goodput"])
     if plain["intervals"]:
         yield f"  80% intervals    {_intervals(plain['intervals'])}"
+    yield from _sampling(plain["ci95"])
     yield f"  KV cache         {held['mean']:.1%} of its pages held on average, at most {held['max']:.1%}"
     if plain["tokens_a_step"] is not None:
         yield f"  drafts           {plain['tokens_a_step']:.3g} tokens a step of a request"
@@ -72,6 +73,14 @@ def _outages(plain: Mapping[str, Any], replicas: int) -> Iterator[str]:
         yield f"  sent again       {plain['retries']:,} requests"
     if plain["lost"]:
         yield f"  lost             {plain['lost']:,} requests"
+
+
+def _sampling(plain: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how far means may be from those of many more requests, where there are enough to tell."""
+    names = {"ttft_s": "first token", "tpot_s": "per token", "e2e_s": "end to end"}
+    widths = [f"{name} ± {_time(plain[key]['mean'])}" for key, name in names.items() if plain[key]]
+    if widths:
+        yield f"  95% of draws     of means: {'; '.join(widths)}"
 
 
 def _intervals(plain: Mapping[str, Any]) -> str:

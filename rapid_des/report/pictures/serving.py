@@ -43,6 +43,11 @@ class Drawn(Protocol):
         ...
 
     @property
+    def tokens_a_step(self) -> float | None:
+        """Tokens that a decode step made of a request; None: one."""
+        ...
+
+    @property
     def ttft(self) -> Int64s:
         """Times to first tokens."""
         ...
@@ -104,7 +109,8 @@ def _over_time(result: Drawn, load: Any, rate: Any) -> None:
     share.set_ylim(0, None)
     load.set_ylabel("requests")
     load.set_ylim(0, None)
-    made = sum(_mean(each, _decoded_per_second(each), edges) for each in result.loads)
+    steps = sum(_mean(each, _decoded_per_second(each), edges) for each in result.loads)
+    made = steps * (result.tokens_a_step or 1.0)
     rate.plot(middles, made, linewidth=1)
     rate.set_ylabel("decoded tokens/s")
     rate.set_ylim(0, None)
