@@ -36,7 +36,7 @@ from rapid_des.frontend.trace import ProgramWriter
 from rapid_des.modes.pricing import as_used
 from rapid_des.program.communication import TimeAlone
 from rapid_des.program.routes import signatures
-from rapid_des.studies.alone import collective_alone, message_between, program_alone
+from rapid_des.studies.alone import Message, collective_alone, message_between, program_alone
 from rapid_des.studies.earliest import (
     USUAL,
     Alone,
@@ -126,7 +126,7 @@ class Floors(MemoryFloors):
             pieces, times = self._pieces(job), Counter[TimeAlone]()
             marks = [mark for section in unit for mark in pieces[section, True].marks]
             for message in messages_beside(job, marks):
-                time = collective_alone(job, message, self.machine)
+                time = self._alone(job, message)
                 if time is not None:
                     times[time] += 1
             return times
@@ -302,20 +302,37 @@ class Floors(MemoryFloors):
 
     def _travels(self, job: Job, parameters: Counter[Domain], *, gathers: bool) -> int:
         """Return how long a stage's gradients are reduced, or its parameters gathered, in one message."""
-        precision, program = job.spec.precision, ProgramWriter()
+        total = 0
         for domain, sharding in job.shardings.items():
             role = sharding.unit_gathers if gathers else sharding.policy.reduce
             if role is not None and role and sharding.replicas > 1 and parameters[domain]:
-                dtype = gathered_as(job, domain, layer=True) if gathers else precision.gradient_reduce
+                dtype = (
+                    gathered_as(job, domain, layer=True) if gathers else job.spec.precision.gradient_reduce
+                )
                 size = message_size(role, parameters[domain], dtype, sharding.replicas)
-                program.message(f"{domain}.{role}", role, size, after=(), group=sharding.group)
-        key = ("travels", gathers, *model_key(job), layout_key(job), job.training.zero_stage,
-               len(job.copies[0]), tuple(sorted(parameters.items())))  # fmt: skip
-        return (
-            self.once(key, lambda: program_alone(job, program.finish(), self.machine, self.cache))
-            if len(program)
-            else 0
+                total += self._takes(job, Message(role, size, sharding.group))
+        return total
+
+    def _takes(self, job: Job, message: Message) -> int:
+        """Return how long a collective of a rank takes; those of one stream follow one another."""
+        known = self._alone(job, message)
+        if known is not None:
+            return known[0]
+        program = ProgramWriter()
+        program.message(message.role, message.role, message.size, after=(), group=message.group)
+        key = ("takes", *_members_key(job), message)
+        return self.once(key, lambda: program_alone(job, program.finish(), self.machine, self.cache))
+
+    def _alone(self, job: Job, message: Message) -> TimeAlone | None:
+        """Return what a collective takes of time and GPU if a library does it."""
+        return self.once(
+            ("alone", *_members_key(job), message), lambda: collective_alone(job, message, self.machine)
         )
+
+
+def _members_key(job: Job) -> tuple[Hashable, ...]:
+    """Return what the process groups of a job's ranks follow from."""
+    return *model_key(job), *layout_key(job), job.training.zero_stage, len(job.copies[0])
 
 
 @dataclass(frozen=True)
