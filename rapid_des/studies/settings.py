@@ -95,7 +95,7 @@ def _why_idle(
     return _NOTHING if _run_alike(machine, other_machine, traces, cache, analytic=analytic) else ""
 
 
-_DEEP = 8
+_DEEP = 2
 """How many times the pipeline's depth, or a group of micro-batches, a shorter step is long."""
 
 
