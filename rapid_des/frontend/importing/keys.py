@@ -79,7 +79,7 @@ class Keys:
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)  # type: ignore[return-value]
         if not fits:
-            raise ConfigError(f"{value!r} is no {kind.__name__}", file=self.file, key=key)
+            raise ConfigError(f"{shortened(repr(value))} is no {kind.__name__}", file=self.file, key=key)
         return value  # type: ignore[no-any-return]
 
     def count(self, key: str, default: Any = _REQUIRED, *, least: int = 0) -> int:
@@ -116,7 +116,8 @@ class Keys:
             raise ConfigError(f"the key {key!r} is missing", file=self.file)
         if isinstance(value, (list, dict)) or value not in allowed:
             known = ", ".join(str(name) for name in allowed)
-            raise ConfigError(f"{value!r} is not understood; allowed: {known}", file=self.file, key=key)
+            problem = f"{shortened(repr(value))} is not understood; allowed: {known}"
+            raise ConfigError(problem, file=self.file, key=key)
         return allowed[value]
 
     def names(self, key: str, length: int) -> list[str] | None:
@@ -154,7 +155,12 @@ class Keys:
 
 def _listed(keys: Iterable[str], tree: Mapping[str, Any]) -> str:
     shown = ((key, str(tree[key])) for key in keys)
-    return ", ".join(f"{key} ({text if len(text) < 40 else text[:36] + ' …'})" for key, text in shown)
+    return ", ".join(f"{key} ({shortened(text)})" for key, text in shown)
+
+
+def shortened(text: str) -> str:
+    """Return the begin of a long text."""
+    return text if len(text) < 40 else text[:36] + " …"
 
 
 def spread(layers: list[int], total: int) -> list[dict[str, int]]:
@@ -213,7 +219,9 @@ def imported(tree: Tree, file: Path, tool: str, notes: Iterable[str]) -> Importe
 def replicas(gpus: int, degrees: Mapping[str, int], file: str) -> int:
     """Return how often `gpus` hold the product of `degrees`; a `ConfigError` names what does not divide."""
     product = 1
-    for size in degrees.values():
+    for name, size in degrees.items():
+        if size < 1:
+            raise ConfigError(f"{name} {size} is below 1", file=file)
         product *= size
     if gpus % product:
         split = " · ".join(f"{name} {size}" for name, size in degrees.items())

@@ -133,7 +133,15 @@ def _chunks(arguments: Arguments, pp: int) -> int:
     if virtual:
         return virtual
     each = arguments.count("num-layers-per-virtual-pipeline-stage", 0)
-    return max(1, -(-arguments.count("num-layers") // (pp * each))) if each else 1
+    if not each:
+        return 1
+    placed = sum(arguments.given(f"account-for-{what}-in-pipeline-split") for what in ("embedding", "loss"))
+    uneven = any(f"decoder-{end}-pipeline-num-layers" in arguments for end in ("first", "last"))
+    chunks, rest = divmod(arguments.count("num-layers") + placed, pp * each)
+    if rest and not uneven:
+        problem = f"{each} do not divide what each of {pp} stages has of the layers"
+        raise ConfigError(problem, file=arguments.file, key="--num-layers-per-virtual-pipeline-stage")
+    return chunks + bool(rest)
 
 
 def _layers(arguments: Arguments, parts: int) -> str | list[int] | None:
@@ -157,6 +165,8 @@ def _layers(arguments: Arguments, parts: int) -> str | list[int] | None:
 
 def _precision(arguments: Arguments, *, narrow: bool) -> Tree:
     fp16, bf16 = arguments.given("fp16"), arguments.given("bf16")
+    if fp16 and bf16:
+        raise ConfigError("excludes --bf16", file=arguments.file, key="--fp16")
     wide = "fp16" if fp16 else "bf16" if bf16 else "fp32"
     reduced = arguments.given("grad-reduce-in-bf16")
     single = reduced or (fp16 and not arguments.given("accumulate-allreduce-grads-in-fp32"))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.importing.keys import Keys, Tree
+from rapid_des.frontend.importing.keys import Keys, Tree, shortened
 
 Words = list[str]
 
@@ -35,6 +35,8 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Mod: operator.mod,
 }
 _MOST_DEEP = 50
+_MOST_EXPANDED = 1 << 20
+"""Characters that variables of one word stand for: those that refer to themselves would double for ever."""
 
 
 @dataclass
@@ -119,6 +121,7 @@ class _Script:
 
     def _expanded(self, text: str) -> _Value:
         uses: set[str] = set()
+        room = _MOST_EXPANDED
 
         def replaced(match: re.Match[str]) -> str:
             if match["sum"] is not None:
@@ -126,12 +129,14 @@ class _Script:
                 uses.update(inner.uses)
                 result = _calculated(inner.text)
                 return match[0] if result is None else str(result)
+            nonlocal room
             name = match["braced"] or match["plain"]
             value = self.variables.get(name)
             uses.add(name)
             if value is not None and (value.text or match["default"] is None):
                 uses.update(value.uses)
-                return value.text
+                room -= len(value.text)
+                return value.text if room > 0 else match[0]
             return match[0] if match["default"] is None else match["default"]
 
         for _ in range(_MOST_DEEP):  # a default may refer to another variable
@@ -274,7 +279,7 @@ class Arguments(Keys):
     def _require_known(self, key: str) -> None:
         value = self.tree.get(key)
         if isinstance(value, str) and "$" in value:
-            problem = f"{value} is set nowhere in the script; give --variable NAME=VALUE"
+            problem = f"{shortened(value)} is set nowhere in the script; give --variable NAME=VALUE"
             raise ConfigError(problem, file=self.file, key=f"--{key}")
 
     def given(self, key: str) -> bool:

@@ -137,7 +137,7 @@ def _precision(sections: Mapping[str, Keys]) -> Tree:
     training, model = sections["training"], sections["model"]
     stored = training.choice("dtype", DTYPES, "float32")
     compute = training.choice("mixed_precision_param", DTYPES, "bfloat16")
-    converters = " ".join(model.get("converters", list, []))
+    converters = " ".join(map(str, model.get("converters", list, [])))
     eight, recipe = "float8" in converters or "quantize" in converters, "current"
     sections["float8"].ignore("recipe_name")
     travels = sections["float8"].flag("enable_fsdp_float8_all_gather", default=False)

@@ -99,7 +99,6 @@ def test_deepseek_v3_has_its_parameters(tmp_path):
         ("--group-query-attention --num-query-groups 2", "model.attention.kv_heads", 2),
         ("--add-qkv-bias --disable-bias-linear", "model.attention.qkv_bias", True),
         ("--use-rotary-position-embeddings --rotary-percent 0.5", "model.attention.rotary", 0.5),
-        ("--fp16", "precision.gradients", "fp16"),
         ("--grad-reduce-in-bf16", "precision.gradient_reduce", "bf16"),
         ("--recompute-granularity full --recompute-method uniform", "training.recompute", "full"),
         (
@@ -142,6 +141,11 @@ def test_an_argument_becomes_a_key(tmp_path, more, path, expected):
     assert value == expected
 
 
+def test_in_fp16_gradients_are_too(tmp_path):
+    job = job_of(tmp_path, PLAIN.replace("--bf16", "--fp16"), gpus=4).job
+    assert job.spec.precision.gradients == "fp16"
+
+
 def test_what_is_not_understood_is_named(tmp_path):
     result = job_of(
         tmp_path, f"{PLAIN} --mtp-loss-scaling-factor 0.1 --lr 1e-4 --my-own --optimizer lion", gpus=4
@@ -161,6 +165,14 @@ def test_what_is_not_understood_is_named(tmp_path):
         (PLAIN + "--tensor-model-parallel-size 3", {"gpus": 4}, "4 GPUs do not divide by tp 3 · pp 1 · cp 1"),
         (PLAIN + "--num-experts 4 --moe-layer-freq ([0]*9)", {"gpus": 4}, "a list of 4 layers"),
         (PLAIN + "--normalization Other", {"gpus": 4}, "'Other' is not understood; allowed: LayerNorm, "),
+        (PLAIN + "--tensor-model-parallel-size 0", {"gpus": 4}, "tp 0 is below 1"),
+        (PLAIN + "--fp16 --bf16", {"gpus": 4}, "--fp16: excludes --bf16"),
+        (
+            PLAIN + "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 3",
+            {"gpus": 4},
+            "3 do not divide what each of 2 stages has of the layers",
+        ),
+        ("A=$A$A\n" + PLAIN + "--tensor-model-parallel-size $A", {"gpus": 4}, "$A$A … is set nowhere"),
         ("python train.py --layers 3", {"gpus": 4}, "passes none of --hidden-size"),
     ],
 )  # fmt: skip
