@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rapid_des.config.documents import read_text
 from rapid_des.errors import ConfigError
+from rapid_des.frontend.importing.dealing import chunks_of, layers_of
 from rapid_des.frontend.importing.keys import ImportedJob, Tree, imported, replicas, sparse, spread
 from rapid_des.frontend.importing.shell import Arguments, Launch, by_name, read_launch
 
@@ -111,10 +112,10 @@ def _parallelism(arguments: Arguments, gpus: int) -> Tree:
     copies = arguments.count("num-distributed-optimizer-instances", 1)
     if copies > 1:
         split["dp_replicate"] = copies
-    chunks = _chunks(arguments, pp)
+    chunks = chunks_of(arguments, pp)
     if chunks > 1:
         split["chunks"] = chunks
-    layers = _layers(arguments, pp * chunks)
+    layers = layers_of(arguments, pp * chunks)
     return split if layers is None else split | {"layers": layers}
 
 
@@ -125,42 +126,6 @@ def _context(arguments: Arguments) -> Tree:
         return {"cp_kind": kind}
     by_heads, _, _ = arguments.get("hierarchical-context-parallel-sizes", str).partition(" ")
     return {"cp_kind": kind, "cp_heads": int(by_heads)}
-
-
-def _chunks(arguments: Arguments, pp: int) -> int:
-    """Return the model chunks of a stage (virtual stages)."""
-    virtual = arguments.count("num-virtual-stages-per-pipeline-rank", 0)
-    if virtual:
-        return virtual
-    each = arguments.count("num-layers-per-virtual-pipeline-stage", 0)
-    if not each:
-        return 1
-    placed = sum(arguments.given(f"account-for-{what}-in-pipeline-split") for what in ("embedding", "loss"))
-    uneven = any(f"decoder-{end}-pipeline-num-layers" in arguments for end in ("first", "last"))
-    chunks, rest = divmod(arguments.count("num-layers") + placed, pp * each)
-    if rest and not uneven:
-        problem = f"{each} do not divide what each of {pp} stages has of the layers"
-        raise ConfigError(problem, file=arguments.file, key="--num-layers-per-virtual-pipeline-stage")
-    return chunks + bool(rest)
-
-
-def _layers(arguments: Arguments, parts: int) -> str | list[int] | None:
-    """Return how layers are dealt to parts; None: alike."""
-    embedding = arguments.given("account-for-embedding-in-pipeline-split")
-    loss = arguments.given("account-for-loss-in-pipeline-split")
-    total = arguments.count("num-layers")
-    if embedding and loss:
-        return "endpoints"
-    if embedding or loss:
-        each = (total + 1) // parts
-        return [each - (embedding and part == 0) - (loss and part == parts - 1) for part in range(parts)]
-    first = arguments.count("decoder-first-pipeline-num-layers", 0)
-    last = arguments.count("decoder-last-pipeline-num-layers", 0)
-    between = parts - bool(first) - bool(last)
-    if not (first or last) or between < 1:
-        return None
-    rest = [(total - first - last) // between] * between
-    return [first] * bool(first) + rest + [last] * bool(last)
 
 
 def _precision(arguments: Arguments, *, narrow: bool) -> Tree:

@@ -74,7 +74,7 @@ def device_of(hard: Section, notes: list[str]) -> Tree:
     core = technology.section("core")
     rate = core.count("nominal_flop_rate_per_mcu")
     base = known(BASES, rate, core, "nominal_flop_rate_per_mcu")
-    sms, clock = core.count("num_bundles"), core.quantity("operating_frequency")
+    sms, clock = core.count("num_bundles", least=1), core.quantity("operating_frequency")
     peak = f"{rate * core.count('num_mcu_per_bundle') * sms * clock:.6g} FLOP/s"
     launch = hard.section("sw_param").quantity("kernel_launch_overhead", 0)
     device: Tree = {
@@ -141,18 +141,20 @@ def machine_of(hard: Section, split: dict[str, int], notes: list[str]) -> Tree:
         "switching": {"mode": "cut_through", "parts": 8, "segment": "4 KiB"},
     }
     collectives = _collectives(hard, notes)
-    faults = [_fault(link, hard.file) for link in network.tree.get("faulty_links") or ()]
+    faults = [_fault(link, hard.file) for link in network.get("faulty_links", list, [])]
     return machine | sparse(collectives=collectives, faults=faults or None)
 
 
 def _dimension(keys: Section, degrees: Mapping[str, int]) -> Tree | None:
-    axes = keys.tree.get("parallelisms") or []
-    unknown = [axis for axis in axes if axis not in _PARALLEL]
+    axes = keys.get("parallelisms", list, [])
+    unknown = [axis for axis in axes if not isinstance(axis, str) or axis not in _PARALLEL]
     if unknown:
         problem = f"{unknown[0]!r} is not one of {', '.join(_PARALLEL)}"
         raise ConfigError(problem, file=keys.file, key=f"{keys.name}parallelisms")
     size = keys.tree.get("size", "auto")
     ranks = size if isinstance(size, int) else prod(degrees[axis] for axis in axes)
+    if ranks < 1:
+        raise ConfigError(f"{ranks} is below 1", file=keys.file, key=f"{keys.name}size")
     if ranks == 1:
         return None
     link = keys.section("topology")
@@ -168,7 +170,7 @@ def _dimension(keys: Section, degrees: Mapping[str, int]) -> Tree | None:
             file=keys.file,
             key=f"{keys.name}topology.bandwidth",
         )
-    bandwidth = link.quantity("bandwidth") * float(link.tree.get("util", 1))
+    bandwidth = link.quantity("bandwidth") * link.get("util", float, 1.0)
     latency = link.quantity("latency", 0)
     return {
         "name": str(keys.tree.get("label") or keys.tree.get("id") or shape),

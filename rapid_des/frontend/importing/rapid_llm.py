@@ -63,11 +63,11 @@ def _training(soft: Section) -> bool:
 def _degrees(hard: Section, *, training: bool) -> dict[str, int]:
     """Return the degree of each axis, and `mb`, the micro-batches."""
     keys = hard.section("parallelism")
-    split = {axis: keys.count(axis, 1) for axis in ("tp", "cp", "mb")}
-    split["pp"] = keys.count("pp", keys.count("lp", 1))
+    split = {axis: keys.count(axis, 1, least=1) for axis in ("tp", "cp", "mb")}
+    split["pp"] = keys.count("pp", keys.count("lp", 1, least=1), least=1)
     inner = keys.section("train" if training else "inference", optional=True)
-    split["dp"] = inner.count("dp" if training else "replica_count", 1)
-    split["ep"] = inner.count("ep" if training else "moe_dp", 1)
+    split["dp"] = inner.count("dp" if training else "replica_count", 1, least=1)
+    split["ep"] = inner.count("ep" if training else "moe_dp", 1, least=1)
     return split
 
 

@@ -124,6 +124,9 @@ def test_requests_split_their_length(imported):
         ("cp: 2", "cp: 3", "6 ranks are no square; allowed: a size [x, auto]"),
         ("  dimensions:", "  other:", "network.dimensions: must be a list of dimensions"),
         ("nominal_flop_rate_per_mcu: 512", "nominal_flop_rate_per_mcu: 513", "513 is not understood"),
+        ("[tp, cp]", "3", "parallelisms: 3 is no list"),
+        ("cp: 2", "cp: 0", "cp: 0 is below 1"),
+        ("[[0, 1, 0.5]]", "3", "faulty_links: 3 is no list"),
         ("[[0, 1, 0.5]]", "[[0, 1]]", "[0, 1] is no [source, destination, share]"),
     ],
 )  # fmt: skip
