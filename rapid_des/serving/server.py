@@ -271,11 +271,12 @@ def _pages(job: Job, machine: Machine, pool: KvPool, workload: Workload, adapter
 def _check_lengths(job: Job, workload: Workload, engine: Engine) -> None:
     """Raise `ConfigError` for a request that no replica could ever answer, or for a pool that is empty."""
     drafted = 0 if engine.drafts is None else engine.drafts.checked - 1
-    total = workload.prompt + workload.output + drafted
+    total = workload.prompt + workload.output
     longest = int(total.argmax())
-    room, most = engine.pages * engine.page_size, job.model.spec.max_positions
+    room, most = engine.pages * engine.page_size - drafted, job.model.spec.max_positions
     if total[longest] > min(room, most):
-        why = f"a replica's KV cache holds {room}" if room < most else f"the model has max_positions {most}"
+        besides = f" and {drafted} drafted" if drafted else ""
+        holds = f"a replica's KV cache holds {room}{besides}"
+        why = holds if room < most else f"the model has max_positions {most}"
         lengths = f"{workload.prompt[longest]} tokens in and {workload.output[longest]} out"
-        lengths += f", {drafted} drafted" if drafted else ""
         raise ConfigError(f"request {longest} has {lengths}; {why}", file=job.file, key="serving")
