@@ -377,7 +377,11 @@ def interval(time: int, work: Mapping[str, int], origin: Origin) -> Interval | N
 
 def intervals(times: Mapping[str, int], work: Mapping[str, int], origin: Origin) -> dict[str, Interval]:
     """Return the intervals of a run's times by figure, of those that measurements support."""
-    each = {name: interval(time, work, replace(origin, figure=name)) for name, time in times.items()}
+    each = {
+        name: interval(time, work, replace(origin, figure=name))
+        for name, time in times.items()
+        if time  # requests of one token have no next one
+    }
     return {name: interval for name, interval in each.items() if interval is not None}
 
 

@@ -128,3 +128,13 @@ def test_replicas_that_share_experts_draft_too():
     assert PassCosts(job, machine).together([batch] * 4) == pytest.approx(int(run.step_time), rel=0.001)
     result = serve(job, machine, arrivals="clients count=8", requests=16, output="60")
     assert result.as_json()["tokens_a_step"] == pytest.approx(1 + 0.8 + 0.56 + 0.336, rel=0.1)
+
+
+def test_drafts_need_pages_but_no_positions_of_the_model():
+    # llama2_7b takes 4,096 tokens: an answer may end there, though its last step checks one more
+    settings = {"inference.speculative": {"method": "eagle", "tokens": 1, "acceptance": [0.5]}}
+    job = load_job("llama2_7b_inference", settings=settings)
+    asked = {"arrivals": "clients count=1", "requests": 1, "prompt": "4094"}
+    assert len(serve(job, load_machine("dgx_a100"), output="2", **asked)) == 1
+    with pytest.raises(ConfigError, match="max_positions 4096"):
+        serve(job, load_machine("dgx_a100"), output="3", **asked)
