@@ -128,7 +128,7 @@ def _meant(layer: Layer, training: TrainingSpec) -> bool:
 
 
 def kind_name(half: Sublayer) -> str:
-    """Return the name of half a layer's kind: `attention`, `mamba`, `ffn`, `experts`."""
+    """Return the name of half a layer's kind: `attention`, `mamba`, `delta`, `ffn`, `experts`."""
     return "experts" if half.parameters.experts else half.name
 
 

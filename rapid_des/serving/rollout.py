@@ -21,7 +21,7 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.config import Settings, Spec, apply_overrides, as_pairs, decode, open_document
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.frontend import Job, load_job
-from rapid_des.frontend.spec import Count
+from rapid_des.frontend.layer_spec import Count
 from rapid_des.machine import Machine
 from rapid_des.report.result import Result
 from rapid_des.serving.pools import pools_of

@@ -23,9 +23,10 @@ from rapid_des.config.documents import parse_text
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import Job
 from rapid_des.frontend.groups import ZERO_STAGES
+from rapid_des.frontend.layer_spec import ExpertsSpec
 from rapid_des.frontend.loading import with_spec
 from rapid_des.frontend.schedules import SCHEDULES, from_file
-from rapid_des.frontend.spec import ExpertsSpec, JobSpec, TrainingSpec
+from rapid_des.frontend.spec import JobSpec, TrainingSpec
 from rapid_des.machine import Machine
 
 CHOICES: Mapping[str, str] = {

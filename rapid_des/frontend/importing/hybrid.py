@@ -1,4 +1,4 @@
-"""Mamba-2, and hybrids of it with attention: a string says what each block is."""
+"""Mamba-2, and hybrids of attention with it or the gated delta rule."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.importing.keys import Keys, spread
-from rapid_des.frontend.importing.llama import with_layers
+from rapid_des.frontend.importing.llama import keys_of, qwen2_moe, qwen3, rotated_share, with_layers
 
 Tree = dict[str, Any]
 
@@ -217,3 +217,40 @@ def _granite_scan(keys: Keys, hidden: int) -> Tree:
         "chunk": keys.count("mamba_chunk_size", 256),
         "bias": keys.flag("mamba_proj_bias", default=False),
     }
+
+
+def qwen3_next(keys: Keys) -> Tree:
+    """Read Qwen3-Next: experts, and the gated delta rule in all layers but every fourth."""
+    # Qwen3.5 states no width of dense layers, as it has none.
+    keys.tree = {"intermediate_size": keys.count("moe_intermediate_size"), **keys.tree}
+    return _with_delta(keys, qwen2_moe(keys))
+
+
+def qwen3_5(keys: Keys) -> Tree:
+    """Read Qwen3.5: the same layers with a dense feed-forward."""
+    return _with_delta(keys, qwen3(keys))
+
+
+def _with_delta(keys: Keys, model: Tree) -> Tree:
+    """Give attention its norms and gate, and the gated delta rule to the layers that have no attention."""
+    keys.choice("attn_output_gate", {True: None}, default=True)
+    keys.ignore("mamba_ssm_dtype", "mtp_use_dedicated_embeddings")
+    keys.note("mtp_num_hidden_layers", "layers that predict further tokens are not among the parameters")
+    count, every = model["layers"], keys.count("full_attention_interval", 4, least=1)
+    types = keys.names("layer_types", count)
+    known = {"linear_attention": True, "full_attention": False}
+    linear = [bool((layer + 1) % every) for layer in range(count)]
+    if types is not None:
+        linear = [keys_of(known, word, keys) for word in types]
+    attention = {"head_dim": 256, "rotary": rotated_share(keys, "partial_rotary_factor", 0.25)}
+    gated = {"qk_norm": "head", "output_gate": True, "qkv_bias": False}
+    model["attention"] = attention | model["attention"] | gated
+    delta = {
+        "kind": "gated_delta",
+        "heads": keys.count("linear_num_value_heads", 32),
+        "key_heads": keys.count("linear_num_key_heads", 16),
+        "key_dim": keys.count("linear_key_head_dim", 128),
+        "value_dim": keys.count("linear_value_head_dim", 128),
+        "window": keys.count("linear_conv_kernel_dim", 4),
+    }
+    return with_layers(model, "attention", delta, [layer for layer, flag in enumerate(linear) if flag])

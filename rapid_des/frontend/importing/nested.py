@@ -6,13 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rapid_des.errors import ConfigError
+from rapid_des.frontend.importing.hybrid import qwen3_5, qwen3_next
 from rapid_des.frontend.importing.keys import Keys, Tree
 from rapid_des.frontend.importing.llama import attention_of, gemma3, llama, mistral, with_layers
 
 OF_IMAGES = (
     "boi_token_index", "eoi_token_index", "image_token_index", "mm_tokens_per_image",
     "multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size", "tie_word_embeddings",
-    "vision_feature_layer",
+    "vision_feature_layer", "image_token_id", "video_token_id", "vision_start_token_id",
+    "vision_end_token_id",
 )  # fmt: skip
 """Keys beside `text_config` that say nothing of the text model, or are handed on to it."""
 GEMMA3_TEXT = dict(
@@ -86,3 +88,5 @@ def _rotated(keys: Keys, count: int) -> list[int]:
 gemma3_with_images = _text_model(gemma3, GEMMA3_TEXT)
 llama4_with_images = _text_model(llama4, {})
 mistral3 = _text_model(mistral, {})
+qwen3_5_with_images = _text_model(qwen3_5, {})
+qwen3_5_moe_with_images = _text_model(qwen3_next, {})

@@ -12,27 +12,30 @@ from functools import lru_cache
 from typing import Any
 
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.layers.experts import mixture_of_experts
-from rapid_des.frontend.layers.latent import latent_attention
-from rapid_des.frontend.layers.layer import Absent, Layer, Mixer, Parameters, Sublayer
-from rapid_des.frontend.layers.mamba import mamba
-from rapid_des.frontend.layers.transformer import dense_feed_forward, grouped_query_attention
-from rapid_des.frontend.spec import (
+from rapid_des.frontend.layer_spec import (
     AbsentSpec,
     AttentionSpec,
     ExpertsSpec,
     FeedForward,
     FeedForwardSpec,
+    GatedDeltaSpec,
     LatentAttentionSpec,
     MambaSpec,
-    ModelSpec,
 )
-from rapid_des.frontend.spec import Mixer as AnyMixer
+from rapid_des.frontend.layer_spec import Mixer as AnyMixer
+from rapid_des.frontend.layers.delta import gated_delta
+from rapid_des.frontend.layers.experts import mixture_of_experts
+from rapid_des.frontend.layers.latent import latent_attention
+from rapid_des.frontend.layers.layer import Absent, Layer, Mixer, Parameters, Sublayer
+from rapid_des.frontend.layers.mamba import mamba
+from rapid_des.frontend.layers.transformer import dense_feed_forward, grouped_query_attention
+from rapid_des.frontend.spec import ModelSpec
 
 MIXERS: Mapping[type, Callable[[Any, ModelSpec, str], Mixer]] = {
     AttentionSpec: grouped_query_attention,
     LatentAttentionSpec: latent_attention,
     MambaSpec: mamba,
+    GatedDeltaSpec: gated_delta,
     AbsentSpec: lambda *_: Absent(),
 }
 FEED_FORWARDS: Mapping[type, Callable[[Any, ModelSpec, str], Sublayer]] = {

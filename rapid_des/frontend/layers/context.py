@@ -126,6 +126,11 @@ def swap(operations: OperationList, shard: Shard, name: str, columns: int, *, ro
     operations.kernel(f"{name}.join", sort, output=size)
 
 
+def of_heads(shard: Shard) -> Shard:
+    """Return the shard between exchanges over cp: all positions of as many heads less."""
+    return replace(shard, tp=shard.tp * shard.cp, query_length=shard.query_length * shard.cp, cp=1)
+
+
 def _ring_forward(
     core: AttentionCore, operations: OperationList, shard: Shard, name: str, /, **counts: Unpack[Counts]
 ) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from rapid_des.device.operators import Gemm, GroupedGemm, Starts
 from rapid_des.device.vector import fused
 from rapid_des.errors import ConfigError
+from rapid_des.frontend.layer_spec import ExpertsSpec
 from rapid_des.frontend.layers.dispatch import Dispatch, Overlapped
 from rapid_des.frontend.layers.layer import Parameters
 from rapid_des.frontend.layers.transformer import GATED, DenseFeedForward
@@ -28,7 +29,7 @@ from rapid_des.frontend.matrices import (
     reduce_output,
 )
 from rapid_des.frontend.operations import OperationList, Shard
-from rapid_des.frontend.spec import ExpertsSpec, ModelSpec, ParallelismSpec
+from rapid_des.frontend.spec import ModelSpec, ParallelismSpec
 from rapid_des.units import ceil_divide
 
 

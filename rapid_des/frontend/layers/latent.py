@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from rapid_des.device.operators import Attention, Gemm
 from rapid_des.frontend.groups import byte_count
+from rapid_des.frontend.layer_spec import LatentAttentionSpec
 from rapid_des.frontend.layers.context import context_refusal, core_backward, core_forward
 from rapid_des.frontend.layers.layer import CORE, AttentionCore, Parameters
 from rapid_des.frontend.matrices import (
@@ -26,7 +27,7 @@ from rapid_des.frontend.matrices import (
     row_forward,
 )
 from rapid_des.frontend.operations import Counts, OperationList, Shard, launch
-from rapid_des.frontend.spec import LatentAttentionSpec, ModelSpec, ParallelismSpec
+from rapid_des.frontend.spec import ModelSpec, ParallelismSpec
 
 
 @dataclass(frozen=True)

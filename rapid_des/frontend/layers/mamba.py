@@ -12,16 +12,17 @@ come back. None of these kernels was measured here: products are priced as batch
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rapid_des.device.operators import Gemm, Vector
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.groups import byte_count
-from rapid_des.frontend.layers.context import swap
+from rapid_des.frontend.layer_spec import MambaSpec
+from rapid_des.frontend.layers.context import of_heads, swap
 from rapid_des.frontend.layers.layer import Parameters
 from rapid_des.frontend.matrices import Linear, column_backward, column_forward, row_backward, row_forward
 from rapid_des.frontend.operations import OperationList, Shard
-from rapid_des.frontend.spec import MambaSpec, ModelSpec, ParallelismSpec
+from rapid_des.frontend.spec import ModelSpec, ParallelismSpec
 from rapid_des.units import ceil_divide
 
 SCAN_FLOPS = 7
@@ -109,7 +110,7 @@ class Mamba:
         inner = self._bytes(shard, self._inner)
         column_forward(operations, shard, self._input(shard), saved=stream)
         self._swap(operations, shard, "mamba.input.to_heads", self._projected_here(shard))
-        whole = _of_heads(shard)
+        whole = of_heads(shard)
         projected = whole.activation_bytes(whole.tokens * self._projected_here(whole))
         self._convolve(operations, whole, "mamba.conv", saved=projected)
         for kernel_shard in whole.of_kernels():
@@ -130,7 +131,7 @@ class Mamba:
 
     def backward(self, operations: OperationList, shard: Shard) -> int:
         """Append the same from the end, after the convolution, states and scores once more."""
-        whole, gains = _of_heads(shard), self._local(shard, self._inner)
+        whole, gains = of_heads(shard), self._local(shard, self._inner)
         mixed = whole.activation_bytes(whole.tokens * self._mixed_here(whole))
         row_backward(operations, shard, self._output(shard))
         norm = self._norm(shard, backward=True)
@@ -257,11 +258,6 @@ class Mamba:
             ("scores_left", self._product(shard, self._groups_here(shard), length, self.state, half)),
             ("scores_right", self._product(shard, self._groups_here(shard), length, self.state, half)),
         )
-
-
-def _of_heads(shard: Shard) -> Shard:
-    """Return the shard between the exchanges over cp: all positions of as many heads less."""
-    return replace(shard, tp=shard.tp * shard.cp, query_length=shard.query_length * shard.cp, cp=1)
 
 
 def mamba(spec: MambaSpec, model: ModelSpec, file: str) -> Mamba:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from rapid_des.device.vector import Policy, fused
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.groups import byte_count
+from rapid_des.frontend.layer_spec import AttentionSpec, FeedForwardSpec
 from rapid_des.frontend.layers.context import context_refusal, core_backward, core_forward
 from rapid_des.frontend.layers.layer import CORE, AttentionCore, Parameters
 from rapid_des.frontend.matrices import (
@@ -24,7 +25,7 @@ from rapid_des.frontend.matrices import (
     row_forward,
 )
 from rapid_des.frontend.operations import Counts, OperationList, Shard, defers_bias, launch
-from rapid_des.frontend.spec import AttentionSpec, FeedForwardSpec, ModelSpec, ParallelismSpec
+from rapid_des.frontend.spec import ModelSpec, ParallelismSpec
 
 ROTATING: frozenset[Policy] = frozenset({"trtllm"})
 """Policies whose attention rotates queries and keys and writes the cache while serving: TensorRT-LLM's plugin
@@ -43,6 +44,7 @@ class GroupedQueryAttention:
     """Channels of a head that are rotated (RoPE)."""
     qk_norm: str
     sinks: bool
+    output_gate: bool
 
     name = "attention"
 
@@ -51,9 +53,10 @@ class GroupedQueryAttention:
         """The fused query, key and value projection, the output projection, norms and sinks."""
         core = self.core
         query, kv = core.heads * core.head_dim, core.kv_heads * core.head_dim
+        projected = query * (1 + self.output_gate) + 2 * kv
         return Parameters(
-            matrices=self.hidden * (query + 2 * kv) + query * self.hidden,
-            split_vectors=(query + 2 * kv) * self.qkv_bias
+            matrices=self.hidden * (projected + query),
+            split_vectors=projected * self.qkv_bias
             + core.heads * self.sinks
             + (query + kv) * (self.qk_norm == "whole"),
             whole_vectors=self.hidden * self.output_bias + 2 * core.head_dim * (self.qk_norm == "head"),
@@ -103,12 +106,14 @@ class GroupedQueryAttention:
             core_forward(core, operations, shard, **counts)
         else:
             core.append(operations, shard, CORE, **counts)
+        self._scale(operations, shard)
         row_forward(operations, shard, self._output(shard), saved=inner)
 
     def backward(self, operations: OperationList, shard: Shard) -> int:
         """Append the same from the end, keys and values gathered again (cp)."""
         core = self.core
         row_backward(operations, shard, self._output(shard))
+        self._scale(operations, shard, backward=True)
         width = self._result_bytes(shard, self._qkv(shard).columns)
         counts: Counts = {"output": width, "parameters": core.local_heads(shard) * self.sinks}
         if shard.cp > 1:
@@ -121,8 +126,17 @@ class GroupedQueryAttention:
             operations.kernel(f"{CORE}.join", shard.vector("copy", shard.tokens, self._qkv(shard).columns))
         return column_backward(operations, shard, self._qkv(shard))
 
+    def _scale(self, operations: OperationList, shard: Shard, *, backward: bool = False) -> None:
+        """Append the gate of what the heads made, which is kept before it too."""
+        if self.output_gate:
+            columns = self.core.result_width(shard)
+            size = self._result_bytes(shard, columns)
+            kernel = shard.vector("multiply", shard.tokens, columns, backward=backward)
+            operations.kernel("attention.gate", kernel, saved=size * (not backward), output=size)
+
     def _qkv(self, shard: Shard) -> Linear:
-        columns = self.core.query_width(shard) + 2 * self.core.key_width(shard)
+        queries = self.core.query_width(shard) * (1 + self.output_gate)
+        columns = queries + 2 * self.core.key_width(shard)
         return Linear("attention.qkv", columns, self.hidden, self.qkv_bias, shard.tokens)
 
     def _output(self, shard: Shard) -> Linear:
@@ -190,6 +204,7 @@ def grouped_query_attention(spec: AttentionSpec, model: ModelSpec, file: str) ->
         rotary_dim=_rotary_dim(spec, model, head_dim, file),
         qk_norm=spec.qk_norm,
         sinks=spec.sinks,
+        output_gate=spec.output_gate,
     )
 
 

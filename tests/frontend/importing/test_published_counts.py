@@ -11,6 +11,35 @@ from rapid_des.errors import ConfigError
 from rapid_des.frontend.importing import import_hugging_face
 
 PUBLISHED = {
+    "qwen3-next-80b-a3b": (
+        dict(
+            model_type="qwen3_next", attention_bias=False, decoder_sparse_step=1,
+            full_attention_interval=4, head_dim=256, hidden_act="silu", hidden_size=2048,
+            intermediate_size=5120, linear_conv_kernel_dim=4, linear_key_head_dim=128,
+            linear_num_key_heads=16, linear_num_value_heads=32, linear_value_head_dim=128,
+            max_position_embeddings=262144, mlp_only_layers=[], moe_intermediate_size=512,
+            norm_topk_prob=True, num_attention_heads=16, num_experts=512, num_experts_per_tok=10,
+            num_hidden_layers=48, num_key_value_heads=2, partial_rotary_factor=0.25, rms_norm_eps=1e-06,
+            rope_theta=10000000, shared_expert_intermediate_size=512, tie_word_embeddings=False,
+            vocab_size=151936, use_sliding_window=False,
+        ),
+        79_674_391_296,
+    ),
+    "qwen3.5-397b-a17b": (
+        dict(
+            model_type="qwen3_5_moe", image_token_id=1, text_config=dict(model_type="qwen3_5_moe_text",
+            attention_bias=False, attn_output_gate=True, full_attention_interval=4, head_dim=256,
+            hidden_act="silu", hidden_size=4096, linear_conv_kernel_dim=4, linear_key_head_dim=128,
+            linear_num_key_heads=16, linear_num_value_heads=64, linear_value_head_dim=128,
+            mamba_ssm_dtype="float32", max_position_embeddings=262144, mlp_only_layers=[],
+            moe_intermediate_size=1024, mtp_num_hidden_layers=1, mtp_use_dedicated_embeddings=False,
+            num_attention_heads=32, num_experts=512, num_experts_per_tok=10, num_hidden_layers=60,
+            num_key_value_heads=2, shared_expert_intermediate_size=1024, tie_word_embeddings=False,
+            vocab_size=248320, rope_parameters=dict(partial_rotary_factor=0.25, rope_theta=10000000.0)),
+            vision_config=dict(depth=27), tie_word_embeddings=False,
+        ),
+        396_346_350_336,
+    ),
     "llama3.1-405b": (
         dict(
             model_type="llama", hidden_act="silu", attention_bias=False, mlp_bias=False,

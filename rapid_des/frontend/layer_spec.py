@@ -1,0 +1,145 @@
+"""What a model file says of a layer's halves: the mixer, and the feed-forward after it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+
+from rapid_des.config import Spec
+
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
+Activation: TypeAlias = Literal["gelu", "relu", "squared_relu", "swiglu", "geglu"]
+
+
+class AttentionSpec(Spec, frozen=True, tag_field="kind", tag="attention"):
+    """Self-attention with `heads` query heads that share `kv_heads` key and value heads (MHA, GQA, MQA)."""
+
+    heads: Count
+    """Query heads; tp divides them."""
+    kv_heads: Count | None = None
+    """Unset: as `heads`."""
+    head_dim: Count | None = None
+    """Unset: hidden / heads."""
+    qkv_bias: bool = False
+    """Whether the query, key and value projection has biases."""
+    output_bias: bool = False
+    """Whether the projection after the attention has a bias."""
+    window: Count | None = None
+    """Sliding window: the latest positions, its own among them, that a query sees. Unset: all."""
+    chunk: Count | None = None
+    """Local attention: positions of the chunks that do not see each other. Unset: one chunk."""
+    rotary: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    """Share of a head's channels that is rotated (RoPE); 0: none. Unset: all where `position` is rope."""
+    qk_norm: Literal["none", "head", "whole"] = "none"
+    """RMS norms of queries and keys: of each head (Qwen3, Gemma 3), or of all heads together (OLMo 2)."""
+    softcap: bool = False
+    """Whether scores are capped by a tanh (Gemma 2)."""
+    sinks: bool = False
+    """Whether each head has a learned score that takes attention away from all positions (gpt-oss)."""
+    output_gate: bool = False
+    """Whether sigmoids of a projection as wide as the queries scale what the heads make (Qwen3-Next)."""
+
+
+class LatentAttentionSpec(Spec, frozen=True, tag_field="kind", tag="latent_attention"):
+    """Multi-head latent attention (MLA, DeepSeek-V2): all heads' keys and values from one latent a token."""
+
+    heads: Count
+    """Query heads; tp divides them."""
+    kv_rank: Count
+    """Width of the latent of keys and values."""
+    head_dim: Count
+    """Channels of a query or key head that are not rotated."""
+    rope_dim: Count
+    """Channels of a query head, and of the key that all heads share, that are rotated."""
+    value_dim: Count
+    """Channels of a value head."""
+    q_rank: Count | None = None
+    """Width of the queries' latent; unset: queries are projected from the residual stream."""
+
+
+class MambaSpec(Spec, frozen=True, tag_field="kind", tag="mamba2"):
+    """Mamba-2: heads that carry a state from position to position (Dao and Gu 2024)."""
+
+    heads: Count
+    """Heads; tp divides them."""
+    head_dim: Count
+    """Channels of a head."""
+    state: Count
+    """Width of the state of a channel."""
+    groups: Count = 1
+    """Groups of heads that share how states take in and give out; tp divides them."""
+    window: Count = 4
+    """Positions that the convolution before the scan sees."""
+    window_bias: bool = True
+    """Whether the convolution has a bias a channel."""
+    chunk: Count = 256
+    """Positions that are computed together."""
+    bias: bool = False
+    """Whether both projections have biases."""
+
+
+class GatedDeltaSpec(Spec, frozen=True, tag_field="kind", tag="gated_delta"):
+    """Gated delta rule: heads that correct a state position by position (Yang, Kautz, Hatamizadeh 2024)."""
+
+    heads: Count
+    """Value heads, each with a state; tp divides them."""
+    key_heads: Count | None = None
+    """Query and key heads, each for several value heads. Unset: as `heads`."""
+    key_dim: Count = 128
+    """Channels of a query or key head."""
+    value_dim: Count = 128
+    """Channels of a value head."""
+    window: Count = 4
+    """Positions that the convolution of queries, keys and values sees."""
+    chunk: Count = 64
+    """Positions that are computed together."""
+
+
+class AbsentSpec(Spec, frozen=True, tag_field="kind", tag="none"):
+    """A half that the layer does not have: it has only the other, with its norm."""
+
+
+class FeedForwardSpec(Spec, frozen=True, tag_field="kind", tag="dense"):
+    """The dense feed-forward block; `swiglu` and `geglu` have a gate beside the up projection."""
+
+    activation: Activation
+    """Between the matrices; swiglu and geglu with a gate (SiLU, GELU) beside the up projection."""
+    hidden: Count
+    """Width between the two matrices; tp divides it."""
+    bias: bool = False
+    """Whether both matrices have biases."""
+
+
+class ExpertsSpec(Spec, frozen=True, tag_field="kind", tag="experts"):
+    """A mixture of experts: a router sends each token to `topk` of the routed experts.
+
+    `shared_hidden` is the width of the experts that every token passes, all together.
+    """
+
+    experts: Annotated[int, msgspec.Meta(ge=1, le=2**16)]
+    """Routed experts; ep divides them."""
+    topk: Annotated[int, msgspec.Meta(ge=1, le=2**10)]
+    """Routed experts that each token passes."""
+    hidden: Count
+    """Width of one routed expert; etp divides it."""
+    activation: Activation = "swiglu"
+    """Between the matrices; swiglu and geglu with a gate (SiLU, GELU) beside the up projection."""
+    shared_hidden: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 0
+    """Width of the shared experts together; 0: there are none. tp divides it."""
+    shared_gate: bool = False
+    """Whether a gate, one weight a channel, scales what the shared experts add."""
+    bias: bool = False
+    """Whether both matrices of an expert have biases."""
+    router_bias: bool = False
+    """Whether the router has a bias an expert."""
+    latent: Count | None = None
+    """Channels to which tokens are projected before they travel to the routed experts, and from which results
+    are projected back (latent experts, Nemotron 3). Unset: they travel whole."""
+    capacity: Annotated[float, msgspec.Meta(gt=0, le=1000)] | None = None
+    """Capacity factor: each expert takes this times its even share of a rank's tokens, padded or dropped.
+    Unset: dropless."""
+
+
+Mixer: TypeAlias = AttentionSpec | LatentAttentionSpec | MambaSpec | GatedDeltaSpec | AbsentSpec
+FeedForward: TypeAlias = FeedForwardSpec | ExpertsSpec | AbsentSpec
