@@ -264,9 +264,12 @@ def is_usual(job: Job) -> bool:
 
 
 def fullest_stages(job: Job) -> tuple[int, ...]:
-    """Return the stages that may be the fullest: the first, and the second where that has more layers."""
+    """Return the stages that may be the fullest: the first, and the second where that has more layers.
+
+    Where a schedule holds what it likes: of both ends, and one in the middle.
+    """
     if not is_usual(job) or job.stages == 1:
-        return (0,)
+        return tuple(sorted({0, min(1, job.stages - 1), (job.stages - 1) // 2, job.stages - 1}))
     first, second = (sum(job.layers[part] for part in job.placement[stage]) for stage in (0, 1))
     return (0, 1) if second > first else (0,)
 

@@ -1,7 +1,8 @@
 """Bounds from below for the memory of ways to split a training job, and what these are made of.
 
     standing   weights, gradients, optimizer, messages: the smallest that replicas and micro-batches leave
-    moving     activations of the micro-batches that a stage has begun before its first backward
+    moving     activations of the micro-batches that a stage has begun before its first backward; under
+               schedules without a closed form the most that its order holds
 
 What candidates have in common is worked out once.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec import structs
 
@@ -29,6 +30,7 @@ from rapid_des.frontend.parts import (
     training_lists,
 )
 from rapid_des.frontend.routing import heaviest_place
+from rapid_des.frontend.schedules.schedule import Order
 from rapid_des.frontend.template import Domain
 from rapid_des.machine import Machine
 from rapid_des.studies.earliest import fullest_stages, held, is_usual
@@ -74,29 +76,25 @@ class MemoryFloors:
 
     def moving(self, job: Job, stage: int, *, peaks: int = 1) -> int:
         """Return those of them that come and go, whatever replicas share; `peaks` 0: no backward's."""
-        key = ("chunks", stage, kernels_key(job), stages_key(job))
-        chunks = self.once(key, lambda: self._chunks(job, stage))
+        key = (stage, kernels_key(job), stages_key(job))
+        chunks = self.once(("chunks", *key), lambda: self._chunks(job, stage))
         if is_usual(job):
-            begun = zip(held(job, stage), chunks, strict=True)
-            moving = sum(count * size for count, (size, _) in begun) + peaks * chunks[-1][1]
+            counted = zip(held(job, stage), chunks, strict=True)
+            moving = (
+                sum(count * chunk.kept for count, chunk in counted) + peaks * chunks[-1].peaks["backward"]
+            )
         else:
-            most = min(job.schedule.bound(job.shape), job.micro_batches * len(chunks))
-            moving = most * min(size for size, _ in chunks) + peaks * min(peak for _, peak in chunks)
+            order = job.micro_batches, job.training.overlap_batches
+            moving = self.once(
+                ("most held", *key, *order, peaks),
+                lambda: _most_held(job.stage_orders.orders[stage], chunks, peaks),
+            )
         return round(moving * (1 + job.spec.memory.fragmentation))
 
-    def _chunks(self, job: Job, stage: int) -> list[tuple[int, int]]:
-        """Return bytes that each chunk of a stage keeps of a micro-batch, and that its backward adds.
-
-        The stage is fullest when the first backward begins of all micro-batches that it holds.
-        """
-        key, chunks = kernels_key(job), []
-        memory = self.once(("memory", *key), lambda: self._section_memory(job))
-        sizes = {section: each.activations + each.logits for section, each in memory.items()}
-        for part in job.placement[stage]:
-            there = made_of(job, part, self.kinds(job))
-            peak = max(memory[there[-1]].highest["backward"] - sizes[there[-1]], 0) if there else 0
-            chunks.append((sum(sizes[section] for section in there), peak))
-        return chunks
+    def _chunks(self, job: Job, stage: int) -> list[_Chunk]:
+        """Return what each chunk of a stage holds."""
+        memory = self.once(("memory", *kernels_key(job)), lambda: self._section_memory(job))
+        return [_Chunk.of(made_of(job, part, self.kinds(job)), memory) for part in job.placement[stage]]
 
     def _section_memory(self, job: Job) -> Mapping[Section, SectionMemory]:
         place = heaviest_place(job) if job.model.has_experts else 0
@@ -136,6 +134,44 @@ class MemoryFloors:
     def kinds(self, job: Job) -> Sequence[int]:
         """Return the kind of every layer, by what the job runs again."""
         return self.once(("kinds", *again_key(job)), lambda: job.kind_of_layer)
+
+
+class _Chunk(NamedTuple):
+    """What a micro-batch holds of a chunk, in bytes."""
+
+    kept: int
+    """From forward to backward."""
+    deferred: int
+    """From the first half of a backward to the second."""
+    peaks: Counter[str]
+    """What the first layer of a backward adds, by its kind."""
+
+    @classmethod
+    def of(cls, there: Sequence[Section], memory: Mapping[Section, SectionMemory]) -> _Chunk:
+        """Return that of a chunk of these sections."""
+        kept = {section: memory[section].activations + memory[section].logits for section in there}
+        deferred = sum(tensor.size for section in there for tensor in memory[section].deferred)
+        peaks = Counter[str]()
+        for section in there[-1:]:
+            for phase, size in memory[section].highest.items():
+                peaks[phase] = max(size - kept[section], 0)
+        return cls(sum(kept[section] for section in there), deferred, peaks)
+
+
+def _most_held(order: Order, chunks: Sequence[_Chunk], peaks: int) -> int:
+    """Return the most that a stage's order holds, between its items and where a backward begins."""
+    now = most = 0
+    for item in order:
+        chunk = chunks[item.chunk]
+        if item.phase == "forward":
+            now += chunk.kept
+        elif item.phase == "weight_gradient":
+            now -= chunk.deferred
+        elif item.direction == "backward":
+            most = max(most, now + peaks * chunk.peaks[item.phase])
+            now += chunk.deferred * (item.phase == "input_gradient") - chunk.kept
+        most = max(most, now)
+    return most
 
 
 def made_of(job: Job, part: int, kinds: Sequence[int]) -> list[Section]:
