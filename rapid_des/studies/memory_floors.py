@@ -87,9 +87,15 @@ class MemoryFloors:
             order = job.micro_batches, job.training.overlap_batches
             moving = self.once(
                 ("most held", *key, *order, peaks),
-                lambda: _most_held(job.stage_orders.orders[stage], chunks, peaks),
+                lambda: _most_held(self._order(job, stage), chunks, peaks),
             )
         return round(moving * (1 + job.spec.memory.fragmentation))
+
+    def _order(self, job: Job, stage: int) -> Order:
+        """Return a stage's order of so few micro-batches that it is soon made: no more of them are held."""
+        few = few_passes(job)
+        key = ("orders", job.training.schedule, job.training.overlap_batches, few.shape)
+        return self.once(key, lambda: few.stage_orders.orders)[stage]
 
     def _chunks(self, job: Job, stage: int) -> list[_Chunk]:
         """Return what each chunk of a stage holds."""

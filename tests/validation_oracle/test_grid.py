@@ -89,10 +89,11 @@ def test_stored_answers_of_cases_hard_for_other_modes_follow_by_hand(
 
 
 def test_our_machine_files_send_messages_as_the_grid_scores_them() -> None:
-    machines = [load_machine(path) for path in sorted((ROOT / "topologies").glob("*.yaml"))]
-    small = [machine.switching for machine in machines if machine.fabric.gpus < 1024]
+    machines = {path.stem: load_machine(path) for path in (ROOT / "topologies").glob("*.yaml")}
+    small = {name: machine.switching for name, machine in machines.items() if machine.fabric.gpus < 1024}
     assert len(small) > 15
-    assert {(switching.mode, switching.parts) for switching in small} == {("cut_through", PARTS)}
+    unlike = {name for name, each in small.items() if (each.mode, each.parts) != ("cut_through", PARTS)}
+    assert unlike == {"vista_128"}  # messages whole, as its file says why
 
 
 def test_cut_through_in_parts_over_the_whole_grid() -> None:

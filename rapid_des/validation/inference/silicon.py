@@ -113,8 +113,8 @@ def as_run(record: Record) -> Record:
     server has so many GPUs.
 
     >>> printed = {"tp_size": "64", "attention_dp_size": "1", "moe_tp_size": "8", "moe_ep_size": "8"}
-    >>> as_run(Record(printed, "row 1"))
-    {'tp_size': '8', 'attention_dp_size': '1', 'moe_tp_size': '1', 'moe_ep_size': '8'}
+    >>> list(as_run(Record({"system": "h200_sxm", **printed}, "row 1")).values())
+    ['h200_sxm', '8', '1', '1', '8']
     """
     ep = _count(record, "moe_ep_size")
     ranks = {name: _count(record, name) for name in ("tp_size", "attention_dp_size")}
