@@ -96,7 +96,7 @@ def test_every_runnable_configuration_is_a_job_and_others_say_why(shipped, known
             reasons.add(case)
         else:
             assert load_job(json.loads(case.job)).spec.serving is not None
-    assert "gated delta layers (Qwen3.5)" in reasons
+    assert "sparse attention with an indexer (GLM-5)" in reasons
 
 
 def test_the_best_of_a_group_is_chosen_by_prediction(shipped, known, monkeypatch):

@@ -41,10 +41,10 @@ _MODELS: Mapping[str, str] = {
     "nvidia/DeepSeek-R1-NVFP4": "deepseek_v3",
     "MiniMaxAI/MiniMax-M2.5": "minimax_m2",
     "moonshotai/Kimi-K2.5": "kimi_k2",
+    "Qwen/Qwen3.5-397B-A17B": "qwen3_5_397b_a17b",
 }
 _DENSE = ("meta-llama", "nvidia/Llama", "Qwen/Qwen3-32B")
 _LACKING: Mapping[str, str] = {
-    "Qwen/Qwen3.5-397B-A17B": "gated delta layers (Qwen3.5)",
     "zhipuai/GLM-5": "sparse attention with an indexer (GLM-5)",
 }
 _GPUS: Mapping[str, str] = {
