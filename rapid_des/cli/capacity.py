@@ -96,6 +96,9 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
 
 def _rate(text: str) -> float:
     try:
-        return float(Rate.parse(text).per_second)
+        rate = float(Rate.parse(text).per_second)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--load") from None
+    if rate == 0:
+        raise click.BadParameter(f"{text!r} is no load; more than 0, as in: 20/s", param_hint="--load")
+    return rate

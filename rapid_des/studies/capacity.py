@@ -238,6 +238,8 @@ def _worst(slo: Slo, result: ServeResult) -> str:
 def _settings(text: str) -> dict[str, object]:
     """Return the settings that a text such as `tp=4 prefill=1 decode=3` stands for."""
     sizes = dict[str, int]()
+    if not text.split():
+        raise ConfigError("says nothing; as in: tp=4 pp=2", file=f"--layout {text!r}")
     for word in text.split():
         axis, _, size = word.partition("=")
         if axis not in _AXES or not size.isdigit() or not int(size):

@@ -108,6 +108,8 @@ def test_the_command_prints_a_row_a_layout():
     assert row["layout"] == {"tp": 2} and row["fleet"]["gpus"] % 2 == 0
     assert "tp=2" in call(*words).out
     assert "--load" in refused(call(*words, "--load", "much"))
+    assert "more than 0" in refused(call(*words, "--load", "0/s"))
+    assert "says nothing" in refused(call(*words, "--layout", " "))
     assert "state --layout" in refused(call(*words, "--splits", "2"))
     lone = json.loads(call(*words, "--price", "2", "--json").out)["rows"][0]
     # a GPU's tokens of an hour cost 2
