@@ -157,6 +157,7 @@ def test_nonsense_is_refused_before_anything_is_simulated(job, torus):
 
 
 def test_a_sample_is_a_table_in_notebooks(sampled):
+    pytest.importorskip("pandas")
     frame = sampled.to_pandas()
     assert list(frame["draw"]) == list(range(8))
     assert list(frame["step_time_ps"]) == [row.step_time for row in sampled.rows]
