@@ -3,8 +3,8 @@
 Most rows are InferenceX's (SemiAnalysis; `benchmarks/*.sh` of github.com/SemiAnalysisAI/InferenceX, the
 lengths 1024 and 8192 tell them): ten requests a client, each length drawn from 0.8 to 1.0 of the nominal one
 (`--random-range-ratio 0.8`), no prefix cache. Other rows are of fixed lengths, as aiconfigurator's authors
-measured them; engines run at their defaults there. Scripts changed over the months of the rows: these are
-those of early 2026.
+measured them; engines run at their defaults there, TensorRT-LLM with the budget that aiconfigurator writes.
+Scripts changed over the months of the rows: these are those of early 2026, and of 2025 where it is said.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rapid_des.config import open_document
+from rapid_des.units import ceil_divide
 from rapid_des.validation.jobs.decoders import Tree
 from rapid_des.validation.measurements import Record, UnsupportedRow
 
@@ -38,7 +39,7 @@ _GEN_KERNELS = "trtllm_min_latency"
 """Scope of trtllm-gen's kernels over experts: aiconfigurator's collector takes them where it says so."""
 
 
-_MANY_CLIENTS = 64
+_MANY_CLIENTS, _TOKENS_STEP = 64, 64
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,20 @@ def recipe_of(record: Record) -> Recipe:
     >>> recipe_of(row).receive_interval, recipe_of(row).tokens
     (10, 8192)
     """
-    return _RECIPES[record["backend"]](record) if is_swept(record) else Recipe()
+    return _RECIPES[record["backend"]](record) if is_swept(record) else _generated(record)
+
+
+def _generated(record: Record) -> Recipe:
+    """What aiconfigurator writes for TensorRT-LLM: `agg max_num_tokens = max_batch_size + isl + 1500`.
+
+    (generator/rule_plugin/benchmark/trtllm.rule of github.com/ai-dynamo/aiconfigurator)
+    """
+    tokens = int(record["isl"]) + 1500 + int(float(record["concurrency"]))
+    return Recipe(tokens) if record["backend"] == "trtllm" else Recipe()
+
+
+def _in_2025(record: Record) -> bool:
+    return record["measured_date"].startswith("2025")
 
 
 def _on_blackwell(record: Record) -> bool:
@@ -114,10 +128,13 @@ def _trtllm(record: Record) -> Recipe:
     if "Llama" in record["model_path"]:
         wait = (20, 0.9) if short and int(record["tp_size"]) < 8 else (0, 0.0)
         return Recipe(2048 if short else 9216, wait, kv_cache="fp8")
-    tokens, newer = max(8192, clients + int(isl) + 64), _on_blackwell(record)
+    tokens, newer = _TOKENS_STEP * ceil_divide(clients + int(isl) + 64, _TOKENS_STEP), _on_blackwell(record)
+    if not _in_2025(record):  # dsr1_*_trt_slurm.sh had no floor, dsr1_*_trt.sh of 2026 has
+        tokens = max(8192, tokens)
     if record["gemm_quant_mode"] == "nvfp4":
         return Recipe(tokens, share=0.8, kv_cache="fp8", expert_kernels=_GEN_KERNELS)
-    wait = (40, 0.8) if short and clients >= _MANY_CLIENTS and newer else (0, 0.0)
+    delayed = short and clients >= _MANY_CLIENTS and newer and not _in_2025(record)
+    wait = (40, 0.8) if delayed else (0, 0.0)
     return Recipe(tokens, wait, share=0.8 if newer else 0.75, kv_cache="fp8")
 
 
