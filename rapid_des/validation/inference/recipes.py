@@ -75,9 +75,9 @@ def recipe_of(record: Record) -> Recipe:
 
 
 def _generated(record: Record) -> Recipe:
-    """What aiconfigurator writes for TensorRT-LLM: `agg max_num_tokens = max_batch_size + isl + 1500`.
+    """Return the budget that aiconfigurator writes for TensorRT-LLM; other engines keep their defaults.
 
-    (generator/rule_plugin/benchmark/trtllm.rule of github.com/ai-dynamo/aiconfigurator)
+    `agg max_num_tokens = max_batch_size + SlaConfig.isl + 1500` (rule_plugin/benchmark/trtllm.rule).
     """
     tokens = int(record["isl"]) + 1500 + int(float(record["concurrency"]))
     return Recipe(tokens) if record["backend"] == "trtllm" else Recipe()
