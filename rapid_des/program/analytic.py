@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from rapid_des.arrays import Bools, Int64s, ranges, starts_of
+from rapid_des.arrays import Bools, Int64s, digest, ranges, starts_of
+from rapid_des.bounded_cache import BoundedCache
 from rapid_des.compiling import Kernel
 from rapid_des.machine import Machine
 from rapid_des.network.collectives.libraries.nccl import LibraryCost
@@ -207,10 +208,14 @@ class TransferPaths:
     """Whether every two GPUs of a node have a link of their own, so that sends to several go at once."""
 
 
-def paced(template: Template, schedule: Schedule, cost: LibraryCost, paths: TransferPaths) -> Template:
-    """Return the template of a schedule with the lags of a library."""
-    alone = _Alone(schedule, cost, paths)
-    start, before, after = alone.lags(cost)
+def paced(
+    template: Template, schedule: Schedule, cost: LibraryCost, paths: TransferPaths, memory: BoundedCache
+) -> Template:
+    """Return the template of a schedule with the lags of a library, which `memory` keeps."""
+    key = ("lags", cost, paths.meshed, schedule.members, schedule.switches, _fingerprint(schedule, paths))
+    start, before, after = memory.get_or_make(
+        key, lambda: _Alone(schedule, cost, paths).lags(cost), weight=lambda made: 1000 + made[1].nbytes
+    )
     before = np.append(before, np.zeros(template.members, np.int64))
     target = template.arrival_target
     return replace(
@@ -220,6 +225,13 @@ def paced(template: Template, schedule: Schedule, cost: LibraryCost, paths: Tran
         shape=None,
         ahead=True,
     )
+
+
+def _fingerprint(schedule: Schedule, paths: TransferPaths) -> bytes:
+    transfers = schedule.source, schedule.destination, schedule.size
+    awaited = schedule.dependency_starts, schedule.dependencies
+    ways = paths.crossing, paths.occupancy, paths.inter_node, paths.nic, paths.send_order
+    return digest(*transfers, *awaited, *ways)
 
 
 @dataclass(frozen=True)

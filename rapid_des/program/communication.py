@@ -103,7 +103,7 @@ class Communication:
         """What served which collectives, for reports."""
         self.plans: dict[Call, CollectivePlan] = {}
         """How the machine's algorithms do each of them."""
-        self.places = bool(asked := Libraries(machine, libraries)) or analytic
+        self.places = bool(asked := Libraries(machine, libraries, remembered)) or analytic
         """Whether templates depend on where in the fabric a group lies."""
         self.likeness = cache(self._likeness)
         self.message = cache(self._message)

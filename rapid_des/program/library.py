@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from rapid_des.arrays import Bools, Int64s, starts_of
+from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import LIBRARIES, CollectiveType, Exchange, TraceSet
 from rapid_des.errors import InputError, TraceError, UnsupportedByEngine
 from rapid_des.machine import Machine
@@ -141,10 +142,10 @@ def libraries_of(traces: TraceSet, machine: Machine) -> LibraryChoice:
 
 
 class Libraries:
-    """The libraries of a machine, asked for what they take among its GPUs."""
+    """The libraries of a machine, asked for what they take among its GPUs; `memory` keeps what is costly."""
 
-    def __init__(self, machine: Machine, choice: LibraryChoice) -> None:
-        self._machine = machine
+    def __init__(self, machine: Machine, choice: LibraryChoice, memory: BoundedCache) -> None:
+        self._machine, self._memory = machine, memory
         self._choice = choice
         self._active = machine.switching.mode != "store_and_forward" and any(
             not isinstance(library, Native) for library in self._choice.stated().values()
@@ -255,7 +256,7 @@ class Libraries:
         crossed = crossings(schedule, self._machine.unfaulted, members)
         peers = self._peers(schedule, np.array(members, np.int64))
         paths = TransferPaths(crossed.time, crossed.occupancy, *peers, meshed=self._meshed)
-        return paced(template, schedule, laid.cost, paths)
+        return paced(template, schedule, laid.cost, paths, self._memory)
 
     def cut(self, laid: LaidOut, ranks: Sequence[int], simulated: int, sizes: Sizes) -> Template:
         """Return the part of the first `simulated` ranks in a collective; see `program.replicas`.
@@ -309,7 +310,7 @@ class Libraries:
         template = transfer_template(size, sizes, name=name)
         here, first = np.zeros(1, np.bool_), np.zeros((2, 1), np.int64)
         paths = TransferPaths(crossed.time, crossed.occupancy, here, *first)
-        return paced(template, schedule, cost, paths)
+        return paced(template, schedule, cost, paths, self._memory)
 
     def _places(self, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the members sorted by rank, and how many there are on each node."""

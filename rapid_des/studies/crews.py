@@ -11,7 +11,8 @@ import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing import connection
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +84,9 @@ class ProcessCrew:
         with suppress(OSError):  # it died, as `listen` will say
             worker.pipe.send_bytes(message)
 
-    def listen(self, workers: list[_Process]) -> list[tuple[_Process, list[bytes] | str]]:
+    def listen(self, workers: list[_Process], *, wait: bool) -> list[tuple[_Process, list[bytes] | str]]:
         """Return what has been sent by those that have sent something, or how they ended."""
-        ready = wait([worker.pipe for worker in workers])
+        ready = connection.wait([worker.pipe for worker in workers], None if wait else 0)
         return [(worker, self._said(worker)) for worker in workers if worker.pipe in ready]
 
     def _said(self, worker: _Process) -> list[bytes] | str:
@@ -165,10 +166,10 @@ class RayCrew:
         """Send a message."""
         worker.pending.append(worker.handle.answers.remote(message))
 
-    def listen(self, workers: list[_Actor]) -> list[tuple[_Actor, list[bytes] | str]]:
+    def listen(self, workers: list[_Actor], *, wait: bool) -> list[tuple[_Actor, list[bytes] | str]]:
         """Return what the first to finish answered, or how it ended."""
         first = {worker.pending[0]: worker for worker in workers}
-        ready, _ = self._ray.wait(list(first), num_returns=1)
+        ready, _ = self._ray.wait(list(first), num_returns=1, timeout=None if wait else 0)
         return [(first[reference], self._said(first[reference])) for reference in ready]
 
     def _said(self, worker: _Actor) -> list[bytes] | str:

@@ -43,6 +43,8 @@ class Failed:
 
 Outcome: TypeAlias = Done[Value] | Failed
 Work: TypeAlias = Callable[[Item, BoundedCache], Value]
+Meanwhile: TypeAlias = Callable[[], bool]
+"""A piece of the caller's own work, done while workers are busy; false if none was left."""
 
 
 class Executor(Protocol):
@@ -54,7 +56,9 @@ class Executor(Protocol):
         """Begin to start all workers, for who needs them soon; without it they start as they are needed."""
         ...
 
-    def map(self, function: Work[Item, Value], items: Iterable[Item]) -> Iterator[tuple[int, Outcome[Value]]]:
+    def map(
+        self, function: Work[Item, Value], items: Iterable[Item], meanwhile: Meanwhile | None = None
+    ) -> Iterator[tuple[int, Outcome[Value]]]:
         """Yield every item's position and outcome as they finish; items are taken as workers become free."""
         ...
 
@@ -97,7 +101,12 @@ class InProcess:
     def start(self) -> None:
         """Do nothing: it has started."""
 
-    def map(self, function: Work[Item, Value], items: Iterable[Item]) -> Iterator[tuple[int, Outcome[Value]]]:
+    def map(
+        self,
+        function: Work[Item, Value],
+        items: Iterable[Item],
+        meanwhile: Meanwhile | None = None,  # noqa: ARG002 - nobody else works
+    ) -> Iterator[tuple[int, Outcome[Value]]]:
         """Yield every item's position and outcome, in order."""
         for position, item in enumerate(items):
             yield position, attempt(function, item, self._cache)

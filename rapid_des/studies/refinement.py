@@ -21,7 +21,7 @@ from rapid_des.frontend.memory import shortage, shown
 from rapid_des.machine import Machine
 from rapid_des.report.result import Result
 from rapid_des.studies.earliest import fullest_stages
-from rapid_des.studies.executors import Done, Executor
+from rapid_des.studies.executors import Done, Executor, Meanwhile
 from rapid_des.studies.floors import Floors
 from rapid_des.studies.points import Point, evaluate
 from rapid_des.studies.splits import Candidate, Family, Space, checked
@@ -63,6 +63,17 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class _Out:
+    """Candidates that are none, and why."""
+
+    family: Family
+    why: Why
+    text: str
+    needed: int = 0
+    """Bytes, where there are too few."""
+
+
+@dataclass(frozen=True)
 class _TooLarge:
     """What a candidate needs that does not fit into memory."""
 
@@ -99,6 +110,8 @@ class Refinement:
     counts: Counter[str] = field(default_factory=Counter)
     nearest: tuple[int, Job] | None = None
     """Of those that do not fit: the least need, and who has it."""
+    ahead: dict[tuple[tuple[int, ...], int], list[Entry | _Out]] = field(default_factory=dict)
+    """What a closer look will find, by number and level: looked at while workers simulated."""
 
     def __post_init__(self) -> None:
         self.floors = Floors(self.machine, self.cache)
@@ -123,6 +136,7 @@ class Refinement:
                     heapq.heappush(self.queue, Entry(least, (number,), family))
                     continue
                 full[alike] = self._at_least(needed, family.base)
+                self._near(needed, family.base)
             self._drop(family, "memory", full[alike])
         return candidates
 
@@ -132,8 +146,7 @@ class Refinement:
         while self.queue and len(batch) < max(_LEAST_BATCH, executor.workers) and not self.due():
             entry = heapq.heappop(self.queue)
             if entry.level < _WALKED:
-                for part in self._closer(entry):
-                    heapq.heappush(self.queue, part)
+                self._look(entry)
             elif not entry.certain:
                 batch.append(entry)
             elif batch:
@@ -147,7 +160,7 @@ class Refinement:
         ]
         waiting = dict(enumerate(batch))
         try:
-            for place, outcome in executor.map(_fitting, points):
+            for place, outcome in executor.map(_fitting, points, self._look_ahead(executor.workers)):
                 self._take(waiting.pop(place), outcome)
         finally:
             for entry in waiting.values():  # ^C came before them
@@ -160,17 +173,58 @@ class Refinement:
             for family in self._left(entry):
                 self._drop(family, "bound", f"{known} {Duration(entry.least)}")
 
+    def _look(self, entry: Entry) -> None:
+        """Put the parts of an entry in its place, each with the next tighter bound."""
+        for part in self.ahead.pop((entry.number, entry.level), None) or self._closer(entry):
+            if isinstance(part, Entry):
+                heapq.heappush(self.queue, part)
+            else:
+                self._leave_out(part)
+
+    def _look_ahead(self, workers: int) -> Meanwhile:
+        """Return what looks at one entry a call, those first that will come first, until a batch is found.
+
+        Nothing but the time that `next` takes depends on how far it got.
+        """
+        queue, wanted = list(self.queue), max(_LEAST_BATCH, workers)
+
+        def step() -> bool:
+            nonlocal wanted
+            looked = False
+            while queue and wanted and not looked:
+                entry = heapq.heappop(queue)
+                key = entry.number, entry.level
+                if entry.level >= _WALKED:
+                    wanted -= 1
+                    continue
+                looked = key not in self.ahead
+                if looked:
+                    self.ahead[key] = list(self._closer(entry))
+                for part in self.ahead[key]:
+                    if isinstance(part, Entry):
+                        heapq.heappush(queue, part)
+            return looked
+
+        return step
+
     def _left(self, entry: Entry) -> list[Family]:
         """Return the parts of an entry that may fit into memory; others are dropped."""
         if entry.level >= _FLOOR:
             return [entry.family]
-        return [part for whole in entry.family.along("recomputes") for part in self._fitting_parts(whole)]
+        families = []
+        for whole in entry.family.along("recomputes"):
+            for part in self._fitting_parts(whole):
+                if isinstance(part, Family):
+                    families.append(part)
+                else:
+                    self._leave_out(part)
+        return families
 
     def _mode(self, entry: Entry) -> str:
         return "analytical" if entry.level < _ESTIMATED else self.mode
 
-    def _closer(self, entry: Entry) -> Iterator[Entry]:
-        """Yield the parts of an entry, each with the next tighter bound; not those that are not legal."""
+    def _closer(self, entry: Entry) -> Iterator[Entry | _Out]:
+        """Yield the parts of an entry, each with the next tighter bound, or why it is none."""
         if entry.level == _PLAIN:
             for place, family in enumerate(entry.family.along("recomputes")):
                 yield entry.part(place, family, level=_KERNELS, least=self._passes(family, again=True))
@@ -180,18 +234,17 @@ class Refinement:
                 yield entry.part(place, family, level=_EXCHANGED, least=least)
         elif entry.level == _EXCHANGED:
             for place, part in enumerate(self._fitting_parts(entry.family)):
-                if self._is_legal(part):
-                    least = self.floors.step(part.job) if self.bounded else 0
-                    yield entry.part(place, part, level=_FLOOR, least=least)
+                yield part if isinstance(part, _Out) else _refused(part) or self._in_steps(entry, place, part)
         else:
             least = self.floors.walked(entry.family.job) if self.bounded else 0
             yield replace(entry, level=_WALKED, least=max(entry.least, least))
 
+    def _in_steps(self, entry: Entry, place: int, part: Family) -> Entry:
+        least = self.floors.step(part.job) if self.bounded else 0
+        return entry.part(place, part, level=_FLOOR, least=least)
+
     def _passes(self, family: Family, *, again: bool) -> int:
         return self.floors.passes(family.job, again=again) if self.bounded else 0
-
-    def _is_legal(self, family: Family) -> bool:
-        return checked(Candidate(family.job), lambda why: self._drop(family, "refused", why)) is not None
 
     def _least_memory(self, family: Family) -> int:
         """Return bytes that no candidate of a family can do without."""
@@ -217,19 +270,17 @@ class Refinement:
                 return needed + kept
         return needed + moving
 
-    def _fitting_parts(self, family: Family) -> Iterator[Family]:
-        """Yield the parts of one recomputation that may fit into memory."""
+    def _fitting_parts(self, family: Family) -> Iterator[Family | _Out]:
+        """Yield the parts of one recomputation, or that they do not fit into memory."""
         for part in family.along("zero_stages"):
             needed = self.floors.memory(part.job) if self.trains else 0
             if needed <= self.capacity:
                 yield part
             else:
-                self._drop(part, "memory", self._at_least(needed, part.job))
+                yield _Out(part, "memory", self._at_least(needed, part.job), needed)
 
     def _at_least(self, needed: int, job: Job) -> str:
-        """Return what is said of a job that does not fit, which may be the nearest that does not."""
-        if self.nearest is None or needed < self.nearest[0]:
-            self.nearest = needed, job
+        """Return what is said of a job that does not fit."""
         each = f"a stage needs at least {shown(needed)} a GPU, there are {shown(self.capacity)}"
         return f"{each} (micro-batch {job.training.micro_batch})" if self.trains else each
 
@@ -239,9 +290,7 @@ class Refinement:
         if not isinstance(outcome, Done):
             self._drop(entry.family, "refused", f"{mode}: {outcome.text}")
         elif isinstance(outcome.value, _TooLarge):
-            self._drop(entry.family, "memory", outcome.value.text)
-            if self.nearest is None or outcome.value.needed < self.nearest[0]:
-                self.nearest = outcome.value.needed, entry.family.job
+            self._leave_out(_Out(entry.family, "memory", outcome.value.text, outcome.value.needed))
         else:
             self.counts[mode] += 1
             step, last = int(outcome.value.step_time), mode == self.mode
@@ -249,11 +298,27 @@ class Refinement:
             least = step if last else max(entry.least, step - round(step * margin(entry.family.job)))
             heapq.heappush(self.queue, replace(entry, result=outcome.value, level=level, least=least))
 
+    def _leave_out(self, out: _Out) -> None:
+        self._drop(out.family, out.why, out.text)
+        if out.why == "memory":
+            self._near(out.needed, out.family.job)
+
+    def _near(self, needed: int, job: Job) -> None:
+        """Note a job that does not fit, which may be the nearest."""
+        if self.nearest is None or needed < self.nearest[0]:
+            self.nearest = needed, job
+
     def _drop(self, family: Family, why: Why, text: str) -> None:
         self.counts[why] += len(family)
         if why == "refused":
             self.space.refused[text] += len(family)
         self.dropped(family, why, text)
+
+
+def _refused(family: Family) -> _Out | None:
+    """Return why the frontend refuses a candidate, if it does."""
+    why: list[str] = []
+    return None if checked(Candidate(family.job), why.append) is not None else _Out(family, "refused", why[0])
 
 
 def _keeps_least(job: Job) -> bool:

@@ -15,7 +15,7 @@ from rapid_des.config import Document
 from rapid_des.errors import CannotFinishError
 from rapid_des.frontend import Job
 from rapid_des.machine import Machine
-from rapid_des.studies.executors import CACHE, Failed, Item, Outcome, Value, Work, attempt
+from rapid_des.studies.executors import CACHE, Failed, Item, Meanwhile, Outcome, Value, Work, attempt
 
 DEATHS = 3
 """How many workers may die of an item before it counts as failed, or as they start before all ends."""
@@ -37,8 +37,8 @@ class Crew(Protocol):
         """Give a worker a message; a dead one may take it."""
         ...
 
-    def listen(self, workers: list[Any]) -> list[tuple[Any, list[bytes] | str]]:
-        """Wait until one of the workers has something to say: its answers, or what it died of."""
+    def listen(self, workers: list[Any], *, wait: bool) -> list[tuple[Any, list[bytes] | str]]:
+        """Return what workers have to say, their answers or what they died of; `wait` until one has."""
         ...
 
     def dismiss(self, worker: Any) -> None:
@@ -178,7 +178,9 @@ class Remote:
         while len(self._hands) < self.workers:
             self._hands.append(_Hand(self._crew.hire()))
 
-    def map(self, function: Work[Item, Value], items: Iterable[Item]) -> Iterator[tuple[int, Outcome[Value]]]:
+    def map(
+        self, function: Work[Item, Value], items: Iterable[Item], meanwhile: Meanwhile | None = None
+    ) -> Iterator[tuple[int, Outcome[Value]]]:
         """Yield every item's position and outcome as they finish."""
         queue = _Queue(items)
         for hand in self._hands:
@@ -186,7 +188,8 @@ class Remote:
         try:
             while self._give(function, queue):
                 busy = {hand.worker: hand for hand in self._hands if hand.holds}
-                for worker, said in self._crew.listen(list(busy)):
+                idle = meanwhile is None or not meanwhile()
+                for worker, said in self._crew.listen(list(busy), wait=idle):
                     hand = busy[worker]
                     if isinstance(said, str):
                         yield from self._lost(hand, said, queue)

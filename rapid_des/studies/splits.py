@@ -10,7 +10,7 @@ whoever looks for the best makes jobs only as far as needed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import permutations
@@ -28,6 +28,7 @@ from rapid_des.frontend.loading import with_spec
 from rapid_des.frontend.schedules import SCHEDULES, from_file
 from rapid_des.frontend.spec import JobSpec, TrainingSpec
 from rapid_des.machine import Machine
+from rapid_des.studies.orders import told_apart
 
 CHOICES: Mapping[str, str] = {
     "tp": "parallelism.tp",
@@ -301,9 +302,10 @@ class Space:
         sizes = {"tp": split.tp, "cp": split.cp, "dp": split.dp, "pp": split.pp}
         usual = [_ORDER, ("tp", "cp", "ep", "pp", "dp"), self.job.spec.parallelism.order]
         every = [("ep", *order) for order in permutations(("tp", "cp", "dp", "pp"))]
-        distinct: dict[tuple[str, ...], Any] = {}
+        distinct, plain = dict[Hashable, Any](), not self.job.model.has_experts  # who lie across the axes
         for order in self._values("order", usual, every):
-            distinct.setdefault(tuple(axis for axis in order if sizes.get(axis, 1) > 1), order)
+            axes = [(axis, sizes[axis]) for axis in order if sizes.get(axis, 1) > 1]
+            distinct.setdefault(told_apart(axes, self.machine) if plain else tuple(axes), order)
         return list(distinct.values())
 
 

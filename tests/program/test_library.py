@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra import read_set, write_set
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.frontend import load_job
@@ -33,7 +34,7 @@ SERVING = load_job("llama2_7b_inference").software.communication
 
 def libraries(machine, asked=TRAINING):
     """Return a machine's libraries under software that asks for some."""
-    return Libraries(machine, machine.collectives.libraries_for(asked))
+    return Libraries(machine, machine.collectives.libraries_for(asked), BoundedCache())
 
 
 def group(counts):

@@ -2,6 +2,8 @@
 
 import json
 import random
+from collections import defaultdict
+from itertools import permutations
 
 import pytest
 from click.testing import CliRunner
@@ -14,7 +16,9 @@ from rapid_des.machine import load_machine
 from rapid_des.report.plan_text import plan_lines
 from rapid_des.simulation import simulate
 from rapid_des.studies.earliest import held, walked_micro_batches
+from rapid_des.studies.executors import InProcess
 from rapid_des.studies.floors import Floors
+from rapid_des.studies.orders import told_apart
 from rapid_des.studies.plan import Wanted, plan
 from rapid_des.studies.splits import Space, checked, choices_of
 
@@ -332,3 +336,40 @@ def test_a_plan_tells_what_its_best_way_depends_on_and_which_ways_measurements_d
     text = CliRunner().invoke(cli, [*command, "--sensitivity", "3"]).stdout
     assert "2~" in text
     assert all(knob in text for knob in strongest)
+
+
+@pytest.mark.parametrize(("tp", "cp", "dp", "pp"), [(8, 1, 2, 2), (2, 2, 4, 2)])
+def test_orders_that_a_switch_does_not_tell_apart_take_one_time(tp, cp, dp, pp):
+    machine, sizes = load_machine("dgx_a100_x4"), {"tp": tp, "cp": cp, "dp": dp, "pp": pp}
+    alike = defaultdict(list)
+    for order in permutations(sizes):
+        alike[told_apart([(axis, sizes[axis]) for axis in order if sizes[axis] > 1], machine)].append(order)
+
+    def steps(order):
+        split = {**sizes, "order": "[ep, " + ", ".join(order) + "]"}
+        stated = "{" + ", ".join(f"{axis}: {value}" for axis, value in split.items()) + "}"
+        job = job_of(parallelism=stated, **{"model.layers": 2, "training.zero_stage": 2})
+        modes = ("hierarchical", "flattened") if tp == 8 else ("hierarchical",)
+        return tuple(simulate(job, machine, mode=mode, allow_oom=True).step_time for mode in modes)
+
+    pairs = [(steps(orders[0]), steps(orders[-1])) for orders in alike.values() if len(orders) > 1]
+    assert all(first == last for first, last in pairs)
+    assert len({first for first, _ in pairs}) > 1
+
+
+def test_what_is_looked_at_while_workers_are_busy_changes_nothing():
+    class Busy(InProcess):
+        """One that has as long as it takes for its caller's own work."""
+
+        def map(self, function, items, meanwhile=None):
+            while meanwhile():
+                self.looked += 1
+            yield from super().map(function, items)
+
+    alone, beside = InProcess(), Busy()
+    beside.looked = 0
+    found = [
+        plan(job_of(), machine_of(), Wanted(top=2, vary=FEW, pruned=True), crew) for crew in (alone, beside)
+    ]
+    assert beside.looked
+    assert found[0].as_json() == found[1].as_json()

@@ -1,0 +1,74 @@
+"""Which orders of the axes of a job a fabric tells apart: in a switch each place is like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from math import prod
+from typing import Any
+
+from rapid_des.machine import Machine
+from rapid_des.network.specs import FullyConnected, Switch
+
+Axes = Sequence[tuple[str, int]]
+"""Names and sizes, innermost first."""
+
+
+def told_apart(axes: Axes, machine: Machine) -> Hashable:
+    """Return what a machine tells of axes in some order.
+
+    Equal for orders between which a renaming of places in switches is all that differs: all that is simulated
+    takes equally long.
+
+    >>> from rapid_des.machine import load_machine
+    >>> nodes = load_machine("dgx_a100_x4")
+    >>> inside, outside = [("tp", 8), ("dp", 2), ("pp", 2)], [("tp", 8), ("pp", 2), ("dp", 2)]
+    >>> told_apart(inside, nodes) == told_apart(outside, nodes)
+    True
+    """
+    levels = _places_alike(machine)
+    parts = _by_level(axes, levels) if levels else None
+    return tuple(tuple(sorted(level)) for level in parts) if parts else tuple(axes)
+
+
+def _places_alike(machine: Machine) -> list[int] | None:
+    """Return how many places each level of a fabric of crossbars has, innermost first; None if it is another.
+
+    In every level places may be renamed, alike in all its switches, and nothing that is simulated changes.
+    """
+    spec, fabric = machine.spec, machine.healthy
+    levels = [prod(extent) for extent in fabric.extents]
+    other = machine.faults or spec.links or spec.jitter or spec.switching.spray
+    if other or spec.gpus_per_node != levels[0] or not all(map(_is_crossbar, spec.fabric)):
+        return None
+    return levels
+
+
+def _is_crossbar(dimension: Any) -> bool:
+    """Tell whether each place of a dimension is like any other."""
+    if not isinstance(dimension, Switch):
+        return isinstance(dimension, FullyConnected)
+    nic = dimension.nic
+    return dimension.planes == 1 and (nic is None or nic.gpus == nic.count == 1)
+
+
+def _by_level(axes: Axes, levels: Sequence[int]) -> list[list[tuple[str, int]]] | None:
+    """Return the part of each axis in each level; None where an axis crosses a level unevenly.
+
+    >>> _by_level([("tp", 4), ("dp", 4), ("pp", 2)], [8, 8])
+    [[('tp', 4), ('dp', 2)], [('dp', 2), ('pp', 2)]]
+    """
+    left, room = list(axes)[::-1], list(levels)[::-1]
+    parts: list[list[tuple[str, int]]] = [[]]
+    while left:
+        axis, size = left.pop()
+        here = min(size, room[-1])
+        if max(size, room[-1]) % here:
+            return None
+        parts[-1].append((axis, here))
+        room[-1] //= here
+        if room[-1] == 1 and len(room) > 1:
+            room.pop()
+            parts.append([])
+        if size > here:
+            left.append((axis, size // here))
+    return parts
