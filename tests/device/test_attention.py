@@ -242,3 +242,21 @@ def test_keys_that_are_not_split_take_a_lone_block_each():
     assert parts.detail["splits"] > 1
     # One block draws 66.9 GB/s: 8,192 positions of 512 bytes take it 62.7 us.
     assert whole.duration > 62.7e6 > parts.duration
+
+
+def test_masked_attention_of_an_old_engine_is_bound_by_its_instructions():
+    # TensorRT-LLM 0.9 on H100: 128 heads have an SM each, 256 share one in twos, and keys in half the bytes
+    # gain little; XQA, by Ampere's instructions, takes longer for keys in fp8 than for as many in 16 bits.
+    policy = DecodePolicy(groups=(8,), split=False)
+    device = H100.under(library="trtllm-0.9", decode=policy)
+
+    def takes(kv_heads, batch, kv_dtype="fp8"):
+        call = Attention(
+            batch, 1, 4096, heads=32, kv_heads=kv_heads, head_dim=128, dtype="fp16", kv_dtype=kv_dtype
+        )
+        short = with_(call, key_length=2048)
+        return duration(call, device) - duration(short, device)
+
+    assert takes(8, 8) == pytest.approx(2 * takes(8, 4), rel=0.02)
+    assert takes(8, 4, "fp16") < 1.5 * takes(8, 4)
+    assert takes(4, 16) > 1.2 * takes(4, 16, "fp16")
