@@ -274,10 +274,13 @@ def serving_pieces(
     Decode steps of as many requests as an earlier one are copies of it, but for the rows that see the cache.
     """
     alike = {current.step: current.alike for current in passes(job)}
+    joined = {current.step for current in passes(job) if in_pieces(job, current)}
     pieces: dict[PieceKey, Piece] = {}
     for key, operations in lists.items():
         host = None if captures(job, key.step) else job.host
         piece = price(operations, decode_operators if key.step > 0 else operators, host, exchanges(job))
+        if host is not None and key.step in joined and key.section != HEAD:
+            piece = _joined(piece, host.launch, opens=key.section == EMBEDDING)
         if key.step != alike[key.step]:
             piece = _recosted(pieces[replace(key, step=alike[key.step])], piece.rows[:, COSTS])
         pieces[key] = piece
@@ -288,6 +291,20 @@ def captures(job: Job, step: int) -> bool:
     """Tell whether a pass is launched as one CUDA graph; step 0 is the prefill."""
     captured = "nothing" if job.host is None else job.host.captured
     return captured == "passes" or (captured == "decode" and step > 0)
+
+
+def in_pieces(job: Job, current: Pass) -> bool:
+    """Tell whether a pass with prompts is captured but for its attention kernels (`host.captured_prompts`)."""
+    return job.host is not None and current.step < 1 and job.host.in_pieces(current.tokens)
+
+
+def _joined(piece: Piece, launch: int, *, opens: bool) -> Piece:
+    """Return a piece whose rows are graphs, but for those that see the cache; `opens`: the first one is."""
+    alone = np.isin(np.arange(len(piece)), piece.cache_rows)
+    begins = ~alone & np.concatenate(([opens], alone[:-1]))
+    issue = np.where(begins, launch, piece.rows[:, Column.ISSUE] * alone)
+    values = {Column.ISSUE: issue, Column.LEAD: piece.rows[:, Column.LEAD] * alone}
+    return retimed(piece, np.arange(len(piece)), values)
 
 
 def _issuing(server: _Server, step: int, micro_batch: int) -> None:

@@ -36,7 +36,8 @@ from rapid_des.units import PS_PER_S, Duration
 USUAL: Mapping[str, str] = {"training": "megatron-2025", "inference": "vllm-0.x"}
 """The profile of a job that names none."""
 Wait = Literal["gradient_norm", "pipeline", "gathers"]
-TIMES = ("kernel", "collective", "tensor_rank", "list_rank", "graph", "step", "request", "prompt_token")
+TIMES = ("kernel", "collective", "tensor_rank", "list_rank", "graph", "step", "request", "prompt_token",
+         "client")  # fmt: skip
 """The times of a host."""
 _LONGEST = Duration(PS_PER_S)
 _FLASH = {"forward": 1, "backward": 3}
@@ -145,12 +146,18 @@ class HostSpec(Spec, frozen=True):
     """Before the first pass of requests: receiving and tokenizing them."""
     prompt_token: Duration | None = None
     """What each token of a prompt adds to that, of a server that takes requests as they come."""
+    client: Duration | None = None
+    """Between such a server's clients and its replicas, for each request by itself: connections, processes of
+    the front end, the first token's way back. Others do not wait for it."""
     captured: Literal["nothing", "decode", "passes"] = "nothing"
     """What is launched as a CUDA graph: decode steps, or prefill too; `inference.cuda_graphs: false`
     captures nothing."""
     captured_multiple: Annotated[int, msgspec.Meta(ge=1, le=2**20)] | None = None
     """Captured decode steps compute 1, 2, 4, … tokens up to this, and multiples of it: fewer are padded.
     Unset: as many as there are."""
+    captured_prompts: Annotated[int, msgspec.Meta(ge=1, le=2**20)] | None = None
+    """Passes of up to so many tokens, prompts among them, are graphs between their attention kernels, which
+    alone are issued one by one (piecewise CUDA graphs); unset: none of those that `captured` leaves out."""
     waits: tuple[Wait, ...] = ()
     """Where the host of a training job waits for its GPU: for the sum of the gradient norm (and the overflow
     check), for messages between stages that do not travel beside compute, before each gather of parameters
@@ -174,6 +181,15 @@ class HostSpec(Spec, frozen=True):
             return min(1 << (tokens - 1).bit_length(), multiple) - tokens
         return -tokens % multiple
 
+    @property
+    def launch(self) -> int:
+        """Picoseconds of launching a captured graph."""
+        return int(self.kernel if self.graph is None else self.graph)
+
+    def in_pieces(self, tokens: int) -> bool:
+        """Tell whether a pass of so many tokens is graphs between its attention kernels."""
+        return self.captured == "decode" and tokens <= (self.captured_prompts or 0)
+
     def at_speed(self, speed: float) -> HostSpec:
         """Return what a host needs whose cores are so many times as quick."""
         stated = {name: getattr(self, name) for name in TIMES}
@@ -195,8 +211,7 @@ class HostSpec(Spec, frozen=True):
 
     def before(self, *, captured: bool = False, first: bool = False) -> int:
         """Return the picoseconds before the first issue of a step, or of a (captured, first) pass."""
-        launch = int(self.kernel if self.graph is None else self.graph) if captured else 0
-        return int(self.step or 0) + launch + int(self.request or 0) * first
+        return int(self.step or 0) + self.launch * captured + int(self.request or 0) * first
 
     def of_kernel(self, operator: Operator, duration: int) -> tuple[int, int]:
         """Return the picoseconds that issuing an operator of this duration takes, and its lead."""

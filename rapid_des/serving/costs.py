@@ -32,7 +32,7 @@ from rapid_des.serving.batch import Batch, decoding_group
 from rapid_des.serving.corners import Refined, around, fineness, stretch, token_corners
 from rapid_des.serving.drafts import DraftCosts
 from rapid_des.serving.jobs import drafting_so_many, in_a_row, of_replica, prompts_of, without_host
-from rapid_des.serving.kernels import Body, Kernels, Opening, kind_of, of_all
+from rapid_des.serving.kernels import Body, Kernels, Opening, in_graphs, kind_of, of_all
 from rapid_des.simulation import simulate
 
 _CORNERS, _FEW = 64, 1 << 14
@@ -236,14 +236,23 @@ class PassCosts:
             lists = pass_lists(self._job, _pass_of(tokens, decoding))
             parts = [(count, lists[section]) for section, count in self._sections if section != HEAD]
             operators = self._operators[decoding]
+            launch = self._launch(tokens, decoding)
+            whole = self._kernels(parts, operators, cached=False, launch=launch)
             self._bodies[key] = Body(
-                self._kernels(parts, operators, cached=False),
+                whole.then(Kernels(0, launch or 0)),
                 self._kernels([(count, of_all(each)) for count, each in parts], operators, cached=False),
-                self._opening(lists, decoding),
+                self._opening(lists, decoding, launch),
             )
         return self._bodies[key]
 
-    def _opening(self, lists: Mapping[Section, Sequence[Operation]], decoding: bool) -> Opening:
+    def _launch(self, tokens: int, decoding: bool) -> int | None:
+        """Return what a graph's launch takes in a pass that is graphs between its attention; None: others."""
+        host = self._host
+        return host.launch if host is not None and not decoding and host.in_pieces(tokens) else None
+
+    def _opening(
+        self, lists: Mapping[Section, Sequence[Operation]], decoding: bool, launch: int | None
+    ) -> Opening:
         """Return embedding and first layer in order."""
         first = next(section for section, _ in self._sections if section.name == "block")
         operations = [operation for section in (EMBEDDING, first) for operation in lists[section]]
@@ -252,6 +261,9 @@ class PassCosts:
             for each, n in self._sections
         )
         kernels = [self._kernel(operation, self._operators[decoding]) for operation in operations]
+        if launch is not None:
+            kernels = in_graphs(kernels, operations, launch)
+            kernels[0] = Kernels(kernels[0].time, launch)
         return Opening.of(kernels, [kind_of(operation) for operation in operations], max(1, count))
 
     def _head(self, sampled: int, decoding: bool) -> Kernels:
@@ -269,14 +281,24 @@ class PassCosts:
         return self._heads[key]
 
     def _kernels(
-        self, parts: Iterable[tuple[int, Sequence[Operation]]], operators: OperatorModel, *, cached: bool
+        self,
+        parts: Iterable[tuple[int, Sequence[Operation]]],
+        operators: OperatorModel,
+        *,
+        cached: bool,
+        launch: int | None = None,
     ) -> Kernels:
-        """Return what operator lists, each so many times, hold of operations that see the KV cache or not."""
+        """Return what operator lists, each so many times, hold of operations that see the KV cache or not.
+
+        `launch`: of the graphs that those are which do not; None: each is issued by itself.
+        """
         total = Kernels(0, 0)
         for count, operations in parts:
-            for operation in operations:
+            kernels = [self._kernel(operation, operators) for operation in operations]
+            if launch is not None:
+                kernels = in_graphs(kernels, operations, launch)
+            for operation, kernel in zip(operations, kernels, strict=True):
                 if operation.sees_cache == cached:
-                    kernel = self._kernel(operation, operators)
                     total = total.then(Kernels(count * kernel.time, count * kernel.issue))
         return total
 

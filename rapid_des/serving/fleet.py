@@ -51,6 +51,8 @@ class Fleet:
     tokenizes all of them, one after the other."""
     tokenizing: int = 0
     """What each token of its prompt adds."""
+    latency: int = 0
+    """What lies between client and replica besides, for each request by itself."""
     watch: Watch = lambda *_: None
     outages: Sequence[Iterator[Event]] = ()
     startup: int = 0
@@ -125,10 +127,12 @@ class Fleet:
         self._sent += 1
         self._count(1)
         request = work.request(number, int(self.env.now))
-        if self.client or self.tokenizing:
+        if self.client or self.tokenizing or self.latency:
             now = int(self.env.now)
             self._front = max(self._front, now) + self.client + request.prompt * self.tokenizing
-            self.env.timeout(self._front - now).callbacks.append(lambda _: self._receive(request))
+            self.env.timeout(self._front + self.latency - now).callbacks.append(
+                lambda _: self._receive(request)
+            )
         else:
             self._receive(request)
 

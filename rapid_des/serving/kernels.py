@@ -85,6 +85,16 @@ def of_all(operations: Sequence[Operation]) -> list[Operation]:
     return chosen
 
 
+def in_graphs(kernels: Sequence[Kernels], operations: Sequence[Operation], launch: int) -> list[Kernels]:
+    """Return kernels that are captured between those of attention: the first of each graph launches it."""
+    issued, attends = list[Kernels](), False
+    for kernel, operation in zip(kernels, operations, strict=True):
+        issue = kernel.issue if operation.sees_cache else launch * attends
+        issued.append(Kernels(kernel.time, issue))
+        attends = operation.sees_cache
+    return issued
+
+
 def kind_of(operation: Operation) -> str:
     """Return `message`, `attention` or `kernel`."""
     if operation.operator is None:

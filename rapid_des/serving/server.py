@@ -101,6 +101,7 @@ def serve_workload(  # noqa: PLR0913 - as above
         transfer=Links(machine, engine.page_size, partial(_messages, pools)).send,
         client=int((host.request if host else None) or 0),
         tokenizing=int((host.prompt_token if host else None) or 0),
+        latency=int((host.client if host else None) or 0),
         watch=watch,
         lose=spec.on_outage == "lose",
     )

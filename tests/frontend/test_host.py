@@ -95,6 +95,25 @@ def test_a_captured_pass_is_issued_at_once_when_the_token_before_it_is_known(tin
         assert names(table)[token] == "forward.sample"
 
 
+def test_a_prompt_in_pieces_issues_its_attention_and_a_graph_before_and_after_it(tiny_service, prices):
+    (table,) = build(tiny_service(*hosted(captured_prompts="4096")), prices).tables
+    (whole,) = build(tiny_service(*hosted()), prices).tables
+    prefill = hosts_of(table)[0]
+    rows = np.flatnonzero(table.issuer == prefill)
+    rows = rows[np.argsort(table.issued[rows], kind="stable")]
+    before = dict(zip(rows.tolist(), np.diff(table.issued[rows], prepend=100 * US).tolist(), strict=True))
+    called = names(table)
+    # 15 us launch a graph, 10 us issue a kernel by itself: attention, and what chooses the token
+    assert {before[row] for row in rows if called[row].endswith("attention.core")} == {10 * US}
+    assert {before[row] for row in rows if called[row].endswith("attention.output")} == {15 * US}
+    assert {before[row] for row in rows if called[row].endswith("ffn.in")} == {0}
+    assert before[called.index("forward.embedding")] == 15 * US
+    assert before[called.index("forward.sample")] == 10 * US
+    assert table.issued[rows].max() < whole.issued[whole.issuer == prefill].max() / 2
+    short = build(tiny_service(*hosted(captured_prompts="1")), prices).tables[0]  # the prompt is longer
+    assert (short.issued == whole.issued).all()
+
+
 def test_without_graphs_decode_is_issued_kernel_by_kernel(tiny_service, prices):
     for settings in (hosted(captured="nothing"), [*hosted(), ("inference.cuda_graphs", "false")]):
         (table,) = build(tiny_service(*settings), prices).tables

@@ -61,6 +61,21 @@ def test_mixed_batches_are_within_a_percent(costs):
         assert costs[1](batch) == pytest.approx(1, abs=0.01)
 
 
+def test_prompts_in_pieces_are_within_a_percent_of_static_ones():
+    job = load_job(
+        JOB | {"host": {"kernel": "60 us", "collective": "60 us", "graph": "15 us", "captured": "decode",
+                        "captured_prompts": 512}}
+    )  # fmt: skip
+    machine, cache = load_machine("dgx_h100"), BoundedCache()
+    own = PassCosts(job, machine, cache)
+    for tokens in (100, 512, 513, 1000):
+        batch = Batch(chunks=(Group(1, tokens),))
+        run = simulate(one_pass(job, batch.groups()), machine, mode="hierarchical", cache=cache)
+        assert own.time(batch) / run.step_time == pytest.approx(1, abs=0.01)
+    short, long = (own.time(Batch(chunks=(Group(1, tokens),))) for tokens in (512, 513))
+    assert short < long / 2  # 32 layers: 13 launches of kernels each, or one and that of a graph
+
+
 def test_steps_at_once_take_as_long_as_step_by_step(costs):
     own, _ = costs
     each = [own.time(Batch(37, 37 * (777 + step))) for step in range(300)]

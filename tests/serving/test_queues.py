@@ -151,6 +151,10 @@ def test_one_front_end_takes_requests_one_after_the_other():
     assert fleet.run()
     ttft = ServeResult.of(fleet, name="test", gpus=1).ttft
     assert sorted(ttft) == pytest.approx([3 * SERVICE * place for place in range(1, 9)], rel=1e-6)
+    far = Fleet(engine, work, ROUTERS["round_robin"], client=2 * SERVICE, latency=5 * SERVICE)
+    assert far.run()
+    ttft = ServeResult.of(far, name="test", gpus=1).ttft  # nobody waits for another's 5 ms
+    assert sorted(ttft) == pytest.approx([(5 + 2 * place) * SERVICE for place in range(1, 9)], rel=1e-6)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

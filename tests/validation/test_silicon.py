@@ -67,6 +67,9 @@ def test_rows_of_r1_that_are_not_v3_s_again_are_speculative_where_v3_was_measure
     ("model", "values", "stated"),
     [
         ("gpt-oss", {"backend": "vllm", "system": "h100_sxm"}, {"tokens": 8192, "expert_kernels": "marlin"}),
+        ("gpt-oss", {"backend": "vllm", "system": "h200_sxm"}, {"captured": 2048}),
+        ("Kimi-K2.5", {"system": "b300_sxm"}, {"tokens": 2048, "kv_cache": "fp8", "captured": 8192}),
+        ("Llama-3.1-70B", {"backend": "vllm", "system": "b200_sxm"}, {"captured": 0}),
         ("gpt-oss", {"backend": "trtllm", "system": "b200_sxm"}, {"tokens": 20000, "kv_cache": "fp8"}),
         ("Llama-3.1-70B", {"backend": "trtllm", "tp_size": "4"}, {"tokens": 2048, "wait": (20, 0.9)}),
         ("Llama-3.1-70B", {"backend": "trtllm", "tp_size": "8"}, {"wait": (0, 0.0)}),

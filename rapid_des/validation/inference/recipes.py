@@ -56,6 +56,8 @@ class Recipe:
     kv_cache: str | None = None
     """Format of keys and values; None: as activations."""
     expert_kernels: str | None = None
+    captured: int | None = None
+    """Tokens of a pass with prompts up to which it is graphs between its attention; None: as the profile."""
 
 
 def is_swept(record: Record) -> bool:
@@ -92,16 +94,21 @@ def _on_blackwell(record: Record) -> bool:
 
 
 def _vllm(record: Record) -> Recipe:
-    """gpt-oss and Llama on B200 cache in fp8; experts in four bits are Marlin's or trtllm-gen's."""
+    """gpt-oss, Kimi and Llama on Blackwell cache in fp8; experts in four bits are Marlin's or trtllm-gen's.
+
+    Passes are captured up to `max-cudagraph-capture-size`: 2048 for gpt-oss, 8192 for Kimi on B300, whose
+    budget is two prompts; Llama's on B200 are not (`FULL_DECODE_ONLY`).
+    """
     gpt_oss, llama = "gpt-oss" in record["model_path"], "Llama" in record["model_path"]
+    captured = 2048 if gpt_oss else None
     if not _on_blackwell(record):
         four_bits = gpt_oss or record["gemm_quant_mode"] == "int4_wo"
-        return Recipe(tokens=8192, expert_kernels="marlin" if four_bits else None)
-    return Recipe(
-        tokens=8192,
-        kv_cache="fp8" if gpt_oss or llama else None,
-        expert_kernels=_GEN_KERNELS if gpt_oss or record["gemm_quant_mode"] == "nvfp4" else None,
-    )
+        return Recipe(tokens=8192, expert_kernels="marlin" if four_bits else None, captured=captured)
+    gen = _GEN_KERNELS if gpt_oss or record["gemm_quant_mode"] == "nvfp4" else None
+    if "Kimi" in record["model_path"]:
+        return Recipe(2 * int(record["isl"]), kv_cache="fp8", expert_kernels=gen, captured=8192)
+    cached = "fp8" if gpt_oss or llama else None
+    return Recipe(8192, kv_cache=cached, expert_kernels=gen, captured=0 if llama else captured)
 
 
 def _sglang(record: Record) -> Recipe:
@@ -154,6 +161,9 @@ def engine_tree(record: Record) -> Tree:
         "schedule_ahead": True,  # the default of all three
     }
     software = _profile(name, recipe.expert_kernels)
+    if recipe.captured is not None:
+        host = software["defaults"]["host"]
+        software["defaults"]["host"] = {**host, "captured_prompts": recipe.captured or None}
     if recipe.tokens is not None:
         serving["max_batched_tokens"] = recipe.tokens
     if recipe.share is not None:
@@ -184,5 +194,7 @@ def _precision(record: Record) -> Tree:
         return {"weights": "fp4", "wide": "attention", **gemm}
     if mode not in _PRECISIONS:
         raise UnsupportedRow(f"number format {mode}")
+    if record["backend"] == "vllm" and "Llama" in model and mode == "fp8":
+        return {**_PRECISIONS[mode], "quantisation": "fused"}
     apart = {"wide": "attention"} if mode == "nvfp4" and ("DeepSeek" in model or "Kimi" in model) else {}
     return {**_PRECISIONS[mode], **apart}
