@@ -280,7 +280,7 @@ def serving_pieces(
         host = None if captures(job, key.step) else job.host
         piece = price(operations, decode_operators if key.step > 0 else operators, host, exchanges(job))
         if host is not None and key.step in joined and key.section != HEAD:
-            piece = _joined(piece, host.launch, opens=key.section == EMBEDDING)
+            piece = _in_graphs(piece, host.launch, opens=key.section == EMBEDDING)
         if key.step != alike[key.step]:
             piece = _recosted(pieces[replace(key, step=alike[key.step])], piece.rows[:, COSTS])
         pieces[key] = piece
@@ -294,11 +294,11 @@ def captures(job: Job, step: int) -> bool:
 
 
 def in_pieces(job: Job, current: Pass) -> bool:
-    """Tell whether a pass with prompts is captured but for its attention kernels (`host.captured_prompts`)."""
+    """Tell whether a pass with prompts is captured but for its attention (`host.captured_prompts`)."""
     return job.host is not None and current.step < 1 and job.host.in_pieces(current.tokens)
 
 
-def _joined(piece: Piece, launch: int, *, opens: bool) -> Piece:
+def _in_graphs(piece: Piece, launch: int, *, opens: bool) -> Piece:
     """Return a piece whose rows are graphs, but for those that see the cache; `opens`: the first one is."""
     alone = np.isin(np.arange(len(piece)), piece.cache_rows)
     begins = ~alone & np.concatenate(([opens], alone[:-1]))
