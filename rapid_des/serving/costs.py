@@ -43,6 +43,11 @@ _USUAL = 64
 """Tokens of a decode step, of which stages have their shares."""
 
 
+Operations = Sequence[Operation]
+Part = tuple[int, Operations]
+"""An operator list, and how many times it passes."""
+
+
 class PassCosts:
     """Costs of a job's replica on a machine; of the last of `copies` alike that stand in a row."""
 
@@ -152,10 +157,10 @@ class PassCosts:
     @property
     def shares(self) -> tuple[float, ...]:
         """Which part of an iteration each pipeline stage takes: as its kernels of a decode step do."""
-        lists, times = pass_lists(self._job, _pass_of(_USUAL, decoding=True)), []
-        for stage in range(self._job.stages):
-            parts = [(count, lists[section]) for section, count in stage_sections(self._job, stage).items()]
-            times.append(self._kernels(parts, self._operators[True], cached=False).time)
+        lists = pass_lists(self._job, _pass_of(_USUAL, decoding=True))
+        stages = (stage_sections(self._job, stage).items() for stage in range(self._job.stages))
+        parts = ([(count, lists[section]) for section, count in sections] for sections in stages)
+        times = [self._kernels(each, self._operators[True], cached=False).time for each in parts]
         return tuple(time / sum(times) for time in times)
 
     def parts(self, batch: Batch) -> dict[str, int]:
@@ -163,11 +168,8 @@ class PassCosts:
         decoding = not batch.chunks
         messages = self._rest(batch.tokens, batch.requests, decoding)
         kernels = self._base(batch).time - messages + self._seen(batch, decoding).time
-        return {
-            "kernels": kernels,
-            "communication": messages,
-            "host": self.time(batch) - kernels - messages,
-        }
+        host = self.time(batch) - kernels - messages
+        return {"kernels": kernels, "communication": messages, "host": host}
 
     def _step(self, decodes: int) -> Kernels:
         """Return all but attention of a decode step."""
@@ -236,7 +238,8 @@ class PassCosts:
             lists = pass_lists(self._job, _pass_of(tokens, decoding))
             parts = [(count, lists[section]) for section, count in self._sections if section != HEAD]
             operators = self._operators[decoding]
-            launch = self._launch(tokens, decoding)
+            host = self._host
+            launch = host.launch if host is not None and not decoding and host.in_pieces(tokens) else None
             whole = self._kernels(parts, operators, cached=False, launch=launch)
             self._bodies[key] = Body(
                 whole.then(Kernels(0, launch or 0)),
@@ -245,14 +248,7 @@ class PassCosts:
             )
         return self._bodies[key]
 
-    def _launch(self, tokens: int, decoding: bool) -> int | None:
-        """Return what a graph's launch takes in a pass that is graphs between its attention; None: others."""
-        host = self._host
-        return host.launch if host is not None and not decoding and host.in_pieces(tokens) else None
-
-    def _opening(
-        self, lists: Mapping[Section, Sequence[Operation]], decoding: bool, launch: int | None
-    ) -> Opening:
+    def _opening(self, lists: Mapping[Section, Operations], decoding: bool, launch: int | None) -> Opening:
         """Return embedding and first layer in order."""
         first = next(section for section, _ in self._sections if section.name == "block")
         operations = [operation for section in (EMBEDDING, first) for operation in lists[section]]
@@ -260,11 +256,13 @@ class PassCosts:
             n * sum(kind_of(operation) == "message" for operation in lists[each])
             for each, n in self._sections
         )
-        kernels = [self._kernel(operation, self._operators[decoding]) for operation in operations]
-        if launch is not None:
-            kernels = in_graphs(kernels, operations, launch)
-            kernels[0] = Kernels(kernels[0].time, launch)
+        first_kernel, *others = self._each(operations, self._operators[decoding], launch)
+        kernels = [first_kernel._replace(issue=first_kernel.issue if launch is None else launch), *others]
         return Opening.of(kernels, [kind_of(operation) for operation in operations], max(1, count))
+
+    def _each(self, operations: Operations, operators: OperatorModel, launch: int | None) -> list[Kernels]:
+        kernels = [self._kernel(operation, operators) for operation in operations]
+        return kernels if launch is None else in_graphs(kernels, operations, launch)
 
     def _head(self, sampled: int, decoding: bool) -> Kernels:
         """Return the kernels of the head, which choose so many tokens.
@@ -281,12 +279,7 @@ class PassCosts:
         return self._heads[key]
 
     def _kernels(
-        self,
-        parts: Iterable[tuple[int, Sequence[Operation]]],
-        operators: OperatorModel,
-        *,
-        cached: bool,
-        launch: int | None = None,
+        self, parts: Iterable[Part], operators: OperatorModel, *, cached: bool, launch: int | None = None
     ) -> Kernels:
         """Return what operator lists, each so many times, hold of operations that see the KV cache or not.
 
@@ -294,10 +287,7 @@ class PassCosts:
         """
         total = Kernels(0, 0)
         for count, operations in parts:
-            kernels = [self._kernel(operation, operators) for operation in operations]
-            if launch is not None:
-                kernels = in_graphs(kernels, operations, launch)
-            for operation, kernel in zip(operations, kernels, strict=True):
+            for operation, kernel in zip(operations, self._each(operations, operators, launch), strict=True):
                 if operation.sees_cache == cached:
                     total = total.then(Kernels(count * kernel.time, count * kernel.issue))
         return total
