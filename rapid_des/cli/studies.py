@@ -31,7 +31,7 @@ from rapid_des.report.study_text import search_lines
 from rapid_des.report.sweep_text import cell, difference_lines, points_lines, sweep_lines
 from rapid_des.report.writing import check_outputs
 from rapid_des.simulation import MODES, simulate
-from rapid_des.studies.difference import difference
+from rapid_des.studies.difference import check_result, difference
 from rapid_des.studies.figures import FIGURES
 from rapid_des.studies.results import Sweep
 from rapid_des.studies.search import PRUNERS, SAMPLERS
@@ -186,9 +186,10 @@ def _side(text: str) -> dict[str, Any]:
         return whole
     if text.endswith(".json"):
         read = parse_json(read_text(Path(text)), Path(text))
-        if not isinstance(read, dict):
-            raise InputError(f"{text}: not a result as `run --json` prints it")
-        return read
+        check_result(read, text)
+        return dict(read)
+    if Path(text).is_dir():
+        raise InputError(f"{text}: a folder; of a study's results name a point, as in {text}#1")
     with _run_words.make_context("compare", shlex.split(text)) as context:
         return _simulated(**context.params)
 

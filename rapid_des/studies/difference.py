@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from rapid_des.errors import InputError
 from rapid_des.report.evidence import unmeasured_in
 from rapid_des.report.result import Result
@@ -13,6 +15,35 @@ from rapid_des.units import PS_PER_S, seconds
 
 _OTHER = "other"
 _FIGURES = ("gpus", "tokens_per_s", "mfu", "memory_bytes", "bound", "critical_rank", "mode")
+
+
+class _Priced(msgspec.Struct):
+    device: str = ""
+    validated: list[str] = []
+
+
+class _Result(msgspec.Struct):
+    """What a comparison reads of a result as JSON."""
+
+    step_time_ps: int
+    breakdown_s: dict[str, float]
+    attribution_ps: dict[str, dict[str, int]] | None = None
+    gpus: int | None = None
+    tokens_per_s: float | None = None
+    mfu: float | None = None
+    memory_bytes: int | None = None
+    bound: str | None = None
+    critical_rank: int | None = None
+    mode: str | None = None
+    priced_with: _Priced | None = None
+
+
+def check_result(plain: object, where: str) -> None:
+    """Raise `InputError` unless plain data is a result as `run --json` prints it."""
+    try:
+        msgspec.convert(plain, _Result)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{where}: not a result as `run --json` prints it: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -97,6 +128,8 @@ def difference(one: Result | Mapping[str, Any], two: Result | Mapping[str, Any])
     (True, 'tp')
     """
     sides = [each.as_json() if isinstance(each, Result) else each for each in (one, two)]
+    for side in sides:
+        check_result(side, "a result to compare")
     before, after = (_named(side) for side in sides)
     terms = [Term(*key, before.get(key, 0), after.get(key, 0)) for key in {**before, **after}]
     return Difference(
@@ -110,10 +143,6 @@ def difference(one: Result | Mapping[str, Any], two: Result | Mapping[str, Any])
 
 def _named(side: Mapping[str, Any]) -> dict[tuple[str, str], int]:
     """Return the picoseconds of every part and name of a result as JSON; they add up to its step."""
-    if not {"step_time_ps", "breakdown_s"} <= side.keys():
-        raise InputError(
-            "a result to compare needs step_time_ps and breakdown_s, as `run --json` prints them"
-        )
     stated = side.get("attribution_ps") or {
         part: {_OTHER: round(spent * PS_PER_S)} for part, spent in side["breakdown_s"].items()
     }

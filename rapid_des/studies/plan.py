@@ -10,16 +10,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rapid_des.errors import InfeasibleJobError, InputError
 from rapid_des.frontend import Job, check_memory
 from rapid_des.machine import Machine
 from rapid_des.report.result import Result
+from rapid_des.report.writing import require_extra
 from rapid_des.studies.executors import Executor, InProcess
 from rapid_des.studies.refinement import Entry, Refinement, Why
 from rapid_des.studies.splits import Candidate, Family, Space
 from rapid_des.units import Duration, seconds
+
+if TYPE_CHECKING:
+    import pandas
 
 Told = Callable[[str, int, int], None]
 _S_PER_HOUR = 3600
@@ -127,8 +131,9 @@ class Plan:
             "floor_s": None if self.floor is None else seconds(self.floor),
         }
 
-    def to_pandas(self) -> Any:
-        """Return the rows as a DataFrame (needs pandas)."""
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a DataFrame with a row a way; `InputError` without pandas."""
+        require_extra("pandas", "notebook", "a DataFrame")
         import pandas
 
         return pandas.DataFrame([row.as_json(self.price) for row in self.rows])

@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 from collections import defaultdict
 from itertools import permutations
 
@@ -19,7 +20,7 @@ from rapid_des.studies.earliest import held, walked_micro_batches
 from rapid_des.studies.executors import InProcess
 from rapid_des.studies.floors import Floors
 from rapid_des.studies.orders import told_apart
-from rapid_des.studies.plan import Wanted, plan
+from rapid_des.studies.plan import Plan, Wanted, plan
 from rapid_des.studies.splits import Space, checked, choices_of
 
 SMALL = {"model.layers": 8, "training.global_batch": 16, "training.sequence_length": 2048}
@@ -280,6 +281,13 @@ def test_numbers_that_are_none_are_refused(words):
 def test_splits_that_there_are_not_are_named():
     with pytest.raises(InfeasibleJobError, match=r"no legal way .* over 4 GPUs .* with tp \[3\] \(--vary\)"):
         plan(job_of(), machine_of(), Wanted(gpus=4, vary={"tp": [3]}))
+
+
+def test_a_table_without_pandas_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    monkeypatch.setattr("rapid_des.report.writing.find_spec", lambda _: None)
+    with pytest.raises(InputError, match="a DataFrame needs pandas: pip install pandas"):
+        Plan(8, (), 0, {}, {}).to_pandas()
 
 
 def test_more_gpus_than_there_are_are_refused():

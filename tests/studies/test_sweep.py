@@ -346,3 +346,23 @@ def test_compare_takes_points_files_and_settings(kept, tmp_path):
     assert sum(term["added_ps"] for term in other["terms"]) == other["added_ps"]
     assert "this point failed" in refused(call("compare", f"{folder}#1", f"{folder}#3"))
     assert "Missing option '--on'" in refused(call("compare", "llama2_7b_train", f"{folder}#3"))
+    assert f"name a point, as in {folder}#1" in refused(call("compare", folder, f"{folder}#3"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "{}",
+        '{"step_time_ps": "x", "breakdown_s": {}}',
+        '{"step_time_ps": 1, "breakdown_s": [1]}',
+        '{"step_time_ps": 1, "breakdown_s": {"compute": null}}',
+        '{"step_time_ps": 1, "breakdown_s": {}, "attribution_ps": {"compute": 1}}',
+        '{"step_time_ps": 1, "breakdown_s": {}, "mfu": "x"}',
+        '{"step_time_ps": 1, "breakdown_s": {}, "priced_with": {"device": []}}',
+    ],
+)
+def test_what_is_no_result_is_named_by_its_file(text, tmp_path):
+    file = tmp_path / "a.json"
+    file.write_text(text)
+    assert f"{file}: not a result" in refused(call("compare", file, file))
