@@ -89,6 +89,8 @@ class Shard:
     """Lengths of the documents of a sequence, which see nothing of each other; none: it is one."""
     serving: bool = False
     """Whether the pass keeps what later tokens need in a cache."""
+    norm_in_sum: int = 0
+    """Bytes of a tensor-parallel sum up to which the norm behind it is in its kernel."""
     partial: bool = False
     """Whether outputs stay partial sums of their tp rank, for a later sum."""
     absorbs: bool = True
@@ -438,6 +440,8 @@ def norm_forward(operations: OperationList, shard: Shard, name: str, rows: int, 
     norm = shard.model.norm
     kind = f"add_{norm}" if adds and _residual_in_norm(shard) else norm
     size = shard.activation_bytes(rows * shard.hidden)
+    if kind == "add_rms_norm" and shard.tp > 1 and size <= shard.norm_in_sum:
+        kind = "norm_in_sum"
     launch(operations, shard, name, (kind,), (rows, shard.hidden), saved=size, output=size)
 
 

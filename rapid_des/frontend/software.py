@@ -218,6 +218,8 @@ class HostSpec(Spec, frozen=True):
         if isinstance(operator, Starts):
             return 0, 0
         count = kernels_of(operator)
+        if not count:  # it is in the kernel of a sum
+            return 0, 0
         return count * self.kernel, min((count - 1) * self.kernel, duration - duration // count)
 
 

@@ -40,6 +40,8 @@ _GEN_KERNELS = "trtllm_min_latency"
 
 
 _MANY_CLIENTS, _TOKENS_STEP = 64, 64
+_NORM_IN_SUM: Mapping[str, str] = {"2": "64 MiB", "4": "32 MiB", "8": "1 MiB"}
+"""FlashInfer's kernel in vLLM on Blackwell, by tp."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ class Recipe:
     kv_cache: str | None = None
     """Format of keys and values; None: as activations."""
     expert_kernels: str | None = None
+    norm_in_sum: str | None = None
+    """Sums up to which norms are in their kernel."""
     captured: int | None = None
     """Tokens of a pass with prompts up to which it is graphs between its attention; None: as the profile."""
 
@@ -97,31 +101,45 @@ def _vllm(record: Record) -> Recipe:
     """gpt-oss, Kimi and Llama on Blackwell cache in fp8; experts in four bits are Marlin's or trtllm-gen's.
 
     Passes are captured up to `max-cudagraph-capture-size`: 2048 for gpt-oss, 8192 for Kimi on B300, whose
-    budget is two prompts; Llama's on B200 are not (`FULL_DECODE_ONLY`).
+    budget is two prompts; Llama's on B200 are not (`FULL_DECODE_ONLY`). Where `fuse_allreduce_rms` is stated
+    on Blackwell, limits are vLLM's (pull request 24248), Llama's on eight GPUs of its script.
     """
     gpt_oss, llama = "gpt-oss" in record["model_path"], "Llama" in record["model_path"]
     captured = 2048 if gpt_oss else None
     if not _on_blackwell(record):
         four_bits = gpt_oss or record["gemm_quant_mode"] == "int4_wo"
         return Recipe(tokens=8192, expert_kernels="marlin" if four_bits else None, captured=captured)
-    gen = _GEN_KERNELS if gpt_oss or record["gemm_quant_mode"] == "nvfp4" else None
+    four_bits = record["gemm_quant_mode"] == "nvfp4"
+    recipe = Recipe(8192, expert_kernels=_GEN_KERNELS if gpt_oss or four_bits else None, captured=captured)
+    if gpt_oss or llama or four_bits:
+        recipe = replace(recipe, norm_in_sum=_NORM_IN_SUM.get(record["tp_size"]))
     if "Kimi" in record["model_path"]:
-        return Recipe(2 * int(record["isl"]), kv_cache="fp8", expert_kernels=gen, captured=8192)
-    cached = "fp8" if gpt_oss or llama else None
-    return Recipe(8192, kv_cache=cached, expert_kernels=gen, captured=0 if llama else captured)
+        return replace(recipe, tokens=2 * int(record["isl"]), kv_cache="fp8", captured=8192)
+    if llama:
+        return replace(
+            recipe,
+            kv_cache="fp8",
+            captured=0,
+            norm_in_sum="8 MiB" if record["tp_size"] == "8" else recipe.norm_in_sum,
+        )
+    return replace(recipe, kv_cache="fp8" if gpt_oss else None)
 
 
 def _sglang(record: Record) -> Recipe:
-    """On B200 and B300 the scheduler looks for requests every 10 or 30 decode steps."""
+    """On B200 and B300 the scheduler looks for requests every 10 or 30 decode steps.
+
+    `--enable-flashinfer-allreduce-fusion` there is for up to 2,048 tokens (layers/communicator.py).
+    """
     if not _on_blackwell(record):
         return Recipe(tokens=32768, share=0.82)
     interval = 30 if int(float(record["concurrency"])) >= 16 else 10
+    fused = "28 MiB" if "DeepSeek" in record["model_path"] else None  # of 7,168 channels
     if record["gemm_quant_mode"] == "nvfp4":
         seldom = Recipe(16384, receive_interval=interval, share=0.85, kv_cache="fp8")
-        return replace(seldom, expert_kernels=_GEN_KERNELS)
+        return replace(seldom, expert_kernels=_GEN_KERNELS, norm_in_sum=fused)
     if record["tp_size"] == "4":
-        return Recipe(8192, receive_interval=10, share=0.95, kv_cache="fp8")
-    return Recipe(32768, receive_interval=interval, share=0.82, kv_cache="fp8")
+        return Recipe(8192, receive_interval=10, share=0.95, kv_cache="fp8", norm_in_sum=fused)
+    return Recipe(32768, receive_interval=interval, share=0.82, kv_cache="fp8", norm_in_sum=fused)
 
 
 def _trtllm(record: Record) -> Recipe:
@@ -171,7 +189,8 @@ def engine_tree(record: Record) -> Tree:
     precision = _precision(record)
     if recipe.kv_cache is not None:
         precision = {**precision, "kv_cache": recipe.kv_cache}
-    return {"software": software, "serving": serving, "precision": precision}
+    tree: Tree = {"software": software, "serving": serving, "precision": precision}
+    return tree if recipe.norm_in_sum is None else {**tree, "norm_in_sum": recipe.norm_in_sum}
 
 
 def _profile(name: str, expert_kernels: str | None) -> dict[str, Any]:
