@@ -91,7 +91,10 @@ KINDS: Mapping[str, VectorKind] = {
         "residual add and rms_norm in one", Traffic(2, 2, 5, row_reads=2), Traffic(3, 1, 11, row_reads=2)
     ),
     "norm_in_sum": VectorKind(  # the kernel of the sum reads and writes the rest anyhow
-        "what residual add and rms_norm add to the kernel of an all-reduce", "rows", Traffic(1, 1, 5), kernels=0
+        "what residual add and rms_norm add to the kernel of an all-reduce",
+        "rows",
+        Traffic(1, 1, 5),
+        kernels=0,
     ),
     "add_layer_norm": by_rows(
         "residual add and layer_norm in one", Traffic(2, 2, 9, row_reads=2), Traffic(3, 1, 15, row_reads=2)

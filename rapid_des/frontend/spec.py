@@ -537,8 +537,8 @@ class JobSpec(Spec, frozen=True):
     fusion: Policy = "megatron"
     """Which small kernels are fused (the lists of `rapid_des.device.vector`)."""
     norm_in_sum: Size | None = None
-    """Inference: sums over tp of up to so many bytes take the residual and the RMS norm behind them into their
-    kernel (FlashInfer's `trtllm_allreduce_fusion`); unset: the norm is a kernel by itself."""
+    """Inference: sums over tp of up to so many bytes take the residual and the RMS norm behind them into
+    their kernel (FlashInfer's `trtllm_allreduce_fusion`); unset: the norm is a kernel by itself."""
     attention: Literal["flash", "unfused"] = "flash"
     """One fused kernel, or scores, softmax and values apart."""
     cross_entropy: CrossEntropy = "one_pass"

@@ -12,7 +12,7 @@ from rapid_des.device.pricing import estimate
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import build, memory
 from rapid_des.frontend.build import in_passes
-from rapid_des.frontend.inference import Group, cut, decode_time, one_pass, pass_lists
+from rapid_des.frontend.inference import Group, Pass, cut, decode_time, one_pass, pass_lists
 from rapid_des.frontend.inference import passes as passes_of
 
 
@@ -330,3 +330,20 @@ def test_experts_are_read_as_they_are_stored(tiny_service):
     )
     # Four of the experts are reached, with one row each: weights are nearly all that moves.
     assert wide.bytes["hbm"] / narrow.bytes["hbm"] == pytest.approx(4, rel=0.01)
+
+
+def test_norms_behind_sums_that_are_small_enough_are_in_their_kernels(tiny_service, prices):
+    def norms(*settings):
+        job = tiny_service(("model.norm", "rms_norm"), ("fusion", "vllm"), *settings)
+        return {
+            kernel.name: kernel.operator.kind
+            for kernels in pass_lists(job, Pass(1, (Group(4, 1, 8),), 1)).values()
+            for kernel in kernels
+            if "norm" in kernel.name
+        }
+
+    split = ("parallelism.tp", "2")
+    assert set(norms(split).values()) == {"add_rms_norm"}
+    assert set(norms(split, ("norm_in_sum", "1 MiB")).values()) == {"norm_in_sum"}
+    assert set(norms(("norm_in_sum", "1 MiB")).values()) == {"add_rms_norm"}  # no sum
+    assert set(norms(split, ("norm_in_sum", "8 B")).values()) == {"add_rms_norm"}  # larger ones

@@ -116,12 +116,8 @@ def _vllm(record: Record) -> Recipe:
     if "Kimi" in record["model_path"]:
         return replace(recipe, tokens=2 * int(record["isl"]), kv_cache="fp8", captured=8192)
     if llama:
-        return replace(
-            recipe,
-            kv_cache="fp8",
-            captured=0,
-            norm_in_sum="8 MiB" if record["tp_size"] == "8" else recipe.norm_in_sum,
-        )
+        most = "8 MiB" if record["tp_size"] == "8" else recipe.norm_in_sum
+        return replace(recipe, kv_cache="fp8", captured=0, norm_in_sum=most)
     return replace(recipe, kv_cache="fp8" if gpt_oss else None)
 
 
