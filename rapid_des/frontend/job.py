@@ -364,8 +364,7 @@ class Job:
         return Shard(
             model=self.model.spec,
             precision=self.spec.precision,
-            fusion=self.spec.fusion,
-            norm_in_sum=0 if training is not None else int(self.spec.norm_in_sum or 0),
+            fusion=self.spec.fusion, norm_in_sum=int(self.spec.norm_in_sum or 0) * (training is None),
             tp=self.spec.parallelism.tp,
             sequence_parallel=self.spec.parallelism.sequence_parallel,
             sequences=sequences,

@@ -437,12 +437,18 @@ def _residual_in_norm(shard: Shard) -> bool:
 
 def norm_forward(operations: OperationList, shard: Shard, name: str, rows: int, *, adds: bool = True) -> None:
     """Append a norm, with the residual addition in it where the policy fuses them and it `adds`."""
-    norm = shard.model.norm
-    kind = f"add_{norm}" if adds and _residual_in_norm(shard) else norm
+    kind = f"add_{shard.model.norm}" if adds and _residual_in_norm(shard) else shard.model.norm
     size = shard.activation_bytes(rows * shard.hidden)
-    if kind == "add_rms_norm" and shard.tp > 1 and size <= shard.norm_in_sum:
-        kind = "norm_in_sum"
-    launch(operations, shard, name, (kind,), (rows, shard.hidden), saved=size, output=size)
+    in_sum = kind == "add_rms_norm" and shard.tp > 1 and size <= shard.norm_in_sum
+    launch(
+        operations,
+        shard,
+        name,
+        ("norm_in_sum" if in_sum else kind,),
+        (rows, shard.hidden),
+        output=size,
+        saved=size,
+    )
 
 
 def norm_backward(operations: OperationList, shard: Shard, name: str, after: int) -> int:
