@@ -439,16 +439,8 @@ def norm_forward(operations: OperationList, shard: Shard, name: str, rows: int, 
     """Append a norm, with the residual addition in it where the policy fuses them and it `adds`."""
     kind = f"add_{shard.model.norm}" if adds and _residual_in_norm(shard) else shard.model.norm
     size = shard.activation_bytes(rows * shard.hidden)
-    in_sum = kind == "add_rms_norm" and shard.tp > 1 and size <= shard.norm_in_sum
-    launch(
-        operations,
-        shard,
-        name,
-        ("norm_in_sum" if in_sum else kind,),
-        (rows, shard.hidden),
-        output=size,
-        saved=size,
-    )
+    kind = "norm_in_sum" if kind == "add_rms_norm" and shard.tp > 1 and size <= shard.norm_in_sum else kind
+    launch(operations, shard, name, (kind,), (rows, shard.hidden), saved=size, output=size)
 
 
 def norm_backward(operations: OperationList, shard: Shard, name: str, after: int) -> int:
