@@ -27,11 +27,11 @@ _NOTHING = Node("nothing", NodeKind.COMPUTE, "compute", (), duration=0)
 
 def program_alone(job: Job, program: FinishedProgram, machine: Machine, cache: BoundedCache) -> int:
     """Return the picoseconds that a program takes which all ranks of the first stage run."""
-    stage, traces = _first_stage(job, program)
+    stage = _first_stage(job)
     image = np.arange(job.gpus)
     image[stage] = np.roll(stage, -1)
-    first = replace(traces, ranks=traces.ranks[:1])
-    lowered = lower(first, machine, analytic=True, replicas=Mates(1, image), cache=cache)
+    traces = _of_first(job, program)
+    lowered = lower(traces, machine, analytic=True, replicas=Mates(1, image), cache=cache)
     return execute(lowered.program, _SIMPY).records.makespan
 
 
@@ -48,15 +48,23 @@ def collective_alone(job: Job, message: Message, machine: Machine) -> TimeAlone 
     """Return what a collective takes of time and GPU; None where routes decide that."""
     program = ProgramWriter()
     program.message(message.role, message.role, message.size, after=(), group=message.group)
-    _, traces = _first_stage(job, program.finish())
+    traces = _of_first(job, program.finish())
     rank = traces.ranks[0]
     return TimesAlone(traces, machine).collectives(rank, rank.groups[0])[0]
 
 
-def _first_stage(job: Job, program: FinishedProgram) -> tuple[Int64s, TraceSet]:
-    """Return the ranks of the first stage, and a trace set in which all of them run a program."""
-    stage = np.flatnonzero(job.layout.coordinates("pp") == 0)
-    return stage, assemble(job, [program] * job.stages, ranks=stage.tolist())
+def _first_stage(job: Job) -> Int64s:
+    return np.flatnonzero(job.layout.coordinates("pp") == 0)
+
+
+def _of_first(job: Job, program: FinishedProgram) -> TraceSet:
+    """Return the trace of the first rank, which runs a program, with all whom it meets in groups."""
+    if program.peers:
+        met = set(_first_stage(job).tolist())
+    else:
+        met = {0}.union(*(job.rows(kind)[job.rows(kind)[:, 0] == 0][0].tolist() for kind in program.groups))
+    traces = assemble(job, [program] * job.stages, ranks=sorted(met))
+    return replace(traces, ranks=traces.ranks[:1])
 
 
 def message_between(job: Job, stages: tuple[int, int], machine: Machine, cache: BoundedCache) -> int:

@@ -12,12 +12,8 @@ optimizer's part) is worked out once. Waiting and queueing are left out.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeVar
-
-import numpy as np
 
 from rapid_des.device.pricing import operator_model
 from rapid_des.frontend import Job
@@ -25,18 +21,13 @@ from rapid_des.frontend.groups import message_size
 from rapid_des.frontend.optimizers import gathered_as, step_kernels
 from rapid_des.frontend.parts import (
     EMBEDDING,
-    PieceKey,
     Section,
-    price_lists,
 )
-from rapid_des.frontend.routing import exchanges, places
-from rapid_des.frontend.schedules.schedule import PassKind
-from rapid_des.frontend.template import STREAMS, Column, Domain, Piece
+from rapid_des.frontend.template import Column, Domain, Piece
 from rapid_des.frontend.trace import ProgramWriter
 from rapid_des.modes.pricing import as_used
 from rapid_des.program.communication import TimeAlone
-from rapid_des.program.routes import signatures
-from rapid_des.studies.alone import Message, collective_alone, message_between, program_alone
+from rapid_des.studies.alone import Message, collective_alone, program_alone
 from rapid_des.studies.earliest import (
     USUAL,
     Alone,
@@ -55,21 +46,26 @@ from rapid_des.studies.likeness import (
     model_key,
     pass_key,
     state_key,
-    stride,
 )
-from rapid_des.studies.memory_floors import MemoryFloors, made_of
-from rapid_des.studies.pair_walk import PassTime, PassTimes, drained_in_pairs, walks_in_pairs
+from rapid_des.studies.memory_floors import made_of
+from rapid_des.studies.pair_walk import (
+    Stretches,
+    drained_in_pairs,
+    streams_of,
+    times_beside,
+    walked_in_pairs,
+)
+from rapid_des.studies.piece_floors import PieceFloors, computes
 from rapid_des.studies.slowed import Busy, busy_of, least_delay, messages_beside
 from rapid_des.studies.stand_ins import on_machine, with_micro_batches, without_recomputation
+from rapid_des.studies.stream_paths import longest
 
-_Made = TypeVar("_Made")
-_COMPUTE = STREAMS.index("compute")
 _MANY = ("block", "prediction")
 """Sections whose messages count."""
 
 
 @dataclass
-class Floors(MemoryFloors):
+class Floors(PieceFloors):
     """Bounds for the time of these candidates, beside those of memory."""
 
     def passes(self, job: Job, *, again: bool) -> int:
@@ -80,13 +76,15 @@ class Floors(MemoryFloors):
 
     def exchanged(self, job: Job) -> int:
         """Return the same with the messages inside of layers."""
-        times, key = self._pass_times(job)
+        if not passes_alone(job):
+            return max(end.drained for end in self._done(job))
+        key = ("unslowed", *layer_key(job))
+        times = self.once(("times", *key), lambda: self._times(job, self._unslowed))
         return max(end.drained for end in self._ends(job, times, key))
 
     def step(self, job: Job) -> int:
         """Return picoseconds that no simulation of a training step goes below, by closed forms."""
-        times, key = self._pass_times(job)
-        done = self._ends(job, times, key)
+        done = self._done(job)
         after = self.once(("after", *state_key(job)), lambda: self._after(job))[0]
         return max(self._step(job, done), self._slowed(job, done) + after)
 
@@ -113,7 +111,7 @@ class Floors(MemoryFloors):
 
         def make() -> Mapping[Section, Busy]:
             total = defaultdict[Section, Busy](Busy)
-            for (section, _), piece in self._pieces(job).items():
+            for (section, _), piece in self.pieces(job).items():
                 total[section] += busy_of(piece, self.machine.device)
             return total
 
@@ -123,7 +121,7 @@ class Floors(MemoryFloors):
         """Return what travels for a micro-batch of sections whose gradients are reduced together."""
 
         def make() -> Counter[TimeAlone]:
-            pieces, times = self._pieces(job), Counter[TimeAlone]()
+            pieces, times = self.pieces(job), Counter[TimeAlone]()
             marks = [mark for section in unit for mark in pieces[section, True].marks]
             for message in messages_beside(job, marks):
                 time = self._alone(job, message)
@@ -138,7 +136,7 @@ class Floors(MemoryFloors):
         """Return the same by a walk through the schedule; 0 where it is not walked."""
         short = with_micro_batches(job, walked_micro_batches(job))
         if not can_be_walked(short):
-            return self._walked_in_pairs(job) if not passes_alone(job) and walks_in_pairs(job) else 0
+            return 0 if passes_alone(job) else self._walked_in_pairs(job)
         gathers: dict[tuple[Section, bool], int] = {}
         reduces: dict[Section, int] = {}
         for section, size in self.sizes(job).items() if job.sharding.policy.by_unit else ():
@@ -148,39 +146,50 @@ class Floors(MemoryFloors):
             gathers |= {(section, False): gathered, (section, True): 0 if cheap else gathered}
             if job.sharding.each:
                 reduces[section] = self._travels(job, size, gathers=False)
-        alone = Alone(self._pass_times(job)[0], self._messages(job), gathers, reduces)
+        alone = Alone(self._pass_times(job)[0], self.messages(job), gathers, reduces)
         return self._step(job, walked(short, alone, left_out=job.micro_batches - short.micro_batches))
 
     def _walked_in_pairs(self, job: Job) -> int:
         """Return the same of a schedule of pairs, or of backwards in halves."""
-        times = self.once(("in pairs", *layer_key(job)), lambda: self._in_pairs(job))
-        kinds = self.kinds(job)
-        parts = [made_of(job, part, kinds) for part in range(job.parts)]
-        done = drained_in_pairs(job, parts, times, self._messages(job))
-        return self._step(job, [End(drained, 0) for drained in done])
+        count = walked_in_pairs(job)
+        if count is None:
+            return 0
+        short, kinds = with_micro_batches(job, count), self.kinds(job)
+        parts = [tuple(made_of(job, part, kinds)) for part in range(job.parts)]
+        done = drained_in_pairs(
+            short, parts, self._stretches(job), self.messages(job), job.micro_batches - count
+        )
+        return self._step(job, done)
 
-    def _in_pairs(self, job: Job) -> PassTimes:
-        """Return what every section's passes take, kernels and messages, in the quickest place."""
-        alone, times = on_machine(job, self.machine), dict[tuple[Section, PassKind], PassTime]()
-        for key in self._of_places(job)[0]:
-            places = [pieces[key] for pieces in self._of_places(job)]
-            kernels, whole = (
-                min(map(measure, places)) for measure in (_computes, partial(self._passes, alone))
-            )
-            tail = max(self._passes(alone, piece) - _computes(piece) for piece in places)
-            times[key.section, key.phase] = PassTime(kernels, whole, tail)
-        return times
+    def _stretches(self, job: Job) -> Stretches:
+        pieces, key = self.timed(job), layer_key(job)
+        streams = self.once(("streams", *key), lambda: streams_of(pieces))
+        by_unit = job.sharding.policy.by_unit
+        return Stretches(
+            pieces, streams, by_unit, lambda passes, make: self.once(("stretch", *key, passes), make)
+        )
 
     def _kernel_times(self, job: Job) -> tuple[Times, tuple[Hashable, ...]]:
         key = ("kernels", *kernels_key(job))
-        return self.once(("times", *key), lambda: self._times(job, messages=False)), key
+        return self.once(("times", *key), lambda: self._times(job, lambda _, piece: computes(piece))), key
 
     def _pass_times(self, job: Job) -> tuple[Times, tuple[Hashable, ...]]:
-        """Return what passes take with messages, but where another pass computes meanwhile."""
-        if not passes_alone(job):
-            return self._kernel_times(job)
+        """Return what passes take with messages, beside which nothing else of their stage computes."""
         key = layer_key(job)
-        return self.once(("times", *key), lambda: self._times(job, messages=True)), key
+        return self.once(("times", *key), lambda: self._times(job, self._slowed_by_itself)), key
+
+    def _done(self, job: Job) -> Sequence[End]:
+        """Return when stages are done at the earliest by closed forms."""
+        if passes_alone(job):
+            return self._ends(job, *self._pass_times(job))
+        key = layer_key(job)
+        beside, exchanged = self.once(("beside", *key), lambda: times_beside(self.timed(job)))
+        done = self._ends(job, beside, ("beside", *key))
+        travelled = self._ends(job, exchanged, ("exchanged", *key))
+        return [
+            End(max(one.drained, other.drained), one.last_backward)
+            for one, other in zip(done, travelled, strict=True)
+        ]
 
     def _ends(self, job: Job, times: Times, key: tuple[Hashable, ...]) -> tuple[End, ...]:
         return self.once(("ends", *key, pass_key(job)), lambda: ends(job, times, self.kinds(job)))
@@ -188,8 +197,9 @@ class Floors(MemoryFloors):
     def _step(self, job: Job, done: Sequence[End]) -> int:
         """Return what a step takes at the least whose stages have run their passes so."""
         after, travels = self.once(("after", *state_key(job)), lambda: self._after(job))
+        each = job.micro_batches // len(job.copies[0])
         reduced = [
-            max(end.drained, end.last_backward + travel.once, job.micro_batches * travel.each)
+            max(end.drained, end.last_backward + travel.once, each * travel.each)
             for end, travel in zip(done, travels, strict=True)
         ]
         return max(*reduced, done[0].drained + self._travels_last(job)) + after
@@ -198,75 +208,27 @@ class Floors(MemoryFloors):
         """Return how long what the first stage's last pass completes is reduced: gradients of the table."""
         if job.training.schedule not in USUAL:
             return 0
-        piece = self._pieces(job)[EMBEDDING, True]
+        piece = self.pieces(job)[EMBEDDING, True]
         final = [mark for mark in piece.marks if mark.position == len(piece) - 1]
         return self._travels(job, Counter({mark.domain: mark.parameters for mark in final}), gathers=False)
 
-    def _times(self, job: Job, *, messages: bool) -> Times:
-        """Return what every section takes alone on a rank of the first stage, with messages or without."""
+    def _times(self, job: Job, takes: Callable[[Job, Piece], int]) -> Times:
+        """Return what sections take on a rank of the first stage, those that are many as `takes` says."""
         times = Counter[tuple[Section, bool]]()
-        for (section, backward), piece in self._pieces(job).items():
-            several = messages and section.name in _MANY  # the ends' are one of many layers'
-            times[section, backward] = (
-                self._passes(on_machine(job, self.machine), piece) if several else _computes(piece)
-            )
+        for (section, backward), piece in self.pieces(job).items():
+            several = section.name in _MANY  # the ends' are one of many layers'
+            times[section, backward] = takes(job, piece) if several else computes(piece)
         return times
 
-    def _pieces(self, job: Job) -> Mapping[tuple[Section, bool], Piece]:
-        """Return every section's pass, forward and (true) backward, of the rank that computes the least."""
-        return self.once(("pieces", *kernels_key(job)), lambda: self._quickest(job))
+    def _unslowed(self, job: Job, piece: Piece) -> int:
+        """Return what a piece takes whose messages slow none of its kernels."""
+        return longest(piece, self.durations(job, piece))
 
-    def _quickest(self, job: Job) -> Mapping[tuple[Section, bool], Piece]:
-        of_places = self._of_places(job)
-        return {
-            (key.section, key.phase == "backward"): min((pieces[key] for pieces in of_places), key=_computes)
-            for key in of_places[0]
-            if key.phase in ("forward", "backward")
-        }
-
-    def _of_places(self, job: Job) -> Sequence[Mapping[PieceKey, Piece]]:
-        """Return the passes of all sections at each place of ranks whose experts' loads differ."""
-        return self.once(("places", *kernels_key(job)), lambda: self._priced(on_machine(job, self.machine)))
-
-    def _priced(self, job: Job) -> Sequence[Mapping[PieceKey, Piece]]:
-        operators = operator_model(as_used(job, self.machine, self.machine.device), self.cache)
-        return [
-            {
-                key: piece
-                for key, piece in price_lists(self.lists(job, place), operators, None, exchanges(job)).items()
-                if key.stage < 0
-            }
-            for place in range(places(job))
-        ]
-
-    def _passes(self, job: Job, piece: Piece) -> int:
-        """Return how long a piece takes: kernels one after the other, or what a run says."""
-        if (piece.rows[:, Column.STREAM] == _COMPUTE).all():
-            return _computes(piece)
-        program = ProgramWriter()
-        program.writer.place(piece, {})
-        return program_alone(job, program.finish(), self.machine, self.cache)
-
-    def _messages(self, job: Job) -> Mapping[tuple[int, int], int]:
-        """Return how long a message takes from each stage to its neighbours, round the pipeline."""
-        key = (*model_key(job), *layout_key(job), job.message_bytes, job.batches_messages)
-        return self.once(("messages", *key), lambda: self._between(job))
-
-    def _between(self, job: Job) -> Mapping[tuple[int, int], int]:
-        durations: dict[tuple[int, int], int] = {}
-        if job.stages == 1:
-            return durations
-        firsts = stride(job, "pp") * np.arange(job.stages)
-        for source in range(job.stages):
-            for target in {(source + 1) % job.stages, (source - 1) % job.stages}:
-                ends = int(firsts[source]), int(firsts[target])
-                like = signatures(self.machine, [ends])[0]
-                among = (job.stages, *layout_key(job)) if job.batches_messages else ()
-                key = ("message", like, job.message_bytes, among)
-                durations[source, target] = self.once(
-                    key, partial(message_between, job, (source, target), self.machine, self.cache)
-                )
-        return durations
+    def _slowed_by_itself(self, job: Job, piece: Piece) -> int:
+        """Return what a piece takes; where nothing of it runs beside another, that is known."""
+        durations = self.durations(job, piece)
+        together = durations.sum() > longest(piece, durations) or (piece.rows[:, Column.PEER] >= 0).any()
+        return self.alone(on_machine(job, self.machine), piece) if together else int(durations.sum())
 
     def _after(self, job: Job) -> tuple[int, tuple[_Travel, ...]]:
         """Return what follows all passes at the least, and how long each stage's gradients travel.
@@ -343,7 +305,3 @@ class _Travel:
     """After its last backward has begun."""
     each: int
     """For every micro-batch."""
-
-
-def _computes(piece: Piece) -> int:
-    return int(piece.rows[:, Column.DURATION].sum())

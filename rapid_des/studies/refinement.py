@@ -1,6 +1,6 @@
 """Which of many ways to split a job is the fastest: a queue of all of them, each at what is known of it.
 
-    families: memory, kernels ──► one recomputation ──► one order: messages ──► one: memory, a walk ──► steps
+    families: memory, kernels ──► one recomputation: memory ──► one order: messages ──► one: a walk ──► steps
 
 The least comes first: what is known of it is never above any step of it that a simulation finds. It is taken
 apart or looked at more closely; who comes first with its last figure is the next best for certain.
@@ -229,12 +229,16 @@ class Refinement:
             for place, family in enumerate(entry.family.along("recomputes")):
                 yield entry.part(place, family, level=_KERNELS, least=self._passes(family, again=True))
         elif entry.level == _KERNELS:
-            for place, family in enumerate(entry.family.along("orders")):
+            parts = list(self._fitting_parts(entry.family))
+            yield from (part for part in parts if isinstance(part, _Out))
+            stages = tuple(part.zero_stages[0] for part in parts if isinstance(part, Family))
+            orders = replace(entry.family, zero_stages=stages).along("orders") if stages else ()
+            for place, family in enumerate(orders):
                 least = self.floors.exchanged(family.job) if self.bounded else 0
                 yield entry.part(place, family, level=_EXCHANGED, least=least)
         elif entry.level == _EXCHANGED:
-            for place, part in enumerate(self._fitting_parts(entry.family)):
-                yield part if isinstance(part, _Out) else _refused(part) or self._in_steps(entry, place, part)
+            for place, part in enumerate(entry.family.along("zero_stages")):
+                yield _refused(part) or self._in_steps(entry, place, part)
         else:
             least = self.floors.walked(entry.family.job) if self.bounded else 0
             yield replace(entry, level=_WALKED, least=max(entry.least, least))

@@ -265,7 +265,7 @@ class Space:
         for schedule in self._values("schedule", usual, SCHEDULES):
             known = SCHEDULES.get(schedule) or from_file(schedule)
             if known.chunks is not None:
-                yield schedule, 1
+                yield from [(schedule, 1)] if max(known.placement(pp, known.chunks)[0]) < layers else []
                 continue
             even = [
                 n for n in range(2, layers // pp + 1) if not layers % (pp * n) or not (layers + 2) % (pp * n)
