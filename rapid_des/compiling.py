@@ -19,7 +19,7 @@ from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -42,15 +42,20 @@ class Kernel:
         self.loaded: dict[tuple[str, ...], Any] = {}  # C functions by the types of their arguments
 
     def __call__(self, *arguments: Any) -> None:
-        """Run the kernel."""
+        """Run the kernel; arguments may be `Read`."""
         if self.is_interpreted:
-            self.function(*arguments)
+            self.function(*map(_unread, arguments))
             return
-        types, words = zip(*_leaves(arguments), strict=True)
-        if types not in self.loaded:
-            self.loaded[types] = _loaded(self._code(arguments, sha256(repr(types).encode()).hexdigest()[:12]))
-        table = np.array([word for leaf in words for word in leaf], np.int64)
-        if self.loaded[types](table.ctypes.data) != 1:
+        types, words = list[str](), list[int]()
+        for argument in arguments:
+            read = argument if isinstance(argument, Read) else Read.of((argument,))
+            types += read.types
+            words += read.words
+        if (known := tuple(types)) not in self.loaded:
+            digest = sha256(repr(known).encode()).hexdigest()[:12]
+            self.loaded[known] = _loaded(self._code(tuple(map(_unread, arguments)), digest))
+        table = np.array(words, np.int64)
+        if self.loaded[known](table.ctypes.data) != 1:
             raise RuntimeError(f"kernel {self.function.__name__} failed")
 
     def is_cold(self) -> bool:
@@ -113,16 +118,45 @@ class Kernel:
         return folder / f"{self.function.__name__}-{key[:24]}"
 
 
-def _leaves(argument: Any) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the type of an integer or an array, or of all in a tuple, and its words in numba's structs."""
-    if isinstance(argument, tuple):
-        return [leaf for part in argument for leaf in _leaves(part)]
-    if not isinstance(argument, np.ndarray):
-        return [(type(argument).__name__, (int(argument),))]
-    assert argument.flags.c_contiguous and argument.flags.aligned, "kernels take contiguous arrays"
-    address = argument.__array_interface__["data"][0]
-    words = (0, 0, argument.size, argument.itemsize, address, *argument.shape, *argument.strides)
-    return [(f"{argument.dtype.str}{argument.ndim}", words)]  # without an owner
+class Read(NamedTuple):
+    """A tuple for kernels with its table, so that who calls again reads anew only what has been replaced."""
+
+    argument: tuple[Any, ...]
+    types: list[str]
+    """Of each integer and each array."""
+    words: list[int]
+    """Theirs in numba's structs, one after the other; they point into `argument`."""
+    parts: list[Read]
+    """Of the tuples in it."""
+
+    @classmethod
+    def of(cls, argument: tuple[Any, ...], before: Read | None = None) -> Read:
+        """Return an argument as it is now, given what stood in its place before."""
+        if before is not None and before.argument is argument:
+            return before
+        read = cls(argument, [], [], [])
+        known = iter(() if before is None else before.parts)
+        for part in argument:
+            if isinstance(part, tuple):
+                inner = cls.of(part, next(known, None))
+                read.parts.append(inner)
+                read.types.extend(inner.types)
+                read.words.extend(inner.words)
+            elif isinstance(part, np.ndarray):
+                there = part.__array_interface__
+                assert there["strides"] is None and part.flags.aligned, "kernels take contiguous arrays"
+                read.types.append(f"{there['typestr']}{part.ndim}")
+                sizes = part.size, part.itemsize, there["data"][0], *there["shape"], *part.strides
+                read.words.extend((0, 0, *sizes))  # without an owner
+            else:
+                read.types.append(type(part).__name__)
+                read.words.append(int(part))
+        return read
+
+
+def _unread(argument: Any) -> Any:
+    """Return what an argument is to the function itself."""
+    return argument.argument if isinstance(argument, Read) else argument
 
 
 def _writable(argument: Any) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rapid_des import compiling
-from rapid_des.compiling import Kernel
+from rapid_des.compiling import Kernel, Read
 from tests.engines.test_compiled_kernel import python
 
 AGAIN = """
@@ -243,3 +243,19 @@ def test_a_cache_that_can_not_be_there_is_done_without(cache, compilations, tmp_
 
 def test_a_kernel_is_asked_for_once(cache):
     assert [kernel().ask() for _ in range(3)] == [False, True, True]
+
+
+def test_an_argument_that_was_read_before_is_read_again_where_it_was_replaced(compiled_once, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(compiled_once))
+    called, (outer, by, result) = kernel(), arguments()
+    first = Read.of(outer)
+    assert Read.of(outer, first) is first
+    called(first, by, result)
+    replaced = outer._replace(large=arguments(first=9)[0].large)
+    again = Read.of(replaced, first)
+    assert again.parts[0] is first.parts[0]
+    other = np.zeros_like(result)
+    called(again, by, other)
+    expected = np.zeros_like(result)
+    weigh(replaced, by, expected)
+    assert result.tolist() == answer() and other.tolist() == expected.tolist() != answer()

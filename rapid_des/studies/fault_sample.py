@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -289,32 +289,42 @@ def simulate_draws(task: _Task, cache: BoundedCache) -> list[DrawRow]:
         if task.alone:
             raise
         return [_failed(task.name, draw, 0, f"{type(error).__name__}: {error}") for draw in task.draws]
-    return [_row(task.name, draw, healthy, machine, run) for draw in task.draws]
+    beside = _Healthy(task.name, machine, healthy)
+    return [_row(draw, beside, run) for draw in task.draws]
 
 
-def _row(
-    name: str,
-    draw: tuple[int, Draw, float],
-    healthy: Result,
-    machine: Machine,
-    run: Callable[[Machine], Result],
-) -> DrawRow:
-    number, faults, weight = draw
+@dataclass(frozen=True, eq=False)
+class _Healthy:
+    """What draws of one configuration are compared with."""
+
+    name: str
+    machine: Machine
+    result: Result
+    breakdowns: dict[int, Mapping[str, int]] = field(default_factory=dict)
+
+    def breakdown(self, rank: int) -> Mapping[str, int]:
+        """Return where a rank's time goes: draws have few critical ranks."""
+        if rank not in self.breakdowns:
+            self.breakdowns[rank] = self.result.rank_breakdown(rank)
+        return self.breakdowns[rank]
+
+
+def _row(draw: tuple[int, Draw, float], beside: _Healthy, run: Callable[[Machine], Result]) -> DrawRow:
+    (number, faults, weight), healthy, machine = draw, beside.result, beside.machine
     words = tuple(fault.words for fault in faults)
     try:
         hurt = machine.with_faults(faults) if faults else machine
         faulty = run(hurt) if faults else healthy
     except Exception as error:  # noqa: BLE001 - one draw that fails is recorded and does not stop the others
-        return _failed(name, draw, int(healthy.step_time), f"{type(error).__name__}: {error}")
+        return _failed(beside.name, draw, int(healthy.step_time), f"{type(error).__name__}: {error}")
     rank = faulty.critical_rank
-    before = healthy.rank_breakdown(rank)
+    before = beside.breakdown(rank)
     parts = {**before, **faulty.breakdown}
     added = {part: int(faulty.breakdown.get(part, 0)) - int(before.get(part, 0)) for part in parts}
     why = why_faster(healthy, faulty, machine, hurt) if faulty.step_time < healthy.step_time else ""
     positive = {part: time for part, time in added.items() if time}
-    return DrawRow(
-        name, number, words, int(faulty.step_time), int(healthy.step_time), rank, positive, weight, faster=why
-    )
+    times = int(faulty.step_time), int(healthy.step_time)
+    return DrawRow(beside.name, number, words, *times, rank, positive, weight, faster=why)
 
 
 def _failed(name: str, draw: tuple[int, Draw, float], healthy: int, error: str) -> DrawRow:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rapid_des.compiling import Kernel
+from rapid_des.compiling import Kernel, Read
 from rapid_des.engines.compiled import kernel, pools
 from rapid_des.engines.compiled.calendar import HEAP, PUSHED, push
 from rapid_des.engines.compiled.flat import Array, flatten
@@ -68,6 +68,7 @@ class CompiledSimulation:
             self._flat, program.links, len(program.labels), trail=trail and not fluid, fluid=fluid
         )
         self._pools = pools.new_pools(trail=trail)
+        self._read: tuple[Read | None, ...] = (None, None, None)
         self._fluid = (
             new_fluid(self._flat.network.capacity, flows=256, hops=widest(program)) if fluid else None
         )
@@ -102,12 +103,19 @@ class CompiledSimulation:
     def _play(self, limit: int) -> None:
         if self._fluid is None:
             paired = self.program.queue_pairs is not None
-            kernel_of(paired=paired)(self._flat, self._state, self._pools, limit)
+            kernel_of(paired=paired)(*self._arguments(), limit)
             return
         slots = len(self._pools.transfers.next)
         if len(self._fluid.hops) < slots:
             self._fluid = widened(self._fluid, slots)
-        kernel_of(fluid=True)(self._flat, self._state, self._pools, self._fluid, self._noticed, limit)
+        kernel_of(fluid=True)(*self._arguments(), self._fluid, self._noticed, limit)
+
+    def _arguments(self) -> tuple[Read, ...]:
+        """Return what every kernel takes: the program, the state and the pools."""
+        arguments = (self._flat, self._state, self._pools)
+        read = tuple(map(Read.of, arguments, self._read))
+        self._read = read
+        return read
 
     def run(self, until: int | None = None) -> None:
         """Play until nothing is left to happen, or up to and including a time in picoseconds.

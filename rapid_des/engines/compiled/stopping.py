@@ -66,7 +66,7 @@ class StoppingSimulation(CompiledSimulation):
         if self._fluid is not None:
             super()._play(limit)
         else:
-            kernel_of(fluid=False, closing=True)(self._flat, self._state, self._pools, self._served, limit)
+            kernel_of(fluid=False, closing=True)(*self._arguments(), self._served, limit)
 
     def _make_room(self) -> None:
         """Have what stands beside transfers be as long, and as wide as routes are."""

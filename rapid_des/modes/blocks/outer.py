@@ -334,7 +334,7 @@ def _outer(  # noqa: PLR0913 - what stands in it, by name
         if (stage, kind) not in programs:
             durations = {key: times[kind, key].cuts for key in blocks.keys(stage)}
             paced = [slow[rank] for rank in blocks.inner_groups[index] if rank in slow]
-            slowest = max([blocks, *paced], key=_pace)
+            slowest = max([blocks, *paced], key=_pace) if paced else blocks
             programs[stage, kind] = _outer_program(slowest, stage, durations, cache)
     by_stage: dict[int, FinishedProgram] = {}
     for (stage, _), program in programs.items():

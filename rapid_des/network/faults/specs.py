@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from fractions import Fraction
+from functools import cache
 from math import expm1, log1p
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
@@ -149,7 +150,7 @@ class Fault(Spec, frozen=True, kw_only=True):
         """The fault as `parse_fault` reads it: key=value of what is stated."""
         stated = {
             field.encode_name: getattr(self, field.name)
-            for field in msgspec.structs.fields(self)
+            for field in _keys()
             if getattr(self, field.name) != field.default
         }
         texts = {key: _spelled(value) for key, value in stated.items()}
@@ -187,6 +188,12 @@ class Fault(Spec, frozen=True, kw_only=True):
     def target(self) -> str:
         """Which of TARGETS is stated."""
         return next(name for name in TARGETS if getattr(self, name) is not None)
+
+
+@cache
+def _keys() -> tuple[msgspec.structs.FieldInfo, ...]:
+    """Return the keys of a fault: msgspec reads the types of all anew each time."""
+    return msgspec.structs.fields(Fault)
 
 
 def check_fault(fault: Fault, *, file: str, key: str) -> None:
