@@ -18,12 +18,10 @@ from rapid_des.chakra.trace import UNSTATED, NodeKind
 from rapid_des.frontend.schedules.schedule import direction_of
 from rapid_des.report.breakdown import (
     COMPUTE,
+    RankRun,
     in_whole_step,
     inside_of,
     operator_names,
-    painted,
-    parts_of,
-    rank_times,
     uses_begun,
 )
 
@@ -40,39 +38,34 @@ Attribution = Mapping[str, Mapping[str, int]]
 
 def attribution(
     run: Run,
-    position: int,
+    rank: RankRun,
     spent: Mapping[str, int],
     *,
-    kinds: Mapping[str, str] | None = None,
     inside: tuple[BlockRun, Mapping[str, int]] | None = None,
 ) -> Attribution:
     """Return the names behind each part of a rank's breakdown, which is `spent`; the largest first.
 
-    `kinds` as for the breakdown; `inside` are the blocks of the run and the time of each operator in all.
+    `inside` are the blocks of the run and the time of each operator in all.
     """
     repeated = None if inside is None else inside[0].repeated
     numbers: dict[str, dict[str, int]] = {}
-    named = in_whole_step(lambda end: _outside(run, position, kinds, end), repeated)
-    whole = named if inside is None else _with_blocks(named, *inside, position)
+    named = in_whole_step(lambda end: _outside(rank, end), repeated)
+    whole = named if inside is None else _with_blocks(named, *inside, rank)
     for (part, name), time in whole.items():
         numbers.setdefault(part, {})[name] = time
     cut = repeated is None and run.execution.records.makespan < sum(spent.values())
     return {part: _fitted(numbers.get(part, {}), time, stretched=cut) for part, time in spent.items()}
 
 
-def _outside(
-    run: Run, position: int, kinds: Mapping[str, str] | None, end: int | None
-) -> dict[tuple[str, str], int]:
+def _outside(rank: RankRun, end: int | None) -> dict[tuple[str, str], int]:
     """Return the picoseconds of each part and name of a run, blocks as nodes."""
-    nodes = run.lowered.traces.ranks[position].nodes
-    parts = parts_of(run.lowered, run.execution.records, position, kinds=kinds)
-    last = int(rank_times(run.lowered, run.execution.records, position).finish.max(initial=0))
-    amounts, idle = painted(parts, last if end is None else end)
+    nodes = rank.lowered.traces.ranks[rank.position].nodes
+    amounts, idle = rank.painted(end)
     short = _unnumbered(nodes.names)
     named: Counter[tuple[str, str]] = Counter({("idle", OTHER): idle})
     for part, spent in amounts.items():
         # NOTE: sums of whole picoseconds are exact as floats up to 2.5 hours
-        sums = np.bincount(nodes.name[parts[part].rows], weights=spent, minlength=len(nodes.names))
+        sums = np.bincount(nodes.name[rank.parts[part].rows], weights=spent, minlength=len(nodes.names))
         for name in np.flatnonzero(sums).tolist():
             named[part, short[name]] += int(sums[name])
     return dict(named)
@@ -85,20 +78,19 @@ def _unnumbered(nodes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _with_blocks(
-    named: Mapping[tuple[str, str], int], done: BlockRun, computed: Mapping[str, int], position: int
+    named: Mapping[tuple[str, str], int], done: BlockRun, computed: Mapping[str, int], rank: RankRun
 ) -> Mapping[tuple[str, str], int]:
     """Return names with operators, and communication between them, in place of blocks."""
     outside = Counter({key: time for key, time in named.items() if key[0] != COMPUTE})
     outside.update({(COMPUTE, name): time for name, time in computed.items()})
-    outside.update(in_whole_step(lambda end: _communication(done, position, end), done.repeated))
-    outside.update(in_whole_step(lambda end: _slowed(done, position, end), done.repeated))
+    outside.update(in_whole_step(lambda end: _communication(done, rank, end), done.repeated))
+    outside.update(in_whole_step(lambda end: _slowed(done, rank, end), done.repeated))
     return outside
 
 
-def _slowed(done: BlockRun, position: int, end: int | None) -> dict[tuple[str, str], int]:
+def _slowed(done: BlockRun, rank: RankRun, end: int | None) -> dict[tuple[str, str], int]:
     """Return by how much kernels that a rank begins before `end` last longer beside messages than alone."""
-    nodes = done.trace.traces.ranks[position].nodes
-    times = rank_times(done.run.lowered, done.run.execution.records, position)
+    nodes, times = done.trace.traces.ranks[rank.position].nodes, rank.times
     kernels = (nodes.kind == NodeKind.COMPUTE) & (nodes.bound != UNSTATED) & ~nodes.on_cpu
     if end is not None:
         kernels &= times.start < end
@@ -106,11 +98,11 @@ def _slowed(done: BlockRun, position: int, end: int | None) -> dict[tuple[str, s
     return {(COMPUTE, SLOWED): longer} if longer else {}
 
 
-def _communication(done: BlockRun, position: int, end: int | None) -> dict[tuple[str, str], int]:
+def _communication(done: BlockRun, rank: RankRun, end: int | None) -> dict[tuple[str, str], int]:
     """Return the communication inside the blocks that a rank begins before `end` (None: all)."""
     inside, named = inside_of(done), Counter[tuple[str, str]]()
-    for key, count in uses_begun(done, position, done.trace.stage_of_rank[position], end).items():
-        times = done.times[done.kinds[position], key]
+    for key, count in uses_begun(done, rank, end).items():
+        times = done.times[done.kinds[rank.position], key]
         tail = times.cuts.steps[-1] if done.blocks.blocks[key].tail else 0
         name = f"in {direction_of(key.phase)}.{key.section.name}"
         named[inside, name] += count * (times.duration - tail - times.compute)

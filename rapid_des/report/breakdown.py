@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -83,29 +83,6 @@ def critical_position(lowered: Lowered, records: Records) -> int:
     return int(np.argmax(finish_times(lowered, records)))
 
 
-def breakdown(
-    lowered: Lowered,
-    records: Records,
-    position: int,
-    *,
-    kinds: Mapping[str, str] | None = None,
-    end: int | None = None,
-) -> dict[str, int]:
-    """Return the picoseconds that a rank spends in each way until `end`; they add up to it.
-
-    `compute` while a compute stream serves; else the kind of communication that is in progress with all
-    members there (ties in `KIND_ORDER`, then by name); else `bubble` while something waits for a late peer or
-    a message; else `host` while something could start that its host has not issued yet; else `idle`. `kinds`
-    maps streams to kinds, by default a stream is its own kind; given them, compute on a stream of
-    communication stands for that.
-    By default `end` is when the rank finishes.
-    """
-    parts = parts_of(lowered, records, position, kinds=kinds)
-    finish = rank_times(lowered, records, position).finish
-    amounts, idle = painted(parts, int(finish.max(initial=0)) if end is None else end)
-    return {name: int(spent.sum()) for name, spent in amounts.items()} | {IDLE: idle}
-
-
 @dataclass(frozen=True)
 class Part:
     """What a rank's time may count as, interval by interval, and the node that each is about."""
@@ -116,12 +93,55 @@ class Part:
     """Before `start` where there is nothing."""
 
 
+@dataclass(frozen=True, eq=False)
+class RankRun:
+    """One rank of a run: how its nodes ran and what its time counts as, worked out once for who asks often.
+
+    `kinds` maps streams to kinds, by default a stream is its own kind; given them, compute on a stream of
+    communication stands for that.
+    """
+
+    lowered: Lowered
+    records: Records
+    position: int
+    kinds: Mapping[str, str] | None = None
+    _paintings: dict[int, tuple[dict[str, Int64s], int]] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def times(self) -> RankTimes:
+        """The times of its nodes."""
+        return rank_times(self.lowered, self.records, self.position)
+
+    @cached_property
+    def parts(self) -> dict[str, Part]:
+        """The parts of its time; see `breakdown`."""
+        return parts_of(self.lowered, self.times, self.position, kinds=self.kinds)
+
+    def painted(self, end: int | None) -> tuple[dict[str, Int64s], int]:
+        """Return `painted` until `end`, by default when the rank finishes."""
+        until = int(self.times.finish.max(initial=0)) if end is None else end
+        if until not in self._paintings:
+            self._paintings[until] = painted(self.parts, until)
+        return self._paintings[until]
+
+
+def breakdown(rank: RankRun, *, end: int | None = None) -> dict[str, int]:
+    """Return the picoseconds that a rank spends in each way until `end`; they add up to it.
+
+    `compute` while a compute stream serves; else the kind of communication that is in progress with all
+    members there (ties in `KIND_ORDER`, then by name); else `bubble` while something waits for a late peer or
+    a message; else `host` while something could start that its host has not issued yet; else `idle`.
+    By default `end` is when the rank finishes.
+    """
+    amounts, idle = rank.painted(end)
+    return {name: int(spent.sum()) for name, spent in amounts.items()} | {IDLE: idle}
+
+
 def parts_of(
-    lowered: Lowered, records: Records, position: int, *, kinds: Mapping[str, str] | None = None
+    lowered: Lowered, times: RankTimes, position: int, *, kinds: Mapping[str, str] | None = None
 ) -> dict[str, Part]:
     """Return the parts of a rank's time, first those that lie over the others; see `breakdown`."""
     nodes = lowered.traces.ranks[position].nodes
-    times = rank_times(lowered, records, position)
     serves = np.isin(nodes.kind, (NodeKind.COMPUTE, NodeKind.MEM_LOAD, NodeKind.MEM_STORE)) & ~nodes.on_cpu
     talks = times.met != NONE
     names = [(kinds or {}).get(stream, stream) for stream in nodes.streams]
@@ -214,15 +234,12 @@ def operator_names(nodes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(map(operator_name, nodes))
 
 
-def operator_times(
-    lowered: Lowered, records: Records, position: int, *, end: int | None = None
-) -> Counter[str]:
+def operator_times(rank: RankRun, *, end: int | None = None) -> Counter[str]:
     """Return how long a rank computes each operator that starts before `end`, all layers' together.
 
     Picoseconds; by default of the whole run.
     """
-    nodes = lowered.traces.ranks[position].nodes
-    times = rank_times(lowered, records, position)
+    nodes, times = rank.lowered.traces.ranks[rank.position].nodes, rank.times
     serves = (nodes.kind == NodeKind.COMPUTE) & ~nodes.on_cpu
     if end is not None:
         serves &= times.start < end
@@ -242,7 +259,7 @@ def busiest(times: Mapping[str, int], *, count: int = 8) -> dict[str, int]:
 
 
 def with_inside(
-    done: BlockRun, position: int, outside: Mapping[str, int], *, end: int | None = None
+    done: BlockRun, rank: RankRun, outside: Mapping[str, int], *, end: int | None = None
 ) -> dict[str, int]:
     """Return the outer breakdown with the exposed communication inside blocks taken out of `compute`.
 
@@ -253,8 +270,8 @@ def with_inside(
     not looked into. Where a host is late that is what is exposed once all is issued: what it hides then, and
     would not if it came late, counts as waiting for the host.
     """
-    kind, stage = done.kinds[position], done.trace.stage_of_rank[position]
-    finish = rank_times(done.run.lowered, done.run.execution.records, position).finish
+    kind, stage = done.kinds[rank.position], done.trace.stage_of_rank[rank.position]
+    finish = rank.times.finish
     hidden = 0
     for segment, key, count in block_uses(done, stage):
         if end is None or finish[segment.start : segment.stop].max(initial=0) <= end:
@@ -275,9 +292,9 @@ def inside_of(done: BlockRun) -> str:
     return "cp" if job.spec.parallelism.passes_blocks and job.members("tp") == 1 else "tp"
 
 
-def inside_times(done: BlockRun, position: int) -> Counter[str]:
+def inside_times(done: BlockRun, rank: RankRun) -> Counter[str]:
     """Return how long a rank computes each operator, in blocks and outside, in picoseconds."""
-    return Counter(in_whole_step(lambda end: _inside_times(done, position, end), done.repeated))
+    return Counter(in_whole_step(lambda end: _inside_times(done, rank, end), done.repeated))
 
 
 def in_whole_step(
@@ -292,14 +309,13 @@ def in_whole_step(
     return whole
 
 
-def _inside_times(done: BlockRun, position: int, end: int | None) -> Counter[str]:
+def _inside_times(done: BlockRun, rank: RankRun, end: int | None) -> Counter[str]:
     """Return how long a rank computes each operator in what starts before `end`."""
-    rank, stage = done.trace.traces.ranks[position].rank, done.trace.stage_of_rank[position]
-    blocks = done.slow.get(rank, done.blocks)
-    totals = operator_times(done.run.lowered, done.run.execution.records, position, end=end)
+    blocks = done.slow.get(done.trace.traces.ranks[rank.position].rank, done.blocks)
+    totals = operator_times(rank, end=end)
     for key in blocks.blocks:
         totals.pop(f"{direction_of(key.phase)}.{key.section.name}", None)
-    for key, count in uses_begun(done, position, stage, end).items():
+    for key, count in uses_begun(done, rank, end).items():
         table = blocks.blocks[key].table
         for row in (table.kind == NodeKind.COMPUTE).nonzero()[0].tolist():
             totals[f"{direction_of(key.phase)}.{table.names[table.name[row]]}"] += count * int(
@@ -308,11 +324,12 @@ def _inside_times(done: BlockRun, position: int, end: int | None) -> Counter[str
     return totals
 
 
-def uses_begun(done: BlockRun, position: int, stage: int, end: int | None) -> Counter[PieceKey]:
+def uses_begun(done: BlockRun, rank: RankRun, end: int | None) -> Counter[PieceKey]:
     """Return how often a rank begins each block before `end` (None: in all)."""
+    stage = done.trace.stage_of_rank[rank.position]
     segments = done.trace.segments[stage]
     if end is not None:
-        start = rank_times(done.run.lowered, done.run.execution.records, position).start
+        start = rank.times.start
         segments = tuple(segment for segment in segments if start[segment.start] < end)
     alike: dict[tuple[str, int, int], list[Segment]] = {}
     for segment in segments:

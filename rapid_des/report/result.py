@@ -15,6 +15,7 @@ from rapid_des.modes.execution import Run
 from rapid_des.modes.pricing import as_used
 from rapid_des.report import evidence
 from rapid_des.report.breakdown import (
+    RankRun,
     breakdown,
     busiest,
     congestion_notes,
@@ -104,6 +105,8 @@ class Result:
     trace: JobTrace | None = field(default=None, repr=False, compare=False)
     """Of a job: what was run, in blocks the graph around them."""
 
+    critical: RankRun | None = field(default=None, repr=False, compare=False)
+    """The critical rank as it ran."""
     attributed: Attribution | None = field(default=None, repr=False, compare=False)
     """Of a result without its run: `attribution`, worked out before."""
 
@@ -127,9 +130,9 @@ class Result:
             return self.attributed or {}
         from rapid_des.report.attribution import attribution
 
-        position = self._position(run, self.critical_rank)
+        assert self.critical is not None, "who has the run has its rank"
         inside = None if self.blocks is None else (self.blocks, self.computed)
-        return attribution(run, position, self.breakdown, kinds=self.stream_kinds, inside=inside)
+        return attribution(run, self.critical, self.breakdown, inside=inside)
 
     @cached_property
     def intervals(self) -> Mapping[str, evidence.Interval]:
@@ -166,7 +169,14 @@ class Result:
     def light(self) -> Result:
         """The result without what only rows and pictures need: it is small, and travels."""
         return replace(
-            self, run=None, blocks=None, trace=None, priced=(), computed={}, attributed=self.attribution
+            self,
+            run=None,
+            blocks=None,
+            trace=None,
+            critical=None,
+            priced=(),
+            computed={},
+            attributed=self.attribution,
         )
 
     def _repr_html_(self) -> str:
@@ -187,7 +197,8 @@ class Result:
         run = self._run("breakdown of ranks") if self.blocks is None else self.blocks.run
         requests = self.figures.requests if self.figures else None
         position = self._position(run, rank)
-        _, spent = _time_and_parts(run, position, self.stream_kinds, requests, self.blocks)
+        followed = RankRun(run.lowered, run.execution.records, position, self.stream_kinds)
+        _, spent = _time_and_parts(followed, requests, self.blocks)
         return {part: Duration(time) for part, time in spent.items()}
 
     def write_timeline(
@@ -319,8 +330,9 @@ def result_of(
     serves = trace is not None and trace.job.spec.phase == "inference"
     requests = request_times(trace, lowered, records) if trace is not None and serves else None
     kinds = None if trace is None else trace.stream_kinds
-    step_time, spent = _time_and_parts(run, position, kinds, requests, blocks)
-    times = operator_times(lowered, records, position) if blocks is None else inside_times(blocks, position)
+    rank = RankRun(lowered, records, position, kinds)
+    step_time, spent = _time_and_parts(rank, requests, blocks)
+    times = operator_times(rank) if blocks is None else inside_times(blocks, rank)
     later = 0 if blocks is None or blocks.repeated is None else blocks.repeated.left_out
     finish = lowered.of_every_rank((finish_times(lowered, records) + later).tolist())
     result = Result(
@@ -340,6 +352,7 @@ def result_of(
         run=run if blocks is None else None,
         computed=times,
         blocks=blocks,
+        critical=rank,
     )
     if trace is not None:
         result = _of_job(result, run, trace, memory, requests)
@@ -378,18 +391,14 @@ def _of_job(
 
 
 def _time_and_parts(
-    run: Run,
-    position: int,
-    kinds: Mapping[str, str] | None,
-    requests: RequestTimes | None,
-    blocks: BlockRun | None,
+    rank: RankRun, requests: RequestTimes | None, blocks: BlockRun | None
 ) -> tuple[int, dict[str, int]]:
-    """Return the step time and where the time of the rank at a position goes."""
-    lowered, records = run.lowered, run.execution.records
+    """Return the step time and where the time of a rank goes."""
+    records = rank.records
 
     def parts(end: int | None) -> dict[str, int]:
-        outside = breakdown(lowered, records, position, kinds=kinds, end=end)
-        return outside if blocks is None else with_inside(blocks, position, outside, end=end)
+        outside = breakdown(rank, end=end)
+        return outside if blocks is None else with_inside(blocks, rank, outside, end=end)
 
     if blocks is not None and blocks.repeated is not None:
         return records.makespan + blocks.repeated.left_out, in_whole_step(parts, blocks.repeated)
