@@ -36,7 +36,10 @@ from rapid_des.version import __version__
 
 SAMPLINGS: tuple[Sampling, ...] = ("independent", "latin", "exact")
 _BATCH = 30
-"""Draws that one worker takes at a time: its cache knows the configuration then."""
+"""Draws that a worker takes at a time, at least."""
+_BATCH_S = 10.0
+"""About how long draws take that it does, once that is known: who stays with a configuration alone makes its
+healthy run, but what is under way at ^C is lost."""
 _MANY = 1 << 10
 _BYTES = 1 << 22
 """What remembering a healthy run takes, about."""
@@ -141,6 +144,7 @@ class _Study:
         self.points: dict[str, Point] = {}
         self.refused: dict[str, str] = {}
         self.cache = BoundedCache(1 << 26)
+        self.draw_s = _BATCH_S / _BATCH
         known: list[tuple[Machine, FaultDraws]] = []
         self.draws: dict[str, FaultDraws] = {}
         for name, point in points.items():
@@ -158,14 +162,19 @@ class _Study:
                 known.append((machine, same[0]))
             self.draws[name] = same[0]
 
-    def tasks(self, begin: int, end: int) -> Iterator[_Task]:
+    def tasks(self, begin: int, end: int, workers: int) -> Iterator[_Task]:
         """Yield tasks of the draws from one place to another, a configuration after the other."""
+        first, left = self.first.number, (end - begin) * len(self.points)
         for name, point in self.points.items():
-            for start in range(begin, end, _BATCH):
-                numbers = range(self.first.number + start, self.first.number + min(start + _BATCH, end))
+            start = begin
+            while start < end:
+                wanted = min(int(_BATCH_S / self.draw_s), left // (2 * workers))
+                last = min(start + max(_BATCH, wanted), end)
                 drawn = [
-                    (number, self.draws[name].draw(replace(self.first, number=number))) for number in numbers
+                    (number, self.draws[name].draw(replace(self.first, number=number)))
+                    for number in range(first + start, first + last)
                 ]
+                start, left = last, left - (last - start)
                 weighted = tuple((number, draw, 1.0) for number, draw in drawn)
                 yield _Task(name, point, weighted, alone=len(self.points) == 1)
 
@@ -214,7 +223,7 @@ class _Study:
         total = sum(len(task.draws) for task in tasks) if tasks else most * len(self.points)
         try:
             for end in stages:
-                wanted = (task.without(present) for task in tasks or self.tasks(begin, end))
+                wanted = (task.without(present) for task in tasks or self.tasks(begin, end, executor.workers))
                 for _, outcome in executor.map(simulate_draws, (task for task in wanted if task.draws)):
                     if not isinstance(outcome, Done):
                         refusal = (
@@ -222,6 +231,7 @@ class _Study:
                         )
                         raise refusal(outcome.text)
                     self._keep(store, outcome.value)
+                    self.draw_s = max(outcome.wall_s / len(outcome.value), 1e-6)
                     rows += outcome.value
                     if tell is not None:
                         tell("faults", len(rows), total)

@@ -1,6 +1,7 @@
 """Samples of fault draws: figures with intervals, common draws, replay by id, places enumerated."""
 
 import json
+from itertools import pairwise
 from statistics import NormalDist, fmean
 
 import numpy as np
@@ -13,6 +14,7 @@ from rapid_des.errors import InputError
 from rapid_des.studies.crews import executor_of
 from rapid_des.studies.draw_statistics import Spread, Until, estimate, student
 from rapid_des.studies.executors import InProcess
+from rapid_des.studies.fault_rows import DrawRow
 from rapid_des.studies.fault_sample import faults_sample, replayed
 from rapid_des.studies.points import Point
 
@@ -97,6 +99,32 @@ def test_other_jobs_and_other_executors_see_the_same_draws(sampled, job, torus):
         both = faults_sample(points, faults=[SOFT], draws=8, seed=3, executor=executor)
     assert [row.faults for row in both.of("one")] == [row.faults for row in both.of("other")]
     assert [row.step_time for row in both.of("one")] == [row.step_time for row in sampled.rows]
+
+
+class Pair(InProcess):
+    """Two workers, as far as who asks knows, that simulate nothing; and how many draws each task had."""
+
+    workers = 2
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def map(self, _, tasks):
+        return super().map(self.rows, tasks)
+
+    def rows(self, task, _):
+        self.sizes.append(len(task.draws))
+        return [DrawRow(task.name, number, (), 1, 1, 0, {}, weight) for number, _, weight in task.draws]
+
+
+def test_quick_draws_come_many_at_a_time_but_no_worker_is_left_without(job, torus):
+    executor = Pair()
+    found = faults_sample(job, torus, [GPU], draws=1000, mode="analytical", executor=executor)
+    assert [row.draw for row in found.rows] == list(range(1000))
+    first, *others = executor.sizes  # how quick they are is not known before
+    assert (first, others[0]) == (30, (1000 - 30) // 4)
+    assert all(later <= before for before, later in pairwise(others)) and min(others[:-1]) == 30
 
 
 def test_the_exact_mean_is_that_of_all_places():
