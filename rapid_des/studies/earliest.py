@@ -17,10 +17,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from rapid_des.frontend import Job
 from rapid_des.frontend.parts import EMBEDDING, HEAD, PREDICTION, Section, sections
-from rapid_des.frontend.schedules.schedule import Item, Result
+from rapid_des.frontend.schedules.schedule import Item, Turn
 
 Times = Mapping[tuple[Section, bool], int]
 """Picoseconds of one pass of a section: forward, or (true) all of its backward."""
@@ -159,19 +160,46 @@ class _Stage:
     """By chunk and unit: since when its parameters are whole."""
 
 
+class _Pass(NamedTuple):
+    """What one pass of a chunk takes alone, by unit in the order in which it passes them."""
+
+    units: range
+    times: Sequence[int]
+    gathers: Sequence[int]
+    reduces: Sequence[int]
+    all: int
+    """Of all units."""
+
+    @classmethod
+    def of(cls, units: Sequence[Section], alone: Alone, *, backward: bool) -> _Pass:
+        """Return that of a chunk of these units."""
+        order = range(len(units))[:: -1 if backward else 1]
+        times = [alone.times[units[unit], backward] for unit in order]
+        gathers = [alone.gathers[units[unit], backward] for unit in order] if alone.gathers else []
+        reduces = [alone.reduces[units[unit]] for unit in order] if alone.reduces and backward else []
+        return cls(order, times, gathers, reduces, sum(times))
+
+
 @dataclass
 class _Walk:
-    """The state of a walk: of its stages, and when what they made reached who needs it."""
+    """The state of a walk: of its stages."""
 
     job: Job
     alone: Alone
-    made: dict[tuple[int, Result], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.stages = [_Stage() for _ in self.job.placement]
-        self.units = [
+        self.ahead = self.job.training.prefetch + 1
+        units = [
             [[section for section, _ in sections(self.job, part)] for part in parts]
             for parts in self.job.placement
+        ]
+        self.passes = [
+            [
+                [_Pass.of(chunk, self.alone, backward=backward) for backward in (False, True)]
+                for chunk in chunks
+            ]
+            for chunks in units
         ]
         self.waits = not self.job.overlaps_pipeline
         self.keeps = not self.job.training.reshard
@@ -186,9 +214,9 @@ class _Walk:
     def _micro_batch(self, stage: int, number: int) -> int:
         """Return what a stage's passes of one micro-batch take, with the messages that it waits for."""
         total = 0
-        for chunk, units in enumerate(self.units[stage]):
+        for chunk, passes in enumerate(self.passes[stage]):
             for item in (Item("forward", number, chunk), Item("backward", number, chunk)):
-                total += sum(self.alone.times[unit, item.phase == "backward"] for unit in units)
+                total += passes[item.phase == "backward"].all
                 target = self.job.stage_orders.consumer(stage, item)
                 total += (
                     self.alone.message.get((stage, target), 0) if self.waits and target is not None else 0
@@ -196,61 +224,50 @@ class _Walk:
         return total
 
     def run(self, pauses: Mapping[Item, Sequence[int]]) -> None:
-        """Run all stages, each as far as it gets, until all are done; some pause before an item."""
-        place = [0] * len(self.stages)
-        orders = self.job.stage_orders.orders
-        moved = True
-        while moved:
-            moved = False
-            for stage, order in enumerate(orders):
-                while place[stage] < len(order) and self._ready(stage, order[place[stage]]):
-                    if order[place[stage]] in pauses:
-                        self.stages[stage].free += pauses[order[place[stage]]][stage]
-                    self._pass(stage, order[place[stage]])
-                    place[stage] += 1
-                    moved = True
+        """Run all items; each stage pauses before some."""
+        made: list[int] = []
+        for turn in self.job.stage_orders.turns:
+            if turn.item in pauses:
+                self.stages[turn.stage].free += pauses[turn.item][turn.stage]
+            made.append(self._pass(turn, None if turn.needs is None else made[turn.needs]))
 
-    def _ready(self, stage: int, item: Item) -> bool:
-        needed = self.job.stage_orders.needs(stage, item)
-        return needed is None or needed in self.made
-
-    def _pass(self, number: int, item: Item) -> None:
-        """Run an item of a stage, and send on what it makes."""
-        stage, orders = self.stages[number], self.job.stage_orders
-        needed = orders.needs(number, item)
-        there = None if needed is None else self.made[needed]
-        stage.free = end = self._units(stage, item, self.units[number][item.chunk], there)
-        target = orders.consumer(number, item)
-        if target is not None and target != number:
+    def _pass(self, turn: Turn, there: int | None) -> int:
+        """Run an item whose input is there at a moment; return when its result is where it is needed."""
+        stage, item, target = self.stages[turn.stage], turn.item, turn.consumer
+        newest = stage.gate if there is None else there
+        begun = max(newest, stage.gate, stage.free)
+        backward = item.phase == "backward"
+        if backward:
+            stage.last_backward[item.chunk] = begun
+        alone = self.passes[turn.stage][item.chunk][backward]
+        stage.free = end = (
+            self._units(stage, item.chunk, alone, newest, begun) if alone.gathers else begun + alone.all
+        )
+        if target is not None and target != turn.stage:
             leaves = max(end, stage.sends) if self.in_line else end
-            end = leaves + self.alone.message.get((number, target), 0)
+            end = leaves + self.alone.message.get((turn.stage, target), 0)
             stage.sends = end
             if self.waits:
                 stage.gate = end
-        self.made[number, Result(item.direction, item.micro_batch, item.chunk)] = end
+        return end
 
-    def _units(self, stage: _Stage, item: Item, units: Sequence[Section], there: int | None) -> int:
-        """Return when an item's units are done, each after its parameters are whole."""
-        alone, backward = self.alone, item.phase == "backward"
-        newest = stage.gate if there is None else there
-        done = max(newest, stage.gate, stage.free)
-        if backward:
-            stage.last_backward[item.chunk] = done
-        if not alone.gathers:
-            return done + sum(alone.times[unit, backward] for unit in units)
-        order = range(len(units))[:: -1 if backward else 1]
-        ahead = self.job.training.prefetch
-        for place, unit in enumerate(order):
-            for other in order[place : place + ahead + 1]:
-                if (item.chunk, other) not in stage.whole:
-                    stage.stream = max(stage.stream, newest) + alone.gathers[units[other], backward]
-                    stage.whole[item.chunk, other] = stage.stream
-            begun = max(done, stage.whole[item.chunk, unit])
-            newest = done = begun + alone.times[units[unit], backward]
+    def _units(self, stage: _Stage, chunk: int, alone: _Pass, newest: int, done: int) -> int:
+        """Return when the units of a pass are done, each after its parameters are whole.
+
+        Those are asked for as `newest` comes, for the first ones, and as the unit before is `done`.
+        """
+        backward = alone.units.step < 0
+        for place, (unit, time) in enumerate(zip(alone.units, alone.times, strict=True)):
+            for other in range(place, min(place + self.ahead, len(alone.units))):
+                if (chunk, alone.units[other]) not in stage.whole:
+                    stage.stream = max(stage.stream, newest) + alone.gathers[other]
+                    stage.whole[chunk, alone.units[other]] = stage.stream
+            begun = max(done, stage.whole[chunk, unit])
+            newest = done = begun + time
             if backward or not self.keeps:
-                del stage.whole[item.chunk, unit]
-            if backward and alone.reduces:
-                stage.stream = max(stage.stream, begun) + alone.reduces[units[unit]]
+                del stage.whole[chunk, unit]
+            if alone.reduces:
+                stage.stream = max(stage.stream, begun) + alone.reduces[place]
         return done
 
 

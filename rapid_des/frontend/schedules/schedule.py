@@ -96,6 +96,17 @@ class Result(NamedTuple):
     chunk: int = 0
 
 
+class Turn(NamedTuple):
+    """An item of a stage among all items, in an order in which they can run."""
+
+    stage: int
+    item: Item
+    needs: int | None
+    """The turn whose result it consumes."""
+    consumer: int | None
+    """The stage that consumes its own."""
+
+
 class BlockedError(ValueError):
     """Stages' orders wait for each other."""
 
@@ -180,6 +191,22 @@ class StageOrders:
     def phases(self) -> frozenset[PassKind]:
         """The phases of all items."""
         return frozenset(item.phase for order in self.orders for item in order)
+
+    @cached_property
+    def turns(self) -> tuple[Turn, ...]:
+        """All items in one order in which they can run, each stage as far as it gets; cheaper to find."""
+        made: dict[tuple[int, Result], int] = {}
+        turns, queues = list[Turn](), [deque(order) for order in self.orders]
+        before = -1
+        while before < len(turns):
+            before = len(turns)
+            for stage, queue in enumerate(queues):
+                while queue and ((needed := self.needs(stage, queue[0])) is None or needed in made):
+                    item = queue.popleft()
+                    turns.append(Turn(stage, item, needed and made[needed], self.consumer(stage, item)))
+                    if item.phase not in ("weight_gradient", "wait"):
+                        made[stage, Result(item.direction, item.micro_batch, item.chunk)] = len(turns) - 1
+        return tuple(turns)
 
     def execution(self) -> Iterator[tuple[int, Item]]:
         """Yield all items in one order in which they can run, each stage in its own order.
@@ -343,5 +370,17 @@ class Schedule:
     """Whether the last stage runs nothing between a micro-batch's loss and its backward."""
 
     def stage_orders(self, shape: Shape) -> StageOrders:
-        """Return what each stage runs."""
-        return StageOrders(self.placement(shape.stages, shape.chunks), self.orders(shape))
+        """Return what each stage runs; of short ones the last few are kept."""
+        passes = shape.stages * shape.chunks * shape.micro_batches
+        return (_kept if passes <= _SHORT else _stage_orders)(self, shape)
+
+
+_SHORT = 1 << 13
+"""Passes one way."""
+
+
+def _stage_orders(schedule: Schedule, shape: Shape) -> StageOrders:
+    return StageOrders(schedule.placement(shape.stages, shape.chunks), schedule.orders(shape))
+
+
+_kept = lru_cache(maxsize=16)(_stage_orders)
