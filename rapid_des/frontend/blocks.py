@@ -361,7 +361,7 @@ def _timed(block: Block, cuts: Cuts | None) -> Piece:
             nodes.append(Node(block.key.section.name, NodeKind.COMPUTE, "tp", (len(nodes) - 1,), duration=0))
         if cut in block.exchanges:
             nodes.append(_exchange(block.piece, cut, after=len(nodes) - 1))
-    marks = [replace(mark, position=positions[mark.position]) for mark in block.piece.marks]
+    marks = [mark.at(positions[mark.position]) for mark in block.piece.marks]
     return make_piece(nodes, marks=marks, cache_rows=range(len(nodes)))
 
 

@@ -8,7 +8,7 @@ combined forward and backward). Every stream keeps one order, that of the parts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
 
 import numpy as np
@@ -59,7 +59,7 @@ def interleaved(forward: Piece, backward: Piece) -> Interleaved:
         np.concatenate(columns)[order], names, edges_of(counts[order], targets[rows_taken]), output=outputs[0]
     )
     marks = tuple(
-        replace(mark, position=int(places[mark.position]))
+        mark.at(int(places[mark.position]))
         for piece, places in zip((forward, backward), rows, strict=True)
         for mark in piece.marks
     )

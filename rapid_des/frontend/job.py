@@ -227,7 +227,7 @@ class Job:
         """Whether messages between stages go through the communicator of all stages."""
         return self.training.batched_messages and not self.overlaps_pipeline
 
-    @property
+    @cached_property
     def overlaps_pipeline(self) -> bool:
         """Whether pipeline messages travel beside compute."""
         chosen = self.training.overlap_pipeline

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -112,8 +112,7 @@ FROZEN: frozenset[Domain] = frozenset(DOMAINS[1])
 SectionName: TypeAlias = Literal["embedding", "block", "prediction", "head", "draft", "norms", "optimizer"]
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     """Where in a piece the gradients of some parameters (of this rank) become final."""
 
     position: int
@@ -121,6 +120,10 @@ class Mark:
     domain: Domain = "dense"
     deferrable: bool = False
     """Whether they become final in the weights' half of a backward that has two."""
+
+    def at(self, position: int) -> Mark:
+        """Return the mark at another position."""
+        return Mark(position, self.parameters, self.domain, self.deferrable)
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,7 +216,7 @@ def chain(pieces: Sequence[Piece]) -> Piece:
             continue
         offset = len(writer)
         output = writer.place(piece, {INPUT: output} | ({GATE: GATE} if not offset else {}))
-        marks += [replace(mark, position=mark.position + offset) for mark in piece.marks]
+        marks += [mark.at(mark.position + offset) for mark in piece.marks]
         cache_rows += [offset + row for row in piece.cache_rows]
     return replace(writer.piece(output), marks=tuple(marks), cache_rows=tuple(cache_rows))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from rapid_des.device.operators import OperatorModel
 from rapid_des.frontend.interleave import Interleaved, interleaved, travels
@@ -241,7 +241,7 @@ def _place_item(state: _Stage, item: Item) -> None:
     start = len(state.program)
     end = _place_pass(state, item, ports)
     marks = [
-        replace(mark, position=mark.position + begin - start)
+        mark.at(mark.position + begin - start)
         for piece, begin in (state.placed if _completed(state, item) else ())
         for mark in piece.marks
     ]
@@ -284,9 +284,7 @@ def _close_item(state: _Stage, item: Item, start: int, end: int, marks: Sequence
     if item.phase != "weight_gradient":
         state.results[Result(item.direction, item.micro_batch, item.chunk)] = state.newest
     for deferrable in _completed(state, item):
-        last = [
-            replace(mark, position=mark.position + start) for mark in marks if mark.deferrable == deferrable
-        ]
+        last = [mark.at(mark.position + start) for mark in marks if mark.deferrable == deferrable]
         state.final[item.chunk, deferrable] = last
     each = state.job.sharding.each and not state.job.sharding.policy.by_unit
     if each and True in _COMPLETES.get(item.phase, ()):
@@ -352,6 +350,7 @@ def _place_units(state: _Stage, item: Item, ports: Mapping[int, int]) -> int:
     units = list(range(len(backward)))[:: -1 if forward else 1]
     uses = [0] * len(units) if forward else unit_gathers(job, job.placement[state.index][chunk])
     newest, output = list(ports.values())[-1:], ports.get(INPUT, -1)
+    completed = _completed(state, item)
     for place, unit in enumerate(units):
         for ahead in units[place : place + job.training.prefetch + 1] if gathers else ():
             if (chunk, ahead) not in state.held and (forward or len(backward[ahead])):
@@ -369,8 +368,7 @@ def _place_units(state: _Stage, item: Item, ports: Mapping[int, int]) -> int:
             moved.leave(program, item, place, output)
         if gathers and (job.training.reshard or not forward):
             state.held.pop((chunk, unit), None)
-        marks = [replace(mark, position=mark.position + start) for mark in piece.marks
-                 if mark.deferrable in _completed(state, item)]  # fmt: skip
+        marks = [mark.at(mark.position + start) for mark in piece.marks if mark.deferrable in completed]
         state.reduced += reduce_buckets(program, job, marks, after=None)
     return output
 

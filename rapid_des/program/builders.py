@@ -230,10 +230,13 @@ def expanded_program(  # noqa: PLR0913 - one call, all by name
     edges = [_dependencies(visits.nodes, first), *(_chain(first[chain]) for chain in chains)]
     if issues is not None:
         edges.append(replace(issues, origin=first[issues.origin], target=first[issues.target]))
-    for index, expansion in enumerate(expansions):
+    alone = np.array([not expansion.holds for expansion in expansions] or [False])
+    at = np.flatnonzero(visits.expansion != NONE)
+    _replace(columns, expansions, visits.expansion[at], first[at], alone)
+    for index in np.flatnonzero(~alone).tolist():
         positions = first[:-1][visits.expansion == index]
         if len(positions):
-            edges += _expand(columns, expansion, positions)
+            edges += _expand(columns, expansions[index], positions)
     return make_rank_program(
         columns, joined(edges), server_capacity=server_capacity, server_level=server_level
     )
@@ -254,17 +257,29 @@ def _chain(positions: Int64s) -> Edges:
     return Edges(positions[:-1], positions[1:])
 
 
+def _replace(
+    columns: Mapping[str, Int64s],
+    expansions: Sequence[Expansion],
+    numbers: Int32s,
+    positions: Int64s,
+    alone: Bools,
+) -> None:
+    """Fill in the visits of nodes at `positions` that become one visit or none, each by its expansion."""
+    none = np.array([not expansion.members for expansion in expansions] or [False])
+    columns["server"][positions[none[numbers]]] = NONE
+    chosen = (alone & ~none)[numbers]
+    numbers, positions = numbers[chosen], positions[chosen]
+    columns["kind"][positions] = int(VisitKind.MEMBER)
+    for name in ("slot", "template"):
+        of_expansion = [
+            getattr(expansion.members[0], name) if expansion.members else NONE for expansion in expansions
+        ]
+        columns[name][positions] = np.array(of_expansion or [NONE], np.int64)[numbers]
+
+
 def _expand(columns: Mapping[str, Int64s], expansion: Expansion, positions: Int64s) -> list[Edges]:
     """Fill in the visits of all nodes of one expansion; return the edges among them."""
     members = expansion.members
-    if not members:
-        columns["server"][positions] = NONE
-        return []
-    if not expansion.holds:
-        columns["kind"][positions] = int(VisitKind.MEMBER)
-        columns["slot"][positions] = members[0].slot
-        columns["template"][positions] = members[0].template
-        return []
     join = positions + len(members) + 1
     columns["kind"][positions] = int(VisitKind.HOLD)
     columns["slot"][positions] = expansion.slot

@@ -324,11 +324,13 @@ class _Expansions:
     def _messages(self, nodes: NodeTable) -> None:
         places = np.flatnonzero((nodes.kind == NodeKind.SEND) | (nodes.kind == NodeKind.RECV))
         stated = (nodes.kind, nodes.size, nodes.peer, nodes.tag, nodes.group)
-        columns = np.stack([column[places] for column in stated], 1)
-        columns = columns.astype(np.int64)
-        rows, first, inverse = np.unique(columns, axis=0, return_index=True, return_inverse=True)
-        self.of_node[places] = inverse.reshape(-1) + len(self.distinct)
-        for node, (kind, size, peer, tag, group) in zip(places[first].tolist(), rows.tolist(), strict=True):
+        rows = list(zip(*(column[places].tolist() for column in stated), strict=True))
+        first = dict(zip(reversed(rows), reversed(places.tolist()), strict=True))
+        distinct = sorted(first)  # most differ, by their tags: cheaper than sorting them as an array
+        number = {row: place for place, row in enumerate(distinct, len(self.distinct))}
+        self.of_node[places] = [number[row] for row in rows]
+        for kind, size, peer, tag, group in distinct:
+            node = first[kind, size, peer, tag, group]
             if UNSTATED in (peer, size):
                 what = "peer" if peer == UNSTATED else "size"
                 where = f"rank {self._trace.rank} node {int(nodes.ids[node])}"
