@@ -30,7 +30,7 @@ _TIMES: Mapping[str, tuple[str, Latency]] = {
 def topics(data: DataFolder) -> Iterator[Topic]:
     """Yield `inference/trtllm-static/tpot|ttft|e2e|memory|tp-slope`, `inference/trtllm-published/…`."""
     records = data.read(FILE)
-    times = (row for record in records for row in _times(record))
+    times = (row for record in records for row in times_of(record))
     yield from job_topics(times, runs(), unit="ms", split=data.split)
     tables = (row for record in data.read(PUBLISHED) for row in _published(record))
     yield from job_topics(tables, runs(), unit="ms", split=data.split)
@@ -39,6 +39,14 @@ def topics(data: DataFolder) -> Iterator[Topic]:
         yield slope_topic(f"{_TOPIC}/tp-slope", ladders, runs())
     memory = (_memory(record) for record in records if record["peak_mem_gb_per_gpu"])
     yield from job_topics(memory, runs(), unit="GB", split=data.split)
+
+
+def times_of(record: Record) -> Iterator[MeasuredJob]:
+    """Yield a run's times: a token after the first, the first one, the whole request."""
+    for topic, (column, what) in _TIMES.items():
+        yield measured_requests(
+            f"{_TOPIC}/{topic}", record["case_id"], record.time(column), _asked(record), what=what
+        )
 
 
 _SAME = ("gpu", "model", "precision", "custom_allreduce", "batch", "input_len", "output_len")
@@ -53,7 +61,7 @@ def _ladders(records: Sequence[Record]) -> list[list[tuple[float, MeasuredJob]]]
     for members in alike.values():
         ascending = sorted(members, key=lambda record: record.count("tp"))
         first = ascending[0].count("tp")
-        rungs = [(first / record.count("tp"), next(_times(record))) for record in ascending]
+        rungs = [(first / record.count("tp"), next(times_of(record))) for record in ascending]
         ladders.append([(share, row) for share, row in rungs if not row.unsupported])
     return [ladder for ladder in ladders if len(ladder) > 1]
 
@@ -76,13 +84,6 @@ def _published(record: Record) -> Iterator[MeasuredJob]:
     yield measured_requests(
         f"inference/trtllm-published/{topic}", record["case_id"], value, asked, what=what, limited=True
     )
-
-
-def _times(record: Record) -> Iterator[MeasuredJob]:
-    for topic, (column, what) in _TIMES.items():
-        yield measured_requests(
-            f"{_TOPIC}/{topic}", record["case_id"], record.time(column), _asked(record), what=what
-        )
 
 
 def _memory(record: Record) -> MeasuredJob:

@@ -44,6 +44,18 @@ def test_two_shot_takes_over_where_it_moves_less():
     assert all_reduce_time(kernels, "vllm", 8, 2**21) == pytest.approx(expected)
 
 
+def test_two_shot_of_tensorrt_llm_0_9_takes_few_blocks_for_odd_rows():
+    kernels = load_kernels("h100")
+    kernel = kernels.all_reduce["trtllm-0.9"]
+    # 128 tokens of 14,848 (Falcon 180B) among 8: 29 blocks of 1,024 threads with 16 bytes each, more than 24,
+    # and 29 is prime: one block moves 2·7/8 of it. 8,192 make 16 blocks, which the links bind.
+    size = 2 * 128 * 14848
+    start = kernel.base + 7 * kernel.rank + kernel.second + kernel.blocks.block
+    wire = 2 * 7 / 8 * size / kernel.blocks.rate * 1e12
+    assert all_reduce_time(kernels, "trtllm-0.9", 8, size) == pytest.approx(start + wire)
+    assert all_reduce_time(kernels, "trtllm-0.9", 8, 2 * 128 * 8192) < wire / 5
+
+
 @pytest.mark.parametrize(
     ("file", "engine", "ranks", "size", "serves"),
     [

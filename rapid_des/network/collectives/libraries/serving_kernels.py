@@ -17,6 +17,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import count as counting
 from pathlib import Path
 
 from rapid_des.chakra.trace import CollectiveType, Exchange
@@ -28,7 +29,7 @@ from rapid_des.network.collectives.libraries.nccl_fabric import load_fabric, wit
 from rapid_des.network.collectives.libraries.nccl_network import nccl_time
 from rapid_des.network.collectives.token_exchange import expected_places
 from rapid_des.network.specs import DeepEp, HybridEp
-from rapid_des.units import PS_PER_US, Bandwidth, Duration, Size
+from rapid_des.units import PS_PER_US, Bandwidth, Duration, Size, ceil_divide
 
 ONCE = "normal"
 """The protocol of an exchange in which a token goes to each node, and to each rank, once."""
@@ -38,6 +39,9 @@ _SCALE_BYTES = 4
 _HEADER = 16
 _ALL_REDUCE_BLOCKS = 36
 """CTAs of vLLM's custom all-reduce (its own default); the other engines' are near."""
+_WARP = 32
+_PACK = 16
+"""Bytes that a thread moves at a time."""
 
 
 class Limits(Spec, frozen=True, kw_only=True):
@@ -62,6 +66,37 @@ class SymmetricMemory(Spec, frozen=True, kw_only=True):
     """Ranks from which on the switch reduces and multicasts."""
 
 
+class Blocks(Spec, frozen=True, kw_only=True):
+    """Blocks of threads that an all-reduce is spread over, where they bind it: TensorRT-LLM's to 0.10.
+
+    Its launcher (`kernelLaunchConfig` of customAllReduceKernels.cu) gives each thread 16 bytes. For two-shot
+    it takes the fewest blocks that divide a rank's share evenly, and of more than `most` of them one in so
+    many as divides these: of 29 or 58, which rows of 14,848 (Falcon 180B) make, one or two are left.
+    """
+
+    most: int
+    threads: int
+    rate: Bandwidth
+    """What one block moves."""
+    block: Duration
+    """For each block (flags)."""
+
+    def of_one_shot(self, size: int) -> int:
+        """Return the blocks that sum `size` bytes in one step."""
+        return min(self.most, ceil_divide(ceil_divide(size, _PACK), self.threads))
+
+    def of_two_shot(self, size: int, ranks: int) -> int:
+        """Return the blocks that sum a rank's share of `size` bytes.
+
+        >>> blocks = Blocks(most=24, threads=1024, rate=Bandwidth(0), block=Duration(0))
+        >>> [blocks.of_two_shot(2 * width * 128, 8) for width in (8192, 14848)]
+        [16, 1]
+        """
+        share = _WARP * ceil_divide(ceil_divide(size, _PACK * ranks), _WARP)
+        even = next(count for count in counting(ceil_divide(share, self.threads)) if share % count == 0)
+        return even // next(part for part in counting(1) if even % part == 0 and even // part <= self.most)
+
+
 class AllReduceKernel(Spec, frozen=True, kw_only=True):
     """A library's own all-reduce."""
 
@@ -74,6 +109,8 @@ class AllReduceKernel(Spec, frozen=True, kw_only=True):
     limits: tuple[Limits, ...]
     """One a group size; groups of other sizes are NCCL's."""
     symmetric: SymmetricMemory | None = None
+    blocks: Blocks | None = None
+    """None: there are always enough of them."""
 
     def limits_of(self, ranks: int) -> Limits | None:
         """Return the limits of groups of so many ranks, if the library serves any."""
@@ -210,8 +247,12 @@ def all_reduce_cost(
         return _symmetric_cost(kernel.symmetric, ranks, size, switched=switched)
     share = link_share(load_fabric(kernels.fabric).node, ranks)
     others, rate = ranks - 1, kernel.link * share / _MICRO
-    start = (kernel.base + others * kernel.rank) / PS_PER_US
-    if size < limits.one_shot_below:
+    start, at_once = (kernel.base + others * kernel.rank) / PS_PER_US, size < limits.one_shot_below
+    if kernel.blocks is not None:
+        blocks = kernel.blocks.of_one_shot(size) if at_once else kernel.blocks.of_two_shot(size, ranks)
+        start += blocks * kernel.blocks.block / PS_PER_US
+        rate = min(rate, blocks * kernel.blocks.rate / _MICRO)
+    if at_once:
         return _reduced("one_shot", size, start, others * size, rate)
     return _reduced("two_shot", size, start + kernel.second / PS_PER_US, 2 * others / ranks * size, rate)
 
