@@ -76,6 +76,7 @@ def _replayed(records: Sequence[Record]) -> Case:
         "model": _model(first["model"]),
         "phase": "inference",
         "software": "vllm-0.12",
+        "host": {"captured_prompts": min(512, 2 * sequences)},  # max_cudagraph_capture_size, vLLM's default
         "parallelism": {"dp": replicas, "ep": replicas},
         "inference": _STATIC,
         "memory": {"kv_pool": pool},
