@@ -286,13 +286,12 @@ class Job:
             return rows
         stage, lines = layout.coordinates("pp"), layout.rows(("pp",))
         line_of = layout.group_numbers(("pp",))
-        alike = {together[0]: list(together) for together in self.copies}
-        joined = [
-            np.sort(lines[line_of[row]][:, alike[int(stage[row[0]])]], axis=None)
-            for row in rows
-            if int(stage[row[0]]) in alike
-        ]
-        return np.stack(joined)
+        alike = np.full((self.stages, len(self.copies[0])), -1)
+        alike[[together[0] for together in self.copies]] = self.copies
+        here = alike[stage[rows[:, 0]]]
+        chosen = rows[here[:, 0] >= 0]
+        joined = lines[line_of[chosen][:, :, None], here[here[:, 0] >= 0][:, None, :]]
+        return np.sort(joined.reshape(len(chosen), -1), axis=1)
 
     def _part_rows(self, group: str) -> Int64s:
         """Return the same of groups that are parts of others."""

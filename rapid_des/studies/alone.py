@@ -62,9 +62,15 @@ def _of_first(job: Job, program: FinishedProgram) -> TraceSet:
     if program.peers:
         met = set(_first_stage(job).tolist())
     else:
-        met = {0}.union(*(job.rows(kind)[job.rows(kind)[:, 0] == 0][0].tolist() for kind in program.groups))
+        met = {0}.union(*(members_of_first(job, kind) for kind in program.groups))
     traces = assemble(job, [program] * job.stages, ranks=sorted(met))
     return replace(traces, ranks=traces.ranks[:1])
+
+
+def members_of_first(job: Job, group: str) -> tuple[int, ...]:
+    """Return the first rank's group of a kind."""
+    rows = job.rows(group)
+    return tuple(rows[rows[:, 0] == 0][0].tolist())
 
 
 def message_between(job: Job, stages: tuple[int, int], machine: Machine, cache: BoundedCache) -> int:

@@ -23,6 +23,7 @@ from rapid_des.frontend.parts import (
     EMBEDDING,
     Section,
 )
+from rapid_des.frontend.routing import libraries_json
 from rapid_des.frontend.template import Column, Domain, Piece
 from rapid_des.frontend.trace import ProgramWriter
 from rapid_des.modes.pricing import as_used
@@ -287,9 +288,8 @@ class Floors(PieceFloors):
 
     def _alone(self, job: Job, message: Message) -> TimeAlone | None:
         """Return what a collective takes of time and GPU if a library does it."""
-        return self.once(
-            ("alone", *_members_key(job), message), lambda: collective_alone(job, message, self.machine)
-        )
+        key = ("alone", self.members(job, message.group), message, libraries_json(job))
+        return self.once(key, lambda: collective_alone(job, message, self.machine))
 
 
 def _members_key(job: Job) -> tuple[Hashable, ...]:

@@ -18,7 +18,7 @@ from rapid_des.frontend.template import STREAMS, Column, Piece, edges_of
 from rapid_des.frontend.trace import ProgramWriter
 from rapid_des.modes.pricing import as_used
 from rapid_des.program.routes import signatures
-from rapid_des.studies.alone import message_between, program_alone
+from rapid_des.studies.alone import members_of_first, message_between, program_alone
 from rapid_des.studies.likeness import kernels_key, layer_key, layout_key, model_key, stride
 from rapid_des.studies.memory_floors import MemoryFloors
 from rapid_des.studies.pair_walk import Timed
@@ -81,19 +81,14 @@ class PieceFloors(MemoryFloors):
         values = piece.rows[row]
         group, tag = GROUP_SLOTS[values[Column.GROUP]], int(values[Column.TAG])
         spread = exchanges(job)[tag - 1] if tag else None
-        key = (*values[list(_STATED)].tolist(), self._members(job, group), libraries_json(job), spread)
+        key = (*values[list(_STATED)].tolist(), self.members(job, group), libraries_json(job), spread)
         node = Piece(piece.rows[[row]], piece.names, edges_of(np.array([0]), np.array([], np.int64)), 0)
         return self.once(("collective", *key), lambda: self.alone(on_machine(job, self.machine), node))
 
-    def _members(self, job: Job, group: str) -> tuple[int, ...]:
+    def members(self, job: Job, group: str) -> tuple[int, ...]:
         """Return the first rank's group of a kind."""
-
-        def make() -> tuple[int, ...]:
-            rows = job.rows(group)
-            return tuple(rows[rows[:, 0] == 0][0].tolist())
-
         key = (*model_key(job), *layout_key(job), len(job.copies[0]), group)
-        return self.once(("members", *key), make)
+        return self.once(("members", *key), lambda: members_of_first(job, group))
 
     def alone(self, job: Job, piece: Piece) -> int:
         """Return how long a piece takes: kernels one after the other, or what a run says."""

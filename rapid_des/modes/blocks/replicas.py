@@ -188,7 +188,7 @@ class TimesAlone:
     """
 
     def __init__(self, traces: TraceSet, machine: Machine) -> None:
-        self.machine, self._groups = machine, GroupTable(traces, machine)
+        self.machine, self._groups, self._exchanges = machine, GroupTable(traces, machine), traces.exchanges
         libraries = libraries_of(traces, machine)
         self._communication = Communication(
             machine, self._groups, BoundedCache(), analytic=True, libraries=libraries
@@ -201,10 +201,11 @@ class TimesAlone:
         members = self._groups.members(name)
         extents, axes = geometry(self.machine, members)
         for kind, size, stream, tag in self._calls(nodes, rank.groups.index(name)):
-            if UNSTATED in (kind, size) or tag or self.machine.in_switches:
+            if UNSTATED in (kind, size) or tag > len(self._exchanges) or self.machine.in_switches:
                 durations.append(None)
                 continue
-            call = Call(CollectiveType(kind), size, extents, axes, NO_TREES)
+            spread = self._exchanges[tag - 1] if tag else None
+            call = Call(CollectiveType(kind), size, extents, axes, NO_TREES, spread)
             durations.append(self._communication.collective_alone(call, nodes.streams[stream], members))
         return tuple(durations)
 
