@@ -76,7 +76,7 @@ def replay(
     >>> result.step_time, result.critical_rank
     (Duration('633.6 us'), 0)
     """
-    _check(machine, Machine, "load_machine")
+    require_kind(machine, Machine, "load_machine")
     paced = None
     if machine.faults:
         from rapid_des.program.faults.slow_gpus import pace_of, stretched
@@ -111,8 +111,8 @@ def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
     >>> result.bound, sum(result.breakdown.values()) == result.step_time
     ('compute', True)
     """
-    _check(job, Job, "load_job")
-    _check(machine, Machine, "load_machine")
+    require_kind(job, Job, "load_job")
+    require_kind(machine, Machine, "load_machine")
     if mode not in MODES:
         raise InputError(f"mode {mode!r} is not one of {', '.join(MODES)}")
     capacity = int(machine.device.spec.hbm.capacity)
@@ -135,9 +135,16 @@ def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
     return replace(result, notes=(*result.notes, *lines))
 
 
-def _check(value: object, kind: type, loader: str) -> None:
+def require_kind(value: object, kind: type, maker: str) -> None:
+    """Raise `InputError` if a value is not of a kind, with the function of rapid_des that makes one.
+
+    >>> require_kind("dgx_a100", dict, "load_machine")
+    Traceback (most recent call last):
+    rapid_des.errors.InputError: 'dgx_a100' is no dict: rapid_des.load_machine makes one
+    """
     if not isinstance(value, kind):
-        raise InputError(f"{value!r} is no {kind.__name__}: rapid_des.{loader} makes one")
+        shown = repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
+        raise InputError(f"{shown} is no {kind.__name__}: rapid_des.{maker} makes one")
 
 
 def unmarked(machine: Machine) -> Machine:

@@ -143,6 +143,17 @@ def test_a_name_in_the_place_of_what_it_stands_for_is_refused_with_what_loads_it
         rd.simulate("llama2_7b_train", rd.load_machine("dgx_a100"))
     with pytest.raises(rd.InputError, match="'dgx_a100' is no Machine: rapid_des.load_machine makes one"):
         rd.replay(rd.load_trace("two_stages"), "dgx_a100")
+    machine = rd.load_machine("dgx_a100")
+    with pytest.raises(rd.InputError, match="a Machine is no Job"):
+        rd.simulate(machine, machine)
+    for command in (rd.plan, rd.serve):
+        with pytest.raises(rd.InputError, match="'llama2_7b_inference' is no Job"):
+            command("llama2_7b_inference", machine)
+    with pytest.raises(rd.InputError, match="is no Fault: rapid_des.parse_fault makes one"):
+        machine.with_faults(["link=gpu0-switch0 bandwidth=0.5"])
+    for wrong in ({"top": 0}, {"gpus": "8"}):
+        with pytest.raises(rd.InputError, match="allowed: a whole number from 1 on"):
+            rd.Wanted(**wrong)
 
 
 def test_a_first_program_stays_this_short(tmp_path):

@@ -30,6 +30,7 @@ from rapid_des.serving.result import ServeResult
 from rapid_des.serving.routers import ROUTERS
 from rapid_des.serving.transfers import Links, for_iterations
 from rapid_des.serving.workload import Marks, Workload, draw, parse_arrivals, parse_lengths
+from rapid_des.simulation import require_kind
 from rapid_des.units import serialization_time
 
 
@@ -59,6 +60,8 @@ def serve(  # noqa: PLR0913 - what a server is asked, by name
     >>> len(result), result.kv_occupancy["max"] < 0.01
     (8, True)
     """
+    require_kind(job, Job, "load_job")
+    require_kind(machine, Machine, "load_machine")
     _ = job.inference  # or it is no job that serves
     spec = job.spec.serving or ServingSpec()
     workload = _workload(

@@ -17,6 +17,7 @@ from rapid_des.frontend import Job, check_memory
 from rapid_des.machine import Machine
 from rapid_des.report.result import Result
 from rapid_des.report.writing import require_extra
+from rapid_des.simulation import require_kind
 from rapid_des.studies.executors import Executor, InProcess
 from rapid_des.studies.refinement import Entry, Refinement, Why
 from rapid_des.studies.splits import Candidate, Family, Space
@@ -168,6 +169,12 @@ class Wanted:
     told: Told = lambda _what, _done, _all: None
     """Told how far the plan is."""
 
+    def __post_init__(self) -> None:
+        """Refuse numbers of GPUs or rows that are none."""
+        for name, number in (("gpus", self.gpus), ("top", self.top)):
+            if number is not None and (not isinstance(number, int) or number < 1):
+                raise InputError(f"{name} {number!r} is no number of them; allowed: a whole number from 1 on")
+
 
 def plan(
     job: Job,
@@ -187,6 +194,8 @@ def plan(
     >>> found.rows[0].settings["tp"]
     1
     """
+    require_kind(job, Job, "load_job")
+    require_kind(machine, Machine, "load_machine")
     gpus = wanted.gpus or machine.fabric.gpus
     if gpus > machine.fabric.gpus:
         raise InputError(f"{gpus} GPUs, the machine has {machine.fabric.gpus}")

@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import structs
 
 from rapid_des.arrays import Bools, Int32s, Int64s, distinct
-from rapid_des.errors import TopologyError
+from rapid_des.errors import InputError, TopologyError
 from rapid_des.network.fabric import UNSTATED, Fabric, Router, check_latency
 from rapid_des.network.faults.specs import Fault
 from rapid_des.network.nodes import find_flows, find_links, find_node, node_range
@@ -93,6 +93,8 @@ def on_links(fabric: Fabric, planned: Router, faults: Iterable[Fault]) -> tuple[
     """Return faults, in the place of those of flows one for each link of each planned route of theirs."""
     single = list[Fault]()
     for fault in faults:
+        if not isinstance(fault, Fault):
+            raise InputError(f"{fault!r} is no Fault: rapid_des.parse_fault makes one")
         try:
             flows = [
                 ends for flow in (fault.flow or "").split(";") if flow for ends in find_flows(fabric, flow)
