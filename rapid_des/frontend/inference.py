@@ -234,7 +234,10 @@ def shard_of_groups(job: Job, groups: tuple[Group, ...]) -> Shard:
     tokens = sum(group.count * group.query_length for group in unlike) if unlike else shard.tokens
     decodes = job.host is not None and all(group.cached and group.decodes for group in groups)
     padding = job.host.padding(tokens) if job.host is not None and decodes else 0
-    return replace(shard, groups=unlike, padding=padding, absorbs=job.inference.absorbs)
+    few = job.inference.shared_stream
+    shard = replace(shard, groups=unlike, padding=padding, absorbs=job.inference.absorbs)
+    aside = shard.decodes if isinstance(few, str) else shard.tokens <= few
+    return replace(shard, shared_aside=aside and few != "never")
 
 
 def serving_notes(job: Job) -> tuple[str, ...]:

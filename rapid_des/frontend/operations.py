@@ -95,6 +95,8 @@ class Shard:
     """Whether outputs stay partial sums of their tp rank, for a later sum."""
     absorbs: bool = True
     """Whether latent attention decodes over the latent itself."""
+    shared_aside: bool = False
+    """Whether shared experts run on the second stream of kernels."""
     padding: int = 0
     """Tokens besides that a captured graph computes and nobody reads."""
     groups: tuple[Group, ...] = ()
@@ -307,6 +309,8 @@ class Operation:
     """Of an all-to-all: how it spreads, where that is not every copy by itself and evenly."""
     deferrable: bool = False
     """Whether it makes gradients of weights, for which nothing in a backward waits."""
+    aside: bool = False
+    """Of a kernel: whether it runs on the second stream of kernels."""
 
     @property
     def domain(self) -> Domain:
@@ -319,6 +323,8 @@ class OperationList:
     """Collects a list in order; each operation waits for the one before unless told otherwise."""
 
     entries: list[Operation] = field(default_factory=list)
+    aside: bool = False
+    """Whether kernels that are appended run on the second stream."""
     _awaited: tuple[int, ...] = ()
     """What the next operation waits for instead of the last one; empty: the last one."""
 
@@ -351,7 +357,8 @@ class OperationList:
         **counts: Unpack[Counts],
     ) -> int:
         """Append a kernel and return its position; `counts` are fields of `Operation`."""
-        return self._append(Operation(name, self._after(after), operator=operator, **counts))
+        after = self._after(after)
+        return self._append(Operation(name, after, operator=operator, aside=self.aside, **counts))
 
     def message(
         self,

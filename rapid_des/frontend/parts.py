@@ -394,7 +394,8 @@ def price(
             tag = 0 if operation.exchange is None else 1 + exchanges.index(operation.exchange)
             nodes.append(replace(node, tag=tag))
         else:
-            nodes.append(kernel_node(operation.name, operation.operator, operators, after, host))
+            node = kernel_node(operation.name, operation.operator, operators, after, host)
+            nodes.append(replace(node, stream="compute-beside") if operation.aside else node)
     marks = [
         Mark(row, entry.parameters, entry.domain, entry.deferrable)
         for row, entry in enumerate(operations)

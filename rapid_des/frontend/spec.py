@@ -472,6 +472,10 @@ class InferenceSpec(Spec, frozen=True):
     absorbs: bool = True
     """Latent attention decodes over the latent, with the up-projections multiplied into queries and results;
     false: it makes keys and values of all cached tokens in each step."""
+    shared_stream: Literal["never", "decode"] | Annotated[int, msgspec.Meta(ge=1, le=2**31)] = "never"
+    """Passes in which shared experts run on a second stream of kernels, beside the router and the routed
+    experts: those that decode, or that have at most so many tokens. Where the tokens of all ranks are
+    gathered they run beside the products alone; dispatchers that send tokens once leave them in line."""
     speculative: SpeculativeSpec | None = None
     """Drafted tokens that a step checks. Unset: a step makes one token."""
 

@@ -37,13 +37,14 @@ STREAMS = (
     "host-optimizer",
     "pp-send-next",
     "pp-recv-next",
+    "compute-beside",
 )
 """The host's where one issues what the others run; those after it where somebody uses them."""
 STREAM_KINDS: Mapping[str, str] = {
     "compute": "compute", "tp": "tp", "cp": "cp", "ep": "ep", "dp": "dp", "pp-send": "pp", "pp-recv": "pp",
     "host": "host", "cp-send": "cp", "cp-recv": "cp", "dp-across": "dp", "tp-send": "tp", "tp-recv": "tp",
     "to-host": "offload", "from-host": "offload", "host-optimizer": "offload",
-    "pp-send-next": "pp", "pp-recv-next": "pp",
+    "pp-send-next": "pp", "pp-recv-next": "pp", "compute-beside": "compute",
 }  # fmt: skip
 HOST = STREAMS.index("host")
 INPUT = -1

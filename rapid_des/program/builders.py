@@ -53,6 +53,10 @@ class Occupancy:
     sms: int = 0
     traffic: int = 0
     """Bytes a second from and to HBM."""
+    chip: int = 0
+    """Of a kernel on another stream: how much of what calculates it uses, in 1 / `contention.WHOLE`."""
+    memory: int = 0
+    """The same of the memory bandwidth."""
 
 
 NOTHING = Occupancy()

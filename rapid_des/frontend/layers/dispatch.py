@@ -196,6 +196,10 @@ class Dispatch:
         """Tell whether ranks have tokens of their own, whose copies go to the ranks of their experts."""
         return shard.tp == 1 or shard.sequence_parallel
 
+    def spread(self, shard: Shard) -> bool:
+        """Tell whether tokens are sent to experts on other ranks."""
+        return shard.ep * shard.etp > 1 and self.travels(shard)
+
     def tokens(self, shard: Shard) -> int:
         """Return the tokens that this rank routes."""
         return shard.norm_tokens if self.travels(shard) else shard.tokens
@@ -311,7 +315,7 @@ class Dispatch:
 
     def _moves(self, shard: Shard) -> list[_TokenMove]:
         """Return the moves from the tokens to their experts."""
-        spread = shard.ep * shard.etp > 1 and self.travels(shard)
+        spread = self.spread(shard)
         if self.routing.dispatcher == "all_gather" and spread:
             return [self._all_tokens, self._permute]
         if self._low_latency(shard):
@@ -322,8 +326,7 @@ class Dispatch:
 
     def _low_latency(self, shard: Shard) -> bool:
         """Tell whether DeepEP's low-latency kernels carry the tokens: they quantise, sort and add up too."""
-        spread = shard.ep * shard.etp > 1 and self.travels(shard)
-        return spread and self.routing.dispatcher == "deepep" and shard.decodes
+        return self.spread(shard) and self.routing.dispatcher == "deepep" and shard.decodes
 
     def _received(self, shard: Shard) -> int:
         """Return the copies that come for this rank's experts from its peers along ep."""
@@ -375,7 +378,7 @@ class Dispatch:
 
     def _sort(self, operations: OperationList, shard: Shard, role: str, *, backward: bool) -> None:
         """Append what orders a rank's copies, those of etp's other ranks too, by local expert, or back."""
-        if shard.ep * shard.etp > 1 and self.travels(shard) and self.physical > shard.ep:
+        if self.spread(shard) and self.physical > shard.ep:
             copies = sum(self.rows(shard))
             kernel = shard.vector("moe_permute", copies, self.hidden, backward=backward)
             output = shard.activation_bytes(copies * self.hidden)

@@ -2,7 +2,8 @@
 
 Tokens reach their experts as `dispatch` says. Where the ranks of a tp group hold the same tokens, as in
 serving, one sum over tp follows. Experts' biases are added in the products. Shared experts compute before
-the routed ones, or in halves while tokens travel. Latent experts see tokens through a projection to fewer
+the routed ones, in halves while tokens travel, or beside router and routed experts on a second stream of
+kernels, as serving engines have it. Latent experts see tokens through a projection to fewer
 channels, in which these travel too, and a second one brings results back; each rank has both whole (Megatron
 Core's moe-latent-size).
 """
@@ -120,13 +121,11 @@ class Experts:
 
     def forward(self, operations: OperationList, shard: Shard) -> None:
         """Append router, shared experts, the way to the routed ones, these, and the way back."""
-        dispatch, rows = self.dispatch, self.dispatch.tokens(shard)
-        stream = shard.activation_bytes(rows * self.hidden)
-        column_forward(operations, _alone(shard), self._routing(shard), saved=stream)
-        gate = shard.vector("moe_gate", rows, self.experts)
-        operations.kernel("ffn.gate", gate, saved=4 * rows * self.experts)
-        chosen = operations.kernel("ffn.topk", shard.vector("moe_topk", rows, self.experts))
-        if self.shared and not self._beside(shard):
+        dispatch = self.dispatch
+        aside, spread = self._runs_aside(shard), dispatch.spread(shard)
+        joins = self._shared_aside(operations, shard) if aside and not spread else ()
+        chosen = self._choose(operations, shard)
+        if self.shared and not aside and not self._beside(shard):
             self.shared.up(operations, shard, saved=0)
             self._shared_down(operations, shard, self.shared)
         if self.latent:
@@ -134,13 +133,44 @@ class Experts:
             chosen = operations.last
         first, second = self._shared_forward(operations, shard, chosen)
         dispatch.forth(operations, shard, first)
+        joins = self._shared_aside(operations, shard) if aside and spread else joins
         self._products(operations, shard)
+        if spread:
+            operations.go_on_after(*operations.waits, *joins)
         dispatch.back(operations, shard, second)
+        operations.go_on_after(*operations.waits, *joins)
         if not dispatch.travels(shard):
             reduce_output(operations, shard, self.name, shard.tokens * self._width)
         if self.latent:
-            saved = shard.activation_bytes(rows * self.latent)
+            saved = shard.activation_bytes(dispatch.tokens(shard) * self.latent)
             column_forward(operations, _alone(shard), self._from_latent(shard), saved=saved)
+
+    def _choose(self, operations: OperationList, shard: Shard) -> int:
+        """Append router, gate and the choice of experts; return the position of this."""
+        rows = self.dispatch.tokens(shard)
+        stream = shard.activation_bytes(rows * self.hidden)
+        column_forward(operations, _alone(shard), self._routing(shard), saved=stream)
+        gate = shard.vector("moe_gate", rows, self.experts)
+        operations.kernel("ffn.gate", gate, saved=4 * rows * self.experts)
+        return operations.kernel("ffn.topk", shard.vector("moe_topk", rows, self.experts))
+
+    def _runs_aside(self, shard: Shard) -> bool:
+        """Tell whether shared experts run on the second stream of kernels."""
+        dispatch = self.dispatch
+        once = dispatch.spread(shard) and dispatch.routing.sends_once
+        return self.shared is not None and shard.shared_aside and not once and not self._beside(shard)
+
+    def _shared_aside(self, operations: OperationList, shard: Shard) -> tuple[int, ...]:
+        """Append shared experts on the second stream, beside what follows; return what waits for them."""
+        assert self.shared is not None
+        begins = operations.waits
+        operations.aside = True
+        self.shared.up(operations, shard, saved=0)
+        self._shared_down(operations, shard, self.shared)
+        operations.aside = False
+        ends = operations.waits
+        operations.go_on_after(*begins)
+        return ends
 
     def _beside(self, shard: Shard) -> bool:
         """Tell whether shared experts compute while tokens travel."""

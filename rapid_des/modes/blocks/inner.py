@@ -216,10 +216,13 @@ def _visits_of_nodes(lowered: Lowered, position: int) -> Int64s:
 
 
 def _computes(lowered: Lowered, records: Records) -> int:
-    """Return how long the first rank's compute stream serves: its visits follow one another."""
+    """Return how long the first rank computes, on one stream or several."""
     visits, nodes = _visits_of_nodes(lowered, 0), lowered.traces.ranks[0].nodes
-    serves = (nodes.kind == NodeKind.COMPUTE) & ~nodes.on_cpu
-    return int((records.finish[visits] - records.start[visits])[serves].sum())
+    visits = visits[(nodes.kind == NodeKind.COMPUTE) & ~nodes.on_cpu]
+    visits = visits[np.argsort(records.start[visits], kind="stable")]
+    start, finish = records.start[visits], np.maximum.accumulate(records.finish[visits])
+    start[1:] = np.maximum(start[1:], finish[:-1])
+    return int(np.maximum(finish - start, 0).sum())
 
 
 def key_of(traces: TraceSet, choice: EngineChoice, *, analytic: bool) -> Hashable:
