@@ -1,4 +1,7 @@
-"""A backward cut in two: the gradients of inputs, which the stage before waits for, and those of weights."""
+"""A backward cut in two: the gradients of inputs, which the stage before waits for, and those of weights.
+
+Also the other way: a list behind another.
+"""
 
 from __future__ import annotations
 
@@ -71,3 +74,13 @@ def gradient_bytes(operation: Operation) -> int:
     if isinstance(operator, Vector) and operator.kind == "embedding_gradient":
         return byte_count(operator.rows * operator.columns, operator.dtype)
     return 0
+
+
+def following(first: Sequence[Operation], operations: Sequence[Operation]) -> tuple[Operation, ...]:
+    """Return a list behind another, whose end is its input."""
+    count = len(first)
+    moved = (
+        replace(each, after=tuple(other + count if other >= INPUT else other for other in each.after))
+        for each in operations
+    )
+    return (*first, *moved)

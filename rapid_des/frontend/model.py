@@ -19,6 +19,7 @@ from typing import Literal
 from rapid_des.device.operators import Dtype, Vector
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.groups import byte_count
+from rapid_des.frontend.halves import following
 from rapid_des.frontend.layers import Layer, layer_of
 from rapid_des.frontend.layers.layer import LayerKind, Sublayer
 from rapid_des.frontend.matrices import (
@@ -34,7 +35,6 @@ from rapid_des.frontend.operations import (
     Operation,
     OperationList,
     Shard,
-    following,
     norm_backward,
     norm_forward,
 )

@@ -492,13 +492,3 @@ def dropout_backward(operations: OperationList, shard: Shard, name: str, *, bias
         kernel = shard.vector(kind, shard.norm_tokens, shard.hidden, backward=True)
         size = shard.activation_bytes(kernel.rows * kernel.columns)
         operations.kernel(f"{name}.dropout", kernel, output=size)
-
-
-def following(first: Sequence[Operation], operations: Sequence[Operation]) -> tuple[Operation, ...]:
-    """Return a list behind another, whose end is its input."""
-    count = len(first)
-    moved = (
-        replace(each, after=tuple(other + count if other >= INPUT else other for other in each.after))
-        for each in operations
-    )
-    return (*first, *moved)

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Literal, TypeAlias
 
+from rapid_des.frontend.halves import following
 from rapid_des.frontend.layers import Layer
 from rapid_des.frontend.layers.layer import CORE, LayerKind, Sublayer
-from rapid_des.frontend.operations import Operation, Shard, following
+from rapid_des.frontend.operations import Operation, Shard
 from rapid_des.frontend.spec import TrainingSpec
 from rapid_des.frontend.template import INPUT
 

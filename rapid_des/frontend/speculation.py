@@ -22,9 +22,10 @@ from typing import TypeAlias
 
 from msgspec import structs
 
+from rapid_des.frontend.halves import following
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.model import Model, embedding_forward, model_of, projected, sampling
-from rapid_des.frontend.operations import FEW_TOKENS, Group, Operation, Shard, following
+from rapid_des.frontend.operations import FEW_TOKENS, Group, Operation, Shard
 from rapid_des.frontend.spec import ModelSpec, SpeculativeSpec
 
 ShardOf: TypeAlias = Callable[[Job, tuple[Group, ...]], Shard]

@@ -20,8 +20,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from rapid_des.device.operators import DTYPE_BITS, Vector
+from rapid_des.frontend.halves import following
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.operations import Operation, following
+from rapid_des.frontend.operations import Operation
 from rapid_des.frontend.template import FROZEN, INPUT, Domain
 
 _HALF_BYTE = 4

@@ -24,10 +24,10 @@ from rapid_des.frontend.layer_spec import (
 )
 from rapid_des.frontend.layer_spec import Mixer as AnyMixer
 from rapid_des.frontend.layers.delta import gated_delta
-from rapid_des.frontend.layers.experts import mixture_of_experts
 from rapid_des.frontend.layers.latent import latent_attention
 from rapid_des.frontend.layers.layer import Absent, Layer, Mixer, Parameters, Sublayer
 from rapid_des.frontend.layers.mamba import mamba
+from rapid_des.frontend.layers.mixture import mixture_of_experts
 from rapid_des.frontend.layers.transformer import dense_feed_forward, grouped_query_attention
 from rapid_des.frontend.spec import ModelSpec
 

@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 
 from rapid_des.device.operators import Gemm, GroupedGemm, Starts
 from rapid_des.device.vector import fused
-from rapid_des.errors import ConfigError
-from rapid_des.frontend.layer_spec import ExpertsSpec
 from rapid_des.frontend.layers.dispatch import Dispatch, Overlapped
 from rapid_des.frontend.layers.layer import Parameters
 from rapid_des.frontend.layers.transformer import GATED, DenseFeedForward
@@ -30,7 +28,7 @@ from rapid_des.frontend.matrices import (
     reduce_output,
 )
 from rapid_des.frontend.operations import OperationList, Shard
-from rapid_des.frontend.spec import ModelSpec, ParallelismSpec
+from rapid_des.frontend.spec import ParallelismSpec
 from rapid_des.units import ceil_divide
 
 
@@ -375,28 +373,3 @@ class Experts:
 def _alone(shard: Shard) -> Shard:
     """Return the shard as the router sees it, whole on every rank."""
     return replace(shard, tp=1, sequence_parallel=False)
-
-
-def mixture_of_experts(spec: ExpertsSpec, model: ModelSpec, file: str) -> Experts:
-    """Return the mixture of experts of a model file."""
-    if spec.topk > spec.experts:
-        problem = f"{spec.topk}; allowed: up to the {spec.experts} experts"
-        raise ConfigError(problem, file=file, key="feed_forward.topk")
-    if spec.shared_gate and not spec.shared_hidden:
-        raise ConfigError(
-            "there are no shared experts (shared_hidden 0)", file=file, key="feed_forward.shared_gate"
-        )
-    shared = DenseFeedForward(
-        model.hidden, spec.shared_hidden, spec.activation, bias=False, name="ffn.shared"
-    )
-    return Experts(
-        hidden=model.hidden,
-        inner=spec.hidden,
-        activation=spec.activation,
-        dispatch=Dispatch(spec.latent or model.hidden, spec.experts, spec.topk, spec.capacity),
-        bias=spec.bias,
-        router_bias=spec.router_bias,
-        shared=shared if spec.shared_hidden else None,
-        shared_gate=spec.shared_gate,
-        latent=spec.latent,
-    )
