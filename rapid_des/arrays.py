@@ -140,3 +140,13 @@ def joined_starts(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         starts[begin + 1 : begin + len(row)] = starts[begin] - row[0] + row[1:]
         begin += len(row) - 1
     return starts
+
+
+def distinct_rows(*columns: Int8s | Int64s) -> tuple[Int64s, Int64s]:
+    """Return the different rows of some columns, and which of them each row is."""
+    key = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        values, codes = np.unique(column, return_inverse=True)
+        key = np.unique(key * len(values) + codes, return_inverse=True)[1]
+    first = np.unique(key, return_index=True)[1]
+    return np.stack([column[first].astype(np.int64) for column in columns], 1), key

@@ -22,8 +22,7 @@ from rapid_des.frontend import Job
 from rapid_des.frontend.groups import message_size
 from rapid_des.frontend.optimizers import bucket_parameters, gathered_as, gradient_buckets
 from rapid_des.frontend.template import STREAMS, Column, Mark, Piece
-from rapid_des.program.communication import TimeAlone
-from rapid_des.program.contention import slowdowns
+from rapid_des.program.communication import TimeAlone, slowdowns
 from rapid_des.studies.alone import Message
 
 _LONG = 10**15
