@@ -33,8 +33,9 @@ _PLAIN, _KERNELS, _EXCHANGED, _FLOOR, _WALKED, _ESTIMATED, _FINAL = range(7)
 """What is known: bounds of kernels (not run again, all), with their layers' messages, those of replicas too,
 by a walk; both steps."""
 
-_LEAST_BATCH = 2
-"""Candidates that are simulated at a time at least: so that one worker looks at the same ones as two."""
+_LEAST_BATCH = 4
+"""Candidates that are simulated at a time at least: so that one worker looks at the same ones as two, and two
+seldom wait for each other."""
 
 
 _ROUNDED, _BESIDE = 1e-6, 0.0025
@@ -155,6 +156,7 @@ class Refinement:
             else:
                 self.rows.append(entry)
                 return
+        batch.sort(key=lambda entry: entry.level < _ESTIMATED)  # what takes long begins first
         points = [
             Point(entry.family.job, self.machine, mode=self._mode(entry), allow_oom=True) for entry in batch
         ]
