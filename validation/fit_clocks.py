@@ -37,9 +37,10 @@ LEAST = 4096
 SCALED = {
     "a100_sxm_80gb": ("a100_pcie_80gb", "a100_pcie_40gb"),
     "h100_sxm": ("h100_pcie", "h100_nvl"),
-    "b200": ("b300", "gb200", "gb300"),
+    "b200": ("gb200",),
+    "gb300": ("b300",),
 }
-"""Devices without loops of their own, below the measured one of their family."""
+"""Devices without loops of their own, below the measured one of their chip, or the nearest to it."""
 
 CHECKS = (
     ("A100 PCIe over SXM, bf16", 252.9 / 271.2, 300 / 400),

@@ -222,9 +222,13 @@ KINDS: Mapping[str, VectorKind] = {
         "scale of each block found and applied, to one byte an element, along rows and along columns",
         Traffic(1, 0, 6, write_bytes=2 * (1 + 1 / 32)),
     ),
-    "quantize4_transpose": over_elements(
-        "the same to half a byte an element, with a byte of scale for 16",
-        Traffic(1, 0, 6, write_bytes=2 * (1 / 2 + 1 / 16)),
+    "quantize4": over_elements(
+        "the same along rows alone, to half a byte an element, with a byte of scale for 16",
+        Traffic(1, 0, 6, write_bytes=1 / 2 + 1 / 16),
+    ),
+    "hadamard4_transpose": over_elements(
+        "the same along columns, after a random Hadamard transform of each 16 (tensor cores)",
+        Traffic(1, 0, 6, write_bytes=1 / 2 + 1 / 16),
     ),
     "moe_gate": by_rows("softmax over experts", Traffic(1, 1, 12)),
     "moe_topk": by_rows("the largest of each row of expert scores", Traffic(1, 1, 8)),

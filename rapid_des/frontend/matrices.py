@@ -115,9 +115,13 @@ CASTS: Mapping[Recipe, tuple[str, ...]] = {
     "current": ("amax", "cast_transpose"),
     "blockwise": ("quantize_transpose",),
     "mxfp8": ("quantize_transpose",),
-    "nvfp4": ("amax", "quantize4_transpose"),
+    "nvfp4": ("amax", "quantize4", "hadamard4_transpose"),
 }
-"""The kernels that make an operand narrow, along both of its axes, for the products of a training step."""
+"""The kernels that make an operand narrow, along both of its axes, for the products of a training step.
+
+Transformer Engine quantises to four bits in three passes, as columns alone are transformed
+(pytorch/csrc/quantizer.cpp, `NVFP4Quantizer::quantize_impl`).
+"""
 LAUNCHES: Mapping[Recipe, int] = {"delayed": 1, "current": 4, "blockwise": 1, "mxfp8": 1, "nvfp4": 4}
 """What Transformer Engine launches for each of these casts. Its largest value: set to zero, found, made a
 scale (common/recipe/current_scaling.cu), and the cast."""

@@ -1,7 +1,9 @@
 """Sustained clocks: by dtype, with their evidence, and as the measured loops have them."""
 
+from collections import defaultdict
 from fractions import Fraction
 from pathlib import Path
+from statistics import geometric_mean
 
 import pytest
 
@@ -62,10 +64,16 @@ def test_a_slowed_device_slows_the_clock_of_every_dtype():
 
 
 def test_device_files_have_the_clocks_that_measured_loops_show():
+    shown, stated = defaultdict(list), {}
     for found in loops(DataFolder(Path(CHECKOUT_DATA), split=True)):
-        stated = found.device.for_arithmetic(found.gemms[0].dtype).spec.clock.sustained
+        board, _, _ = found.name.partition(",")
+        shown[board].append(float(found.clock()))
+        stated[board] = found.device.for_arithmetic(found.gemms[0].dtype).spec.clock.sustained
+    for board, clocks in shown.items():
         # H100's own loops are kept aside; they stay within what the file says of its neighbours' clock.
-        assert found.clock() == pytest.approx(stated, rel=0.02), found.name
+        # GB200's are of four virtual machines, up to 6 % from their mean.
+        assert geometric_mean(clocks) == pytest.approx(stated[board], rel=0.02), board
+        assert clocks == pytest.approx([float(stated[board])] * len(clocks), rel=0.06), board
 
 
 @pytest.mark.parametrize(("known", "other"), [(name, one) for name in SCALED for one in SCALED[name]])

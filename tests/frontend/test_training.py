@@ -395,7 +395,7 @@ NARROW = [("precision.gemm", "fp8")]
     ("recipe", "casts"),
     # forward: attention output and ffn.out; with scales that are not known before, qkv and ffn.in too.
     # backward: the gradients of all four outputs.
-    [("delayed", 2 + 4), ("current", 2 * (4 + 4)), ("blockwise", 8), ("mxfp8", 8), ("nvfp4", 2 * 8)],
+    [("delayed", 2 + 4), ("current", 2 * (4 + 4)), ("blockwise", 8), ("mxfp8", 8), ("nvfp4", 3 * 8)],
 )
 def test_a_recipe_casts_operands_and_gradients_of_every_layer(tiny, prices, recipe, casts):
     table = build(tiny(*NARROW, ("precision.recipe", recipe)), prices).tables[0]

@@ -86,22 +86,25 @@ def _as_submitted(record: Record) -> Tree:
 
     mlcommons/training_results_v5.1, NVIDIA: the README of each submission names the configuration that ran,
     pretrain.py says `grad_reduce_in_fp32=False`, config_common.sh `FP8_RECIPE="tensorwise"` and
-    FP8_PARAM_GATHER, that of 8B BUCKET_SIZE; TP_COMM_OVERLAP is said by configurations of GPT-3 and of 405B,
-    LAYER_CUDA_GRAPH by those of adapters from v4.1 on, whose products are not cut; v3.1, Azure with NVIDIA:
+    FP8_PARAM_GATHER, that of 8B BUCKET_SIZE; TP_COMM_OVERLAP is said by configurations of GPT-3 and of 405B
+    in fp8 (those in fp4 say False, and nvfp4 is Transformer Engine's recipe of that format), LAYER_CUDA_GRAPH
+    by those of adapters from v4.1 on, whose products are not cut; v3.1, Azure with NVIDIA:
     distributed_fused_adam.yaml says `grad_sync_dtype: bf16`, config_fp8.sh a history of amax, which is
     delayed scaling.
     """
     config, recent = record["config_file"], record["round"].startswith("v5")
     narrow = "fp4" if config.endswith("fp4.sh") or record["case_id"] in _IN_FP4 else "fp8"
     precision = {"gemm": narrow, "gradients": "bf16", "gradient_reduce": "bf16"}
-    if narrow == "fp8" and recent:
+    if narrow == "fp4":
+        precision |= {"recipe": "nvfp4"}
+    elif recent:
         precision |= {"recipe": "current", "parameter_gather": "fp8"}
     training = dict(MEGATRON_2025_JOB["training"])
     graphs = {"v5.1"}
     if record["benchmark"] == _LORA:
         graphs |= {"v4.1", "v5.0"}
         training |= {"adapters": _ADAPTERS}
-    if record["benchmark"] in _OVERLAPS_TP and record.count("tp") > 1:
+    if record["benchmark"] in _OVERLAPS_TP and record.count("tp") > 1 and narrow != "fp4":
         training |= {"overlap_tp": "userbuffers"}
     if record["benchmark"] == "llama31_8b":
         training |= {"bucket_parameters": 768_000_000, "bucket_parameters_per_replica": 0}
