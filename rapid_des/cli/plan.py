@@ -79,12 +79,12 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
     check_outputs([options["write_job"]], replace=options["force"])
     vary = choices_of(options["vary"])
     wanted, loaded = open_job(job, machine, settings)
-    with progress("plan") as bar:
+    with progress("plan") as bar, executor_of(options["executor"], options["workers"]) as crew:
         names = ("gpus", "top", "mode", "pruned", "price", "within_s")
         asked = Wanted(**{name: options[name] for name in names}, vary=vary, told=bar.part)
-        best = plan(wanted, loaded, asked, executor_of(options["executor"], options["workers"]))
+        best = plan(wanted, loaded, asked, crew)
         plain, lines = best.as_json(), list(plan_lines(best.as_json(), wanted.name, loaded.name))
-        crew, strongest = executor_of(options["executor"], options["workers"]), options["strongest"]
+        strongest = options["strongest"]
         if strongest:
             effects = sensitivity(best.job, loaded, How(told=bar.part), crew).as_json()
             plain["sensitivity"] = effects

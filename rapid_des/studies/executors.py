@@ -48,7 +48,7 @@ Meanwhile: TypeAlias = Callable[[], bool]
 
 
 class Executor(Protocol):
-    """Runs a function over items; used in a `with` block, several times if need be: its workers stay warm."""
+    """Runs a function over items; used in a `with` block, or several inside one: its workers stay warm."""
 
     workers: int
 

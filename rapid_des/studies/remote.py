@@ -166,12 +166,17 @@ class Remote:
         self._hands: list[_Hand] = []
         self._item_s = _BATCH_S
         self._false_starts = 0
+        self._blocks = 0
 
     def __enter__(self) -> Self:
+        self._blocks += 1
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._dismiss(list(self._hands))
+        """Dismiss the workers at the end of the outermost block."""
+        self._blocks -= 1
+        if not self._blocks:
+            self._dismiss(list(self._hands))
 
     def start(self) -> None:
         """Begin to start all workers."""

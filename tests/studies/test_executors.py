@@ -102,3 +102,14 @@ def test_items_are_taken_as_they_are_needed_and_leaving_early_ends_the_workers()
             if count == 20:
                 break
         assert len(taken) < 20 + 2 * 64 + 64
+
+
+def test_blocks_inside_a_block_have_the_same_workers():
+    seen = []
+    with executor_of("processes", 2) as executor:
+        for _ in range(2):
+            with executor:
+                assert len(list(executor.map(evaluate, list(points())[:2]))) == 2
+                seen.append(workers())
+        assert workers() == seen[0] == seen[1] != []
+    assert workers() == []
