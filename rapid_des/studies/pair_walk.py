@@ -149,7 +149,7 @@ def walked_in_pairs(job: Job) -> int | None:
 
     >>> from rapid_des.frontend import load_job
     >>> walked_in_pairs(load_job("deepseek_v3_train_2048"))
-    40
+    48
     """
     count = job.micro_batches
     if job.training.schedule in _PAIRS:
