@@ -16,7 +16,7 @@ from rapid_des.frontend.importing import (
     import_rapid_llm,
     import_torchtitan,
 )
-from rapid_des.report.writing import check_outputs
+from rapid_des.report.writing import check_outputs, write_text
 
 PATH = click.Path(path_type=Path)
 job_output = click.option("-o", "--output", type=PATH, help="Job file to write; else to stdout.")
@@ -42,7 +42,7 @@ def hf(path: Path, output: Path | None, ignore: tuple[str, ...], force: bool, as
     imported = import_hugging_face(path, ignore=ignore)
     text = imported.as_yaml()
     if output is not None:
-        output.write_text(text)
+        write_text(output, text)
     plain = {
         "architecture": imported.architecture,
         "parameters": imported.model.parameters,
@@ -100,7 +100,7 @@ def _finish(imported: ImportedJob, output: Path | None, *, as_json: bool) -> Non
     """Write a job file, or print it; notes go to stderr where they would otherwise not be seen."""
     text = imported.as_yaml()
     if output is not None:
-        output.write_text(text)
+        write_text(output, text)
         for note in imported.notes:
             click.echo(f"note: {note}", err=True)
     plain = {
@@ -129,7 +129,7 @@ def rapid_llm(hardware: Path, model: Path, folder: Path, name: str, force: bool,
     texts = {folder / file: text for file, text in run.files(name).items()}
     check_outputs(texts, replace=force)
     for file, text in texts.items():
-        file.write_text(text)
+        write_text(file, text)
     for note in run.job.notes:
         click.echo(f"note: {note}", err=True)
     plain = {"files": [str(file) for file in texts], "notes": list(run.job.notes), "gpus": run.job.job.gpus}

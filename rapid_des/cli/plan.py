@@ -21,7 +21,7 @@ from rapid_des.cli.options import (
 )
 from rapid_des.report.pictures.charts import draw_tornado
 from rapid_des.report.plan_text import leaning_lines, plan_lines, sensitivity_lines
-from rapid_des.report.writing import check_outputs, replacing
+from rapid_des.report.writing import check_outputs, write_text
 from rapid_des.simulation import MODES
 from rapid_des.studies.crews import executor_of
 from rapid_des.studies.plan import AUTO, Wanted, plan
@@ -95,8 +95,7 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
             lines += leaning_lines(plain["leanings"])
     echo_marked(options["as_json"], plain, lines, [(wanted, loaded)])
     if options["write_job"] is not None:
-        with replacing(options["write_job"]) as path:
-            path.write_text(best.job.as_yaml(), encoding="utf-8")
+        write_text(options["write_job"], best.job.as_yaml())
         announce(f"the best way as a job: {options['write_job']}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
@@ -33,7 +32,7 @@ from rapid_des.report.writing import check_outputs
 from rapid_des.simulation import MODES, simulate
 from rapid_des.studies.difference import check_result, difference
 from rapid_des.studies.figures import FIGURES
-from rapid_des.studies.results import Sweep
+from rapid_des.studies.results import Sweep, whole_result
 from rapid_des.studies.search import PRUNERS, SAMPLERS
 from rapid_des.studies.search import search as run_search
 from rapid_des.studies.store import Store
@@ -180,9 +179,9 @@ def _side(text: str) -> dict[str, Any]:
     folder, sharp, number = text.rpartition("#")
     if sharp and number.isdecimal():
         row = Store.open(Path(folder)).row(int(number))
-        if row.get("result") is None:
+        whole = whole_result(row)
+        if whole is None:
             raise InputError(f"{text}: this point failed: {row['status']}: {row['error']}")
-        whole: dict[str, Any] = json.loads(row["result"])
         return whole
     if text.endswith(".json"):
         read = parse_json(read_text(Path(text)), Path(text))

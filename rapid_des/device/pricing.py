@@ -14,9 +14,12 @@ Which kernel an attention runs as:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
+from operator import index
 from pathlib import Path
+from typing import SupportsIndex
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.device import roofline
@@ -25,6 +28,7 @@ from rapid_des.device.attention.flash import BlockScheduler, price_flash, price_
 from rapid_des.device.device import Device
 from rapid_des.device.gemm import gemm_model, grouped_model, price_gemm, price_grouped_gemm
 from rapid_des.device.operators import (
+    DTYPE_BITS,
     Attention,
     Estimate,
     Gemm,
@@ -80,7 +84,44 @@ def estimate(operator: Operator, device: Device) -> Estimate:
     >>> known.bound, known.flops, known.duration < 10**9
     ('tensor', 137438953472, True)
     """
+    check_shape(operator)
     return operator_model(device).estimate(operator)
+
+
+_SIZES: Mapping[type, tuple[str, ...]] = {
+    Gemm: ("m", "n", "k", "batch"),
+    GroupedGemm: ("n", "k"),
+    Attention: ("batch", "query_length", "key_length", "heads", "kv_heads", "head_dim"),
+    Vector: ("rows", "columns"),
+    HostWork: (),
+    Starts: (),
+}
+
+
+def check_shape(operator: Operator) -> None:
+    """Raise `InputError` for what is no operator, for sizes that are none and formats that are none."""
+    if type(operator) not in _SIZES:
+        names = ", ".join(each.__name__ for each in _SIZES)
+        raise InputError(f"{operator!r} is no operator; allowed: {names}")
+    for name in _SIZES[type(operator)]:
+        _check_whole(operator, name, getattr(operator, name), 1)
+    rows = operator.rows if isinstance(operator, GroupedGemm) else ()
+    if not isinstance(rows, tuple):
+        raise InputError(f"GroupedGemm: rows is {rows!r}; allowed: a tuple of whole numbers, one a group")
+    for row in rows:
+        _check_whole(operator, "rows", row, 0)
+    for field in fields(operator):
+        value = getattr(operator, field.name)
+        if field.name.endswith("dtype") and value is not None and value not in DTYPE_BITS:
+            allowed = ", ".join(DTYPE_BITS)
+            raise InputError(f"{type(operator).__name__}: {field.name} is {value!r}; allowed: {allowed}")
+
+
+def _check_whole(operator: Operator, name: str, value: object, least: int) -> None:
+    if not isinstance(value, SupportsIndex) or index(value) < least:
+        raise InputError(
+            f"{type(operator).__name__}: {name} is {value!r}; allowed: whole numbers from {least}"
+        )
 
 
 class RooflineOperators:

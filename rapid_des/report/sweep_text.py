@@ -58,7 +58,7 @@ def points_lines(title: str, rows: Sequence[Plain]) -> Iterator[str]:
 def sweep_lines(plain: Plain, title: str) -> Iterator[str]:
     """Yield what a study found: how many points, the best, the front, which axes matter, what failed."""
     failed = sum(failure["points"] for failure in plain["failed"])
-    yield f"{title}: {plain['points']:,} points, {failed:,} failed" + (
+    yield f"{title}: {plain['points']:,} point{'s' * (plain['points'] != 1)}, {failed:,} failed" + (
         f"; {plain['left']:,} not reached" if plain["left"] else ""
     )
     objective = plain["objective"]
@@ -71,7 +71,8 @@ def sweep_lines(plain: Plain, title: str) -> Iterator[str]:
     yield from _effect_lines(plain)
     for failure in plain["failed"]:
         first = failure["text"].splitlines()[0]
-        yield f"\n  {failure['error']}: {failure['points']:,} points, the first is {failure['first']}:"
+        many = f"{failure['points']:,} points, the first is" if failure["points"] > 1 else "point"
+        yield f"\n  {failure['error']}: {many} {failure['first']}:"
         yield f"    {first}"
     yield from unmeasured_lines(plain["not_validated"])
 

@@ -42,6 +42,12 @@ def replacing(path: Path) -> Iterator[Path]:
         beside.unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text in UTF-8; see `replacing`."""
+    with replacing(path) as beside:
+        beside.write_text(text, encoding="utf-8")
+
+
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
     try:

@@ -356,6 +356,12 @@ class Slo:
                 limits[name] = int(Duration.parse(value))
             except ValueError as error:
                 raise ConfigError(str(error), file=f"--slo {text!r}", key=name) from None
+            if limits[name] <= 0:
+                raise ConfigError(
+                    f"{value}: no request takes no time; allowed: more than 0",
+                    file=f"--slo {text!r}",
+                    key=name,
+                )
         if not limits:
             raise ConfigError("states no limit, as in ttft=2s tpot=50ms", file=f"--slo {text!r}")
         return cls(text, limits)

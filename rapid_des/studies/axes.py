@@ -87,11 +87,14 @@ class Reader:
 
     def axes(self, stated: Mapping[str, Any]) -> tuple[Axis, ...]:
         """Return the axes that a file states, in its order."""
-        names = column_names([part for key in stated for part in _parts_of(key)])
+        parts = [part for key in stated for part in _parts_of(key)]
+        names = column_names(parts)
+        if "" in parts:
+            raise self._wrong("axes", "an axis without a name")
         axes = tuple(self._axis(key, value, names) for key, value in stated.items())
         columns = [name for axis in axes for name in axis.names]
         changed = [key for axis in axes for key in axis.keys]
-        for varied in (columns, changed):
+        for varied in (parts, columns, changed):
             twice = next((name for name in varied if varied.count(name) > 1), None)
             if twice is not None:
                 raise self._wrong("axes", f"{twice!r} is varied twice")

@@ -65,13 +65,17 @@ def capacity_lines(fleets: Fleets, demand: Demand, title: str) -> Iterator[str]:
         yield f"  {text:{wide}}  -  {why}"
 
 
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'s' * (count != 1)}"
+
+
 def _line(row: Layout, fleets: Fleets) -> str:
     joules = "–" if row.energy is None else f"{row.energy.joules_per_output_token:.3g}"
     line = f"{row.gpus:>6}{row.rate:>12.3g}{row.output_tokens_per_gpu:>14,.0f}{joules:>9}"
     line += f"{row.broken or 'throughput':>12}"
     fleet = row.fleet(fleets.load, fleets.price) if fleets.load else {}
     if fleets.load:
-        line += f"{fleet['gpus']:>7} GPUs" if fleet else f"{'–':>12}"
+        line += f"{_gpus(fleet['gpus']):>12}" if fleet else f"{'–':>12}"
     if fleets.price is not None:
         alone = row.cost_per_million_tokens(fleets.price)
         cost = fleet.get("cost_per_million_tokens") if fleets.load else alone

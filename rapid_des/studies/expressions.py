@@ -49,6 +49,9 @@ class Expression:
     text: str
     tree: ast.expr
     names: tuple[str, ...]
+    file: str = ""
+    key: str = ""
+    """Where it stands, for errors."""
 
     @classmethod
     def parse(
@@ -70,7 +73,7 @@ class Expression:
                 hint = f"did you mean {near[0]!r}? " if near else ""
                 problem = f"{text[:80]!r}: no {name!r} here; {hint}known: {', '.join(known)}"
                 raise ConfigError(problem, file=file, key=key)
-        return cls(text, tree, tuple(names))
+        return cls(text, tree, tuple(names), file, key)
 
     def __call__(self, values: Mapping[str, Any]) -> Any:
         """Return what the expression comes to; `ConfigError` if its values do not go together."""
@@ -78,7 +81,8 @@ class Expression:
             return _value(self.tree, values)
         except (TypeError, ArithmeticError, ValueError) as error:
             used = ", ".join(f"{name} {values.get(name)!r}" for name in self.names)
-            raise ConfigError(f"{self.text[:80]!r} with {used}: {error}") from None
+            problem = f"{self.text[:80]!r} with {used}: {error}"
+            raise ConfigError(problem, file=self.file, key=self.key) from None
 
 
 def _names(node: ast.expr) -> list[str]:

@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import msgspec
 import numpy as np
 
 from rapid_des.arrays import Int64s
-from rapid_des.errors import InputError
+from rapid_des.errors import ConfigError, InputError
 from rapid_des.report.evidence import unmeasured_in
 from rapid_des.report.writing import require_extra
 from rapid_des.studies import effects
@@ -28,6 +29,13 @@ if TYPE_CHECKING:
 Places: TypeAlias = Sequence[int] | Int64s
 """Positions of points among those of some results."""
 _SHOWN = ("step_time_s", "tokens_per_s", "mfu", "memory_bytes", "bound")
+
+
+class _OfSweep(msgspec.Struct):
+    """What the manifest of a sweep says of its columns."""
+
+    axes: tuple[str, ...]
+    objective: str
 
 
 @dataclass(frozen=True)
@@ -58,9 +66,14 @@ class Sweep:
         store = Store.open(Path(folder))
         if store.manifest.get("kind") != "sweep":
             raise InputError(f"{folder}: results of {store.manifest.get('kind')}, not of a sweep")
+        stated = store.require(_OfSweep)
+        missing = {*stated.axes, stated.objective, *FIGURES} - store.columns.keys()
+        if missing or not FIGURES.get(stated.objective):
+            problem = f"no column {min(missing)!r}" if missing else f"{stated.objective!r} ranks nothing"
+            raise ConfigError(problem, file=str(store.folder / "manifest.json"), key="columns")
         table = store.table()
         columns = {name: _array(table[name], store.columns[name]) for name in table.column_names}
-        return cls(tuple(store.manifest["axes"]), store.manifest["objective"], columns, store)
+        return cls(stated.axes, stated.objective, columns, store)
 
     @classmethod
     def of_rows(cls, axes: Sequence[str], objective: str, rows: Sequence[Mapping[str, Any]]) -> Sweep:
@@ -111,8 +124,7 @@ class Sweep:
     def result(self, number: int) -> dict[str, Any]:
         """Return all that is known of a point: its row, and below `result` what `run --json` prints."""
         row = self.store.row(number) if self.store is not None else self._row_of(number)
-        whole = row.get("result")
-        return {**row, "result": None if whole is None else json.loads(whole)}
+        return {**row, "result": whole_result(row)}
 
     def _row_of(self, number: int) -> Mapping[str, Any]:
         wanted = next((row for row in self.rows if row["id"] == number), None)
@@ -192,6 +204,15 @@ class Sweep:
         return (
             f"<p>{html.escape(title)}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         )
+
+
+def whole_result(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what `run --json` prints of a row's point; None of one that failed."""
+    try:
+        whole: dict[str, Any] | None = json.loads(row.get("result") or "null")
+    except ValueError as error:
+        raise InputError(f"point {row['id']}: its result is not JSON: {error}") from None
+    return whole
 
 
 def _values(name: str, values: Any) -> list[Any]:

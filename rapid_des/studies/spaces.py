@@ -213,11 +213,11 @@ def _check(study: Study) -> None:
     for name in (name for axis in study.axes for name in axis.names):
         if name in reserved:
             raise ConfigError(f"{name!r} is a column of every result; choose another", file=file, key="axes")
-    if study.spec.objective not in FIGURES:
-        near = difflib.get_close_matches(study.spec.objective, FIGURES, n=1)
+    if not FIGURES.get(study.spec.objective):
+        ranked = [name for name, better in FIGURES.items() if better]
+        near = difflib.get_close_matches(study.spec.objective, ranked, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        ranked = ", ".join(name for name, better in FIGURES.items() if better)
-        problem = f"no figure {study.spec.objective!r}; {hint}allowed: {ranked}"
+        problem = f"{study.spec.objective!r} ranks nothing; {hint}allowed: {', '.join(ranked)}"
         raise ConfigError(problem, file=file, key="objective")
     faults = [
         *study.constant.faults,

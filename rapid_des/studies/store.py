@@ -15,10 +15,14 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any, Literal, Self, TypeVar
+
+import msgspec
+import numpy as np
 
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.report.writing import replacing, require_extra
+from rapid_des.version import __version__
 
 FORMAT = 1
 _MANIFEST, _PARTS = "manifest.json", "points"
@@ -27,6 +31,17 @@ _ROWS, _EVERY_S, _SHARE = 2000, 5.0, 0.02
 """A part is written for so many rows, or when so many seconds and this share of all time have passed."""
 
 Row = Mapping[str, Any]
+
+
+T = TypeVar("T")
+
+
+class _Manifest(msgspec.Struct):
+    """What every manifest has."""
+
+    kind: str
+    study: dict[str, Any]
+    columns: dict[str, Literal["bool_", "float64", "int64", "string"]]
 
 
 class Store:
@@ -38,7 +53,7 @@ class Store:
     def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
         self.folder = folder
         self.manifest = manifest
-        self.columns: Mapping[str, str] = manifest["columns"]
+        self.columns: Mapping[str, str] = manifest.get("columns", {})
         self._waiting: list[Row] = []
         self._began = self._written = time.monotonic()
         self._lock: IO[bytes] | None = None
@@ -85,16 +100,24 @@ class Store:
             manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
         except OSError:
             raise InputError(f"{folder}: no results of a study: it has no {_MANIFEST}") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"not valid JSON: {error}", file=str(folder / _MANIFEST)) from None
-        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-            raise ConfigError(f"format is not {FORMAT}", file=str(folder / _MANIFEST), key="format")
-        missing = [key for key in ("kind", "study", "columns") if key not in manifest]
-        if missing:
-            raise ConfigError(
-                "is missing: no manifest of a study", file=str(folder / _MANIFEST), key=missing[0]
-            )
-        return cls(folder, manifest)
+        stated = manifest.get("format") if isinstance(manifest, dict) else None
+        if stated != FORMAT:
+            problem = f"{stated}; rapid_des {__version__} reads format {FORMAT}"
+            raise ConfigError(problem, file=str(folder / _MANIFEST), key="format")
+        store = cls(folder, manifest)
+        store.require(_Manifest)
+        return store
+
+    def require(self, shape: type[T]) -> T:
+        """Return the manifest as a structure of what is needed of it; a `ConfigError` says what is not so."""
+        try:
+            return msgspec.convert(self.manifest, shape)
+        except msgspec.ValidationError as error:
+            problem, _, place = str(error).partition(" - at `$")
+            file = str(self.folder / _MANIFEST)
+            raise ConfigError(f"no manifest of a study: {problem}", file=file, key=place[1:-1]) from None
 
     def __enter__(self) -> Self:
         return self
@@ -142,7 +165,11 @@ class Store:
         schema = pyarrow.schema([(name, getattr(pyarrow, self.columns[name])()) for name in wanted])
         read = [_read(part, columns=wanted, schema=schema) for part in self.parts()]
         table = pyarrow.concat_tables(read) if read else schema.empty_table()
-        return table.sort_by("id") if "id" in wanted else table
+        if "id" not in wanted:
+            return table
+        table = table.sort_by("id")
+        firsts = np.flatnonzero(np.diff(table["id"].to_numpy(), prepend=-1))  # a copied part counts once
+        return table if len(firsts) == len(table) else table.take(firsts)
 
     def done(self) -> set[int]:
         """Return the ids of the rows that are written."""
@@ -170,7 +197,12 @@ def _read(part: Path, **what: Any) -> Any:
     from pyarrow import parquet
 
     try:
-        return parquet.read_table(part, **what)
+        if not part.is_file():
+            raise OSError("not a file")
+        table = parquet.read_table(part, **what)
+        if "id" in table.column_names and table["id"].null_count:
+            raise OSError("rows without an id")
+        return table
     except (pyarrow.ArrowException, OSError) as error:
         why = str(error).splitlines()[0].rstrip(".")
         raise InputError(

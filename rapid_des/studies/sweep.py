@@ -13,6 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.config import Document, to_tree
 from rapid_des.errors import InputError, RapidDesError
@@ -216,10 +218,31 @@ def study_of(store: Store) -> Study:
     """Return the study that made some results, from their manifest alone (and files that it names in it)."""
     if store.manifest.get("kind") != "sweep":
         raise InputError(f"{store.folder}: results of {store.manifest.get('kind')}, not of a sweep")
-    made = store.manifest["study"]
-    study = load_study(made["stated"], folder=Path(made["folder"]))
-    job, machine = (Document(Path(made["files"][key]), made["stated"][key]) for key in ("job", "on"))
-    return replace(study, name=store.manifest["name"], job=job, machine=machine)
+    named = store.require(_OfSweep)
+    made = named.study
+    study = load_study(made.stated, folder=Path(made.folder))
+    job = Document(Path(made.files.job), made.stated["job"])
+    machine = Document(Path(made.files.on), made.stated["on"])
+    return replace(study, name=named.name, job=job, machine=machine)
+
+
+class _Files(msgspec.Struct):
+    job: str
+    on: str
+
+
+class _Made(msgspec.Struct):
+    """What a manifest says of how a study's points are made."""
+
+    stated: dict[str, Any]
+    folder: str
+    files: _Files
+    source: str
+
+
+class _OfSweep(msgspec.Struct):
+    name: str
+    study: _Made
 
 
 @dataclass(frozen=True)
@@ -246,4 +269,5 @@ def rerun(store: Store, number: int) -> Rerun:
     again = _row(case, attempt(measured, case.point, BoundedCache()))
     names = [name for name in FIGURES if name not in ("key", "wall_s", "result")]
     differs = tuple(name for name in names if row.get(name) != again.get(name))
-    return Rerun(row, again, row.get("key") == again.get("key"), differs)
+    same = row.get("key") == again.get("key") and store.manifest["study"]["source"] == source_content()
+    return Rerun(row, again, same, differs)

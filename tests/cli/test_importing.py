@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rapid_des.frontend import load_job
-from tests.cli.shell import call
+from tests.cli.shell import call, refused
 
 CONFIG = {
     "model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -64,6 +64,13 @@ def test_a_job_file_is_printed_or_written(tmp_path, kind, text, options, left):
     plain = json.loads(run(source, *options, "--json", kind=kind).out)
     assert plain["gpus"] == 4 and plain["notes"] == [left]
     assert load_job(target).gpus == 4
+
+
+def test_an_output_that_takes_nothing_is_named(tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(CONFIG))
+    answer = refused(call("import", "hf", config, "-o", "/dev/full"))
+    assert "/dev/full: can not be written: No space left on device" in answer
 
 
 def test_a_variable_needs_a_value(tmp_path):

@@ -64,6 +64,17 @@ def test_a_fleet_has_whole_replicas_and_costs_what_its_gpus_do(job, node):
     assert fleet["cost_per_million_tokens"] == pytest.approx(fleet["cost_per_hour"] / (1e4 * 32 * 3600) * 1e6)
 
 
+def test_a_fleet_of_one_is_a_gpu(job, node):
+    demand = Demand(Slo.parse("e2e=1h"), requests=20)
+    report = "\n".join(capacity_lines(fleets(job, node, demand, ("tp=1",), load=1e-3), demand, "title"))
+    assert "1 GPU\n" in f"{report}\n"
+
+
+def test_a_limit_of_no_time_is_refused():
+    with pytest.raises(ConfigError, match="--slo 'ttft=0s': ttft: 0s: no request takes no time"):
+        Slo.parse("ttft=0s")
+
+
 def test_layouts_that_can_not_be_are_named_with_the_reason(job, node):
     demand = Demand(Slo.parse("e2e=1h"), requests=20)
     found = fleets(job, node, demand, ("tp=2", "tp=3", "tp=8 pp=2"))

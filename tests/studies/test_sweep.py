@@ -115,6 +115,10 @@ BAD = {
     "equal is ==": {"axes": {"tp": [2]}, "where": "tp = 2"},
     "no combination": {"axes": {"tp": [2]}, "where": "tp == 3"},
     "nothing here is drawn": {"axes": {"tp": [2]}, "repeat": 2},
+    "'key' ranks nothing": {"axes": {"tp": [2]}, "objective": "key"},
+    "axes: 'tp' is varied twice": {"axes": {"tp, tp": [[1, 2]]}},
+    "an axis without a name": {"axes": {"": {"a": {"tp": 2}}}},
+    "study.yaml: where[0]: '1 / (tp - 2) > 0' with tp 2": {"axes": {"tp": [2]}, "where": "1 / (tp - 2) > 0"},
     "did you mean 'mfu'": {"axes": {"tp": [2]}, "objective": "mfus"},
     "no machine file 'dgx_a1000'": {"axes": {"machine": ["dgx_a1000"]}},
     "a column of every result": {"axes": {"mfu": {"a": {}, "b": {"tp": 4}}}},
@@ -266,7 +270,7 @@ def test_parts_without_the_manifest_that_says_of_what_are_not_gone_on_with(kept,
     folder = tmp_path / "out"
     shutil.copytree(kept.store.folder, folder)
     (folder / "manifest.json").write_text('{"format": 1, "kind": "sweep"}')
-    assert "manifest.json: study: is missing" in refused(call("show", folder))
+    assert "missing required field `study`" in refused(call("show", folder))
     (folder / "manifest.json").unlink()
     with pytest.raises(rd.InputError, match="results without the manifest"):
         sweep(SPLITS, folder=folder, executor="local")

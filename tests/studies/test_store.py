@@ -1,0 +1,91 @@
+"""Folders of results that somebody has damaged: one line that names the file and the place."""
+
+import json
+import shutil
+
+import pytest
+
+from rapid_des.studies.store import Store
+from rapid_des.studies.sweep import rerun, sweep
+from tests.cli.shell import call, refused
+
+pyarrow = pytest.importorskip("pyarrow")
+pytest.importorskip("pyarrow.parquet")
+STUDY = {"job": "llama2_7b_train", "on": "dgx_a100", "mode": "analytical", "axes": {"tp": [2, 4]}}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("study") / "out"
+    sweep(STUDY, folder=folder, executor="local")
+    return folder
+
+
+@pytest.fixture
+def kept(whole, tmp_path):
+    return shutil.copytree(whole, tmp_path / "größe 大")
+
+
+def rewrite(folder, **keys):
+    """Put keys of the manifest in the place of others; None leaves one out."""
+    manifest = folder / "manifest.json"
+    changed = json.loads(manifest.read_text(encoding="utf-8")) | keys
+    changed = {key: value for key, value in changed.items() if value is not None}
+    manifest.write_text(json.dumps(changed), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"format": 2}, "format: 2; rapid_des"),
+        ({"columns": 5}, "columns: no manifest of a study: Expected `object`, got `int`"),
+        ({"columns": {"id": "text"}}, "Invalid enum value 'text'"),
+        ({"columns": {"id": "int64"}}, "columns: no column"),
+        ({"axes": ["nope"]}, "columns: no column 'nope'"),
+        ({"axes": None}, "missing required field `axes`"),
+        ({"objective": "bound"}, "'bound' ranks nothing"),
+        ({"study": 5}, "study: no manifest of a study: Expected `object`, got `int`"),
+        ({"study": {"stated": {}}}, None),
+    ],
+)
+def test_a_manifest_that_is_none_is_named_with_the_place(kept, keys, said):
+    rewrite(kept, **keys)
+    command = ("show", kept) if said else ("show", kept, "--rerun", 1)
+    answer = refused(call(*command))
+    assert len(answer.splitlines()) == 1
+    assert "manifest.json" in answer
+    assert (said or "missing required field `folder`") in answer
+
+
+def test_a_part_without_the_rows_of_a_study_is_named(kept):
+    (part,) = (kept / "points").glob("*.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"other": [1]}), part)
+    for command in (("show", kept), ("show", kept, "--point", 1), ("show", kept, "--rerun", 1)):
+        answer = refused(call(*command))
+        assert "part-00001.parquet" in answer
+        assert "simulates its points again" in answer
+    part.unlink()
+    part.mkdir()
+    assert "part-00001.parquet: not a file" in refused(call("show", kept))
+
+
+def test_a_result_that_is_no_json_is_told_by_its_point(kept):
+    (part,) = (kept / "points").glob("*.parquet")
+    table = pyarrow.parquet.read_table(part)
+    place = table.schema.get_field_index("result")
+    pyarrow.parquet.write_table(table.set_column(place, "result", pyarrow.array(["{"] * 2)), part)
+    assert "point 1: its result is not JSON" in refused(call("compare", f"{kept}#1", f"{kept}#2"))
+
+
+def test_a_part_that_was_copied_counts_once(kept):
+    (part,) = (kept / "points").glob("*.parquet")
+    shutil.copy(part, part.with_name("part-00007.parquet"))
+    assert call("show", kept, "--json").json["points"] == 2
+
+
+def test_results_of_another_rapid_des_are_told_from_those_of_this_one(kept):
+    study = json.loads((kept / "manifest.json").read_text(encoding="utf-8"))["study"]
+    rewrite(kept, study=study | {"source": "another"})
+    again = rerun(Store.open(kept), 1)
+    assert again.differs == ()
+    assert not again.same_content
