@@ -59,7 +59,10 @@ class Executor(Protocol):
     def map(
         self, function: Work[Item, Value], items: Iterable[Item], meanwhile: Meanwhile | None = None
     ) -> Iterator[tuple[int, Outcome[Value]]]:
-        """Yield every item's position and outcome as they finish; items are taken as workers become free."""
+        """Yield every item's position and outcome as they finish; items are taken as workers become free.
+
+        An iterator that has none for now is asked again as long as others are at work.
+        """
         ...
 
     def __enter__(self) -> Self: ...

@@ -19,7 +19,8 @@ from rapid_des.report.result import Result
 from rapid_des.report.writing import require_extra
 from rapid_des.simulation import require_kind
 from rapid_des.studies.executors import Executor, InProcess
-from rapid_des.studies.refinement import Entry, Refinement, Why
+from rapid_des.studies.front import Entry, Why
+from rapid_des.studies.refinement import Refinement
 from rapid_des.studies.splits import Candidate, Family, Space
 from rapid_des.units import Duration, seconds
 
@@ -226,8 +227,7 @@ class _Search:
         try:
             executor.start()
             candidates = refinement.fill(self.wanted.told)
-            while refinement.queue and len(refinement.rows) < self.wanted.top and not self._due():
-                refinement.next(executor)
+            for _ in refinement.search(executor, self.wanted.top):
                 self.wanted.told("simulating", len(refinement.rows), self.wanted.top)
         except KeyboardInterrupt:
             interrupted = True
@@ -248,9 +248,8 @@ class _Search:
 
     def _due(self) -> bool:
         """Tell whether it is time to stop: something was simulated, and it has taken long enough."""
-        counts, limit = self.refinement.counts, self.wanted.within_s
-        simulated = counts["analytical"] or counts[self.mode]
-        return limit is not None and bool(simulated) and time.monotonic() - self.began > limit
+        limit, simulated = self.wanted.within_s, self.refinement.simulated > 0
+        return limit is not None and simulated and time.monotonic() - self.began > limit
 
     def _dropped(self, family: Family, why: Why, text: str) -> None:
         if self.wanted.pruned:

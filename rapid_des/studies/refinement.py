@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.frontend import Job, memory
@@ -21,57 +21,27 @@ from rapid_des.frontend.memory import shortage, shown
 from rapid_des.machine import Machine
 from rapid_des.report.result import Result
 from rapid_des.studies.earliest import fullest_stages
-from rapid_des.studies.executors import Done, Executor, Meanwhile
+from rapid_des.studies.executors import Done, Executor, Outcome
 from rapid_des.studies.floors import Floors
+from rapid_des.studies.front import (
+    ESTIMATED,
+    EXCHANGED,
+    FINAL,
+    FLOOR,
+    KERNELS,
+    PLAIN,
+    WALKED,
+    Entry,
+    Front,
+    Out,
+    Why,
+)
 from rapid_des.studies.points import Point, evaluate
 from rapid_des.studies.splits import Candidate, Family, Space, checked
 from rapid_des.units import Duration
 
 Told = Callable[[str, int, int], None]
-Why = Literal["memory", "bound", "refused"]
-_PLAIN, _KERNELS, _EXCHANGED, _FLOOR, _WALKED, _ESTIMATED, _FINAL = range(7)
-"""What is known: bounds of kernels (not run again, all), with their layers' messages, those of replicas too,
-by a walk; both steps."""
-
-_LEAST_BATCH = 4
-"""Candidates that are simulated at a time at least: so that one worker looks at the same ones as two, and two
-seldom wait for each other."""
-
-
 _ROUNDED, _BESIDE = 1e-6, 0.0025
-
-
-@dataclass(order=True)
-class Entry:
-    """Candidates in the queue."""
-
-    least: int
-    """Picoseconds that each takes at least, by what is known."""
-    number: tuple[int, ...]
-    """Of the family, and where in it: ties are broken by the order of the space."""
-    family: Family = field(compare=False)
-    level: int = field(default=_PLAIN, compare=False)
-    result: Result | None = field(default=None, compare=False)
-
-    @property
-    def certain(self) -> bool:
-        """Whether nothing is left to be found out."""
-        return self.level == _FINAL
-
-    def part(self, place: int, family: Family, *, level: int, least: int) -> Entry:
-        """Return a part of these candidates, with a bound that holds for it."""
-        return Entry(max(self.least, least), (*self.number, place), family, level)
-
-
-@dataclass(frozen=True)
-class _Out:
-    """Candidates that are none, and why."""
-
-    family: Family
-    why: Why
-    text: str
-    needed: int = 0
-    """Bytes, where there are too few."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +81,8 @@ class Refinement:
     counts: Counter[str] = field(default_factory=Counter)
     nearest: tuple[int, Job] | None = None
     """Of those that do not fit: the least need, and who has it."""
-    ahead: dict[tuple[tuple[int, ...], int], list[Entry | _Out]] = field(default_factory=dict)
-    """What a closer look will find, by number and level: looked at while workers simulated."""
+    simulated: int = 0
+    """How many are, also those of which nobody knows yet whether they had to be."""
 
     def __post_init__(self) -> None:
         self.floors = Floors(self.machine, self.cache)
@@ -141,32 +111,48 @@ class Refinement:
             self._drop(family, "memory", full[alike])
         return candidates
 
-    def next(self, executor: Executor) -> None:
-        """Look more closely at who comes first, at as many as there are workers, or take the next row."""
-        batch: list[Entry] = []
-        while self.queue and len(batch) < max(_LEAST_BATCH, executor.workers) and not self.due():
-            entry = heapq.heappop(self.queue)
-            if entry.level < _WALKED:
-                self._look(entry)
-            elif not entry.certain:
-                batch.append(entry)
-            elif batch:
-                heapq.heappush(self.queue, entry)
-                break
-            else:
-                self.rows.append(entry)
-                return
-        batch.sort(key=lambda entry: entry.level < _ESTIMATED)  # what takes long begins first
-        points = [
-            Point(entry.family.job, self.machine, mode=self._mode(entry), allow_oom=True) for entry in batch
-        ]
-        waiting = dict(enumerate(batch))
+    def search(self, executor: Executor, top: int) -> Iterator[None]:
+        """Find so many rows, the fastest first; yield after every simulation.
+
+        Workers simulate ahead of what is known. What they find is taken in where it is asked for, in order:
+        so the same are looked at, and counted, however many workers there are.
+        """
+        front = Front(self._closer, top, executor.workers, self.due, list(self.queue))
         try:
-            for place, outcome in executor.map(_fitting, points, self._look_ahead(executor.workers)):
-                self._take(waiting.pop(place), outcome)
+            while self._take_in(front, top) and not self.due():
+                with closing(executor.map(_fitting, map(self._point, front), front.look_ahead)) as outcomes:
+                    for place, outcome in outcomes:
+                        front.learn(place, self._found(front.asked[place], outcome))
+                        yield
+                        if not self._take_in(front, top):
+                            break
         finally:
-            for entry in waiting.values():  # ^C came before them
-                heapq.heappush(self.queue, entry)
+            if len(self.rows) < top:
+                self._keep(front)
+
+    def _point(self, entry: Entry) -> Point:
+        return Point(entry.family.job, self.machine, mode=self._mode(entry), allow_oom=True)
+
+    def _take_in(self, front: Front, top: int) -> bool:
+        """Put what is known of those who come first in their place; tell whether more has to be found out."""
+        while self.queue and len(self.rows) < top:
+            entry = self.queue[0]
+            if entry.certain:
+                self.rows.append(heapq.heappop(self.queue))
+            elif entry.key in front.known:
+                heapq.heappop(self.queue)
+                self._put(front.known.pop(entry.key))
+            else:
+                return True
+        return False
+
+    def _keep(self, front: Front) -> None:
+        """Put all that is known in its place where the search was stopped: what was simulated is told."""
+        while ripe := [entry for entry in self.queue if entry.key in front.known]:
+            self.queue = [entry for entry in self.queue if entry.key not in front.known]
+            heapq.heapify(self.queue)
+            for entry in ripe:
+                self._put(front.known.pop(entry.key))
 
     def say_why(self) -> None:
         """Say of all that is left in the queue why it is no row."""
@@ -175,43 +161,19 @@ class Refinement:
             for family in self._left(entry):
                 self._drop(family, "bound", f"{known} {Duration(entry.least)}")
 
-    def _look(self, entry: Entry) -> None:
+    def _put(self, parts: Sequence[Entry | Out]) -> None:
         """Put the parts of an entry in its place, each with the next tighter bound."""
-        for part in self.ahead.pop((entry.number, entry.level), None) or self._closer(entry):
-            if isinstance(part, Entry):
-                heapq.heappush(self.queue, part)
-            else:
+        for part in parts:
+            if isinstance(part, Out):
                 self._leave_out(part)
-
-    def _look_ahead(self, workers: int) -> Meanwhile:
-        """Return what looks at one entry a call, those first that will come first, until a batch is found.
-
-        Nothing but the time that `next` takes depends on how far it got.
-        """
-        queue, wanted = list(self.queue), max(_LEAST_BATCH, workers)
-
-        def step() -> bool:
-            nonlocal wanted
-            looked = False
-            while queue and wanted and not looked:
-                entry = heapq.heappop(queue)
-                key = entry.number, entry.level
-                if entry.level >= _WALKED:
-                    wanted -= 1
-                    continue
-                looked = key not in self.ahead
-                if looked:
-                    self.ahead[key] = list(self._closer(entry))
-                for part in self.ahead[key]:
-                    if isinstance(part, Entry):
-                        heapq.heappush(queue, part)
-            return looked
-
-        return step
+                continue
+            if part.result is not None:
+                self.counts[part.result.mode] += 1
+            heapq.heappush(self.queue, part)
 
     def _left(self, entry: Entry) -> list[Family]:
         """Return the parts of an entry that may fit into memory; others are dropped."""
-        if entry.level >= _FLOOR:
+        if entry.level >= FLOOR:
             return [entry.family]
         families = []
         for whole in entry.family.along("recomputes"):
@@ -223,31 +185,31 @@ class Refinement:
         return families
 
     def _mode(self, entry: Entry) -> str:
-        return "analytical" if entry.level < _ESTIMATED else self.mode
+        return "analytical" if entry.level < ESTIMATED else self.mode
 
-    def _closer(self, entry: Entry) -> Iterator[Entry | _Out]:
+    def _closer(self, entry: Entry) -> Iterator[Entry | Out]:
         """Yield the parts of an entry, each with the next tighter bound, or why it is none."""
-        if entry.level == _PLAIN:
+        if entry.level == PLAIN:
             for place, family in enumerate(entry.family.along("recomputes")):
-                yield entry.part(place, family, level=_KERNELS, least=self._passes(family, again=True))
-        elif entry.level == _KERNELS:
+                yield entry.part(place, family, level=KERNELS, least=self._passes(family, again=True))
+        elif entry.level == KERNELS:
             parts = list(self._fitting_parts(entry.family))
-            yield from (part for part in parts if isinstance(part, _Out))
+            yield from (part for part in parts if isinstance(part, Out))
             stages = tuple(part.zero_stages[0] for part in parts if isinstance(part, Family))
             orders = replace(entry.family, zero_stages=stages).along("orders") if stages else ()
             for place, family in enumerate(orders):
                 least = self.floors.exchanged(family.job) if self.bounded else 0
-                yield entry.part(place, family, level=_EXCHANGED, least=least)
-        elif entry.level == _EXCHANGED:
+                yield entry.part(place, family, level=EXCHANGED, least=least)
+        elif entry.level == EXCHANGED:
             for place, part in enumerate(entry.family.along("zero_stages")):
                 yield _refused(part) or self._in_steps(entry, place, part)
         else:
             least = self.floors.walked(entry.family.job) if self.bounded else 0
-            yield replace(entry, level=_WALKED, least=max(entry.least, least))
+            yield replace(entry, level=WALKED, least=max(entry.least, least))
 
     def _in_steps(self, entry: Entry, place: int, part: Family) -> Entry:
         least = self.floors.step(part.job) if self.bounded else 0
-        return entry.part(place, part, level=_FLOOR, least=least)
+        return entry.part(place, part, level=FLOOR, least=least)
 
     def _passes(self, family: Family, *, again: bool) -> int:
         return self.floors.passes(family.job, again=again) if self.bounded else 0
@@ -276,35 +238,34 @@ class Refinement:
                 return needed + kept
         return needed + moving
 
-    def _fitting_parts(self, family: Family) -> Iterator[Family | _Out]:
+    def _fitting_parts(self, family: Family) -> Iterator[Family | Out]:
         """Yield the parts of one recomputation, or that they do not fit into memory."""
         for part in family.along("zero_stages"):
             needed = self.floors.memory(part.job) if self.trains else 0
             if needed <= self.capacity:
                 yield part
             else:
-                yield _Out(part, "memory", self._at_least(needed, part.job), needed)
+                yield Out(part, "memory", self._at_least(needed, part.job), needed)
 
     def _at_least(self, needed: int, job: Job) -> str:
         """Return what is said of a job that does not fit."""
         each = f"a stage needs at least {shown(needed)} a GPU, there are {shown(self.capacity)}"
         return f"{each} (micro-batch {job.training.micro_batch})" if self.trains else each
 
-    def _take(self, entry: Entry, outcome: Any) -> None:
-        """Put a candidate back with what a simulation says of it."""
+    def _found(self, entry: Entry, outcome: Outcome[Result | _TooLarge]) -> Entry | Out:
+        """Return a candidate with what a simulation says of it."""
         mode = self._mode(entry)
         if not isinstance(outcome, Done):
-            self._drop(entry.family, "refused", f"{mode}: {outcome.text}")
-        elif isinstance(outcome.value, _TooLarge):
-            self._leave_out(_Out(entry.family, "memory", outcome.value.text, outcome.value.needed))
-        else:
-            self.counts[mode] += 1
-            step, last = int(outcome.value.step_time), mode == self.mode
-            level = _FINAL if last else _ESTIMATED
-            least = step if last else max(entry.least, step - round(step * margin(entry.family.job)))
-            heapq.heappush(self.queue, replace(entry, result=outcome.value, level=level, least=least))
+            return Out(entry.family, "refused", f"{mode}: {outcome.text}")
+        if isinstance(outcome.value, _TooLarge):
+            return Out(entry.family, "memory", outcome.value.text, outcome.value.needed)
+        self.simulated += 1
+        step, last = int(outcome.value.step_time), mode == self.mode
+        level = FINAL if last else ESTIMATED
+        least = step if last else max(entry.least, step - round(step * margin(entry.family.job)))
+        return replace(entry, result=outcome.value, level=level, least=least)
 
-    def _leave_out(self, out: _Out) -> None:
+    def _leave_out(self, out: Out) -> None:
         self._drop(out.family, out.why, out.text)
         if out.why == "memory":
             self._near(out.needed, out.family.job)
@@ -321,10 +282,10 @@ class Refinement:
         self.dropped(family, why, text)
 
 
-def _refused(family: Family) -> _Out | None:
+def _refused(family: Family) -> Out | None:
     """Return why the frontend refuses a candidate, if it does."""
     why: list[str] = []
-    return None if checked(Candidate(family.job), why.append) is not None else _Out(family, "refused", why[0])
+    return None if checked(Candidate(family.job), why.append) is not None else Out(family, "refused", why[0])
 
 
 def _keeps_least(job: Job) -> bool:

@@ -4,7 +4,7 @@ import json
 import random
 import sys
 from collections import defaultdict
-from itertools import permutations
+from itertools import islice, permutations
 
 import pytest
 from click.testing import CliRunner
@@ -17,7 +17,7 @@ from rapid_des.machine import load_machine
 from rapid_des.report.plan_text import plan_lines
 from rapid_des.simulation import simulate
 from rapid_des.studies.earliest import held, walked_micro_batches
-from rapid_des.studies.executors import InProcess
+from rapid_des.studies.executors import InProcess, attempt
 from rapid_des.studies.floors import Floors
 from rapid_des.studies.orders import told_apart
 from rapid_des.studies.plan import Plan, Wanted, plan
@@ -395,4 +395,28 @@ def test_what_is_looked_at_while_workers_are_busy_changes_nothing():
         plan(job_of(), machine_of(), Wanted(top=2, vary=FEW, pruned=True), crew) for crew in (alone, beside)
     ]
     assert beside.looked
+    assert found[0].as_json() == found[1].as_json()
+
+
+def test_what_others_simulate_ahead_and_out_of_order_changes_nothing():
+    class Ahead(InProcess):
+        """Three workers, the last of whom is done first."""
+
+        workers = 3
+
+        def map(self, function, items, meanwhile=None):
+            fresh = enumerate(items)
+            while taken := list(islice(fresh, self.workers)):
+                for position, item in reversed(taken):
+                    meanwhile()
+                    self.simulated += 1
+                    yield position, attempt(function, item, self._cache)
+
+    alone, ahead = InProcess(), Ahead()
+    ahead.simulated = 0
+    found = [
+        plan(job_of(), machine_of(), Wanted(top=2, vary=FEW, pruned=True), crew) for crew in (alone, ahead)
+    ]
+    needed = found[0].counts["analytical"] + found[0].counts["hierarchical"]
+    assert ahead.simulated > needed
     assert found[0].as_json() == found[1].as_json()
