@@ -9,7 +9,7 @@ common is worked out once. Which worker does what never changes an outcome. Func
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeAlias, TypeVar
@@ -58,7 +58,7 @@ class Executor(Protocol):
 
     def map(
         self, function: Work[Item, Value], items: Iterable[Item], meanwhile: Meanwhile | None = None
-    ) -> Iterator[tuple[int, Outcome[Value]]]:
+    ) -> Generator[tuple[int, Outcome[Value]], None, None]:
         """Yield every item's position and outcome as they finish; items are taken as workers become free.
 
         An iterator that has none for now is asked again as long as others are at work.
@@ -109,7 +109,7 @@ class InProcess:
         function: Work[Item, Value],
         items: Iterable[Item],
         meanwhile: Meanwhile | None = None,  # noqa: ARG002 - nobody else works
-    ) -> Iterator[tuple[int, Outcome[Value]]]:
+    ) -> Generator[tuple[int, Outcome[Value]], None, None]:
         """Yield every item's position and outcome, in order."""
         for position, item in enumerate(items):
             yield position, attempt(function, item, self._cache)

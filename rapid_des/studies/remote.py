@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol, Self
@@ -185,7 +185,7 @@ class Remote:
 
     def map(
         self, function: Work[Item, Value], items: Iterable[Item], meanwhile: Meanwhile | None = None
-    ) -> Iterator[tuple[int, Outcome[Value]]]:
+    ) -> Generator[tuple[int, Outcome[Value]], None, None]:
         """Yield every item's position and outcome as they finish."""
         queue = _Queue(items)
         for hand in self._hands:
