@@ -19,6 +19,8 @@ from rapid_des.validation.network.packets import NS3_CLASSES, NS3_FOLDERS, ns3_t
 OUT = Path(__file__).parent / "figures" / "figure_9.png"
 OURS = {"cut_through": "network/ns3-modes/cut_through/", "fluid": "network/ns3/"}
 COLOURS = {"ASTRA-sim": "#b5b5b5", "cut_through": "#1f6fb4", "fluid": "#e08214"}
+MARKS = {"ASTRA-sim": ("s", 26), "cut_through": ("o", 40), "fluid": ("D", 12)}
+"""Shapes and areas such that marks at one place are all seen."""
 
 
 @dataclass(frozen=True)
@@ -74,17 +76,21 @@ def draw(found: Sequence[Case], out: Path) -> None:
     axes = figure.subplots()
     for who, colour in COLOURS.items():
         marked = [(case.errors[who], place) for place, case in enumerate(found) if who in case.errors]
-        axes.scatter(*zip(*marked, strict=True), color=colour, s=22, label=who, zorder=3)
+        shape, area = MARKS[who]
+        axes.scatter(*zip(*marked, strict=True), color=colour, marker=shape, s=area, label=who, zorder=3)
     for place, (case, above) in enumerate(zip(found[1:], found, strict=False), start=1):
         if case.kind != above.kind:
             axes.axhline(place - 0.5, color="#cccccc", linewidth=0.8)
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_xscale("symlog", linthresh=10)
+    ticks = (-50, -20, -10, -5, 0, 5, 10, 20, 50, 100, 200, 500)
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.set_xlim(-60, 900)
     axes.set_yticks(range(len(found)), [f"{case.name} ({case.kind})" for case in found], fontsize=6)
     axes.set_ylim(len(found) - 0.4, -0.6)
-    axes.set_xlabel("predicted over ns-3's last byte, percent (linear within 10)")
+    axes.set_xlabel("predicted over ns-3's last byte, percent (linear from -10 to 10)")
     axes.grid(axis="x", color="#eeeeee")
-    axes.legend(loc="lower left", fontsize=8)
+    axes.legend(loc="lower right", fontsize=8)
     figure.savefig(out, dpi=110)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from rapid_des.report.evidence import unmeasured_lines
 from rapid_des.report.result_text import drawn_line, time_text
+from rapid_des.report.sweep_text import heading, points_lines
 from rapid_des.units import PS_PER_S, Size
 
 Plain = Mapping[str, Any]
@@ -146,15 +147,18 @@ def _slowest(configuration: Plain) -> Iterator[str]:
 def search_lines(search: Plain) -> Iterator[str]:
     """Yield what a search found: how many points it took, and its best ones."""
     objectives = search["objectives"]
-    yield (
-        f"{search['simulated']} of {search['points']} points simulated, {search['estimated']} estimated; "
-        f"by {', '.join(objectives)}"
+    failed = sum(row["status"] != "ok" for row in search["rows"])
+    yield f"{search['simulated']} of {search['points']} points simulated, {search['estimated']} estimated" + (
+        f"; {failed} failed" if failed else ""
     )
-    rows = search["front"] if len(objectives) > 1 else [search["best"]]
-    for row in rows if search["best"] else []:
-        labels = " ".join(f"{name}={value}" for name, value in row["labels"].items())
-        figures = [f"{name} {row[name]:.6g}" for name in objectives if row.get(name) is not None]
-        yield f"  point {row['id']}: {labels}  {', '.join(figures)}"
+    shown = [
+        {"id": row["id"], **row["labels"], **{name: row[name] for name in objectives}}
+        for row in (search["front"] if len(objectives) > 1 else [search["best"]])
+        if row is not None
+    ]
+    names = [heading(name) for name in objectives]
+    title = "the best by" if len(names) == 1 else "no point simulated beats these in"
+    yield from points_lines(f"{title} {' and '.join(names)}", shown)
     if search["best"] is None:
         yield "no point could be simulated: " + next(
             (row["error"] for row in search["rows"]), "none was asked"

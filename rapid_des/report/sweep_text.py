@@ -26,6 +26,15 @@ _NAMES = {
 }
 
 
+def heading(name: str) -> str:
+    """Return what people call a column.
+
+    >>> heading("step_time_s"), heading("tp")
+    ('step time', 'tp')
+    """
+    return _NAMES.get(name, name)
+
+
 def cell(name: str, value: Any) -> str:
     """Return a value of a column as people read it.
 
@@ -52,7 +61,7 @@ def points_lines(title: str, rows: Sequence[Plain]) -> Iterator[str]:
     names = [name for name in (rows[0] if rows else ()) if any(row[name] is not None for row in rows)]
     cells = [[cell(name, row[name]) for name in names] for row in rows]
     sides = "".join("<" if all(isinstance(row[name], str) for row in rows) else ">" for name in names)
-    yield from table(title, [_NAMES.get(name, name) for name in names], sides, cells)
+    yield from table(title, [heading(name) for name in names], sides, cells)
 
 
 def sweep_lines(plain: Plain, title: str) -> Iterator[str]:
@@ -62,10 +71,10 @@ def sweep_lines(plain: Plain, title: str) -> Iterator[str]:
         f"; {plain['left']:,} not reached" if plain["left"] else ""
     )
     objective = plain["objective"]
-    yield from points_lines(f"the best by {_NAMES.get(objective, objective)}", plain["best"])
+    yield from points_lines(f"the best by {heading(objective)}", plain["best"])
     if len(plain["best_by_gpus"]) > 1:
         yield from points_lines("the best for each number of GPUs", plain["best_by_gpus"])
-    x, y = (_NAMES.get(name, name) for name in plain["pareto"]["columns"])
+    x, y = (heading(name) for name in plain["pareto"]["columns"])
     if len(plain["pareto"]["points"]) > 1:
         yield from points_lines(f"no point beats these in both {x} and {y}", plain["pareto"]["points"])
     yield from _effect_lines(plain)
@@ -86,7 +95,7 @@ def _effect_lines(plain: Plain) -> Iterator[str]:
         shown = ", ".join(f"{value}: {time}" for value, time in typical)
         more = f", and {len(levels) - _LEVELS} more" if len(levels) > _LEVELS else ""
         rows.append([effect["axis"], f"{effect['share']:.0%}".replace("%", " %"), shown + more])
-    header = ["axis", "of variance", f"geometric mean of {_NAMES.get(objective, objective)} by value"]
+    header = ["axis", "of variance", f"geometric mean of {heading(objective)} by value"]
     yield from table("axes, by how much of the differences goes with them", header, "<><", rows)
     pairs = [pair for pair in plain["interactions"] if pair["share"] >= 0.01][:5]
     cells = [[" x ".join(pair["axes"]), f"{pair['share']:.0%}".replace("%", " %")] for pair in pairs]
@@ -102,8 +111,7 @@ def difference_lines(plain: Plain, names: tuple[str, str]) -> Iterator[str]:
     yield f"step time {time_text(before)} to {time_text(after)}: {_signed(plain['added_ps'])} ({share:+.2%})"
     figures = plain["figures"].items()
     rows = [
-        [_NAMES.get(name, name), cell(name, figure["before"]), cell(name, figure["after"])]
-        for name, figure in figures
+        [heading(name), cell(name, figure["before"]), cell(name, figure["after"])] for name, figure in figures
     ]
     yield from table("figures", ["", "A", "B"], "<>>", [row for row in rows if row[1] != row[2]])
     parts = [[part["part"], _signed(part["added_ps"])] for part in plain["parts"] if part["added_ps"]]

@@ -192,7 +192,11 @@ class Remote:
             hand.has_function = False
         try:
             while self._give(function, queue):
-                busy = {hand.worker: hand for hand in self._hands if hand.holds}
+                busy = {
+                    hand.worker: hand
+                    for hand in self._hands
+                    if hand.holds or (queue and not hand.has_started)
+                }
                 idle = meanwhile is None or not meanwhile()
                 for worker, said in self._crew.listen(list(busy), wait=idle):
                     hand = busy[worker]
@@ -206,15 +210,17 @@ class Remote:
             self._dismiss([hand for hand in self._hands if hand.holds])
 
     def _give(self, function: Work[Any, Any], queue: _Queue) -> bool:
-        """Give items to workers that have little left, hire where there are more; tell if any is at work."""
+        """Give items to workers that have little left, hire where there are more; tell if any are left.
+
+        Who has not started gets none: an actor whose node has gone waits for a core till others are done.
+        """
         batch = max(1, min(_MOST, round(_BATCH_S / self._item_s)))
         for hand in self._hands:
-            if len(hand.holds) <= batch // 2 and queue:
+            if hand.has_started and len(hand.holds) <= batch // 2 and queue:
                 self._send(hand, function, queue.take(batch - len(hand.holds)))
-        while len(self._hands) < self.workers and queue:
-            self._hands.append(_Hand(self._crew.hire()))
-            self._send(self._hands[-1], function, queue.take(batch))
-        return any(hand.holds for hand in self._hands)
+        if queue:
+            self.start()
+        return bool(queue) or any(hand.holds for hand in self._hands)
 
     def _send(self, hand: _Hand, function: Work[Any, Any], items: list[tuple[int, Any]]) -> None:
         hand.holds.update(items)

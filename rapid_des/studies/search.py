@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from rapid_des.studies.crews import executor_of
 from rapid_des.studies.executors import Done, Executor, Failed
 from rapid_des.studies.figures import FIGURES, measured
 from rapid_des.studies.spaces import Case, Study, load_study
-from rapid_des.studies.sweep import Tell
+from rapid_des.studies.store import first_difference
+from rapid_des.studies.sweep import Tell, manifest_of
 
 SAMPLERS: Mapping[str, str] = {
     "tpe": "TPESampler",
@@ -30,7 +32,9 @@ SAMPLERS: Mapping[str, str] = {
     "cmaes": "CmaEsSampler",
     "gp": "GPSampler",
 }
-"""Names of Optuna's samplers; cmaes and gp need packages of their own."""
+"""Names of Optuna's samplers."""
+_PACKAGES: Mapping[str, tuple[str, ...]] = {"cmaes": ("cmaes",), "gp": ("scipy", "torch")}
+"""What a sampler imports when it is first asked, beside Optuna."""
 PRUNERS: Mapping[str, str] = {
     "none": "NopPruner",
     "median": "MedianPruner",
@@ -40,6 +44,8 @@ PRUNERS: Mapping[str, str] = {
 }
 """Names of Optuna's pruners: a simulation has one intermediate value, its analytical estimate."""
 _ONE_ONLY = ("cmaes", "gp")
+_BY_PLACE = ("CmaEsSampler",)
+"""Samplers that know numbers alone and draw names at random: they are asked for places on axes."""
 _PATIENCE = 50
 """Suggestions that the pruner leaves out before the next point by estimate is taken."""
 
@@ -121,8 +127,8 @@ def search(  # noqa: PLR0913 - what a search is asked, by name
 
     `objectives` are figures (default: the study's); several give a front. `warm` points that are best by
     analytical estimates come first, 0 for none; a `pruner` leaves out points by their estimates. `storage` is
-    any Optuna storage URL; with one the study goes on where it was. `InputError` says what Optuna can not do,
-    or that it is not installed.
+    any Optuna storage URL; with one the study goes on where it was, which must be the same one: its file, job
+    and machine, and this version of rapid_des. `InputError` says what Optuna can not do, or what to install.
 
     >>> axes = {"tp": [1, 2, 4, 8], "dp": [1, 2, 4]}
     >>> study = {"job": "llama2_7b_train", "on": "dgx_a100", "axes": axes, "where": "tp * dp * pp == 8"}
@@ -131,13 +137,16 @@ def search(  # noqa: PLR0913 - what a search is asked, by name
     (3, 2, 2)
     """
     read = load_study(study)
+    if warm < 0:
+        raise InputError(f"--warm {warm}: allowed: 0 and more")
     wanted = _checked(tuple(objectives) or (read.spec.objective,), sampler, pruner, warm)
     cases = list(read.cases())
     count = min(trials or -(-len(cases) // 10), len(cases))
     opened = executor_of(executor, workers) if isinstance(executor, str) else executor
+    optuna_study = _study(read, wanted, (sampler, pruner, seed), storage)
     with opened as crew:
         estimates = _estimates(cases, crew, wanted[0], tell) if warm else {}
-        asked = _Asked(read, cases, wanted, estimates, _study(read, wanted, (sampler, pruner, seed), storage))
+        asked = _Asked(read, cases, wanted, estimates, optuna_study)
         asked.run(crew, count, warm, tell)
     return Search(wanted, len(cases), tuple(asked.rows), estimates)
 
@@ -156,8 +165,9 @@ def _checked(objectives: tuple[str, ...], sampler: str, pruner: str, warm: int) 
         raise InputError(f"--pruner {pruner!r}: allowed: {', '.join(PRUNERS)}")
     if pruner != "none" and (len(objectives) > 1 or not warm):
         raise InputError(f"--pruner {pruner}: prunes by estimates (--warm 1 or more) of one objective")
-    if warm < 0:
-        raise InputError(f"--warm {warm}: allowed: 0 and more")
+    lacking = next((name for name in _PACKAGES.get(sampler, ()) if find_spec(name) is None), None)
+    if lacking is not None:
+        raise InputError(f"--sampler {sampler} needs {lacking}: pip install {lacking}")
     return objectives
 
 
@@ -173,7 +183,7 @@ def _study(study: Study, objectives: Sequence[str], how: tuple[str, str, int], s
     directions: Any = ["minimize"] * len(objectives)
     name = f"rapid-des {study.name} {' '.join(objectives)}"
     try:
-        return optuna.create_study(
+        opened = optuna.create_study(
             sampler=made,
             pruner=pruning,
             storage=storage,
@@ -181,10 +191,24 @@ def _study(study: Study, objectives: Sequence[str], how: tuple[str, str, int], s
             directions=directions,
             load_if_exists=True,
         )
-    except ImportError as error:
-        raise InputError(f"--sampler {sampler}: {error}") from None
     except Exception as error:  # noqa: BLE001 - whatever a storage raises is about its URL
-        raise InputError(f"--storage {storage}: {error}".splitlines()[0]) from None
+        why = error.__cause__ or error  # a driver's absence is named below Optuna's advice
+        raise InputError(f"--storage {storage}: {why}".splitlines()[0]) from None
+    if storage is not None:
+        _check_same(opened, study, storage)
+    return opened
+
+
+def _check_same(opened: Any, study: Study, storage: str) -> None:
+    """Raise `InputError` if a storage's points are of another study, as one whose file has changed since."""
+    made = manifest_of(study)["study"]
+    own = json.loads(json.dumps({key: made[key] for key in ("rapid_des", "stated", "content", "source")}))
+    if not opened.get_trials(deepcopy=False):
+        opened.set_user_attr("study", own)
+        return
+    differs = first_difference(opened.user_attrs.get("study", {}), own)
+    if differs:
+        raise InputError(f"--storage {storage}: holds the points of another study ({differs}); name another")
 
 
 def _estimates(
@@ -218,14 +242,15 @@ class _Asked:
         self.ranked = sorted(cases, key=lambda case: (estimates.get(case.id, float("inf")), case.id))
         if estimates:  # what does not fit by its estimate, which knows memory, fits in no mode
             self.ranked = [case for case in self.ranked if case.id in estimates] or self.ranked
-            known = {case.id for case in self.ranked}
-            self.by_labels = {labels: case for labels, case in self.by_labels.items() if case.id in known}
-        self.choices = {
+        self.choices = {  # of all points, as a storage's choices may not change
             name: sorted(
                 {labels[place] for labels in self.by_labels}, key=lambda value: (str(type(value)), value)
             )
             for place, name in enumerate(study.columns)
         }
+        self.by_place = type(optuna_study.sampler).__name__ in _BY_PLACE
+        self.open = {case.id for case in self.ranked}
+        self.by_labels = {labels: case for labels, case in self.by_labels.items() if case.id in self.open}
         self.rows: list[dict[str, Any]] = []
         self.known = set[int]()
 
@@ -233,8 +258,8 @@ class _Asked:
         """Simulate up to `count` points; ^C keeps what was told."""
         self._load_known()
         try:
-            while len(self.rows) < count and len(self.known) < len(self.by_labels):
-                left = min(count - len(self.rows), len(self.by_labels) - len(self.known))
+            while len(self.rows) < count and self.open - self.known:
+                left = min(count - len(self.rows), len(self.open - self.known))
                 batch = [self._next(warm) for _ in range(min(left, executor.workers))]
                 for place, outcome in executor.map(measured, [case.point for case, _ in batch]):
                     self._told(*batch[place], outcome)
@@ -259,7 +284,7 @@ class _Asked:
             return self._enqueued(next(fresh))
         for _ in range(_PATIENCE):
             trial = self.optuna.ask()
-            labels = tuple(trial.suggest_categorical(name, self.choices[name]) for name in self.study.columns)
+            labels = self._suggested(trial)
             case = self._nearest(labels)
             if labels != self._labels(case):
                 self.optuna.tell(trial, state=_state("FAIL"))
@@ -270,6 +295,15 @@ class _Asked:
             self.known.remove(case.id)
             self.optuna.tell(trial, state=_state("PRUNED"))
         return self._enqueued(next(fresh))
+
+    def _suggested(self, trial: Any) -> tuple[Any, ...]:
+        """Return the labels that a trial is about."""
+        if self.by_place:
+            return tuple(
+                values[trial.suggest_int(_place_of(name), 0, len(values) - 1)]
+                for name, values in self.choices.items()
+            )
+        return tuple(trial.suggest_categorical(name, values) for name, values in self.choices.items())
 
     def _nearest(self, labels: Sequence[Any]) -> Case:
         """Return the point not asked yet that differs from these labels in the fewest axes, and there least.
@@ -302,10 +336,14 @@ class _Asked:
 
     def _enqueued(self, case: Case) -> tuple[Case, Any]:
         self.known.add(case.id)
-        self.optuna.enqueue_trial({name: case.labels[name] for name in self.study.columns})
+        labels = dict(zip(self.choices, self._labels(case), strict=True))
+        if self.by_place:
+            asked = {_place_of(name): self.choices[name].index(label) for name, label in labels.items()}
+        else:
+            asked = labels
+        self.optuna.enqueue_trial(asked)
         trial = self.optuna.ask()
-        for name in self.study.columns:
-            trial.suggest_categorical(name, self.choices[name])
+        self._suggested(trial)
         return case, trial
 
     def _told(self, case: Case, trial: Any, outcome: Done[dict[str, Any]] | Failed) -> None:
@@ -321,6 +359,11 @@ class _Asked:
             self.optuna.tell(trial, state=_state("FAIL"))
         else:
             self.optuna.tell(trial, [_cost(outcome.value, name) for name in self.objectives])
+
+
+def _place_of(name: str) -> str:
+    """Return the parameter that is the place of a value among those of an axis."""
+    return f"place of {name}"
 
 
 def _state(name: str) -> Any:

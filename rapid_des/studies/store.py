@@ -67,7 +67,7 @@ class Store:
         check_store(folder)
         if (folder / _MANIFEST).is_file():
             present = cls.open(folder)
-            differs = _difference(present.manifest["study"], json.loads(json.dumps(manifest["study"])))
+            differs = first_difference(present.manifest["study"], json.loads(json.dumps(manifest["study"])))
             if differs:
                 problem = f"holds the results of another study ({differs}); name another folder"
                 raise InputError(f"{folder}: {problem}")
@@ -228,11 +228,11 @@ def check_store(folder: Path) -> None:
         raise InputError(f"{folder}: can not be written: {error.strerror}") from None
 
 
-def _difference(before: Any, after: Any, place: str = "") -> str:
+def first_difference(before: Any, after: Any, place: str = "") -> str:
     """Return the first place where two JSON values differ, and how; empty if they are equal."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in {**before, **after}:
-            said = _difference(before.get(key), after.get(key), f"{place}.{key}".removeprefix("."))
+            said = first_difference(before.get(key), after.get(key), f"{place}.{key}".removeprefix("."))
             if said:
                 return said
         return ""

@@ -10,6 +10,7 @@ import rapid_des as rd
 from rapid_des.studies.crews import executor_of
 from rapid_des.studies.executors import Done, Failed, InProcess
 from rapid_des.studies.points import Point, evaluate
+from rapid_des.studies.remote import HELLO, Desk, Remote
 
 MACHINE, JOB = rd.load_machine("dgx_a100"), rd.load_job("llama2_7b_train")
 
@@ -29,6 +30,10 @@ def marked(folder: str, _: object) -> str:
     if (path / "fatal").exists():
         os.kill(os.getpid(), signal.SIGKILL)
     return path.name
+
+
+def doubled(number: int, _: object) -> int:
+    return 2 * number
 
 
 def workers():
@@ -87,6 +92,38 @@ def test_an_item_that_kills_every_worker_fails_alone(tmp_path):
     assert outcomes[1].error == "WorkerDied"
     assert "SIGKILL" in outcomes[1].text
     assert len(list((tmp_path / "1").iterdir())) == 1 + 3  # three workers tried it
+
+
+class OneCore:
+    """A crew of which the first worker alone ever starts, as if the others' node had gone with its cores."""
+
+    def __init__(self):
+        self.hired = []
+
+    def hire(self):
+        self.hired.append((Desk(), [] if self.hired else [[HELLO]]))
+        return len(self.hired) - 1
+
+    def tell(self, worker, message):
+        desk, said = self.hired[worker]
+        if not worker:
+            said.append(list(desk.answers(message)))
+
+    def listen(self, workers, *, wait):
+        ready = [worker for worker in workers if self.hired[worker][1]]
+        assert ready or not wait, "nobody would ever answer"
+        return [(worker, self.hired[worker][1].pop(0)) for worker in ready]
+
+    def dismiss(self, worker):
+        pass
+
+
+def test_workers_that_never_start_hold_nothing():
+    crew = OneCore()
+    with Remote(crew, 3) as executor:
+        found = dict(executor.map(doubled, range(40)))
+    assert {place: outcome.value for place, outcome in found.items()} == {n: 2 * n for n in range(40)}
+    assert len(crew.hired) == 3
 
 
 def test_items_are_taken_as_they_are_needed_and_leaving_early_ends_the_workers():

@@ -59,6 +59,56 @@ def test_a_storage_goes_on_where_it_was(tmp_path):
     assert len(more.rows) == 4
 
 
+def test_a_storage_of_another_study_is_refused_by_what_differs(tmp_path):
+    storage = f"sqlite:///{tmp_path / 'kept.db'}"
+    search(STUDY, trials=1, warm=0, storage=storage, executor=CREW)
+    changed = {**STUDY, "set": {"job.training.global_batch": 32}}
+    with pytest.raises(InputError, match=r"another study \(stated.set.job.*batch: 16 there, 32 here"):
+        search(changed, trials=1, warm=0, storage=storage, executor=CREW)
+
+
+def test_estimates_may_join_a_storage_that_began_without_them(tmp_path):
+    storage = f"sqlite:///{tmp_path / 'kept.db'}"
+    little = {**STUDY, "set": {**STUDY["set"], "device.hbm.capacity": "22 GiB"}}
+    search(little, trials=3, warm=0, storage=storage, executor=CREW)
+    more = search(little, trials=100, storage=storage, executor=CREW)
+    assert len(more.estimates) < more.points
+    assert set(more.estimates) <= {row["id"] for row in more.rows}
+
+
+@pytest.mark.parametrize("pruner", ["median", "percentile", "successive_halving", "hyperband"])
+def test_pruners_find_what_a_sweep_finds(pruner):
+    every = sweep(STUDY, executor=CREW)
+    assert search(STUDY, trials=100, pruner=pruner, executor=CREW).best["id"] == every.best(1)[0]["id"]
+
+
+def test_a_sampler_that_knows_numbers_alone_is_asked_for_places(caplog):
+    pytest.importorskip("cmaes")
+    logging = pytest.importorskip("optuna").logging
+    logging.enable_propagation()  # to where pytest looks
+    try:
+        found = search(STUDY, trials=100, warm=0, sampler="cmaes", executor=CREW)
+    finally:
+        logging.disable_propagation()
+    assert len(found.rows) == found.points
+    assert not caplog.records  # Optuna warns where it draws at random instead
+
+
+def test_what_a_sampler_needs_is_said_before_anything_runs(monkeypatch):
+    monkeypatch.setattr("rapid_des.studies.search.find_spec", lambda name: None)
+    with pytest.raises(InputError, match="--sampler gp needs scipy: pip install scipy"):
+        search(STUDY, sampler="gp")
+
+
+def test_a_storage_that_can_not_be_had_is_said_before_anything_runs():
+    class Idle(InProcess):
+        def map(self, function, items):
+            raise AssertionError("nothing is to be simulated")
+
+    with pytest.raises(InputError, match="--storage sqlite:////nowhere/kept.db: .*unable to open"):
+        search(STUDY, storage="sqlite:////nowhere/kept.db", executor=Idle())
+
+
 @pytest.mark.parametrize(
     ("how", "says"),
     [
@@ -80,4 +130,4 @@ def test_the_command_prints_the_best_point(tmp_path):
     asked = ["search", str(file), "--trials", "2", "--executor", "local"]
     asked += ["--storage", f"sqlite:///{tmp_path / 'kept.db'}"]
     shown = CliRunner().invoke(cli, asked, catch_exceptions=False, standalone_mode=False).stdout
-    assert "2 of 10 points simulated" in shown and "step_time_s" in shown
+    assert "2 of 10 points simulated" in shown and "step time" in shown

@@ -12,23 +12,33 @@ from typing import Any
 
 import numpy as np
 
+from rapid_des.errors import InfeasibleJobError
 from rapid_des.report.pictures import new_figure, save
 from rapid_des.report.pictures.fabric import PALETTE
-from rapid_des.report.sweep_text import cell
+from rapid_des.report.sweep_text import cell, heading
 
 _MOST_TICKS = 14
 
 
 def draw_sweep(plain: Mapping[str, Any], columns: Mapping[str, Any], path: Path, *, title: str) -> None:
     """Write a study's picture: `plain` is what `--json` prints, `columns` have an entry for each point."""
-    figure = new_figure(path, figsize=(15, 4.8), layout="constrained")
-    front, axes, pair = figure.subplots(1, 3, width_ratios=(1.1, 1, 1))
+    ratios = (1.1, 1, 1) if plain["interactions"] else (1.1, 1)
+    figure = new_figure(path, figsize=(5 * len(ratios), 4.8), layout="constrained")
+    front, axes, *pair = figure.subplots(1, len(ratios), width_ratios=ratios)
     _draw_front(front, plain, columns)
     _draw_effects(axes, plain)
-    _draw_pair(figure, pair, plain, columns)
-    failed = sum(failure["points"] for failure in plain["failed"])
-    figure.suptitle(f"{title}: {plain['points']:,} points" + (f", {failed:,} failed" if failed else ""))
+    for panel in pair:
+        _draw_pair(figure, panel, plain, columns)
+    figure.suptitle(f"{title}: {plain['points']:,} points{_failed(plain)}")
     save(figure, path, dpi=130)
+
+
+def _failed(plain: Mapping[str, Any]) -> str:
+    """Return how many points have no step, for a title: those that do not fit into memory apart."""
+    counts = {failure["error"]: failure["points"] for failure in plain["failed"]}
+    large = counts.pop(InfeasibleJobError.__name__, 0)
+    said = f", {large:,} do not fit into memory" if large else ""
+    return said + (f", {sum(counts.values()):,} failed" if counts else "")
 
 
 def _draw_front(axes: Any, plain: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
@@ -50,7 +60,8 @@ def _draw_front(axes: Any, plain: Mapping[str, Any], columns: Mapping[str, Any])
         axes.plot(x[best], y[best], "*", color=PALETTE[1], markersize=14, label="best")
     _scale(axes.xaxis, across)
     _scale(axes.yaxis, upwards)
-    axes.tick_params(axis="x", labelrotation=20)
+    for label in axes.get_xticklabels():
+        label.set(rotation=20, ha="right", rotation_mode="anchor")
     axes.legend(fontsize=8)
     axes.grid(visible=True, alpha=0.3)
 
@@ -63,7 +74,7 @@ def _scale(axis: Any, name: str) -> None:
     if _unit(name) > 1:
         axis.set_label_text(f"{name.removesuffix('_bytes')} (GiB)")
         return
-    axis.set_label_text(name)
+    axis.set_label_text(heading(name))
     axis.set_major_formatter(lambda value, _: cell(name, value))
 
 
@@ -95,12 +106,9 @@ def _draw_effects(axes: Any, plain: Mapping[str, Any]) -> None:
 
 def _draw_pair(figure: Any, axes: Any, plain: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
     """Draw the best objective for each combination of the two axes that interact most."""
-    if not plain["interactions"]:
-        axes.axis("off")
-        return
     across, upwards = plain["interactions"][0]["axes"]
     objective = plain["objective"]
-    values = columns[objective]
+    values = columns[objective] / _unit(objective)
     rows, row = np.unique(columns[across], return_inverse=True)
     places, place = np.unique(columns[upwards], return_inverse=True)
     best = np.full((len(rows), len(places)), np.nan)
@@ -112,9 +120,8 @@ def _draw_pair(figure: Any, axes: Any, plain: Mapping[str, Any], columns: Mappin
         ticks(range(0, len(labels), step), [str(label) for label in labels[::step]], fontsize=8)
     axes.set_xlabel(upwards)
     axes.set_ylabel(across)
-    axes.set_title(f"best {objective}; blank: none ran", fontsize=9)
-    bar = figure.colorbar(image, ax=axes)
-    bar.ax.yaxis.set_major_formatter(lambda value, _: cell(objective, value))
+    axes.set_title(f"best {heading(objective)}; blank: none ran", fontsize=9)
+    _scale(figure.colorbar(image, ax=axes).ax.yaxis, objective)
 
 
 def _more(plain: Mapping[str, Any]) -> bool:
@@ -124,7 +131,7 @@ def _more(plain: Mapping[str, Any]) -> bool:
     )
 
 
-_MOST_HISTOGRAMS = 4
+_MOST_HISTOGRAMS, _FEW_DRAWS = 4, 40
 
 
 def draw_sample(sample: Mapping[str, Any], path: Path) -> None:
@@ -171,7 +178,16 @@ def _dots(shown: Sequence[Mapping[str, Any]], sample: Mapping[str, Any], path: P
     for place, configuration in enumerate(ordered):
         slower = [100 * (row["slowdown"] - 1) for row in configuration["rows"]]
         spots = place + np.linspace(-0.3, 0.3, len(slower))
-        axes.plot(spots, slower, ".", color="C0", markersize=2, alpha=0.35)
+        few = len(slower) <= _FEW_DRAWS
+        axes.plot(
+            spots,
+            slower,
+            ".",
+            color="C0",
+            markersize=5 if few else 2,
+            alpha=0.7 if few else 0.35,
+            label=None if place else "a draw",
+        )
     for name, colour, mark in (("mean", "C1", "_"), ("cvar95", "C3", "_"), ("worst", "k", "x")):
         values = [
             100 * (configuration["step_time_s"][name] / configuration["healthy_s"] - 1)
@@ -189,5 +205,6 @@ def _dots(shown: Sequence[Mapping[str, Any]], sample: Mapping[str, Any], path: P
     axes.set_ylabel("slower than the healthy step (%)")
     axes.set_title("; ".join(sample["faults"]), fontsize=9)
     axes.grid(axis="y", alpha=0.3)
+    axes.set_xlabel("split and its healthy step, the fastest first")
     axes.legend(fontsize=8)
     save(figure, path, dpi=130, bbox_inches="tight")
