@@ -321,11 +321,15 @@ def _check_nodes(machine: Machine) -> None:
 def _device(spec: MachineSpec, document: Document, settings: Settings, cache: BoundedCache | None) -> Device:
     """Return the device that a machine file names or holds, with `settings` set over it."""
     if isinstance(name := spec.device, str):
-        resolve(name, "device", folder=document.folder, named_in=str(document.path), key="device")
-        read = partial(load_device, name, settings=settings, folder=document.folder)
+        read = partial(_named_device, name, document, settings)
         return cache.get_or_make((name, document.folder, settings), read) if cache is not None else read()
     inline = Document(document.path, document.tree["device"])
     return device_of(with_settings(inline, settings), document.folder.absolute())
+
+
+def _named_device(name: str, document: Document, settings: Settings) -> Device:
+    resolve(name, "device", folder=document.folder, named_in=str(document.path), key="device")
+    return load_device(name, settings=settings, folder=document.folder)
 
 
 def _built(spec: MachineSpec, document: Document, faults: tuple[Fault, ...], device: Device) -> Machine:
@@ -438,18 +442,16 @@ def _check_counts(machine: Machine) -> None:
 
 def _check_switches(machine: Machine) -> None:
     """Refuse an algorithm inside switches for a fabric, or a dimension of it, that has none."""
+    inside = [entry for entry in _stated(machine.collectives) if not IN_SWITCH.keys().isdisjoint(entry[1])]
     fabric = machine.healthy
-    switched = set(fabric.dimension[fabric.destination >= fabric.gpus + fabric.nics].tolist())
-    dimensions = list(range(len(fabric.extents)))
     axes = [place for place, extent in enumerate(fabric.extents) for _ in extent]
-    for key, names in _stated(machine.collectives):
-        places = next((sizes for sizes in (dimensions, axes) if len(sizes) == len(names) > 1), [])
-        without = [
-            p
-            for p, algorithm in zip(places, names, strict=False)
-            if algorithm in IN_SWITCH and p not in switched
-        ]
-        if without or (not switched and not IN_SWITCH.keys().isdisjoint(names)):
+    for key, names in inside:
+        switched = set(fabric.dimension[fabric.destination >= fabric.gpus + fabric.nics].tolist())
+        each = range(len(fabric.extents)), axes
+        places = next((sizes for sizes in each if len(sizes) == len(names) > 1), ())
+        needed = [place for place, name in zip(places, names, strict=False) if name in IN_SWITCH]
+        without = [place for place in needed if place not in switched]
+        if without or not switched:
             name = next(name for name in names if name in IN_SWITCH)
             where = f"dimension {fabric.dimensions[without[0]]}" if without else "the fabric"
             problem = f"{name!r} works inside switches, of which {where} has none"

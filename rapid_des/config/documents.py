@@ -305,7 +305,7 @@ def apply_overrides(
     the key is known is for the spec to say. A file that is named is looked for in `folder` first; `root` is
     what `--set` has before the keys.
     """
-    tree = copy.deepcopy(document.tree)
+    tree = copy.copy(document.tree)
     settings, prefix = tuple(settings), f"{root}." if root else ""
     for key, text in settings:
         steps = _steps(tree, key)
@@ -373,11 +373,12 @@ def _is_about(error: ConfigError, steps: list[str]) -> bool:
 
 
 def _enter(holder: Any, step: str, key: str) -> Any:
-    if isinstance(holder, dict):
-        if not isinstance(holder.get(step), dict | list):
-            holder[step] = {}
-        return holder[step]
-    return holder[_index(holder, step, key)]
+    """Return a copy of what stands at a step, which takes its place; a mapping where there is none."""
+    index: Any = step if isinstance(holder, dict) else _index(holder, step, key)
+    if isinstance(holder, dict) and not isinstance(holder.get(step), dict | list):
+        holder[index] = {}
+    holder[index] = copy.copy(holder[index])
+    return holder[index]
 
 
 def _index(holder: object, step: str, key: str) -> int:

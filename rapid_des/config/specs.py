@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
@@ -345,10 +345,19 @@ def check_setting(spec: type[Spec], key: str, value: object) -> None:
     >>> from rapid_des.device.spec import DeviceSpec
     >>> check_setting(DeviceSpec, "hbm.capacity", "80 GiB")
     """
+    kinds = _kinds_at(spec, key)
+    problems = [] if value is None else [_refusal(kind, value) for kind in kinds]
+    if problems and all(problems):
+        raise ConfigError(str(problems[0]))
+
+
+@lru_cache(maxsize=256)
+def _kinds_at(spec: type[Spec], key: str) -> tuple[Any, ...]:
+    """Return the types that may stand at a key, of which axes of studies have many values."""
     steps = key.split(".")
-    kinds: list[Any] = [spec]
+    kinds: tuple[Any, ...] = (spec,)
     for number, step in enumerate(steps):
-        below = [part for kind in kinds for part in _annotations(kind, step)]
+        below = tuple(dict.fromkeys(part for kind in kinds for part in _annotations(kind, step)))
         if not below:
             known = sorted({name for kind in kinds for name in _names_in(kind)})
             near = difflib.get_close_matches(step, known, n=1)
@@ -361,9 +370,7 @@ def check_setting(spec: type[Spec], key: str, value: object) -> None:
             )
             raise ConfigError(f"unknown key {step!r}; {said}")
         kinds = below
-    problems = [] if value is None else [_refusal(kind, value) for kind in kinds]
-    if problems and all(problems):
-        raise ConfigError(str(problems[0]))
+    return kinds
 
 
 def _annotations(kind: Any, step: str) -> list[Any]:

@@ -52,7 +52,7 @@ from rapid_des.frontend.inference import (
     passes,
 )
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.parts import NORMS, PieceKey, sections, stage_sections
+from rapid_des.frontend.parts import NORMS, PieceKey, stage_sections
 from rapid_des.frontend.schedules.schedule import PassKind
 from rapid_des.frontend.template import PORTS, STREAMS, Column, Node, Piece, make_piece, retimed
 from rapid_des.frontend.trace import (
@@ -210,11 +210,11 @@ class Blocks:
         if segment.name == "optimizer":
             norms = PieceKey(NORMS, "backward", stage)
             return Counter([norms] if norms in self.blocks else [])
-        placed = [section for section, _ in sections(self.job, self.job.placement[stage][segment.chunk])]
+        placed = self.priced.sections[self.job.placement[stage][segment.chunk]].items()
         if self.priced.serves:
-            return Counter(pass_key(section, self._passes[segment.step]) for section in placed)
-        keys = (PieceKey(section, cast(PassKind, segment.name)) for section in placed)
-        return Counter(key for key in keys if key in self.blocks)
+            return Counter({pass_key(each, self._passes[segment.step]): count for each, count in placed})
+        keys = {PieceKey(each, cast(PassKind, segment.name)): count for each, count in placed}
+        return Counter({key: count for key, count in keys.items() if key in self.blocks})
 
     @cached_property
     def _passes(self) -> dict[int, Pass]:

@@ -5,8 +5,10 @@ What differs by a job's phase, training or inference, is chosen here.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from msgspec import structs
 
@@ -27,7 +29,9 @@ from rapid_des.frontend.parts import (
     PieceKey,
     Pieces,
     PricedOperator,
+    Section,
     price_lists,
+    section_counts,
     stage_parameters,
     stage_sections,
     training_lists,
@@ -62,6 +66,11 @@ class PricedJob:
     def serves(self) -> bool:
         """Whether it is an inference job."""
         return self.job.spec.phase == "inference"
+
+    @cached_property
+    def sections(self) -> tuple[Counter[Section], ...]:
+        """How often each section occurs in each part of the model."""
+        return tuple(section_counts(self.job, part) for part in range(self.job.parts))
 
     def program(self, stage: int, pieces: Pieces) -> FinishedProgram:
         """Return the program of a stage's ranks, made of its own pieces or of others in their place."""

@@ -211,6 +211,11 @@ def sections(job: Job, part: int) -> tuple[tuple[Section, str], ...]:
     return (*before, *blocks, *after, *drafts)
 
 
+def section_counts(job: Job, part: int) -> Counter[Section]:
+    """Return how often each section occurs in one part of the model."""
+    return Counter(section for section, _ in sections(job, part))
+
+
 def stage_sections(job: Job, stage: int) -> Counter[Section]:
     """Return how often each section occurs in the chunks of a stage."""
     return Counter(section for part in job.placement[stage] for section, _ in sections(job, part))

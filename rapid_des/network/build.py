@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, TypeAlias
@@ -187,8 +187,10 @@ def _node_ids(layout: DimensionLayout, first_nic: int, first_switch: int) -> Int
     return np.concatenate([gpu, nic, switch], axis=1)
 
 
-def override_links(fabric: Fabric, overrides: Iterable[LinkOverride]) -> Fabric:
+def override_links(fabric: Fabric, overrides: Sequence[LinkOverride]) -> Fabric:
     """Return the fabric with the stated links' rates; later overrides win."""
+    if not overrides:
+        return fabric
     bandwidth, latency = fabric.bandwidth.copy(), fabric.latency.copy()
     for index, override in enumerate(overrides):
         try:

@@ -22,11 +22,12 @@ from rapid_des.report.breakdown import (
     in_whole_step,
     inside_of,
     operator_names,
-    uses_begun,
+    uses_of,
 )
 
 if TYPE_CHECKING:
     from rapid_des.modes.blocks import BlockRun
+    from rapid_des.modes.blocks.steady import Repetition
     from rapid_des.modes.execution import Run
 
 OTHER = "other"
@@ -49,7 +50,7 @@ def attribution(
     """
     repeated = None if inside is None else inside[0].repeated
     numbers: dict[str, dict[str, int]] = {}
-    named = in_whole_step(lambda end: _outside(rank, end), repeated)
+    named = _outside(rank, repeated)
     whole = named if inside is None else _with_blocks(named, *inside, rank)
     for (part, name), time in whole.items():
         numbers.setdefault(part, {})[name] = time
@@ -57,15 +58,15 @@ def attribution(
     return {part: _fitted(numbers.get(part, {}), time, stretched=cut) for part, time in spent.items()}
 
 
-def _outside(rank: RankRun, end: int | None) -> dict[tuple[str, str], int]:
-    """Return the picoseconds of each part and name of a run, blocks as nodes."""
+def _outside(rank: RankRun, repeated: Repetition | None) -> dict[tuple[str, str], int]:
+    """Return the picoseconds of each part and name of a whole step, blocks as nodes."""
     nodes = rank.lowered.traces.ranks[rank.position].nodes
-    amounts, idle = rank.painted(end)
+    amounts, idle = rank.painted_whole(repeated)
     short = _unnumbered(nodes.names)
     named: Counter[tuple[str, str]] = Counter({("idle", OTHER): idle})
     for part, spent in amounts.items():
-        # NOTE: sums of whole picoseconds are exact as floats up to 2.5 hours
-        sums = np.bincount(nodes.name[rank.parts[part].rows], weights=spent, minlength=len(nodes.names))
+        sums = np.zeros(len(nodes.names), np.int64)
+        np.add.at(sums, nodes.name[rank.parts[part].rows], spent)
         for name in np.flatnonzero(sums).tolist():
             named[part, short[name]] += int(sums[name])
     return dict(named)
@@ -83,7 +84,7 @@ def _with_blocks(
     """Return names with operators, and communication between them, in place of blocks."""
     outside = Counter({key: time for key, time in named.items() if key[0] != COMPUTE})
     outside.update({(COMPUTE, name): time for name, time in computed.items()})
-    outside.update(in_whole_step(lambda end: _communication(done, rank, end), done.repeated))
+    outside.update(_communication(done, rank))
     outside.update(in_whole_step(lambda end: _slowed(done, rank, end), done.repeated))
     return outside
 
@@ -98,15 +99,15 @@ def _slowed(done: BlockRun, rank: RankRun, end: int | None) -> dict[tuple[str, s
     return {(COMPUTE, SLOWED): longer} if longer else {}
 
 
-def _communication(done: BlockRun, rank: RankRun, end: int | None) -> dict[tuple[str, str], int]:
-    """Return the communication inside the blocks that a rank begins before `end` (None: all)."""
+def _communication(done: BlockRun, rank: RankRun) -> Counter[tuple[str, str]]:
+    """Return the communication inside the blocks that a rank begins."""
     inside, named = inside_of(done), Counter[tuple[str, str]]()
-    for key, count in uses_begun(done, rank, end).items():
+    for key, count in uses_of(done, rank).items():
         times = done.times[done.kinds[rank.position], key]
         tail = times.cuts.steps[-1] if done.blocks.blocks[key].tail else 0
         name = f"in {direction_of(key.phase)}.{key.section.name}"
         named[inside, name] += count * (times.duration - tail - times.compute)
-    return dict(named)
+    return named
 
 
 def _fitted(named: Mapping[str, int], spent: int, *, stretched: bool) -> dict[str, int]:

@@ -124,6 +124,19 @@ class RankRun:
             self._paintings[until] = painted(self.parts, until)
         return self._paintings[until]
 
+    def painted_whole(self, repeated: Repetition | None) -> tuple[dict[str, Int64s], int]:
+        """Return `painted` of a whole step, with what its run left out."""
+        amounts, idle = self.painted(None)
+        if repeated is None:
+            return amounts, idle
+        (before, idle_before), (after, idle_after) = (
+            self.painted(end) for end in (repeated.begin, repeated.end)
+        )
+        whole = {
+            part: spent + repeated.times * (after[part] - before[part]) for part, spent in amounts.items()
+        }
+        return whole, idle + repeated.times * (idle_after - idle_before)
+
 
 def breakdown(rank: RankRun, *, end: int | None = None) -> dict[str, int]:
     """Return the picoseconds that a rank spends in each way until `end`; they add up to it.
@@ -294,7 +307,16 @@ def inside_of(done: BlockRun) -> str:
 
 def inside_times(done: BlockRun, rank: RankRun) -> Counter[str]:
     """Return how long a rank computes each operator, in blocks and outside, in picoseconds."""
-    return Counter(in_whole_step(lambda end: _inside_times(done, rank, end), done.repeated))
+    blocks = done.slow.get(done.trace.traces.ranks[rank.position].rank, done.blocks)
+    totals = Counter(in_whole_step(lambda end: operator_times(rank, end=end), done.repeated))
+    for key in blocks.blocks:
+        totals.pop(f"{direction_of(key.phase)}.{key.section.name}", None)
+    for key, count in uses_of(done, rank).items():
+        table, direction = blocks.blocks[key].table, direction_of(key.phase)
+        kernels = (table.kind == NodeKind.COMPUTE).nonzero()[0]
+        for name, time in zip(table.name[kernels].tolist(), table.duration[kernels].tolist(), strict=True):
+            totals[f"{direction}.{table.names[name]}"] += count * time
+    return totals
 
 
 def in_whole_step(
@@ -309,35 +331,20 @@ def in_whole_step(
     return whole
 
 
-def _inside_times(done: BlockRun, rank: RankRun, end: int | None) -> Counter[str]:
-    """Return how long a rank computes each operator in what starts before `end`."""
-    blocks = done.slow.get(done.trace.traces.ranks[rank.position].rank, done.blocks)
-    totals = operator_times(rank, end=end)
-    for key in blocks.blocks:
-        totals.pop(f"{direction_of(key.phase)}.{key.section.name}", None)
-    for key, count in uses_begun(done, rank, end).items():
-        table = blocks.blocks[key].table
-        for row in (table.kind == NodeKind.COMPUTE).nonzero()[0].tolist():
-            totals[f"{direction_of(key.phase)}.{table.names[table.name[row]]}"] += count * int(
-                table.duration[row]
-            )
-    return totals
-
-
-def uses_begun(done: BlockRun, rank: RankRun, end: int | None) -> Counter[PieceKey]:
-    """Return how often a rank begins each block before `end` (None: in all)."""
+def uses_of(done: BlockRun, rank: RankRun) -> Counter[PieceKey]:
+    """Return how often a rank begins each block in the whole step."""
     stage = done.trace.stage_of_rank[rank.position]
-    segments = done.trace.segments[stage]
-    if end is not None:
-        start = rank.times.start
-        segments = tuple(segment for segment in segments if start[segment.start] < end)
     alike: dict[tuple[str, int, int], list[Segment]] = {}
-    for segment in segments:
+    for segment in done.trace.segments[stage]:
         alike.setdefault((segment.name, segment.chunk, segment.step), []).append(segment)
     counts: Counter[PieceKey] = Counter()
-    for first, *others in alike.values():
-        for key, count in done.blocks.uses(stage, first).items():
-            counts[key] += count * (1 + len(others))
+    for segments in alike.values():
+        times = len(segments)
+        if (repeated := done.repeated) is not None:
+            start = rank.times.start[[segment.start for segment in segments]]
+            times += repeated.times * int(((start >= repeated.begin) & (start < repeated.end)).sum())
+        for key, count in done.blocks.uses(stage, segments[0]).items():
+            counts[key] += count * times
     return counts
 
 

@@ -24,8 +24,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
 from msgspec import structs
 
+from rapid_des.arrays import Floats
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.device.device import Device, load_device
 from rapid_des.device.spec import Clock, DeviceSpec
@@ -344,25 +346,23 @@ def spread(work: Mapping[str, int], device: str) -> float:
 
     What waits, waits for work like the rank's own, and has its errors. 0 where nothing like it was measured.
     """
-    known = {kind: factors for kind in work if (factors := _factors(kind, device))}
+    known = {kind: factors for kind in work if len(factors := _factors(kind, device))}
     whole = sum(work[kind] for kind in known)
     if not whole:
         return 0.0
-    weighted = ([work[kind] / whole * factor for factor in factors] for kind, factors in known.items())
-    logs = [math.log(sum(drawn)) for drawn in zip(*weighted, strict=True)]
-    mean = sum(logs) / _DRAWS
-    return math.sqrt(sum((log - mean) ** 2 for log in logs) / _DRAWS)
+    drawn = sum(work[kind] / whole * factors for kind, factors in known.items())
+    return float(np.log(drawn).std())
 
 
 @cache
-def _factors(kind: str, device: str) -> tuple[float, ...]:
-    """Return what a class's times are multiplied by in each draw, the same for every run; () if unknown."""
+def _factors(kind: str, device: str) -> Floats:
+    """Return what a class's times are multiplied by in each draw, the same for every run; none if unknown."""
     devices = residuals()["kernels"].get(kind, {})
     sample = devices.get(device, [])
     if len(sample) < _ENOUGH:
         sample = [error for errors in devices.values() for error in errors]
     drawn = random.Random(kind)  # noqa: S311 - no secret
-    return tuple(math.exp(drawn.choice(sample)) for _ in range(_DRAWS)) if sample else ()
+    return np.array([math.exp(drawn.choice(sample)) for _ in range(_DRAWS if sample else 0)])
 
 
 def interval(time: int, work: Mapping[str, int], origin: Origin) -> Interval | None:

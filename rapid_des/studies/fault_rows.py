@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pandas
 
 Sampling: TypeAlias = Literal["independent", "latin", "exact"]
+NO_DRAW = -1
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class DrawRow:
 
     configuration: str
     draw: int
+    """NO_DRAW: none was made, as the configuration's healthy step can not be run; it has no other row."""
     faults: tuple[str, ...]
     """In the words of --fault; none is a healthy machine."""
     step_time: int

@@ -25,8 +25,8 @@ from rapid_des.report.result import Result
 from rapid_des.simulation import simulate
 from rapid_des.studies.criticality import PLURALS, alike_places
 from rapid_des.studies.draw_statistics import Until
-from rapid_des.studies.executors import Done, Executor, InProcess
-from rapid_des.studies.fault_rows import COLUMNS, DrawRow, FaultSample, Sampling, read, written
+from rapid_des.studies.executors import Done, Executor, InProcess, Outcome
+from rapid_des.studies.fault_rows import COLUMNS, NO_DRAW, DrawRow, FaultSample, Sampling, read, written
 from rapid_des.studies.faults import How, why_faster
 from rapid_des.studies.points import Point
 from rapid_des.studies.spaces import load_study
@@ -94,7 +94,7 @@ def faults_sample(  # noqa: PLR0913 - what a study is asked, by name
     have such an interval before. `sampling` "latin" takes rounds of 30 draws that fall once into each
     thirtieth of every variate; "exact" runs all places and stated values instead of drawing them, those that
     symmetry makes alike once. ^C leaves what is finished, in `folder` (Parquet) too, where the same study
-    goes on. Errors as those of `simulate` are in the rows.
+    goes on. Errors as those of `simulate` are in the rows; a job that can not be run healthy has one row.
 
     >>> from rapid_des.frontend import load_job
     >>> from rapid_des.machine import load_machine
@@ -143,6 +143,8 @@ class _Study:
         self.models, self.first = models, first
         self.points: dict[str, Point] = {}
         self.refused: dict[str, str] = {}
+        self.unfit: set[str] = set()
+        """Configurations whose healthy step can not be run, as far as that is known."""
         self.cache = BoundedCache(1 << 26)
         self.draw_s = _BATCH_S / _BATCH
         known: list[tuple[Machine, FaultDraws]] = []
@@ -217,33 +219,49 @@ class _Study:
     ) -> tuple[list[DrawRow], int, bool]:
         """Return the rows, how many draws ^C left out, and whether there are draws enough."""
         rows = self._present(store)
+        self.unfit.update(row.configuration for row in rows if row.draw == NO_DRAW)
         present = {(row.configuration, row.draw) for row in rows}
+        counts = {task.name: len(task.draws) for task in tasks} if tasks else dict.fromkeys(self.points, most)
         stages = [most] if until is None or tasks is not None else [*range(_BATCH, most, _BATCH), most]
         begin, met = 0, until is None or tasks is not None
-        total = sum(len(task.draws) for task in tasks) if tasks else most * len(self.points)
         try:
             for end in stages:
-                wanted = (task.without(present) for task in tasks or self.tasks(begin, end, executor.workers))
+                every = tasks or self.tasks(begin, end, executor.workers)
+                wanted = (task.without(present) for task in every if task.name not in self.unfit)
                 for _, outcome in executor.map(simulate_draws, (task for task in wanted if task.draws)):
-                    if not isinstance(outcome, Done):
-                        refusal = (
-                            InfeasibleJobError if outcome.error == InfeasibleJobError.__name__ else InputError
-                        )
-                        raise refusal(outcome.text)
-                    self._keep(store, outcome.value)
-                    self.draw_s = max(outcome.wall_s / len(outcome.value), 1e-6)
-                    rows += outcome.value
+                    new = self._of(outcome)
+                    self._keep(store, new)
+                    rows += new
                     if tell is not None:
-                        tell("faults", len(rows), total)
+                        tell("faults", *self._done(rows, counts))
                 begin = end
-                met = until is None or all(until.met(self._steps(rows, name)) for name in self.points)
+                fit = (name for name in self.points if name not in self.unfit)
+                met = until is None or all(until.met(self._steps(rows, name)) for name in fit)
                 if met:
                     break
         except KeyboardInterrupt:
             if not rows:
                 raise
-            return self._ordered(rows), total - len(rows), met
+            done, total = self._done(rows, counts)
+            return self._ordered(rows), total - done, met
         return self._ordered(rows), 0, met
+
+    def _of(self, outcome: Outcome[list[DrawRow]]) -> list[DrawRow]:
+        """Return a task's rows; of a configuration that can not be run only the first task's."""
+        if not isinstance(outcome, Done):
+            refusal = InfeasibleJobError if outcome.error == InfeasibleJobError.__name__ else InputError
+            raise refusal(outcome.text)
+        rows = [row for row in outcome.value if row.configuration not in self.unfit]
+        without = {row.configuration for row in rows if row.draw == NO_DRAW}
+        self.unfit |= without
+        if rows and not without:
+            self.draw_s = max(outcome.wall_s / len(rows), 1e-6)
+        return rows
+
+    def _done(self, rows: Sequence[DrawRow], counts: Mapping[str, int]) -> tuple[int, int]:
+        """Return how many draws were run, and how many there are of configurations that can be run."""
+        total = sum(count for name, count in counts.items() if name not in self.unfit)
+        return sum(row.draw != NO_DRAW for row in rows), total
 
     def _steps(self, rows: Sequence[DrawRow], name: str) -> list[float]:
         return [seconds(row.step_time) for row in rows if row.configuration == name and not row.error]
@@ -283,7 +301,7 @@ class _Study:
 
 
 def simulate_draws(task: _Task, cache: BoundedCache) -> list[DrawRow]:
-    """Return the rows of some draws; an error of one is its row's."""
+    """Return the rows of some draws, an error of one in its row; one for all if there is no healthy step."""
     job, machine = task.point.resolved(cache)
     choice = EngineChoice(task.point.engine, programs=_MANY)
 
@@ -298,7 +316,7 @@ def simulate_draws(task: _Task, cache: BoundedCache) -> list[DrawRow]:
     except RapidDesError as error:
         if task.alone:
             raise
-        return [_failed(task.name, draw, 0, f"{type(error).__name__}: {error}") for draw in task.draws]
+        return [_failed(task.name, (NO_DRAW, (), 1.0), 0, f"{type(error).__name__}: {error}")]
     beside = _Healthy(task.name, machine, healthy)
     return [_row(draw, beside, run) for draw in task.draws]
 

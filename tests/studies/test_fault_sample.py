@@ -14,7 +14,7 @@ from rapid_des.errors import InputError
 from rapid_des.studies.crews import executor_of
 from rapid_des.studies.draw_statistics import Spread, Until, estimate, student
 from rapid_des.studies.executors import InProcess
-from rapid_des.studies.fault_rows import DrawRow
+from rapid_des.studies.fault_rows import NO_DRAW, DrawRow
 from rapid_des.studies.fault_sample import faults_sample, replayed
 from rapid_des.studies.points import Point
 
@@ -155,6 +155,21 @@ def test_a_draw_that_can_not_be_run_is_a_row_with_its_error(job):
     failed = [row for row in found.rows if row.error]
     assert 0 < len(failed) < 6 and "is down, and rank" in failed[0].error
     assert all(row.faults for row in failed) and not any(row.faults for row in found.of("llama2_7b_train"))
+
+
+def test_a_job_that_does_not_fit_has_one_row_beside_others(job, torus, tmp_path):
+    large = load_job("llama2_7b_train", settings={"training.global_batch": 128, "training.micro_batch": 64})
+    told = []
+
+    def found():
+        told.clear()
+        how = {"mode": "analytical", "folder": tmp_path, "tell": lambda _, *done: told.append(done)}
+        return faults_sample({"one": job, "large": large}, torus, [GPU], draws=35, **how)
+
+    first = found()
+    assert [row.draw for row in first.rows] == [*range(35), NO_DRAW]  # of the second task of `large` nothing
+    assert "InfeasibleJobError" in first.rows[-1].error and told[-1] == (35, 35)
+    assert found().rows == first.rows and not told  # what is kept is not run again
 
 
 def test_the_command_draws_replays_and_says_how_to_run_a_draw(tmp_path):

@@ -22,7 +22,7 @@ from rapid_des.errors import ConfigError
 from rapid_des.network.fabric import MOST_LATENCY
 from rapid_des.units import Duration, Quantity, Size, whole_number
 
-_CALL = re.compile(r"([a-z]+)\((.*)\)\Z", re.DOTALL)
+_CALL = re.compile(r"([A-Za-z_]+)\((.*)\)\Z", re.DOTALL)
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?\Z")
 _NORMAL = NormalDist()
 _LEAST_MASS = 1e-9
@@ -112,10 +112,14 @@ class Distribution:
         return self.measure.written(self.quantile(uniform))
 
 
-def is_distribution(text: str) -> bool:
-    """Whether a value is written as a distribution is: `name(…)`."""
+def is_distribution(text: str, key: str) -> bool:
+    """Whether a key's value is written as a distribution is: `name(…)`, of numbers whatever the name.
+
+    >>> is_distribution("gauss(0.5,0.1)", "bandwidth"), is_distribution("rack(3)", "node")
+    (True, False)
+    """
     called = _CALL.match(text.strip())
-    return called is not None and called[1] in (*_FAMILIES, *_LISTS)
+    return called is not None and (key in MEASURES or called[1] in (*_FAMILIES, *_LISTS))
 
 
 def distribution(text: str, key: str, folder: Path | None = None) -> Distribution:

@@ -125,7 +125,7 @@ def parse_model(text: str, folder: Path | None = None) -> FaultModel:
     within = words.pop("within", None)
     drawn, stated = list[tuple[str, Distribution]](), dict[str, object]()
     for key, value in words.items():
-        if is_distribution(value):
+        if is_distribution(value, key):
             try:
                 drawn.append((key, distribution(value, key, folder)))
             except ConfigError as error:

@@ -323,7 +323,7 @@ def parse_fault(text: str) -> Fault:
     file = f"--fault {text!r}"
     tree = {key: read_value(value) for key, value in stated_words(text, file).items()}
     for key, value in tree.items():
-        if key == "within" or (isinstance(value, str) and is_distribution(value)):
+        if key == "within" or (isinstance(value, str) and is_distribution(value, key)):
             raise ConfigError(f"{value}: only draws have it, those of faults sample", file=file, key=key)
     fault = decode(Document(Path(file), tree), Fault)
     check_fault(fault, file=file, key="")

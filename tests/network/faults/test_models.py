@@ -75,6 +75,8 @@ def test_an_empirical_distribution_is_a_file_s_values(tmp_path):
     ("text", "says"),
     [
         ("random=links count=1 bandwidth=normal(0.5)", "allowed: normal(mean, deviation[, least, most])"),
+        ("random=links count=1 bandwidth=gauss(0.5,0.1)", "allowed: normal, lognormal, uniform"),
+        ("random=links count=1 bandwidth=Normal(0.5,0.1)", "allowed: normal, lognormal, uniform"),
         ("random=links count=1 bandwidth=normal(0.5,0)", "the deviation must be above 0"),
         ("random=links count=1 bandwidth=normal(50,0.1)", "almost never between"),
         ("random=links count=1 bandwidth=choice(0.5,1.5)", "1.5 is not allowed"),
