@@ -14,7 +14,7 @@ from itertools import zip_longest
 import numpy as np
 
 from rapid_des.arrays import Int64s, ranges, starts_of
-from rapid_des.frontend.template import INPUT, SECOND, STREAMS, Column, Mark, Piece, edges_of
+from rapid_des.frontend.template import INPUT, SECOND, STREAMS, Column, Edges, Mark, Piece
 
 _EXCHANGE = STREAMS.index("ep")
 
@@ -56,7 +56,7 @@ def interleaved(forward: Piece, backward: Piece) -> Interleaved:
     rows_taken = ranges(starts_of(counts)[:-1][order], counts[order])
     outputs = int(rows[0][forward.output]), int(rows[1][backward.output])
     whole = Piece(
-        np.concatenate(columns)[order], names, edges_of(counts[order], targets[rows_taken]), output=outputs[0]
+        np.concatenate(columns)[order], names, Edges(counts[order], targets[rows_taken]), output=outputs[0]
     )
     marks = tuple(
         mark.at(int(places[mark.position]))

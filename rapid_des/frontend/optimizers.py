@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import itemgetter
+from typing import NamedTuple, TypeAlias
 
 from rapid_des.device.operators import HostWork, Operator, OperatorModel, Vector, width
 from rapid_des.device.vector import bytes_per_element, kind_of, update_kind
@@ -145,6 +148,50 @@ def bucket_parameters(job: Job) -> int:
     return max(job.training.bucket_parameters, each * job.sharding.replicas)
 
 
+Parts: TypeAlias = tuple[tuple[int, Domain], ...]
+"""How many parameters marks stand for, and of which domain, in backward order."""
+
+
+class Reduction(NamedTuple):
+    """The messages that reduce one bucket, and the last mark that completes it."""
+
+    messages: tuple[tuple[str, str, int, str | None, int], ...]
+    """One after the other: name, role, size, group if not the role's, of how many replicas' parts."""
+    last_mark: int
+
+
+@lru_cache(maxsize=64)  # passes of a chunk ask the same
+def reductions(job: Job, marks: Parts) -> tuple[Reduction, ...]:
+    """Return how the gradients of marks are reduced, bucket by bucket."""
+    found = list[Reduction]()
+    for domain, sharding in job.shardings.items():
+        if sharding.replicas * sharding.instances == 1 or not sharding.policy.reduce:
+            continue
+        places = [place for place, mark in enumerate(marks) if mark[1] == domain]
+        buckets = gradient_buckets([Mark(place, *marks[place]) for place in places], bucket_parameters(job))
+        found += [
+            Reduction(tuple(_messages(job, sharding, index, bucket.parameters)), places[bucket.last_mark])
+            for index, bucket in enumerate(buckets)
+        ]
+    return tuple(found)
+
+
+def _messages(
+    job: Job, sharding: Sharding, index: int, parameters: int
+) -> Iterator[tuple[str, str, int, str | None, int]]:
+    """Yield the reductions of one bucket, within its copy of the state and over copies."""
+    dtype, role = job.spec.precision.gradient_reduce, sharding.policy.reduce
+    name = f"gradients.{role}.{index}"
+    if sharding.replicas > 1:
+        size = message_size(role, parameters, dtype, sharding.replicas)
+        parts = sharding.replicas if sharding.policy.by_unit else 0
+        yield name, role, size, sharding.group, parts
+    if sharding.instances > 1:
+        part = ceil_divide(parameters, sharding.replicas)
+        size = message_size(sharding.across, part, dtype, sharding.instances)
+        yield f"{name}.across", sharding.across, size, None, 0
+
+
 def reduce_buckets(
     program: ProgramWriter, job: Job, marks: Sequence[Mark], *, after: int | None
 ) -> tuple[int, ...]:
@@ -152,37 +199,17 @@ def reduce_buckets(
 
     `marks` hold absolute positions; a bucket waits for its own, or for `after` where nothing overlaps.
     """
-    waiting = []
-    for domain, sharding in job.shardings.items():
-        if sharding.replicas * sharding.instances == 1 or not sharding.policy.reduce:
-            continue
-        role, dtype = sharding.policy.reduce, job.spec.precision.gradient_reduce
-        of_domain = [mark for mark in marks if mark.domain == domain]
-        for index, bucket in enumerate(gradient_buckets(of_domain, bucket_parameters(job))):
-            size = message_size(role, bucket.parameters, dtype, sharding.replicas)
-            ready = of_domain[bucket.last_mark].position if after is None else after
-            waiting.append((ready, f"gradients.{role}.{index}", size, sharding, bucket.parameters))
-    return tuple(
-        _reduce_bucket(program, job, sharding, parameters, (name, size, ready))
-        for ready, name, size, sharding, parameters in sorted(waiting, key=lambda bucket: bucket[0])
-    )
-
-
-def _reduce_bucket(
-    program: ProgramWriter, job: Job, sharding: Sharding, parameters: int, message: tuple[str, int, int]
-) -> int:
-    """Append the reduction of one bucket, within its copy of the state and over copies; return its end."""
-    name, size, ready = message
-    if sharding.replicas > 1:
-        parts = sharding.replicas if sharding.policy.by_unit else 0
-        ready = program.message(
-            name, sharding.policy.reduce, size, after=(ready,), group=sharding.group, parts=parts
-        )
-    if sharding.instances > 1:
-        part = ceil_divide(parameters, sharding.replicas)
-        size = message_size(sharding.across, part, job.spec.precision.gradient_reduce, sharding.instances)
-        ready = program.message(f"{name}.across", sharding.across, size, after=(ready,))
-    return ready
+    waiting = [
+        (marks[reduction.last_mark].position if after is None else after, reduction.messages)
+        for reduction in reductions(job, tuple((mark.parameters, mark.domain) for mark in marks))
+    ]
+    positions = list[int]()
+    for ready, messages in sorted(waiting, key=itemgetter(0)):
+        done = ready
+        for name, role, size, group, parts in messages:
+            done = program.message(name, role, size, after=(done,), group=group, parts=parts)
+        positions.append(done)
+    return tuple(positions)
 
 
 def gather_buckets(

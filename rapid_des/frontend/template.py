@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from rapid_des.arrays import Int32s, Int64s, frozen, rows_of, starts_of
+from rapid_des.arrays import Bools, Int32s, Int64s, frozen, joined, rows_of, starts_of
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 from rapid_des.frontend.software import issue_order
 
@@ -59,6 +59,8 @@ FETCHED = -5
 """The port of activations that have come back from the host."""
 PORTS = (INPUT, PARAMETERS, GATE, FETCHED)
 """What the first node of a piece waits for."""
+_BY_NUMBER = (FETCHED, SECOND, GATE, PARAMETERS, INPUT)
+"""All of them: the last is number -1."""
 
 
 class Column(IntEnum):
@@ -134,18 +136,10 @@ class Edges:
     counts: Int64s
     """How many each row has."""
     targets: Int64s
-    ports: tuple[tuple[int, Int64s], ...]
-    """Where the targets name a port, by port."""
 
     def by_row(self) -> list[list[int]]:
         """Return each row's targets."""
         return [row.tolist() for row in np.split(self.targets, np.cumsum(self.counts)[:-1])]
-
-
-def edges_of(counts: Int64s, targets: Int64s) -> Edges:
-    """Return what rows wait for, so many of the targets each, row after row."""
-    positions = ((port, np.flatnonzero(targets == port)) for port in (*PORTS, SECOND))
-    return Edges(counts, targets, tuple((port, where) for port, where in positions if len(where)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +176,7 @@ def make_piece(nodes: Sequence[Node], *, marks: Sequence[Mark] = (), cache_rows:
     return Piece(
         np.array(rows, np.int64).reshape(len(rows), len(Column)),
         names,
-        edges_of(np.array(counts, np.int64), np.array(after, np.int64)),
+        Edges(np.array(counts, np.int64), np.array(after, np.int64)),
         len(nodes) - 1,
         tuple(marks),
         tuple(cache_rows),
@@ -222,24 +216,44 @@ def chain(pieces: Sequence[Piece]) -> Piece:
     return replace(writer.piece(output), marks=tuple(marks), cache_rows=tuple(cache_rows))
 
 
-def _repeated(counts: Int64s, targets: Int64s) -> Int64s:
-    """Return which dependencies their nodes, each with so many, have already."""
-    wanted = np.stack((rows_of(counts), targets), axis=1)
-    first = np.unique(wanted, axis=0, return_index=True)[1]
-    return np.setdiff1d(np.arange(len(targets)), first)
+def _without_repeated(edges: Edges, ports: Mapping[int, int]) -> Edges:
+    """Return what rows wait for, each once, where several ports are the same node."""
+    first = {place: port for port, place in reversed(list(ports.items()))}
+    targets = edges.targets.copy()
+    for port, place in ports.items():
+        targets[edges.targets == port] = first[place]
+    row = rows_of(edges.counts)
+    kept = np.sort(np.unique(np.stack((row, targets), axis=1), axis=0, return_index=True)[1])
+    return Edges(np.bincount(row[kept], minlength=len(edges.counts)), targets[kept])
+
+
+class _Placed(NamedTuple):
+    """A piece in its place."""
+
+    piece: Piece
+    edges: Edges
+    offset: int
+    ports: list[int]
+    """What stands for each, by its number (all negative, as in a list from its end)."""
 
 
 @dataclass
 class Writer:
-    """Collects placed pieces; the only mutable thing in making a table."""
+    """Collects placed pieces and single nodes; the only mutable thing in making a table.
 
-    _rows: list[Int64s] = field(default_factory=list)
-    _dependencies: list[Int64s] = field(default_factory=list)
-    _counts: list[Int64s] = field(default_factory=list)
-    _single: list[tuple[tuple[int, ...], list[int]]] = field(default_factory=list)
-    """Nodes appended one by one since the last piece, with what they wait for: not yet in the three above."""
+    All that was placed becomes arrays at once, when a table or a piece is made of it.
+    """
+
+    _placed: list[_Placed] = field(default_factory=list)
+    _made: list[tuple[int, ...]] = field(default_factory=list)
+    """Rows of nodes that may be appended one by one, each any number of times."""
+    _single: list[int] = field(default_factory=list)
+    """Which of these was appended, in order."""
+    _single_at: list[int] = field(default_factory=list)
+    _single_tags: list[int] = field(default_factory=list)
+    _single_after: list[Sequence[int]] = field(default_factory=list)
+    """What each of them waits for."""
     _names: dict[str, int] = field(default_factory=dict)
-    _name_rows: dict[tuple[str, ...], Int64s] = field(default_factory=dict)
     _numbered: dict[Piece, Int64s] = field(default_factory=dict)
     """Of each piece the rows with this writer's numbers of names."""
     _length: int = 0
@@ -250,8 +264,13 @@ class Writer:
     @property
     def rows(self) -> Int64s:
         """All rows so far."""
-        self._gather_single()
-        return np.concatenate(self._rows)
+        rows, single = np.empty((self._length, len(Column)), np.int64), self._is_single()
+        if self._single:
+            rows[single] = np.array(self._made, np.int64)[self._single]
+            rows[single, Column.TAG] = self._single_tags
+        if self._placed:
+            rows[~single] = np.concatenate([self._numbered[placed.piece] for placed in self._placed])
+        return rows
 
     def place(self, piece: Piece, ports: Mapping[int, int]) -> int:
         """Append the piece and return the position of its result.
@@ -259,64 +278,71 @@ class Writer:
         `ports` gives each port's position, or its own number where it stays a port; dependencies on ports
         that are not given are dropped.
         """
-        self._gather_single()
-        offset = self._length
-        targets = piece.edges.targets + offset
-        for port, positions in piece.edges.ports:
-            targets[positions] = ports.get(port, _DROPPED)
-        if len(set(ports.values())) < len(ports):
-            targets[_repeated(piece.edges.counts, targets)] = _DROPPED
         if piece not in self._numbered:
             rows = piece.rows.copy()
-            rows[:, Column.NAME] = self._name_ids(piece.names)[rows[:, Column.NAME]]
+            names = [self._names.setdefault(name, len(self._names)) for name in piece.names]
+            rows[:, Column.NAME] = np.array(names, np.int64)[rows[:, Column.NAME]]
             self._numbered[piece] = rows
-        self._rows.append(self._numbered[piece])
-        self._dependencies.append(targets)
-        self._counts.append(piece.edges.counts)
+        offset, edges = self._length, piece.edges
+        if len(set(ports.values())) < len(ports):
+            edges = _without_repeated(edges, ports)
+        of_ports = [ports.get(port, _DROPPED) for port in _BY_NUMBER]
+        self._placed.append(_Placed(piece, edges, offset, of_ports))
         self._length += len(piece)
         return offset + piece.output
 
     def append(self, node: Node, after: Sequence[int]) -> int:
         """Append one node that waits for given positions; return its own."""
-        waits = list(dict.fromkeys(after))
-        name = self._names.setdefault(node.name, len(self._names))
-        self._single.append((_row(node, name), waits))
+        return self.append_made(self.make(node), after, tag=node.tag)
+
+    def make(self, node: Node) -> int:
+        """Return the number of a node that will be appended, with any tag, any number of times."""
+        self._made.append(_row(node, self._names.setdefault(node.name, len(self._names))))
+        return len(self._made) - 1
+
+    def append_made(self, made: int, after: Sequence[int], *, tag: int = 0) -> int:
+        """Append a node by its number; it waits for given positions. Return its own."""
+        self._single.append(made)
+        self._single_at.append(self._length)
+        self._single_tags.append(tag)
+        self._single_after.append(list(dict.fromkeys(after)) if len(after) > 1 else after)
         self._length += 1
         return self._length - 1
 
-    def _gather_single(self) -> None:
-        """Turn nodes that were appended one by one into arrays, which cost as much for one as for several."""
-        if self._single:
-            self._rows.append(np.array([row for row, _ in self._single], np.int64))
-            self._dependencies.append(
-                np.array([wait for _, waits in self._single for wait in waits], np.int64)
-            )
-            self._counts.append(np.array([len(waits) for _, waits in self._single]))
-            self._single.clear()
+    def _is_single(self) -> Bools:
+        single = np.zeros(self._length, np.bool_)
+        single[self._single_at] = True
+        return single
 
-    def _name_ids(self, names: tuple[str, ...]) -> Int64s:
-        if names not in self._name_rows:
-            ids = [self._names.setdefault(name, len(self._names)) for name in names]
-            self._name_rows[names] = np.array(ids, np.int64)
-        return self._name_rows[names]
+    def _joined(self) -> tuple[Int64s, Int64s]:
+        """Return how many dependencies each row has, and all of them, row after row."""
+        single, counts = self._is_single(), np.zeros(self._length, np.int64)
+        counts[single] = [len(after) for after in self._single_after]
+        counts[~single], of_pieces = self._of_pieces()
+        targets, by_single = np.empty(int(counts.sum()), np.int64), np.repeat(single, counts)
+        targets[by_single] = [target for after in self._single_after for target in after]
+        targets[~by_single] = of_pieces
+        return counts, targets
 
-    def _joined(self) -> tuple[Int64s, Int64s, Int64s]:
-        self._gather_single()
-        rows = np.concatenate(self._rows)
-        counts = np.concatenate(self._counts)
-        targets = np.concatenate(self._dependencies)
+    def _of_pieces(self) -> tuple[Int64s, Int64s]:
+        """Return the same of the rows of pieces alone."""
+        edges = [placed.edges for placed in self._placed]
+        counts = joined([each.counts for each in edges], np.int64)
+        targets = joined([each.targets for each in edges], np.int64)
+        placed = rows_of([len(each.targets) for each in edges])
+        ports = np.array([placed.ports for placed in self._placed], np.int64).reshape(-1, len(_BY_NUMBER))
+        offsets = np.array([placed.offset for placed in self._placed], np.int64)
+        targets = np.where(targets < 0, ports[placed, np.minimum(targets, -1)], offsets[placed] + targets)
         waits = targets != _DROPPED
-        counts = np.bincount(rows_of(counts)[waits], minlength=len(rows))
-        return rows, counts, targets[waits]
+        return np.bincount(rows_of(counts)[waits], minlength=len(counts)), targets[waits]
 
     def piece(self, output: int) -> Piece:
         """Return all that was placed as one piece."""
-        rows, counts, targets = self._joined()
-        return Piece(rows, tuple(self._names), edges_of(counts, targets), output)
+        return Piece(self.rows, tuple(self._names), Edges(*self._joined()), output)
 
     def table(self, group_slots: Int64s, peer_slots: Int64s) -> NodeTable:
         """Return a rank's program; `group_slots` and `peer_slots` renumber what the rows use."""
-        rows, counts, dependencies = self._joined()
+        rows, (counts, dependencies) = self.rows, self._joined()
         assert not len(dependencies) or dependencies.min() >= 0
         group, peer = rows[:, Column.GROUP], rows[:, Column.PEER]
         on_host = rows[:, Column.STREAM] == HOST

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -60,6 +60,8 @@ class ProgramWriter:
     """A stage whose messages do not wait for those of other stages; None: all wait for one another."""
     writer: Writer = field(default_factory=Writer)
     segments: list[Segment] = field(default_factory=list)
+    _numbers: dict[Hashable, int] = field(default_factory=dict)
+    """Of nodes that may be appended again, by what they are made of."""
 
     def __len__(self) -> int:
         return len(self.writer)
@@ -71,7 +73,7 @@ class ProgramWriter:
         """
         if self.host is None:
             return -1
-        return self.writer.append(Node("host", NodeKind.COMPUTE, "host", (), duration=0, issue=first), after)
+        return self.writer.append_made(self._made(_issuing, first), after)
 
     def kernel(self, name: str, operator: Operator, operators: OperatorModel, *, after: Sequence[int]) -> int:
         """Append one kernel that waits for given positions; return its own."""
@@ -79,13 +81,15 @@ class ProgramWriter:
 
     def send(self, name: str, *, to: int, size: int, tag: int, after: int) -> int:
         """Append a send to another stage; return its position."""
-        return self.writer.append(self._message(name, NodeKind.SEND, to, size, tag), (after,))
+        made = self._made(self._between_stages, name, NodeKind.SEND, to, size)
+        return self.writer.append_made(made, (after,), tag=tag)
 
     def receive(self, name: str, *, source: int, size: int, tag: int, after: Sequence[int] = ()) -> int:
         """Append a receive from another stage, asked for after given positions; return its own."""
-        return self.writer.append(self._message(name, NodeKind.RECV, source, size, tag), after)
+        made = self._made(self._between_stages, name, NodeKind.RECV, source, size)
+        return self.writer.append_made(made, after, tag=tag)
 
-    def _message(self, name: str, kind: NodeKind, stage: int, size: int, tag: int) -> Node:
+    def _between_stages(self, name: str, kind: NodeKind, stage: int, size: int) -> Node:
         stream = "pp-send" if kind is NodeKind.SEND else "pp-recv"
         return Node(
             name,
@@ -95,9 +99,14 @@ class ProgramWriter:
             size=size,
             group=_STAGES if self.batched else UNSTATED,
             peer=len(PEERS) + stage,
-            tag=tag,
             issue=0 if self.host is None else int(self.host.collective),
         )
+
+    def _made(self, make: Callable[..., Node], *what: Hashable) -> int:
+        """Return the number of the node that `make` makes of something: a step has many that are alike."""
+        if (make, what) not in self._numbers:
+            self._numbers[make, what] = self.writer.make(make(*what))
+        return self._numbers[make, what]
 
     def message(  # noqa: PLR0913 - a message, and whose
         self,
@@ -113,10 +122,13 @@ class ProgramWriter:
 
         `parts`: of how many replicas' parts, which the host may have to copy one by one.
         """
+        return self.writer.append_made(self._made(self._collective, name, role, size, group, parts), after)
+
+    def _collective(self, name: str, role: str, size: int, group: str | None, parts: int) -> Node:
         node = message_node(name, role, size, (), self.host, group=group)
-        if self.host is not None and parts:
-            node = replace(node, issue=node.issue + self.host.of_list(parts))
-        return self.writer.append(node, after)
+        if self.host is None or not parts:
+            return node
+        return replace(node, issue=node.issue + self.host.of_list(parts))
 
     def with_host(self, name: str, work: HostWork, operators: OperatorModel, *, after: Sequence[int]) -> int:
         """Append what the GPU and its host do for each other, on a stream of its own; return its position."""
@@ -139,6 +151,10 @@ class ProgramWriter:
             tuple(PEERS[slot] if slot < len(PEERS) else ("stage", slot - len(PEERS)) for slot in peers),
             tuple(self.segments),
         )
+
+
+def _issuing(first: int) -> Node:
+    return Node("host", NodeKind.COMPUTE, "host", (), duration=0, issue=first)
 
 
 def _used(column: Int64s) -> tuple[list[int], Int64s]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from rapid_des.device.operators import OperatorModel
 from rapid_des.frontend.interleave import Interleaved, interleaved, travels
@@ -64,7 +65,7 @@ class _Stage:
     offloaded: Activations | None = None
     """Where the layers' activations are, if the host keeps some."""
     placed: list[tuple[Piece, int]] = field(default_factory=list)
-    """The pieces of the newest pass, and where each begins."""
+    """The pieces of the newest pass whose gradients are reduced after it, and where each begins."""
     held: dict[tuple[int, int], int] = field(default_factory=dict)
     """By chunk and unit: where parameters were gathered that are still whole."""
     together: dict[tuple[tuple[PassKind, int], ...], Interleaved | None] = field(default_factory=dict)
@@ -240,12 +241,7 @@ def _place_item(state: _Stage, item: Item) -> None:
     ports = state.gate | ({} if incoming is None else {INPUT: incoming})
     start = len(state.program)
     end = _place_pass(state, item, ports)
-    marks = [
-        mark.at(mark.position + begin - start)
-        for piece, begin in (state.placed if _completed(state, item) else ())
-        for mark in piece.marks
-    ]
-    _close_item(state, item, start, end, marks)
+    _close_item(state, item, start, end, [(piece.marks, begin) for piece, begin in state.placed])
 
 
 def _place_pair(state: _Stage, first: Item, second: Item) -> None:
@@ -262,7 +258,7 @@ def _place_pair(state: _Stage, first: Item, second: Item) -> None:
     start = len(state.program)
     state.program.writer.place(both.piece, ports)
     for item, output, marks in zip((first, second), both.outputs, both.marks, strict=True):
-        _close_item(state, item, start, start + output, marks)
+        _close_item(state, item, start, start + output, [(marks, start)])
 
 
 def _together(state: _Stage, first: Item, second: Item) -> Interleaved | None:
@@ -278,14 +274,22 @@ def _together(state: _Stage, first: Item, second: Item) -> Interleaved | None:
     return state.together[keys]
 
 
-def _close_item(state: _Stage, item: Item, start: int, end: int, marks: Sequence[Mark]) -> None:
+_Marked: TypeAlias = Sequence[tuple[Sequence[Mark], int]]
+"""Marks of pieces, with where each piece begins."""
+
+
+def _close_item(state: _Stage, item: Item, start: int, end: int, marked: _Marked) -> None:
     """Note what an item of the rows from `start` on has made, at row `end`, and send it on."""
     state.before, state.newest = state.newest, end
     if item.phase != "weight_gradient":
         state.results[Result(item.direction, item.micro_batch, item.chunk)] = state.newest
     for deferrable in _completed(state, item):
-        last = [mark.at(mark.position + start) for mark in marks if mark.deferrable == deferrable]
-        state.final[item.chunk, deferrable] = last
+        state.final[item.chunk, deferrable] = [
+            mark.at(mark.position + begin)
+            for marks, begin in marked
+            for mark in marks
+            if mark.deferrable == deferrable
+        ]
     each = state.job.sharding.each and not state.job.sharding.policy.by_unit
     if each and True in _COMPLETES.get(item.phase, ()):
         state.reduced += _reduce_chunk(state, item.chunk)
@@ -301,7 +305,6 @@ def _place_pass(state: _Stage, item: Item, ports: Mapping[int, int]) -> int:
     if (item.phase, item.chunk) not in state.chained:
         return ports[INPUT]
     if state.job.sharding.policy.by_unit:
-        state.placed = [(state.chained[item.phase, item.chunk], len(state.program))]
         return _place_units(state, item, ports)
     if state.offloaded is not None:
         pieces = state.pieces[item.phase, item.chunk]

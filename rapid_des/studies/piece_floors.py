@@ -14,7 +14,7 @@ from rapid_des.frontend import Job
 from rapid_des.frontend.groups import GROUP_SLOTS
 from rapid_des.frontend.parts import PieceKey, Section, price_lists
 from rapid_des.frontend.routing import exchanges, libraries_json, places
-from rapid_des.frontend.template import STREAMS, Column, Piece, edges_of
+from rapid_des.frontend.template import STREAMS, Column, Edges, Piece
 from rapid_des.frontend.trace import ProgramWriter
 from rapid_des.modes.pricing import as_used
 from rapid_des.program.routes import signatures
@@ -82,7 +82,7 @@ class PieceFloors(MemoryFloors):
         group, tag = GROUP_SLOTS[values[Column.GROUP]], int(values[Column.TAG])
         spread = exchanges(job)[tag - 1] if tag else None
         key = (*values[list(_STATED)].tolist(), self.members(job, group), libraries_json(job), spread)
-        node = Piece(piece.rows[[row]], piece.names, edges_of(np.array([0]), np.array([], np.int64)), 0)
+        node = Piece(piece.rows[[row]], piece.names, Edges(np.array([0]), np.array([], np.int64)), 0)
         return self.once(("collective", *key), lambda: self.alone(on_machine(job, self.machine), node))
 
     def members(self, job: Job, group: str) -> tuple[int, ...]:
