@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rapid_des.arrays import Bools, Floats, Int64s
+from rapid_des.arrays import Bools, Floats, Int64s, levels_of
 from rapid_des.studies.figures import FIGURES
 
 Columns = Mapping[str, Any]
@@ -101,7 +101,7 @@ def main_effects(columns: Columns, axes: Sequence[str], objective: str) -> list[
     logs = np.log(columns[objective][places])
     effects = []
     for axis in axes:
-        values, level = np.unique(columns[axis][places], return_inverse=True)
+        values, level = levels_of(columns[axis][places])
         if len(values) > 1:
             levels = tuple(
                 _level(value, logs[level == number], objective)

@@ -44,8 +44,6 @@ PRUNERS: Mapping[str, str] = {
 }
 """Names of Optuna's pruners: a simulation has one intermediate value, its analytical estimate."""
 _ONE_ONLY = ("cmaes", "gp")
-_BY_PLACE = ("CmaEsSampler",)
-"""Samplers that know numbers alone and draw names at random: they are asked for places on axes."""
 _PATIENCE = 50
 """Suggestions that the pruner leaves out before the next point by estimate is taken."""
 
@@ -248,7 +246,6 @@ class _Asked:
             )
             for place, name in enumerate(study.columns)
         }
-        self.by_place = type(optuna_study.sampler).__name__ in _BY_PLACE
         self.open = {case.id for case in self.ranked}
         self.by_labels = {labels: case for labels, case in self.by_labels.items() if case.id in self.open}
         self.rows: list[dict[str, Any]] = []
@@ -297,13 +294,15 @@ class _Asked:
         return self._enqueued(next(fresh))
 
     def _suggested(self, trial: Any) -> tuple[Any, ...]:
-        """Return the labels that a trial is about."""
-        if self.by_place:
-            return tuple(
-                values[trial.suggest_int(_place_of(name), 0, len(values) - 1)]
-                for name, values in self.choices.items()
-            )
-        return tuple(trial.suggest_categorical(name, values) for name, values in self.choices.items())
+        """Return the labels that a trial is about.
+
+        A sampler is asked for places on axes: of neighbours it learns from each other, which it does not of
+        names, and cmaes knows numbers alone.
+        """
+        return tuple(
+            values[trial.suggest_int(_place_of(name), 0, len(values) - 1)]
+            for name, values in self.choices.items()
+        )
 
     def _nearest(self, labels: Sequence[Any]) -> Case:
         """Return the point not asked yet that differs from these labels in the fewest axes, and there least.
@@ -337,11 +336,8 @@ class _Asked:
     def _enqueued(self, case: Case) -> tuple[Case, Any]:
         self.known.add(case.id)
         labels = dict(zip(self.choices, self._labels(case), strict=True))
-        if self.by_place:
-            asked = {_place_of(name): self.choices[name].index(label) for name, label in labels.items()}
-        else:
-            asked = labels
-        self.optuna.enqueue_trial(asked)
+        places = {_place_of(name): self.choices[name].index(label) for name, label in labels.items()}
+        self.optuna.enqueue_trial(places)
         trial = self.optuna.ask()
         self._suggested(trial)
         return case, trial

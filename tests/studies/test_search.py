@@ -82,7 +82,7 @@ def test_pruners_find_what_a_sweep_finds(pruner):
     assert search(STUDY, trials=100, pruner=pruner, executor=CREW).best["id"] == every.best(1)[0]["id"]
 
 
-def test_a_sampler_that_knows_numbers_alone_is_asked_for_places(caplog):
+def test_cmaes_which_knows_numbers_alone_draws_none_at_random(caplog):
     pytest.importorskip("cmaes")
     logging = pytest.importorskip("optuna").logging
     logging.enable_propagation()  # to where pytest looks

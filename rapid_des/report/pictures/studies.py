@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rapid_des.arrays import levels_of
 from rapid_des.errors import InfeasibleJobError
 from rapid_des.report.pictures import new_figure, save
 from rapid_des.report.pictures.fabric import PALETTE
@@ -109,8 +110,8 @@ def _draw_pair(figure: Any, axes: Any, plain: Mapping[str, Any], columns: Mappin
     across, upwards = plain["interactions"][0]["axes"]
     objective = plain["objective"]
     values = columns[objective] / _unit(objective)
-    rows, row = np.unique(columns[across], return_inverse=True)
-    places, place = np.unique(columns[upwards], return_inverse=True)
+    rows, row = levels_of(columns[across])
+    places, place = levels_of(columns[upwards])
     best = np.full((len(rows), len(places)), np.nan)
     more = _more(plain)
     (np.fmax if more else np.fmin).at(best, (row, place), values)
