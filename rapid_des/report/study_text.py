@@ -6,7 +6,7 @@ Each function takes the plain data that `--json` prints.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rapid_des.report.evidence import unmeasured_lines
@@ -85,7 +85,10 @@ def criticality_lines(study: Plain, parts: int) -> Iterator[str]:
 
 
 def sample_lines(sample: Plain) -> Iterator[str]:
-    """Yield a sample of fault draws: figures of each configuration, then the slowest draws of the first."""
+    """Yield a sample of fault draws: configurations by their mean, the best by other figures, then draws.
+
+    Of the best configurations the slowest draws are shown, of the others those that speed a job up.
+    """
     configurations = sample["configurations"]
     drawn = {"exact": "every place, once a class of alike ones", "latin": "Latin hypercubes of 30"}
     how = drawn.get(sample["sampling"], "independent draws")
@@ -94,8 +97,10 @@ def sample_lines(sample: Plain) -> Iterator[str]:
     titles = ("healthy", "mean", "±", "p50", "p95", "CVaR 95", "worst", "slower")
     yield f"{'configuration':<{width}} {'draws':>6} " + " ".join(f"{title:>9}" for title in titles)
     able = [configuration for configuration in configurations if configuration["step_time_s"] is not None]
-    for configuration in sorted(able, key=lambda configuration: configuration["step_time_s"]["mean"]):
+    ranked = sorted(able, key=lambda configuration: configuration["step_time_s"]["mean"])
+    for configuration in ranked:
         yield from _sampled(configuration, width)
+    yield from _orders(ranked)
     unable = {
         configuration["configuration"]: configuration["error"]
         for configuration in configurations
@@ -109,12 +114,23 @@ def sample_lines(sample: Plain) -> Iterator[str]:
         yield f"until {sample['until']}: {'reached' if sample['met'] else 'NOT reached; more --draws would'}"
     if sample["left"]:
         yield f"interrupted: {sample['left']} draws were not run"
-    for configuration in able[:_MOST_SHOWN]:
-        yield from _slowest(configuration)
+    yield from _draws(ranked)
 
 
 _MOST_SHOWN = 3
-"""Configurations whose slowest draws are shown."""
+"""Configurations whose slowest draws are shown, and how many are the best by a figure."""
+
+
+def _orders(configurations: Sequence[Plain]) -> Iterator[str]:
+    """Yield which configurations are the best without faults and under them."""
+    figures: Mapping[str, Callable[[Plain], float]] = {
+        "healthy": lambda one: one["healthy_s"],
+        "mean": lambda one: one["step_time_s"]["mean"],
+        "CVaR 95": lambda one: one["step_time_s"]["cvar95"],
+    }
+    for title, figure in figures.items() if len(configurations) > 1 else ():
+        best = sorted(configurations, key=figure)[:_MOST_SHOWN]
+        yield f"best by {title}: " + "; ".join(f"{one['configuration']} {figure(one):.4g} s" for one in best)
 
 
 def _sampled(configuration: Plain, width: int) -> Iterator[str]:
@@ -131,10 +147,18 @@ def _sampled(configuration: Plain, width: int) -> Iterator[str]:
         yield f"  {configuration['failed']} draws could not be run: {configuration['error']}"
 
 
-def _slowest(configuration: Plain) -> Iterator[str]:
+def _draws(ranked: Sequence[Plain]) -> Iterator[str]:
+    for configuration in ranked[:_MOST_SHOWN]:
+        yield from _slowest(configuration)
+    for configuration in ranked[_MOST_SHOWN:]:
+        faster = [row for row in configuration["rows"] if row["faster"]]
+        yield from _slowest({**configuration, "rows": faster}, "faster than without faults")
+
+
+def _slowest(configuration: Plain, which: str = "the slowest first") -> Iterator[str]:
     if not configuration["rows"]:
         return
-    yield f"\ndraws of {configuration['configuration']}, the slowest first"
+    yield f"\ndraws of {configuration['configuration']}, {which}"
     for row in configuration["rows"]:
         parts = sorted(row["added_s"].items(), key=lambda entry: -entry[1])[:2]
         added = ", ".join(f"{name} {time * 1e3:+.4g} ms" for name, time in parts)

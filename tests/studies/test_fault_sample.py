@@ -11,10 +11,11 @@ from click.testing import CliRunner
 from rapid_des import BoundedCache, load_job, load_machine, parse_fault, simulate
 from rapid_des.cli.main import cli
 from rapid_des.errors import InputError
+from rapid_des.report.study_text import sample_lines
 from rapid_des.studies.crews import executor_of
 from rapid_des.studies.draw_statistics import Spread, Until, estimate, student
 from rapid_des.studies.executors import InProcess
-from rapid_des.studies.fault_rows import NO_DRAW, DrawRow
+from rapid_des.studies.fault_rows import NO_DRAW, DrawRow, FaultSample
 from rapid_des.studies.fault_sample import faults_sample, replayed
 from rapid_des.studies.points import Point
 
@@ -155,6 +156,22 @@ def test_a_draw_that_can_not_be_run_is_a_row_with_its_error(job):
     failed = [row for row in found.rows if row.error]
     assert 0 < len(failed) < 6 and "is down, and rank" in failed[0].error
     assert all(row.faults for row in failed) and not any(row.faults for row in found.of("llama2_7b_train"))
+
+
+def test_words_rank_configurations_by_step_mean_and_tail_and_tell_what_is_faster():
+    steps = {"even": (20, 23, 23), "sharp": (18, 18, 30), "slow": (30, 29, 33), "slower": (40, 39, 44)}
+    rows = [
+        DrawRow(name, draw, ("gpu=0",), step, healthy, 0, {}, faster="pacing" if step < healthy else "")
+        for name, (healthy, *drawn) in steps.items()
+        for draw, step in enumerate(drawn)
+    ]
+    lines = list(
+        sample_lines(FaultSample(tuple(steps), tuple(rows), ("gpu=0",), 0, "independent").as_json(top=1))
+    )
+    best = [line.split(": ", 1)[1].split("; ")[0].split()[0] for line in lines if line.startswith("best by")]
+    assert best == ["sharp", "even", "even"]
+    assert "draws of slower, faster than without faults" in "\n".join(lines)
+    assert "draws of slow, the slowest first" in "\n".join(lines)
 
 
 def test_a_job_that_does_not_fit_has_one_row_beside_others(job, torus, tmp_path):
