@@ -188,6 +188,8 @@ def _points(
     points = dict[str, Point]()
     for name in jobs:
         wanted, loaded = open_job(name, machine, settings)
+        if wanted.name in points:
+            raise InputError(f"--job {name}: another job here is called {wanted.name!r} too; rename a file")
         points[wanted.name] = Point(wanted, loaded, mode=options["mode"], engine=options["engine"])
     return points
 

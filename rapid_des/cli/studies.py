@@ -10,10 +10,12 @@ from typing import Any
 
 import click
 
+from rapid_des.bounded_cache import BoundedCache
 from rapid_des.cli.executing import executor_options
 from rapid_des.cli.main import progress
 from rapid_des.cli.options import (
     echo,
+    echo_marked,
     engine_choice,
     engine_option,
     fault_option,
@@ -26,11 +28,12 @@ from rapid_des.cli.options import (
 )
 from rapid_des.config.documents import parse_json, read_text
 from rapid_des.errors import InputError
-from rapid_des.report.study_text import search_lines
+from rapid_des.report.study_text import sample_lines, search_lines
 from rapid_des.report.sweep_text import cell, difference_lines, points_lines, sweep_lines
 from rapid_des.report.writing import check_outputs
 from rapid_des.simulation import MODES, simulate
 from rapid_des.studies.difference import check_result, difference
+from rapid_des.studies.draw_results import kept_points, kept_sample, rerun_draw
 from rapid_des.studies.figures import FIGURES
 from rapid_des.studies.results import Sweep, whole_result
 from rapid_des.studies.search import PRUNERS, SAMPLERS
@@ -104,10 +107,17 @@ def sweep(study: Path, output: Path | None, **options: Any) -> None:
 @click.option("--rerun", "again", type=click.IntRange(1), help="Simulate a point again and compare digits.")
 @_report_options
 def show(results: Path, **options: Any) -> None:
-    """Print RESULTS, the folder of a study: the best, the front, which axes matter; or some points."""
+    """Print RESULTS, the folder of a study: the best, the front, which axes matter; or some points.
+
+    Of `faults sample`: what its draws cost.
+    """
     check_outputs([], pictures=[options["plot"]], replace=options["force"])
+    store = Store.open(results)
+    if store.manifest["kind"] == "faults":
+        _show_draws(store, options)
+        return
     if options["again"] is not None:
-        _show_again(rerun(Store.open(results), options["again"]), options["as_json"])
+        _show_again(rerun(store, options["again"]), options["as_json"])
         return
     read = Sweep.opened(results)
     if options["point"] is not None:
@@ -121,6 +131,24 @@ def show(results: Path, **options: Any) -> None:
         echo(options["as_json"], rows, points_lines(f"{len(rows)} of {len(read):,} points", rows))
         return
     _report(read, results.name, options)
+
+
+def _show_draws(store: Store, options: dict[str, Any]) -> None:
+    """Print and plot what `faults sample -o` keeps."""
+    other = next((name for name in ("where", "sort", "columns", "point") if options[name]), None)
+    if other is not None:
+        allowed = "--top, --plot and --rerun ID (the column id)"
+        raise InputError(f"--{other}: of points; {store.folder} holds draws of faults: {allowed}")
+    if options["again"] is not None:
+        _show_again(rerun_draw(store, options["again"]), options["as_json"])
+        return
+    sample, cache = kept_sample(store), BoundedCache()
+    jobs = (point.resolved(cache) for point in kept_points(store).values())
+    echo_marked(options["as_json"], sample.as_json(), sample_lines(sample.as_json(options["top"])), jobs)
+    if options["plot"] is not None:
+        from rapid_des.report.pictures.studies import draw_sample
+
+        draw_sample(sample.as_json(), options["plot"])
 
 
 def _report(done: Sweep, title: str, options: dict[str, Any]) -> None:
@@ -178,7 +206,10 @@ def _side(text: str) -> dict[str, Any]:
     """Return a result as JSON that an argument of `compare` stands for."""
     folder, sharp, number = text.rpartition("#")
     if sharp and number.isdecimal():
-        row = Store.open(Path(folder)).row(int(number))
+        store = Store.open(Path(folder))
+        if store.manifest["kind"] != "sweep":
+            raise InputError(f"{text}: draws of faults keep no whole results; `faults sample --replay`: one")
+        row = store.row(int(number))
         whole = whole_result(row)
         if whole is None:
             raise InputError(f"{text}: this point failed: {row['status']}: {row['error']}")

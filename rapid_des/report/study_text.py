@@ -106,10 +106,10 @@ def sample_lines(sample: Plain) -> Iterator[str]:
         for configuration in configurations
         if configuration not in able
     }
-    for what, which in (("can not be run", unable), ("are no jobs", sample["refused"])):
+    for what, which in (("can not be run", unable), ("can not be made a job", sample["refused"])):
         if which:
             name, why = next(iter(which.items()))
-            yield f"{len(which)} configurations {what}; the first, {name}: {why}"
+            yield f"{len(which)} configuration{'s' * (len(which) > 1)} {what}; the first, {name}: {why}"
     if sample["until"]:
         yield f"until {sample['until']}: {'reached' if sample['met'] else 'NOT reached; more --draws would'}"
     if sample["left"]:

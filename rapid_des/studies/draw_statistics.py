@@ -25,7 +25,7 @@ TAIL = 0.95
 """CVaR is the mean of the values beyond this percentile."""
 _FEWEST = 20
 """Draws before an interval is trusted to end a study."""
-_UNTIL = re.compile(r"(mean|p\d{1,2}|cvar\d{1,2})\s*(?:±|\+-|\+/-)\s*(\d+(?:\.\d+)?)\s*%\s*\Z")
+_UNTIL = re.compile(r"(mean|(?:p|cvar)(?!0+\b)\d{1,2})\s*(?:±|\+-|\+/-)\s*(\d+(?:\.\d+)?)\s*%\s*\Z")
 
 Floats = NDArray[np.float64]
 

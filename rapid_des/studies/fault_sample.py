@@ -24,6 +24,7 @@ from rapid_des.network.faults.models import Draw, FaultDraws, FaultModel, Variat
 from rapid_des.report.result import Result
 from rapid_des.simulation import simulate
 from rapid_des.studies.criticality import PLURALS, alike_places
+from rapid_des.studies.draw_results import inputs_of
 from rapid_des.studies.draw_statistics import Until
 from rapid_des.studies.executors import Done, Executor, InProcess, Outcome
 from rapid_des.studies.fault_rows import COLUMNS, NO_DRAW, DrawRow, FaultSample, Sampling, read, written
@@ -193,7 +194,11 @@ class _Study:
         }
         drawn["first"] = self.first.number
         points = {name: point.key(self.cache) for name, point in self.points.items()}
-        manifest = {"kind": "faults", "study": {"rapid_des": __version__, **drawn, "points": points}}
+        manifest = {
+            "kind": "faults",
+            "study": {"rapid_des": __version__, **drawn, "points": points},
+            **inputs_of(self.points, self.cache),
+        }
         with Store.create(folder, manifest, COLUMNS) as store:
             yield store
 

@@ -110,16 +110,18 @@ class Sweep:
     def sorted_by(self, column: str, names: Sequence[str] = ()) -> list[dict[str, Any]]:
         """Return points by a column, of `-column` the largest first; what has no value comes last."""
         key = column.removeprefix("-")
-        for name in (key, *names):
-            if name not in self.columns:
-                known = ", ".join(self.columns)
-                raise InputError(f"no column {name!r}; there are {known}")
+        self._check_columns(key, *names)
         values = self.columns[key]
         missing = np.array([value is None or value != value for value in values.tolist()], bool)  # noqa: PLR0124
         there = np.flatnonzero(~missing)
         order = np.argsort(values[there], kind="stable")
         places = np.concatenate([there[order[::-1] if column[0] == "-" else order], np.flatnonzero(missing)])
         return self.at(places, tuple(dict.fromkeys(("id", *names))) if names else ())
+
+    def _check_columns(self, *names: str) -> None:
+        unknown = next((name for name in names if name not in self.columns), None)
+        if unknown is not None:
+            raise InputError(f"no column {unknown!r}; there are {', '.join(self.columns)}")
 
     def result(self, number: int) -> dict[str, Any]:
         """Return all that is known of a point: its row, and below `result` what `run --json` prints."""
@@ -145,10 +147,12 @@ class Sweep:
 
     def best_by(self, column: str = "gpus") -> list[dict[str, Any]]:
         """Return the best point for each value of a column."""
+        self._check_columns(column)
         return self.at(effects.best_by(self.columns, self.objective, column))
 
     def front(self, one: str = "step_time_s", two: str = "memory_bytes") -> list[dict[str, Any]]:
         """Return the points that no other beats in both figures."""
+        self._check_columns(one, two)
         names = dict.fromkeys(("id", *self.axes, one, two, self.objective))
         return self.at(effects.front(self.columns, one, two), tuple(names))
 

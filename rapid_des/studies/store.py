@@ -67,6 +67,9 @@ class Store:
         check_store(folder)
         if (folder / _MANIFEST).is_file():
             present = cls.open(folder)
+            if present.manifest["kind"] != manifest["kind"]:
+                what = f"holds results of {present.manifest['kind']}, not of {manifest['kind']}"
+                raise InputError(f"{folder}: {what}; name another folder")
             differs = first_difference(present.manifest["study"], json.loads(json.dumps(manifest["study"])))
             if differs:
                 problem = f"holds the results of another study ({differs}); name another folder"

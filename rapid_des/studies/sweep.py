@@ -56,6 +56,8 @@ def sweep(  # noqa: PLR0913 - what a study is asked, by name
     (3, 2)
     """
     read = load_study(study)
+    if limit is not None and limit < 1:
+        raise InputError(f"limit {limit}; allowed: from 1 on")
     if folder is not None:
         check_store(Path(folder))
     with (

@@ -18,6 +18,7 @@ from rapid_des.studies.executors import InProcess
 from rapid_des.studies.fault_rows import NO_DRAW, DrawRow, FaultSample
 from rapid_des.studies.fault_sample import faults_sample, replayed
 from rapid_des.studies.points import Point
+from tests.cli.shell import call, refused
 
 SMALL = {"training.global_batch": 8}
 SOFT = "random=links count=1 where='source.a1 = 0 and destination.a1 = 0' bandwidth=normal(0.5,0.1)"
@@ -205,12 +206,37 @@ def test_the_command_draws_replays_and_says_how_to_run_a_draw(tmp_path):
     assert "CVaR 95" in printed("--draws", "3", "--executor", "local").stdout
 
 
+def test_what_is_kept_is_shown_and_run_again_from_its_manifest_alone(job, torus, tmp_path):
+    pytest.importorskip("pyarrow")
+    folder = tmp_path / "draws"
+    made = faults_sample(
+        {"a": job, "b": job.replace(tp=4, dp=1)}, torus, [SOFT], draws=2, seed=3, folder=folder
+    )
+    shown = call("show", folder, "--json").json
+    assert shown["configurations"] == made.as_json()["configurations"]
+    assert "draws of a, the slowest first" in call("show", folder, "--top", 1).out
+    for row in (1, 10_000_002):  # the first draw of one, the second of the other
+        assert "as it was" in call("show", folder, "--rerun", row).out
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"source": "another"}))
+    assert "rapid_des changed\nits digits are the same" in call("show", folder, "--rerun", 1).out
+    assert "--sort: of points" in refused(call("show", folder, "--sort", "id"))
+    assert "keep no whole results" in refused(call("compare", f"{folder}#1", f"{folder}#2"))
+
+
+def test_two_jobs_of_one_name_are_not_one(tmp_path):
+    draws = ("--on", "torus_2d_a100", "--fault", GPU, "--draws", 1)
+    answer = refused(call("faults", "sample", "llama2_7b_train", "--job", "llama2_7b_train", *draws))
+    assert "another job here is called 'llama2_7b_train' too" in answer
+
+
 def test_nonsense_is_refused_before_anything_is_simulated(job, torus):
     for models, how, says in [
         ([], {}, "at least one --fault"),
         ([SOFT], {"sampling": "exact"}, "constants, and one number of choice"),
         (["link=0-1 bandwidth=0.5"], {"sampling": "exact"}, "with random one of"),
         ([SOFT], {"until": "soon"}, "--until 'soon'"),
+        ([SOFT], {"until": "p0 ±1%"}, "--until 'p0"),
     ]:
         with pytest.raises(InputError, match=says):
             faults_sample(job, torus, models, executor=InProcess(), **how)

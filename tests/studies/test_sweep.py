@@ -186,6 +186,14 @@ def test_a_point_is_made_again_from_the_manifest_with_the_same_digits(kept):
     assert kept.result(1)["status"] == "InfeasibleJobError"
 
 
+def test_columns_and_limits_that_are_none_are_refused(kept):
+    for asked in (lambda: kept.front("nope", "mfu"), lambda: kept.best_by("nope")):
+        with pytest.raises(rd.InputError, match="no column 'nope'; there are id, tp"):
+            asked()
+    with pytest.raises(rd.InputError, match="limit 0; allowed: from 1 on"):
+        sweep(SPLITS, executor="local", limit=0)
+
+
 def test_points_that_differ_in_nothing_that_matters_share_a_key(tmp_path):
     done = sweep(BASE | {"axes": {"machine.name": ["one", "two"]}}, executor="local")
     assert len(set(done.columns["key"])) == 1

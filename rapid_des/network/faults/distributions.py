@@ -27,6 +27,8 @@ _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,
 _NORMAL = NormalDist()
 _LEAST_MASS = 1e-9
 """Probability that a distribution must leave for what is allowed."""
+_MOST_CUT = 1e-5
+"""Of a uniform distribution: 0 may stand for the least that is allowed."""
 _MOST_COUNT = 100_000
 _LEAST = 1e-6
 
@@ -175,6 +177,10 @@ def _truncated(name: str, arguments: Sequence[str], measure: Measure) -> Callabl
     mass = below(high) - first
     if mass < _LEAST_MASS:
         raise ValueError(f"it is almost never between {low:g} and {high:g}, which is what the key allows")
+    if name == "uniform" and mass < 1 - _MOST_CUT:  # its ends are meant as they stand
+        raise ValueError(
+            f"{1 - mass:.0%} of it is not between {low:g} and {high:g}, which is what the key allows"
+        )
     return lambda uniform: min(max(inverse(first + uniform * mass), low), high)
 
 

@@ -163,6 +163,9 @@ def _check_places(
         )
     if "count" in words and "random" not in words:
         raise ConfigError("only with random", file=file, key="count")
+    count = stated.get("count", 1)
+    if not isinstance(count, int) or count < 1:
+        raise ConfigError(f"{count!r}; allowed: a whole number from 1, or one drawn", file=file, key="count")
     if within is not None and ("random" not in words or within not in DOMAINS):
         problem = f"{within!r}; allowed, with random: one of {', '.join(DOMAINS)}"
         raise ConfigError(problem, file=file, key="within")

@@ -1,0 +1,104 @@
+"""Draws of faults that a folder keeps: what its manifest says of them, and all of it read again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from rapid_des.bounded_cache import BoundedCache
+from rapid_des.config import to_tree
+from rapid_des.errors import InputError
+from rapid_des.frontend import load_job
+from rapid_des.machine import Machine, load_machine
+from rapid_des.network.faults import parse_fault
+from rapid_des.studies.fault_rows import FaultSample, Sampling, read
+from rapid_des.studies.points import Point, evaluate
+from rapid_des.studies.store import Store
+from rapid_des.studies.sweep import Rerun, source_content
+from rapid_des.units import seconds
+
+
+class _Configuration(msgspec.Struct):
+    job: dict[str, Any]
+    machine: int
+    """Which of the manifest's machines."""
+    mode: str
+    strict: bool
+    allow_oom: bool
+
+
+class _Drawn(msgspec.Struct):
+    faults: tuple[str, ...]
+    seed: int
+    sampling: Sampling
+    points: dict[str, str]
+
+
+class _OfFaults(msgspec.Struct):
+    """What the manifest of a sample says."""
+
+    study: _Drawn
+    source: str
+    configurations: dict[str, _Configuration]
+    machines: list[dict[str, Any]]
+
+
+def inputs_of(points: Mapping[str, Point], cache: BoundedCache) -> dict[str, Any]:
+    """Return what a manifest holds so that draws can be run again: each job, and each machine once."""
+    machines = list[Machine]()
+    configurations = dict[str, Any]()
+    for name, point in points.items():
+        job, machine = point.resolved(cache)
+        if machine not in machines:
+            machines.append(machine)
+        how = {"mode": point.mode, "strict": point.strict, "allow_oom": point.allow_oom}
+        configurations[name] = {"job": to_tree(job.spec, "job"), "machine": machines.index(machine), **how}
+    stated = [to_tree(machine.as_spec(), "machine") for machine in machines]
+    return {"source": source_content(), "configurations": configurations, "machines": stated}
+
+
+def kept_points(store: Store) -> dict[str, Point]:
+    """Return the configurations of a folder, by name."""
+    manifest = store.require(_OfFaults)
+    machines = [load_machine(tree) for tree in manifest.machines]
+    return {
+        name: Point(
+            load_job(stated.job),
+            machines[stated.machine],
+            mode=stated.mode,
+            strict=stated.strict,
+            allow_oom=stated.allow_oom,
+        )
+        for name, stated in manifest.configurations.items()
+    }
+
+
+def kept_sample(store: Store) -> FaultSample:
+    """Return the draws that a folder keeps."""
+    manifest = store.require(_OfFaults)
+    rows = tuple(read(row) for row in store.table().to_pylist())
+    drawn = manifest.study
+    return FaultSample(tuple(manifest.configurations), rows, drawn.faults, drawn.seed, drawn.sampling)
+
+
+def rerun_draw(store: Store, number: int) -> Rerun:
+    """Simulate the draw of a row again, and the healthy step beside it, from what the manifest says."""
+    row, cache = store.row(number), BoundedCache()
+    name, manifest = row["configuration"], store.require(_OfFaults)
+    point = kept_points(store)[name]
+    drawn = read(row)
+    if drawn.error:
+        raise InputError(f"{store.folder}: draw {drawn.draw} of {name} failed: {drawn.error}")
+    healthy = evaluate(point, cache)
+    faulty = evaluate(replace(point, faults=tuple(map(parse_fault, drawn.faults))), cache)
+    again = {
+        "step_time_ps": int(faulty.step_time),
+        "step_time_s": seconds(faulty.step_time),
+        "healthy_ps": int(healthy.step_time),
+        "critical_rank": faulty.critical_rank,
+    }
+    same = manifest.source == source_content() and manifest.study.points.get(name) == point.key(cache)
+    return Rerun(row, again, same, tuple(key for key, value in again.items() if row[key] != value))
