@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,6 +27,7 @@ from rapid_des.device.pricing import operator_model
 from rapid_des.device.vector_kinds import KINDS
 from rapid_des.errors import InputError
 from rapid_des.report.devices import estimate_as_plain, estimate_as_text
+from rapid_des.report.evidence import measured_topics, unmeasured_lines
 from rapid_des.report.writing import check_outputs
 from rapid_des.units import whole_number
 
@@ -206,4 +208,6 @@ def sharded_gemm(m: int, k: int, n: int, machine: str, settings: tuple[str, ...]
     cut = {name: options[name] for name in ("tp", "axis", "sequence_parallel", "dtype")}
     phases = run_sharded(ShardedGemm(m, k, n, **cut), loaded)
     plain = [phase.as_plain() for phase in phases]
-    echo(options["as_json"], plain, sharded_lines(plain))
+    measured = measured_topics(loaded.device, options["dtype"])
+    unmeasured = unmeasured_lines([] if measured else [loaded.device.spec.name])
+    echo(options["as_json"], plain, chain(sharded_lines(plain), unmeasured))

@@ -9,7 +9,7 @@ import click
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.cli.main import progress
 from rapid_des.cli.options import (
-    echo,
+    echo_marked,
     fault_option,
     json_option,
     names_or_files,
@@ -41,4 +41,5 @@ def rollout(
     title = f"{rollout} on {wanted.name}"
     with progress(title) as bar:
         result = simulate_rollout(loaded, wanted, mode=options["mode"], watch=bar, cache=BoundedCache())
-    echo(options["as_json"], result.as_json(), rollout_lines(result, title))
+    jobs = ((job, wanted) for job in (loaded.training, loaded.server))
+    echo_marked(options["as_json"], result.as_json(), rollout_lines(result, title), jobs)

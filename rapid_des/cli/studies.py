@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from rapid_des.cli.options import (
 )
 from rapid_des.config.documents import parse_json, read_text
 from rapid_des.errors import InputError
+from rapid_des.report.evidence import unmeasured_in, unmeasured_lines
 from rapid_des.report.study_text import sample_lines, search_lines
 from rapid_des.report.sweep_text import cell, difference_lines, points_lines, sweep_lines
 from rapid_des.report.writing import check_outputs
@@ -122,13 +124,19 @@ def show(results: Path, **options: Any) -> None:
     read = Sweep.opened(results)
     if options["point"] is not None:
         whole = read.result(options["point"])
-        echo(options["as_json"], whole, _point_lines(whole))
+        echo(
+            options["as_json"],
+            whole,
+            chain(_point_lines(whole), unmeasured_lines(unmeasured_in(whole["result"]))),
+        )
         return
     read = read if options["where"] is None else read.where(options["where"])
     if options["sort"] or options["columns"]:
         names = [name.strip() for name in options["columns"].split(",")] if options["columns"] else []
         rows = read.sorted_by(options["sort"] or "id", names)[: options["top"]]
-        echo(options["as_json"], rows, points_lines(f"{len(rows)} of {len(read):,} points", rows))
+        listed = points_lines(f"{len(rows)} of {len(read):,} points", rows)
+        devices = read.not_validated(int(row["id"]) for row in rows)
+        echo(options["as_json"], rows, chain(listed, unmeasured_lines(devices)))
         return
     _report(read, results.name, options)
 
@@ -218,9 +226,15 @@ def _side(text: str) -> dict[str, Any]:
         read = parse_json(read_text(Path(text)), Path(text))
         check_result(read, text)
         return dict(read)
-    if Path(text).is_dir():
+    if text and Path(text).is_dir():
         raise InputError(f"{text}: a folder; of a study's results name a point, as in {text}#1")
-    with _run_words.make_context("compare", shlex.split(text)) as context:
+    try:
+        context = _run_words.make_context("compare", shlex.split(text))
+    except (click.UsageError, ValueError) as error:
+        why = error.format_message() if isinstance(error, click.UsageError) else str(error)
+        allowed = "a file of `run --json`, FOLDER#POINT, or what follows `run`: 'JOB --on MACHINE'"
+        raise InputError(f"{text!r}: {why.rstrip('.')}; allowed: {allowed}") from None
+    with context:
         return _simulated(**context.params)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -188,15 +188,13 @@ class Sweep:
             "pareto": {"columns": list(pareto), "points": self.front(*pareto)},
             "main_effects": [asdict(item) for item in self.effects()],
             "interactions": [asdict(item) for item in self.interactions()[:top]],
-            "not_validated": self._not_validated(top),
+            "not_validated": self.not_validated(int(row["id"]) for row in self.best(top)),
         }
 
-    def _not_validated(self, count: int) -> list[str]:
-        """Return the devices of the best points of which there are no measurements as they are stated."""
-        best = (int(row["id"]) for row in self.best(count))
-        return list(
-            dict.fromkeys(name for number in best for name in unmeasured_in(self.result(number)["result"]))
-        )
+    def not_validated(self, points: Iterable[int]) -> list[str]:
+        """Return the devices of some points of which there are no measurements as they are stated."""
+        wholes = (self.result(number)["result"] for number in points)
+        return list(dict.fromkeys(name for whole in wholes for name in unmeasured_in(whole)))
 
     def _repr_html_(self) -> str:
         rows = self.best(20)

@@ -77,6 +77,17 @@ def test_a_result_that_is_no_json_is_told_by_its_point(kept):
     assert "point 1: its result is not JSON" in refused(call("compare", f"{kept}#1", f"{kept}#2"))
 
 
+def test_a_side_that_is_nothing_is_told_with_what_may_stand_there(whole):
+    for side, why in {
+        "llama2_7b_train --on 'x": "No closing quotation",
+        "llama2_7b_train": "--on",
+        "": "JOB",
+    }.items():
+        answer = refused(call("compare", f"{whole}#1", side))
+        assert answer.startswith(f"error: {side!r}: ") and why in answer
+        assert "FOLDER#POINT" in answer
+
+
 def test_a_part_that_was_copied_counts_once(kept):
     (part,) = (kept / "points").glob("*.parquet")
     shutil.copy(part, part.with_name("part-00007.parquet"))

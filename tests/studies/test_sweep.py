@@ -186,6 +186,14 @@ def test_a_point_is_made_again_from_the_manifest_with_the_same_digits(kept):
     assert kept.result(1)["status"] == "InfeasibleJobError"
 
 
+def test_every_list_of_points_marks_devices_without_measurements(tmp_path):
+    unmeasured = {"machine.device": "a40", "device.hbm.capacity": "80 GiB"}
+    sweep(BASE | {"set": unmeasured, "axes": {"tp": [2]}}, folder=tmp_path / "out", executor="local")
+    for asked in ((), ("--sort", "mfu"), ("--point", 1)):
+        shown = call("show", tmp_path / "out", *asked).out
+        assert "not validated: there are no measurements of A40 as stated here" in shown
+
+
 def test_columns_and_limits_that_are_none_are_refused(kept):
     for asked in (lambda: kept.front("nope", "mfu"), lambda: kept.best_by("nope")):
         with pytest.raises(rd.InputError, match="no column 'nope'; there are id, tp"):
