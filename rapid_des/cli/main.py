@@ -116,6 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         cli(arguments, prog_name="rapid-des", standalone_mode=False)
     except RapidDesError as error:
         _leave(f"error: {error}", error.exit_code)
+    except click.UsageError as error:
+        _leave(_usage(error), 2)
     except click.ClickException as error:
         shown = io.StringIO()
         error.show(shown)
@@ -152,6 +154,14 @@ def _leave(text: str, code: int) -> None:
         lines = [*lines[: _MOST_LINES - 1], f"… and {len(lines) - _MOST_LINES + 1} more lines"]
     click.echo("\n".join(lines), err=True)
     sys.exit(code)
+
+
+def _usage(error: click.UsageError) -> str:
+    """Return what is wrong with a command's arguments in one line; of none at all its help."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        return error.format_message()
+    help_page = "" if error.ctx is None else f"; {error.ctx.command_path} --help says more"
+    return f"error: {' '.join(error.format_message().split()).rstrip('.')}{help_page}"
 
 
 def _report(defect: Exception) -> str:

@@ -41,6 +41,8 @@ def executor_of(name: str = "processes", workers: int | None = None, address: st
     """
     if name not in EXECUTORS:
         raise InputError(f"executor {name!r} is not one of {', '.join(EXECUTORS)}")
+    if workers is not None and (not isinstance(workers, int) or workers < 1):
+        raise InputError(f"workers {workers!r}; allowed: a whole number from 1 on")
     if address is not None and name != "ray":
         raise InputError(f"an address is for the executor ray, not for {name}")
     if name == "ray":

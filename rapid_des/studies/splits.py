@@ -365,8 +365,8 @@ def choices_of(texts: Iterable[str]) -> dict[str, Sequence[Any] | None]:
     choices: dict[str, Sequence[Any] | None] = {}
     for text in texts:
         name, equals, values = text.partition("=")
-        if name not in CHOICES:
-            raise ConfigError(f"{name!r} is not one of {', '.join(CHOICES)}", file="--vary")
+        if name not in CHOICES or name in choices:
+            raise ConfigError(f"{name!r} is not one of {', '.join(CHOICES)}, each once", file="--vary")
         choices[name] = _stated(name, values) if equals else None
     return choices
 

@@ -166,6 +166,12 @@ def test_wrong_words_are_named(words, said, tmp_path, monkeypatch):
     assert said in refused(call(*shlex.split(words.format(trace=TRACE, root=ROOT))))
 
 
+def test_a_wrong_argument_is_one_line_with_where_more_is_said():
+    answer = refused(call("plan", "llama2_7b_train", "--on", "dgx_a100", "--gpus", 0))
+    said = "error: Invalid value for '--gpus': 0 is not in the range x>=1; rapid-des plan --help says more"
+    assert answer == f"{said}\n"
+
+
 @pytest.mark.parametrize(("setting", "said"), BAD_SETTINGS)
 def test_wrong_settings_are_named(setting, said):
     assert said in refused(call("run", "llama2_7b_train", "--on", "dgx_a100", "--set", setting))

@@ -118,6 +118,12 @@ class OneCore:
         pass
 
 
+@pytest.mark.parametrize("workers", [0, -1, "two"])
+def test_numbers_of_workers_that_are_none_are_refused(workers):
+    with pytest.raises(rd.InputError, match=f"workers {workers!r}; allowed: a whole number from 1 on"):
+        executor_of("processes", workers)
+
+
 def test_workers_that_never_start_hold_nothing():
     crew = OneCore()
     with Remote(crew, 3) as executor:

@@ -286,6 +286,11 @@ def test_choices_that_are_none_are_refused(text, match):
         choices_of([text])
 
 
+def test_a_choice_stands_once():
+    with pytest.raises(ConfigError, match="'tp' is not one of tp, .*, each once"):
+        choices_of(["tp=1", "tp=2"])
+
+
 @pytest.mark.parametrize("words", [["--price", "nan"], ["--within", "inf"]])
 def test_numbers_that_are_none_are_refused(words):
     told = CliRunner().invoke(cli, ["plan", "llama2_7b_train", "--on", "dgx_a100", *words])
