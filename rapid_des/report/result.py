@@ -177,6 +177,7 @@ class Result:
             priced=(),
             computed={},
             attributed=self.attribution,
+            figures=None if self.figures is None else replace(self.figures, memory=self.figures.memory.light),
         )
 
     def _repr_html_(self) -> str:

@@ -9,7 +9,7 @@ first to the end of the second, also where they were recomputed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple, overload
@@ -76,13 +76,15 @@ class Instant(NamedTuple):
     lent: dict[Section, int]
     passed: int
     here: Sequence[Tensor]
+    outputs: int
+    """Micro-batches, by chunk, in flight."""
 
 
 class Passed(NamedTuple):
-    """What an item leaves: bytes by category at its fullest moment and behind it, and which state."""
+    """What an item leaves: its fullest moment, that behind it, and which state."""
 
-    sizes: dict[str, int]
-    left: dict[str, int]
+    fullest: Instant | None
+    left: Instant
     state: int
 
 
@@ -95,6 +97,8 @@ class Timeline(Sequence[Moment]):
     """What each item left."""
     end: Moment
     """The optimizer's step."""
+    sizes: Callable[[Passed], tuple[Mapping[str, int], Mapping[str, int]]] = field(compare=False)
+    """Bytes by category at the fullest moment of an item, and behind it."""
 
     def __len__(self) -> int:
         return len(self.items) + 1
@@ -110,8 +114,8 @@ class Timeline(Sequence[Moment]):
         number = range(len(self))[place]
         if number == len(self.items):
             return self.end
-        item, passed = self.items[number], self.passed[number]
-        return Moment(item.phase, passed.sizes, passed.left, item.micro_batch, item.chunk)
+        item = self.items[number]
+        return Moment(item.phase, *self.sizes(self.passed[number]), item.micro_batch, item.chunk)
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,11 @@ class JobMemory:
     def fullest(self) -> StageMemory:
         """The stage with the highest peak; the first of equals."""
         return max(self.stages, key=lambda stage: (stage.peak, -stage.stage))
+
+    @property
+    def light(self) -> JobMemory:
+        """The same without timelines, of which only pictures are made."""
+        return JobMemory(tuple(replace(stage, timeline=()) for stage in self.stages))
 
 
 def by_category(tensors: Iterable[Tensor]) -> dict[str, int]:

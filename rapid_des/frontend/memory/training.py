@@ -26,12 +26,7 @@ from rapid_des.frontend.memory.events import (
     section_memory,
     size_of,
 )
-from rapid_des.frontend.optimizers import (
-    bucket_parameters,
-    gathered_as,
-    states,
-    temporaries,
-)
+from rapid_des.frontend.optimizers import bucket_parameters, gathered_as, states, temporaries
 from rapid_des.frontend.parts import (
     EMBEDDING,
     HEAD,
@@ -70,7 +65,7 @@ def _stage(job: Job, stage: int, by_section: Mapping[Section, SectionMemory]) ->
     tensors = merged((*whole, *moving, *fragments(job, moving)))
     end = Moment("optimizer", by_category((*whole, *last, *fragments(job, last))), by_category(whole))
     total, peak = parameters.total(), by_category(tensors)
-    timeline = Timeline(tuple(walk.items), tuple(walk.passed), end)
+    timeline = Timeline(tuple(walk.items), tuple(walk.passed), end, walk.sizes)
     return StageMemory(stage, total, peak, tensors, walk.activations, timeline)
 
 
@@ -95,8 +90,6 @@ class _Walk:
     by_section: Mapping[Section, SectionMemory]
     standing: Mapping[str, int]
     """Bytes of what stands beside, by category."""
-    peak: tuple[Tensor, ...] = ()
-    """At the fullest moment so far."""
     activations: int = 0
     """The most that waited for its backward so far, logits left out."""
     items: list[Item] = field(default_factory=list)
@@ -115,6 +108,8 @@ class _Walk:
     _passed: int = 0
     """Bytes of gradients of the pass that runs."""
     _most: int = -1
+    _fullest: Instant | None = None
+    """The fullest moment so far, of so many bytes."""
     _known: dict[tuple[int, str, int], Passed] = field(default_factory=dict)
     """By what is held when an item begins: items of a settled pipeline begin alike."""
     _states: list[_State] = field(default_factory=list)
@@ -168,8 +163,7 @@ class _Walk:
     def _pass(self, item: Item) -> Passed:
         """Run one item, section by section."""
         forward = item.phase == "forward"
-        chunk, most, fullest = self._chunks[item.chunk], -1, tuple[Tensor, ...]()
-        instant: Instant | None = None
+        chunk, most, fullest = self._chunks[item.chunk], -1, None
         self._held, self._lent, self._base, self._activations, self._outputs = self._states[self._state]
         self._held, self._lent, self._passed = {**self._held}, {**self._lent}, 0
         self._outputs += forward
@@ -182,19 +176,27 @@ class _Walk:
                 self._passed += self._gradients[section] * (item.phase != "input_gradient")
             size = self._base + self._outputs * self._output + self._passed + here.highest[item.phase]
             if size > most:
-                most, instant = size, self._instant(here.fullest[item.phase])
+                most, fullest = size, self._instant(here.fullest[item.phase])
             if item.phase in ("forward", "input_gradient"):
                 self._hold(section, 1, deferred=not forward)
             if item.phase in ("backward", "input_gradient"):
                 self._lend(order[place + 1 : place + 1 + here.others], 1)
-        if instant is not None:
-            fullest = tuple(self._tensors(instant))
         if most > self._most:
-            self._most, self.peak = most, fullest
-        moving = by_category((*fullest, *fragments(self.job, fullest)))
+            self._most, self._fullest = most, fullest
         self._outputs -= item.phase in ("backward", "input_gradient")
-        left = _sum(self.standing, by_category(self._tensors(self._instant(()))))
-        return Passed(_sum(self.standing, moving), left, self._leaves())
+        return Passed(fullest, self._instant(()), self._leaves())
+
+    @property
+    def peak(self) -> tuple[Tensor, ...]:
+        """What comes and goes, at the fullest moment so far."""
+        return () if self._fullest is None else tuple(self._tensors(self._fullest))
+
+    def sizes(self, passed: Passed) -> tuple[dict[str, int], dict[str, int]]:
+        """Return the bytes by category at the fullest moment of an item, and behind it."""
+        fullest = () if passed.fullest is None else tuple(self._tensors(passed.fullest))
+        moving = by_category((*fullest, *fragments(self.job, fullest)))
+        left = by_category(self._tensors(passed.left))
+        return _sum(self.standing, moving), _sum(self.standing, left)
 
     def _leaves(self) -> int:
         """Return the number of what is held now."""
@@ -224,10 +226,10 @@ class _Walk:
             self._base += count * sum(tensor.size for tensor in self.by_section[section].remade)
 
     def _instant(self, here: Sequence[Tensor]) -> Instant:
-        return Instant({**self._held}, {**self._lent}, self._passed, here)
+        return Instant({**self._held}, {**self._lent}, self._passed, here, self._outputs)
 
     def _tensors(self, instant: Instant) -> Iterator[Tensor]:
-        """Yield what comes and goes at an instant of the item that runs."""
+        """Yield what comes and goes at an instant."""
         yield from instant.here
         for (section, deferred), count in instant.held.items():
             for name, category, size, _ in self._saved(section, deferred=deferred) if count else ():
@@ -235,7 +237,7 @@ class _Walk:
         for section, count in instant.lent.items():
             for name, _, size, _ in self.by_section[section].remade if count else ():
                 yield Tensor(name, "temporary", count * size, count)
-        yield Tensor("stage outputs", "activations", self._outputs * self._output, self._outputs)
+        yield Tensor("stage outputs", "activations", instant.outputs * self._output, instant.outputs)
         yield Tensor("gradients of the pass", "temporary", instant.passed)
 
 
