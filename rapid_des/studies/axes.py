@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,10 @@ class Reader:
             twice = next((name for name in varied if varied.count(name) > 1), None)
             if twice is not None:
                 raise self._wrong("axes", f"{twice!r} is varied twice")
+        for first, second in combinations(axes, 2):
+            for key, part in product(second.keys, first.keys):
+                if part.startswith(f"{key}."):
+                    raise self._wrong("axes", f"{key!r} replaces what {part!r} varies: state it before that")
         return axes
 
     def require_used(self, stated: Mapping[str, Any], axes: Iterable[Axis]) -> None:

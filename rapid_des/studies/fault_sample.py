@@ -106,7 +106,11 @@ def faults_sample(  # noqa: PLR0913 - what a study is asked, by name
     (3, True)
     """
     points = _points(configurations, machine, mode)
-    models = tuple(parse_model(fault) if isinstance(fault, str) else fault for fault in faults)
+    stated = [faults] if isinstance(faults, str) else faults
+    models = tuple(parse_model(fault) if isinstance(fault, str) else fault for fault in stated)
+    if draws < 1 or sampling not in SAMPLINGS:
+        allowed = f"draws from 1 on, sampling one of {', '.join(SAMPLINGS)}"
+        raise InputError(f"draws {draws}, sampling {sampling!r}; allowed: {allowed}")
     if not models:
         raise InputError("faults sample needs at least one --fault 'KEY=VALUE …'")
     wanted = Until.parse(until) if isinstance(until, str) else until

@@ -17,7 +17,7 @@ from rapid_des.frontend import Job, check_memory
 from rapid_des.machine import Machine
 from rapid_des.report.result import Result
 from rapid_des.report.writing import require_extra
-from rapid_des.simulation import require_kind
+from rapid_des.simulation import MODES, require_kind
 from rapid_des.studies.executors import Executor, InProcess
 from rapid_des.studies.front import Entry, Why
 from rapid_des.studies.refinement import Refinement
@@ -175,6 +175,8 @@ class Wanted:
         for name, number in (("gpus", self.gpus), ("top", self.top)):
             if number is not None and (not isinstance(number, int) or number < 1):
                 raise InputError(f"{name} {number!r} is no number of them; allowed: a whole number from 1 on")
+        if self.mode not in (AUTO, *MODES):
+            raise InputError(f"mode {self.mode!r} is not one of {', '.join((AUTO, *MODES))}")
 
 
 def plan(

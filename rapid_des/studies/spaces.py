@@ -7,6 +7,7 @@ import html
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -107,6 +108,8 @@ class Study:
 
     def count(self) -> int:
         """Return how many points there are."""
+        if not self.where:
+            return self.spec.repeat * prod(len(axis.choices) for axis in self.axes)
         return self.spec.repeat * sum(1 for _ in self._combined(0, Choice()))
 
     def cases(self) -> Iterator[Case]:

@@ -237,6 +237,8 @@ def test_nonsense_is_refused_before_anything_is_simulated(job, torus):
         (["link=0-1 bandwidth=0.5"], {"sampling": "exact"}, "with random one of"),
         ([SOFT], {"until": "soon"}, "--until 'soon'"),
         ([SOFT], {"until": "p0 ±1%"}, "--until 'p0"),
+        (SOFT, {"draws": 0}, "draws 0, sampling 'independent'; allowed: draws from 1 on"),
+        ([SOFT], {"sampling": "sobol"}, "sampling 'sobol'; allowed: .* one of independent, latin, exact"),
     ]:
         with pytest.raises(InputError, match=says):
             faults_sample(job, torus, models, executor=InProcess(), **how)

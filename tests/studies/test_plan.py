@@ -286,6 +286,11 @@ def test_choices_that_are_none_are_refused(text, match):
         choices_of([text])
 
 
+def test_a_mode_that_is_none_is_refused():
+    with pytest.raises(InputError, match="mode 'nope' is not one of auto, flattened"):
+        Wanted(mode="nope")
+
+
 def test_a_choice_stands_once():
     with pytest.raises(ConfigError, match="'tp' is not one of tp, .*, each once"):
         choices_of(["tp=1", "tp=2"])

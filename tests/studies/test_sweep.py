@@ -116,6 +116,9 @@ BAD = {
     "no combination": {"axes": {"tp": [2]}, "where": "tp == 3"},
     "nothing here is drawn": {"axes": {"tp": [2]}, "repeat": 2},
     "'key' ranks nothing": {"axes": {"tp": [2]}, "objective": "key"},
+    "'job.model' replaces what 'job.model.layers' varies: state it before that": {
+        "axes": {"job.model.layers": [2, 4], "model": ["llama2_7b"]}
+    },
     "axes: 'tp' is varied twice": {"axes": {"tp, tp": [[1, 2]]}},
     "an axis without a name": {"axes": {"": {"a": {"tp": 2}}}},
     "study.yaml: where[0]: '1 / (tp - 2) > 0' with tp 2": {"axes": {"tp": [2]}, "where": "1 / (tp - 2) > 0"},
@@ -192,6 +195,15 @@ def test_every_list_of_points_marks_devices_without_measurements(tmp_path):
     for asked in ((), ("--sort", "mfu"), ("--point", 1)):
         shown = call("show", tmp_path / "out", *asked).out
         assert "not validated: there are no measurements of A40 as stated here" in shown
+
+
+def test_the_first_points_of_a_huge_study_do_not_wait_for_all():
+    many = {"from": 8, "to": 80_000, "step": 8}
+    lengths = {"job.training.sequence_length": {"from": 1, "to": 9000, "step": 1}}
+    axes = {"job.training.global_batch": many, **lengths}
+    assert load_study(BASE | {"axes": axes}).count() == 10_000 * 9000
+    huge = BASE | {"axes": axes, "where": "sequence_length > 1"}  # counting these would take minutes
+    assert len(sweep(huge, executor="local", limit=2)) == 2
 
 
 def test_columns_and_limits_that_are_none_are_refused(kept):
