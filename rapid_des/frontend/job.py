@@ -192,7 +192,7 @@ class Job:
         multiple = self.spec.vocabulary_multiple * self.spec.parallelism.tp
         return ceil_divide(self.model.spec.vocabulary, multiple) * multiple
 
-    @property
+    @cached_property
     def micro_batches(self) -> int:
         """Micro-batches that pass the pipeline in one step."""
         if self.spec.phase == "training":
@@ -206,7 +206,7 @@ class Job:
         schedule = SCHEDULES[chosen] if isinstance(chosen, str) else from_file(chosen)
         return with_pairs(schedule) if self.training.overlap_batches else schedule
 
-    @property
+    @cached_property
     def shape(self) -> Shape:
         """What is asked of the training schedule."""
         chunks = self.schedule.chunks or self.spec.parallelism.chunks

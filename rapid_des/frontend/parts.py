@@ -73,8 +73,16 @@ def training_lists(job: Job, place: int = 0) -> Lists:
     They are those of ranks at one place among the ep ranks, where experts' loads differ.
     "norms", once a step, sums the gradients of what sequence parallelism leaves whole on every tp rank.
     """
-    shard = replace(job.training_shard, expert_place=place)
+    passes = pass_lists(job, place)
+    if job.training.adapters is not None or not job.spec.parallelism.sequence_parallel:
+        return passes
     norms = {PieceKey(NORMS, "backward", stage): _norm_gradients(job, stage) for stage in range(job.stages)}
+    return norms | passes
+
+
+def pass_lists(job: Job, place: int = 0) -> dict[PieceKey, tuple[Operation, ...]]:
+    """Return the operator lists of each section's passes for one micro-batch."""
+    shard = replace(job.training_shard, expert_place=place)
     passes = {
         PieceKey(EMBEDDING, "forward"): embedding_forward(shard),
         **_layer_lists(job, shard, "forward"),
@@ -85,11 +93,10 @@ def training_lists(job: Job, place: int = 0) -> Lists:
         PieceKey(EMBEDDING, "backward"): embedding_backward(shard),
     }
     if job.training.adapters is not None:
-        norms, passes = {}, _with_adapters(job.training.adapters, shard, passes)
+        passes = _with_adapters(job.training.adapters, shard, passes)
     if job.sharding.policy.by_unit and (job.training.unit_copies != "none" or widens_parameters(job)):
         passes = _with_unit_copies(job, passes)
-    split = _halves(passes) if "input_gradient" in job.stage_orders.phases else {}
-    return (norms if job.spec.parallelism.sequence_parallel else {}) | passes | split
+    return passes | (_halves(passes) if "input_gradient" in job.stage_orders.phases else {})
 
 
 def _predictions(job: Job, shard: Shard) -> dict[PieceKey, tuple[Operation, ...]]:

@@ -16,15 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import NamedTuple
 
 from rapid_des.frontend import Job
-from rapid_des.frontend.parts import EMBEDDING, HEAD, PREDICTION, Section, sections
+from rapid_des.frontend.parts import Section, sections
 from rapid_des.frontend.schedules.schedule import Item, Turn
 
 Times = Mapping[tuple[Section, bool], int]
 """Picoseconds of one pass of a section: forward, or (true) all of its backward."""
+Counts = Sequence[tuple[Section, int]]
+"""How often each section is there."""
 _WHOLE = ("gpipe", "1f1b", "interleaved_1f1b", "breadth_first")
 """Schedules that never take a backward apart."""
 _REPEATING = ("1f1b", "interleaved_1f1b")
@@ -43,22 +45,22 @@ class End:
     """When the last backward begins of the chunk that is done first: its gradients travel then."""
 
 
-def ends(job: Job, times: Times, kinds: Sequence[int]) -> tuple[End, ...]:
-    """Return when each stage is done at the earliest by closed forms, given the kind of every layer."""
-    forward, backward = (_by_part(job, times, kinds, backward=back) for back in (False, True))
+def ends(job: Job, times: Times, made_of: Sequence[Counts]) -> tuple[End, ...]:
+    """Return when each stage is done at the earliest by closed forms, given what parts are made of."""
+    forward, backward = (_by_part(times, made_of, backward=back) for back in (False, True))
     to, back = [0, *accumulate(forward)], [0, *accumulate(backward)]
     defers = not passes_whole(job)
-    share = len(job.copies[0])
+    share, count, in_turns = len(job.copies[0]), job.micro_batches, job.training.schedule == USUAL[1]
     stage_passes = []
     for parts in job.placement:
-        passes = job.micro_batches * sum(forward[part] + backward[part] for part in parts) // share
+        passes = count * sum(forward[part] + backward[part] for part in parts) // share
         first, last = min(to[part] for part in parts), min(back[part] for part in parts)
         drained = first + passes + (0 if defers else last)
-        if job.training.schedule == "interleaved_1f1b":
+        if in_turns:
             last_group = job.shape.in_group * sum(backward[part] for part in parts)
             last_backward = first + max(passes - last_group, 0)
         else:
-            own = [job.micro_batches * (forward[part] + backward[part]) // share for part in parts]
+            own = [count * (forward[part] + backward[part]) // share for part in parts]
             last_backward = min(
                 to[part] + time - backward[part] for part, time in zip(parts, own, strict=True)
             )
@@ -66,14 +68,9 @@ def ends(job: Job, times: Times, kinds: Sequence[int]) -> tuple[End, ...]:
     return tuple(stage_passes)
 
 
-def _by_part(job: Job, times: Times, kinds: Sequence[int], *, backward: bool) -> list[int]:
+def _by_part(times: Times, made_of: Sequence[Counts], *, backward: bool) -> list[int]:
     """Return how long each part of the model takes in one direction."""
-    of_kind = {kind: times[Section("block", kind), backward] for kind in set(kinds)}
-    done = [0, *accumulate(of_kind[kind] for kind in kinds)]
-    durations = [done[last] - done[first] for first, last in pairwise((0, *accumulate(job.layers)))]
-    durations[0] += times[EMBEDDING, backward]
-    durations[-1] += times[HEAD, backward] + job.predictions * times.get((PREDICTION, backward), 0)
-    return durations
+    return [sum(count * times.get((section, backward), 0) for section, count in part) for part in made_of]
 
 
 @dataclass(frozen=True)

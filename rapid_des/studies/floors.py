@@ -193,7 +193,9 @@ class Floors(PieceFloors):
         ]
 
     def _ends(self, job: Job, times: Times, key: tuple[Hashable, ...]) -> tuple[End, ...]:
-        return self.once(("ends", *key, pass_key(job)), lambda: ends(job, times, self.kinds(job)))
+        return self.once(
+            ("ends", *key, pass_key(job)), lambda: ends(job, times, [part.counts for part in self.parts(job)])
+        )
 
     def _step(self, job: Job, done: Sequence[End]) -> int:
         """Return what a step takes at the least whose stages have run their passes so."""

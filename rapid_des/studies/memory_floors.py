@@ -26,11 +26,11 @@ from rapid_des.frontend.parts import (
     PREDICTION,
     Lists,
     Section,
+    pass_lists,
     section_parameters,
-    training_lists,
 )
 from rapid_des.frontend.routing import heaviest_place
-from rapid_des.frontend.schedules.schedule import Order
+from rapid_des.frontend.schedules.schedule import Order, PassKind
 from rapid_des.frontend.template import Domain
 from rapid_des.machine import Machine
 from rapid_des.studies.earliest import fullest_stages, held, is_usual
@@ -50,19 +50,28 @@ class MemoryFloors:
 
     def memory(self, job: Job) -> int:
         """Return bytes that some rank needs at least."""
-        return max(self.standing(job, stage) + self.moving(job, stage) for stage in fullest_stages(job))
+        return self.memories([job])[0]
+
+    def memories(self, jobs: Sequence[Job]) -> list[int]:
+        """Return the same of jobs that differ in their ZeRO stage alone: equal activations come and go."""
+        moving = [(stage, self.moving(jobs[0], stage)) for stage in fullest_stages(jobs[0])]
+        return [max(self.standing(job, stage) + moved for stage, moved in moving) for job in jobs]
 
     def standing(self, job: Job, stage: int) -> int:
         """Return those of a stage's ranks that stand all the time, at the least: with the smallest messages.
 
         They depend neither on what is recomputed nor, but for messages, on the micro-batch.
         """
-        plain = without_recomputation(job)
-        made_of = self.once(("made of", stage, *stages_key(job)), lambda: self.sections_of(plain, stage))
+        made_of, copies = self.once(("made of", stage, *stages_key(job)), lambda: self._made_of(job, stage))
         split, training = job.spec.parallelism, job.training
-        key = (*model_key(job), split.dp, split.pp, len(job.copies[0]), split.sequence_parallel, stage)
-        key = (*key, training.zero_stage, *sorted(made_of.items()))
-        return self.once(("standing", *key), lambda: self._stands(plain, stage))
+        key = (*model_key(job), split.dp, split.pp, copies, split.sequence_parallel, stage)
+        key = (*key, training.zero_stage, made_of)
+        return self.once(("standing", *key), lambda: self._stands(without_recomputation(job), stage))
+
+    def _made_of(self, job: Job, stage: int) -> tuple[tuple[tuple[Section, int], ...], int]:
+        """Return how often a stage has each section, and how many stages hold the same."""
+        sections = self.sections_of(without_recomputation(job), stage)
+        return tuple(sorted(sections.items())), len(job.copies[0])
 
     def _stands(self, job: Job, stage: int) -> int:
         training = structs.replace(job.training, micro_batch=1)
@@ -80,8 +89,8 @@ class MemoryFloors:
         chunks = self.once(("chunks", *key), lambda: self._chunks(job, stage))
         if is_usual(job):
             counted = zip(held(job, stage), chunks, strict=True)
-            moving = (
-                sum(count * chunk.kept for count, chunk in counted) + peaks * chunks[-1].peaks["backward"]
+            moving = sum(count * chunk.kept for count, chunk in counted) + peaks * chunks[-1].peaks.get(
+                "backward", 0
             )
         else:
             order = job.micro_batches, job.training.overlap_batches
@@ -100,7 +109,8 @@ class MemoryFloors:
     def _chunks(self, job: Job, stage: int) -> list[_Chunk]:
         """Return what each chunk of a stage holds."""
         memory = self.once(("memory", *kernels_key(job)), lambda: self._section_memory(job))
-        return [_Chunk.of(made_of(job, part, self.kinds(job)), memory) for part in job.placement[stage]]
+        parts = self.parts(job)
+        return [_Chunk.of(parts[part], memory) for part in job.placement[stage]]
 
     def _section_memory(self, job: Job) -> Mapping[Section, SectionMemory]:
         place = heaviest_place(job) if job.model.has_experts else 0
@@ -109,12 +119,14 @@ class MemoryFloors:
     def lists(self, job: Job, place: int) -> Lists:
         """Return the operators of all sections; those that stand once in a stage are not asked for."""
         key = ("lists", *kernels_key(job), place)
-        return self.once(key, lambda: training_lists(few_passes(job), place))
+        return self.once(key, lambda: pass_lists(few_passes(job), place))
 
     def sections_of(self, job: Job, stage: int) -> Counter[Section]:
         """Return how often a stage has each section."""
-        kinds = self.kinds(job)
-        return Counter(section for part in job.placement[stage] for section in made_of(job, part, kinds))
+        total, parts = Counter[Section](), self.parts(job)
+        for part in job.placement[stage]:
+            total.update(dict(parts[part].counts))
+        return total
 
     def parameters_of(self, job: Job, stage: int) -> Counter[Domain]:
         """Return the parameters of a rank of a stage."""
@@ -141,6 +153,25 @@ class MemoryFloors:
         """Return the kind of every layer, by what the job runs again."""
         return self.once(("kinds", *again_key(job)), lambda: job.kind_of_layer)
 
+    def parts(self, job: Job) -> Sequence[Part]:
+        """Return what each part of the model is made of."""
+        key = ("parts", *again_key(job), *stages_key(job))
+        return self.once(key, lambda: [Part.of(job, part, self.kinds(job)) for part in range(job.parts)])
+
+
+class Part(NamedTuple):
+    """What a part of the model is made of."""
+
+    counts: tuple[tuple[Section, int], ...]
+    """How often it has each section."""
+    last: Section | None
+
+    @classmethod
+    def of(cls, job: Job, part: int, kinds: Sequence[int]) -> Part:
+        """Return that of a part, given the kind of every layer."""
+        made = made_of(job, part, kinds)
+        return cls(tuple(Counter(made).items()), made[-1] if made else None)
+
 
 class _Chunk(NamedTuple):
     """What a micro-batch holds of a chunk, in bytes."""
@@ -149,19 +180,24 @@ class _Chunk(NamedTuple):
     """From forward to backward."""
     deferred: int
     """From the first half of a backward to the second."""
-    peaks: Counter[str]
+    peaks: Mapping[PassKind, int]
     """What the first layer of a backward adds, by its kind."""
 
     @classmethod
-    def of(cls, there: Sequence[Section], memory: Mapping[Section, SectionMemory]) -> _Chunk:
-        """Return that of a chunk of these sections."""
-        kept = {section: memory[section].activations + memory[section].logits for section in there}
-        deferred = sum(tensor.size for section in there for tensor in memory[section].deferred)
-        peaks = Counter[str]()
-        for section in there[-1:]:
-            for phase, size in memory[section].highest.items():
-                peaks[phase] = max(size - kept[section], 0)
-        return cls(sum(kept[section] for section in there), deferred, peaks)
+    def of(cls, part: Part, memory: Mapping[Section, SectionMemory]) -> _Chunk:
+        """Return that of a chunk that is such a part."""
+        kept = deferred = 0
+        for section, count in part.counts:
+            kept += count * _kept(memory[section])
+            deferred += count * sum(tensor.size for tensor in memory[section].deferred)
+        last = None if part.last is None else memory[part.last]
+        highest = {} if last is None else last.highest
+        peaks = {phase: max(size - _kept(last), 0) for phase, size in highest.items()} if last else {}
+        return cls(kept, deferred, peaks)
+
+
+def _kept(section: SectionMemory) -> int:
+    return section.activations + section.logits
 
 
 def _most_held(order: Order, chunks: Sequence[_Chunk], peaks: int) -> int:
@@ -174,7 +210,7 @@ def _most_held(order: Order, chunks: Sequence[_Chunk], peaks: int) -> int:
         elif item.phase == "weight_gradient":
             now -= chunk.deferred
         elif item.direction == "backward":
-            most = max(most, now + peaks * chunk.peaks[item.phase])
+            most = max(most, now + peaks * chunk.peaks.get(item.phase, 0))
             now += chunk.deferred * (item.phase == "input_gradient") - chunk.kept
         most = max(most, now)
     return most

@@ -240,8 +240,9 @@ class Refinement:
 
     def _fitting_parts(self, family: Family) -> Iterator[Family | Out]:
         """Yield the parts of one recomputation, or that they do not fit into memory."""
-        for part in family.along("zero_stages"):
-            needed = self.floors.memory(part.job) if self.trains else 0
+        parts = list(family.along("zero_stages"))
+        each = self.floors.memories([part.job for part in parts]) if self.trains else [0] * len(parts)
+        for part, needed in zip(parts, each, strict=True):
             if needed <= self.capacity:
                 yield part
             else:

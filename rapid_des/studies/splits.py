@@ -102,12 +102,15 @@ class Family:
 
     def along(self, choice: Literal["orders", "recomputes", "zero_stages"]) -> Iterator[Family]:
         """Yield the parts of the family that have one value of a choice each."""
+        base, stated, orders, again, stages = (
+            self.base, self.stated, self.orders, self.recomputes, self.zero_stages
+        )  # fmt: skip
         if choice == "orders":
-            yield from (replace(self, orders=(value,)) for value in self.orders)
+            yield from (Family(base, stated, (value,), again, stages) for value in orders)
         elif choice == "recomputes":
-            yield from (replace(self, recomputes=(value,)) for value in self.recomputes)
+            yield from (Family(base, stated, orders, (value,), stages) for value in again)
         else:
-            yield from (replace(self, zero_stages=(value,)) for value in self.zero_stages)
+            yield from (Family(base, stated, orders, again, (value,)) for value in stages)
 
     @cached_property
     def job(self) -> Job:
