@@ -83,8 +83,10 @@ def refusals(training: TrainingSpec, kinds: Sequence[Layer], shard: Shard) -> It
             yield "recompute_kinds", f"{kind} is none of the model's {', '.join(sorted(there))}"
     if training.recompute_kinds and chosen == "none":
         yield "recompute_kinds", "nothing is recomputed: recompute is none"
+    if isinstance(chosen, str):
+        return
     operations = [operation for layer in kinds for operation in layer.forward(shard)]
-    for name in () if isinstance(chosen, str) else chosen:
+    for name in chosen:
         if not any(names(name, operation) for operation in operations):
             known = ", ".join(sorted({each.name for each in operations if each.operator is not None}))
             yield "recompute", f"no operator is named {name!r}; there are {known}"
