@@ -83,8 +83,12 @@ def refusals(training: TrainingSpec, kinds: Sequence[Layer], shard: Shard) -> It
             yield "recompute_kinds", f"{kind} is none of the model's {', '.join(sorted(there))}"
     if training.recompute_kinds and chosen == "none":
         yield "recompute_kinds", "nothing is recomputed: recompute is none"
-    if isinstance(chosen, str):
-        return
+    if not isinstance(chosen, str):
+        yield from _unknown(chosen, kinds, shard)
+
+
+def _unknown(chosen: Sequence[str], kinds: Sequence[Layer], shard: Shard) -> Iterator[tuple[str, str]]:
+    """Yield which operators that are to be run again there are not."""
     operations = [operation for layer in kinds for operation in layer.forward(shard)]
     for name in chosen:
         if not any(names(name, operation) for operation in operations):
