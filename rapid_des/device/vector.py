@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from rapid_des.device.device import Device, miss_share, transfer
@@ -134,6 +135,11 @@ def fused(kinds: Sequence[str], policy: Policy) -> tuple[str, ...]:
     >>> fused(["swiglu"], "eager")
     ('silu', 'multiply')
     """
+    return _fused(tuple(kinds), policy)
+
+
+@lru_cache(maxsize=1024)
+def _fused(kinds: tuple[str, ...], policy: Policy) -> tuple[str, ...]:
     if policy not in FUSIONS:
         raise InputError(f"fusion policy {policy!r} is not one of {', '.join(FUSIONS)}")
     waiting = [primitive for kind in kinds for primitive in _expand(kind)]

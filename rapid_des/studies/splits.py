@@ -102,15 +102,13 @@ class Family:
 
     def along(self, choice: Literal["orders", "recomputes", "zero_stages"]) -> Iterator[Family]:
         """Yield the parts of the family that have one value of a choice each."""
-        base, stated, orders, again, stages = (
-            self.base, self.stated, self.orders, self.recomputes, self.zero_stages
-        )  # fmt: skip
+        orders, again, stages = self.orders, self.recomputes, self.zero_stages
         if choice == "orders":
-            yield from (Family(base, stated, (value,), again, stages) for value in orders)
+            yield from (Family(self.base, self.stated, (value,), again, stages) for value in orders)
         elif choice == "recomputes":
-            yield from (Family(base, stated, orders, (value,), stages) for value in again)
+            yield from (Family(self.base, self.stated, orders, (value,), stages) for value in again)
         else:
-            yield from (Family(base, stated, orders, again, (value,)) for value in stages)
+            yield from (Family(self.base, self.stated, orders, again, (value,)) for value in stages)
 
     @cached_property
     def job(self) -> Job:

@@ -275,10 +275,13 @@ def _section(job: Job, section: Section, place: int, lists: Lists) -> SectionMem
     """Return what a section keeps on ranks at one place among the ep ranks."""
     forward, backward = lists[PieceKey(section, "forward")], lists[PieceKey(section, "backward")]
     kind = job.kinds[section.kind] if section.name == "block" else None
-    whole = forward if kind is None else kind.made_again(replace(job.training_shard, expert_place=place))
     by_operator = [list(_saved(operation)) for operation in forward]
     saved = [tensor for tensors in by_operator for tensor in tensors]
-    remade = [tensor for operation in whole for tensor in _saved(operation)] if kind and kind.waits else []
+    waits, inputs = kind is not None and kind.waits, lists.get(PieceKey(section, "input_gradient"))
+    whole = forward
+    if kind is not None and (waits or inputs is not None):
+        whole = kind.made_again(replace(job.training_shard, expert_place=place))
+    remade = [tensor for operation in whole for tensor in _saved(operation)] if waits else []
     standing = [*saved, *remade]
     ends = _releases(standing, backward)
     fullest: dict[PassKind, tuple[Tensor, ...]] = {
@@ -286,7 +289,6 @@ def _section(job: Job, section: Section, place: int, lists: Lists) -> SectionMem
         "backward": _fullest(backward, _shrinking(standing, ends, len(backward))),
     }
     others = 0 if kind is None else max(len(kind.before) - 1, 0)
-    inputs = lists.get(PieceKey(section, "input_gradient"))
     if inputs is None:
         return SectionMemory(tuple(saved), fullest, (), tuple(remade), others)
     weights = lists[PieceKey(section, "weight_gradient")]
