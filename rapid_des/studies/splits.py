@@ -102,22 +102,21 @@ class Family:
 
     def along(self, choice: Literal["orders", "recomputes", "zero_stages"]) -> Iterator[Family]:
         """Yield the parts of the family that have one value of a choice each."""
-        orders, again, stages = self.orders, self.recomputes, self.zero_stages
+        base, stated, again, stages = self.base, self.stated, self.recomputes, self.zero_stages
         if choice == "orders":
-            yield from (Family(self.base, self.stated, (value,), again, stages) for value in orders)
+            yield from (Family(base, stated, (value,), again, stages) for value in self.orders)
         elif choice == "recomputes":
-            yield from (Family(self.base, self.stated, orders, (value,), stages) for value in again)
+            yield from (Family(base, stated, self.orders, (value,), stages) for value in again)
         else:
-            yield from (Family(self.base, self.stated, orders, again, (value,)) for value in stages)
+            yield from (Family(base, stated, self.orders, again, (value,)) for value in stages)
 
     @cached_property
     def job(self) -> Job:
         """The first candidate as a job; the frontend may still refuse it."""
         spec, training = self.base.spec, self.base.spec.training
-        if training is not None:
-            training = self._chosen(training)
         split = structs.replace(spec.parallelism, order=self.orders[0])
-        return replace(self.base, spec=structs.replace(spec, parallelism=split, training=training))
+        chosen = None if training is None else self._chosen(training)
+        return replace(self.base, spec=structs.replace(spec, parallelism=split, training=chosen))
 
     def _chosen(self, training: TrainingSpec) -> TrainingSpec:
         """Return the training section with the first choices, and what the job says beside these."""
