@@ -15,7 +15,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from threading import Lock, Timer
 from typing import Any, TypeVar
 
@@ -242,14 +242,18 @@ class Bar:
 
 @contextmanager
 def progress(title: str) -> Iterator[Bar]:
-    """Show a bar while the block lasts, if stderr is a terminal."""
+    """Show a bar while the block lasts, if stderr is a terminal.
+
+    What others print meanwhile, as Ray does when a node dies, goes to stderr too: stdout is the answer's.
+    """
     bar = Bar(title)
     timer = Timer(AFTER_S, bar.draw)
     timer.daemon = True
     if sys.stderr.isatty():
         timer.start()
     try:
-        yield bar
+        with redirect_stdout(sys.stderr):
+            yield bar
     finally:
         timer.cancel()
         bar.close()

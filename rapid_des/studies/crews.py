@@ -107,6 +107,9 @@ class ProcessCrew:
         worker.process.kill()
         worker.process.wait()
 
+    def close(self) -> None:
+        """Do nothing: processes share nothing."""
+
 
 def _ended(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -142,25 +145,38 @@ class _Actor:
 
 
 class RayCrew:
-    """Workers as Ray actors, a core each, on an existing cluster or on one that is started here."""
+    """Workers as Ray actors, a core each, on an existing cluster or on one that is started here.
+
+    Who has called `ray.init` before keeps that connection; else it ends with the block that asks for workers.
+    """
 
     def __init__(self, address: str | None = None) -> None:
         require_extra("ray", "ray", "the executor ray")
         import ray
 
-        self._ray = ray
-        if not ray.is_initialized():
-            try:
-                ray.init(
-                    address=address, log_to_driver=False, include_dashboard=False if address is None else None
-                )
-            except (ConnectionError, RuntimeError, ValueError) as error:
-                raise InputError(f"no Ray cluster at {address!r}: {str(error).splitlines()[0]}") from None
+        self._ray, self._address = ray, address
+        self._is_guest = ray.is_initialized()
+        self._connect()
         self.cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
         self._kind = ray.remote(num_cpus=1, max_restarts=0)(ActorDesk)
 
+    def _connect(self) -> None:
+        if self._ray.is_initialized():
+            return
+        dashboard = False if self._address is None else None
+        try:
+            self._ray.init(address=self._address, log_to_driver=False, include_dashboard=dashboard)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise InputError(f"no Ray cluster at {self._address!r}: {str(error).splitlines()[0]}") from None
+
+    def close(self) -> None:
+        """End the connection, whose threads would print what Ray says of its nodes."""
+        if not self._is_guest:
+            self._ray.shutdown()
+
     def hire(self) -> _Actor:
         """Start an actor."""
+        self._connect()
         handle = self._kind.remote()
         return _Actor(handle, [handle.hello.remote()])
 

@@ -45,6 +45,10 @@ class Crew(Protocol):
         """End a worker."""
         ...
 
+    def close(self) -> None:
+        """Give back what all workers shared; whoever hires again gets it again."""
+        ...
+
 
 HELLO = b""
 """What a worker says when it has started."""
@@ -177,6 +181,7 @@ class Remote:
         self._blocks -= 1
         if not self._blocks:
             self._dismiss(list(self._hands))
+            self._crew.close()
 
     def start(self) -> None:
         """Begin to start all workers."""
@@ -195,7 +200,7 @@ class Remote:
                 busy = {
                     hand.worker: hand
                     for hand in self._hands
-                    if hand.holds or (queue and not hand.has_started)
+                    if hand.holds or (not hand.has_started and queue)
                 }
                 idle = meanwhile is None or not meanwhile()
                 for worker, said in self._crew.listen(list(busy), wait=idle):

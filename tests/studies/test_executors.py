@@ -117,6 +117,9 @@ class OneCore:
     def dismiss(self, worker):
         pass
 
+    def close(self):
+        self.closed = True
+
 
 @pytest.mark.parametrize("workers", [0, -1, "two"])
 def test_numbers_of_workers_that_are_none_are_refused(workers):
@@ -129,7 +132,7 @@ def test_workers_that_never_start_hold_nothing():
     with Remote(crew, 3) as executor:
         found = dict(executor.map(doubled, range(40)))
     assert {place: outcome.value for place, outcome in found.items()} == {n: 2 * n for n in range(40)}
-    assert len(crew.hired) == 3
+    assert len(crew.hired) == 3 and crew.closed
 
 
 def test_items_are_taken_as_they_are_needed_and_leaving_early_ends_the_workers():
