@@ -49,7 +49,11 @@ R7  Fluid links. In that mode a flow is served by all links of its route at once
     arrives the second half, at least a tick, after its last byte left, and later by what the timetables of
     its links add when it joins. Links share max-min fairly among the flows on them, filled in link order by
     one function that both engines call; rates change only when flows join or leave or a timetable steps, once
-    an instant, on the links' level. Priority does not count.
+    an instant, on the links' level. Priority does not count. What one member of a collective instance sends
+    to another goes in order, as work requests on a queue pair do (InfiniBand Architecture Specification,
+    vol. 1; NCCL has one a connection, `NCCL_IB_QPS_PER_CONNECTION`): a flow that comes to join while one
+    before it flows, or waits, joins in its turn, a tick after that one left its links or was stopped (R8). Of
+    those that come at one instant the first is the one injected first, then that of the lower number.
 R8  Closing links. At a step of a fault timetable that closes a link, the visit in service ends with the
     whole segments that were served (none where the fabric has no segments); these go on. The rest, who
     waits for the link, and who comes to it while it is closed, stops, and is given a new route when the

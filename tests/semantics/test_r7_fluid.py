@@ -10,7 +10,7 @@ from rapid_des.program.lowering import lower
 from rapid_des.program.program import Timetable
 from rapid_des.program.timetable import FULL_RATE
 from tests.program.machines import dimension, machine, ring
-from tests.program.tracing import Nodes, trace_set
+from tests.program.tracing import ALL_GATHER, Nodes, trace_set
 from tests.semantics.messages import LATENCY, one_message, two_senders
 
 
@@ -81,3 +81,21 @@ def test_a_flow_that_joins_slows_those_that_are_there(replayed):
     done = replayed(two_senders(500, 300, delays=(0, 200_000)), machine(ring(2), switching={"mode": "fluid"}))
     # alone for 200 ns; then both at half the rate: the other 300 B of each take 600 ns
     assert done.finish[1] == pytest.approx([800_000 + LATENCY] * 2, abs=2)
+
+
+def test_blocks_that_wait_for_a_late_member_leave_in_order_and_make_no_convoy(replayed):
+    late = 10_000_000
+    ranks = [Nodes() for _ in range(4)]
+    for rank, nodes in enumerate(ranks):
+        gate = nodes.compute(late) if rank == 2 else ()
+        nodes.collective(ALL_GATHER, 1000, after=gate)
+    done = replayed(trace_set(ranks), machine(ring(4), switching={"mode": "fluid"}))
+    # rank 2 then has three blocks for rank 3, which come every microsecond and not all after three; two of
+    # them go on to rank 0 as they come, and one of these to rank 1, over a hop more each
+    last = [finish[-1] - late for finish in done.finish]
+    assert last == pytest.approx([3_000_000 + hops * LATENCY for hops in (3, 3, 1, 2)], abs=10)
+
+
+def test_messages_of_two_collectives_share_a_link_whatever_their_sizes(replayed):
+    done = replayed(two_senders(500, 500), machine(ring(2), switching={"mode": "fluid"}))
+    assert done.finish[1] == pytest.approx([1_000_000 + LATENCY] * 2, abs=2)

@@ -12,6 +12,7 @@ import numpy as np
 
 from rapid_des.engines.compiled import kernel
 from rapid_des.engines.compiled.calendar import HEAP
+from rapid_des.engines.compiled.channels import pass_turn
 from rapid_des.engines.compiled.flat import Array
 from rapid_des.engines.compiled.fluid_kernel import leave
 from rapid_des.engines.compiled.stopping import Hop, StoppingSimulation
@@ -199,6 +200,8 @@ class ClosingSimulation(StoppingSimulation):
         row, route = int(transfers.size[flow]), int(transfers.route[flow])
         left, fraction = remaining(fluid, flow, now)
         end_flow(fluid, flow)
+        self._leave_room()
+        pass_turn(self._flat, self._pools, flow, now)
         transfers.flowing[flow] = 0
         size, wire = int(network.payload[row]), int(network.wire[row])
         through = self._closures.got_through(bytes_out(wire, int(left), int(fraction)))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from rapid_des.compiling import compilable
 from rapid_des.engines.compiled.calendar import push
+from rapid_des.engines.compiled.channels import pass_turn
 from rapid_des.engines.compiled.flat import Array, Flat, Network
 from rapid_des.engines.compiled.kernel import (
     ASKING,
@@ -60,7 +61,7 @@ def play_closing(flat: Flat, state: State, pools: Pools, served: Served, until: 
         wanted = 2 * (state.cursor[ASKING] + state.cursor[LINKS]) + _SPARE
         if not has_room(state, pools, wanted):
             return
-        stop_at_closed(flat.network, state, pools, served.noticed)
+        stop_at_closed(flat, state, pools, served.noticed)
         if state.cursor[WAKING] == 1:
             state.totals[STATUS] = STOPPED_WAKES
             return
@@ -69,9 +70,9 @@ def play_closing(flat: Flat, state: State, pools: Pools, served: Served, until: 
 
 
 @compilable
-def stop_at_closed(network: Network, state: State, pools: Pools, noticed: Array) -> None:
+def stop_at_closed(flat: Flat, state: State, pools: Pools, noticed: Array) -> None:
     """Stop who comes to a closed link; who knows of it already may set off again at this instant."""
-    transfers, cursor, now = pools.transfers, state.cursor, state.cursor[NOW]
+    network, transfers, cursor, now = flat.network, pools.transfers, state.cursor, state.cursor[NOW]
     transfer = cursor[JOINING]
     cursor[JOINING] = NONE
     while transfer != NONE:
@@ -83,6 +84,8 @@ def stop_at_closed(network: Network, state: State, pools: Pools, noticed: Array)
         transfers.next[transfer] = cursor[into]
         cursor[into] = transfer
         if until != NONE:
+            if state.flags[2]:
+                pass_turn(flat, pools, transfer, now)
             transfers.ready[transfer] = now
             if until <= now:
                 cursor[WAKING] = 1

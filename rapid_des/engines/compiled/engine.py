@@ -67,7 +67,7 @@ class CompiledSimulation:
         self._state = pools.new_state(
             self._flat, program.links, len(program.labels), trail=trail and not fluid, fluid=fluid
         )
-        self._pools = pools.new_pools(trail=trail)
+        self._pools = pools.new_pools(trail=trail, fluid=fluid)
         self._read: tuple[Read | None, ...] = (None, None, None)
         self._fluid = (
             new_fluid(self._flat.network.capacity, flows=256, hops=widest(program)) if fluid else None
@@ -234,11 +234,17 @@ def _with_instances(small: Pools, wanted: int) -> Pools:
         instances=instances,
         pending=_wider(small.pending, arena_room),
         ready=_wider(small.ready, arena_room),
+        channels=_with_channels(small.channels, arena_room),
         member_rank=_wider(small.member_rank, member_room),
         member_visit=_wider(small.member_visit, member_room),
         member_part=_wider(small.member_part, member_room),
         member_step=_wider(small.member_step, member_room),
     )
+
+
+def _with_channels(small: pools.Channels, room: int) -> pools.Channels:
+    """Return room for as many channels as the arena has; none outside the fluid mode."""
+    return pools.Channels(*(_wider(column, room) for column in small)) if len(small.turn) else small
 
 
 def with_parts(small: Pools) -> Pools:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rapid_des.compiling import compilable
 from rapid_des.engines.compiled.calendar import USED, push
+from rapid_des.engines.compiled.channels import has_turn, pass_turn
 from rapid_des.engines.compiled.closing_kernel import stop_at_closed
 from rapid_des.engines.compiled.flat import Array, Flat, Network
 from rapid_des.engines.compiled.kernel import (
@@ -26,7 +27,7 @@ from rapid_des.engines.compiled.kernel import (
     play,
 )
 from rapid_des.engines.compiled.pools import Pools, State
-from rapid_des.engines.compiled.steps import NONE, lag_at, rate_at, timetable_of
+from rapid_des.engines.compiled.steps import NONE, lag_at, rate_at, sort_asked, timetable_of
 from rapid_des.network.fluid import NEVER, Fluid, begin_flow, end_flow, set_capacity, settle, stride
 from rapid_des.program.timetable import FULL_RATE
 
@@ -47,7 +48,7 @@ def play_fluid(  # noqa: PLR0913 - flat arrays
             state.totals[STATUS], state.totals[WANTED] = MORE_EVENTS, wanted
             return
         if state.flags[5]:
-            stop_at_closed(flat.network, state, pools, noticed)
+            stop_at_closed(flat, state, pools, noticed)
             if state.cursor[WAKING] == 1:
                 state.totals[STATUS] = STOPPED_WAKES
                 return
@@ -68,13 +69,10 @@ def _links_choose(flat: Flat, state: State, pools: Pools, fluid: Fluid) -> None:
         transfers.flowing[flow] = 1
         if fluid.finish[flow] == now:
             end_flow(fluid, flow)
+            pass_turn(flat, pools, flow, now)
             leave(flat, state, pools, flow, now)
         flow = following
-    flow = cursor[JOINING]
-    while flow != NONE:
-        following = transfers.next[flow]
-        _join(flat, pools, fluid, flow, now)
-        flow = following
+    _flows_join(flat, pools, fluid, cursor[JOINING], now)
     changed = settle(fluid, now)
     for index in range(changed):
         flow = fluid.changed[index]
@@ -91,6 +89,19 @@ def _capacity(network: Network, link: int, now: int) -> int:
     rate = rate_at(network.link_time[first:last], network.link_rate[first:last], now)
     full = network.capacity[link]
     return int(full // FULL_RATE * rate + full % FULL_RATE * rate // FULL_RATE)
+
+
+@compilable
+def _flows_join(flat: Flat, pools: Pools, fluid: Fluid, flow: int, now: int) -> None:
+    """Let those of a list join whose turn it is, in the order in which they were handed over (R3)."""
+    transfers = pools.transfers
+    if flow != NONE and transfers.next[flow] != NONE:
+        flow = sort_asked(transfers, flow)
+    while flow != NONE:
+        following = transfers.next[flow]
+        if has_turn(flat, pools, flow):
+            _join(flat, pools, fluid, flow, now)
+        flow = following
 
 
 @compilable

@@ -112,6 +112,18 @@ class Transfers(NamedTuple):
     next: Array
 
 
+class Channels(NamedTuple):
+    """By pair of an instance, in its stretch of the arena: who sends its messages in order (R7).
+
+    Numbers of transfers plus one, 0: none. Fluid mode, else empty.
+    """
+
+    turn: Array
+    """Who is on the links, or joins them at the next tick."""
+    last: Array
+    """The last of those that wait; `Transfers.next` of each is the one behind it, of the last the first."""
+
+
 class Trail(NamedTuple):
     """Every hop, if asked for."""
 
@@ -374,6 +386,7 @@ class Pools(NamedTuple):
     member_rank: Array
     member_visit: Array
     """Which visit each member of an instance is."""
+    channels: Channels
     member_part: Array
     member_step: Array
     """And of a step of a collective that is replanned, which part and step."""
@@ -389,17 +402,19 @@ class Pools(NamedTuple):
 
 
 MADE, ARENA, MEMBERS, FREE_TRANSFER, TRAIL, PARTS = 0, 1, 2, 3, 4, 5
+_ARENA = 1024
 
 
-def new_pools(*, trail: bool) -> Pools:
+def new_pools(*, trail: bool, fluid: bool = False) -> Pools:
     """Return small pools."""
     return Pools(
         calendar=new_calendar(),
         instances=_rows(Instances, 16, wide="arena member use"),
-        pending=np.zeros(1024, np.int32),
-        ready=np.zeros(1024, np.int64),
+        pending=np.zeros(_ARENA, np.int32),
+        ready=np.zeros(_ARENA, np.int64),
         member_rank=np.zeros(256, np.int32),
         member_visit=np.zeros(256, np.int32),
+        channels=Channels(*np.zeros((2, _ARENA * fluid), np.int32)),
         member_part=np.zeros(256, np.int32),
         member_step=np.zeros(256, np.int32),
         parts=_rows(Parts, 16, wide=""),

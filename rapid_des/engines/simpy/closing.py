@@ -249,6 +249,7 @@ class ClosingFlows:
                     self._cut(slot, now)
         for flow in [flow for flow in fluid.joining if self._closed(flow.shared)]:
             fluid.joining.remove(flow)
+            fluid.pass_turn(flow)
             self._stop(flow, flow.shared.size)
             flow.message.pieces -= 1
         self.waiting.wake()

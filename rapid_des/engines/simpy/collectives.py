@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from simpy.events import Event
 
@@ -66,6 +67,8 @@ class Instance:
         self.ready = [0] * len(self.pending)
         self.members: list[Member | None] = [None] * template.members
         self.done: list[Event | None] = [None] * template.members
+        self.channels: defaultdict[int, deque[Any]] = defaultdict(deque)
+        """By pair of the template, see `Message.channel`."""
         self.absent = self.undone = template.members
 
     def parts(self, links: Links, task: int) -> Parts:
@@ -187,7 +190,8 @@ class Collectives:
         arrives = partial(self._deliver, instance, task)
         if late:
             arrives = partial(self._wait, late, arrives)
-        message = Message(arrives, priority, order, label, size, template.ahead)
+        channel = instance.channels[template.pair[task]]
+        message = Message(arrives, priority, order, label, size, template.ahead, channel)
         self.sent += size
         if self.fluid is not None and shared is not None:
             self.fluid.send(message, shared)

@@ -134,7 +134,7 @@ class FluidLinks:
         for slot in sorted(self.ending):
             if slot in self.flows and self.fluid.finish[slot] == now:
                 self.end(slot)
-        for flow in self.joining:
+        for flow in filter(self._has_turn, sorted(self.joining, key=_handed_over)):
             self._join(flow, now)
         self.changing.clear()
         self.ending.clear()
@@ -154,7 +154,24 @@ class FluidLinks:
         """Take a flow off its links."""
         end_flow(self.fluid, slot)
         self.free.append(slot)
-        return self.flows.pop(slot)
+        flow = self.flows.pop(slot)
+        self.pass_turn(flow)
+        return flow
+
+    def pass_turn(self, flow: Flow) -> None:
+        """Have the next flow of a channel join a tick after this one, if it had its turn."""
+        channel = flow.message.channel
+        if channel and channel[0] is flow:
+            channel.popleft()
+            if channel:
+                self._later(self.env.now + 1, partial(self.joining.append, channel[0]))
+
+    def _has_turn(self, flow: Flow) -> bool:
+        """Tell whether a flow may join now; if not it waits for those before it in its channel."""
+        channel = flow.message.channel
+        if not channel or channel[0] is not flow:
+            channel.append(flow)
+        return channel[0] is flow
 
     def leave(self, flow: Flow) -> None:
         """Have what is through all links arrive, and book it as if each link had served it alone."""
@@ -210,3 +227,8 @@ class FluidLinks:
     def _links(self, route: int) -> tuple[int, ...]:
         starts = self.program.route_starts
         return tuple(self.program.route_links[starts[route] : starts[route + 1]].tolist())
+
+
+def _handed_over(flow: Flow) -> tuple[tuple[int, ...], int]:
+    """Return what orders flows that come to join at one instant."""
+    return flow.message.order, flow.number

@@ -6,7 +6,7 @@ Where links close (R8) a piece is interrupted, and its rest goes on as another p
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
@@ -49,6 +49,8 @@ class Message:
     size: int
     ahead: bool
     """Whether its parts are handed over at the rate of their first link."""
+    channel: deque[Any] = field(default_factory=deque)
+    """The flows of its collective that go where it goes, in order (R7); the first one has its turn."""
     pieces: int = 0
     """How many are on their way or stopped."""
     arrived: int = 0

@@ -1,0 +1,57 @@
+"""R7 in the compiled engine: what one member of a collective sends to another goes in order."""
+
+from __future__ import annotations
+
+from rapid_des.compiling import compilable
+from rapid_des.engines.compiled.calendar import push
+from rapid_des.engines.compiled.flat import Flat
+from rapid_des.engines.compiled.kernel import FLOW
+from rapid_des.engines.compiled.pools import Pools
+
+
+@compilable
+def channel_of(flat: Flat, pools: Pools, flow: int) -> int:
+    """Return the place of a flow's pair in its instance's stretch of the arena."""
+    instances, transfers, tasks = pools.instances, pools.transfers, flat.tasks
+    instance = transfers.instance[flow]
+    task = tasks.first_task[instances.template[instance]] + transfers.task[flow]
+    return int(instances.arena[instance] + tasks.pair[task])
+
+
+@compilable
+def has_turn(flat: Flat, pools: Pools, flow: int) -> bool:
+    """Tell whether a flow may join now; if not it waits behind the others of its channel."""
+    channels, following = pools.channels, pools.transfers.next
+    channel = channel_of(flat, pools, flow)
+    if channels.turn[channel] == 0:
+        channels.turn[channel] = flow + 1
+    if channels.turn[channel] == flow + 1:
+        return True
+    last = channels.last[channel] - 1
+    if last < 0:
+        following[flow] = flow
+    else:
+        following[flow] = following[last]
+        following[last] = flow
+    channels.last[channel] = flow + 1
+    return False
+
+
+@compilable
+def pass_turn(flat: Flat, pools: Pools, flow: int, now: int) -> None:
+    """Have the next flow of a channel join a tick after this one, if it had its turn."""
+    channels, following = pools.channels, pools.transfers.next
+    channel = channel_of(flat, pools, flow)
+    if channels.turn[channel] != flow + 1:
+        return
+    last = channels.last[channel] - 1
+    channels.turn[channel] = 0
+    if last < 0:
+        return
+    first = following[last]
+    if first == last:
+        channels.last[channel] = 0
+    else:
+        following[last] = following[first]
+    channels.turn[channel] = first + 1
+    push(pools.calendar, now + 1, FLOW, first, 1)
