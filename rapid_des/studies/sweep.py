@@ -65,6 +65,7 @@ def sweep(  # noqa: PLR0913 - what a study is asked, by name
         if isinstance(executor, str)
         else nullcontext(executor) as opened
     ):
+        opened.start()  # workers import what they need while the folder is read
         if folder is None:
             rows, interrupted = _gathered(run(read, opened, limit=limit, tell=tell))
             done = Sweep.of_rows(read.columns, read.spec.objective, rows)
