@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import floor
 from typing import NamedTuple
 
 from rapid_des.frontend import Job
@@ -73,6 +74,17 @@ def _by_part(times: Times, made_of: Sequence[Counts], *, backward: bool) -> list
     return [sum(count * times.get((section, backward), 0) for section, count in part) for part in made_of]
 
 
+Unit = tuple[Section, ...]
+"""Sections whose gradients travel together, in the order of their backwards: one, or all of a chunk."""
+
+
+class Bucket(NamedTuple):
+    """A message of gradients: from when on after its unit's backward begins, and how long it travels."""
+
+    ready: int
+    takes: int
+
+
 @dataclass(frozen=True)
 class Alone:
     """What a job's passes and messages take alone, in picoseconds."""
@@ -82,8 +94,24 @@ class Alone:
     """From one stage to another."""
     gathers: Mapping[tuple[Section, bool], int] = field(default_factory=dict, hash=False)
     """Of a unit's parameters before each of its passes, as `times` has them; empty where none are."""
-    reduces: Mapping[Section, int] = field(default_factory=dict, hash=False)
+    reduces: Mapping[Unit, Sequence[Bucket]] = field(default_factory=dict, hash=False)
     """Of a unit's gradients after each of its backwards; empty where none are."""
+
+    before: int = 0
+    """Before the first pass, on the stream of kernels."""
+
+    def lessened(self, share: float) -> Alone:
+        """Return the same with this share of all times, rounded down."""
+        return Alone(
+            {key: floor(share * time) for key, time in self.times.items()},
+            {key: floor(share * time) for key, time in self.message.items()},
+            {key: floor(share * time) for key, time in self.gathers.items()},
+            {
+                unit: [Bucket(floor(share * ready), floor(share * takes)) for ready, takes in buckets]
+                for unit, buckets in self.reduces.items()
+            },
+            floor(share * self.before),
+        )
 
 
 def passes_whole(job: Job) -> bool:
@@ -129,7 +157,7 @@ def _units(job: Job) -> int:
     return 2 * (sum(job.layers) + 2) * job.micro_batches
 
 
-def walked(job: Job, alone: Alone, *, left_out: int = 0) -> tuple[End, ...]:
+def walked(job: Job, alone: Sequence[Alone], *, left_out: int = 0) -> tuple[End, ...]:
     """Return when each stage is done at the earliest, by its items in the order of its schedule.
 
     With micro-batches `left_out` (whole groups of them) in the middle, for a step of so many more.
@@ -163,7 +191,7 @@ class _Pass(NamedTuple):
     units: range
     times: Sequence[int]
     gathers: Sequence[int]
-    reduces: Sequence[int]
+    reduces: Sequence[Sequence[Bucket]]
     all: int
     """Of all units."""
 
@@ -173,7 +201,11 @@ class _Pass(NamedTuple):
         order = range(len(units))[:: -1 if backward else 1]
         times = [alone.times[units[unit], backward] for unit in order]
         gathers = [alone.gathers[units[unit], backward] for unit in order] if alone.gathers else []
-        reduces = [alone.reduces[units[unit]] for unit in order] if alone.reduces and backward else []
+        reduced: list[Unit] = []
+        if backward and alone.reduces:
+            chunk = tuple(units[unit] for unit in order)
+            reduced = [(section,) for section in chunk] if alone.gathers else [chunk]
+        reduces = [alone.reduces[unit] for unit in reduced]
         return cls(order, times, gathers, reduces, sum(times))
 
 
@@ -182,21 +214,19 @@ class _Walk:
     """The state of a walk: of its stages."""
 
     job: Job
-    alone: Alone
+    alone: Sequence[Alone]
+    """By stage."""
 
     def __post_init__(self) -> None:
-        self.stages = [_Stage() for _ in self.job.placement]
+        self.stages = [_Stage(alone.before) for alone in self.alone]
         self.ahead = self.job.training.prefetch + 1
         units = [
             [[section for section, _ in sections(self.job, part)] for part in parts]
             for parts in self.job.placement
         ]
         self.passes = [
-            [
-                [_Pass.of(chunk, self.alone, backward=backward) for backward in (False, True)]
-                for chunk in chunks
-            ]
-            for chunks in units
+            [[_Pass.of(chunk, alone, backward=backward) for backward in (False, True)] for chunk in chunks]
+            for chunks, alone in zip(units, self.alone, strict=True)
         ]
         self.waits = not self.job.overlaps_pipeline
         self.keeps = not self.job.training.reshard
@@ -216,7 +246,7 @@ class _Walk:
                 total += passes[item.phase == "backward"].all
                 target = self.job.stage_orders.consumer(stage, item)
                 total += (
-                    self.alone.message.get((stage, target), 0) if self.waits and target is not None else 0
+                    self.alone[0].message.get((stage, target), 0) if self.waits and target is not None else 0
                 )
         return total
 
@@ -237,12 +267,16 @@ class _Walk:
         if backward:
             stage.last_backward[item.chunk] = begun
         alone = self.passes[turn.stage][item.chunk][backward]
-        stage.free = end = (
-            self._units(stage, item.chunk, alone, newest, begun) if alone.gathers else begun + alone.all
-        )
+        if alone.gathers:
+            end = self._units(stage, item.chunk, alone, newest, begun)
+        else:
+            end = begun + alone.all
+            for buckets in alone.reduces:
+                _travel(stage, begun, buckets)
+        stage.free = end
         if target is not None and target != turn.stage:
             leaves = max(end, stage.sends) if self.in_line else end
-            end = leaves + self.alone.message.get((turn.stage, target), 0)
+            end = leaves + self.alone[0].message.get((turn.stage, target), 0)
             stage.sends = end
             if self.waits:
                 stage.gate = end
@@ -264,8 +298,14 @@ class _Walk:
             if backward or not self.keeps:
                 del stage.whole[chunk, unit]
             if alone.reduces:
-                stage.stream = max(stage.stream, begun) + alone.reduces[place]
+                _travel(stage, begun, alone.reduces[place])
         return done
+
+
+def _travel(stage: _Stage, begun: int, buckets: Sequence[Bucket]) -> None:
+    """Have the gradients of a unit travel whose backward has begun."""
+    for ready, takes in buckets:
+        stage.stream = max(stage.stream, begun + ready) + takes
 
 
 USUAL = ("1f1b", "interleaved_1f1b")

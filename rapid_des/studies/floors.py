@@ -11,24 +11,20 @@ optimizer's part) is worked out once. Waiting and queueing are left out.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 
 from rapid_des.device.pricing import operator_model
 from rapid_des.frontend import Job
-from rapid_des.frontend.groups import message_size
-from rapid_des.frontend.optimizers import gathered_as, step_kernels
+from rapid_des.frontend.optimizers import step_kernels
 from rapid_des.frontend.parts import (
     EMBEDDING,
     Section,
 )
-from rapid_des.frontend.routing import libraries_json
 from rapid_des.frontend.template import Column, Domain, Piece
-from rapid_des.frontend.trace import ProgramWriter
 from rapid_des.modes.pricing import as_used
 from rapid_des.program.communication import TimeAlone
-from rapid_des.studies.alone import Message, collective_alone, program_alone
 from rapid_des.studies.earliest import (
     USUAL,
     Alone,
@@ -43,8 +39,6 @@ from rapid_des.studies.earliest import (
 from rapid_des.studies.likeness import (
     kernels_key,
     layer_key,
-    layout_key,
-    model_key,
     pass_key,
     state_key,
 )
@@ -56,17 +50,18 @@ from rapid_des.studies.pair_walk import (
     times_beside,
     walked_in_pairs,
 )
-from rapid_des.studies.piece_floors import PieceFloors, computes
-from rapid_des.studies.slowed import Busy, busy_of, least_delay, messages_beside
+from rapid_des.studies.piece_floors import computes
+from rapid_des.studies.slowed import Busy, Weights, least_delay, weights_of
 from rapid_des.studies.stand_ins import on_machine, with_micro_batches, without_recomputation
 from rapid_des.studies.stream_paths import longest
+from rapid_des.studies.travel_floors import TravelFloors
 
 _MANY = ("block", "prediction")
 """Sections whose messages count."""
 
 
 @dataclass
-class Floors(PieceFloors):
+class Floors(TravelFloors):
     """Bounds for the time of these candidates, beside those of memory."""
 
     def passes(self, job: Job, *, again: bool) -> int:
@@ -85,70 +80,63 @@ class Floors(PieceFloors):
 
     def step(self, job: Job) -> int:
         """Return picoseconds that no simulation of a training step goes below, by closed forms."""
-        done = self._done(job)
-        after = self.once(("after", *state_key(job)), lambda: self._after(job))[0]
-        return max(self._step(job, done), self._slowed(job, done) + after)
+        around, done = self._around(job), self._done(job)
+        slowed = around.before + self._slowed(job, done) + around.after
+        return max(self._step(job, around.shifted(done)), slowed)
 
     def _slowed(self, job: Job, done: Sequence[End]) -> int:
         """Return when a stage is done at the earliest whose kernels its messages slow; 0 where none do."""
-        passes = job.sharding.each and passes_alone(job) and len(job.copies[0]) == 1
-        if not passes or not self.machine.collectives.contention:
+        if not self._slows(job):
             return 0
-        stage = max(range(job.stages), key=lambda stage: done[stage].drained)
-        busy, messages = Busy(), Counter[TimeAlone]()
+        stage = self._slowest(done)
+        busy, messages, drained = Busy(), self._beside(job, stage), done[stage].drained
         for part in job.placement[stage]:
-            sections = made_of(job, part, self.kinds(job))[::-1]
-            for section, count in Counter(sections).items():
-                busy += self._busy(job)[section].times(count * job.micro_batches)
-            units = [(section,) for section in sections] if job.sharding.policy.by_unit else [tuple(sections)]
-            for unit, count in Counter(units).items():
-                for message, times in self._beside(job, unit).items():
-                    messages[message] += times * count * job.micro_batches
-        drained = done[stage].drained
+            for section, count in Counter(made_of(job, part, self.kinds(job))).items():
+                for backward in (False, True):
+                    busy += self.busy(job)[section, backward].times(count * job.micro_batches)
         return drained + least_delay(busy, drained, messages, self.machine.device) if messages else 0
 
-    def _busy(self, job: Job) -> Mapping[Section, Busy]:
-        """Return how long the kernels of both passes of a section compute."""
+    def _slowest(self, done: Sequence[End]) -> int:
+        """Return the stage that is done last."""
+        return max(range(len(done)), key=lambda stage: done[stage].drained)
 
-        def make() -> Mapping[Section, Busy]:
-            total = defaultdict[Section, Busy](Busy)
-            for (section, _), piece in self.pieces(job).items():
-                total[section] += busy_of(piece, self.machine.device)
-            return total
+    def _slows(self, job: Job) -> bool:
+        """Tell whether messages between replicas slow kernels beside them, as far as bounds know."""
+        passes = job.sharding.each and passes_alone(job) and len(job.copies[0]) == 1
+        return passes and self.machine.collectives.contention
 
-        return self.once(("busy", *kernels_key(job)), make)
-
-    def _beside(self, job: Job, unit: tuple[Section, ...]) -> Counter[TimeAlone]:
-        """Return what travels for a micro-batch of sections whose gradients are reduced together."""
-
-        def make() -> Counter[TimeAlone]:
-            pieces, times = self.pieces(job), Counter[TimeAlone]()
-            marks = [mark for section in unit for mark in pieces[section, True].marks]
-            for message in messages_beside(job, marks):
-                time = self._alone(job, message)
-                if time is not None:
-                    times[time] += 1
-            return times
-
-        key = (*model_key(job), *layout_key(job), job.training.zero_stage, unit)
-        return self.once(("beside", *key), make)
+    def _beside(self, job: Job, stage: int) -> Counter[TimeAlone]:
+        """Return what travels between a stage's replicas beside its passes, all of a step."""
+        messages = Counter[TimeAlone]()
+        for part in job.placement[stage]:
+            for unit, count in Counter(self.units(job, part)).items():
+                for message, times in self.beside(job, unit).items():
+                    messages[message] += times * count * job.micro_batches
+        return messages
 
     def walked(self, job: Job) -> int:
         """Return the same by a walk through the schedule; 0 where it is not walked."""
         short = with_micro_batches(job, walked_micro_batches(job))
         if not can_be_walked(short):
             return 0 if passes_alone(job) else self._walked_in_pairs(job)
-        gathers: dict[tuple[Section, bool], int] = {}
-        reduces: dict[Section, int] = {}
-        for section, size in self.sizes(job).items() if job.sharding.policy.by_unit else ():
-            gathered = self._travels(job, size, gathers=True)
-            cheap = any(sharding.reshard_ranks for sharding in job.shardings.values())
-            cheap |= job.training.adapters is not None  # whose tables are gathered for forwards alone
-            gathers |= {(section, False): gathered, (section, True): 0 if cheap else gathered}
-            if job.sharding.each:
-                reduces[section] = self._travels(job, size, gathers=False)
-        alone = Alone(self._pass_times(job)[0], self.messages(job), gathers, reduces)
-        return self._step(job, walked(short, alone, left_out=job.micro_batches - short.micro_batches))
+        plain = self.alone_of(job, self._pass_times(job)[0], Weights())
+        plain = replace(plain, message=self.messages(job), before=self._around(job).before)
+        done = walked(short, [plain] * job.stages, left_out=job.micro_batches - short.micro_batches)
+        least = self._step(job, done, travelled=bool(plain.reduces))
+        return max(least, self._walked_beside(job, short, plain)) if self._slows(job) else least
+
+    def _walked_beside(self, job: Job, short: Job, plain: Alone) -> int:
+        """Return the same where messages between replicas slow kernels of the stage that is done last."""
+        least, stage, times = 0, self._slowest(self._done(job)), self._pass_times(job)[0]
+        left_out, after = job.micro_batches - short.micro_batches, self._around(job).after
+        messages = self._beside(job, stage)
+        for weights, added in weights_of(messages, self.machine.device) if messages else ():
+            alone = [plain.lessened(weights.rest)] * job.stages
+            mine = self.alone_of(job, times, weights)
+            alone[stage] = replace(alone[stage], times=mine.times, gathers=mine.gathers, reduces=mine.reduces)
+            done = walked(short, alone, left_out=left_out)
+            least = max(least, max(end.drained for end in done) + added + after)
+        return least
 
     def _walked_in_pairs(self, job: Job) -> int:
         """Return the same of a schedule of pairs, or of backwards in halves."""
@@ -160,7 +148,7 @@ class Floors(PieceFloors):
         done = drained_in_pairs(
             short, parts, self._stretches(job), self.messages(job), job.micro_batches - count
         )
-        return self._step(job, done)
+        return self._step(job, self._around(job).shifted(done))
 
     def _stretches(self, job: Job) -> Stretches:
         pieces, key = self.timed(job), layer_key(job)
@@ -197,15 +185,19 @@ class Floors(PieceFloors):
             ("ends", *key, pass_key(job)), lambda: ends(job, times, [part.counts for part in self.parts(job)])
         )
 
-    def _step(self, job: Job, done: Sequence[End]) -> int:
-        """Return what a step takes at the least whose stages have run their passes so."""
-        after, travels = self.once(("after", *state_key(job)), lambda: self._after(job))
+    def _step(self, job: Job, done: Sequence[End], *, travelled: bool = False) -> int:
+        """Return what a step takes at the least whose stages have run their passes so.
+
+        `travelled`: and have reduced all gradients.
+        """
+        around = self._around(job)
         each = job.micro_batches // len(job.copies[0])
         reduced = [
             max(end.drained, end.last_backward + travel.once, each * travel.each)
-            for end, travel in zip(done, travels, strict=True)
+            for end, travel in zip(done, around.travels, strict=True)
         ]
-        return max(*reduced, done[0].drained + self._travels_last(job)) + after
+        last = 0 if travelled else self._travels_last(job)
+        return max(*reduced, done[0].drained + last) + around.after
 
     def _travels_last(self, job: Job) -> int:
         """Return how long what the first stage's last pass completes is reduced: gradients of the table."""
@@ -213,7 +205,7 @@ class Floors(PieceFloors):
             return 0
         piece = self.pieces(job)[EMBEDDING, True]
         final = [mark for mark in piece.marks if mark.position == len(piece) - 1]
-        return self._travels(job, Counter({mark.domain: mark.parameters for mark in final}), gathers=False)
+        return self.travels(job, Counter({mark.domain: mark.parameters for mark in final}), gathers=False)
 
     def _times(self, job: Job, takes: Callable[[Job, Piece], int]) -> Times:
         """Return what sections take on a rank of the first stage, those that are many as `takes` says."""
@@ -233,70 +225,40 @@ class Floors(PieceFloors):
         together = durations.sum() > longest(piece, durations) or (piece.rows[:, Column.PEER] >= 0).any()
         return self.alone(on_machine(job, self.machine), piece) if together else int(durations.sum())
 
-    def _after(self, job: Job) -> tuple[int, tuple[_Travel, ...]]:
-        """Return what follows all passes at the least, and how long each stage's gradients travel.
+    def _around(self, job: Job) -> _Around:
+        """Return what is around all passes at the least.
 
         All stages wait for the norm of the gradients; then each updates its own parameters.
         """
+        return self.once(("around", *state_key(job)), lambda: self._made_around(job))
+
+    def _made_around(self, job: Job) -> _Around:
         stages = [self.parameters_of(job, stage) for stage in range(job.stages)]
         least, most = (pick(range(job.stages), key=lambda s: stages[s].total()) for pick in (min, max))
         last = most if job.training.gradient_norm else least
-        after = self._optimizer(job, least, stages[least], until_norm=True)
-        after += self._optimizer(job, last, stages[last], until_norm=False)
+        before, until_norm = self._optimizer(job, least, stages[least])[:2]
+        after = until_norm + self._optimizer(job, last, stages[last])[2]
         once = not job.sharding.policy.by_unit and not job.sharding.ahead
         if not job.training.offload_optimizer and once:
-            after += self._travels(job, stages[last], gathers=True)
-        return after, tuple(self._moves(job, parameters) for parameters in stages)
+            after += self.travels(job, stages[last], gathers=True)
+        return _Around(before, after, tuple(self._moves(job, parameters) for parameters in stages))
 
-    def _optimizer(self, job: Job, stage: int, parameters: Counter[Domain], *, until_norm: bool) -> int:
-        """Return what a stage's kernels once a step take up to the norm of the gradients, or after it."""
+    def _optimizer(self, job: Job, stage: int, parameters: Counter[Domain]) -> tuple[int, int, int]:
+        """Return what a stage's kernels once a step take: clearing, up to the gradients' norm, after it."""
         operators = operator_model(as_used(job, self.machine, self.machine.device), self.cache)
-        kernels = step_kernels(job, stage, parameters)
-        after = {name: kernel for name, kernel in kernels.items() if name.startswith("optimizer")}
-        chosen = [kernel for name, kernel in kernels.items() if (name not in after) == until_norm]
-        return sum(operators.estimate(kernel).duration for kernel in chosen)
+        clearing, *others = step_kernels(job, stage, parameters).items()
+        times = {name: operators.estimate(kernel).duration for name, kernel in (clearing, *others)}
+        last = sum(times[name] for name, _ in others if name.startswith("optimizer"))
+        return times[clearing[0]], sum(times.values()) - times[clearing[0]] - last, last
 
     def _moves(self, job: Job, parameters: Counter[Domain]) -> _Travel:
         """Return how long a stage's gradients and parameters are on their way, at the least."""
-        reduced, sharding = self._travels(job, parameters, gathers=False), job.sharding
+        reduced, sharding = self.travels(job, parameters, gathers=False), job.sharding
         if not sharding.policy.by_unit:
             return _Travel(0, reduced) if sharding.each else _Travel(reduced, 0)
         times = 2 if job.training.reshard is True and job.training.adapters is None else 1
-        each = times * self._travels(job, parameters, gathers=True) + (reduced if sharding.each else 0)
+        each = times * self.travels(job, parameters, gathers=True) + (reduced if sharding.each else 0)
         return _Travel(0 if sharding.each else reduced, each)
-
-    def _travels(self, job: Job, parameters: Counter[Domain], *, gathers: bool) -> int:
-        """Return how long a stage's gradients are reduced, or its parameters gathered, in one message."""
-        total = 0
-        for domain, sharding in job.shardings.items():
-            role = sharding.unit_gathers if gathers else sharding.policy.reduce
-            if role is not None and role and sharding.replicas > 1 and parameters[domain]:
-                dtype = (
-                    gathered_as(job, domain, layer=True) if gathers else job.spec.precision.gradient_reduce
-                )
-                size = message_size(role, parameters[domain], dtype, sharding.replicas)
-                total += self._takes(job, Message(role, size, sharding.group))
-        return total
-
-    def _takes(self, job: Job, message: Message) -> int:
-        """Return how long a collective of a rank takes; those of one stream follow one another."""
-        known = self._alone(job, message)
-        if known is not None:
-            return known[0]
-        program = ProgramWriter()
-        program.message(message.role, message.role, message.size, after=(), group=message.group)
-        key = ("takes", *_members_key(job), message)
-        return self.once(key, lambda: program_alone(job, program.finish(), self.machine, self.cache))
-
-    def _alone(self, job: Job, message: Message) -> TimeAlone | None:
-        """Return what a collective takes of time and GPU if a library does it."""
-        key = ("alone", self.members(job, message.group), message, libraries_json(job))
-        return self.once(key, lambda: collective_alone(job, message, self.machine))
-
-
-def _members_key(job: Job) -> tuple[Hashable, ...]:
-    """Return what the process groups of a job's ranks follow from."""
-    return *model_key(job), *layout_key(job), job.training.zero_stage, len(job.copies[0])
 
 
 @dataclass(frozen=True)
@@ -307,3 +269,19 @@ class _Travel:
     """After its last backward has begun."""
     each: int
     """For every micro-batch."""
+
+
+@dataclass(frozen=True)
+class _Around:
+    """What a step takes beside the passes, in picoseconds."""
+
+    before: int
+    """On the stream of kernels, before the first pass: clearing of gradients."""
+    after: int
+    """After the last pass and the last gradients."""
+    travels: tuple[_Travel, ...]
+    """By stage."""
+
+    def shifted(self, done: Sequence[End]) -> list[End]:
+        """Return when stages are done whose first kernels follow on those before all passes."""
+        return [End(self.before + end.drained, self.before + end.last_backward) for end in done]

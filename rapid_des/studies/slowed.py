@@ -5,16 +5,23 @@ the time, one message at a time on their stream. Meanwhile kernels are slowed: b
 message takes, or, if memory bounds them, by its bandwidth. However they come to lie, all of a message lies
 where the stage does not compute, which costs nothing, or beside kernels, where each picosecond of it delays
 what follows by 1 - 1 / slowdown. The least is where the messages that slow the most meet no kernel.
+
+The same holds along any chain of waiting (kernels, messages, other stages' passes, one behind the other)
+that fills a step. With s what a picosecond beside a kernel of the chain delays, M all messages of a stage, m
+those in the chain and x whatever else is in it, at least M - m - x lie beside its kernels c, so that it takes
+c + m + x + s (M - m - x) = c + (1 - s) (m + x) + s M or more: a chain whose parts weigh so much, and s M.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import floor
 from typing import NamedTuple
 
 import numpy as np
 
+from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import BOUNDS
 from rapid_des.device.device import Device
 from rapid_des.device.operators import Bound
@@ -25,6 +32,9 @@ from rapid_des.frontend.template import STREAMS, Column, Mark, Piece
 from rapid_des.program.communication import TimeAlone, slowdowns
 from rapid_des.studies.alone import Message
 
+_COMPUTE = STREAMS.index("compute")
+_ON_CHIP = [BOUNDS.index(name) for name in ("tensor", "vector", "shared", "l2")]
+_IN_MEMORY = BOUNDS.index("hbm")
 _LONG = 10**15
 """Picoseconds of a kernel beside whose length its launch is nothing."""
 
@@ -48,11 +58,24 @@ class Busy:
 
 def busy_of(piece: Piece, device: Device) -> Busy:
     """Return how long the kernels of a piece compute."""
-    rows = piece.rows[piece.rows[:, Column.STREAM] == STREAMS.index("compute")]
+    rows = piece.rows[piece.rows[:, Column.STREAM] == _COMPUTE]
     busy = np.maximum(rows[:, Column.DURATION] - device.launch_overhead, 0)
     bound = rows[:, Column.BOUND]
-    on_chip = np.isin(bound, [BOUNDS.index(name) for name in ("tensor", "vector", "shared", "l2")])
-    return Busy(int(busy[on_chip].sum()), int(busy[bound == BOUNDS.index("hbm")].sum()))
+    return Busy(int(busy[np.isin(bound, _ON_CHIP)].sum()), int(busy[bound == _IN_MEMORY].sum()))
+
+
+def reductions(job: Job, marks: Sequence[Mark]) -> list[tuple[int, Message]]:
+    """Return the messages of a unit's gradients in order, with the number of the mark each waits for."""
+    waiting = []
+    for domain, sharding in job.shardings.items():
+        numbers = [number for number, mark in enumerate(marks) if mark.domain == domain]
+        reduce, replicas = sharding.policy.reduce, sharding.replicas
+        if replicas == 1 or not reduce:
+            continue
+        for bucket in gradient_buckets([marks[number] for number in numbers], bucket_parameters(job)):
+            size = message_size(reduce, bucket.parameters, job.spec.precision.gradient_reduce, replicas)
+            waiting.append((numbers[bucket.last_mark], Message(reduce, size, sharding.group)))
+    return sorted(waiting, key=lambda each: each[0])
 
 
 def messages_beside(job: Job, marks: Sequence[Mark]) -> Iterator[Message]:
@@ -60,21 +83,65 @@ def messages_beside(job: Job, marks: Sequence[Mark]) -> Iterator[Message]:
 
     Of gathers only those that no choice of a job leaves out.
     """
-    by_unit, precision = job.sharding.policy.by_unit, job.spec.precision
-    twice = job.training.reshard is True and job.training.adapters is None and not job.training.gather_singly
+    yield from (message for _, message in reductions(job, marks))
+    training, by_unit = job.training, job.sharding.policy.by_unit
+    twice = training.reshard is True and training.adapters is None and not training.gather_singly
     for domain, sharding in job.shardings.items():
-        of_domain = [mark for mark in marks if mark.domain == domain]
-        if sharding.replicas == 1 or not of_domain:
-            continue
-        reduce, gather = sharding.policy.reduce, sharding.unit_gathers if by_unit and twice else None
-        buckets = gradient_buckets(of_domain, bucket_parameters(job)) if reduce else ()
-        for bucket in buckets:
-            size = message_size(reduce, bucket.parameters, precision.gradient_reduce, sharding.replicas)
-            yield Message(reduce, size, sharding.group)
-        if gather is not None:
-            elements, dtype = sum(mark.parameters for mark in of_domain), gathered_as(job, domain, layer=True)
-            size = message_size(gather, elements, dtype, sharding.replicas)
+        elements = sum(mark.parameters for mark in marks if mark.domain == domain)
+        gather = sharding.unit_gathers
+        if sharding.replicas > 1 and elements and gather is not None and by_unit and twice:
+            size = message_size(gather, elements, gathered_as(job, domain, layer=True), sharding.replicas)
             yield from [Message(gather, size, sharding.group)] * 2
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How much of what a chain of waiting passes through counts, from which a share of messages is taken.
+
+    See `weights_of`.
+    """
+
+    rest: float = 1.0
+    """Of all but the stage's kernels and messages."""
+    memory: float = 1.0
+    """Of its kernels that memory bounds; of the others all."""
+    messages: tuple[tuple[TimeAlone, float], ...] = ()
+    """Of its messages between replicas; those that are not listed count in whole."""
+
+    def of_pass(self, time: int, busy: Busy) -> int:
+        """Return what counts of a pass that takes so long, whose kernels are so busy."""
+        between = time - busy.chip - busy.memory
+        return floor(busy.chip + self.memory * busy.memory + self.rest * between)
+
+    def of_rows(self, piece: Piece, durations: Int64s, device: Device) -> Int64s:
+        """Return what counts of each row of a piece, which take so long."""
+        kernels = piece.rows[:, Column.STREAM] == _COMPUTE
+        bound = piece.rows[:, Column.BOUND]
+        slowed = np.where(bound == _IN_MEMORY, self.memory, self.rest)
+        weight = np.where(np.isin(bound, _ON_CHIP), 1.0, slowed)
+        busy = np.where(kernels, np.maximum(durations - device.launch_overhead, 0), 0)
+        counted: Int64s = np.floor(weight * busy + self.rest * (durations - busy)).astype(np.int64)
+        return counted
+
+    def of_message(self, time: TimeAlone) -> int:
+        """Return what counts of a message."""
+        return floor(dict(self.messages).get(time, 1.0) * time[0])
+
+
+def weights_of(messages: Mapping[TimeAlone, int], device: Device) -> Iterator[tuple[Weights, int]]:
+    """Yield how chains of waiting count on a stage with these messages, and what to add, in picoseconds.
+
+    A step takes at least what counts of a chain and what is added. Where messages slow unlike, a limit
+    caps s: the most that anything else in a chain can hide. Each limit gives a bound.
+    """
+    shares = {time: _shares(time, device) for time in messages}
+    longest = 1 / (1 - max(memory for _, memory in shares.values()))
+    for limit in sorted({chip for chip, _ in shares.values()}):
+        taken = {time: min(chip, limit) for time, (chip, _) in shares.items()}
+        spared = max(max(0.0, taken[time] - memory) for time, (_, memory) in shares.items())
+        counts = tuple((time, 1 - share) for time, share in taken.items())
+        added = sum(count * taken[time] * time[0] for time, count in messages.items())
+        yield Weights(1 - limit, max(0.0, 1 - longest * spared), counts), floor(added)
 
 
 class _Slowed(NamedTuple):
@@ -114,8 +181,13 @@ def least_delay(busy: Busy, drained: int, messages: Mapping[TimeAlone, int], dev
 
 
 def _slowed(messages: Mapping[TimeAlone, int], device: Device) -> Iterator[_Slowed]:
+    for time, count in messages.items():
+        yield _Slowed(*_shares(time, device), time[0] * count)
+
+
+def _shares(time: TimeAlone, device: Device) -> tuple[float, float]:
+    """Return what part of their time kernels lose beside a message, on the chip and in memory."""
     bounds: tuple[Bound, Bound] = ("tensor", "hbm")
-    for (duration, occupancy), count in messages.items():
-        taken = np.array([occupancy.sms]), np.array([occupancy.traffic])
-        chip, memory = (float(slowdowns(device, (bound, _LONG, 0), *taken)[0]) for bound in bounds)
-        yield _Slowed(1 - 1 / chip, 1 - 1 / memory, duration * count)
+    taken = np.array([time[1].sms]), np.array([time[1].traffic])
+    chip, memory = (1 - 1 / float(slowdowns(device, (bound, _LONG, 0), *taken)[0]) for bound in bounds)
+    return chip, memory

@@ -103,6 +103,67 @@ def test_messages_that_slow_kernels_beside_them_are_in_the_bound(split):
     assert unslowed < 0.9 * step < Floors(machine, cache).step(job) <= step
 
 
+@pytest.mark.parametrize(("zero_stage", "close"), [(2, 0.93), (3, 0.96)])
+def test_what_waits_and_what_is_slowed_beside_messages_bind_together(zero_stage, close):
+    job = job_of(**{
+        "parallelism": "{tp: 2, pp: 2, dp: 16, chunks: 4, sequence_parallel: true}",
+        "training.schedule": "interleaved_1f1b", "training.zero_stage": zero_stage,
+        "training.micro_batch": 1, "training.global_batch": 64,
+    })  # fmt: skip
+    machine, cache = machine_of("dgx_h100_x8"), BoundedCache()
+    steps = [
+        simulate(job, machine, mode=mode, allow_oom=True, cache=cache).step_time
+        for mode in ("analytical", "hierarchical")
+    ]
+    floors = Floors(machine, cache)
+    assert close * min(steps) < floors.walked(job) <= min(steps)
+
+
+def drawn(seed):
+    """A way of ZeRO-2 or 3 on 16 GPUs: uneven stages, context parallelism, experts, all drawn."""
+    draw = random.Random(seed)
+    tp, cp, pp = draw.choice([(1, 1, 1), (2, 1, 1), (1, 1, 2), (2, 1, 2), (1, 2, 2), (2, 1, 4), (1, 2, 4)])
+    chunks = draw.choice([1, 2]) if pp > 1 else 1
+    layers = [8 // (pp * chunks)] * (pp * chunks)
+    if layers[0] > 1 and pp > 1:
+        layers[0], layers[-1] = layers[0] + 1, layers[-1] - 1
+    experts, dp = draw.random() < 0.3, 16 // (tp * cp * pp)
+    changed = {
+        "training.zero_stage": draw.choice([2, 3]),
+        "training.schedule": "interleaved_1f1b" if chunks > 1 else draw.choice(["1f1b", "gpipe"]),
+        "training.micro_batch": 1,
+        "training.global_batch": dp * pp * draw.choice([1, 2, 4]),
+        "training.recompute": draw.choice(["none", "full"]),
+        "training.overlap_gradients": draw.choice(["true", "false"]),
+        "training.prefetch": draw.choice([0, 1, 2]),
+    }
+    split = f"tp: {tp}, cp: {cp}, pp: {pp}, dp: {dp}, chunks: {chunks}, layers: {layers}"
+    sharded = f"{split}, sequence_parallel: {str(tp > 1).lower()}"
+    if not experts:
+        return job_of(**changed, parallelism=f"{{{sharded}}}")
+    changed |= {"model.exceptions": "[]", "model.feed_forward.experts": 16}
+    return job_of("deepseek_v3_train_2048", **changed, parallelism=f"{{{sharded}, ep: 2, etp: 1}}")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_way_whose_messages_travel_for_each_micro_batch_is_faster_than_its_bounds(seed):
+    job, machine, cache = drawn(seed), machine_of("dgx_h100_x8"), BoundedCache()
+    floors = Floors(machine, cache)
+    least = max(floors.step(job), floors.walked(job))
+    for mode in ("analytical", "hierarchical"):
+        step = simulate(job, machine, mode=mode, allow_oom=True, cache=cache).step_time
+        assert 0.5 * step < least <= step, mode
+
+
+def test_messages_that_take_all_of_a_step_count_once():
+    """Gradients of the table travel last, and the first parameters beside the clearing of gradients."""
+    job = job_of(**{"parallelism": "{tp: 1, pp: 1, dp: 16}", "training.zero_stage": 3,
+                     "training.sequence_length": 1024, "training.micro_batch": 1})  # fmt: skip
+    machine, cache = machine_of("dgx_a100_x2"), BoundedCache()
+    step = simulate(job, machine, mode="analytical", allow_oom=True, cache=cache).step_time
+    assert 0.99 * step < Floors(machine, cache).walked(job) <= step
+
+
 @pytest.mark.parametrize(("chunks", "schedule"), [(4, "interleaved_1f1b"), (4, "breadth_first")])
 def test_gradients_of_a_chunk_that_is_done_early_travel_early(chunks, schedule):
     job = job_of(**{
@@ -129,7 +190,8 @@ def test_of_a_long_step_a_short_one_is_walked(monkeypatch, zero_stage, chunks, b
     whole, closed = floors.walked(job), floors.step(job)
     monkeypatch.setattr("rapid_des.studies.earliest._MOST", 400)
     assert walked_micro_batches(job) < job.micro_batches
-    assert 0.96 * whole <= max(closed, floors.walked(job)) <= whole
+    close = 0.96 if zero_stage == 0 else 0.85  # of units, what they wait for in the middle is left out
+    assert close * whole <= max(closed, floors.walked(job)) <= whole
 
 
 def test_the_best_is_what_trying_everything_finds():
