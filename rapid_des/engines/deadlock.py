@@ -27,7 +27,7 @@ def explain_disagreement(program: Program, key: tuple[int, int, int], templates:
     first, second = (program.templates[index].name or f"template {index}" for index in templates)
     group = program.groups[key[0]]
     return (
-        f"group {group.name}: its members disagree on collective number {key[1]}: "
+        f"group {group.named(key[2])}: its members disagree on collective number {key[1]}: "
         f"one issued {first}, another {second}"
     )
 
@@ -73,7 +73,7 @@ def _waits(program: Program, records: Records, name: Namer) -> Iterator[str]:
                 and not _stands_at(program, records, other, group.name, int(table.sub[visit]))
             ]
             absent = f"; not there: rank {', '.join(map(str, others[:8]))}" if others else ""
-            yield f"{name(position, int(visit))} waits in group {group.name}{absent}"
+            yield f"{name(position, int(visit))} waits in group {group.named(int(table.sub[visit]))}{absent}"
     yield from _blocked(program, records, name)
 
 

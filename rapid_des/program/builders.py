@@ -124,14 +124,15 @@ def rank_program(  # noqa: PLR0913 - one call, all by name
     *,
     expansion: Int32s,
     expansions: Sequence[Expansion],
+    sub: Int32s | int = 0,
     unordered: frozenset[str] = frozenset(),
     overlap: bool = False,
 ) -> RankProgram:
     """Return the visits of a node table.
 
     `durations` are the nodes' service times in picoseconds with nothing left unstated; `expansion` gives for
-    each node its place in `expansions`, or NONE for nodes that do not communicate. `overlap` lets collectives
-    on unordered streams run side by side.
+    each node its place in `expansions`, or NONE for nodes that do not communicate, `sub` what tells those of
+    a slot apart. `overlap` lets collectives on unordered streams run side by side.
     """
     free = _free_of_streams(nodes, unordered, overlap=overlap)
     visits = NodeVisits(nodes)
@@ -140,9 +141,9 @@ def rank_program(  # noqa: PLR0913 - one call, all by name
     visits.work[serves] = durations[serves]
     takes_stream = serves | ((expansion != NONE) & ~free)
     visits.server[takes_stream] = nodes.stream[takes_stream]
-    visits.priority[:] = nodes.priority
+    visits.priority[:], visits.sub[:] = nodes.priority, sub
     visits.link_priority[:] = nodes.priority * LINK_ORDERS
-    visits.occurrence[:] = _occurrences(nodes, expansion, expansions, free, unordered)
+    visits.occurrence[:] = _occurrences(visits, expansion, expansions, free, unordered)
     visits.expansion = expansion
     ordered = [stream for stream, name in enumerate(nodes.streams) if name not in unordered]
     chains = [np.flatnonzero(nodes.stream == stream) for stream in ordered]  # R2
@@ -163,21 +164,21 @@ def _free_of_streams(nodes: NodeTable, unordered: frozenset[str], *, overlap: bo
 
 
 def _occurrences(
-    nodes: NodeTable,
+    visits: NodeVisits,
     expansion: Int32s,
     expansions: Sequence[Expansion],
     free: Bools,
     unordered: frozenset[str],
 ) -> Int64s:
-    """Count each slot's nodes in program order; NONE where they count when they start (R5).
+    """Count each slot's nodes of one `sub` in program order; NONE where they count when they start (R5).
 
     That is so for all calls of a group that an unordered stream calls.
     """
     slots = np.array([each.slot for each in expansions] or [NONE], np.int64)
-    slot = np.where(expansion == NONE, NONE, slots[expansion])
-    order = np.argsort(slot, kind="stable")
-    ordered = slot[order]
-    begins = np.concatenate(([True], ordered[1:] != ordered[:-1])) if len(order) else np.zeros(0, np.bool_)
+    slot, nodes = np.where(expansion == NONE, NONE, slots[expansion]), visits.nodes
+    alike = (slot << 31) + visits.sub
+    order = np.argsort(alike, kind="stable")
+    begins = np.diff(alike[order], prepend=alike[order][:1] - 1) != 0
     group_start = np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))
     count = np.empty(len(order), np.int64)
     count[order] = np.arange(len(order)) - group_start

@@ -333,6 +333,8 @@ class Expanded:
 
     of_node: Int32s
     distinct: tuple[Expansion, ...]
+    sub: Int32s
+    """By node: what tells apart those of a slot that are no k-th of each other."""
 
     def program(self, nodes: NodeTable, device: Device, traces: TraceSet, *, overlap: bool) -> RankProgram:
         """Return the program of a table; see `rank_program`."""
@@ -342,6 +344,7 @@ class Expanded:
             durations,
             expansion=self.of_node,
             expansions=self.distinct,
+            sub=self.sub,
             unordered=traces.unordered_streams,
             overlap=overlap,
         )
@@ -368,20 +371,18 @@ def with_contention(
     columns = nodes.bound[kernels], durations[kernels], nodes.tensor_bytes[kernels], nodes.flops[kernels]
     different, kind_of = distinct_rows(*columns)
     uses = [_use(device, row) for row in different.tolist()]
+    which, takers = occupancy
     if len(distinct(program.server[visits[kernels]])) > 1:
-        which, takers = occupancy
-        occupancy = which.copy(), [*takers, *uses]
-        occupancy[0][kernels] = len(takers) + kind_of
-    streams = _digits(program.server[visits], occupancy)
+        which, takers = which.copy(), [*takers, *uses]
+        which[kernels] = len(takers) - len(uses) + kind_of
+    streams = _digits(program.server[visits], (which, takers))
     if not streams:
         return program
-    which, takers = occupancy
     weight, states = np.zeros(len(program), np.int32), [NOTHING]
     for server, kinds in streams.items():
         digit = {occupant: _digit(occupant, kinds) * len(states) for occupant in dict.fromkeys(takers)}
-        digits = [digit[occupant] for occupant in takers]
         on_it = np.flatnonzero(program.server[visits] == server)
-        weight[visits[on_it]] = np.array([*digits, 0])[which[on_it]]
+        weight[visits[on_it]] = np.array([*map(digit.__getitem__, takers), 0])[which[on_it]]
         states = [_together(state, kind) for kind in (NOTHING, *kinds) for state in states]
     kind = np.full(len(program), NONE, np.int32)
     rows = zip(different.tolist(), uses, strict=True)

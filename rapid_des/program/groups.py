@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 
 from rapid_des.arrays import Int32s, Int64s
-from rapid_des.chakra.trace import RankTrace, TraceSet
+from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.errors import TraceError, UnsupportedByEngine
 from rapid_des.network.fabric import Routes
 from rapid_des.program.program import Group, RankBinding, Template
@@ -44,6 +44,8 @@ class Channel:
     tag: int | None
     """None: messages of all tags, which visits tell apart (`RankProgram.sub`)."""
     sends: bool
+    tagged: bool = False
+    """Whether these do so by the tags themselves."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,7 @@ class GroupTable:
         self._used: list[tuple[int, ...]] = []
         self._labels: list[str] = []
         self._memories: dict[int, int] = {}
+        self._tagged: dict[int, bool] = {}
         self.members = cache(self._members)
         self.here = cache(self._here)
         self.places = cache(self._places)
@@ -141,6 +144,42 @@ class GroupTable:
     def labels(self) -> tuple[str, ...]:
         """The names that link statistics are split by."""
         return tuple(dict.fromkeys(self._labels)) or ("",)
+
+    @staticmethod
+    def label(nodes: NodeTable, stream: int) -> str:
+        """Return how statistics call messages on a stream."""
+        return nodes.streams[stream].removesuffix("-send").removesuffix("-recv")
+
+    @cached_property
+    def by_tag(self) -> bool:
+        """Whether the messages of each tag are a channel; else all of a pair are one, which is cheaper.
+
+        So they are where no stream puts messages in order, as many may wait in a channel then, and where
+        statistics call those of a pair differently.
+        """
+        if self._traces.unordered_streams:
+            return True
+        labels = cache(self._message_labels)
+        known = dict[tuple[int, int, int], str]()
+        for trace in self._traces.ranks:
+            of_table = labels(trace.nodes)
+            if of_table is None:
+                return True
+            for kind, peer, label in of_table:
+                pair = (trace.rank, trace.peers[peer], kind)
+                if known.setdefault(pair, label) != label:
+                    return True
+        return False
+
+    def _message_labels(self, nodes: NodeTable) -> set[tuple[int, int, str]] | None:
+        """Return kind, peer and label of a table's messages; None where one's tag or peer says too little."""
+        places = np.flatnonzero((nodes.kind == NodeKind.SEND) | (nodes.kind == NodeKind.RECV))
+        tags, peers = nodes.tag[places], nodes.peer[places]
+        if (tags < 0).any() or (tags > np.iinfo(np.int32).max).any() or (peers == UNSTATED).any():
+            return None
+        columns = (nodes.kind[places], peers, nodes.stream[places])
+        stated = set(zip(*(column.tolist() for column in columns), strict=True))
+        return {(kind, peer, self.label(nodes, stream)) for kind, peer, stream in stated}
 
     def _members(self, name: str) -> tuple[int, ...]:
         """Return the ranks of a process group; `TraceError` if nobody defined it."""
@@ -209,6 +248,7 @@ class GroupTable:
         if number < 0:
             name = f"{source}>{destination}" + ("" if slot.tag is None else f" tag {slot.tag}")
             number = self._number(key, name, (source, destination), label)
+            self._tagged[number] = slot.tagged
         if slot.sends:
             self._labels[number] = label  # both ends may name the stream; the sender's name counts
         return number
@@ -284,8 +324,10 @@ class GroupTable:
             for ranks in dict.fromkeys(ranks for _, ranks in self._ranks)
         }
         groups = tuple(
-            Group(name=name, bindings=bindings[ranks], label=label, routes=routes_of)
-            for (name, ranks), label, routes_of in zip(self._ranks, labels, chosen, strict=True)
+            Group(name, bindings[ranks], label, routes_of, tagged=self._tagged.get(number, False))
+            for number, ((name, ranks), label, routes_of) in enumerate(
+                zip(self._ranks, labels, chosen, strict=True)
+            )
         )
         return Routed(groups, routes, routed.return_routes, links)
 

@@ -219,7 +219,7 @@ class _Lowering:
             key = (*key, members, tuple(likeness((trace.rank, peer)) for peer in trace.peers))
         if key not in self.shared:
             expansions = _Expansions(self, trace, geometries, trees)
-            expanded = Expanded(expansions.of_node, tuple(expansions.distinct))
+            expanded = Expanded(expansions.of_node, tuple(expansions.distinct), expansions.sub)
             device = self.machine.device
             program = expanded.program(trace.nodes, device, self.traces, overlap=self.overlap)
             self.programs.append(program)
@@ -261,6 +261,8 @@ class _Expansions:
         self.slots = SlotNumbers(map(Whole, range(len(geometries))))
         self.distinct: list[Expansion] = []
         self.of_node = np.full(len(nodes), NONE, np.int32)
+        self.sub = np.zeros(len(nodes), np.int32)
+        """What tells apart those of a channel: their tags."""
         self._collectives(nodes)
         self._messages(nodes)
 
@@ -323,10 +325,13 @@ class _Expansions:
 
     def _messages(self, nodes: NodeTable) -> None:
         places = np.flatnonzero((nodes.kind == NodeKind.SEND) | (nodes.kind == NodeKind.RECV))
-        stated = (nodes.kind, nodes.size, nodes.peer, nodes.tag, nodes.group)
+        by_tag = self._lowering.groups.by_tag
+        if not by_tag:
+            self.sub[places] = nodes.tag[places]
+        stated = (nodes.kind, nodes.size, nodes.peer, nodes.tag if by_tag else self.of_node, nodes.group)
         rows = list(zip(*(column[places].tolist() for column in stated), strict=True))
         first = dict(zip(reversed(rows), reversed(places.tolist()), strict=True))
-        distinct = sorted(first)  # most differ, by their tags: cheaper than sorting them as an array
+        distinct = sorted(first)
         number = {row: place for place, row in enumerate(distinct, len(self.distinct))}
         self.of_node[places] = [number[row] for row in rows]
         for kind, size, peer, tag, group in distinct:
@@ -335,10 +340,11 @@ class _Expansions:
                 what = "peer" if peer == UNSTATED else "size"
                 where = f"rank {self._trace.rank} node {int(nodes.ids[node])}"
                 raise TraceError(f"{where}: the trace states no {what} for this send or receive")
-            stream = nodes.streams[nodes.stream[node]].removesuffix("-send").removesuffix("-recv")
-            slot = self.slots.number(Channel(peer, tag, kind == NodeKind.SEND), stream)
-            ends = (self._trace.rank, self._trace.peers[peer])
+            stream = self._lowering.groups.label(nodes, nodes.stream[node])
             sends = kind == NodeKind.SEND
+            channel = Channel(peer, tag, sends) if by_tag else Channel(peer, None, sends, tagged=True)
+            slot = self.slots.number(channel, stream)
+            ends = (self._trace.rank, self._trace.peers[peer])
             within = None if group == UNSTATED else self._lowering.groups.members(self._trace.groups[group])
             template = self._communication.message(size, stream, ends if sends else ends[::-1], within)
             # A receive mostly waits. NCCL's keeps its SMs meanwhile, but counted so stages on one node take

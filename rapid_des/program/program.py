@@ -356,6 +356,12 @@ class Group:
     """Index into `Program.labels`: the parallelism kind that link statistics are split by."""
     routes: dict[int, Int32s] = field(default_factory=dict)
     """Template to the route of each of its pairs."""
+    tagged: bool = False
+    """Whether visits' `sub` is the tag of a message."""
+
+    def named(self, sub: int) -> str:
+        """Return the name, with the tag of a message if visits have it."""
+        return f"{self.name} tag {sub}" if self.tagged else self.name
 
 
 @dataclass(frozen=True)
