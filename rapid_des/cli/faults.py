@@ -173,7 +173,7 @@ def _sampled(points: dict[str, Point], faults: Sequence[str], options: dict[str,
             tell=bar.part,
         )
     lines, cache = sample_lines(sampled.as_json(options["top"])), BoundedCache()
-    jobs = (point.resolved(cache) for point in points.values())
+    jobs = (points[name].resolved(cache) for name in sampled.configurations)  # without those refused
     echo_marked(options["as_json"], sampled.as_json(), lines, jobs)
     if options["plot"] is not None:
         draw_sample(sampled.as_json(), options["plot"])

@@ -154,3 +154,14 @@ def test_a_study_leaves_stderr_alone_where_nobody_watches():
     assert [
         line for line in ended.stderr.splitlines() if "simulat" not in line and "kernel" not in line
     ] == []
+
+
+def test_faults_study_says_which_points_are_no_jobs_and_runs_the_others(tmp_path):
+    file = tmp_path / "study.yaml"
+    said = {"job": "llama2_7b_train", "on": "torus_2d_a100", "mode": "analytical", "axes": {"dp": [1, 2, 3]}}
+    file.write_text(json.dumps(said))
+    asked = ["faults", "study", str(file), "--fault", "random=gpus count=1 compute=0.5", "--draws", "2"]
+    found = CliRunner().invoke(cli, [*asked, "--executor", "local", "--json"], standalone_mode=False)
+    plain = json.loads(found.stdout)
+    assert set(plain["refused"]) == {"dp=3"} and "does not divide" in plain["refused"]["dp=3"]
+    assert [one["configuration"] for one in plain["configurations"]] == ["dp=1", "dp=2"]
