@@ -9,7 +9,7 @@ import numpy as np
 
 from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.chakra.trace import NodeKind, TraceSet
+from rapid_des.chakra.trace import NodeKind, RankTrace, TraceSet
 from rapid_des.frontend import Job
 from rapid_des.frontend.template import Node
 from rapid_des.frontend.trace import FinishedProgram, ProgramWriter, assemble
@@ -58,13 +58,23 @@ def _first_stage(job: Job) -> Int64s:
 
 
 def _of_first(job: Job, program: FinishedProgram) -> TraceSet:
-    """Return the trace of the first rank, which runs a program, with all whom it meets in groups."""
+    """Return the traces of the first rank and of whom it sends to, round rings; they run one program."""
     if program.peers:
         met = set(_first_stage(job).tolist())
     else:
         met = {0}.union(*(members_of_first(job, kind) for kind in program.groups))
     traces = assemble(job, [program] * job.stages, ranks=sorted(met))
-    return replace(traces, ranks=traces.ranks[:1])
+    return replace(traces, ranks=_reached(traces))
+
+
+def _reached(traces: TraceSet) -> tuple[RankTrace, ...]:
+    """Return the first rank with all that messages of its own reach, by others too."""
+    by_number = {rank.rank: rank for rank in traces.ranks}
+    reached, new = set[int](), {traces.ranks[0].rank}
+    while new:
+        reached |= new
+        new = {peer for number in new for peer in by_number[number].peers} - reached
+    return tuple(rank for rank in traces.ranks if rank.rank in reached)
 
 
 def members_of_first(job: Job, group: str) -> tuple[int, ...]:
