@@ -155,6 +155,19 @@ def test_compare_gives_every_mode_or_why_not(job):
         assert results[mode].notes[0].startswith(f"mode {mode}: ")
 
 
+@pytest.mark.parametrize(("name", "close"), [("perlmutter_32", 0.99), ("hyperx_a100_128", 0.97)])
+def test_chunks_that_follow_each_other_along_dimensions_do_so_in_closed_forms_too(name, close):
+    """Gradients go round nodes while others are summed inside: they took all phases one after the other."""
+    changed = {"model.layers": 4, "training.global_batch": 16, "training.sequence_length": 512,
+               "training.overlap_gradients": "false", "parallelism": "{tp: 1, pp: 1, dp: 16}"}  # fmt: skip
+    alike = load_job("llama2_7b_train", settings={key: str(value) for key, value in changed.items()})
+    steps = [
+        simulate(alike, load_machine(name), mode=mode, allow_oom=True).breakdown["dp"]
+        for mode in ("analytical", "flattened")
+    ]
+    assert close * steps[1] < steps[0] <= steps[1]
+
+
 def test_a_slower_fabric_slows_every_mode(job):
     run = job(tp=2, dp=2, pp=2)
     slow = apart(switch(2, **SLOW), ring(2, **SLOW), ring(2, **SLOW))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from rapid_des.network.collectives.libraries.nccl import LibraryCost
 from rapid_des.network.collectives.schedule import Schedule
 from rapid_des.network.specs import Switching
 from rapid_des.program.builders import make_template
-from rapid_des.program.plans import with_switches
+from rapid_des.program.plans import AxisPhase, CollectivePlan, with_switches
 from rapid_des.program.program import NONE, Edges, Template
 from rapid_des.program.services import Sizes, bare_protocol, hop_table
 from rapid_des.program.templates import one_transfer, template_of
@@ -54,6 +55,60 @@ def alone(
     """
     chain, load = chain_and_load(schedule, machine, ranks, below=below)
     return max(chain, int(load.max(initial=0)))
+
+
+@dataclass(frozen=True)
+class PhaseAlone:
+    """What a phase of a collective takes alone."""
+
+    axis: int | None
+    """The dimension whose links it takes; None: of the whole group."""
+    time: int
+    """Picoseconds."""
+    load: int
+    """Picoseconds of its busiest link."""
+
+
+def pipelined(chunks: Sequence[Sequence[PhaseAlone]]) -> int:
+    """Return the picoseconds of chunks that follow each other through phases, without other traffic.
+
+    That is the longest chunk, or a dimension whose links serve all chunks: with what comes before the first
+    gets there and after the last has left.
+
+    >>> inner, outer = PhaseAlone(0, 100, 90), PhaseAlone(1, 400, 400)
+    >>> pipelined([[inner, outer, inner]]), pipelined([[inner, outer, inner]] * 4)
+    (600, 1800)
+    """
+    longest = max(sum(phase.time for phase in chunk) for chunk in chunks)
+    axes = {phase.axis for chunk in chunks for phase in chunk}
+    return max(
+        longest, *(_through([chunk for chunk in chunks if _places(axis, chunk)], axis) for axis in axes)
+    )
+
+
+def plan_alone(plan: CollectivePlan, extents: Sequence[int], machine: Machine, ranks: Sequence[int]) -> int:
+    """Return the picoseconds of a plan among `ranks`, as many along each dimension as its extent says."""
+
+    def phase_alone(phase: AxisPhase) -> PhaseAlone:
+        line = ranks
+        if phase.axis is not None:
+            stride = prod(extents[: phase.axis])
+            line = ranks[: stride * extents[phase.axis] : stride]
+        chain, load = chain_and_load(phase.schedule(len(line)), machine, line)
+        busiest = int(load.max(initial=0))
+        return PhaseAlone(phase.axis, max(chain, busiest), busiest)
+
+    return pipelined([[phase_alone(phase) for phase in chunk] for chunk in plan])
+
+
+def _places(axis: int | None, chunk: Sequence[PhaseAlone]) -> list[int]:
+    return [place for place, phase in enumerate(chunk) if phase.axis == axis]
+
+
+def _through(chunks: Sequence[Sequence[PhaseAlone]], axis: int | None) -> int:
+    before = min(sum(phase.time for phase in chunk[: _places(axis, chunk)[0]]) for chunk in chunks)
+    after = min(sum(phase.time for phase in chunk[_places(axis, chunk)[-1] + 1 :]) for chunk in chunks)
+    return before + sum(phase.load for chunk in chunks for phase in chunk if phase.axis == axis) + after
 
 
 def chain_and_load(

@@ -49,7 +49,7 @@ from rapid_des.network.collectives.schedule import Schedule
 from rapid_des.network.collectives.token_exchange import exchange_schedule
 from rapid_des.network.specs import LibraryChoice, Nccl
 from rapid_des.program import library
-from rapid_des.program.analytic import alone, fixed_message, fixed_template, message_alone
+from rapid_des.program.analytic import alone, fixed_message, fixed_template, message_alone, plan_alone
 from rapid_des.program.builders import NOTHING, Expansion, Occupancy, rank_program, service_times
 from rapid_des.program.groups import GroupTable
 from rapid_des.program.library import LaidOut, Libraries
@@ -272,15 +272,7 @@ class Communication:
         return self.templates.number(key, lambda: self._libraries.template(laid, ranks, self.sizes))
 
     def _alone(self, call: Call, ranks: Ranks) -> Template:
-        duration = 0
-        for chunk in self.plan(call, ranks, ranks[0]):
-            for phase in chunk:
-                line = ranks
-                if phase.axis is not None:
-                    stride = prod(call.extents[: phase.axis])
-                    line = ranks[: stride * call.extents[phase.axis] : stride]
-                schedule = phase.schedule(len(line))
-                duration += alone(schedule, self._machine, line)
+        duration = plan_alone(self.plan(call, ranks, ranks[0]), call.extents, self._machine, ranks)
         members = self._groups.simulated(ranks)
         return fixed_template(members, duration, self.sizes, name=call.collective.name.lower())
 

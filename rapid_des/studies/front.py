@@ -96,7 +96,7 @@ class Front:
         """Return what is to be simulated next, looking more closely at others until there is something."""
         while not self._first_is_ready() and not self.due() and self._look():
             pass
-        if not self.ready or self.due() or not self._counts(self.ready[0][1]):
+        if not self.ready or self.due():
             raise StopIteration
         self.asked.append(heapq.heappop(self.ready)[1])
         return self.asked[-1]
@@ -112,6 +112,8 @@ class Front:
 
     def _first_is_ready(self) -> bool:
         """Tell whether what comes first needs a simulation; of several workers one may be early."""
+        while self.ready and not self._counts(self.ready[0][1]):
+            heapq.heappop(self.ready)
         return bool(self.ready) and (self.workers > 1 or not self.queue or self.ready[0][1] < self.queue[0])
 
     def _look(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ DEATHS = 3
 """How many workers may die of an item before it counts as failed, or as they start before all ends."""
 _BATCH_S = 0.05
 """About how long the items take that a worker holds at a time."""
+_HIRING_S, _GLANCE_S = 0.5, 0.005
+"""About how long it takes until a new worker has started, and how often one looks who has ended meanwhile."""
 _LEAST_S = 1e-6
 _MOST = 64
 """Items that a worker holds at most, and things that are sent to it once."""
@@ -211,8 +214,24 @@ class Remote:
                     outcomes = self._heard(hand, said)
                     self._give(function, queue)
                     yield from outcomes
-        finally:  # whoever asked may want no more
+        except GeneratorExit:  # whoever asked wants no more
+            self._let_finish()
+            raise
+        finally:
             self._dismiss([hand for hand in self._hands if hand.holds])
+
+    def _let_finish(self) -> None:
+        """Wait for workers that will soon be done: for as long as it takes to hire others instead."""
+        until = time.monotonic() + _HIRING_S
+        while (
+            busy := {hand.worker: hand for hand in self._hands if hand.holds}
+        ) and time.monotonic() < until:
+            for worker, said in self._crew.listen(list(busy), wait=False):
+                if isinstance(said, str):
+                    self._dismiss([busy[worker]])
+                else:
+                    self._heard(busy[worker], said)
+            time.sleep(_GLANCE_S)
 
     def _give(self, function: Work[Any, Any], queue: _Queue) -> bool:
         """Give items to workers that have little left, hire where there are more; tell if any are left.

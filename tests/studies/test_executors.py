@@ -150,6 +150,16 @@ def test_items_are_taken_as_they_are_needed_and_leaving_early_ends_the_workers()
         assert len(taken) < 20 + 2 * 64 + 64
 
 
+def test_leaving_early_keeps_workers_that_are_soon_done():
+    with executor_of("processes", 2) as executor:
+        outcomes = executor.map(evaluate, points())
+        next(outcomes)
+        seen = workers()
+        outcomes.close()
+        assert len(list(executor.map(evaluate, points()))) == 4
+        assert workers() == seen
+
+
 def test_blocks_inside_a_block_have_the_same_workers():
     seen = []
     with executor_of("processes", 2) as executor:

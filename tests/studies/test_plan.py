@@ -19,6 +19,7 @@ from rapid_des.simulation import simulate
 from rapid_des.studies.earliest import held, walked_micro_batches
 from rapid_des.studies.executors import InProcess, attempt
 from rapid_des.studies.floors import Floors
+from rapid_des.studies.front import ESTIMATED, FINAL, WALKED, Entry, Front
 from rapid_des.studies.orders import told_apart
 from rapid_des.studies.plan import Plan, Wanted, plan
 from rapid_des.studies.splits import Space, checked, choices_of
@@ -153,6 +154,25 @@ def test_no_way_whose_messages_travel_for_each_micro_batch_is_faster_than_its_bo
     for mode in ("analytical", "hierarchical"):
         step = simulate(job, machine, mode=mode, allow_oom=True, cache=cache).step_time
         assert 0.5 * step < least <= step, mode
+
+
+@pytest.mark.parametrize(
+    ("split", "overlap_tp"),
+    [
+        ("tp: 2, cp: 2, pp: 2, dp: 2, cp_kind: ring", "none"),
+        ("tp: 2, cp: 4, dp: 2, cp_kind: ulysses_ring, cp_heads: 2", "none"),
+        ("tp: 4, pp: 2, dp: 2", "ring"),
+        ("tp: 2, cp: 2, dp: 4, cp_kind: ring", "ring"),
+    ],
+)
+def test_no_way_whose_blocks_go_round_is_faster_than_its_bounds(split, overlap_tp):
+    settings = {"parallelism": f"{{{split}, sequence_parallel: true}}", "training.overlap_tp": overlap_tp}
+    job, machine, cache = job_of(**settings), machine_of("dgx_a100_x2"), BoundedCache()
+    floors = Floors(machine, cache)
+    least = max(floors.step(job), floors.walked(job))
+    for mode in ("analytical", "hierarchical"):
+        step = simulate(job, machine, mode=mode, allow_oom=True, cache=cache).step_time
+        assert 0.85 * step < least <= step, mode
 
 
 def test_messages_that_take_all_of_a_step_count_once():
@@ -492,3 +512,12 @@ def test_what_others_simulate_ahead_and_out_of_order_changes_nothing():
     needed = found[0].counts["analytical"] + found[0].counts["hierarchical"]
     assert ahead.simulated > needed
     assert found[0].as_json() == found[1].as_json()
+
+
+def test_who_comes_after_the_last_row_hides_nobody_who_may_come_before():
+    """Those simulated to the end early are before others in turn, not in what they take."""
+    front = Front(lambda _: (), 1, 2, lambda: False, [])
+    early, late = (Entry(least, (least,), None, level) for least, level in ((1001, ESTIMATED), (999, WALKED)))
+    front.rows.append(Entry(1000, (0,), None, FINAL))
+    front.ready += [(997, early), (999, late)]
+    assert list(front) == [late]
