@@ -30,7 +30,6 @@ from rapid_des.simulation import MODES, each_mode, simulate
 if TYPE_CHECKING:
     from rapid_des.frontend import Job
     from rapid_des.machine import Machine
-    from rapid_des.modes.execution import EngineChoice
     from rapid_des.report.result import Result
 
 
@@ -61,13 +60,13 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
     analytic = options["mode"] == "analytical"
     wanted, loaded, idle = open_job_with_notes(job, machine, settings, faults, analytic=analytic)
     title = f"{job} on {loaded.name}"
+    if options["compare_modes"]:
+        for line in idle:
+            announce(line)
+        _compare_modes(wanted, loaded, title, options)
+        return
     with progress(title) as bar:
         engine = run_choice(options, bar)
-        if options["compare_modes"]:
-            for line in idle:
-                announce(line)
-            _compare_modes(wanted, loaded, engine, options)
-            return
         mode = options["mode"] or MODES[0]
         cache = BoundedCache() if options["explain"] else None
         result = simulate(
@@ -95,8 +94,9 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
     _draw(result, options, title)
 
 
-def _compare_modes(job: Job, machine: Machine, engine: EngineChoice, options: dict[str, Any]) -> None:
-    pairs, interrupted = until_interrupted(each_mode(job, machine, engine=engine))
+def _compare_modes(job: Job, machine: Machine, title: str, options: dict[str, Any]) -> None:
+    with progress(title) as bar:
+        pairs, interrupted = until_interrupted(each_mode(job, machine, engine=run_choice(options, bar)))
     results = dict(pairs)
     plain = {m: {"refused": r} if isinstance(r, str) else r.as_json() for m, r in results.items()}
     echo(options["as_json"], plain, modes_lines(results))
