@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ from rapid_des.device.device import Device
 from rapid_des.device.operators import Bound
 from rapid_des.frontend import Job
 from rapid_des.frontend.groups import message_size
-from rapid_des.frontend.optimizers import bucket_parameters, gathered_as, gradient_buckets
+from rapid_des.frontend.optimizers import gathered_as, reductions
 from rapid_des.frontend.template import STREAMS, Column, Mark, Piece
 from rapid_des.program.communication import TimeAlone, slowdowns
 from rapid_des.studies.alone import Message
@@ -64,18 +65,19 @@ def busy_of(piece: Piece, device: Device) -> Busy:
     return Busy(int(busy[np.isin(bound, _ON_CHIP)].sum()), int(busy[bound == _IN_MEMORY].sum()))
 
 
-def reductions(job: Job, marks: Sequence[Mark]) -> list[tuple[int, Message]]:
-    """Return the messages of a unit's gradients in order, with the number of the mark each waits for."""
-    waiting = []
-    for domain, sharding in job.shardings.items():
-        numbers = [number for number, mark in enumerate(marks) if mark.domain == domain]
-        reduce, replicas = sharding.policy.reduce, sharding.replicas
-        if replicas == 1 or not reduce:
-            continue
-        for bucket in gradient_buckets([marks[number] for number in numbers], bucket_parameters(job)):
-            size = message_size(reduce, bucket.parameters, job.spec.precision.gradient_reduce, replicas)
-            waiting.append((numbers[bucket.last_mark], Message(reduce, size, sharding.group)))
-    return sorted(waiting, key=lambda each: each[0])
+def reduced(job: Job, marks: Sequence[Mark]) -> list[tuple[int, Message]]:
+    """Return the messages of a unit's gradients in order, with the number of the mark each waits for.
+
+    Without those that follow between copies of the state.
+    """
+    parts = tuple((mark.parameters, mark.domain) for mark in marks)
+    waiting = [
+        (bucket.last_mark, Message(role, size, group))
+        for bucket in reductions(job, parts)
+        for _, role, size, group, _ in bucket.messages
+        if group is not None
+    ]
+    return sorted(waiting, key=itemgetter(0))
 
 
 def messages_beside(job: Job, marks: Sequence[Mark]) -> Iterator[Message]:
@@ -83,7 +85,7 @@ def messages_beside(job: Job, marks: Sequence[Mark]) -> Iterator[Message]:
 
     Of gathers only those that no choice of a job leaves out.
     """
-    yield from (message for _, message in reductions(job, marks))
+    yield from (message for _, message in reduced(job, marks))
     training, by_unit = job.training, job.sharding.policy.by_unit
     twice = training.reshard is True and training.adapters is None and not training.gather_singly
     for domain, sharding in job.shardings.items():

@@ -19,7 +19,7 @@ from rapid_des.studies.earliest import Alone, Bucket, Times, Unit
 from rapid_des.studies.likeness import kernels_key, layer_key, layout_key, model_key
 from rapid_des.studies.memory_floors import made_of
 from rapid_des.studies.piece_floors import PieceFloors
-from rapid_des.studies.slowed import Busy, Weights, busy_of, messages_beside, reductions
+from rapid_des.studies.slowed import Busy, Weights, busy_of, messages_beside, reduced
 from rapid_des.studies.stream_paths import moments
 
 
@@ -84,7 +84,7 @@ class TravelFloors(PieceFloors):
             ready = [begins[-1]] * len(ready)
         return [
             Bucket(ready[number], self._counted(job, message, weights))
-            for number, message in reductions(job, marks)
+            for number, message in reduced(job, marks)
         ]
 
     def _finals(self, job: Job, section: Section, weights: Weights) -> Sequence[int]:
