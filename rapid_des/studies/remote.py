@@ -212,7 +212,8 @@ class Remote:
                         yield from self._lost(hand, said, queue)
                         continue
                     outcomes = self._heard(hand, said)
-                    self._give(function, queue)
+                    if meanwhile is None:  # else what is next may follow from these
+                        self._give(function, queue)
                     yield from outcomes
         except GeneratorExit:  # whoever asked wants no more
             self._let_finish()
@@ -242,9 +243,9 @@ class Remote:
         for hand in self._hands:
             if hand.has_started and len(hand.holds) <= batch // 2 and queue:
                 self._send(hand, function, queue.take(batch - len(hand.holds)))
-        if queue:
+        if len(self._hands) < self.workers and queue:
             self.start()
-        return bool(queue) or any(hand.holds for hand in self._hands)
+        return any(hand.holds for hand in self._hands) or bool(queue)
 
     def _send(self, hand: _Hand, function: Work[Any, Any], items: list[tuple[int, Any]]) -> None:
         hand.holds.update(items)

@@ -135,6 +135,28 @@ def test_workers_that_never_start_hold_nothing():
     assert len(crew.hired) == 3 and crew.closed
 
 
+def test_who_chooses_what_is_next_has_been_told_all_that_is_known():
+    told, known = [], []
+
+    class Counted(OneCore):
+        def listen(self, workers, *, wait):
+            said = super().listen(workers, wait=wait)
+            self.answered += sum(answer != HELLO for _, answers in said for answer in answers)
+            return said
+
+    def chosen():
+        for number in range(40):
+            known.append(len(told) == crew.answered)
+            yield number
+
+    crew = Counted()
+    crew.answered = 0
+    with Remote(crew, 1) as executor:
+        for outcome in executor.map(doubled, chosen(), meanwhile=lambda: False):
+            told.append(outcome)
+    assert len(told) == 40 and all(known)
+
+
 def test_items_are_taken_as_they_are_needed_and_leaving_early_ends_the_workers():
     taken = []
 
