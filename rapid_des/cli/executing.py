@@ -1,12 +1,14 @@
-"""Options of commands that run many simulations: where they run, and in which mode."""
+"""Options of commands that run many simulations: where they run, and in which mode; how one ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import click
 
+from rapid_des import errors
 from rapid_des.cli.options import Command, one_of, together
+from rapid_des.errors import CannotFinishError, InfeasibleJobError, InputError, RapidDesError
 from rapid_des.simulation import MODES
 from rapid_des.studies.crews import EXECUTORS
 
@@ -27,3 +29,30 @@ def mode_option(default: str) -> Callable[[Command], Command]:
     return click.option(
         "--mode", default=default, show_default=True, shell_complete=one_of(MODES), help=", ".join(MODES)
     )
+
+
+_ENDS = (InputError, CannotFinishError, InfeasibleJobError)
+
+
+def require_some(ran: int, failures: Iterable[str], what: str) -> None:
+    """Raise if nothing of a study could be run, after its report: scripts look at the exit code alone.
+
+    `failures` are the classes of its errors: the code is theirs if it is one for all, else that of bad input.
+
+    >>> require_some(0, ["FabricCutError", "FabricCutError"], "draws")
+    Traceback (most recent call last):
+    rapid_des.errors.CannotFinishError: none of the 2 draws could be run
+    """
+    names = list(failures)
+    if ran or not names:
+        return
+    ends = {_end(name) for name in names}
+    raise (ends.pop() if len(ends) == 1 else InputError)(f"none of the {len(names):,} {what} could be run")
+
+
+def _end(name: str) -> type[RapidDesError]:
+    """Return the error that stands for a class of errors, by its exit code."""
+    if name in ("WorkerDied", "MemoryError"):
+        return CannotFinishError
+    kind = getattr(errors, name, RapidDesError)
+    return next((end for end in _ENDS if issubclass(kind, end)), RapidDesError)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.cli.executing import executor_options, mode_option
+from rapid_des.cli.executing import executor_options, mode_option, require_some
 from rapid_des.cli.main import Bar, announce, progress
 from rapid_des.cli.options import (
     echo_marked,
@@ -32,6 +32,7 @@ from rapid_des.report.study_text import criticality_lines, sample_lines, scenari
 from rapid_des.report.writing import check_outputs
 from rapid_des.studies.crews import executor_of
 from rapid_des.studies.criticality import KINDS, PLURALS, criticality
+from rapid_des.studies.fault_rows import FaultSample
 from rapid_des.studies.fault_sample import SAMPLINGS, faults_sample, study_points
 from rapid_des.studies.faults import How, scenario
 from rapid_des.studies.points import Point
@@ -179,6 +180,16 @@ def _sampled(points: dict[str, Point], faults: Sequence[str], options: dict[str,
         draw_sample(sampled.as_json(), options["plot"])
     if sampled.left:
         raise KeyboardInterrupt
+    require_some(*_ends(sampled))
+
+
+def _ends(sampled: FaultSample) -> tuple[int, list[str], str]:
+    """Return what `require_some` asks: of one configuration about its draws, of several about them."""
+    ran = sum(bool(sampled.of(name)) for name in sampled.configurations)
+    errors = {row.configuration: row.error.partition(":")[0] for row in sampled.rows if row.error}
+    if len(errors) + len(sampled.refused) > 1:
+        return ran, [*errors.values(), *(InputError.__name__ for _ in sampled.refused)], "configurations"
+    return ran, [row.error.partition(":")[0] for row in sampled.rows if row.error], "draws"
 
 
 def _points(

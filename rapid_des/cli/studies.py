@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.cli.executing import executor_options
+from rapid_des.cli.executing import executor_options, require_some
 from rapid_des.cli.main import progress
 from rapid_des.cli.options import (
     echo,
@@ -36,7 +36,7 @@ from rapid_des.report.writing import check_outputs
 from rapid_des.simulation import MODES, simulate
 from rapid_des.studies.difference import check_result, difference
 from rapid_des.studies.draw_results import kept_points, kept_sample, rerun_draw
-from rapid_des.studies.figures import FIGURES
+from rapid_des.studies.figures import FIGURES, OK
 from rapid_des.studies.results import Sweep, whole_result
 from rapid_des.studies.search import PRUNERS, SAMPLERS
 from rapid_des.studies.search import search as run_search
@@ -98,6 +98,9 @@ def sweep(study: Path, output: Path | None, **options: Any) -> None:
     _report(done, study.stem, options)
     if done.left:
         raise KeyboardInterrupt
+    failures = done.failures
+    failed = [name for failure in failures for name in [failure["error"]] * failure["points"]]
+    require_some(len(done) - len(failed), failed, "points")
 
 
 @click.command("show")
@@ -282,3 +285,7 @@ def search(study: Path, storage: str | None, as_json: bool, **options: Any) -> N
         searched = run_search(study, storage=stored, tell=bar.part, **options)
     plain = searched.as_json()
     echo(as_json, plain, search_lines(plain))
+    if searched.interrupted:
+        raise KeyboardInterrupt
+    failed = [row["status"] for row in searched.rows if row["status"] != OK]
+    require_some(len(searched.rows) - len(failed), failed, "points asked for")

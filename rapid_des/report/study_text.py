@@ -93,13 +93,9 @@ def sample_lines(sample: Plain) -> Iterator[str]:
     drawn = {"exact": "every place, once a class of alike ones", "latin": "Latin hypercubes of 30"}
     how = drawn.get(sample["sampling"], "independent draws")
     yield f"{'; '.join(sample['faults'])}: seed {sample['seed']}, {how}"
-    width = max(13, *(len(configuration["configuration"]) for configuration in configurations))
-    titles = ("healthy", "mean", "±", "p50", "p95", "CVaR 95", "worst", "slower")
-    yield f"{'configuration':<{width}} {'draws':>6} " + " ".join(f"{title:>9}" for title in titles)
     able = [configuration for configuration in configurations if configuration["step_time_s"] is not None]
     ranked = sorted(able, key=lambda configuration: configuration["step_time_s"]["mean"])
-    for configuration in ranked:
-        yield from _sampled(configuration, width)
+    yield from _table(ranked)
     yield from _orders(ranked)
     unable = {
         configuration["configuration"]: configuration["error"]
@@ -115,6 +111,15 @@ def sample_lines(sample: Plain) -> Iterator[str]:
     if sample["left"]:
         yield f"interrupted: {sample['left']} draws were not run"
     yield from _draws(ranked)
+
+
+def _table(configurations: Sequence[Plain]) -> Iterator[str]:
+    width = max([13, *(len(configuration["configuration"]) for configuration in configurations)])
+    titles = ("healthy", "mean", "±", "p50", "p95", "CVaR 95", "worst", "slower")
+    if configurations:
+        yield f"{'configuration':<{width}} {'draws':>6} " + " ".join(f"{title:>9}" for title in titles)
+    for configuration in configurations:
+        yield from _sampled(configuration, width)
 
 
 _MOST_SHOWN = 3

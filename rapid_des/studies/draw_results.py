@@ -31,6 +31,7 @@ class _Configuration(msgspec.Struct):
 
 
 class _Drawn(msgspec.Struct):
+    source: str
     faults: tuple[str, ...]
     seed: int
     sampling: Sampling
@@ -41,7 +42,6 @@ class _OfFaults(msgspec.Struct):
     """What the manifest of a sample says."""
 
     study: _Drawn
-    source: str
     configurations: dict[str, _Configuration]
     machines: list[dict[str, Any]]
 
@@ -57,7 +57,7 @@ def inputs_of(points: Mapping[str, Point], cache: BoundedCache) -> dict[str, Any
         how = {"mode": point.mode, "strict": point.strict, "allow_oom": point.allow_oom}
         configurations[name] = {"job": to_tree(job.spec, "job"), "machine": machines.index(machine), **how}
     stated = [to_tree(machine.as_spec(), "machine") for machine in machines]
-    return {"source": source_content(), "configurations": configurations, "machines": stated}
+    return {"configurations": configurations, "machines": stated}
 
 
 def kept_points(store: Store) -> dict[str, Point]:
@@ -100,5 +100,5 @@ def rerun_draw(store: Store, number: int) -> Rerun:
         "healthy_ps": int(healthy.step_time),
         "critical_rank": faulty.critical_rank,
     }
-    same = manifest.source == source_content() and manifest.study.points.get(name) == point.key(cache)
+    same = manifest.study.source == source_content() and manifest.study.points.get(name) == point.key(cache)
     return Rerun(row, again, same, tuple(key for key, value in again.items() if row[key] != value))

@@ -32,6 +32,7 @@ from rapid_des.studies.faults import How, why_faster
 from rapid_des.studies.points import Point
 from rapid_des.studies.spaces import load_study
 from rapid_des.studies.store import Store, check_store
+from rapid_des.studies.sweep import source_content
 from rapid_des.units import seconds
 from rapid_des.version import __version__
 
@@ -200,7 +201,7 @@ class _Study:
         points = {name: point.key(self.cache) for name, point in self.points.items()}
         manifest = {
             "kind": "faults",
-            "study": {"rapid_des": __version__, **drawn, "points": points},
+            "study": {"rapid_des": __version__, "source": source_content(), **drawn, "points": points},
             **inputs_of(self.points, self.cache),
         }
         with Store.create(folder, manifest, COLUMNS) as store:

@@ -63,6 +63,8 @@ class Search:
     """Of each simulated point its labels and figures, in the order in which they were asked."""
     estimates: Mapping[int, float] = field(default_factory=dict, hash=False)
     """Of the first objective by point, where points were estimated first."""
+    interrupted: bool = False
+    """Whether ^C ended it before it had simulated what it was to."""
 
     @property
     def best(self) -> Mapping[str, Any] | None:
@@ -91,6 +93,7 @@ class Search:
             "points": self.points,
             "simulated": len(self.rows),
             "estimated": len(self.estimates),
+            "interrupted": self.interrupted,
             "best": self.best,
             "not_validated": list(
                 dict.fromkeys(n for row in self.rows for n in row.get("not_validated", ()))
@@ -145,8 +148,8 @@ def search(  # noqa: PLR0913 - what a search is asked, by name
     with opened as crew:
         estimates = _estimates(cases, crew, wanted[0], tell) if warm else {}
         asked = _Asked(read, cases, wanted, estimates, optuna_study)
-        asked.run(crew, count, warm, tell)
-    return Search(wanted, len(cases), tuple(asked.rows), estimates)
+        interrupted = asked.run(crew, count, warm, tell)
+    return Search(wanted, len(cases), tuple(asked.rows), estimates, interrupted)
 
 
 def _checked(objectives: tuple[str, ...], sampler: str, pruner: str, warm: int) -> tuple[str, ...]:
@@ -251,8 +254,8 @@ class _Asked:
         self.rows: list[dict[str, Any]] = []
         self.known = set[int]()
 
-    def run(self, executor: Executor, count: int, warm: int, tell: Tell | None) -> None:
-        """Simulate up to `count` points; ^C keeps what was told."""
+    def run(self, executor: Executor, count: int, warm: int, tell: Tell | None) -> bool:
+        """Simulate up to `count` points; tell whether ^C ended that, which keeps what was told."""
         self._load_known()
         try:
             while len(self.rows) < count and self.open - self.known:
@@ -265,6 +268,8 @@ class _Asked:
         except KeyboardInterrupt:
             if not self.rows:
                 raise
+            return True
+        return False
 
     def _load_known(self) -> None:
         """Take what the storage knows already."""
