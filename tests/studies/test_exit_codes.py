@@ -52,7 +52,7 @@ def test_a_search_that_was_interrupted_prints_what_it_has(tmp_path, monkeypatch)
     monkeypatch.setattr(Bar, "part", interrupt)
     pipelines = study(tmp_path, axes={"pp": [1, 2]})
     answer = call("search", pipelines, "--trials", 2, "--executor", "local", "--json")
-    assert (answer.code, answer.err) == (130, "interrupted\n")
+    assert (answer.code, answer.err.strip()) == (130, "interrupted")
     assert answer.json["interrupted"] and answer.json["simulated"] == 1
 
 
