@@ -212,11 +212,19 @@ def reduce_buckets(
     return tuple(positions)
 
 
+def gathers_once(job: Job) -> bool:
+    """Tell whether replicas gather updated parameters once a step; experts alone may have replicas."""
+    return any(sharding.gathers for sharding in job.shardings.values())
+
+
 def gather_buckets(
     program: ProgramWriter, job: Job, marks: Sequence[Mark], *, after: Sequence[int]
 ) -> tuple[int, ...]:
-    """Append the gathers of a chunk's updated parameters in forward order; return a position per mark."""
-    position = [0] * len(marks)
+    """Append the gathers of a chunk's updated parameters in forward order.
+
+    Return a position per mark; -1 for what is not gathered.
+    """
+    position = [-1] * len(marks)
     for domain, sharding in job.shardings.items():
         role = sharding.gathers
         of_domain = [number for number, mark in enumerate(marks) if mark.domain == domain]

@@ -139,7 +139,7 @@ class Edges:
 
     def by_row(self) -> list[list[int]]:
         """Return each row's targets."""
-        return [row.tolist() for row in np.split(self.targets, np.cumsum(self.counts)[:-1])]
+        return [row.tolist() for row in np.split(self.targets, np.cumsum(self.counts))[:-1]]
 
 
 @dataclass(frozen=True, eq=False)

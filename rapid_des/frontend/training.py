@@ -17,6 +17,7 @@ from rapid_des.frontend.offload import Activations
 from rapid_des.frontend.optimizers import (
     gather_buckets,
     gather_unit,
+    gathers_once,
     optimizer_step,
     reduce_buckets,
     small_reductions,
@@ -98,7 +99,7 @@ def stage_program(job: Job, pieces: Pieces, stage: int, operators: OperatorModel
     if job.training.offload_activations:
         state.offloaded = Activations(job, stage, operators)
     state.program.issuing(first=0 if job.host is None else job.host.before())
-    if job.sharding.gathers and job.sharding.ahead:
+    if gathers_once(job) and job.sharding.ahead:
         for chunk in state.chunks:
             state.gathered[chunk] = gather_buckets(state.program, job, state.marks(chunk), after=())
     zero_gradients(state.program, job, operators, parameters=state.parameters)
@@ -319,8 +320,8 @@ def _place_gathered(state: _Stage, item: Item, ports: Mapping[int, int]) -> int:
     waits: list[dict[int, int]] = []
     used, positions = 0, state.gathered.pop(item.chunk)
     for piece in state.pieces["backward", item.chunk]:
-        gathers = positions[used : used + len(piece.marks)]
-        waits.append({PARAMETERS: max(gathers)} if gathers else {})
+        gathered = max(positions[used : used + len(piece.marks)], default=-1)
+        waits.append({PARAMETERS: gathered} if gathered >= 0 else {})
         used += len(piece.marks)
     output = ports.get(INPUT, -1)
     pieces = zip(state.pieces["forward", item.chunk], reversed(waits), strict=True)
@@ -391,7 +392,7 @@ def _finish_step(state: _Stage, operators: OperatorModel) -> None:
     after = (state.newest, *state.reduced)
     done = small_reductions(program, job, state.index, norms=state.norms, after=after)
     last = optimizer_step(program, job, operators, stage=state.index, parameters=state.parameters, after=done)
-    if job.sharding.gathers and not job.sharding.ahead:
+    if gathers_once(job) and not job.sharding.ahead:
         for chunk in state.chunks:
             gather_buckets(program, job, state.marks(chunk), after=(last,))
     program.segment("optimizer", start)

@@ -232,7 +232,8 @@ class Communication:
 
     def _exchange(self, call: Call, exchange: Exchange, ranks: Ranks) -> int:
         """Return the template of an exchange of tokens at the links' own rates."""
-        if self._groups.simulated(ranks) < len(ranks):
+        members = self._groups.simulated(ranks)
+        if members < len(ranks) and not self.analytic:
             raise UnsupportedByEngine("an exchange that spreads unevenly has no cut")
         node = self._machine.spec.gpus_per_node or 1
         counts = tuple(Counter(rank // node for rank in ranks).values())
@@ -244,11 +245,11 @@ class Communication:
 
         def fixed() -> Template:
             duration = alone(schedule(), self._machine, ranks)
-            return fixed_template(len(ranks), duration, self.sizes, name=name)
+            return fixed_template(members, duration, self.sizes, name=name)
 
         key = ("exchange", call.size, exchange, counts)
         if self.analytic:
-            return self.templates.number((*key, self.likeness(ranks)), fixed)
+            return self.templates.number((*key, self.likeness(ranks), members), fixed)
 
         def sent() -> Template:
             return self.templates.of(key, schedule, name=name, segment=self._segment, whole=False)

@@ -163,6 +163,18 @@ def test_copies_keep_gathers_inside_a_node():
     assert times[2].breakdown["dp"] < times[1].breakdown["dp"]
 
 
+@pytest.mark.parametrize("ahead", ["false", "true"])
+def test_experts_that_have_replicas_where_nothing_else_has_are_gathered_too(tiny, prices, ahead):
+    split = [("parallelism.tp", "2"), ("parallelism.etp", "1"), ("parallelism.sequence_parallel", "true")]
+    stage = [("training.zero_stage", "1"), ("training.overlap_parameters", ahead)]
+    job = tiny(EXPERTS, *split, *stage)
+    (reduced,) = messages(job, prices, "gradients.edp")
+    assert reduced[:3] == ("reduce_scatter", "expert_gradient", 2)
+    # What was scattered in fp32 comes back in bf16, each rank stating its part.
+    gathered = ("all_gather", "expert_gradient", 2, reduced[3] // 4, 1)
+    assert messages(job, prices, "experts.gather") == [gathered]
+
+
 def test_matrices_are_gathered_one_by_one_or_together(tiny, prices):
     """A layer has two norms, qkv, output, in and out; table and head with its norm are units too."""
     layers = 4

@@ -175,6 +175,36 @@ def test_no_way_whose_blocks_go_round_is_faster_than_its_bounds(split, overlap_t
         assert 0.85 * step < least <= step, mode
 
 
+@pytest.mark.parametrize(
+    ("name", "machine", "settings"),
+    [
+        (
+            "llama2_7b_train",
+            "dgx_a100_x2",
+            {"training.adapters": "{rank: 16}"},
+        ),  # an embedding without backward
+        ("deepseek_v3_train_2048", "torus2d_ring_a100_64", {"parallelism": "{pp: 1, dp: 16, ep: 4}"}),
+        (
+            "deepseek_v3_train_2048",
+            "dgx_a100_x2",
+            {"parallelism": "{tp: 4, pp: 1, dp: 1, ep: 1, etp: 1, sequence_parallel: true}"},
+        ),
+    ],
+    ids=["adapters", "uneven exchanges by routes", "experts alone are replicated"],
+)
+@pytest.mark.parametrize("zero_stage", [1, 2])
+def test_no_way_of_these_jobs_is_faster_than_its_bounds(name, machine, settings, zero_stage):
+    changed = {"training.zero_stage": zero_stage, "training.micro_batch": 1} | settings
+    if name != "llama2_7b_train":
+        changed |= {"model.exceptions": "[]", "model.feed_forward.experts": 16, "training.schedule": "1f1b",
+                    "precision.gemm": "null", "precision.recipe": "null", "model.layers": 4,
+                    "routing": "{load: {kind: zipf, exponent: 0.5, seed: 1}}"}  # fmt: skip
+    job, machine, cache = job_of(name, **changed), machine_of(machine), BoundedCache()
+    floors = Floors(machine, cache)
+    step = simulate(job, machine, mode="analytical", allow_oom=True, cache=cache).step_time
+    assert 0.7 * step < max(floors.step(job), floors.walked(job)) <= step
+
+
 def test_messages_that_take_all_of_a_step_count_once():
     """Gradients of the table travel last, and the first parameters beside the clearing of gradients."""
     job = job_of(**{"parallelism": "{tp: 1, pp: 1, dp: 16}", "training.zero_stage": 3,
