@@ -60,12 +60,10 @@ def test_the_list_of_the_wheel_is_that_of_the_measurements():
 
 
 def test_the_dtypes_of_the_wheel_are_those_of_measured_gemms():
-    found = {}
-    for row in (
-        row for _, row in measured_gemms(DataFolder(CHECKOUT_DATA, split=True)) if row.gpu in PRESETS
-    ):
-        name = load_device(PRESETS[row.gpu]).spec.name
-        if "gemm" in MEASURED[name][1] and not row.unsupported:
+    found, names = {}, {gpu: load_device(preset).spec.name for gpu, preset in PRESETS.items()}
+    for _, row in measured_gemms(DataFolder(CHECKOUT_DATA, split=True)):
+        name = names.get(row.gpu)
+        if name is not None and "gemm" in MEASURED[name][1] and not row.unsupported:
             found.setdefault(name, set()).add(row.gemm.dtype)
     assert {name: set(dtypes) for name, dtypes in GEMM_DTYPES.items()} == found
 

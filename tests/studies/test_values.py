@@ -16,7 +16,7 @@ from rapid_des.studies.collective_bench import bench
 from rapid_des.studies.criticality import criticality
 from rapid_des.studies.faults import How, scenario
 
-SMALL = [("training.global_batch", "8")]
+SMALL = [("training.global_batch", "4"), ("model.layers", "2")]
 SIMPY = How(engine=EngineChoice("simpy"))
 
 
