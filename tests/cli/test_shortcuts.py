@@ -11,7 +11,17 @@ from rapid_des.cli.main import cli
 
 def step_time(*options):
     small = ["--set", "job.model.layers=4", "--set", "job.training.global_batch=16"]
-    arguments = ["run", "llama2_7b_train", "--on", "dgx_a100", "--engine", "simpy", "--json", *small, *options]
+    arguments = [
+        "run",
+        "llama2_7b_train",
+        "--on",
+        "dgx_a100",
+        "--engine",
+        "simpy",
+        "--json",
+        *small,
+        *options,
+    ]
     result = CliRunner().invoke(cli, arguments)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)["step_time_ps"]
