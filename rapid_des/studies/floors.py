@@ -6,7 +6,8 @@
 
 Each is tighter than the one before, and costs more. Kernels are priced by the operator models; messages (of
 which `passes` has none) alone in an idle fabric; what candidates have in common (a layer of one split, the
-optimizer's part) is worked out once. Waiting and queueing are left out.
+optimizer's part) is worked out once. Waiting and queueing are left out. Where GPUs' clocks are drawn (jitter)
+all are taken for as fast as the fastest.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from rapid_des.device.pricing import operator_model
 from rapid_des.frontend import Job
@@ -58,6 +60,8 @@ from rapid_des.studies.travel_floors import TravelFloors
 
 _MANY = ("block", "prediction")
 """Sections whose messages count."""
+_ROUNDED = Fraction(1, 10**6)
+"""What times of kernels may be rounded by, as a share."""
 
 
 @dataclass
@@ -68,21 +72,26 @@ class Floors(TravelFloors):
         """Return picoseconds that no step goes below, by kernels alone; `again`: with what is recomputed."""
         wanted = job if again else without_recomputation(job)
         times, key = self._kernel_times(wanted)
-        return max(end.drained for end in self._ends(wanted, times, key))
+        return self._at_most_clock(max(end.drained for end in self._ends(wanted, times, key)))
 
     def exchanged(self, job: Job) -> int:
         """Return the same with the messages inside of layers."""
         if not passes_alone(job):
-            return max(end.drained for end in self._done(job))
+            return self._at_most_clock(max(end.drained for end in self._done(job)))
         key = ("unslowed", *layer_key(job))
         times = self.once(("times", *key), lambda: self._times(job, self._unslowed))
-        return max(end.drained for end in self._ends(job, times, key))
+        return self._at_most_clock(max(end.drained for end in self._ends(job, times, key)))
 
     def step(self, job: Job) -> int:
         """Return picoseconds that no simulation of a training step goes below, by closed forms."""
         around, done = self._around(job), self._done(job)
         slowed = around.before + self._slowed(job, done) + around.after
-        return max(self._step(job, around.shifted(done)), slowed)
+        return self._at_most_clock(max(self._step(job, around.shifted(done)), slowed))
+
+    def _at_most_clock(self, time: int) -> int:
+        """Return a time as short as on the fastest GPU, if clocks are drawn; some ps are what is rounded."""
+        fastest = max((factors.compute for factors in self.machine.slowed.values()), default=1)
+        return time if fastest <= 1 else int(time / (fastest + _ROUNDED))
 
     def _slowed(self, job: Job, done: Sequence[End]) -> int:
         """Return when a stage is done at the earliest whose kernels its messages slow; 0 where none do."""
@@ -118,12 +127,13 @@ class Floors(TravelFloors):
         """Return the same by a walk through the schedule; 0 where it is not walked."""
         short = with_micro_batches(job, walked_micro_batches(job))
         if not can_be_walked(short):
-            return 0 if passes_alone(job) else self._walked_in_pairs(job)
+            return 0 if passes_alone(job) else self._at_most_clock(self._walked_in_pairs(job))
         plain = self.alone_of(job, self._pass_times(job)[0], Weights())
         plain = replace(plain, message=self.messages(job), before=self._around(job).before)
         done = walked(short, [plain] * job.stages, left_out=job.micro_batches - short.micro_batches)
         least = self._step(job, done, travelled=bool(plain.reduces))
-        return max(least, self._walked_beside(job, short, plain)) if self._slows(job) else least
+        beside = self._walked_beside(job, short, plain) if self._slows(job) else 0
+        return self._at_most_clock(max(least, beside))
 
     def _walked_beside(self, job: Job, short: Job, plain: Alone) -> int:
         """Return the same where messages between replicas slow kernels of the stage that is done last."""

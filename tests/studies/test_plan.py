@@ -205,6 +205,16 @@ def test_no_way_of_these_jobs_is_faster_than_its_bounds(name, machine, settings,
     assert 0.7 * step < max(floors.step(job), floors.walked(job)) <= step
 
 
+@pytest.mark.parametrize("split", ["{tp: 1, dp: 2}", "{tp: 2, dp: 1}", "{tp: 1, pp: 2, dp: 1}"])
+def test_no_way_is_faster_than_its_bounds_where_clocks_are_drawn(split):
+    drawn = "{seed: 5, gpu_speed: {lognormal: 0.05}}"  # GPUs 0 and 1 are faster than the device file's
+    machine, cache = load_machine("dgx_a100", settings=[("jitter", drawn)]), BoundedCache()
+    floors, job = Floors(machine, cache), job_of(parallelism=split, **{"training.micro_batch": 1})
+    bounds = floors.passes(job, again=True), floors.exchanged(job), floors.step(job), floors.walked(job)
+    step = simulate(job, machine, mode="analytical", allow_oom=True, cache=cache).step_time
+    assert 0.8 * step < max(bounds) <= step
+
+
 def test_messages_that_take_all_of_a_step_count_once():
     """Gradients of the table travel last, and the first parameters beside the clearing of gradients."""
     job = job_of(**{"parallelism": "{tp: 1, pp: 1, dp: 16}", "training.zero_stage": 3,
