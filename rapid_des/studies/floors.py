@@ -13,7 +13,7 @@ all are taken for as fast as the fastest.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -29,14 +29,10 @@ from rapid_des.modes.pricing import as_used
 from rapid_des.program.communication import TimeAlone
 from rapid_des.studies.earliest import (
     USUAL,
-    Alone,
     End,
     Times,
-    can_be_walked,
     ends,
     passes_alone,
-    walked,
-    walked_micro_batches,
 )
 from rapid_des.studies.likeness import (
     kernels_key,
@@ -44,7 +40,6 @@ from rapid_des.studies.likeness import (
     pass_key,
     state_key,
 )
-from rapid_des.studies.memory_floors import made_of
 from rapid_des.studies.pair_walk import (
     Stretches,
     drained_in_pairs,
@@ -52,8 +47,16 @@ from rapid_des.studies.pair_walk import (
     times_beside,
     walked_in_pairs,
 )
+from rapid_des.studies.pass_walk import (
+    Alone,
+    Course,
+    can_be_walked,
+    turns_of,
+    walked,
+    walked_micro_batches,
+)
 from rapid_des.studies.piece_floors import computes
-from rapid_des.studies.slowed import Busy, Weights, least_delay, weights_of
+from rapid_des.studies.slowed import Weights, least_delay, weights_of
 from rapid_des.studies.stand_ins import on_machine, with_micro_batches, without_recomputation
 from rapid_des.studies.stream_paths import longest
 from rapid_des.studies.travel_floors import TravelFloors
@@ -98,11 +101,8 @@ class Floors(TravelFloors):
         if not self._slows(job):
             return 0
         stage = self._slowest(done)
-        busy, messages, drained = Busy(), self._beside(job, stage), done[stage].drained
-        for part in job.placement[stage]:
-            for section, count in Counter(made_of(job, part, self.kinds(job))).items():
-                for backward in (False, True):
-                    busy += self.busy(job)[section, backward].times(count * job.micro_batches)
+        messages, drained = self._beside(job, stage), done[stage].drained
+        busy = self.busy_stage(job, stage).times(job.micro_batches)
         return drained + least_delay(busy, drained, messages, self.machine.device) if messages else 0
 
     def _slowest(self, done: Sequence[End]) -> int:
@@ -114,14 +114,10 @@ class Floors(TravelFloors):
         passes = job.sharding.each and passes_alone(job) and len(job.copies[0]) == 1
         return passes and self.machine.collectives.contention
 
-    def _beside(self, job: Job, stage: int) -> Counter[TimeAlone]:
+    def _beside(self, job: Job, stage: int) -> Mapping[TimeAlone, int]:
         """Return what travels between a stage's replicas beside its passes, all of a step."""
-        messages = Counter[TimeAlone]()
-        for part in job.placement[stage]:
-            for unit, count in Counter(self.units(job, part)).items():
-                for message, times in self.beside(job, unit).items():
-                    messages[message] += times * count * job.micro_batches
-        return messages
+        messages = self.beside_stage(job, stage)
+        return {message: count * job.micro_batches for message, count in messages.items()}
 
     def walked(self, job: Job) -> int:
         """Return the same by a walk through the schedule; 0 where it is not walked."""
@@ -130,21 +126,21 @@ class Floors(TravelFloors):
             return 0 if passes_alone(job) else self._at_most_clock(self._walked_in_pairs(job))
         plain = self.alone_of(job, self._pass_times(job)[0], Weights())
         plain = replace(plain, message=self.messages(job), before=self._around(job).before)
-        done = walked(short, [plain] * job.stages, left_out=job.micro_batches - short.micro_batches)
+        turns = self.once(("turns", pass_key(short)), lambda: turns_of(short.stage_orders))
+        course = Course(short, self.parts(job), turns)
+        done = walked(course, plain, left_out=job.micro_batches - short.micro_batches)
         least = self._step(job, done, travelled=bool(plain.reduces))
-        beside = self._walked_beside(job, short, plain) if self._slows(job) else 0
+        beside = self._walked_beside(job, course, plain) if self._slows(job) else 0
         return self._at_most_clock(max(least, beside))
 
-    def _walked_beside(self, job: Job, short: Job, plain: Alone) -> int:
+    def _walked_beside(self, job: Job, course: Course, plain: Alone) -> int:
         """Return the same where messages between replicas slow kernels of the stage that is done last."""
         least, stage, times = 0, self._slowest(self._done(job)), self._pass_times(job)[0]
-        left_out, after = job.micro_batches - short.micro_batches, self._around(job).after
+        left_out, after = job.micro_batches - course.job.micro_batches, self._around(job).after
         messages = self._beside(job, stage)
         for weights, added in weights_of(messages, self.machine.device) if messages else ():
-            alone = [plain.lessened(weights.rest)] * job.stages
             mine = self.alone_of(job, times, weights)
-            alone[stage] = replace(alone[stage], times=mine.times, gathers=mine.gathers, reduces=mine.reduces)
-            done = walked(short, alone, left_out=left_out)
+            done = walked(course, plain.lessened(weights.rest), {stage: mine}, left_out=left_out)
             least = max(least, max(end.drained for end in done) + added + after)
         return least
 
@@ -153,8 +149,8 @@ class Floors(TravelFloors):
         count = walked_in_pairs(job)
         if count is None:
             return 0
-        short, kinds = with_micro_batches(job, count), self.kinds(job)
-        parts = [tuple(made_of(job, part, kinds)) for part in range(job.parts)]
+        short, made_of = with_micro_batches(job, count), self.parts(job)
+        parts = [made_of[part].sections for part in range(job.parts)]
         done = drained_in_pairs(
             short, parts, self._stretches(job), self.messages(job), job.micro_batches - count
         )
@@ -191,9 +187,7 @@ class Floors(TravelFloors):
         ]
 
     def _ends(self, job: Job, times: Times, key: tuple[Hashable, ...]) -> tuple[End, ...]:
-        return self.once(
-            ("ends", *key, pass_key(job)), lambda: ends(job, times, [part.counts for part in self.parts(job)])
-        )
+        return self.once(("ends", *key, pass_key(job)), lambda: ends(job, times, self.parts(job)))
 
     def _step(self, job: Job, done: Sequence[End], *, travelled: bool = False) -> int:
         """Return what a step takes at the least whose stages have run their passes so.

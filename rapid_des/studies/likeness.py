@@ -76,6 +76,11 @@ def stages_key(job: Job) -> tuple[Hashable, ...]:
     return split.pp, split.chunks, split.layers, job.training.schedule
 
 
+def parts_key(job: Job) -> tuple[Hashable, ...]:
+    """Return what it follows from which sections each stage has."""
+    return *again_key(job), *stages_key(job)
+
+
 def pass_key(job: Job) -> Hashable:
     """Return what the order of all passes follows from."""
     return *stages_key(job), job.micro_batches

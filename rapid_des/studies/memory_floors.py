@@ -20,21 +20,14 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.frontend import Job
 from rapid_des.frontend.memory.events import SectionMemory, section_memory
 from rapid_des.frontend.memory.training import standing
-from rapid_des.frontend.parts import (
-    EMBEDDING,
-    HEAD,
-    PREDICTION,
-    Lists,
-    Section,
-    pass_lists,
-    section_parameters,
-)
+from rapid_des.frontend.parts import Lists, Section, pass_lists, section_parameters
 from rapid_des.frontend.routing import heaviest_place
 from rapid_des.frontend.schedules.schedule import Order, PassKind
 from rapid_des.frontend.template import Domain
 from rapid_des.machine import Machine
 from rapid_des.studies.earliest import fullest_stages, held, is_usual
-from rapid_des.studies.likeness import again_key, kernels_key, model_key, stages_key
+from rapid_des.studies.likeness import again_key, kernels_key, model_key, parts_key, stages_key
+from rapid_des.studies.made_of import Part, Parts
 from rapid_des.studies.stand_ins import few_passes, without_recomputation
 
 _Made = TypeVar("_Made")
@@ -110,7 +103,11 @@ class MemoryFloors:
         """Return what each chunk of a stage holds."""
         memory = self.once(("memory", *kernels_key(job)), lambda: self._section_memory(job))
         parts = self.parts(job)
-        return [_Chunk.of(parts[part], memory) for part in job.placement[stage]]
+        placed = job.placement[stage]
+        kinds = {
+            kind: _Chunk.of(parts.kinds[kind], memory) for kind in {parts.kind_of[part] for part in placed}
+        }
+        return [kinds[parts.kind_of[part]] for part in placed]
 
     def _section_memory(self, job: Job) -> Mapping[Section, SectionMemory]:
         place = heaviest_place(job) if job.model.has_experts else 0
@@ -153,24 +150,9 @@ class MemoryFloors:
         """Return the kind of every layer, by what the job runs again."""
         return self.once(("kinds", *again_key(job)), lambda: job.kind_of_layer)
 
-    def parts(self, job: Job) -> Sequence[Part]:
-        """Return what each part of the model is made of."""
-        key = ("parts", *again_key(job), *stages_key(job))
-        return self.once(key, lambda: [Part.of(job, part, self.kinds(job)) for part in range(job.parts)])
-
-
-class Part(NamedTuple):
-    """What a part of the model is made of."""
-
-    counts: tuple[tuple[Section, int], ...]
-    """How often it has each section."""
-    last: Section | None
-
-    @classmethod
-    def of(cls, job: Job, part: int, kinds: Sequence[int]) -> Part:
-        """Return that of a part, given the kind of every layer."""
-        made = made_of(job, part, kinds)
-        return cls(tuple(Counter(made).items()), made[-1] if made else None)
+    def parts(self, job: Job) -> Parts:
+        """Return what the parts of the model are made of."""
+        return self.once(("parts", *parts_key(job)), lambda: Parts.of(job, self.kinds(job)))
 
 
 class _Chunk(NamedTuple):
@@ -190,7 +172,7 @@ class _Chunk(NamedTuple):
         for section, count in part.counts:
             kept += count * _kept(memory[section])
             deferred += count * sum(tensor.size for tensor in memory[section].deferred)
-        last = None if part.last is None else memory[part.last]
+        last = memory[part.sections[-1]] if part.sections else None
         highest = {} if last is None else last.highest
         peaks = {phase: max(size - _kept(last), 0) for phase, size in highest.items()} if last else {}
         return cls(kept, deferred, peaks)
@@ -214,12 +196,3 @@ def _most_held(order: Order, chunks: Sequence[_Chunk], peaks: int) -> int:
             now += chunk.deferred * (item.phase == "input_gradient") - chunk.kept
         most = max(most, now)
     return most
-
-
-def made_of(job: Job, part: int, kinds: Sequence[int]) -> list[Section]:
-    """Return the sections of a part of the model, in forward order, given the kind of every layer."""
-    first = sum(job.layers[:part])
-    blocks = [Section("block", kind) for kind in kinds[first : first + job.layers[part]]]
-    before = [EMBEDDING] if part == 0 else []
-    after = [*[PREDICTION] * job.predictions, HEAD] if part == job.parts - 1 else []
-    return [*before, *blocks, *after]

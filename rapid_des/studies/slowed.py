@@ -14,7 +14,7 @@ c + m + x + s (M - m - x) = c + (1 - s) (m + x) + s M or more: a chain whose par
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
 from operator import itemgetter
@@ -136,7 +136,7 @@ def weights_of(messages: Mapping[TimeAlone, int], device: Device) -> Iterator[tu
     A step takes at least what counts of a chain and what is added. Where messages slow unlike, a limit
     caps s: the most that anything else in a chain can hide. Each limit gives a bound.
     """
-    shares = {time: _shares(time, device) for time in messages}
+    shares = _shares(messages, device)
     longest = 1 / (1 - max(memory for _, memory in shares.values()))
     for limit in sorted({chip for chip, _ in shares.values()}):
         taken = {time: min(chip, limit) for time, (chip, _) in shares.items()}
@@ -183,13 +183,14 @@ def least_delay(busy: Busy, drained: int, messages: Mapping[TimeAlone, int], dev
 
 
 def _slowed(messages: Mapping[TimeAlone, int], device: Device) -> Iterator[_Slowed]:
-    for time, count in messages.items():
-        yield _Slowed(*_shares(time, device), time[0] * count)
+    for time, (chip, memory) in _shares(messages, device).items():
+        yield _Slowed(chip, memory, time[0] * messages[time])
 
 
-def _shares(time: TimeAlone, device: Device) -> tuple[float, float]:
-    """Return what part of their time kernels lose beside a message, on the chip and in memory."""
+def _shares(messages: Iterable[TimeAlone], device: Device) -> dict[TimeAlone, tuple[float, float]]:
+    """Return what part of their time kernels lose beside each message, on the chip and in memory."""
+    taken = [(beside.sms, beside.traffic) for _, beside in messages]
+    sms, traffic = np.array(taken).T
     bounds: tuple[Bound, Bound] = ("tensor", "hbm")
-    taken = np.array([time[1].sms]), np.array([time[1].traffic])
-    chip, memory = (1 - 1 / float(slowdowns(device, (bound, _LONG, 0), *taken)[0]) for bound in bounds)
-    return chip, memory
+    chip, memory = (1 - 1 / slowdowns(device, (bound, _LONG, 0), sms, traffic) for bound in bounds)
+    return dict(zip(messages, zip(chip.tolist(), memory.tolist(), strict=True), strict=True))

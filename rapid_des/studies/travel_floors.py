@@ -15,9 +15,9 @@ from rapid_des.frontend.template import Domain, Mark
 from rapid_des.frontend.trace import ProgramWriter
 from rapid_des.program.communication import TimeAlone
 from rapid_des.studies.alone import Message, collective_alone, program_alone
-from rapid_des.studies.earliest import Alone, Bucket, Times, Unit
-from rapid_des.studies.likeness import kernels_key, layer_key, layout_key, model_key
-from rapid_des.studies.memory_floors import made_of
+from rapid_des.studies.earliest import Times
+from rapid_des.studies.likeness import kernels_key, layer_key, layout_key, model_key, parts_key, stages_key
+from rapid_des.studies.pass_walk import Alone, Bucket, Unit
 from rapid_des.studies.piece_floors import PieceFloors
 from rapid_des.studies.slowed import Busy, Weights, busy_of, messages_beside, reduced
 from rapid_des.studies.stream_paths import moments
@@ -32,10 +32,21 @@ class TravelFloors(PieceFloors):
         key = ("busy", *kernels_key(job))
         return self.once(key, lambda: {each: busy_of(piece, device) for each, piece in pieces.items()})
 
+    def busy_stage(self, job: Job, stage: int) -> Busy:
+        """Return how long the kernels of a micro-batch's passes of a stage compute."""
+
+        def make() -> Busy:
+            busy, total = self.busy(job), Busy()
+            for section, count in self.sections_of(job, stage).items():
+                total += (busy[section, False] + busy[section, True]).times(count)
+            return total
+
+        return self.once(("busy stage", *kernels_key(job), *stages_key(job), stage), make)
+
     def units(self, job: Job, part: int) -> list[Unit]:
         """Return the sections of a part whose gradients travel together, in the order of their backwards."""
-        sections = made_of(job, part, self.kinds(job))[::-1]
-        return [(section,) for section in sections] if job.sharding.policy.by_unit else [tuple(sections)]
+        sections = self.parts(job)[part].sections[::-1]
+        return [(section,) for section in sections] if job.sharding.policy.by_unit else [sections]
 
     def beside(self, job: Job, unit: Unit) -> Counter[TimeAlone]:
         """Return what travels for a micro-batch because of a unit."""
@@ -47,6 +58,20 @@ class TravelFloors(PieceFloors):
 
         key = (*model_key(job), *layout_key(job), job.training.zero_stage, unit)
         return self.once(("beside", *key), make)
+
+    def beside_stage(self, job: Job, stage: int) -> Counter[TimeAlone]:
+        """Return what travels for a micro-batch between a stage's replicas."""
+
+        def make() -> Counter[TimeAlone]:
+            messages = Counter[TimeAlone]()
+            for part in job.placement[stage]:
+                for unit, count in Counter(self.units(job, part)).items():
+                    for message, times in self.beside(job, unit).items():
+                        messages[message] += times * count
+            return messages
+
+        key = (*model_key(job), *layout_key(job), job.training.zero_stage, *parts_key(job), stage)
+        return self.once(("beside stage", *key), make)
 
     def alone_of(self, job: Job, times: Times, weights: Weights) -> Alone:
         """Return what the passes of a stage take alone, and what travels for them, as far as it counts."""

@@ -16,11 +16,12 @@ from rapid_des.frontend import load_job, memory
 from rapid_des.machine import load_machine
 from rapid_des.report.plan_text import plan_lines
 from rapid_des.simulation import simulate
-from rapid_des.studies.earliest import held, walked_micro_batches
+from rapid_des.studies.earliest import held
 from rapid_des.studies.executors import InProcess, attempt
 from rapid_des.studies.floors import Floors
 from rapid_des.studies.front import ESTIMATED, FINAL, WALKED, Entry, Front
 from rapid_des.studies.orders import told_apart
+from rapid_des.studies.pass_walk import walked_micro_batches
 from rapid_des.studies.plan import Plan, Wanted, plan
 from rapid_des.studies.splits import Space, checked, choices_of
 
@@ -248,7 +249,7 @@ def test_of_a_long_step_a_short_one_is_walked(monkeypatch, zero_stage, chunks, b
     })  # fmt: skip
     floors = Floors(unslowed_machine("dgx_a100_x2"), BoundedCache())
     whole, closed = floors.walked(job), floors.step(job)
-    monkeypatch.setattr("rapid_des.studies.earliest._MOST", 400)
+    monkeypatch.setattr("rapid_des.studies.pass_walk._MOST", 400)
     assert walked_micro_batches(job) < job.micro_batches
     close = 0.96 if zero_stage == 0 else 0.85  # of units, what they wait for in the middle is left out
     assert close * whole <= max(closed, floors.walked(job)) <= whole

@@ -96,17 +96,6 @@ class Result(NamedTuple):
     chunk: int = 0
 
 
-class Turn(NamedTuple):
-    """An item of a stage among all items, in an order in which they can run."""
-
-    stage: int
-    item: Item
-    needs: int | None
-    """The turn whose result it consumes."""
-    consumer: int | None
-    """The stage that consumes its own."""
-
-
 class BlockedError(ValueError):
     """Stages' orders wait for each other."""
 
@@ -191,22 +180,6 @@ class StageOrders:
     def phases(self) -> frozenset[PassKind]:
         """The phases of all items."""
         return frozenset(item.phase for order in self.orders for item in order)
-
-    @cached_property
-    def turns(self) -> tuple[Turn, ...]:
-        """All items in one order in which they can run, each stage as far as it gets; cheaper to find."""
-        made: dict[tuple[int, Result], int] = {}
-        turns, queues = list[Turn](), [deque(order) for order in self.orders]
-        before = -1
-        while before < len(turns):
-            before = len(turns)
-            for stage, queue in enumerate(queues):
-                while queue and ((needed := self.needs(stage, queue[0])) is None or needed in made):
-                    item = queue.popleft()
-                    turns.append(Turn(stage, item, needed and made[needed], self.consumer(stage, item)))
-                    if item.phase not in ("weight_gradient", "wait"):
-                        made[stage, Result(item.direction, item.micro_batch, item.chunk)] = len(turns) - 1
-        return tuple(turns)
 
     def execution(self) -> Iterator[tuple[int, Item]]:
         """Yield all items in one order in which they can run, each stage in its own order.

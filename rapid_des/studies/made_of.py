@@ -1,0 +1,50 @@
+"""What the parts of a model are made of: most are alike, so what follows from that is found once a kind."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rapid_des.frontend import Job
+from rapid_des.frontend.parts import EMBEDDING, HEAD, PREDICTION, Section
+
+
+class Part(NamedTuple):
+    """What a part is made of."""
+
+    sections: tuple[Section, ...]
+    """In forward order."""
+    counts: tuple[tuple[Section, int], ...]
+    """How often it has each."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What all parts of a model are made of."""
+
+    kinds: Sequence[Part]
+    kind_of: Sequence[int]
+    """By part, which of them it is."""
+
+    @classmethod
+    def of(cls, job: Job, kind_of_layer: Sequence[int]) -> Parts:
+        """Return those of a job, given the kind of every layer."""
+        kinds: dict[tuple[Section, ...], int] = {}
+        kind_of = [kinds.setdefault(sections, len(kinds)) for sections in _sections(job, kind_of_layer)]
+        return cls([Part(sections, tuple(Counter(sections).items())) for sections in kinds], kind_of)
+
+    def __getitem__(self, part: int) -> Part:
+        return self.kinds[self.kind_of[part]]
+
+
+def _sections(job: Job, kind_of_layer: Sequence[int]) -> Iterator[tuple[Section, ...]]:
+    """Yield the sections of each part, in forward order."""
+    first, last = 0, job.parts - 1
+    for part, count in enumerate(job.layers):
+        blocks = [Section("block", kind) for kind in kind_of_layer[first : first + count]]
+        before = [EMBEDDING] if part == 0 else []
+        after = [*[PREDICTION] * job.predictions, HEAD] if part == last else []
+        yield (*before, *blocks, *after)
+        first += count
