@@ -1,4 +1,8 @@
-"""Which orders of the axes of a job a fabric tells apart: in a switch each place is like any other."""
+"""Which orders of the axes of a job a fabric tells apart: in a switch each place is like any other.
+
+Gradients go round cp and dp together, in the order of ranks: which of these lies inside the other says which
+of a ring's members exchange keys and values too.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,8 @@ Axes = Sequence[tuple[str, int]]
 def told_apart(axes: Axes, machine: Machine) -> Hashable:
     """Return what a machine tells of axes in some order.
 
-    Equal for orders between which a renaming of places in switches is all that differs: all that is simulated
-    takes equally long.
+    Equal for orders between which a renaming of places in switches is all that differs, which leaves rings
+    as they are: all that is simulated takes equally long.
 
     >>> from rapid_des.machine import load_machine
     >>> nodes = load_machine("dgx_a100_x4")
@@ -27,7 +31,10 @@ def told_apart(axes: Axes, machine: Machine) -> Hashable:
     """
     levels = _places_alike(machine)
     parts = _by_level(axes, levels) if levels else None
-    return tuple(tuple(sorted(level)) for level in parts) if parts else tuple(axes)
+    if parts is None:
+        return tuple(axes)
+    ring = tuple(axis for axis, _ in axes if axis in ("cp", "dp"))
+    return ring, *(tuple(sorted(level)) for level in parts)
 
 
 def _places_alike(machine: Machine) -> list[int] | None:

@@ -258,13 +258,17 @@ class _Search:
             self.pruned += (Pruned(candidate.settings, why, text) for candidate in family)
 
     def _so_far(self) -> tuple[list[Entry], Duration | None]:
-        """Return what was simulated and is not certain, the last mode's first, and what all others take."""
-        queue = self.refinement.queue
-        known = [entry for entry in queue if entry.result is not None]
+        """Take what was simulated and is not certain out of the queue, the last mode's first.
+
+        Return that, and what all others take at least.
+        """
+        refinement = self.refinement
+        known = [entry for entry in refinement.queue if entry.result is not None]
         known.sort(key=lambda entry: (not entry.certain, entry))
-        listed = known[: self.wanted.top - len(self.refinement.rows)]
+        listed = known[: self.wanted.top - len(refinement.rows)]
         numbers = {entry.number for entry in listed}
-        left = [entry.least for entry in queue if entry.number not in numbers]
+        refinement.queue = [entry for entry in refinement.queue if entry.number not in numbers]
+        left = [entry.least for entry in refinement.queue]
         return listed, Duration(min(left)) if left else None
 
     def _nothing_fits(self, candidates: int) -> None:

@@ -274,10 +274,11 @@ def test_a_plan_that_is_stopped_says_what_all_others_take_at_least():
     job, machine = job_of(), machine_of()
     vary = {**FEW, "tp": [1, 2, 4], "cp": [1], "micro_batch": [1], "schedule": ["1f1b"], "pp": [1, 2]}
     whole = plan(job, machine, Wanted(gpus=4, top=3, vary=vary))
-    stopped = plan(job, machine, Wanted(gpus=4, top=3, vary=vary, within_s=0))
+    stopped = plan(job, machine, Wanted(gpus=4, top=3, vary=vary, within_s=0, pruned=True))
     assert whole.floor is None
     assert stopped.rows
     assert not any(row.certain for row in stopped.rows)
+    assert len(stopped.pruned) + len(stopped.rows) == stopped.ways
     listed = [row.settings for row in stopped.rows]
     assert all(stopped.floor <= row.step_time for row in whole.rows if row.settings not in listed)
     lines = list(plan_lines(stopped.as_json(), "job", "machine"))
@@ -511,6 +512,19 @@ def test_orders_that_a_switch_does_not_tell_apart_take_one_time(tp, cp, dp, pp):
     pairs = [(steps(orders[0]), steps(orders[-1])) for orders in alike.values() if len(orders) > 1]
     assert all(first == last for first, last in pairs)
     assert len({first for first, _ in pairs}) > 1
+
+
+def test_a_ring_of_gradients_tells_apart_where_contexts_lie_in_it():
+    machine = load_machine("dgx_h100_x8")
+    assert told_apart([("cp", 4), ("dp", 2)], machine) != told_apart([("dp", 2), ("cp", 4)], machine)
+    changed = {"model.layers": 2, "model.hidden": 6144, "model.attention": "{heads: 48}",
+               "training.global_batch": 4, "training.micro_batch": 1, "training.zero_stage": 0}  # fmt: skip
+    jobs = [
+        job_of(**changed, parallelism=f"{{cp: 4, dp: 2, order: [ep, tp, {order}, pp]}}")
+        for order in ("cp, dp", "dp, cp")
+    ]
+    steps = [simulate(job, machine, mode="flattened", allow_oom=True).step_time for job in jobs]
+    assert steps[0] != steps[1]
 
 
 def test_what_is_looked_at_while_workers_are_busy_changes_nothing():
