@@ -157,7 +157,9 @@ def sample(
 def study(study: Path, faults: tuple[str, ...], **options: Any) -> None:
     """Run the same draws of --fault on every point of STUDY, a file as `rapid-des sweep` has it."""
     check_outputs([], pictures=[options["plot"]], replace=options["force"])
-    _sampled(study_points(study), faults, options)
+    with progress(study.stem):
+        points = study_points(study)
+    _sampled(points, faults, options)
 
 
 def _sampled(points: dict[str, Point], faults: Sequence[str], options: dict[str, Any]) -> None:

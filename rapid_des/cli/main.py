@@ -197,7 +197,7 @@ class Bar:
         self._update()
 
     def part(self, title: str, number: int, parts: int) -> None:
-        """Say which part is done now, after how many of how many."""
+        """Say which part is done now, after how many of how many; 0 of these: not known yet."""
         self.title, self._done, self._expected = title, number, parts
         self._update()
 
@@ -213,13 +213,13 @@ class Bar:
                 progress.SpinnerColumn("line"),
                 progress.TextColumn("{task.description}", markup=False),
                 progress.BarColumn(),
-                progress.TextColumn("{task.percentage:>3.0f} %", justify="right"),
+                progress.TextColumn("{task.fields[share]}", justify="right"),
                 progress.TextColumn("{task.fields[rate]}"),
                 progress.TimeRemainingColumn(elapsed_when_finished=True),
                 console=Console(stderr=True),
                 transient=True,
             )
-            self._drawn.add_task(printable(self.title), total=None, rate="")
+            self._drawn.add_task(printable(self.title), total=None, share="", rate="")
             self._drawn.start()
         self._update()
 
@@ -237,7 +237,10 @@ class Bar:
         if self._done < task.completed or self._expected != (task.total or 0):
             self._drawn.reset(task.id, total=self._expected or None)
         rate = f"{task.speed:,.0f}/s" if task.speed else ""
-        self._drawn.update(task.id, description=printable(self.title), completed=self._done, rate=rate)
+        share = f"{self._done / self._expected:>4.0%}".replace("%", " %") if self._expected else ""
+        share = share or (f"{self._done:,}" if self._done else "")
+        title = printable(self.title)
+        self._drawn.update(task.id, description=title, completed=self._done, share=share, rate=rate)
 
 
 @contextmanager

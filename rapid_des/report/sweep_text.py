@@ -68,7 +68,7 @@ def sweep_lines(plain: Plain, title: str) -> Iterator[str]:
     """Yield what a study found: how many points, the best, the front, which axes matter, what failed."""
     failed = sum(failure["points"] for failure in plain["failed"])
     yield f"{title}: {plain['points']:,} point{'s' * (plain['points'] != 1)}, {failed:,} failed" + (
-        f"; {plain['left']:,} not reached" if plain["left"] else ""
+        f"; {'at least ' * plain['left_at_least']}{plain['left']:,} not reached" if plain["left"] else ""
     )
     objective = plain["objective"]
     yield from points_lines(f"the best by {heading(objective)}", plain["best"])

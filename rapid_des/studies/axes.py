@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, product
@@ -129,9 +130,9 @@ class Reader:
         if not choices:
             raise self._wrong(place, "an axis needs values, here are none")
         labels = [tuple(map(str, choice.labels.values())) for choice in choices]
-        twice = (
-            next((label for label in labels if labels.count(label) > 1), None) if len(labels) <= _MOST else ()
-        )
+        twice = next((label for label, count in Counter(labels).items() if count > 1), None)
+        if len(labels) > _MOST:
+            twice = ()
         if twice is not None:
             problem = f"{', '.join(twice)} stands twice" if twice else f"more than {_MOST} values"
             raise self._wrong(place, problem)

@@ -8,10 +8,12 @@ import operator
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeAlias
 
 from rapid_des.errors import ConfigError
 
+_Function: TypeAlias = Callable[[Mapping[str, Any]], Any]
 _LONGEST, _MOST_POWER = 1000, 64
 _ASSIGNS = re.compile(r"(?<![=<>!])=(?!=)")
 _OPERATIONS: dict[type[ast.AST], Callable[..., Any]] = {
@@ -75,10 +77,18 @@ class Expression:
                 raise ConfigError(problem, file=file, key=key)
         return cls(text, tree, tuple(names), file, key)
 
+    @cached_property
+    def _function(self) -> _Function:
+        """Made once: a study asks its conditions of millions of combinations."""
+        return _function(self.tree)
+
+    def __reduce__(self) -> tuple[type[Expression], tuple[Any, ...]]:
+        return Expression, (self.text, self.tree, self.names, self.file, self.key)
+
     def __call__(self, values: Mapping[str, Any]) -> Any:
         """Return what the expression comes to; `ConfigError` if its values do not go together."""
         try:
-            return _value(self.tree, values)
+            return self._function(values)
         except (TypeError, ArithmeticError, ValueError) as error:
             used = ", ".join(f"{name} {values.get(name)!r}" for name in self.names)
             problem = f"{self.text[:80]!r} with {used}: {error}"
@@ -121,43 +131,65 @@ def _dotted(node: ast.expr) -> str:
     raise ValueError(f"{ast.unparse(node)[:40]!r} is not allowed here")
 
 
-def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
+def _function(node: ast.expr) -> _Function:
+    """Return what works an expression out from the values of its names."""
     match node:
-        case ast.Constant():
-            return node.value
+        case ast.Constant(value=value):
+            return lambda _: value
         case ast.Name() | ast.Attribute():
-            return values[_dotted(node)]
+            return operator.itemgetter(_dotted(node))
+    parts = [_function(part) for part in _parts(node)]
+    match node:
         case ast.BoolOp():
             decide = all if isinstance(node.op, ast.And) else any
-            return decide(_value(part, values) for part in node.values)
+            return lambda values: decide(part(values) for part in parts)
         case ast.Compare():
-            return _compared(node, values)
-    parts = [_value(part, values) for part in _parts(node)]
-    match node:
+            return _compared(node, parts)
+        case ast.UnaryOp(op=ast.Not()):
+            return lambda values: not parts[0](values)
         case ast.UnaryOp() | ast.BinOp():
-            return _calculated(node.op, parts)
+            return _calculated(_power if isinstance(node.op, ast.Pow) else _OPERATIONS[type(node.op)], parts)
         case ast.Call(func=ast.Name(id=name)):
-            return _FUNCTIONS[name](*parts)
-    return parts
+            function = _FUNCTIONS[name]
+            return lambda values: function(*(part(values) for part in parts))
+    return lambda values: [part(values) for part in parts]
 
 
-def _compared(node: ast.Compare, values: Mapping[str, Any]) -> bool:
-    sides = [_value(part, values) for part in _parts(node)]
-    return all(
-        bool(_OPERATIONS[type(operator)](left, right))
-        for operator, left, right in zip(node.ops, sides, sides[1:], strict=False)
-    )
+def _compared(node: ast.Compare, parts: list[_Function]) -> _Function:
+    if len(parts) == 2:
+        (left, right), compare = parts, _OPERATIONS[type(node.ops[0])]
+        return lambda values: bool(compare(left(values), right(values)))
+    compares = [_OPERATIONS[type(operation)] for operation in node.ops]
+
+    def chained(values: Mapping[str, Any]) -> bool:
+        sides = [part(values) for part in parts]
+        return all(
+            compare(left, right) for compare, left, right in zip(compares, sides, sides[1:], strict=False)
+        )
+
+    return chained
 
 
-def _calculated(operation: ast.AST, parts: list[Any]) -> Any:
-    """Return what arithmetic gives: of numbers, and of no huge powers."""
-    if isinstance(operation, ast.Not):
-        return not parts[0]
-    if not all(isinstance(part, int | float) for part in parts):
+def _calculated(operation: Callable[..., Any], parts: list[_Function]) -> _Function:
+    """Return what does arithmetic, which is for numbers."""
+    first, last = parts[0], parts[-1]
+
+    def unary(values: Mapping[str, Any]) -> Any:
+        return operation(_number(first(values)))
+
+    def binary(values: Mapping[str, Any]) -> Any:
+        return operation(_number(first(values)), _number(last(values)))
+
+    return unary if len(parts) == 1 else binary
+
+
+def _number(value: Any) -> int | float:
+    if not isinstance(value, (int, float)):
         raise TypeError("arithmetic is for numbers")
-    if not isinstance(operation, ast.Pow):
-        return _OPERATIONS[type(operation)](*parts)
-    base, exponent = parts
+    return value
+
+
+def _power(base: float, exponent: float) -> Any:
     if abs(exponent) > _MOST_POWER or abs(base) > 1 << _MOST_POWER:
         raise ValueError(f"{base} ** {exponent} is too large")
     return base**exponent

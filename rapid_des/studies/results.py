@@ -59,6 +59,8 @@ class Sweep:
     """Without a store: the whole rows."""
     left: int = 0
     """Points that were not reached when it was interrupted."""
+    left_at_least: bool = False
+    """Whether there may be more of them: it was interrupted before all points were counted."""
 
     @classmethod
     def opened(cls, folder: str | Path) -> Sweep:
@@ -182,6 +184,7 @@ class Sweep:
             "succeeded": succeeded,
             "failed": failed,
             "left": self.left,
+            "left_at_least": self.left_at_least,
             "objective": self.objective,
             "best": self.best(top),
             "best_by_gpus": self.best_by("gpus") if succeeded else [],

@@ -108,9 +108,27 @@ class Study:
 
     def count(self) -> int:
         """Return how many points there are."""
-        if not self.where:
-            return self.spec.repeat * prod(len(axis.choices) for axis in self.axes)
-        return self.spec.repeat * sum(1 for _ in self._combined(0, Choice()))
+        return sum(self.tallied())
+
+    def tallied(self) -> Iterator[int]:
+        """Yield numbers that add up to how many points there are: one, or 0, for each combination looked at.
+
+        For who counts millions beside other work; axes behind the last condition are multiplied.
+        """
+        last = max((depth for depth, conditions in enumerate(self._asked) if conditions), default=0)
+        each = self.spec.repeat * prod(len(axis.choices) for axis in self.axes[last:])
+        return self._tallied(0, last, dict(self.base), each)
+
+    def _tallied(self, depth: int, last: int, values: dict[str, Any], each: int) -> Iterator[int]:
+        """Go through the axes from a depth on; `values` of those behind are of before and not asked for."""
+        if not all(condition(values) for condition in self._asked[depth]):
+            yield 0
+        elif depth == last:
+            yield each
+        else:
+            for choice in self.axes[depth].choices:
+                values.update(choice.labels)
+                yield from self._tallied(depth + 1, last, values, each)
 
     def cases(self) -> Iterator[Case]:
         """Yield every combination that the conditions admit, the last axis the quickest."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -28,7 +29,10 @@ from rapid_des.studies.store import Store, check_store
 from rapid_des.version import __version__
 
 Tell = Callable[[str, int, int], None]
-"""Told what is done, how many points are, and how many there will be."""
+"""Told what is done, how many points are, and how many there will be (0: not counted yet)."""
+_AT_FIRST_S, _SLICE_S, _SHARE = 0.5, 0.02, 0.05
+"""For how long points are counted before the first is simulated, at a time beside others' work, and for which
+part of the time of a point that was simulated here."""
 
 
 def sweep(  # noqa: PLR0913 - what a study is asked, by name
@@ -66,13 +70,17 @@ def sweep(  # noqa: PLR0913 - what a study is asked, by name
         else nullcontext(executor) as opened
     ):
         opened.start()  # workers import what they need while the folder is read
+        asked = Points(read, limit)
         if folder is None:
-            rows, interrupted = _gathered(run(read, opened, limit=limit, tell=tell))
+            rows, interrupted = _gathered(run(asked, opened, tell=tell))
             done = Sweep.of_rows(read.columns, read.spec.objective, rows)
         else:
-            interrupted = _stored(read, opened, Path(folder), limit=limit, tell=tell)
+            interrupted = _stored(asked, opened, Path(folder), tell=tell)
             done = Sweep.opened(folder)
-    return replace(done, left=_expected(read, limit) - len(done)) if interrupted else done
+    if not interrupted:
+        return done
+    left = max(asked.counted - len(done), not asked.whole)
+    return replace(done, left=left, left_at_least=not asked.whole)
 
 
 def _gathered(rows: Iterator[dict[str, Any]]) -> tuple[list[dict[str, Any]], bool]:
@@ -88,44 +96,73 @@ def _gathered(rows: Iterator[dict[str, Any]]) -> tuple[list[dict[str, Any]], boo
     return gathered, False
 
 
-def _stored(study: Study, executor: Executor, folder: Path, *, limit: int | None, tell: Tell | None) -> bool:
+def _stored(asked: Points, executor: Executor, folder: Path, *, tell: Tell | None) -> bool:
     """Put rows into a folder as they come; tell whether ^C ended that."""
-    with Store.create(folder, manifest_of(study), columns_of(study)) as store:
+    with Store.create(folder, manifest_of(asked.study), columns_of(asked.study)) as store:
         try:
-            for row in run(study, executor, done=store.done(), limit=limit, tell=tell):
+            for row in run(asked, executor, done=store.done(), tell=tell):
                 store.append(row)
         except KeyboardInterrupt:
             return True
     return False
 
 
-def _expected(study: Study, limit: int | None) -> int:
-    return study.count() if limit is None else sum(1 for _ in islice(study.cases(), limit))
+class Points:
+    """The points of a study that are wanted, counted a while at a time: conditions may leave few of billions.
+
+    >>> asked = Points(load_study("splits_64"), limit=10)
+    >>> asked.count_on(seconds=1.0), asked.counted, asked.whole
+    (False, 10, True)
+    """
+
+    def __init__(self, study: Study, limit: int | None = None) -> None:
+        self.study, self.limit = study, limit
+        self.counted, self.whole = 0, False
+        """How many there are as far as that is known, and whether these are all."""
+        self._tally = study.tallied()
+
+    def cases(self) -> Iterator[Case]:
+        """Yield the points in order."""
+        return islice(self.study.cases(), self.limit)
+
+    def count_on(self, seconds: float = _SLICE_S) -> bool:
+        """Count for so long; tell whether there is more to count."""
+        until = time.monotonic() + seconds
+        while not self.whole and time.monotonic() < until:
+            self._count_some()
+        return not self.whole
+
+    def _count_some(self) -> None:
+        number = next(self._tally, None)
+        self.counted += number or 0
+        self.whole = number is None
+        if self.limit is not None and self.counted >= self.limit:
+            self.counted, self.whole = self.limit, True
 
 
 def run(
-    study: Study,
+    asked: Points,
     executor: Executor,
     *,
     done: set[int] | frozenset[int] = frozenset(),
-    limit: int | None = None,
     tell: Tell | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield rows of points as they finish, but for those that are `done`; of the first `limit` points."""
-    expected = _expected(study, limit)
+    """Yield rows of points as they finish, but for those that are `done`."""
     waiting: dict[int, Case] = {}
 
     def points() -> Iterator[Any]:
-        left = (case for case in islice(study.cases(), limit) if case.id not in done)
+        left = (case for case in asked.cases() if case.id not in done)
         for place, case in enumerate(left):
             waiting[place] = case
             yield case.point
 
-    finished = sum(identifier <= expected for identifier in done)
-    for place, outcome in executor.map(measured, points()):
+    asked.count_on(_AT_FIRST_S)
+    finished = sum(asked.limit is None or identifier <= asked.limit for identifier in done)
+    for place, outcome in executor.map(measured, points(), asked.count_on):
         finished += 1
+        asked.count_on(outcome.wall_s * _SHARE)
         if tell is not None:
-            tell(study.name, finished, expected)
+            tell(asked.study.name, finished, asked.counted if asked.whole else 0)
         yield _row(waiting.pop(place), outcome)
 
 

@@ -37,6 +37,17 @@ def test_a_bar_shows_what_and_how_much(monkeypatch):
     assert "50 %" in shown
 
 
+def test_a_bar_of_which_the_end_is_not_known_counts(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    bar = main.Bar("a study")
+    bar.draw()
+    bar.part("a study", 1234, 0)
+    bar.close()
+    assert "1,234" in terminal.getvalue() and "%" not in terminal.getvalue()
+
+
 def test_no_color_is_honoured(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert "\x1b[38;" in drawn(monkeypatch, "x") or "\x1b[3" in drawn(monkeypatch, "x")

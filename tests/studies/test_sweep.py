@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 import rapid_des as rd
+from rapid_des.report.sweep_text import sweep_lines
 from rapid_des.studies.effects import front, interactions, main_effects
 from rapid_des.studies.expressions import Expression
 from rapid_des.studies.spaces import load_study
 from rapid_des.studies.store import Store
-from rapid_des.studies.sweep import rerun, sweep
+from rapid_des.studies.sweep import Points, rerun, sweep
 from tests.cli.shell import call, refused
 
 pytest.importorskip("pyarrow")
@@ -197,13 +198,47 @@ def test_every_list_of_points_marks_devices_without_measurements(tmp_path):
         assert "not validated: there are no measurements of A40 as stated here" in shown
 
 
+MANY = {
+    "job.training.global_batch": {"from": 8, "to": 80_000, "step": 8},
+    "job.training.sequence_length": {"from": 1, "to": 9000, "step": 1},
+}
+HUGE = BASE | {"axes": MANY, "where": "sequence_length * global_batch > 8"}
+"""Counting these would take minutes."""
+
+
 def test_the_first_points_of_a_huge_study_do_not_wait_for_all():
-    many = {"from": 8, "to": 80_000, "step": 8}
-    lengths = {"job.training.sequence_length": {"from": 1, "to": 9000, "step": 1}}
-    axes = {"job.training.global_batch": many, **lengths}
-    assert load_study(BASE | {"axes": axes}).count() == 10_000 * 9000
-    huge = BASE | {"axes": axes, "where": "sequence_length > 1"}  # counting these would take minutes
-    assert len(sweep(huge, executor="local", limit=2)) == 2
+    assert load_study(BASE | {"axes": MANY}).count() == 10_000 * 9000
+    assert len(sweep(HUGE, executor="local", limit=2)) == 2
+
+
+def test_an_interrupt_before_all_points_are_counted_tells_what_is_known():
+    told = []
+
+    def tell(_, done, expected):
+        told.append((done, expected))
+        if len(told) == 2:
+            raise KeyboardInterrupt
+
+    first = sweep(HUGE, executor="local", tell=tell)
+    assert told == [(1, 0), (2, 0)]  # how many there are is not known yet
+    assert len(first) == 1 and first.left > 1 and first.left_at_least
+    assert f"0 failed; at least {first.left:,} not reached" in next(sweep_lines(first.as_json(), "huge"))
+
+
+def test_conditions_are_counted_as_they_are_met():
+    axes = {"tp": [1, 2, 4, 8], "pp": [1, 2], "job.training.micro_batch": [1, 2, 4], "ep": [1, 2]}
+    conditions = (
+        "tp * pp <= 4",
+        "tp + pp > 2 or tp < 1",
+        "2 ** pp >= 2 < 5",
+        "not tp == 4",
+        "max(tp, pp) in [1, 2]",
+    )
+    for where in ((), conditions[:1], conditions, "micro_batch % 2 == 0", "ep * tp - -pp > 3"):
+        study = load_study(BASE | {"axes": axes, "where": where, "repeat": 1})
+        assert study.count() == sum(1 for _ in study.cases()) > 0
+    asked = Points(load_study(BASE | {"axes": axes}), limit=7)
+    assert (asked.count_on(1.0), asked.counted) == (False, 7)
 
 
 def test_columns_and_limits_that_are_none_are_refused(kept):
