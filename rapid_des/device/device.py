@@ -309,9 +309,8 @@ def _with_their_rates(spec: DeviceSpec, factor: Fraction, stated: AbstractSet[st
 
     def store(name: str) -> Store:
         present: Store = getattr(spec, name)
-        if not stated.isdisjoint((name, f"{name}.bandwidth")):
-            return present
-        return structs.replace(present, bandwidth=_scaled(present.bandwidth, factor))
+        free = stated.isdisjoint((name, f"{name}.bandwidth"))
+        return _narrowed(present, factor) if free else present
 
     return structs.replace(
         spec,
@@ -361,8 +360,10 @@ def _without_clock_evidence(document: Document, stated: AbstractSet[str]) -> Doc
     clock = document.tree.get("clock")
     if "clock.sustained" not in stated or not isinstance(clock, dict):
         return document
-    plain = {name: value for name, value in clock.items() if not name.startswith("sustained_")}
-    return Document(document.path, {**document.tree, "clock": plain})
+    # a clock by dtype that is stated too may be stated as a multiple
+    kept = "sustained_by_dtype" if any("clock.sustained_by_dtype." in key for key in stated) else ""
+    left = {key: value for key, value in clock.items() if key == kept or not key.startswith("sustained_")}
+    return Document(document.path, {**document.tree, "clock": left})
 
 
 def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

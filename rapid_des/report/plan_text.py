@@ -108,10 +108,14 @@ def _pruned(pruned: Sequence[Plain]) -> Iterator[str]:
 
 def leaning_lines(leanings: Sequence[Plain]) -> Iterator[str]:
     """Yield on one line what makes the best step shorter, the most first."""
-    ranked = sorted(leanings, key=lambda leaning: leaning["change"])
+    told = [leaning for leaning in leanings if leaning["change"] is not None]
+    ranked = sorted(told, key=lambda leaning: leaning["change"])
     parts = [f"{leaning['part']} {leaning['change']:+.1%}" for leaning in ranked]
     if parts:
         yield f"  the first with a quarter more of one part: {'; '.join(parts)} (--sensitivity N by knob)"
+    for leaning in leanings:
+        if leaning["change"] is None:
+            yield f"    {leaning['part']} can not be moved: {leaning['refused']}"
 
 
 def plan_html(plan: Plain) -> str:

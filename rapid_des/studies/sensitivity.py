@@ -116,24 +116,28 @@ class Leaning:
     """What a step takes if one part of the machine is `SCALE` times as fast."""
 
     part: str
-    step_time: Duration
-    change: float
+    step_time: Duration | None
+    """None where the part can not be faster."""
+    change: float | None
     """Of the step, as a part of it."""
+    refused: str = ""
+    """Why it can not."""
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data for JSON."""
-        return {"part": self.part, "step_time_s": seconds(self.step_time), "change": self.change}
+        step = None if self.step_time is None else seconds(self.step_time)
+        return {"part": self.part, "step_time_s": step, "change": self.change, "refused": self.refused}
 
 
 def leanings(job: Job, machine: Machine, executor: Executor | None = None) -> list[Leaning]:
     """Return how much shorter a step by closed forms is with each of `PARTS` faster: rates, clocks and times.
 
-    A few simulations, where `sensitivity` needs two a knob. Parts that can not be moved are left out.
+    A few simulations, where `sensitivity` needs two a knob. None where not even the base runs.
 
     >>> from rapid_des.frontend import load_job
     >>> from rapid_des.machine import load_machine
     >>> faster = leanings(load_job("llama2_7b_train"), load_machine("dgx_a100"))
-    >>> max(faster, key=lambda leaning: -leaning.change).part
+    >>> min(faster, key=lambda leaning: leaning.step_time).part
     'arithmetic'
     """
     cache, every = BoundedCache(1 << 28), together(knobs(job, machine))
@@ -144,10 +148,13 @@ def leanings(job: Job, machine: Machine, executor: Executor | None = None) -> li
         points = [Point(job, machine, change, mode="analytical", allow_oom=True) for change in changes]
         outcomes = dict(crew.map(evaluate, points))
     base, *steps = (_step(outcomes[place]) for place in range(len(points)))
+    if isinstance(base, str):
+        return []
     return [
-        Leaning(part, Duration(step), step / base - 1)
+        Leaning(part, None, None, step)
+        if isinstance(step, str)
+        else Leaning(part, Duration(step), step / base - 1)
         for part, step in zip(PARTS, steps, strict=True)
-        if not isinstance(step, str) and not isinstance(base, str)
     ]
 
 

@@ -8,10 +8,11 @@ from click.testing import CliRunner
 from rapid_des.cli.main import cli
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
+from rapid_des.report.plan_text import leaning_lines
 from rapid_des.simulation import simulate
 from rapid_des.studies.knobs import Knob, Mover, knobs, together
 from rapid_des.studies.points import Point
-from rapid_des.studies.sensitivity import How, sensitivity
+from rapid_des.studies.sensitivity import PARTS, How, sensitivity
 
 SMALL = {"model.layers": "4", "training.global_batch": "8", "training.sequence_length": "2048"}
 
@@ -57,6 +58,21 @@ def test_every_constant_is_a_knob_or_a_choice(tmp_path):
     for knob in every:
         if not knob.name.startswith("device.clock"):  # of which none passes another
             Point(job, machine, mover.settings(knob, 0.99)).resolved()
+
+
+@pytest.mark.parametrize("machine", ["dgx_a100", "dgx_h100", "hgx_b200", "gb300_nvl72_x8"])
+def test_every_part_of_a_machine_can_be_faster_and_its_clock_moves_alone(machine, tmp_path):
+    job, where = load_job("llama2_7b_train"), load_machine(machine)
+    every, mover = together(knobs(job, where)), Mover(where, tmp_path)
+    for names in PARTS.values():
+        some = [knob for knob in every if knob.name.startswith(names)]
+        Point(job, where, mover.all_faster(some)).resolved()
+    clock = next(knob for knob in every if knob.name == "device.clock.sustained")
+    _, moved = Point(job, where, mover.settings(clock, 1.02)).resolved()
+    before, after = where.device.spec.clock, moved.device.spec.clock
+    rates = {dtype: 1.02 * rate for dtype, rate in before.sustained_by_dtype.items()}
+    assert after.sustained_by_dtype == pytest.approx(rates)
+    assert after.sustained == pytest.approx(1.02 * before.sustained)
 
 
 def test_a_library_moves_as_a_whole_unless_constants_are_asked_for():
@@ -110,3 +126,13 @@ def test_the_command_draws_what_it_tells(tmp_path):
     plain = json.loads(done.stdout)
     assert target.read_bytes().startswith(b"\x89PNG")
     assert abs(plain["rows"][0]["elasticity"]) == max(abs(row["elasticity"]) for row in plain["rows"])
+
+
+def test_a_part_that_can_not_be_faster_is_named_with_the_reason():
+    parts = [
+        {"part": "memory", "step_time_s": 0.9, "change": -0.1, "refused": ""},
+        {"part": "arithmetic", "step_time_s": None, "change": None, "refused": "its clock has no number"},
+    ]
+    first, second = leaning_lines(parts)
+    assert "of one part: memory -10.0% (" in first
+    assert second.strip() == "arithmetic can not be moved: its clock has no number"
