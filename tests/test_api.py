@@ -100,8 +100,14 @@ def test_a_notebook_shows_results_machines_and_studies_and_takes_seconds():
         (result, str(result.step_time)),
         (machine, "{link: 0-1, bandwidth: 0.5}"),
         (done, "<th>tp</th>"),
+        (rd.load_job("llama2_7b_train"), "llama2_7b_train: llama2_7b, training, 8 GPUs</p>"),
+        (rd.load_job("llama2_7b_train").replace(tp=4, dp=1), "parallelism: {tp: 4, pp: 2,"),
     ):
         assert holds in shown._repr_html_()
+    slow = rd.simulate(rd.load_job("llama2_7b_train"), rd.load_machine("torus_2d_a100"), mode="analytical")
+    shown = rd.difference(slow, result)._repr_html_()
+    assert f"<p>step time {slow.step_time} to {result.step_time}: +" in shown
+    assert "<td>tp</td>" in shown and "<td>+" in shown and " more</p>" in shown
     pandas = pytest.importorskip("pandas")
     frame = done.to_pandas()
     assert isinstance(frame, pandas.DataFrame)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from html import escape
 from math import prod
 
 import numpy as np
@@ -67,6 +68,11 @@ class Job:
     def as_yaml(self) -> str:
         """Return the text of a job file, its model in it, that loads to an equal job."""
         return to_yaml(self.spec)
+
+    def _repr_html_(self) -> str:
+        """Return the job's file for a notebook, its model and software in it."""
+        title = escape(f"{self.name}: {self.model.name}, {self.spec.phase}, {self.gpus:,} GPUs")
+        return f"<p>{title}</p><pre>{escape(to_yaml(self.spec, brief=True))}</pre>"
 
     @cached_property
     def layout(self) -> Layout:

@@ -122,10 +122,18 @@ def serve(descriptor: int) -> None:
     gc.set_threshold(_NEW_OBJECTS)
     gc.freeze()
     desk = Desk()
-    pipe.send_bytes(HELLO)
+    _answer(pipe, HELLO)
     while True:
         for answer in desk.answers(messages.get()):
-            pipe.send_bytes(answer)
+            _answer(pipe, answer)
+
+
+def _answer(pipe: Connection, answer: bytes) -> None:
+    """Send an answer; if who employs the process has been killed there is nobody to tell that."""
+    try:
+        pipe.send_bytes(answer)
+    except OSError:
+        os._exit(0)
 
 
 def _receive(pipe: Connection, messages: queue.SimpleQueue[bytes]) -> None:

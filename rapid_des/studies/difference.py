@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import msgspec
@@ -11,9 +12,10 @@ import msgspec
 from rapid_des.errors import InputError
 from rapid_des.report.evidence import unmeasured_in
 from rapid_des.report.result import Result
-from rapid_des.units import PS_PER_S, seconds
+from rapid_des.units import PS_PER_S, Duration, seconds
 
 _OTHER = "other"
+_SHOWN = 20
 _FIGURES = ("gpus", "tokens_per_s", "mfu", "memory_bytes", "bound", "critical_rank", "mode")
 
 
@@ -89,6 +91,21 @@ class Difference:
             parts[term.part] = parts.get(term.part, 0) + term.added
         return parts
 
+    def _repr_html_(self) -> str:
+        """Return the difference for a notebook: both steps, and the names that change the most."""
+        share = (self.after - self.before) / max(self.before, 1)
+        title = f"step time {Duration(self.before)} to {Duration(self.after)}: {share:+.2%}"
+        rows = [
+            (term.part, term.name, _text(term.before), _text(term.after), _text(term.added, "+"))
+            for term in self.terms[:_SHOWN]
+            if term.added
+        ]
+        head = "".join(f"<th>{name}</th>" for name in ("part", "name", "first", "second", "added"))
+        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+        rest = sum(term.added for term in self.terms[_SHOWN:])
+        more = f"<p>{_text(rest, '+')} in {len(self.terms) - _SHOWN} more</p>" if rest else ""
+        return f"<p>{title}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+
     def as_json(self) -> dict[str, Any]:
         """Return plain data for JSON; times in seconds."""
         return {
@@ -110,6 +127,11 @@ class Difference:
                 for term in self.terms
             ],
         }
+
+
+def _text(time: int, plus: str = "") -> str:
+    """Return picoseconds as people read them: what overlaps can leave less than nothing for a name."""
+    return f"{'-' if time < 0 else plus}{Duration(abs(time))}"
 
 
 def difference(one: Result | Mapping[str, Any], two: Result | Mapping[str, Any]) -> Difference:

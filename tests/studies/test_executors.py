@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+from multiprocessing.connection import Pipe
 from pathlib import Path
 
 import pytest
@@ -191,3 +194,16 @@ def test_blocks_inside_a_block_have_the_same_workers():
                 seen.append(workers())
         assert workers() == seen[0] == seen[1] != []
     assert workers() == []
+
+
+def test_a_worker_whose_employer_was_killed_says_nothing():
+    ours, theirs = Pipe()
+    ours.close()  # as the kernel does for who is killed
+    said = f"_answer(Connection({theirs.fileno()}), b'done'); print('goes on')"
+    lines = [
+        "from multiprocessing.connection import Connection",
+        "from rapid_des.studies.crews import _answer",
+    ]
+    worker = [sys.executable, "-c", "; ".join([*lines, said])]
+    ended = subprocess.run(worker, pass_fds=(theirs.fileno(),), capture_output=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
