@@ -40,7 +40,7 @@ from rapid_des.report.trace_text import (
     statistics_lines,
     table_lines,
 )
-from rapid_des.report.writing import check_outputs, refuse_present
+from rapid_des.report.writing import check_folder, check_outputs, refuse_present
 
 _prefix = click.argument("prefix", shell_complete=names_or_files("trace"))
 
@@ -128,6 +128,7 @@ def stats(prefix: str, as_json: bool, reading: ReadOptions) -> None:
 @trace_options
 def convert(prefix: str, folder: Path, form: str, force: bool, as_json: bool, reading: ReadOptions) -> None:
     """Convert traces without loss to today's .et or to jsonizer's JSON, or as they are understood."""
+    check_folder(folder)
     if form == "rapid":
         files = read_report(prefix, reading).files
         refuse_present(set_paths(folder, files.prefix, files.files), force=force)
@@ -149,6 +150,7 @@ def write(job: str, machine: str, settings: tuple[str, ...], output: str, force:
     """Write the traces of JOB on a machine: one file a rank, and its process groups."""
     from rapid_des.modes.pricing import price
 
+    check_folder(Path(output))
     wanted, loaded = open_job(job, machine, settings)
     refuse_present(set_paths(output, wanted.name, range(wanted.gpus)), force=force)
     traced = price(wanted, loaded)

@@ -11,7 +11,7 @@ from rapid_des.cli.main import printable, progress
 from rapid_des.cli.options import force_option
 from rapid_des.report.pictures.charts import draw_residuals
 from rapid_des.report.study_text import validation_lines
-from rapid_des.report.writing import refuse_present, require_extra
+from rapid_des.report.writing import check_folder, refuse_present, require_extra
 from rapid_des.validation import open_folder
 from rapid_des.validation import validate as run_validation
 
@@ -28,6 +28,7 @@ def validate(
     """Print predictions against measurements; a TOPIC is a prefix such as operators/gemm."""
     if plot is not None:
         require_extra("matplotlib", "plot", "--plot")
+        check_folder(plot)
         refuse_present(sorted(plot.glob("*.png"))[:1], force=force)
     with progress("validate") as bar:
         report = run_validation(open_folder(data), topics, report=bar.part)

@@ -372,9 +372,7 @@ class Job:
             fusion=self.spec.fusion, norm_in_sum=int(self.spec.norm_in_sum or 0) * (training is None),
             tp=self.spec.parallelism.tp,
             sequence_parallel=self.spec.parallelism.sequence_parallel,
-            sequences=sequences,
-            query_length=query_length,
-            key_length=key_length,
+            sequences=sequences, query_length=query_length, key_length=key_length,
             vocabulary=self.vocabulary,
             cp=self.spec.parallelism.cp, cp_kind=self.spec.parallelism.cp_kind,
             cp_heads=self.spec.parallelism.head_ways,
@@ -419,9 +417,8 @@ class Job:
         """
         if self.spec.phase == "training":
             passes = 3 if self.training.adapters is None else 2
-            return passes * sum(
-                map(self._forward_flops, self.training.documents or (self.training.sequence_length,))
-            )
+            lengths = self.training.documents or (self.training.sequence_length,)
+            return passes * sum(map(self._forward_flops, lengths))
         return sum(map(self._requests_flops, self.inference.kinds))
 
     def _requests_flops(self, kind: RequestsSpec) -> int:

@@ -31,15 +31,21 @@ def replacing(path: Path) -> Iterator[Path]:
         with _named(path):
             yield path
         return
-    beside = target.with_name(f".{target.stem}.{os.urandom(6).hex()}{target.suffix}")
     with _named(path):
-        beside.touch(exist_ok=False)
+        beside = _begun(target)
     try:
         with _named(path):
             yield beside
             beside.replace(target)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _begun(target: Path) -> Path:
+    """Return a new empty file beside a path, of its kind."""
+    beside = target.with_name(f".{target.stem}.{os.urandom(6).hex()}{target.suffix}")
+    beside.touch(exist_ok=False)
+    return beside
 
 
 def write_text(path: Path, text: str) -> None:
@@ -93,17 +99,31 @@ def require_extra(package: str, extra: str, what: str) -> None:
         raise InputError(f"{what} needs {package}: pip install {package} (the extra {extra!r} of rapid-des)")
 
 
-def _check_place(path: Path) -> None:
+def check_folder(folder: Path) -> None:
+    """Raise `InputError` if files can not be written into a folder, which is made if it is not there yet."""
+    there = next(part for part in (folder.resolve(), *folder.resolve().parents) if part.exists())
+    if not there.is_dir():
+        raise InputError(f"{folder}: can not be written: {there} is no folder")
+    _check_place(there / "file", named=folder)
+
+
+def _check_place(path: Path, *, named: Path | None = None) -> None:
+    """Try what writing begins with: what a user may do says less, as that root may write below /sys."""
     folder = path.resolve().parent
     why = None
     if path.is_dir():
         why = "it is a folder"
     elif not folder.is_dir():
         why = f"there is no folder {folder}"
-    elif not os.access(path if path.exists() and not path.is_file() else folder, os.W_OK):
-        why = f"no permission to write in {folder}"
+    elif path.exists() and not path.is_file():
+        why = None if os.access(path, os.W_OK) else f"no permission to write in {folder}"
+    else:
+        try:
+            _begun(path.resolve()).unlink()
+        except OSError as error:
+            why = f"{error.strerror or error} in {folder}"
     if why:
-        raise InputError(f"{path}: can not be written: {why}")
+        raise InputError(f"{named or path}: can not be written: {why}")
 
 
 def field_lines(key: str, kinds: Mapping[str, Sequence[Field]]) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Output files: whole or not at all, and refused before the work."""
 
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -64,6 +65,29 @@ def test_outputs_that_can_not_be_written_are_refused_before_the_simulation(
     monkeypatch.chdir(tmp_path)
     # the job's file is not there: it is opened after the outputs are looked at
     assert said in refused(call("run", "nowhere.yaml", "--on", "dgx_a100", *arguments))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "plan {no} --write-job {place}/x.yaml",
+        "sweep {no} --plot {place}/x.svg",
+        "faults sample {no} --fault 'gpu=0 compute=0.5' --plot {place}/x.png",
+        "run {no} --timeline {place}/x.json",
+        "serve {no} --rows {place}/x.csv",
+        "trace write {no} -o {place}/out",
+        "validate nothing --plot {place}/out",
+    ],
+)
+@pytest.mark.parametrize("place", ["/proc/self", "{long}"])
+def test_what_a_place_takes_is_tried_before_the_work(asked, place, tmp_path):
+    # permissions say that root may write below /proc, and nothing of how long names may be
+    place = place.format(long=tmp_path / ("x" * 300))
+    words = shlex.split(asked.format(no="nowhere.yaml", place=place))
+    machine = ["--on", "dgx_a100"] if words[0] not in ("sweep", "validate") else []
+    said = refused(call(*words, *machine))
+    assert "can not be written" in said or "there is no folder" in said or "name too long" in said
+    assert len(said.splitlines()) == 1 and "nowhere.yaml" not in said
 
 
 @pytest.mark.parametrize(("name", "package"), [("x.parquet", "pyarrow"), ("x.png", "matplotlib")])
