@@ -120,7 +120,9 @@ def execute(
     chosen = choice.engine_for(folding.program if folding else program)
     may_tie = folding is not None and not folding.keeps_order
     played = folding.program if folding else program
-    records = _run(played, chosen, choice, trail=trail, ties=ties or may_tie)
+    records = None if trail else _recurring(played, chosen, choice)
+    if records is None:
+        records = _run(played, chosen, choice, trail=trail, ties=ties or may_tie)
     if may_tie and records.ties:
         folding, chosen = None, choice.engine_for(program)
         records = _run(program, chosen, choice, trail=trail, ties=ties)
@@ -145,6 +147,16 @@ def _folding(program: Program, engine: str) -> Folding | None:
     from rapid_des.modes import symmetry
 
     return symmetry.fold(program, symmetry.Budget(run_s))
+
+
+def _recurring(program: Program, engine: EngineName, choice: EngineChoice) -> Records | None:
+    """Return the records of a program of which few periods stand for all; None if none is known to."""
+    if not choice.fold or engine != "compiled" or _expected_s(program, engine) < _WORTH_FOLDING_S:
+        return None
+    from rapid_des.modes.symmetry.recurrence import run_shortened, shortened
+
+    short = shortened(program)
+    return None if short is None else run_shortened(short, progress=_teller(program, choice))
 
 
 def _expected_s(program: Program, engine: str) -> float:

@@ -61,7 +61,7 @@ class CompiledSimulation:
 
     def __init__(self, program: Program, *, trail: bool = False, progress: Progress | None = None) -> None:
         self.program = program
-        self._progress = progress
+        self._progress, self._told = progress, 0.0
         self._flat = flatten(program)
         fluid = program.fluid is not None
         self._state = pools.new_state(
@@ -132,6 +132,29 @@ class CompiledSimulation:
         if totals[kernel.STATUS] == kernel.DISAGREES:
             group, number, sub, mine, other = totals[2:7].tolist()
             raise TraceError(explain_disagreement(self.program, (group, number, sub), (mine, other)))
+
+    @property
+    def now(self) -> int:
+        """The last moment that was played."""
+        return int(self._state.cursor[kernel.NOW])
+
+    @property
+    def events(self) -> int:
+        """How many were made so far."""
+        return int(self._pools.calendar.counts[PUSHED])
+
+    def advance(self, events: int = _NEVER, until: int = _NEVER) -> bool:
+        """Play about so many more events, or up to and including a time; tell whether it was the events."""
+        paused = self._play_slice(until, events) == kernel.PAUSED
+        if self._progress is not None and time.perf_counter() - self._told > _SLICE_S:
+            self._told = time.perf_counter()
+            self._progress(int(self._state.totals[kernel.WORKED]))
+        return paused
+
+    def note_hops(self, *, on: bool) -> None:
+        """Begin a new trail, or do without, from now on: of a simulation that was given one."""
+        self._pools.counts[pools.TRAIL] = 0
+        self._state.flags[1] = on
 
     def _play_slice(self, limit: int, events: int) -> int:
         """Play until about so many more events were made; return why it ended."""

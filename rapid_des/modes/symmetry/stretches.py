@@ -1,0 +1,225 @@
+"""Stretches of a rank's program whose visits are alike every so many, and the program with fewer of them.
+
+    whole   before │ P P P P … P P │ behind       a layer after the other, or a micro-batch
+    short   before │ P P P │ behind               a visit of the whole that is left out is like one before it
+
+Two visits are alike that serve as long at the same server, in the same collective, and wait for visits that
+stand as far before them, or for the same one before the stretch. What waits for a visit stands as far
+behind it, or is the same visit behind the stretch, which then waits for such a visit of every period.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rapid_des.arrays import Bools, Int64s, distinct_rows, entries_of, rows_of, starts_by
+from rapid_des.program.program import NONE, Edges, RankProgram
+
+_PERIODS = 6
+"""How many lengths of a period are looked at, the most frequent ones."""
+
+
+_ALIKE = ("kind", "server", "work", "priority", "link_priority", "slot", "sub", "template")
+"""Columns that are equal in visits that are alike."""
+
+
+class Stretch(NamedTuple):
+    """Visits from `low` to before `high` that are alike every `each`, and how many periods are left out."""
+
+    low: int
+    high: int
+    each: int
+    left_out: int
+
+    @property
+    def visits(self) -> int:
+        """How many are left out."""
+        return self.each * self.left_out
+
+    def shortened(self, before: int) -> Stretch:
+        """Return the stretch without what is left out of it, and of those before it."""
+        return self._replace(low=self.low - before, high=self.high - before - self.visits)
+
+
+def stretches(table: RankProgram, kept: int, least: int) -> list[Stretch]:
+    """Return the stretches of a program, ascending, of which `kept` periods stay and `least` or more go."""
+    rows = _Rows.of(table)
+    taken = np.zeros(len(table), np.bool_)
+    chosen = []
+    for each in rows.periods():
+        for low, high in rows.alike(each):
+            left_out = (high - low) // each - kept
+            if left_out >= least and not taken[low:high].any():
+                taken[low:high] = True
+                chosen.append(Stretch(low, high, each, left_out))
+    return sorted(chosen)
+
+
+def without(table: RankProgram, chosen: Sequence[Stretch]) -> RankProgram | None:
+    """Return a program without what is left out of its stretches; None if something needs just that."""
+    for stretch in reversed(chosen):
+        shorter = _without(table, stretch)
+        if shorter is None:
+            return None
+        table = shorter
+    return table
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """Edges ordered by one of their ends: rows of each visit, and of each row the visit at the other end."""
+
+    starts: Int64s
+    other: Int64s
+    mark: Int64s
+    """Lag and anchor of each as one number."""
+
+    @classmethod
+    def of(cls, ends: Int64s, others: Int64s, mark: Int64s, visits: int) -> _Ends:
+        order = np.lexsort((mark, others, ends))
+        return cls(starts_by(ends, visits), others[order], mark[order])
+
+    def agree(self, each: int) -> Bools:
+        """Tell of which visits the edges lead as far as those of the visit `each` on, or to the same."""
+        counts = np.diff(self.starts)
+        alike: Bools = counts[each:] == counts[:-each]
+        visits = np.flatnonzero(alike)
+        here, there = entries_of(self.starts, visits), entries_of(self.starts, visits + each)
+        moved = self.other[there] - self.other[here]
+        differs = (self.mark[here] != self.mark[there]) | ((moved != each) & (moved != 0))
+        alike[visits[rows_of(counts[visits])[differs]]] = False
+        return alike
+
+    def fixed(self, low: int, high: int, each: int) -> Int64s:
+        """Return what is at the other end both for a visit of a range and for the one `each` on."""
+        visits = np.arange(low, high - each)
+        here, there = entries_of(self.starts, visits), entries_of(self.starts, visits + each)
+        fixed: Int64s = self.other[here][self.other[here] == self.other[there]]
+        return fixed
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What visits are compared by."""
+
+    number: Int64s
+    """Equal for visits that do the same, whatever they wait for."""
+    after: _Ends
+    before: _Ends
+
+    @classmethod
+    def of(cls, table: RankProgram) -> _Rows:
+        visits = len(table)
+        origin, target = edge_ends(table)
+        mark = _marks(table)
+        return cls(
+            distinct_rows(*_columns(table))[1],
+            _Ends.of(origin, target, mark, visits),
+            _Ends.of(target, origin, mark, visits),
+        )
+
+    def periods(self) -> list[int]:
+        """Return after how many visits most often the next one comes that does the same, ascending."""
+        order = np.argsort(self.number, kind="stable")
+        same = self.number[order][1:] == self.number[order][:-1]
+        count = np.bincount(np.diff(order)[same])
+        likely = np.argsort(-count, kind="stable")[:_PERIODS]
+        return sorted(int(each) for each in likely if count[each])
+
+    def alike(self, each: int) -> Iterator[tuple[int, int]]:
+        """Yield the begin and the end of each stretch with that period."""
+        same = self.number[each:] == self.number[:-each]
+        same &= self.after.agree(each) & self.before.agree(each)
+        bounds = np.flatnonzero(np.diff(np.concatenate(([False], same, [False]))))
+        for low, last in bounds.reshape(-1, 2).tolist():
+            if last - low > each and self._is_closed(low, last + each, each):
+                yield low, last + each
+
+    def _is_closed(self, low: int, high: int, each: int) -> bool:
+        """Tell whether what all wait for stands before a stretch, what waits for all behind it.
+
+        Each visit also waits for one at most a period before, so that none runs ahead of the others.
+        """
+        if (self.before.fixed(low, high, each) >= low).any():
+            return False
+        if (self.after.fixed(low, high, each) < high).any():
+            return False
+        last = np.arange(high - each, high)
+        ends = self.before.starts[last + 1]
+        waits = ends > self.before.starts[last]
+        return bool(waits.all()) and bool((self.before.other[ends - 1] >= last - each).all())
+
+
+def edge_ends(table: RankProgram) -> tuple[Int64s, Int64s]:
+    """Return the origin and the target of each edge of a program."""
+    return rows_of(np.diff(table.edge_starts)), table.edge_target.astype(np.int64)
+
+
+def _marks(table: RankProgram) -> Int64s:
+    """Return lag and anchor of each edge as one number."""
+    return 2 * table.edge_lag + table.edge_at_start
+
+
+def _columns(table: RankProgram) -> list[Int64s]:
+    """Return what must be equal of alike visits besides their edges."""
+    place = np.arange(len(table))
+    columns = [getattr(table, name).astype(np.int64) for name in (*_ALIKE, "need")]
+    columns += [np.where(other == NONE, 0, other - place) for other in (table.release, table.parent)]
+    columns.append((table.occurrence == NONE).astype(np.int64))
+    if table.contention is not None:
+        columns += [table.contention.weight.astype(np.int64), table.contention.kind.astype(np.int64)]
+    return columns
+
+
+def _without(table: RankProgram, stretch: Stretch) -> RankProgram | None:
+    low, high, each, _ = stretch
+    cut = high - stretch.visits
+    visits = np.arange(len(table))
+    stays = (visits < cut) | (visits >= high)
+    place = np.where(visits < cut, visits, visits - stretch.visits)
+    origin, target = edge_ends(table)
+    if (origin >= target).any() or (np.bincount(target, minlength=len(table)) != table.need).any():
+        return None
+    leads_out = (origin >= low) & (origin < high) & (target >= high)
+    of_all = leads_out & _of_every_period(table, stretch)
+    of_last = leads_out & ~of_all
+    if (of_last & (origin < high - each)).any():
+        return None
+    moved = np.where(of_last, origin - stretch.visits, place[origin])
+    used = stays[target] & (of_last | stays[origin])
+    others = {
+        name: np.where(column == NONE, NONE, place[column])[stays].astype(np.int32)
+        for name, column in (("release", table.release), ("parent", table.parent))
+    }
+    edges = Edges(moved[used], place[target][used], table.edge_lag[used], table.edge_at_start[used])
+    starts, targets, lag, at_start = edges.by_origin(int(stays.sum()))
+    contention = table.contention
+    if contention is not None:
+        contention = replace(contention, weight=contention.weight[stays], kind=contention.kind[stays])
+    columns: dict[str, Any] = {name: getattr(table, name)[stays] for name in (*_ALIKE, "occurrence", "node")}
+    return replace(
+        table,
+        **(columns | others),
+        need=np.bincount(targets, minlength=int(stays.sum())).astype(np.int32),
+        edge_starts=starts,
+        edge_target=targets,
+        edge_lag=lag,
+        edge_at_start=at_start,
+        contention=contention,
+    )
+
+
+def _of_every_period(table: RankProgram, stretch: Stretch) -> Bools:
+    """Tell which edges lead to where one leads from the like visit a period on, or before, too."""
+    low, high, each, _ = stretch
+    (origin, target), visits = edge_ends(table), len(table)
+    values, number = np.unique(_marks(table), return_inverse=True)
+    marks = len(values)
+    known = (origin * visits + target) * marks + number
+    later = (origin + each < high) & np.isin(known + each * visits * marks, known)
+    earlier = (origin - each >= low) & np.isin(known - each * visits * marks, known)
+    return later | earlier
