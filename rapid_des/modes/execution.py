@@ -52,6 +52,16 @@ class Run:
     execution: Execution = field(repr=False)
     machine: Machine = field(repr=False)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what an engine saw, which is every visit of every rank; the program comes on top."""
+        records = self.execution.records
+        arrays = (
+            *(records.start, records.finish, records.met),
+            *(records.link_bytes, records.link_busy, records.link_wait),
+        )
+        return sum(array.nbytes for array in arrays)
+
 
 @dataclass(frozen=True)
 class EngineChoice:

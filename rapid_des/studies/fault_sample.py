@@ -44,7 +44,7 @@ _BATCH_S = 10.0
 healthy run, but what is under way at ^C is lost."""
 _MANY = 1 << 10
 _BYTES = 1 << 22
-"""What remembering a healthy run takes, about."""
+"""What remembering a healthy run takes besides its records, about."""
 Tell: TypeAlias = Callable[[str, int, int], None]
 
 
@@ -322,13 +322,18 @@ def simulate_draws(task: _Task, cache: BoundedCache) -> list[DrawRow]:
 
     key = ("healthy", job, machine, task.point.mode, task.point.engine)
     try:
-        healthy = cache.get_or_make(key, lambda: run(machine), weight=lambda _: _BYTES)
+        healthy = cache.get_or_make(key, lambda: run(machine), weight=_weight)
     except RapidDesError as error:
         if task.alone:
             raise
         return [_failed(task.name, (NO_DRAW, (), 1.0), 0, f"{type(error).__name__}: {error}")]
     beside = _Healthy(task.name, machine, healthy)
     return [_row(draw, beside, run) for draw in task.draws]
+
+
+def _weight(result: Result) -> int:
+    seen = result.run or (result.blocks and result.blocks.run)
+    return _BYTES + (seen.nbytes if seen else 0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -252,3 +252,17 @@ def test_a_sample_is_a_table_in_notebooks(sampled):
     assert list(frame["step_time_ps"]) == [row.step_time for row in sampled.rows]
     shown = sampled._repr_html_()
     assert "llama2_7b_train" in shown and f"{sampled.spread('llama2_7b_train').mean:.6g}" in shown
+
+
+def test_a_cache_reckons_what_the_engine_saw_of_each_draw():
+    rings = {"collectives.default": {"algorithm": ["ring", "ring"]}}
+    machine = load_machine("torus2d_ring_a100_64", settings=rings)
+    split = {"tp": 1, "cp": 8, "pp": 1, "dp": 1, "global_batch": 2, "sequence_parallel": False}
+    job, cache = load_job("llama2_7b_train").replace(**split), BoundedCache(1 << 28)
+    weights = []
+    for draws in (1, 3):
+        cable = ["link=gpu0-gpu1 bandwidth=uniform(0.3,0.9)"]
+        faults_sample(job, machine, cable, draws=draws, seed=3, executor=InProcess(cache))
+        weights.append(cache.weight)
+    seen = simulate(job, machine, mode="hierarchical").blocks.run.nbytes
+    assert weights[0] > seen and (weights[1] - weights[0]) / 2 > seen  # the healthy run's, and each draw's

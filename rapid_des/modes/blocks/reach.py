@@ -182,7 +182,8 @@ def run_again(
         return run()[1]
     rates = digest(fabric.bandwidth[links], fabric.latency[links], label=str(fabric.bandwidth.max(initial=0)))
     key = ("outer run", healthy_of(machine, cache), tables, repeats, rates, trail, choice.engine, choice.fold)
-    return replace(cache.get_or_make(key, run, weight=lambda _: weight)[1], machine=machine)
+    known = cache.get_or_make(key, run, weight=lambda made: weight + made[1].nbytes)
+    return replace(known[1], machine=machine)
 
 
 def _in_health(
