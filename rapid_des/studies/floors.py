@@ -57,7 +57,12 @@ from rapid_des.studies.pass_walk import (
 )
 from rapid_des.studies.piece_floors import computes
 from rapid_des.studies.slowed import Weights, least_delay, weights_of
-from rapid_des.studies.stand_ins import on_machine, with_micro_batches, without_recomputation
+from rapid_des.studies.stand_ins import (
+    on_machine,
+    with_micro_batches,
+    without_recomputation,
+    without_unit_copies,
+)
 from rapid_des.studies.stream_paths import longest
 from rapid_des.studies.travel_floors import TravelFloors
 
@@ -72,13 +77,17 @@ class Floors(TravelFloors):
     """Bounds for the time of these candidates, beside those of memory."""
 
     def passes(self, job: Job, *, again: bool) -> int:
-        """Return picoseconds that no step goes below, by kernels alone; `again`: with what is recomputed."""
-        wanted = job if again else without_recomputation(job)
+        """Return picoseconds that no step goes below, by kernels alone; `again`: with what is recomputed.
+
+        Under any ZeRO stage.
+        """
+        wanted = without_unit_copies(job if again else without_recomputation(job))
         times, key = self._kernel_times(wanted)
         return self._at_most_clock(max(end.drained for end in self._ends(wanted, times, key)))
 
     def exchanged(self, job: Job) -> int:
         """Return the same with the messages inside of layers."""
+        job = without_unit_copies(job)
         if not passes_alone(job):
             return self._at_most_clock(max(end.drained for end in self._done(job)))
         key = ("unslowed", *layer_key(job))

@@ -7,6 +7,8 @@ from math import prod
 
 from rapid_des.frontend import Job
 from rapid_des.frontend.routing import places
+from rapid_des.frontend.template import Domain
+from rapid_des.frontend.unit_copies import widens_parameters
 from rapid_des.studies.earliest import passes_whole
 
 
@@ -21,7 +23,16 @@ def plain_key(job: Job) -> tuple[Hashable, ...]:
     """Return what the kernels of a layer follow from that is not recomputed."""
     split, training = job.spec.parallelism, job.training
     replicas = split.dp if job.model.has_experts and places(job) > 1 else 1
-    return (*model_key(job), replicas, split.sequence_parallel, training.micro_batch, *halves_key(job))
+    return (*model_key(job), replicas, split.sequence_parallel, training.micro_batch, *halves_key(job),
+            copies_key(job))  # fmt: skip
+
+
+def copies_key(job: Job) -> tuple[Domain, ...]:
+    """Return the parameters of which whole units are copied beside their gathers: under ZeRO-3 alone."""
+    copied = job.training.unit_copies != "none" or widens_parameters(job)
+    if not copied or not job.sharding.policy.by_unit:
+        return ()
+    return tuple(domain for domain, sharding in job.shardings.items() if sharding.unit_gathers)
 
 
 def halves_key(job: Job) -> tuple[bool, bool]:
@@ -60,7 +71,7 @@ def layer_key(job: Job) -> tuple[Hashable, ...]:
     where: tuple[int, ...] = (stride(job, "tp"), stride(job, "cp")) if spread else ()
     if job.model.has_experts:
         where = (*where, stride(job, "dp"), split.dp)
-    chosen = split.sequence_parallel, training.micro_batch, *halves_key(job)
+    chosen = split.sequence_parallel, training.micro_batch, *halves_key(job), copies_key(job)
     return (*model_key(job), *chosen, *again_key(job), where)
 
 

@@ -28,7 +28,7 @@ from rapid_des.machine import Machine
 from rapid_des.studies.earliest import fullest_stages, held, is_usual
 from rapid_des.studies.likeness import again_key, kernels_key, model_key, parts_key, stages_key
 from rapid_des.studies.made_of import Part, Parts
-from rapid_des.studies.stand_ins import few_passes, without_recomputation
+from rapid_des.studies.stand_ins import few_passes, without_recomputation, without_unit_copies
 
 _Made = TypeVar("_Made")
 
@@ -111,7 +111,7 @@ class MemoryFloors:
 
     def _section_memory(self, job: Job) -> Mapping[Section, SectionMemory]:
         place = heaviest_place(job) if job.model.has_experts else 0
-        return section_memory(job, self.lists(job, place))
+        return section_memory(job, self.lists(without_unit_copies(job), place))
 
     def lists(self, job: Job, place: int) -> Lists:
         """Return the operators of all sections; those that stand once in a stage are not asked for."""

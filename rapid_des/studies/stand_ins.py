@@ -9,6 +9,7 @@ from msgspec import structs
 from rapid_des.frontend import Job
 from rapid_des.machine import Machine
 from rapid_des.modes.pricing import issued_on
+from rapid_des.studies.likeness import copies_key
 
 
 def few_passes(job: Job) -> Job:
@@ -37,12 +38,22 @@ def on_machine(job: Job, machine: Machine) -> Job:
 def one_replica(job: Job) -> Job:
     """Return a job without other replicas, with which layers exchange nothing, if ranks stay in place."""
     order = job.spec.parallelism.order
-    if job.model.has_experts or order.index("dp") < max(order.index("tp"), order.index("cp")):
+    inside = order.index("dp") < max(order.index("tp"), order.index("cp"))
+    if job.model.has_experts or inside or copies_key(job):
         return job
     split = structs.replace(job.spec.parallelism, dp=1, dp_replicate=1)
     batch = job.training.global_batch // job.spec.parallelism.dp
     training = structs.replace(job.training, global_batch=batch)
     return replace(job, spec=structs.replace(job.spec, parallelism=split, training=training))
+
+
+def without_unit_copies(job: Job) -> Job:
+    """Return the job without copies of whole units: passes under any ZeRO stage have these kernels."""
+    if not copies_key(job):
+        return job
+    training = structs.replace(job.training, unit_copies="none")
+    precision = structs.replace(job.spec.precision, parameter_gather=None)
+    return replace(job, spec=structs.replace(job.spec, training=training, precision=precision))
 
 
 def without_recomputation(job: Job) -> Job:

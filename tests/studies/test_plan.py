@@ -216,6 +216,24 @@ def test_no_way_is_faster_than_its_bounds_where_clocks_are_drawn(split):
     assert 0.8 * step < max(bounds) <= step
 
 
+@pytest.mark.parametrize(
+    ("model", "split"), [("llama2_7b", "{tp: 2, dp: 4, order: [dp, tp, cp, ep, pp]}"),
+                         ("qwen3_30b_a3b", "{dp: 8, ep: 8}")],
+)  # fmt: skip
+def test_copies_of_whole_units_are_in_the_bounds_of_zero_3_alone(model, split):
+    """What ways have in common is found once: not what FSDP copies under one ZeRO stage only."""
+    machine, cache = machine_of("dgx_h100"), BoundedCache()
+    floors = Floors(machine, cache)
+    for zero_stage in (3, 0):
+        job = job_of(model=model, software="torchtitan", parallelism=split,
+                     **{"model.layers": 4, "training.zero_stage": zero_stage, "training.micro_batch": 1})  # fmt: skip
+        step = simulate(job, machine, mode="analytical", allow_oom=True, cache=cache).step_time
+        floors.memory(job)
+        bounds = [floors.passes(job, again=True), floors.exchanged(job), floors.step(job), floors.walked(job)]
+        assert bounds[-1] == Floors(machine, cache).walked(job)
+        assert 0.8 * step < max(bounds) <= step
+
+
 def test_messages_that_take_all_of_a_step_count_once():
     """Gradients of the table travel last, and the first parameters beside the clearing of gradients."""
     job = job_of(**{"parallelism": "{tp: 1, pp: 1, dp: 16}", "training.zero_stage": 3,
