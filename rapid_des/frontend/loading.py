@@ -192,6 +192,14 @@ def _with_kinds(tree: dict[str, Any]) -> dict[str, Any]:
 
 def with_spec(job: Job, spec: JobSpec) -> Job:
     """Return the job with another spec, checked."""
-    changed = replace(job, spec=spec)
+    changed = replace(with_ep(job, spec.parallelism.ep), spec=spec)
     check_job(changed)
     return changed
+
+
+def with_ep(job: Job, ep: int) -> Job:
+    """Return the job, not checked, with its experts where so many ranks hold them."""
+    if ep == job.spec.parallelism.ep or not job.model.has_experts:
+        return job
+    spec = structs.replace(job.spec, parallelism=structs.replace(job.spec.parallelism, ep=ep))
+    return replace(job, spec=spec, model=with_routing(job.model, spec, job.file))

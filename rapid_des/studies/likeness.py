@@ -15,8 +15,9 @@ from rapid_des.studies.earliest import passes_whole
 def model_key(job: Job) -> tuple[Hashable, ...]:
     """Return what a rank's share of a layer follows from."""
     split = job.spec.parallelism
-    alone = split.pp == 1 and job.model.spec.tied_embeddings
-    return split.tp, split.cp, split.ep, split.etp, alone
+    shares = job.model.spec.tied_embeddings or job.predictions > 0
+    one_table = shares and (split.pp == 1 or len(job.table_stages) == 1)
+    return split.tp, split.cp, split.ep, split.etp, one_table
 
 
 def plain_key(job: Job) -> tuple[Hashable, ...]:

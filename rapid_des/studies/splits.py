@@ -24,7 +24,7 @@ from rapid_des.errors import ConfigError
 from rapid_des.frontend import Job
 from rapid_des.frontend.groups import ZERO_STAGES
 from rapid_des.frontend.layer_spec import ExpertsSpec
-from rapid_des.frontend.loading import with_spec
+from rapid_des.frontend.loading import with_ep, with_spec
 from rapid_des.frontend.schedules import SCHEDULES, from_file
 from rapid_des.frontend.spec import JobSpec, TrainingSpec
 from rapid_des.machine import Machine
@@ -148,6 +148,8 @@ class Space:
     """By choice the values to take instead of the usual; None: all there are."""
     refused: Counter[str] = field(default_factory=Counter)
     """Why, by key, and how many splits or candidates each refusal cut off."""
+    of_ep: dict[int, Job] = field(default_factory=dict)
+    """The job with its experts on so many ranks: who holds which takes long to say where loads differ."""
 
     def __iter__(self) -> Iterator[Candidate]:
         for family in self.families():
@@ -201,12 +203,14 @@ class Space:
         )
         etps = self._values("etp", [1] if counts else [None], [1, None]) if counts else [None]
         for ep in self._values("ep", combinations, combinations):
+            if ep not in self.of_ep:
+                self.of_ep[ep] = with_ep(self.job, ep)
             for etp in etps if tp > 1 else [None]:
                 split = structs.replace(
                     stated, tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, etp=etp, chunks=1, order=_ORDER,
                     dp_replicate=1, sequence_parallel=tp > 1 and self.job.spec.training is not None,
                 )  # fmt: skip
-                placed = self._placed(split, self._plain())
+                placed = self._placed(self.of_ep[ep], split, self._plain())
                 if placed is not None:
                     yield placed
 
@@ -220,8 +224,8 @@ class Space:
             overlap_parameters=False, micro_batch_group=None, overlap_batches=False)  # fmt: skip
         return structs.replace(spec, training=training)
 
-    def _placed(self, split: Any, spec: JobSpec, parts: int | None = None) -> Job | None:
-        """Return the job with its layers on the parts of a split, or None if the frontend refuses it."""
+    def _placed(self, job: Job, split: Any, spec: JobSpec, parts: int | None = None) -> Job | None:
+        """Return a job with its layers on the parts of a split, or None if the frontend refuses it."""
         layers = layers_of(self.job, parts or split.pp)
         spec = structs.replace(spec, parallelism=structs.replace(split, layers=layers))
         if spec.inference is not None:
@@ -233,7 +237,7 @@ class Space:
             spec = structs.replace(
                 spec, inference=structs.replace(spec.inference, batch=share, micro_batch=None)
             )
-        return self._legal(self.job, spec)
+        return self._legal(job, spec)
 
     def _passes(self, base: Job) -> Iterator[Job]:
         """Yield the jobs of one split by micro-batch, schedule and chunks."""
@@ -248,7 +252,7 @@ class Space:
                 split = structs.replace(base.spec.parallelism, chunks=chunks)
                 kind = SCHEDULES.get(schedule) or from_file(schedule)
                 parts = 1 + max(map(max, kind.placement(split.pp, kind.chunks or chunks)))
-                placed = self._placed(split, structs.replace(base.spec, training=training), parts)
+                placed = self._placed(base, split, structs.replace(base.spec, training=training), parts)
                 if placed is not None and self._in_usual_groups(placed):
                     yield placed
 

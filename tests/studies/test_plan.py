@@ -225,13 +225,43 @@ def test_copies_of_whole_units_are_in_the_bounds_of_zero_3_alone(model, split):
     machine, cache = machine_of("dgx_h100"), BoundedCache()
     floors = Floors(machine, cache)
     for zero_stage in (3, 0):
-        job = job_of(model=model, software="torchtitan", parallelism=split,
-                     **{"model.layers": 4, "training.zero_stage": zero_stage, "training.micro_batch": 1})  # fmt: skip
+        changed = {"model.layers": 4, "training.zero_stage": zero_stage, "training.micro_batch": 1}
+        job = job_of(model=model, software="torchtitan", parallelism=split, **changed)
         step = simulate(job, machine, mode="analytical", allow_oom=True, cache=cache).step_time
         floors.memory(job)
         bounds = [floors.passes(job, again=True), floors.exchanged(job), floors.step(job), floors.walked(job)]
         assert bounds[-1] == Floors(machine, cache).walked(job)
         assert 0.8 * step < max(bounds) <= step
+
+
+def test_experts_of_unlike_loads_stand_where_each_way_puts_them():
+    routing = {"routing": "{load: {kind: zipf, exponent: 0.6, seed: 1}}", "model.layers": 4}
+    job = job_of(model="qwen3_30b_a3b", parallelism="{dp: 8, ep: 4}", **routing)
+    vary = {
+        "pp": [1],
+        "tp": [1],
+        "ep": [1, 2, 8],
+        "micro_batch": [1],
+        "recompute": ["none"],
+        "zero_stage": [1],
+    }
+    for way in Space(job, machine_of("dgx_h100"), 8, vary):
+        stated = {"training.zero_stage": 1, "training.micro_batch": 1, "training.recompute": "none"}
+        split = f"{{dp: 8, ep: {way.settings['ep']}, etp: {way.settings['etp']}}}"
+        same = job_of(model="qwen3_30b_a3b", parallelism=split, **routing, **stated)
+        assert way.job.model == same.model
+        assert memory(way.job).fullest.peak == memory(same).fullest.peak
+
+
+@pytest.mark.parametrize("schedule", ["dualpipe", "zb_v"])
+def test_who_holds_both_ends_of_the_model_holds_a_tied_table_once(schedule):
+    machine, cache = machine_of("dgx_h100"), BoundedCache()
+    floors, split = Floors(machine, cache), "{pp: 4, dp: 2}"
+    for chosen in ("1f1b", schedule, "1f1b"):
+        stated = {"training.schedule": chosen, "training.micro_batch": 1}
+        job = job_of(model="gemma3_4b", parallelism=split, **stated)
+        assert floors.memory(job) == Floors(machine, cache).memory(job) <= memory(job).fullest.peak
+        assert floors.step(job) == Floors(machine, cache).step(job)
 
 
 def test_messages_that_take_all_of_a_step_count_once():
