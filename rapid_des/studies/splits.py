@@ -196,11 +196,8 @@ class Space:
         stated = self.job.spec.parallelism
         counts = [spec.experts for spec in _feed_forwards(self.job) if isinstance(spec, ExpertsSpec)]
         ranks = tp * cp * dp
-        combinations = (
-            [n for n in range(1, min(counts, default=1) + 1) if ranks % n == 0 and counts[0] % n == 0]
-            if counts
-            else [1]
-        )
+        most, every = min(counts, default=1), counts[0] if counts else 1
+        combinations = [n for n in range(1, most + 1) if ranks % n == every % n == 0]
         etps = self._values("etp", [1] if counts else [None], [1, None]) if counts else [None]
         for ep in self._values("ep", combinations, combinations):
             if ep not in self.of_ep:
