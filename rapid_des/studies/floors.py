@@ -50,6 +50,7 @@ from rapid_des.studies.pair_walk import (
 from rapid_des.studies.pass_walk import (
     Alone,
     Course,
+    Slowed,
     can_be_walked,
     turns_of,
     walked,
@@ -149,7 +150,9 @@ class Floors(TravelFloors):
         messages = self._beside(job, stage)
         for weights, added in weights_of(messages, self.machine.device) if messages else ():
             mine = self.alone_of(job, times, weights)
-            done = walked(course, plain.lessened(weights.rest), {stage: mine}, left_out=left_out)
+            early = None if job.sharding.policy.by_unit else times  # gathers travel from the first pass on
+            slowed = Slowed(stage, mine, early)
+            done = walked(course, plain.lessened(weights.rest), slowed, left_out=left_out)
             least = max(least, max(end.drained for end in done) + added + after)
         return least
 

@@ -12,7 +12,7 @@ long step goes through all that this stage does in between.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import floor
 from typing import NamedTuple
 
@@ -137,14 +137,25 @@ def turns_of(orders: StageOrders) -> list[Turn]:
     return turns
 
 
+@dataclass(frozen=True)
+class Slowed:
+    """A stage beside whose kernels messages travel: of its passes something else counts (see `slowed`)."""
+
+    stage: int
+    alone: Alone
+    """What counts of its own."""
+    early: Times | None = None
+    """What counts of all that have to be over before its first backward begins; None: what counts later."""
+
+
 def walked(
-    course: Course, alone: Alone, others: Mapping[int, Alone] | None = None, *, left_out: int = 0
+    course: Course, alone: Alone, slowed: Slowed | None = None, *, left_out: int = 0
 ) -> tuple[End, ...]:
-    """Return when each stage is done at the earliest; of `others`, by stage, passes take something else.
+    """Return when each stage is done at the earliest, given what passes take alone.
 
     With micro-batches `left_out` (whole groups of them) in the middle, for a step of so many more.
     """
-    walk, last = _Walk(course, alone, others or {}), 2 * course.job.parts - 1
+    walk, last = _Walk(course, alone, slowed), 2 * course.job.parts - 1
     walk.run(left_out)
     return tuple(
         End(max(stage.free, stage.stream), min(stage.begun[last - part] for part in parts))
@@ -198,9 +209,9 @@ class _Pass(NamedTuple):
 class _Walk:
     """The state of a walk: of its stages."""
 
-    def __init__(self, course: Course, alone: Alone, others: Mapping[int, Alone]) -> None:
+    def __init__(self, course: Course, alone: Alone, slowed: Slowed | None) -> None:
         job = self.job = course.job
-        self.turns, self.steps = course.turns, 2 * job.parts
+        self.steps = 2 * job.parts
         self.stages = [_Stage(alone.before) for _ in range(job.stages)]
         self.waits, self.keeps = not job.overlaps_pipeline, not job.training.reshard
         self.in_line = job.asks_by_need or job.stages <= 2
@@ -211,9 +222,16 @@ class _Walk:
             for source, target in zip(on, [*on[1:], on[-1]], strict=True)
         ]
         """By step: how long that takes which it sends; None where it sends nothing."""
-        usual, *special = (_of_kinds(course, each) for each in (alone, *others.values()))
-        passes = dict(zip(others, special, strict=True))
-        self.passes = [passes.get(stage, usual)[step] for step, stage in enumerate(on)]
+        self.passes = _of_kinds(course, alone)
+        self.phases = [(course.turns, self.passes)]
+        if slowed is not None:
+            mine = _of_kinds(course, slowed.alone)
+            self.passes = [
+                mine[step] if on[step] == slowed.stage else self.passes[step] for step in range(self.steps)
+            ]
+            early, late = _parted(course, slowed)
+            before = _of_kinds(course, replace(alone, times=slowed.early or alone.times))
+            self.phases = [(early, before), (late, self.passes)]
 
     def _part(self, step: int) -> int:
         """Return the part of the model that a step passes."""
@@ -223,9 +241,17 @@ class _Walk:
         """Run all passes; each stage pauses in the middle for as long as it needs for what is left out."""
         middle = _half(self.job) * self.job.shape.in_group if left_out else -1
         pauses = {parts[0]: left_out * self._micro_batch(parts) for parts in self.job.placement}
-        in_line, waits = self.in_line, self.waits
         ends = [[0] * self.job.micro_batches for _ in self.passes]
-        for number, step, micro_batch in self.turns:
+        for turns, passes in self.phases:
+            self.passes = passes
+            self._run(turns, ends, middle, pauses)
+
+    def _run(
+        self, turns: Sequence[Turn], ends: list[list[int]], middle: int, pauses: Mapping[int, int]
+    ) -> None:
+        """Run passes, noting when what each makes is there; some stages pause before one in the middle."""
+        in_line, waits = self.in_line, self.waits
+        for number, step, micro_batch in turns:
             stage, one, message = self.stages[number], self.passes[step], self.messages[step]
             if micro_batch == middle:
                 stage.free += pauses.get(step, 0)
@@ -270,6 +296,27 @@ class _Walk:
         else:
             stage.whole.discard(part)
         return done
+
+
+def _parted(course: Course, slowed: Slowed) -> tuple[Sequence[Turn], Sequence[Turn]]:
+    """Return the passes that have to be over before a stage's first backward begins, and all others.
+
+    Whatever a stage runs before one that has to be over has to be over too.
+    """
+    turns, early, late = course.turns, list[Turn](), list[Turn]()
+    if slowed.early is None:
+        return (), turns
+    backward = (turn for turn in turns if turn.stage == slowed.stage and turn.step >= course.job.parts)
+    first = turns.index(next(backward))
+    stages, needed = {slowed.stage}, {(turns[first].step - 1, turns[first].micro_batch)}
+    for turn in reversed(turns[:first]):
+        if turn.stage in stages or turn[1:] in needed:
+            stages.add(turn.stage)
+            needed.add((turn.step - 1, turn.micro_batch))
+            early.append(turn)
+        else:
+            late.append(turn)
+    return early[::-1], [*late[::-1], *turns[first:]]
 
 
 def _of_kinds(course: Course, alone: Alone) -> list[_Pass]:

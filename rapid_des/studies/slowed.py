@@ -10,6 +10,7 @@ The same holds along any chain of waiting (kernels, messages, other stages' pass
 that fills a step. With s what a picosecond beside a kernel of the chain delays, M all messages of a stage, m
 those in the chain and x whatever else is in it, at least M - m - x lie beside its kernels c, so that it takes
 c + m + x + s (M - m - x) = c + (1 - s) (m + x) + s M or more: a chain whose parts weigh so much, and s M.
+Gradients do not travel before the stage's first backward begins: what has to be over then counts in whole.
 """
 
 from __future__ import annotations
