@@ -38,9 +38,9 @@ def ends(job: Job, times: Times, made_of: Parts) -> tuple[End, ...]:
     both = list(map(add, forward, backward))
     to, back = [0, *accumulate(forward)], [0, *accumulate(backward)]
     defers = not passes_whole(job)
-    share, count, in_turns = len(job.copies[0]), job.micro_batches, job.training.schedule == USUAL[1]
+    share, count, in_turns = made_of.copies, job.micro_batches, job.training.schedule == USUAL[1]
     stage_passes = []
-    for parts in job.placement:
+    for parts in made_of.placement:
         lowest = min(parts)
         passes = count * sum([both[part] for part in parts]) // share
         drained = to[lowest] + passes + (0 if defers else back[lowest])

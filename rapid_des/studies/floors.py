@@ -121,7 +121,7 @@ class Floors(TravelFloors):
 
     def _slows(self, job: Job) -> bool:
         """Tell whether messages between replicas slow kernels beside them, as far as bounds know."""
-        passes = job.sharding.each and passes_alone(job) and len(job.copies[0]) == 1
+        passes = job.sharding.each and passes_alone(job) and self.parts(job).copies == 1
         return passes and self.machine.collectives.contention
 
     def _beside(self, job: Job, stage: int) -> Mapping[TimeAlone, int]:
@@ -207,7 +207,7 @@ class Floors(TravelFloors):
         `travelled`: and have reduced all gradients.
         """
         around = self._around(job)
-        each = job.micro_batches // len(job.copies[0])
+        each = job.micro_batches // self.parts(job).copies
         reduced = [
             max(end.drained, end.last_backward + travel.once, each * travel.each)
             for end, travel in zip(done, around.travels, strict=True)

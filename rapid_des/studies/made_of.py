@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from rapid_des.frontend import Job
 from rapid_des.frontend.parts import EMBEDDING, HEAD, PREDICTION, Section
+from rapid_des.frontend.schedules.schedule import Placement
 
 
 class Part(NamedTuple):
@@ -27,13 +28,18 @@ class Parts:
     kinds: Sequence[Part]
     kind_of: Sequence[int]
     """By part, which of them it is."""
+    placement: Placement
+    """By stage and chunk: which part."""
+    copies: int
+    """How many stages hold the same parts."""
 
     @classmethod
     def of(cls, job: Job, kind_of_layer: Sequence[int]) -> Parts:
         """Return those of a job, given the kind of every layer."""
         kinds: dict[tuple[Section, ...], int] = {}
         kind_of = [kinds.setdefault(sections, len(kinds)) for sections in _sections(job, kind_of_layer)]
-        return cls([Part(sections, tuple(Counter(sections).items())) for sections in kinds], kind_of)
+        made = [Part(sections, tuple(Counter(sections).items())) for sections in kinds]
+        return cls(made, kind_of, job.placement, len(job.copies[0]))
 
     def __getitem__(self, part: int) -> Part:
         return self.kinds[self.kind_of[part]]

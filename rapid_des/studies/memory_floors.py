@@ -103,7 +103,7 @@ class MemoryFloors:
         """Return what each chunk of a stage holds."""
         memory = self.once(("memory", *kernels_key(job)), lambda: self._section_memory(job))
         parts = self.parts(job)
-        placed = job.placement[stage]
+        placed = parts.placement[stage]
         kinds = {
             kind: _Chunk.of(parts.kinds[kind], memory) for kind in {parts.kind_of[part] for part in placed}
         }
@@ -121,7 +121,7 @@ class MemoryFloors:
     def sections_of(self, job: Job, stage: int) -> Counter[Section]:
         """Return how often a stage has each section."""
         total, parts = Counter[Section](), self.parts(job)
-        for part in job.placement[stage]:
+        for part in parts.placement[stage]:
             total.update(dict(parts[part].counts))
         return total
 
