@@ -282,6 +282,7 @@ def order_of(runs: Iterable[Run], micro_batches: Sequence[Sequence[int]]) -> Ord
     return tuple(items)
 
 
+@lru_cache(maxsize=256)
 def looping(stages: int, chunks: int) -> Placement:
     """Return the placement in which chunk c of stage s is part c·stages + s.
 
