@@ -26,6 +26,8 @@ _REPEATING = ("1f1b", "interleaved_1f1b")
 """Schedules whose middle repeats itself, group of micro-batches by group."""
 _MOST = 1 << 16
 """Passes of units up to which a schedule is walked."""
+_NEVER = -(1 << 60)
+"""Picoseconds: what ends then ends before anything begins."""
 
 Unit = tuple[Section, ...]
 """Sections whose gradients travel together, in the order of their backwards: one, or all of a chunk."""
@@ -179,17 +181,34 @@ class _Stage:
     """Parts of the model whose parameters are whole."""
 
 
+class _Travel(NamedTuple):
+    """How long a line is taken by messages that follow one another."""
+
+    total: int
+    """By all of them."""
+    last: int
+    """Until when after their unit's backward begins, if the line is idle."""
+
+    @classmethod
+    def of(cls, buckets: Sequence[Bucket]) -> _Travel:
+        """Return that of the messages of a unit; of none it is never."""
+        total, last = 0, _NEVER
+        for ready, takes in reversed(buckets):
+            total += takes
+            last = max(last, ready + total)
+        return cls(total, last)
+
+
 class _Pass(NamedTuple):
     """What a pass takes alone, by unit in the order in which it passes them: one where none is gathered."""
 
     times: Sequence[int]
     gathers: Sequence[Sequence[int]]
     """Those that are asked for as each unit's turn comes; empty where none are."""
-    reduces: Sequence[Sequence[Bucket]]
+    travels: Sequence[_Travel]
+    """What each unit's gradients do; empty where none travel, and units are one."""
     all: int
     """Of all units."""
-    alone: bool
-    """Whether nothing travels for it."""
 
     @classmethod
     def of(cls, sections: Sequence[Section], alone: Alone, ahead: int, *, backward: bool) -> _Pass:
@@ -197,13 +216,13 @@ class _Pass(NamedTuple):
         order = tuple(sections[::-1] if backward else sections)
         times = [alone.times[section, backward] for section in order]
         units: list[Unit] = [(section,) for section in order] if alone.gathers else [order]
-        travel = backward and bool(alone.reduces)
-        reduces = [alone.reduces[unit] if travel else () for unit in units]
+        reduces = backward and bool(alone.reduces)
+        travels = [_Travel.of(alone.reduces[unit] if reduces else ()) for unit in units]
         if not alone.gathers:
-            return cls([sum(times)], (), reduces, sum(times), not travel)
+            return cls([sum(times)], (), travels if reduces else (), sum(times))
         takes = [alone.gathers[section, backward] for section in order]
         asked = [takes[:ahead], *([each] for each in takes[ahead:])]
-        return cls(times, asked + [()] * (len(units) - len(asked)), reduces, sum(times), alone=False)
+        return cls(times, asked + [()] * (len(units) - len(asked)), travels, sum(times))
 
 
 class _Walk:
@@ -259,7 +278,10 @@ class _Walk:
             begun = newest if newest > stage.gate else stage.gate
             begun = stage.free if stage.free > begun else begun
             stage.begun[step] = begun
-            end = stage.free = begun + one.all if one.alone else self._pass(stage, step, newest, begun)
+            end = stage.free = self._pass(stage, step, newest, begun) if one.gathers else begun + one.all
+            for total, last in () if one.gathers else one.travels:
+                stream, idle = stage.stream + total, begun + last
+                stage.stream = stream if stream > idle else idle
             if message is not None:
                 end = message + (stage.sends if in_line and stage.sends > end else end)
                 stage.sends = end
@@ -273,23 +295,25 @@ class _Walk:
         return sum(self.passes[step].all for step in steps) + messages
 
     def _pass(self, stage: _Stage, step: int, newest: int, done: int) -> int:
-        """Return when a pass is done for which something travels; its input is there since `newest`.
+        """Return when a pass is done for which parameters are gathered; its input is there since `newest`.
 
         Each of its units begins after its parameters are whole. Those are asked for as `newest` comes, for
         the first ones, and as the unit before is `done`.
         """
         one, part, stream = self.passes[step], self._part(step), stage.stream
         gathers, whole = one.gathers, list[int]()
-        if not gathers or part in stage.whole:
+        if part in stage.whole:
             gathers, whole = [()] * len(one.times), [0] * len(one.times)
-        for place, (time, asked, buckets) in enumerate(zip(one.times, gathers, one.reduces, strict=True)):
+        for place, (time, asked, (total, last)) in enumerate(
+            zip(one.times, gathers, one.travels, strict=True)
+        ):
             for takes in asked:
                 stream = (newest if newest > stream else stream) + takes
                 whole.append(stream)
             begun = whole[place] if whole[place] > done else done
             newest = done = begun + time
-            for ready, takes in buckets:
-                stream = (begun + ready if begun + ready > stream else stream) + takes
+            idle, stream = begun + last, stream + total
+            stream = stream if stream > idle else idle
         stage.stream = stream
         if self.keeps and step == part:
             stage.whole.add(part)
