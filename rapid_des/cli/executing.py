@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import click
 
@@ -10,7 +11,8 @@ from rapid_des import errors
 from rapid_des.cli.options import Command, one_of, together
 from rapid_des.errors import CannotFinishError, InfeasibleJobError, InputError, RapidDesError
 from rapid_des.simulation import MODES
-from rapid_des.studies.crews import EXECUTORS
+from rapid_des.studies.crews import EXECUTORS, executor_of
+from rapid_des.studies.executors import Executor
 
 executor_options = together(
     click.option(
@@ -21,13 +23,24 @@ executor_options = together(
         help="Where simulations run: processes of this machine, this process, or a Ray cluster.",
     ),
     click.option("--workers", type=click.IntRange(1), help="How many; all cores if absent."),
+    click.option("--address", metavar="HOST:PORT", help="With ray: of a cluster; else one is started here."),
 )
+
+
+def chosen_executor(options: Mapping[str, Any]) -> Executor:
+    """Return the executor that `executor_options` ask for."""
+    return executor_of(options["executor"], options["workers"], options["address"])
 
 
 def mode_option(default: str) -> Callable[[Command], Command]:
     """Return the option for the mode in which simulations run."""
     return click.option(
-        "--mode", default=default, show_default=True, shell_complete=one_of(MODES), help=", ".join(MODES)
+        "--mode",
+        default=default,
+        show_default=True,
+        metavar="|".join(MODES),
+        shell_complete=one_of(MODES),
+        help="How finely steps are simulated, the finest first.",
     )
 
 

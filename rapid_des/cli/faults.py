@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.cli.executing import executor_options, mode_option, require_some
+from rapid_des.cli.executing import chosen_executor, executor_options, mode_option, require_some
 from rapid_des.cli.main import Bar, announce, progress
 from rapid_des.cli.options import (
     echo_marked,
@@ -30,7 +30,6 @@ from rapid_des.report.pictures.overview import draw
 from rapid_des.report.pictures.studies import draw_sample
 from rapid_des.report.study_text import criticality_lines, sample_lines, scenario_lines
 from rapid_des.report.writing import check_outputs
-from rapid_des.studies.crews import executor_of
 from rapid_des.studies.criticality import KINDS, PLURALS, criticality
 from rapid_des.studies.fault_rows import FaultSample
 from rapid_des.studies.fault_sample import SAMPLINGS, faults_sample, study_points
@@ -49,24 +48,36 @@ _study_options = together(
 _draw_options = together(
     fault_option,
     click.option(
-        "--draws", default=300, show_default=True, type=click.IntRange(1), help="How many, at most."
+        "--draws",
+        default=300,
+        show_default=True,
+        type=click.IntRange(1),
+        help="How many of each job or point, at most.",
     ),
-    click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of all draws."),
     click.option(
-        "--until", metavar="'mean ±0.5%'", help="Stop at such an interval, at 95 %; also of p95 or cvar95."
+        "--seed", default=0, show_default=True, type=click.IntRange(0), help="From which all draws follow."
+    ),
+    click.option(
+        "--until",
+        metavar="'mean ±0.5%'",
+        help="Stop once the 95 % interval of mean, p95 or cvar95 is so narrow.",
     ),
     click.option(
         "--sampling",
         type=click.Choice(SAMPLINGS),
         default="independent",
         show_default=True,
-        help="latin: each variate once in each thirtieth; exact: all places, alike ones once.",
+        help="latin: rounds of 30, each number once in each thirtieth; exact: all places, alike ones once.",
     ),
     click.option(
-        "--top", default=5, show_default=True, type=click.IntRange(1), help="Slowest draws to show."
+        "--top",
+        default=5,
+        show_default=True,
+        type=click.IntRange(1),
+        help="How many of the slowest draws to show.",
     ),
     click.option(
-        "-o", "--output", type=click.Path(path_type=Path), help="Folder of all draws; goes on there."
+        "-o", "--output", type=click.Path(path_type=Path), help="Folder to keep draws; goes on there."
     ),
     executor_options,
     plot_option,
@@ -92,7 +103,11 @@ def faults() -> None:
 @faults.command("run")
 @_study_options
 def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **options: Any) -> None:
-    """Run JOB with the faults and without: step time, and which kinds, collectives, links and ranks wait."""
+    r"""Run JOB with the faults and without: step time, and which kinds, collectives, links and ranks wait.
+
+    \b
+    rapid-des faults run llama2_7b_train --on torus_2d_a100 --fault 'link=0-1 bandwidth=0.25'
+    """
     if not faults:
         raise InputError("faults run needs at least one --fault 'KEY=VALUE …'")
     wanted, loaded = open_job(job, machine, settings)
@@ -137,12 +152,16 @@ def criticality_command(
 def sample(
     job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **options: Any
 ) -> None:
-    """Run draws of --fault on JOB: mean, percentiles and the mean of the worst twentieth of the step.
+    r"""Run draws of --fault on JOB: mean, percentiles and the mean of the worst twentieth of the step.
 
     Numbers may be distributions, places random: 'random=links count=1 bandwidth=normal(0.5,0.1)'. Draws
     follow from --seed, their ids and the fabric alone: other jobs see the same ones. Allowed are normal,
     lognormal, uniform, exponential, weibull, poisson, binomial, choice(VALUE:WEIGHT,…) and
     empirical(FILE.csv[,COLUMN]).
+
+    \b
+    rapid-des faults sample llama2_7b_train --on torus_2d_a100 --draws 30 \
+        --fault 'random=links count=1 bandwidth=normal(0.5,0.1)'
     """
     check_outputs([], pictures=[options["plot"]], replace=options["force"])
     if options["replay"] is not None:
@@ -155,7 +174,14 @@ def sample(
 @click.argument("study", type=click.Path(path_type=Path))
 @_draw_options
 def study(study: Path, faults: tuple[str, ...], **options: Any) -> None:
-    """Run the same draws of --fault on every point of STUDY, a file as `rapid-des sweep` has it."""
+    r"""Run the same draws of --fault on every point of STUDY, a file as `rapid-des sweep` has it.
+
+    Numbers and places of --fault are those of `rapid-des faults sample`.
+
+    \b
+    rapid-des faults study llama2_7b_splits --draws 30 \
+        --fault 'random=gpus count=1 compute=uniform(0.5,0.9)'
+    """
     check_outputs([], pictures=[options["plot"]], replace=options["force"])
     with progress(study.stem):
         points = study_points(study)
@@ -163,7 +189,7 @@ def study(study: Path, faults: tuple[str, ...], **options: Any) -> None:
 
 
 def _sampled(points: dict[str, Point], faults: Sequence[str], options: dict[str, Any]) -> None:
-    with progress("faults") as bar, executor_of(options["executor"], options["workers"]) as executor:
+    with progress("faults") as bar, chosen_executor(options) as executor:
         sampled = faults_sample(
             points,
             faults=faults,

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rapid_des.cli.executing import executor_options
+from rapid_des.cli.executing import chosen_executor, executor_options
 from rapid_des.cli.main import announce, progress
 from rapid_des.cli.options import (
     Amount,
@@ -23,7 +23,6 @@ from rapid_des.report.pictures.charts import draw_tornado
 from rapid_des.report.plan_text import leaning_lines, plan_lines, sensitivity_lines
 from rapid_des.report.writing import check_outputs, write_text
 from rapid_des.simulation import MODES
-from rapid_des.studies.crews import executor_of
 from rapid_des.studies.plan import AUTO, Wanted, plan
 from rapid_des.studies.sensitivity import How, leanings, sensitivity
 from rapid_des.studies.splits import CHOICES, choices_of
@@ -48,7 +47,9 @@ from rapid_des.studies.splits import CHOICES, choices_of
     help="In which the rows are simulated; auto: hierarchical, on over 512 GPUs analytical.",
 )
 @click.option("--pruned", is_flag=True, help="List every other way with the reason why it is no row.")
-@click.option("--price", type=Amount(0), help="Of a GPU for an hour: adds what a step costs.")
+@click.option(
+    "--price", type=Amount(0), help="Of a GPU for an hour, in any currency: adds what a step costs."
+)
 @click.option(
     "--within",
     "within_s",
@@ -71,15 +72,18 @@ from rapid_des.studies.splits import CHOICES, choices_of
 @executor_options
 @json_option
 def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> None:
-    """Find the best ways to split JOB over GPUs: model, batch and sequence length stay.
+    r"""Find the best ways to split JOB over GPUs: model, batch and sequence length stay.
 
     Every legal way has a bound from below; the least are simulated, first by closed forms, then in --mode,
     until no other way can be faster than the rows. ^C prints the best so far.
+
+    \b
+    rapid-des plan llama2_7b_train --on dgx_a100 --top 3 --vary tp=1,2 --write-job best.yaml
     """
     check_outputs([options["write_job"]], replace=options["force"])
     vary = choices_of(options["vary"])
     wanted, loaded = open_job(job, machine, settings)
-    with progress("plan") as bar, executor_of(options["executor"], options["workers"]) as crew:
+    with progress("plan") as bar, chosen_executor(options) as crew:
         names = ("gpus", "top", "mode", "pruned", "price", "within_s")
         asked = Wanted(**{name: options[name] for name in names}, vary=vary, told=bar.part)
         best = plan(wanted, loaded, asked, crew)
@@ -109,7 +113,7 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
     type=Amount(0, 0.5, min_open=True),
     default=0.02,
     show_default=True,
-    help="By which part of itself each knob is moved.",
+    help="By how much each knob is moved down and up: 0.02 is 2 % of it.",
 )
 @click.option("--constants", is_flag=True, help="Move the constants of kernels too, one by one.")
 @click.option("--top", type=click.IntRange(1), default=20, show_default=True, help="Print only so many rows.")
@@ -117,16 +121,19 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
 @executor_options
 @json_option
 def sensitivity_command(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> None:
-    """Tell by how much the step of JOB changes with each rate, time and clock that it may depend on.
+    r"""Tell by how much the step of JOB changes with each rate, time and clock that it may depend on.
 
     d ln step / d ln knob by central differences, for what the machine, its device, the job's host and the
     constants of NCCL state. What stands for one thing moves together.
+
+    \b
+    rapid-des sensitivity llama2_7b_train --on dgx_a100 --top 6 --plot tornado.png
     """
     check_outputs([], pictures=[options["plot"]], replace=options["force"])
     wanted, loaded = open_job(job, machine, settings)
     with progress("sensitivity") as bar:
         how = How(options["mode"], options["change"], options["constants"], bar.part)
-        effects = sensitivity(wanted, loaded, how, executor_of(options["executor"], options["workers"]))
+        effects = sensitivity(wanted, loaded, how, chosen_executor(options))
     plain = effects.as_json()
     lines = sensitivity_lines(plain, wanted.name, loaded.name, top=options["top"])
     echo_marked(options["as_json"], plain, lines, [(wanted, loaded)])

@@ -58,14 +58,14 @@ def _pair(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, 
 
 
 _report_options = together(
-    click.option("--top", default=10, show_default=True, type=click.IntRange(1), help="Rows of a table."),
+    click.option("--top", default=10, show_default=True, type=click.IntRange(1), help="Rows of each table."),
     click.option(
         "--pareto",
         default="step_time_s,memory_bytes",
         show_default=True,
         callback=_pair,
         metavar="A,B",
-        help="The two figures of the front.",
+        help="Figures of the Pareto front.",
     ),
     plot_option,
     json_option,
@@ -74,15 +74,19 @@ _report_options = together(
 
 @click.command("sweep")
 @click.argument("study", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder of all results; goes on there.")
-@click.option("--limit", type=click.IntRange(1), help="Only so many points, the first.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Folder to keep results; goes on there."
+)
+@click.option("--limit", type=click.IntRange(1), help="Simulate only the first so many points.")
 @executor_options
-@click.option("--address", metavar="HOST:PORT", help="With ray: of a cluster; else one is started here.")
 @_report_options
 def sweep(study: Path, output: Path | None, **options: Any) -> None:
-    """Simulate every point of STUDY (a file; `rapid-des schema study`): the best, the front, what matters.
+    r"""Simulate every point of STUDY, a file (`rapid-des schema study`) or preset: the best, what matters.
 
     ^C keeps what is finished with -o, and the same command goes on.
+
+    \b
+    rapid-des sweep llama2_7b_splits -o results --plot splits.png
     """
     check_outputs([], pictures=[options["plot"]], replace=options["force"])
     with progress(study.stem) as bar:
@@ -105,16 +109,26 @@ def sweep(study: Path, output: Path | None, **options: Any) -> None:
 
 @click.command("show")
 @click.argument("results", type=click.Path(path_type=Path))
-@click.option("--where", metavar="CONDITION", help="Only points such as: tp <= 8 and mfu > 0.4.")
+@click.option("--where", metavar="CONDITION", help="Only points such as: tp <= 4 and mfu > 0.4.")
 @click.option("--sort", metavar="COLUMN", help="List points by a column, -COLUMN the largest first.")
-@click.option("--columns", metavar="A,B,…", help="With --sort: only these columns.")
-@click.option("--point", type=click.IntRange(1), help="All that is known of one point.")
-@click.option("--rerun", "again", type=click.IntRange(1), help="Simulate a point again and compare digits.")
+@click.option("--columns", metavar="A,B,…", help="List points with these columns alone.")
+@click.option("--point", type=click.IntRange(1), metavar="ID", help="All that is known of one point.")
+@click.option(
+    "--rerun",
+    "again",
+    type=click.IntRange(1),
+    metavar="ID",
+    help="Simulate a point (of draws: a row of the column id) again and compare digits.",
+)
 @_report_options
 def show(results: Path, **options: Any) -> None:
-    """Print RESULTS, the folder of a study: the best, the front, which axes matter; or some points.
+    r"""Print RESULTS, the folder of a study: the best, the front, which axes matter; or some points.
 
-    Of `faults sample`: what its draws cost.
+    Of `faults sample -o` and `faults study -o`: what their draws cost. Times in columns are seconds, sizes
+    bytes (step_time_s, memory_bytes); mfu is a share of 1.
+
+    \b
+    rapid-des show results --where 'tp <= 4' --sort=-mfu --columns tp,pp,dp,mfu
     """
     check_outputs([], pictures=[options["plot"]], replace=options["force"])
     store = Store.open(results)
@@ -204,10 +218,14 @@ def _again_lines(plain: dict[str, Any]) -> Iterator[str]:
 @click.argument("b")
 @json_option
 def compare(a: str, b: str, as_json: bool) -> None:
-    """Line up two results and say which operators, collectives and waiting make the difference.
+    r"""Line up two results and say which operators, collectives and waiting make the difference.
 
     A and B are each a file that `run --json` wrote, a point of a study (FOLDER#12), or what follows `run`,
     in quotes: "JOB --on MACHINE --set KEY=VALUE".
+
+    \b
+    rapid-des compare "llama2_7b_train --on dgx_a100" "llama2_7b_train --on dgx_h100"
+    rapid-des compare 'results#1' 'results#5'
     """
     plain = difference(_side(a), _side(b)).as_json()
     echo(as_json, plain, difference_lines(plain, (a, b)))
@@ -261,25 +279,47 @@ def _simulated(
 
 @click.command("search")
 @click.argument("study", type=click.Path(path_type=Path))
-@click.option("--trials", type=click.IntRange(1), help="Points to simulate; a tenth of all if absent.")
 @click.option(
-    "--objective", "objectives", multiple=True, metavar="FIGURE", help="As step_time_s. Repeatable."
+    "--trials",
+    type=click.IntRange(1),
+    help="Points to simulate, those of before too; a tenth of all if absent.",
+)
+@click.option(
+    "--objective",
+    "objectives",
+    multiple=True,
+    metavar="FIGURE",
+    help="What is to be best, as mfu; the study's if absent. Repeatable, for a front.",
 )
 @click.option("--sampler", default="tpe", show_default=True, metavar="|".join(SAMPLERS), help="Optuna's.")
 @click.option(
-    "--pruner", default="none", show_default=True, metavar="|".join(PRUNERS), help="Optuna's, by estimates."
+    "--pruner",
+    default="none",
+    show_default=True,
+    metavar="|".join(PRUNERS),
+    help="Optuna's; leaves out points by their analytical estimates.",
 )
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the sampler.")
 @click.option(
-    "--warm", default=3, show_default=True, type=click.IntRange(0), help="First the best estimates."
+    "--warm",
+    default=3,
+    show_default=True,
+    type=click.IntRange(0),
+    help="So many points first, the best by analytical estimates; 0: none.",
 )
 @click.option(
-    "--storage", metavar="URL", help="Optuna's; sqlite:///STUDY.search.db if absent. Goes on there."
+    "--storage",
+    metavar="URL",
+    help="Optuna's, where it goes on; sqlite:///STUDY.search.db, in this folder, if absent.",
 )
 @executor_options
 @json_option
 def search(study: Path, storage: str | None, as_json: bool, **options: Any) -> None:
-    """Look for the best points of STUDY (a file as `rapid-des sweep` has it) with Optuna."""
+    r"""Look for the best points of STUDY (a file as `rapid-des sweep` has it) with Optuna.
+
+    \b
+    rapid-des search llama2_7b_splits --trials 4 --objective mfu
+    """
     stored = storage or f"sqlite:///{study.stem}.search.db"
     with progress(study.stem) as bar:
         searched = run_search(study, storage=stored, tell=bar.part, **options)

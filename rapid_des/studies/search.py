@@ -122,6 +122,7 @@ def search(  # noqa: PLR0913 - what a search is asked, by name
     warm: int = 3,
     executor: str | Executor = "local",
     workers: int | None = None,
+    address: str | None = None,
     tell: Tell | None = None,
 ) -> Search:
     """Look for a study's best points with Optuna, simulating at most `trials` of them (default: a tenth).
@@ -143,7 +144,7 @@ def search(  # noqa: PLR0913 - what a search is asked, by name
     wanted = _checked(tuple(objectives) or (read.spec.objective,), sampler, pruner, warm)
     cases = list(read.cases())
     count = min(trials or -(-len(cases) // 10), len(cases))
-    opened = executor_of(executor, workers) if isinstance(executor, str) else executor
+    opened = executor_of(executor, workers, address) if isinstance(executor, str) else executor
     optuna_study = _study(read, wanted, (sampler, pruner, seed), storage)
     with opened as crew:
         estimates = _estimates(cases, crew, wanted[0], tell) if warm else {}

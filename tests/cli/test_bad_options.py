@@ -55,6 +55,12 @@ BAD_WORDS = [
     ("trace show {trace} --rank 9", "rank 9 has no trace; 2 ranks"),
     ("trace show {trace} --first x", "not a valid integer"),
     ("trace show {trace} --count -1", "out of range"),
+    ("search splits_64 --executor local --address a:1", "an address is for the executor ray"),
+    (
+        "faults sample llama2_7b_train --on dgx_a100 --fault 'gpu=0 compute=0.5' --address a:1",
+        "an address is for the executor ray",
+    ),
+    ("plan llama2_7b_train --on dgx_a100 --address a:1", "an address is for the executor ray"),
     ("trace show {trace} --plot /nowhere/x.svg", "can not be written"),
     ("trace show {trace} --plot x.docx", ".png, .svg or .pdf"),
     ("trace check nothing", "nothing: no trace files"),

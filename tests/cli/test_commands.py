@@ -46,6 +46,16 @@ def test_every_command_prints_json_on_demand_and_explains_itself(name):
     assert "--json" in answer.out
 
 
+@pytest.mark.parametrize("name", LEAVES)
+def test_examples_of_a_help_page_are_what_the_command_takes(name):
+    page = (LEAVES[name].help or "").replace("\\\n", "")
+    for line in page.splitlines():
+        if line.strip().startswith("rapid-des "):
+            words, path = shlex.split(line)[1:], name.split()
+            assert words[: len(path)] == path
+            LEAVES[name].make_context(name, words[len(path) :])  # raises what a user would be told
+
+
 @pytest.mark.parametrize(
     ("words", "key"),
     [
