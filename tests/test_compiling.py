@@ -47,6 +47,11 @@ def weigh(outer, by, result):
             result[1] += outer.inner.small[place] // outer.large[0]
 
 
+def look(column, place, result):
+    """Read what is at one place."""
+    result[0] = column[place]
+
+
 def arguments(*, first=7):
     inner = Inner(np.arange(-3, 9, dtype=np.int8), np.arange(15, dtype=np.int32).reshape(3, 5))
     outer = Outer(inner, np.array([first, 10**12, 5, 4, 3], np.int64), np.arange(12) % 3 == 0)
@@ -102,6 +107,15 @@ def compilations(monkeypatch):
 
 def test_a_kept_kernel_runs_without_numba(cache):
     assert python(AGAIN) == f"False\n{answer()} False\n"
+
+
+def test_indices_of_a_kernel_count_from_the_begin_and_no_others(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    column, result = np.arange(5)[1:], np.zeros(1, np.int64)
+    Kernel(look, [Path(__file__)])(column, -1, result)
+    assert result.tolist() == [0]
+    numba = pytest.importorskip("numba")
+    assert numba.njit(lambda given: given[-1])(column) == 4
 
 
 def test_who_comes_while_it_is_compiled_waits_for_it(tmp_path, monkeypatch, compilations):
