@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rapid_des.chakra.trace import CollectiveType
@@ -19,12 +19,13 @@ from rapid_des.modes.symmetry.stretches import stretches, without
 from rapid_des.program.lowering import lower
 from rapid_des.simulation import simulate
 from tests.engines.agreement import RUN, assert_same
-from tests.engines.random_programs import ONE_FOR_ALL
+from tests.engines.random_programs import ONE_FOR_ALL, PER_AXIS
 from tests.modes.symmetric_programs import FABRICS, KINDS
 from tests.program.machines import machine, ring
 from tests.program.tracing import Nodes, same_everywhere
 
 GATHER, SCATTER = CollectiveType.ALL_GATHER, CollectiveType.REDUCE_SCATTER
+REDUCE = CollectiveType.ALL_REDUCE
 happened: Counter[str] = Counter()
 
 
@@ -35,9 +36,10 @@ def layers(draw, nodes, before, periods):
              draw.choice(KINDS), draw.choice([8, 100, 2_400]), draw.choice(["s0", "s1"]),
              [draw.randint(1, length + 2) for _ in range(draw.randint(0, 2))], draw.random() < 0.2)
             for _ in range(length)]  # fmt: skip
-    for _ in range(periods):
-        for kind, duration, collective, size, stream, back, waits in body:
-            place = len(nodes.rows)
+    last = draw.choice([1, 1, 3])  # the last two periods may send more: they begin like the others
+    for period in range(periods):
+        for kind, duration, collective, each, stream, back, waits in body:
+            place, size = len(nodes.rows), each * last if period >= periods - 2 else each
             after = {place - step for step in back if place - step >= before}
             after = (*after, before - 1) if waits else tuple(after)
             if kind == "compute":
@@ -51,10 +53,9 @@ def repeating_program(seed):
     """Every rank runs one table: a host perhaps, one or two stretches of layers, and what waits for these."""
     draw = random.Random(seed)
     fabric, nodes = draw.choice(FABRICS), Nodes()
-    where = machine(
-        *fabric,
-        collectives={"default": {"algorithm": draw.choice(ONE_FOR_ALL), "chunks": draw.choice([1, 2])}},
-    )
+    axes = sum(len(part["size"]) if isinstance(part["size"], list) else 1 for part in fabric)
+    algorithm = draw.choice([draw.choice(ONE_FOR_ALL), [draw.choice(PER_AXIS) for _ in range(axes)]])
+    where = machine(*fabric, collectives={"default": {"algorithm": algorithm, "chunks": draw.choice([1, 2])}})
     ranks, inner = where.fabric.gpus, where.fabric.axes[0]
     host = nodes.host(draw.choice([10, 40_000, 2_000_000])) if draw.random() < 0.4 else None
     nodes.compute(draw.choice([1, 5_000]))
@@ -77,6 +78,7 @@ def repeating_program(seed):
 
 @settings(max_examples=120, deadline=None)
 @given(st.integers(0, 10**9))
+@example(300285)  # the end waits for the last two periods, and for these alone
 def test_short_and_whole_programs_are_equal_to_the_tick(seed):
     program = repeating_program(seed)
     short = shortened(program, kept=10, least=2)
@@ -151,6 +153,21 @@ def test_a_program_without_periods_waits_for_what_it_did():
     short, few = without(table, chosen), _gathered_layers(100 - stretch.left_out).programs[0]
     for name in ("kind", "work", "need", "edge_starts", "edge_target", "edge_lag", "server", "slot"):
         np.testing.assert_array_equal(getattr(short, name), getattr(few, name), err_msg=name)
+
+
+def test_a_server_that_is_held_across_the_end_of_a_stretch_is_let_go():
+    nodes, last = Nodes(), ()
+    for size in (*[8_000] * 40, 2_000, 2_000):  # the first of the small ones holds as those before it
+        last = nodes.collective(REDUCE, size, after=last)
+    collectives = {"default": {"algorithm": ["ring", "ring"]}}
+    program = lower(same_everywhere(nodes, 12), machine(ring(4), ring(3), collectives=collectives)).program
+    (table,) = program.programs
+    chosen = stretches(table, 10, 8)
+    assert table.release[chosen[-1].high - 1] >= chosen[-1].high
+    short = without(table, chosen)
+    far = [{int(each.release[place]) - place for place in np.flatnonzero(each.release >= 0).tolist()}
+           for each in (table, short)]  # fmt: skip
+    assert far[0] == far[1]
 
 
 MODEL = """\

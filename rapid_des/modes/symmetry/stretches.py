@@ -191,8 +191,9 @@ def _without(table: RankProgram, stretch: Stretch) -> RankProgram | None:
         return None
     moved = np.where(of_last, origin - stretch.visits, place[origin])
     used = stays[target] & (of_last | stays[origin])
+    # what stays before the cut has its releases and parents as far from it as before
     others = {
-        name: np.where(column == NONE, NONE, place[column])[stays].astype(np.int32)
+        name: np.where((column == NONE) | (visits < cut), column, place[column])[stays].astype(np.int32)
         for name, column in (("release", table.release), ("parent", table.parent))
     }
     edges = Edges(moved[used], place[target][used], table.edge_lag[used], table.edge_at_start[used])
@@ -214,12 +215,14 @@ def _without(table: RankProgram, stretch: Stretch) -> RankProgram | None:
 
 
 def _of_every_period(table: RankProgram, stretch: Stretch) -> Bools:
-    """Tell which edges lead to where one leads from the like visit a period on, or before, too."""
+    """Tell which edges lead to where one leads from the like visit of every period of a stretch."""
     low, high, each, _ = stretch
-    (origin, target), visits = edge_ends(table), len(table)
-    values, number = np.unique(_marks(table), return_inverse=True)
-    marks = len(values)
-    known = (origin * visits + target) * marks + number
-    later = (origin + each < high) & np.isin(known + each * visits * marks, known)
-    earlier = (origin - each >= low) & np.isin(known - each * visits * marks, known)
-    return later | earlier
+    origin, target = edge_ends(table)
+    inside = np.flatnonzero((origin >= low) & (origin < high))
+    place = (origin[inside] - low) % each
+    _, number = distinct_rows(target[inside], _marks(table)[inside], place)
+    _, first = np.unique(np.stack((number, origin[inside])), axis=1, return_index=True)
+    periods = np.bincount(number[first], minlength=len(number))
+    every = np.zeros(len(origin), np.bool_)
+    every[inside] = periods[number] == (high - low - place - 1) // each + 1
+    return every
