@@ -166,7 +166,9 @@ def _recurring(program: Program, engine: EngineName, choice: EngineChoice) -> Re
     from rapid_des.modes.symmetry.recurrence import run_shortened, shortened
 
     short = shortened(program)
-    return None if short is None else run_shortened(short, progress=_teller(program, choice))
+    if short is None or not short.pays(program):
+        return None
+    return run_shortened(short, progress=_teller(program, choice))
 
 
 def _expected_s(program: Program, engine: str) -> float:

@@ -39,6 +39,8 @@ _WATCHED, _NOTED = 3, 5
 """From which of the last periods on the run is compared with itself, and from which on hops are noted."""
 _LOOKS = 4
 """How often in a period, about, it is looked how far a run is."""
+_WORTH = 3
+"""Events that must be left out for each visit that is looked at: it takes about as long as one and a half."""
 _COUNTED = ("link_bytes", "link_busy", "link_wait", "hops", "events", "sent", "received", "ties")
 """What a run counts."""
 
@@ -49,6 +51,13 @@ class Shortened:
 
     program: Program
     stretches: tuple[Stretch, ...]
+
+    def pays(self, whole: Program) -> bool:
+        """Tell whether the events that are left out take longer than looking at all stretches."""
+        few, many = (int(_least_events(program).sum()) for program in (self.program, whole))
+        ranks, number = len(whole.bindings), whole.bindings[0].program
+        looked_at = ranks * len(self.program.programs[number]) * len(self.stretches)
+        return many - few > _WORTH * looked_at
 
 
 def shortened(program: Program, *, kept: int = KEPT, least: int = _LEAST) -> Shortened | None:
