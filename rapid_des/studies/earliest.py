@@ -70,9 +70,14 @@ def passes_whole(job: Job) -> bool:
     return job.stage_orders.phases <= {"forward", "backward"}
 
 
+_ADDED_LATER = ("vllm", "trtllm")
+"""Policies that add residuals in the norm behind them, so that a layer ends in its sum over tp."""
+
+
 def passes_alone(job: Job) -> bool:
     """Tell whether nothing of a stage computes while a pass waits for its own messages."""
-    return passes_whole(job) and not job.training.overlap_batches
+    adds = job.spec.parallelism.tp == 1 or job.spec.fusion not in _ADDED_LATER
+    return adds and passes_whole(job) and not job.training.overlap_batches
 
 
 USUAL = ("1f1b", "interleaved_1f1b")

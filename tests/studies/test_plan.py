@@ -190,8 +190,19 @@ def test_no_way_whose_blocks_go_round_is_faster_than_its_bounds(split, overlap_t
             "dgx_a100_x2",
             {"parallelism": "{tp: 4, pp: 1, dp: 1, ep: 1, etp: 1, sequence_parallel: true}"},
         ),
+        (
+            "llama2_7b_train",
+            "dgx_a100_x2",
+            {
+                "parallelism": "{tp: 8, pp: 2, dp: 1, chunks: 4}",
+                "training.schedule": "interleaved_1f1b",
+                "fusion": "trtllm",
+                "model.layers": 8,
+                "training.global_batch": 32,
+            },
+        ),
     ],
-    ids=["adapters", "uneven exchanges by routes", "experts alone are replicated"],
+    ids=["adapters", "uneven exchanges by routes", "experts alone are replicated", "layers end in sums"],
 )
 @pytest.mark.parametrize("zero_stage", [1, 2])
 def test_no_way_of_these_jobs_is_faster_than_its_bounds(name, machine, settings, zero_stage):
