@@ -192,14 +192,14 @@ def finish_times(schedule: Schedule, crossing: Int64s, queues: PortQueues | None
 
     With `queues` a transfer begins when its port is free of those before it, too.
     """
-    walk = _walk if len(schedule) <= _INTERPRETED else _compiled_walk
-    done = np.zeros(len(schedule), np.int64)
-    if queues is None:
-        queues = PortQueues(np.arange(len(schedule)), done, done)
-    free = np.zeros(int(queues.port.max(initial=0)) + 1, np.int64)
-    columns = schedule.dependency_starts, schedule.dependencies, crossing
-    walk(*columns, queues.order, queues.port, queues.occupancy, free, done)
-    return done
+    queues = queues or PortQueues(np.arange(len(schedule)), *np.zeros((2, len(schedule)), np.int64))
+    free, done = np.zeros(int(queues.port.max(initial=0)) + 1, np.int64), np.zeros(len(schedule), np.int64)
+    columns: list[Any] = [schedule.dependency_starts, schedule.dependencies, crossing, queues.order]
+    columns += [queues.port, queues.occupancy, free, done]
+    if len(schedule) <= _INTERPRETED:  # lists are indexed several times faster
+        columns = [column.tolist() for column in columns]
+    (_walk if len(schedule) <= _INTERPRETED else _compiled_walk)(*columns)
+    return np.array(columns[-1], np.int64)
 
 
 def _walk(  # noqa: PLR0913 - columns, as kernels take them
