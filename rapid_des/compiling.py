@@ -197,11 +197,14 @@ def _places_from_the_begin() -> Iterator[None]:
     from numba.core.compiler_lock import global_compiler_lock
     from numba.np import arrayobj
 
-    def place(context: Any, builder: Any, kind: Any, index: Any, _: Any) -> Any:
+    def place(context: Any, builder: Any, kind: Any, index: Any, *_: Any) -> Any:
         return context.cast(builder, index, kind, types.intp)
 
+    known = getattr(arrayobj, "fix_integer_index", None)
+    if known is None:  # a numba that does it elsewhere: kernels take longer
+        yield
+        return
     with global_compiler_lock:
-        known = arrayobj.fix_integer_index
         arrayobj.fix_integer_index = place
         try:
             yield
