@@ -433,7 +433,7 @@ def _before_residual(shard: Shard, *, bias: bool) -> tuple[str, ...]:
     return ("bias_add", "dropout") if bias and defers_bias(shard) else ("dropout",)
 
 
-def _residual_in_norm(shard: Shard) -> bool:
+def residual_in_norm(shard: Shard) -> bool:
     """Return whether the norm that follows adds the residual; only one that reads the stream can."""
     norm = shard.model.norm
     if shard.model.norms == "after" or shard.model.block != "sequential":
@@ -444,7 +444,7 @@ def _residual_in_norm(shard: Shard) -> bool:
 
 def norm_forward(operations: OperationList, shard: Shard, name: str, rows: int, *, adds: bool = True) -> None:
     """Append a norm, with the residual addition in it where the policy fuses them and it `adds`."""
-    kind = f"add_{shard.model.norm}" if adds and _residual_in_norm(shard) else shard.model.norm
+    kind = f"add_{shard.model.norm}" if adds and residual_in_norm(shard) else shard.model.norm
     size = shard.activation_bytes(rows * shard.hidden)
     kind = "norm_in_sum" if kind == "add_rms_norm" and shard.tp > 1 and size <= shard.norm_in_sum else kind
     launch(operations, shard, name, (kind,), (rows, shard.hidden), saved=size, output=size)
@@ -468,7 +468,7 @@ def residual_forward(operations: OperationList, shard: Shard, name: str, *, bias
     rows, columns = shard.norm_tokens, shard.hidden
     size = shard.activation_bytes(rows * columns)
     mask = rows * columns * shard.dropout
-    kinds = _before_residual(shard, bias=bias) + (() if _residual_in_norm(shard) else ("residual_add",))
+    kinds = _before_residual(shard, bias=bias) + (() if residual_in_norm(shard) else ("residual_add",))
     if kinds:
         launch(operations, shard, f"{name}.residual", kinds, (rows, columns), saved=mask, output=size)
 
@@ -486,7 +486,7 @@ def dropout_backward(operations: OperationList, shard: Shard, name: str, *, bias
     """Append the backward of the dropout before the residual addition."""
     if shard.dropout:
         before = _before_residual(shard, bias=bias)
-        after = () if _residual_in_norm(shard) else ("residual_add",)
+        after = () if residual_in_norm(shard) else ("residual_add",)
         kinds = fused((*before, *after), shard.fusion)
         kind = next(kind for kind in kinds if kind in {"dropout", "dropout_add"})
         kernel = shard.vector(kind, shard.norm_tokens, shard.hidden, backward=True)

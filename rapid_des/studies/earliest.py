@@ -13,6 +13,7 @@ from itertools import accumulate
 from operator import add
 
 from rapid_des.frontend import Job
+from rapid_des.frontend.operations import residual_in_norm
 from rapid_des.frontend.parts import Section
 from rapid_des.studies.made_of import Parts
 
@@ -70,14 +71,17 @@ def passes_whole(job: Job) -> bool:
     return job.stage_orders.phases <= {"forward", "backward"}
 
 
-_ADDED_LATER = ("vllm", "trtllm")
-"""Policies that add residuals in the norm behind them, so that a layer ends in its sum over tp."""
-
-
 def passes_alone(job: Job) -> bool:
     """Tell whether nothing of a stage computes while a pass waits for its own messages."""
-    adds = job.spec.parallelism.tp == 1 or job.spec.fusion not in _ADDED_LATER
-    return adds and passes_whole(job) and not job.training.overlap_batches
+    return passes_whole(job) and not job.training.overlap_batches and not _ends_in_sum(job)
+
+
+def _ends_in_sum(job: Job) -> bool:
+    """Tell whether passes end in a layer's sum over tp, whose residual the norm behind it adds.
+
+    Without other stages the head follows.
+    """
+    return job.stages > 1 and job.spec.parallelism.tp > 1 and residual_in_norm(job.shard(1, 1, 1))
 
 
 USUAL = ("1f1b", "interleaved_1f1b")

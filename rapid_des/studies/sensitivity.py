@@ -132,7 +132,7 @@ class Leaning:
 def leanings(job: Job, machine: Machine, executor: Executor | None = None) -> list[Leaning]:
     """Return how much shorter a step by closed forms is with each of `PARTS` faster: rates, clocks and times.
 
-    A few simulations, where `sensitivity` needs two a knob. None where not even the base runs.
+    A few simulations, where `sensitivity` needs two a knob. An empty list where not even the base runs.
 
     >>> from rapid_des.frontend import load_job
     >>> from rapid_des.machine import load_machine

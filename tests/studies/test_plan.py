@@ -196,7 +196,7 @@ def test_no_way_whose_blocks_go_round_is_faster_than_its_bounds(split, overlap_t
             {
                 "parallelism": "{tp: 8, pp: 2, dp: 1, chunks: 4}",
                 "training.schedule": "interleaved_1f1b",
-                "fusion": "trtllm",
+                "fusion": "torch_compile",
                 "model.layers": 8,
                 "training.global_batch": 32,
             },

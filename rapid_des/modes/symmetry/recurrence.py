@@ -40,7 +40,8 @@ _WATCHED, _NOTED = 3, 5
 _LOOKS = 4
 """How often in a period, about, it is looked how far a run is."""
 _WORTH = 3
-"""Events that must be left out for each visit that is looked at: it takes about as long as one and a half."""
+"""Events that must be left out for each visit that is looked at (0.12 and 0.29 us on two graphs, an event
+0.05 to 0.1); programs seen so far leave out 150, or less than a tenth."""
 _COUNTED = ("link_bytes", "link_busy", "link_wait", "hops", "events", "sent", "received", "ties")
 """What a run counts."""
 
