@@ -52,9 +52,10 @@ if TYPE_CHECKING:
     from rapid_des.modes.execution import EngineChoice
     from rapid_des.modes.pricing import price
     from rapid_des.network.faults.specs import Fault, parse_fault
-    from rapid_des.report.pictures.charts import draw_collective, draw_roofline
+    from rapid_des.report.pictures.charts import draw_collective
     from rapid_des.report.pictures.fabric import picture
     from rapid_des.report.pictures.overview import draw
+    from rapid_des.report.pictures.roofline import draw_roofline
     from rapid_des.report.result import Result
     from rapid_des.report.rows import LinkRow, MessageRow, OperatorRow
     from rapid_des.serving.result import ServeResult, Slo
@@ -128,7 +129,7 @@ _HOMES = {
     "difference": "rapid_des.studies.difference",
     "draw": "rapid_des.report.pictures.overview",
     "draw_collective": "rapid_des.report.pictures.charts",
-    "draw_roofline": "rapid_des.report.pictures.charts",
+    "draw_roofline": "rapid_des.report.pictures.roofline",
     "estimate": "rapid_des.device.pricing",
     "faults_sample": "rapid_des.studies.fault_sample",
     "load_device": "rapid_des.device.device",

@@ -156,7 +156,7 @@ def roofline(
     job: str, machine: str, settings: tuple[str, ...], output: str, force: bool, as_json: bool
 ) -> None:
     """Draw the device's roofline with the operators of JOB on it, at the clock that the job runs at."""
-    from rapid_des.report.pictures.charts import draw_roofline
+    from rapid_des.report.pictures.roofline import draw_roofline
 
     check_outputs([], pictures=[output], replace=force)
     wanted, loaded = open_job(job, machine, settings)

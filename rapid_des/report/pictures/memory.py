@@ -16,10 +16,12 @@ from rapid_des.frontend.memory import CATEGORIES, JobMemory, StageMemory
 from rapid_des.frontend.trace import JobTrace
 from rapid_des.modes.execution import Run
 from rapid_des.report.pictures import new_figure, save
-from rapid_des.report.pictures.schedule import Box, boxes
+from rapid_des.report.pictures.schedule import Box, whole_segments
 from rapid_des.units import PS_PER_S
 
 _GIB = 2**30
+_Steps = tuple[list[int], list[Mapping[str, int]]]
+"""Times in picoseconds and the bytes by category that are held from each on."""
 _WIDTH, _DPI = 12.0, 150
 _STAGES = 8
 """Stages up to which all are drawn; of more the first and the last ones, and the fullest."""
@@ -50,17 +52,18 @@ def draw_memory(
     if trace.job.spec.training is None:
         raise InputError(f"{trace.job.name}: memory over time is drawn of training, this serves requests")
     drawn: dict[int, list[Box]] = {}
-    for box in boxes(trace, run):
+    for box in whole_segments(trace, run):
         drawn.setdefault(box.stage, []).append(box)
     stages = _chosen(memory)
-    end = max(box.finish for boxes in drawn.values() for box in boxes)
+    end = run.execution.records.makespan
     unit, name = (1e9, "ms") if end < 10 * PS_PER_S else (1e12, "s")
     figure = new_figure(path, figsize=(_WIDTH, 1.9 * len(stages) + 1.2), layout="constrained")
     panels = figure.subplots(len(stages), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     there = [each for each in CATEGORIES if any(m.categories[each] for s in stages for m in s.timeline)]
     names = sorted(there, key=_MOVING.__contains__)
     for axes, stage in zip(panels, stages, strict=True):
-        _draw_stage(axes, stage, drawn.get(stage.stage, []), names, unit=unit)
+        _draw_stage(axes, _steps(stage, drawn.get(stage.stage, []), end), names, unit=unit)
+        axes.set_ylabel(f"stage {stage.stage}, GiB", fontsize=8)
         axes.axhline(capacity / _GIB, color="black", linewidth=0.8, linestyle="--")
     panels[0].set_xlim(0, end / unit)
     panels[0].set_ylim(0, 1.06 * max(capacity, memory.fullest.peak) / _GIB)
@@ -79,25 +82,22 @@ def _chosen(memory: JobMemory) -> list[StageMemory]:
     return [memory.stages[stage] for stage in sorted(ends | {memory.fullest.stage})]
 
 
-def _draw_stage(
-    axes: Any, stage: StageMemory, ran: Sequence[Box], names: Sequence[str], *, unit: float
-) -> None:
-    times, sizes = _steps(stage, ran)
+def _draw_stage(axes: Any, steps: _Steps, names: Sequence[str], *, unit: float) -> None:
+    times, sizes = steps
     levels = np.array([[held[name] / _GIB for held in sizes] for name in names])
     colours = [_COLOURS[name] for name in names]
     axes.stackplot(np.array(times) / unit, levels, labels=names, colors=colours, step="post", linewidth=0)
-    axes.set_ylabel(f"stage {stage.stage}, GiB", fontsize=8)
     axes.tick_params(labelsize=8)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
 
 
-def _steps(stage: StageMemory, ran: Sequence[Box]) -> tuple[list[int], list[Mapping[str, int]]]:
-    """Return from when on the stage holds what by category; the first holds from the start."""
+def _steps(stage: StageMemory, ran: Sequence[Box], end: int) -> _Steps:
+    """Return from when on the stage holds what by category, from the step's start to its end."""
     at = {(moment.name, moment.micro_batch, moment.chunk): moment for moment in stage.timeline}
     times, sizes = [0], [stage.timeline[-1].left]
     for box in sorted(ran, key=lambda box: (box.start, box.finish)):
         moment = at[box.name, box.micro_batch, box.chunk]
         times += [box.start, box.finish]
         sizes += [moment.categories, moment.left]
-    return times, sizes
+    return [*times, end], [*sizes, sizes[-1]]

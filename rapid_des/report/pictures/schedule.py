@@ -1,13 +1,15 @@
 """A picture of a step's pipeline schedule as it was simulated: stages as rows, passes as boxes.
 
-Forwards are blue, whole backwards green, backwards for inputs teal and for weights yellow, the optimizer's
-part grey. The first chunk of a stage is dark, further ones lighter; in a box stands its micro-batch. A pair
-that runs as one has a forward above a backward.
+Forwards are blue, whole backwards green, backwards for inputs teal and for weights yellow. After the last
+pass of a stage the optimizer's kernels are grey in the upper half of its row, and the collectives that the
+stage still waits for (gradients, their norm, parameters) are red in the lower half; where neither runs, the
+row is empty. The first chunk of a stage is dark, further ones lighter; in a box stands its micro-batch. A
+pair that runs as one has a forward above a backward. The axis ends where the step ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,19 +17,22 @@ import numpy as np
 
 from rapid_des.chakra.trace import NodeKind
 from rapid_des.errors import InputError
-from rapid_des.frontend.trace import JobTrace
+from rapid_des.frontend.trace import JobTrace, Segment
 from rapid_des.modes.execution import Run
-from rapid_des.report.breakdown import rank_times
+from rapid_des.report.breakdown import RankTimes, rank_times
 from rapid_des.report.pictures import new_figure, save
 from rapid_des.units import PS_PER_S, Duration
 
-_OPTIMIZER = "optimizer"
+_OPTIMIZER, _EXCHANGE = "optimizer", "exchange"
+_PASSLESS = (_OPTIMIZER, _EXCHANGE)
+"""Boxes that belong to no micro-batch."""
 _COLOURS: Mapping[str, tuple[float, float, float]] = {
     "forward": (0.17, 0.36, 0.68),
     "backward": (0.13, 0.50, 0.25),
     "input_gradient": (0.10, 0.50, 0.52),
     "weight_gradient": (0.80, 0.58, 0.10),
     _OPTIMIZER: (0.45, 0.45, 0.45),
+    _EXCHANGE: (0.75, 0.25, 0.22),
 }
 _NAMES = {
     "forward": "forward",
@@ -35,6 +40,7 @@ _NAMES = {
     "input_gradient": "backward for inputs",
     "weight_gradient": "backward for weights",
     _OPTIMIZER: "optimizer",
+    _EXCHANGE: "collectives after the last pass, with the waits in them",
 }
 _WIDTH, _DPI, _LEFT = 14.0, 150, 0.6
 _HEIGHT = 0.86
@@ -45,6 +51,8 @@ _BRIGHT = 1.75
 """Red, green and blue of a colour on which black is read better than white."""
 _FEW = 300
 """Boxes of a row that are told apart by lines between them."""
+_GAP = 1 / 2000
+"""Share of the step that is too narrow to see: kernels or collectives closer than that share a box."""
 
 
 class Box(NamedTuple):
@@ -71,21 +79,79 @@ class Box(NamedTuple):
 
 
 def boxes(trace: JobTrace, run: Run) -> Iterator[Box]:
-    """Yield the passes of the first rank of each stage that run kernels, and the optimizer's part."""
+    """Yield what is drawn: each pass as one box, then what follows a stage's last pass, where it runs."""
+    gap = int(run.execution.records.makespan * _GAP)
+    for stage, segments, seen in _stages(trace, run):
+        passes = list(_segments(stage, [each for each in segments if each.name != _OPTIMIZER], seen))
+        yield from passes
+        ended = max((box.finish for box in passes), default=0)
+        for segment in segments:
+            if segment.name == _OPTIMIZER:
+                yield from _after_passes(stage, segment, seen, (ended, gap))
+
+
+def whole_segments(trace: JobTrace, run: Run) -> Iterator[Box]:
+    """Yield a box a pass and one for the optimizer's part, from its first kernel to its last one."""
+    for stage, segments, seen in _stages(trace, run):
+        yield from _segments(stage, segments, seen)
+
+
+def _stages(trace: JobTrace, run: Run) -> Iterator[tuple[int, Sequence[Segment], _Seen]]:
+    """Yield each stage that has ranks, its segments and how its first rank ran."""
     for stage, segments in enumerate(trace.segments):
-        if stage not in trace.stage_of_rank:
-            continue
-        position = trace.stage_of_rank.index(stage)
+        if stage in trace.stage_of_rank:
+            yield stage, segments, _Seen.of(run, trace.stage_of_rank.index(stage))
+
+
+class _Seen(NamedTuple):
+    """When each node of a rank ran, and which nodes are kernels and collectives."""
+
+    times: RankTimes
+    computes: np.ndarray
+    collectives: np.ndarray
+
+    @classmethod
+    def of(cls, run: Run, position: int) -> _Seen:
         nodes = run.lowered.traces.ranks[position].nodes
-        times = rank_times(run.lowered, run.execution.records, position)
         computes = (nodes.kind == NodeKind.COMPUTE) & ~nodes.on_cpu
-        begins = [-1, *(segment.start if segment.stop > segment.start else -1 for segment in segments), -1]
-        for segment, before, after in zip(segments, begins, begins[2:], strict=False):
-            half = 1 if segment.start == after else 2 if segment.start == before else 0
-            rows = segment.start + np.flatnonzero(computes[segment.start : segment.stop])
-            if len(rows):
-                start, finish = int(times.start[rows].min()), int(times.finish[rows].max())
-                yield Box(stage, segment.name, segment.micro_batch, segment.chunk, start, finish, half)
+        times = rank_times(run.lowered, run.execution.records, position)
+        return cls(times, computes, nodes.kind == NodeKind.COLLECTIVE)
+
+
+def _segments(stage: int, segments: Sequence[Segment], seen: _Seen) -> Iterator[Box]:
+    begins = [-1, *(segment.start if segment.stop > segment.start else -1 for segment in segments), -1]
+    for segment, before, after in zip(segments, begins, begins[2:], strict=False):
+        half = 1 if segment.start == after else 2 if segment.start == before else 0
+        rows = segment.start + np.flatnonzero(seen.computes[segment.start : segment.stop])
+        if len(rows):
+            start, finish = int(seen.times.start[rows].min()), int(seen.times.finish[rows].max())
+            yield Box(stage, segment.name, segment.micro_batch, segment.chunk, start, finish, half)
+
+
+def _after_passes(stage: int, segment: Segment, seen: _Seen, shown: tuple[int, int]) -> Iterator[Box]:
+    """Yield the optimizer's kernels and collectives after a time, those that a gap joins as one box."""
+    begin, gap = shown
+    here = slice(segment.start, segment.stop)
+    for name, chosen, half in ((_OPTIMIZER, seen.computes, 1), (_EXCHANGE, seen.collectives, 2)):
+        rows = segment.start + np.flatnonzero(chosen[here])
+        spans = zip(seen.times.start[rows].tolist(), seen.times.finish[rows].tolist(), strict=True)
+        for start, finish in _joined(spans, begin, gap):
+            yield Box(stage, name, 0, 0, start, finish, half)
+
+
+def _joined(spans: Iterable[tuple[int, int]], begin: int, gap: int) -> list[tuple[int, int]]:
+    """Return the parts of (start, finish) spans after `begin`, those at most `gap` apart as one.
+
+    >>> _joined([(0, 4), (5, 6), (2, 3), (20, 21)], begin=1, gap=1)
+    [(1, 6), (20, 21)]
+    """
+    joined: list[tuple[int, int]] = []
+    for start, finish in sorted((max(start, begin), finish) for start, finish in spans if finish > begin):
+        if joined and start <= joined[-1][1] + gap:
+            joined[-1] = joined[-1][0], max(joined[-1][1], finish)
+        else:
+            joined.append((start, finish))
+    return joined
 
 
 def draw_schedule(trace: JobTrace, run: Run, path: Path, *, title: str) -> int:
@@ -101,6 +167,7 @@ def draw_schedule(trace: JobTrace, run: Run, path: Path, *, title: str) -> int:
         _draw_boxes(axes, alike, colour, unit=unit)
     _number(axes, drawn, end, unit=unit)
     axes.set_xlim(0, end / unit)
+    axes.set_xticks(*_ticks(end / unit))
     axes.set_ylim(trace.job.stages - 0.5, -0.5)
     axes.set_yticks(range(trace.job.stages), [f"stage {stage}" for stage in range(trace.job.stages)])
     axes.tick_params(axis="y", length=0)
@@ -113,6 +180,14 @@ def draw_schedule(trace: JobTrace, run: Run, path: Path, *, title: str) -> int:
     figure.legend(handles=handles, loc="outside lower center", ncols=kinds, fontsize=8, frameon=False)
     save(figure, path, dpi=_DPI)
     return len(drawn)
+
+
+def _ticks(end: float) -> tuple[list[float], list[str]]:
+    """Return the places and labels of round times and, as the last, of the step's end."""
+    from matplotlib.ticker import MaxNLocator
+
+    round_times = [tick for tick in MaxNLocator(8).tick_values(0, end) if 0 <= tick < 0.96 * end]
+    return [*round_times, end], [*(f"{tick:g}" for tick in round_times), f"{end:.4g}"]
 
 
 def _colour(box: Box) -> tuple[float, float, float]:
@@ -144,7 +219,7 @@ def _draw_boxes(axes: Any, alike: Sequence[Box], colour: tuple[float, float, flo
 
 def _number(axes: Any, drawn: Sequence[Box], end: int, *, unit: float) -> None:
     """Write micro-batches into the boxes that have room for them, if most do."""
-    passes = [box for box in drawn if box.name != _OPTIMIZER]
+    passes = [box for box in drawn if box.name not in _PASSLESS]
     rooms = [_room(box, end) for box in passes]
     if float(np.median(rooms)) < _SMALLEST:
         return
@@ -170,5 +245,5 @@ def _legend(drawn: Sequence[Box]) -> Iterator[Any]:
     chunks = {box.chunk for box in drawn}
     kinds = {(list(_COLOURS).index(box.name), box.chunk): box for box in drawn}
     for (_, chunk), box in sorted(kinds.items()):
-        several = len(chunks) > 1 and box.name != _OPTIMIZER
+        several = len(chunks) > 1 and box.name not in _PASSLESS
         yield Patch(color=_colour(box), label=_NAMES[box.name] + (f", chunk {chunk}" if several else ""))

@@ -5,7 +5,7 @@ import pytest
 from rapid_des.errors import InputError
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
-from rapid_des.report.pictures.schedule import boxes
+from rapid_des.report.pictures.schedule import _ticks, boxes, whole_segments
 from rapid_des.simulation import simulate
 
 
@@ -22,7 +22,7 @@ def job(schedule):
 def test_every_pass_is_a_box_in_the_order_of_its_stage(mode, schedule):
     wanted = job(schedule)
     result = simulate(wanted, load_machine("dgx_a100"), mode=mode)
-    drawn = list(boxes(result.trace, result.run or result.blocks.run))
+    drawn = list(whole_segments(result.trace, result.run or result.blocks.run))
     for stage, order in enumerate(wanted.stage_orders.orders):
         own = [box for box in drawn if box.stage == stage and box.name != "optimizer"]
         assert [(box.name, box.micro_batch, box.chunk) for box in own] == [item[:3] for item in order]
@@ -50,6 +50,30 @@ def test_both_halves_of_dualpipe_run_as_mirror_images():
     settings = {"parallelism.pp": 8, "training.global_batch": 40}
     wanted = load_job(job("dualpipe"), settings=settings)
     result = simulate(wanted, load_machine("dgx_h100"), mode="hierarchical")
-    drawn = list(boxes(result.trace, result.blocks.run))
+    drawn = list(whole_segments(result.trace, result.blocks.run))
     starts = [[box.start for box in drawn if box.stage == stage] for stage in range(8)]
     assert starts[:4] == starts[:3:-1]
+
+
+def test_the_optimizer_is_drawn_where_its_kernels_run_and_not_while_its_stage_waits():
+    # The last stage ends its passes first and waits for the gradient norm of the others: its kernels take as
+    # long as they do on the first stage, whose wait is short.
+    result = simulate(job("1f1b"), load_machine("dgx_a100"))
+    drawn = list(boxes(result.trace, result.run))
+    for stage in range(4):
+        kernels = sum(
+            box.finish - box.start for box in drawn if (box.stage, box.name) == (stage, "optimizer")
+        )
+        priced = sum(
+            row.time_s for row in result.operators(stage) if row.operator in ("optimizer", "gradient_norm")
+        )
+        assert priced * 1e12 <= kernels < 1.01e12 * priced + result.step_time / 500, stage
+    waits = [
+        max(box.finish for box in drawn if (box.stage, box.name) == (stage, "exchange")) for stage in range(4)
+    ]
+    assert max(waits) <= result.step_time
+
+
+def test_the_axis_ends_with_the_step():
+    assert _ticks(4153.3)[0][-1] == 4153.3
+    assert _ticks(4153.3)[1] == ["0", "600", "1200", "1800", "2400", "3000", "3600", "4153"]

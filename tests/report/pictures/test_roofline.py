@@ -1,0 +1,46 @@
+"""The roofline's picture: every operator can be found on it."""
+
+import numpy as np
+import pytest
+
+from rapid_des.frontend import load_job
+from rapid_des.machine import load_machine
+from rapid_des.modes.pricing import price
+from rapid_des.report.pictures.roofline import _DOT, _LABEL, _dots, _marks, _number, _overlaps, _rows
+
+JOBS = ["llama2_7b_train", "llama2_7b_inference"]
+
+
+@pytest.fixture(params=JOBS)
+def marks(request):
+    return _marks(price(load_job(request.param), load_machine("dgx_a100")).operators)
+
+
+def test_every_operator_stands_in_one_row_whose_dot_is_where_the_operator_is(marks):
+    dots = _dots(marks)
+    assert sorted(mark for dot in dots for mark in dot) == sorted(marks)
+    for dot in dots:
+        for mark in dot:
+            assert mark.rate == pytest.approx(dot[0].rate, rel=0.0205)
+            assert mark.intensity == pytest.approx(dot[0].intensity, rel=0.0205)
+    rows = list(_rows(dots))
+    assert len(rows) == len(marks) + len(dots)
+
+
+def test_no_number_covers_another_or_a_dot(marks):
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 6))
+    axes = figure.subplots()
+    axes.set(xscale="log", yscale="log", xlim=(0.01, 1e4), ylim=(1e10, 1e15))
+    places = [(dot[0].intensity, dot[0].rate) for dot in _dots(marks)]
+    _number(figure, axes, places)
+    dots = axes.transData.transform(np.array(places)) * 72 / figure.dpi
+    taken = [(x, y, *_DOT) for x, y in dots]
+    assert len(axes.texts) == len(places)
+    for (x, y), text in zip(dots, axes.texts, strict=True):
+        dx, dy = text.xyann
+        box = (x + dx, y + dy, *_LABEL)
+        assert not any(_overlaps(box, other) for other in taken)
+        taken.append(box)
