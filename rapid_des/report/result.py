@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.frontend import JobMemory, JobTrace, PricedOperator
 from rapid_des.modes.execution import Run
+from rapid_des.modes.mode_bound import ModeBound
 from rapid_des.modes.pricing import as_used
 from rapid_des.report import evidence
 from rapid_des.report.breakdown import (
@@ -91,6 +92,8 @@ class Result:
     compute_bound: str = "compute"
     """What limits most of the critical rank's kernels; `compute` is arithmetic and the caches."""
     notes: tuple[str, ...] = ()
+    mode_bound: ModeBound | None = None
+    """Where the flattened step lies, as far as a mode knows; None of a flattened one."""
     work: Mapping[str, int] = field(default_factory=dict)
     """Of a job: picoseconds of the critical rank's work by class, of which intervals are made."""
     run: Run | None = field(default=None, repr=False, compare=False)
@@ -298,6 +301,7 @@ class Result:
                 for part, names in self.attribution.items()
                 if names
             },
+            "mode_bound_s": None if self.mode_bound is None else self.mode_bound.as_json(),
             "intervals": {figure: interval.as_json() for figure, interval in self.intervals.items()},
             "bound": self.bound,
             "critical_rank": self.critical_rank,
@@ -350,6 +354,7 @@ def result_of(
         folded=run.execution.folded,
         basis=basis_of(run, None if trace is None else trace.job, (blocks or lowered).served),
         notes=(*(lowered.traces if trace is None else trace).notes, *_notes(run, position, spent, blocks)),
+        mode_bound=None if blocks is None else blocks.bound,
         run=run if blocks is None else None,
         computed=times,
         blocks=blocks,

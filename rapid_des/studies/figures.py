@@ -29,6 +29,8 @@ FIGURES: Mapping[str, str] = {
     "time_per_output_token_s": "less",
     "step_low_s": "less",
     "step_high_s": "less",
+    "mode_low_s": "less",
+    "mode_high_s": "less",
     **{f"{part}_s": "less" for part in PARTS},
     "tokens": "",
     "memory_capacity_bytes": "",
@@ -83,6 +85,9 @@ def row_of(result: Result) -> dict[str, Any]:
     if STEP in result.intervals:
         expected = result.intervals[STEP]
         row |= {"step_low_s": seconds(expected.low), "step_high_s": seconds(expected.high)}
+    if result.mode_bound is not None:
+        ends = result.mode_bound.as_json()
+        row |= {"mode_low_s": ends["low"], "mode_high_s": ends["high"]}
     figures = result.figures
     if figures is None:
         return row

@@ -60,6 +60,7 @@ class PlanRow:
         plain = self.result.as_json()
         figures = {
             "step_time_s": plain["step_time_s"],
+            "mode_bound_s": plain["mode_bound_s"],
             "intervals": plain["intervals"],
             "memory_bytes": self.memory_bytes,
             "mfu": plain["mfu"],

@@ -31,13 +31,13 @@ from rapid_des.modes.blocks.replicas import run_first_replica
 from rapid_des.modes.blocks.shortened import WORTH, shortened
 from rapid_des.modes.blocks.steady import Repetition, repetition
 from rapid_des.modes.execution import EngineChoice, Run, execute
+from rapid_des.modes.mode_bound import ModeBound
 from rapid_des.modes.pricing import PricedBlocks
 from rapid_des.network.jitter import draws_delays
 from rapid_des.network.specs import AUTO
 from rapid_des.program.library import libraries_of
 from rapid_des.program.lowering import lower
 from rapid_des.program.plans import Served
-from rapid_des.units import Duration
 
 _MOST_WHOLE = 1024
 """Ranks of an outer graph up to which `auto` may choose what must be lowered for every replica."""
@@ -104,6 +104,8 @@ class BlockRun:
     wall_s: float
     repeated: Repetition | None = None
     """The stretch of the run that stands for more of the same; None: the run is the whole step."""
+    bound: ModeBound | None = None
+    """Where the flattened step lies; None: not known."""
 
     @property
     def step(self) -> int:
@@ -179,10 +181,10 @@ def run_blocks(  # noqa: PLR0913 - what blocks are run with, by name
     runs = [at(place) for place in chosen]
     done = max(runs, key=lambda candidate: candidate.step)
     notes = places_notes(chosen, [run.step for run in runs])
-    if shared is not None and len(shared.links):
-        notes = (*notes, _sharing_note(shared, done))
-    trace = replace(done.trace, notes=(*done.trace.notes, *notes))
-    return replace(done, trace=trace, wall_s=time.perf_counter() - began)
+    bound = None if shared is None else _bound(shared, done)
+    said = "" if bound is None else bound.note(done.step)
+    trace = replace(done.trace, notes=(*done.trace.notes, *notes, *([said] if said else [])))
+    return replace(done, trace=trace, bound=bound, wall_s=time.perf_counter() - began)
 
 
 def _repeated(
@@ -230,21 +232,24 @@ def _run(  # noqa: PLR0913 - what a graph is run with
     return trace, Run(lowered, execute(lowered.program, choice, trail=trail, name=lowered.name), machine)
 
 
-def _sharing_note(shared: Sharing, done: BlockRun) -> str:
-    """Return what to say of links that carry traffic of blocks and around them, or of several ranks."""
+def _bound(shared: Sharing, done: BlockRun) -> ModeBound:
+    """Return how much later a step ends where links carry traffic that is simulated apart."""
+    if not len(shared.links):
+        return ModeBound(done.step, done.step, None, "no link carries traffic that is simulated apart")
     run, trace, stretch = done.run, done.trace, done.repeated
     busiest = max(_busiest(done, *stage) for stage in set(zip(done.kinds, trace.stage_of_rank, strict=True)))
-    between, step = run.execution.records.link_busy.sum(axis=1), run.execution.records.makespan
+    between = run.execution.records.link_busy.sum(axis=1)
     if stretch is not None:
-        between, step = between + stretch.times * stretch.link_busy, step + stretch.left_out
+        between = between + stretch.times * stretch.link_busy
     if run.lowered.replicas is not None:  # whose links are numbered by what they stand for
         between = np.full(len(run.machine.fabric), between.max(initial=0), np.int64)
     most = shared.neglected(busiest, between)
     name = run.machine.fabric.link_name(int(shared.links[0]))
-    return (
+    reason = (
         f"{len(shared.links):,} links (as {name}) carry traffic that is simulated apart; waiting for one "
-        f"another there would add at most {Duration(most)} ({most / max(step, 1):.1%})"
+        "another there"
     )
+    return ModeBound(done.step, done.step + most, name, reason)
 
 
 def _busiest(done: BlockRun, kind: bytes, stage: int) -> int:

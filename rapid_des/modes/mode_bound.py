@@ -1,0 +1,41 @@
+"""How far a mode's step may be from the flattened one."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rapid_des.units import Duration, seconds
+
+
+class ModeBound(msgspec.Struct, frozen=True):
+    """Where the flattened step lies, by what a mode leaves out; times in picoseconds.
+
+    >>> bound = ModeBound(100_000_000, 120_000_000, "gpu0>switch0", "2 links carry what is simulated apart")
+    >>> bound.as_json(), bound.width
+    ({'low': 0.0001, 'high': 0.00012}, 20000000)
+    """
+
+    low: int
+    """The flattened step is this long or longer."""
+    high: int
+    """The flattened step is this long or shorter."""
+    link: str | None
+    """The fullest link of those where the mode leaves out waiting; None: there is none."""
+    reason: str
+    """What the mode leaves out."""
+
+    @property
+    def width(self) -> int:
+        """From the low end to the high one."""
+        return self.high - self.low
+
+    def as_json(self) -> dict[str, float]:
+        """Return both ends in seconds."""
+        return {"low": seconds(self.low), "high": seconds(self.high)}
+
+    def note(self, step: int) -> str:
+        """Return what a report says of a step of so many picoseconds; empty where nothing is left out."""
+        if not self.width:
+            return ""
+        most = self.high - step
+        return f"{self.reason} would add at most {Duration(most)} ({most / max(step, 1):.1%})"
