@@ -279,35 +279,57 @@ def load_device_spec(
 def with_settings(document: Document, settings: Settings) -> DeviceSpec:
     """Return the spec of a device file with settings (key path, YAML text) over it.
 
-    Numbers that stand for one thing move together: `sms` takes with it what all SMs have together, as far as
-    the settings do not state it. `clock.peak`, which the peaks are stated at, is refused without them.
+    What is stated for the whole chip at its peak clock follows `sms` and `clock.peak`, see `_with_derived`.
     """
     chosen = as_pairs(settings)
-    keys = {key for key, _ in chosen}
-    changed = apply_overrides(_without_clock_evidence(document, keys), chosen, root="device")
+    stated = {key for key, _ in chosen}
+    changed = apply_overrides(_without_clock_evidence(document, stated), chosen, root="device")
     with settings_named(changed):
-        spec = decode(changed, DeviceSpec)
-    if "clock.peak" in keys and not any(key.startswith(("tensor_peak", "vector_peak")) for key in keys):
+        return decode(_with_derived(document, changed, stated, file="--set"), DeviceSpec)
+
+
+def _with_derived(document: Document, changed: Document, stated: AbstractSet[str], *, file: str) -> Document:
+    """Return a changed device file with the quantities that follow from what changed.
+
+    What is stated for the whole chip at its peak clock follows what it is made of, as far as the change, a
+    what-if file's or settings', does not state it too:
+
+        sms         tensor_peak, vector_peak, bandwidth of registers and shared memory
+        clock.peak  bandwidth of registers, shared memory and L2
+
+    Arithmetic a clock may differ from chip to chip, so another `clock.peak` needs `tensor_peak` and
+    `vector_peak` beside it: a `ConfigError` names `file` otherwise. Capacities of registers and shared memory
+    are of one SM, those of L2 and everything of HBM are of the chip, and stay.
+    """
+    if stated.isdisjoint(("sms", "clock", "clock.peak")):
+        return changed
+    before, spec = decode(document, DeviceSpec), decode(changed, DeviceSpec)
+    clock = Fraction(spec.clock.peak, before.clock.peak)
+    if clock != 1 and not any(key.startswith(("tensor_peak", "vector_peak")) for key in stated):
         problem = "the peaks and bandwidths are stated at this clock: set tensor_peak and vector_peak too, "
         raise ConfigError(
-            problem + "or clock.boost and clock.sustained to run faster", file="--set", key="clock.peak"
+            problem + "or clock.boost and clock.sustained to run faster", file=file, key="clock.peak"
         )
-    if "sms" not in keys:
-        return spec
-    return _with_their_rates(spec, Fraction(spec.sms, decode(document, DeviceSpec).sms), keys)
+    derived = to_tree(_derived(spec, (Fraction(spec.sms, before.sms), clock), stated), "device")
+    return replace(changed, tree={**changed.tree, **{name: derived[name] for name in _OF_THE_CHIP}})
 
 
-def _with_their_rates(spec: DeviceSpec, factor: Fraction, stated: AbstractSet[str]) -> DeviceSpec:
-    """Return a device whose SMs grew by a factor with the rates that all of them have together."""
+_OF_THE_CHIP = ("tensor_peak", "vector_peak", "registers", "shared", "l2")
+"""Keys with what is stated for the whole chip at its peak clock."""
+
+
+def _derived(spec: DeviceSpec, factors: tuple[Fraction, Fraction], stated: AbstractSet[str]) -> DeviceSpec:
+    """Return a device whose count of SMs and peak clock grew by factors, with what follows from these."""
+    sms, clock = factors
 
     def peaks(name: str) -> dict[Dtype, FlopRate]:
         fixed = stated if name not in stated else {f"{name}.{dtype}" for dtype in getattr(spec, name)}
         return {
-            dtype: peak if f"{name}.{dtype}" in fixed else _scaled(peak, factor)
+            dtype: peak if f"{name}.{dtype}" in fixed else _scaled(peak, sms)
             for dtype, peak in getattr(spec, name).items()
         }
 
-    def store(name: str) -> Store:
+    def store(name: str, factor: Fraction) -> Store:
         present: Store = getattr(spec, name)
         free = stated.isdisjoint((name, f"{name}.bandwidth"))
         return _narrowed(present, factor) if free else present
@@ -316,8 +338,9 @@ def _with_their_rates(spec: DeviceSpec, factor: Fraction, stated: AbstractSet[st
         spec,
         tensor_peak=peaks("tensor_peak"),
         vector_peak=peaks("vector_peak"),
-        registers=store("registers"),
-        shared=store("shared"),
+        registers=store("registers", sms * clock),
+        shared=store("shared", sms * clock),
+        l2=store("l2", clock),
     )
 
 
@@ -350,9 +373,9 @@ def _with_base(document: Document, seen: tuple[Path, ...]) -> Document:
             f"the chain of bases runs in a circle: {chain}", file=str(document.path), key="base"
         )
     below = _with_base(load_document(path), (*seen, path))
-    leaves = list(_leaves(tree))
-    above = _without_clock_evidence(Document(document.path, below.tree), {key for key, _ in leaves})
-    return Document(document.path, apply_overrides(above, leaves).tree)
+    leaves, base_tree = dict(_leaves(tree)), Document(document.path, below.tree)
+    changed = apply_overrides(_without_clock_evidence(base_tree, leaves.keys()), list(leaves.items()))
+    return Document(document.path, _with_derived(below, changed, leaves.keys(), file=str(document.path)).tree)
 
 
 def _without_clock_evidence(document: Document, stated: AbstractSet[str]) -> Document:
