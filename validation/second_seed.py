@@ -236,7 +236,7 @@ def report(data: DataFolder, systems: Sequence[str], folder: Path) -> Iterator[s
     for system in systems:
         native = operator_model(rd.load_machine(MACHINES[system]).device)
         seen = [row for row in measured(data, system) if not held_out(row)]
-        file, _ = fit_decomposed(seen, system, native, fallback="native")
+        file = fit_decomposed(seen, system, native, fallback="native")
         yield from module_errors(data, system, file, native)
         yield from collective_errors(data, system)
         machines[system] = learned_machine(data, system, file, folder)

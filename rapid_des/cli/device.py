@@ -134,12 +134,7 @@ def fit(
     from rapid_des.report.devices import learned_as_plain, learned_as_text
 
     check_outputs([output], replace=force)
-    if reference is None:
-        file = fit_file(samples, **columns)
-    else:
-        file, refused = fit_modules(samples, reference, **columns)
-        for name, why in refused.items():
-            announce(f"{name} is refused: {why}")
+    file = fit_file(samples, **columns) if reference is None else fit_modules(samples, reference, **columns)
     with replacing(output) as beside:
         file.save(beside)
     echo(as_json, learned_as_plain(file), [learned_as_text(file)])

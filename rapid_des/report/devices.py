@@ -132,7 +132,12 @@ def learned_as_plain(file: LearnedFile) -> dict[str, object]:
         name: {"regressor": regressor.kind, "rows": regressor.rows, "cross_validation_error": regressor.error}
         for name, regressor in file.regressors.items()
     }
-    return {"operators": fitted, "left_out": dict(file.left_out), "fallback": file.fallback}
+    return {
+        "operators": fitted,
+        "left_out": {name: left.rows for name, left in file.left_out.items()},
+        "left_out_reasons": {name: left.reason for name, left in file.left_out.items()},
+        "fallback": file.fallback,
+    }
 
 
 def learned_as_text(file: LearnedFile) -> str:
@@ -142,5 +147,8 @@ def learned_as_text(file: LearnedFile) -> str:
         f"{name:{width}}  {each.kind:<18} {each.rows:5d} samples  cross-validation {each.error:6.2%}"
         for name, each in file.regressors.items()
     ]
-    lines += [f"{name:{width}}  left out: {count} samples" for name, count in file.left_out.items()]
+    lines += [
+        f"{name:{width}}  left out: {left.rows:,} samples ({left.reason})"
+        for name, left in file.left_out.items()
+    ]
     return "\n".join([*lines, f"all else: {file.fallback}"])

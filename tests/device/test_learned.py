@@ -2,11 +2,13 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.device import Attention, Gemm, GroupedGemm, Vector, load_device
-from rapid_des.device.learned import load_learned
-from rapid_des.device.learned.fit import fit_file, fit_regressor
+from rapid_des.device.learned import LeftOut, load_learned
+from rapid_des.device.learned.fit import fit_decomposed, fit_file, fit_modules, fit_regressor
 from rapid_des.device.learned.regressors import Forest
 from rapid_des.device.learned.samples import shape_of, write_samples
 from rapid_des.device.pricing import operator_model
@@ -148,7 +150,7 @@ def test_too_few_samples_leave_the_operator_to_the_fallback(tmp_path):
     rows += [{"operator": "gelu/forward/bf16", "rows": 8, "columns": 8, "time_us": 3}]
     write_samples(tmp_path / "samples.csv", rows)
     file = fit_file(tmp_path / "samples.csv", fallback="native")
-    assert file.left_out == {"gelu/forward/bf16": 1}
+    assert file.left_out == {"gelu/forward/bf16": LeftOut(1, "a regressor needs 12 samples")}
     assert "left out: 1 samples" in learned_as_text(file)
     json.dumps(learned_as_plain(file))
 
@@ -213,3 +215,58 @@ def test_fit_prints_what_it_fitted(tmp_path):
     assert "gemm/bf16" in run.output
     plain = json.loads(CliRunner().invoke(fit, [*arguments, "--json", "--force"]).output)
     assert plain["operators"]["gemm/bf16"]["rows"] == 36
+
+
+MODULES = [
+    "linear1/fwd",
+    "linear1/bwd",
+    "bmm/fwd",
+    "baddbmm/fwd",
+    "ScaledUpperTriangMaskedSoftmax/fwd",
+    "gelu/fwd",
+]
+MODULES += ["res_add/bwd", "fillmask/fwd", "firstStage_optimizer/step", "mystery/fwd"]
+USED_BY = {"linear1/fwd": "gemm/fp16", "linear1/bwd": "gemm/fp16", "gelu/fwd": "gelu/forward/fp16"}
+PARTS = {"bmm/fwd", "baddbmm/fwd", "ScaledUpperTriangMaskedSoftmax/fwd"}
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.dictionaries(st.sampled_from(MODULES), st.sampled_from([1, 11, 12, 20]), min_size=1))
+def test_every_sample_of_modules_is_used_or_named_with_its_reason(counts):
+    # 1,200 rows of bmm were dropped in silence, as no other part of unfused attention stood beside them.
+    rows = [
+        {"op": name.partition("/")[0], "phase": name.partition("/")[2], "time_us": f"{10 + row}", "b": "1"}
+        | {"l": f"{128 * (row + 1)}", "h": "8", "dim": "512", "mp": "1", "params": "1000"}
+        for name, count in counts.items()
+        for row in range(count)
+    ]
+    native = operator_model(load_device("a100_sxm_80gb"))
+    file = fit_decomposed(rows, "drawn", native, fallback="native")
+    for name, count in counts.items():
+        if name in file.left_out:
+            assert file.left_out[name].rows == count
+            assert file.left_out[name].reason
+        elif name in PARTS:
+            assert "unfused_attention/forward/fp16/causal" in file.regressors
+            assert min(counts.get(part, 0) for part in PARTS) >= 12
+        else:
+            assert file.regressors[USED_BY[name]].rows >= 12
+    assert set(file.left_out) <= set(counts)
+    plain = learned_as_plain(file)
+    assert set(plain["left_out"]) == set(plain["left_out_reasons"])
+    assert all(name in learned_as_text(file) for name in file.left_out)
+
+
+@pytest.mark.parametrize("cell", ["abc", "-5", "nan", "1e99", ""])
+def test_a_time_of_modules_that_is_none_is_named_with_its_line(tmp_path, cell):
+    table = tmp_path / "modules.csv"
+    table.write_text(f"op,phase,b,l,h,dim,mp,time_us\nlinear1,fwd,1,8,1,64,1,{cell}\n")
+    with pytest.raises(InputError, match=r"modules\.csv: line 2: .* is no number; allowed: 0 to"):
+        fit_modules(table, "a100_sxm_80gb", fallback="native")
+
+
+def test_a_sample_of_modules_without_a_size_is_refused():
+    rows = [{"op": "linear1", "phase": "fwd", "time_us": "3", "b": "1", "dim": "64"}]
+    native = operator_model(load_device("a100_sxm_80gb"))
+    with pytest.raises(InputError, match="linear1/fwd: its operator would be of m 0, n 192, k 64, batch 1"):
+        fit_decomposed(rows, "drawn", native, fallback="native")

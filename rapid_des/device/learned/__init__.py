@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from rapid_des.bounded_cache import BoundedCache
@@ -33,6 +34,13 @@ Fallback = Literal["native", "roofline"]
 FALLBACKS: tuple[Fallback, ...] = ("native", "roofline")
 
 
+class LeftOut(msgspec.Struct, frozen=True):
+    """Samples of one kind that no regressor was fitted to."""
+
+    rows: int
+    reason: str
+
+
 @dataclass(frozen=True)
 class LearnedFile:
     """Regressors by operator, where their samples came from, and what prices the rest."""
@@ -40,8 +48,8 @@ class LearnedFile:
     regressors: Mapping[str, Regressor]
     source: str
     fallback: Fallback
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    """Operators with too few samples for a regressor, and how many they had."""
+    left_out: Mapping[str, LeftOut] = field(default_factory=dict)
+    """Samples that were read and not used, by their own names."""
 
     def save(self, path: Path) -> None:
         """Write a `.npz` of plain arrays and one JSON text: no code, the same bytes for the same model."""

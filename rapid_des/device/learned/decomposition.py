@@ -10,9 +10,11 @@ operator's samples.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from rapid_des.device.learned import LeftOut
 from rapid_des.device.learned.samples import Shape, shape_of
 from rapid_des.device.operators import Attention, Dtype, Gemm, Operator, OperatorModel, Vector
 from rapid_des.errors import InputError
@@ -123,6 +125,8 @@ class Timed:
 
     shape: Shape
     time_us: float
+    sample: str
+    """The `op/phase` of the sample."""
 
 
 @dataclass
@@ -130,10 +134,16 @@ class Converted:
     """A table of samples in terms of our operators."""
 
     timed: list[Timed] = field(default_factory=list)
-    refused: dict[str, str] = field(default_factory=dict)
-    """By name and phase: why there is nothing here that it could price."""
+    rows: Counter[str] = field(default_factory=Counter)
+    """Samples read, by `op/phase`."""
+    left_out: dict[str, LeftOut] = field(default_factory=dict)
+    """Samples that price nothing here, by `op/phase`."""
     parts: dict[str, dict[str, list[Part]]] = field(default_factory=dict)
     """Of unfused attention: the samples of each part, by phase and name."""
+
+    def leave_out(self, name: str, reason: str) -> None:
+        """Note that all samples of a name (`op/phase`) are left out, and why."""
+        self.left_out[name] = LeftOut(self.rows[name], reason)
 
 
 @dataclass(frozen=True)
@@ -155,15 +165,19 @@ class Part:
 
 def convert(samples: Iterable[Mapping[str, str]], native: OperatorModel) -> Converted:
     """Return samples of our operators, of the parts of attention, and why the others are left out."""
-    converted = Converted()
+    converted, unknown = Converted(), set[str]()
     for sample in samples:
         name, phase, time = sample["op"], sample["phase"], float(sample["time_us"])
+        converted.rows[f"{name}/{phase}"] += 1
         if name in PARTS:
             converted.parts.setdefault(phase, {}).setdefault(name, []).append(_part(sample, time))
         elif kernels := kernels_of(sample):
-            converted.timed += _split(kernels, time, native)
+            converted.timed += _split(kernels, time, native, f"{name}/{phase}")
         else:
-            converted.refused[f"{name}/{phase}"] = WITHOUT_MEANING.get(name, "no operator here does that")
+            unknown.add(f"{name}/{phase}")
+    for each in sorted(unknown):
+        why = WITHOUT_MEANING.get(each.rpartition("/")[0], "no operator here does that")
+        converted.leave_out(each, why)
     return converted
 
 
@@ -178,18 +192,19 @@ def kernels_of(sample: Mapping[str, str]) -> tuple[Operator, ...]:
     return kernels(sizes_of(sample)) if kernels else ()
 
 
+COLUMNS = ("mp", "b", "l", "h", "dim", "params")
+"""The sizes of a sample; a blank one is of an operator that has not it, one GPU or one head."""
+
+
 def sizes_of(sample: Mapping[str, str]) -> Sizes:
     """Return the sizes that a sample fills in."""
-    names = ("mp", "b", "l", "h", "dim", "params")
-    try:
-        return Sizes(*(int(float(sample.get(name) or 0)) for name in names))
-    except ValueError:
-        raise InputError(f"{sample['op']}/{sample['phase']}: {', '.join(names)} must be numbers") from None
+    mp, b, length, h, dim, params = (int(float(sample.get(name) or 0)) for name in COLUMNS)
+    return Sizes(max(1, mp), b, length, max(1, h), dim, params)
 
 
 def _part(sample: Mapping[str, str], time: float) -> Part:
     size = sizes_of(sample)
-    return Part(size.b, size.length, size.h // max(1, size.mp), size.dim // size.h, time)
+    return Part(size.b, size.length, size.h // size.mp, size.dim // size.h, time)
 
 
 def attention(sizes: tuple[int, int, int, int], phase: str, *, fused: bool) -> Attention:
@@ -201,10 +216,14 @@ def attention(sizes: tuple[int, int, int, int], phase: str, *, fused: bool) -> A
     )  # fmt: skip
 
 
-def _split(kernels: tuple[Operator, ...], time: float, native: OperatorModel) -> Iterator[Timed]:
+def _split(kernels: tuple[Operator, ...], time: float, native: OperatorModel, sample: str) -> Iterator[Timed]:
     """Yield each kernel with its share of a sample's time, as a native model shares it out."""
+    shapes = [shape_of(kernel) for kernel in kernels]
+    for shape in shapes:
+        if shape is not None and min(shape.sizes) < 1:
+            sizes = ", ".join(f"{name} {size:g}" for name, size in zip(shape.names, shape.sizes, strict=True))
+            raise InputError(f"{sample}: its operator would be of {sizes}; allowed: sizes from 1 on")
     durations = [native.estimate(kernel).duration for kernel in kernels]
-    for kernel, duration in zip(kernels, durations, strict=True):
-        shape = shape_of(kernel)
+    for shape, duration in zip(shapes, durations, strict=True):
         assert shape is not None, "samples are of plain operators"
-        yield Timed(shape, time * duration / sum(durations))
+        yield Timed(shape, time * duration / sum(durations), sample)

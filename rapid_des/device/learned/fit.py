@@ -21,10 +21,10 @@ import numpy as np
 from rapid_des.arrays import Floats
 from rapid_des.config.documents import read_text
 from rapid_des.device.device import load_device
-from rapid_des.device.learned import LearnedFile
-from rapid_des.device.learned.decomposition import PARTS, Part, Timed, attention, convert
+from rapid_des.device.learned import LearnedFile, LeftOut
+from rapid_des.device.learned.decomposition import COLUMNS, PARTS, Converted, Part, Timed, attention, convert
 from rapid_des.device.learned.regressors import LEAF, Forest, Regressor, Trend, features, positive
-from rapid_des.device.learned.samples import SIZES, read_samples, shape_of
+from rapid_des.device.learned.samples import SIZES, number_in, read_samples, shape_of
 from rapid_des.device.operators import OperatorModel
 from rapid_des.device.pricing import operator_model
 from rapid_des.errors import InputError
@@ -32,6 +32,7 @@ from rapid_des.errors import InputError
 FOLDS = 3
 LEAST_ROWS = 12
 """Samples below which no regressor is fitted."""
+_TOO_FEW = f"a regressor needs {LEAST_ROWS} samples"
 
 TREES: Mapping[str, Mapping[str, Any]] = {
     "random_forest": {"n_estimators": 100, "max_features": 0.6, "random_state": 0, "n_jobs": 1},
@@ -65,11 +66,13 @@ def fit_file(
         for name, group in groups.items()
         if len(group.sizes) >= LEAST_ROWS
     }
-    left_out = {name: len(group.sizes) for name, group in groups.items() if name not in regressors}
+    left_out = {
+        name: LeftOut(len(group.sizes), _TOO_FEW) for name, group in groups.items() if name not in regressors
+    }
     return LearnedFile(regressors, samples.name, options["fallback"], left_out)
 
 
-def fit_modules(samples: Path, device: str, **options: Any) -> tuple[LearnedFile, Mapping[str, str]]:
+def fit_modules(samples: Path, device: str, **options: Any) -> LearnedFile:
     """Return `fit_decomposed` of a CSV with the columns op, phase, b, l, h, dim, mp, params, time_us."""
     needed = ("op", "phase", "time_us")
     try:
@@ -79,20 +82,24 @@ def fit_modules(samples: Path, device: str, **options: Any) -> tuple[LearnedFile
     missing = [name for name in needed if not rows or name not in rows[0]]
     if missing:
         raise InputError(f"{samples}: no column {missing[0]!r}; needed: {', '.join(needed)}")
+    for line, row in enumerate(rows, start=2):
+        for name in ("time_us", *COLUMNS):
+            if row.get(name) or name == "time_us":
+                number_in(samples, line, row[name] or "")
     return fit_decomposed(rows, samples.name, operator_model(load_device(device)), **options)
 
 
 def fit_decomposed(
     samples: Iterable[Mapping[str, str]], source: str, native: OperatorModel, **options: Any
-) -> tuple[LearnedFile, Mapping[str, str]]:
+) -> LearnedFile:
     """Return a regressor for each of our operators that samples of arXiv 2509.22832 speak of.
 
-    Also why the others are refused, by name and phase. `native` shares out what is one sample and several
-    operators; `options` as in `fit_file`.
+    What is left out is named `op/phase` as in the samples, with the count of its rows and the reason.
+    `native` shares out what is one sample and several operators; `options` as in `fit_file`.
     """
     converted = convert(samples, native)
     for phase, parts in converted.parts.items():
-        converted.timed += _whole_attention(phase, parts)
+        _add_attention(converted, phase, parts)
     by_name: dict[str, list[Timed]] = defaultdict(list)
     for timed in converted.timed:
         by_name[timed.shape.name].append(timed)
@@ -103,14 +110,24 @@ def fit_decomposed(
             table = np.array([row.shape.sizes for row in rows])
             times = np.array([row.time_us for row in rows])
             regressors[name] = fit_regressor(table, times, rows[0].shape.names, boosters=boosters)
-    left_out = {name: len(rows) for name, rows in by_name.items() if name not in regressors}
-    return LearnedFile(regressors, source, options["fallback"], left_out), converted.refused
+    for name in by_name.keys() - regressors.keys():
+        for sample in {row.sample for row in by_name[name]}:
+            converted.leave_out(sample, _TOO_FEW)
+    return LearnedFile(regressors, source, options["fallback"], converted.left_out)
+
+
+def _add_attention(converted: Converted, phase: str, parts: Mapping[str, Sequence[Part]]) -> None:
+    """Add the samples of unfused attention, or say which of its parts has too few."""
+    few = [f"{len(parts.get(name, ()))} of {name}" for name in PARTS if len(parts.get(name, ())) < LEAST_ROWS]
+    if not few:
+        converted.timed += _whole_attention(phase, parts)
+    for name in parts if few else ():
+        reason = f"unfused attention needs {LEAST_ROWS} samples of each of its parts, there are "
+        converted.leave_out(f"{name}/{phase}", reason + ", ".join(few))
 
 
 def _whole_attention(phase: str, parts: Mapping[str, Sequence[Part]]) -> list[Timed]:
     """Return unfused attention at the sizes of its products' samples, the sum of what its parts take."""
-    if any(len(parts.get(name, ())) < LEAST_ROWS for name in PARTS):
-        return []
     where = sorted({part.attention for name in (PARTS[0], PARTS[2]) for part in parts[name]})
     total = np.zeros(len(where))
     for rows in parts.values():
@@ -125,7 +142,8 @@ def _whole_attention(phase: str, parts: Mapping[str, Sequence[Part]]) -> list[Ti
             np.array(where, np.float64)[:, used]
         )
     shapes = [shape_of(attention(sizes, phase, fused=False)) for sizes in where]
-    return [Timed(shape, float(time)) for shape, time in zip(shapes, total, strict=True) if shape]
+    name = f"{PARTS[0]}/{phase}"
+    return [Timed(shape, float(time), name) for shape, time in zip(shapes, total, strict=True) if shape]
 
 
 def fit_regressor(

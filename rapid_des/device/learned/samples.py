@@ -105,12 +105,12 @@ def _samples(
     filled = tuple(name for name in sizes if name in rows[0][1] and all(row[name] for _, row in rows))
     if not filled:
         raise InputError(f"{path}: line {rows[0][0]}: none of the sizes {', '.join(sizes)} is given")
-    table = [[_number(path, line, row[name]) for name in (*filled, time)] for line, row in rows]
+    table = [[number_in(path, line, row[name]) for name in (*filled, time)] for line, row in rows]
     values = np.array(table)
     return Samples(filled, values[:, :-1], values[:, -1])
 
 
-def _number(path: Path, line: int, text: str) -> float:
+def number_in(path: Path, line: int, text: str) -> float:
     """Return a size or a time; what is no finite number from 0 on is an `InputError`."""
     number = float(text) if _NUMBER.match(text.strip()) else -1.0
     if not 0 <= number <= _LARGEST:
