@@ -21,7 +21,7 @@ import rapid_des as rd
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.frontend import memory
 from rapid_des.frontend.schedules import SCHEDULES
-from rapid_des.studies.crews import executor_of
+from rapid_des.studies.worker_pools import executor_of
 from rapid_des.studies.executors import Done
 from rapid_des.studies.floors import Floors
 from rapid_des.studies.plan import Wanted, plan

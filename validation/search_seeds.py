@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from msgspec import structs
 
-from rapid_des.studies.crews import executor_of
+from rapid_des.studies.worker_pools import executor_of
 from rapid_des.studies.executors import Done, Outcome
 from rapid_des.studies.figures import measured
 from rapid_des.studies.search import search
