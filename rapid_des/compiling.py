@@ -203,7 +203,9 @@ def _writable(argument: Any) -> Any:
 
 def _compiled(function: Callable[..., None], arguments: tuple[Any, ...]) -> bytes:
     """Return the name of a C function and its object code, which another process makes of it."""
-    from rapid_des.processes import BrokenProcessPool, Worker
+    from concurrent.futures.process import BrokenProcessPool
+
+    from rapid_des.processes import Worker
 
     given = _writable(arguments)
     try:

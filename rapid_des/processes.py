@@ -1,8 +1,8 @@
 """The one place that starts processes: each an interpreter of its own, which ends when this one does.
 
-loky starts them: it is kept by the authors of joblib, is small, and imports nothing of the caller's script, as
-the standard library's pool does. (joblib itself takes items from another thread than the caller's, and so can
-not follow an order that depends on what was found.) Three things are added on POSIX systems:
+loky starts them: it is kept by the authors of joblib, is small, and imports nothing of the caller's script,
+which the standard library's pool does. (joblib itself takes items from another thread than the caller's, and
+so can not follow an order that depends on what was found.) Three things are added on POSIX systems:
 
 - The current folder is not on their path. loky starts workers by `python -m` and resource trackers by
   `python -c`, and both put that folder first. `PYTHONSAFEPATH` in their environment forbids that.
@@ -26,6 +26,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, Self
+from weakref import WeakSet
 
 _NEW_OBJECTS = 50_000
 """How many new objects start a search for circles of dead ones.
@@ -49,7 +50,7 @@ class Worker:
     def __init__(self) -> None:
         from loky.process_executor import ProcessPoolExecutor
 
-        # where there is neither psutil nor pgrep, loky says that it ends the process alone: others hold a pipe
+        # without psutil and pgrep loky says that it ends no processes of its process: these hold a pipe too
         warnings.filterwarnings("ignore", "Failed to kill subprocesses")
         theirs, self._lifeline = Pipe(duplex=False)
         threads = {name: os.environ.get(name, "1") for name in _ONE_THREAD}
@@ -61,6 +62,7 @@ class Worker:
         )
         self._theirs = theirs  # until the process has it
         self._has_started = False
+        _OPEN.add(self)
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Have a function called; the first one starts the process."""
@@ -90,6 +92,15 @@ class Worker:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+_OPEN = WeakSet[Worker]()
+
+
+def end_all() -> None:
+    """End all processes whose blocks were not left: at its exit Python would wait for what they do."""
+    for worker in list(_OPEN):
+        worker.release()
 
 
 @contextmanager

@@ -7,6 +7,7 @@ that little time passes before its handler is there.
 from __future__ import annotations
 
 import os
+import sys
 from _signal import SIGINT, default_int_handler, getsignal, signal  # `signal` itself imports `enum`
 
 
@@ -21,6 +22,8 @@ def main() -> None:
         _end()
     finally:
         end_at_once()
+        if "rapid_des.processes" in sys.modules:
+            sys.modules["rapid_des.processes"].end_all()
 
 
 def end_at_once() -> None:

@@ -23,7 +23,11 @@ from rapid_des.studies.worker_pools import Submits
 class RayCluster:
     """A connection to a cluster; whoever has called `ray.init` before keeps theirs."""
 
-    died = (exceptions.WorkerCrashedError, exceptions.NodeDiedError, exceptions.OutOfMemoryError)
+    died: tuple[type[BaseException], ...] = (
+        exceptions.WorkerCrashedError,
+        exceptions.NodeDiedError,
+        exceptions.OutOfMemoryError,
+    )
 
     def __init__(self, address: str | None = None) -> None:
         self._address = address
@@ -103,7 +107,7 @@ def _call(folder: str, function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _environment() -> dict[str, str]:
-    """Return what Ray's workers have in their environment: no current folder on their path, but this package."""
+    """Return what Ray's workers have in their environment: this package on their path, no current folder."""
     home = str(Path(__file__).parents[2])
     paths = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     if home not in site.getsitepackages():
@@ -114,7 +118,7 @@ def _environment() -> dict[str, str]:
 
 @contextmanager
 def _elsewhere() -> Iterator[None]:
-    """Stand in the root folder: Ray puts the current folder of whoever connects first on its workers' path."""
+    """Stand in the root folder: Ray puts the current folder of who connects first on its workers' path."""
     here = Path.cwd()
     os.chdir(here.anchor)
     try:

@@ -123,7 +123,7 @@ class Processes:
     A large value goes with every message: a machine of 1,024 GPUs is 0.4 MB, which a pipe takes in 0.2 ms.
     """
 
-    died = (BrokenProcessPool,)
+    died: tuple[type[BaseException], ...] = (BrokenProcessPool,)
 
     def worker(self) -> Submits:
         """Return a new worker."""
@@ -205,7 +205,7 @@ class _Messages:
 
 
 class _Queue:
-    """Items with their positions, taken as they are needed; those whose worker died come first, one by one."""
+    """Items with their positions, taken as they are needed; those whose worker died first, one by one."""
 
     def __init__(self, items: Iterable[Any]) -> None:
         self._fresh = enumerate(items)

@@ -90,7 +90,7 @@ def test_an_item_that_kills_every_worker_fails_alone(tmp_path):
 
 
 class OneCore:
-    """A kind of workers of which the first alone ever starts, as if the others' node had gone with its cores."""
+    """Workers of which the first alone ever starts, as if the others' node had gone with its cores."""
 
     died = ()
 

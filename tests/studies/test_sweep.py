@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from rapid_des.studies.spaces import load_study
 from rapid_des.studies.store import Store
 from rapid_des.studies.sweep import Points, rerun, sweep
 from tests.cli.shell import call, refused
+from tests.workers import until, workers
 
 pytest.importorskip("pyarrow")
 ROOT = Path(__file__).parents[2]
