@@ -19,12 +19,12 @@ are all below RapidDesError.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
 from rapid_des.version import __version__ as __version__
 
+TYPE_CHECKING = False  # as `typing` has it, which takes longer to import than the rest: see `cli.entry`
 if TYPE_CHECKING:
+    from typing import Any
+
     from rapid_des.bounded_cache import BoundedCache
     from rapid_des.chakra.dialects import ReadOptions
     from rapid_des.chakra.writer import write_set
@@ -237,6 +237,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used, so that the command line starts at once."""
+    import importlib
+
     if name not in _HOMES:
         raise AttributeError(f"module 'rapid_des' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -4,14 +4,16 @@ Importing numba takes longer than most runs. So numba compiles a `Kernel` once, 
 one address: that of a table with the kernel's arguments, an integer as a word and an array as numba's struct
 of an array. Its object code is kept in numba's cache folder, from where llvmlite alone loads it (0.01 s); the
 file's name says what it was made of and for, its first line is a digest of the rest. If it is not there or
-not whole, numba compiles the kernel again, in one process while others that want the same wait for it; a
-folder that is not ours alone is done without.
+not whole, numba compiles the kernel again while others that want the same wait for it; a folder that is not
+ours alone is done without. The compiler runs in a process of its own: LLVM does not look for signals, and so
+^C would wait for it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
@@ -19,7 +21,7 @@ from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -33,11 +35,19 @@ def compilable(function: Function) -> Function:
     return function
 
 
+def say(text: str) -> None:
+    """Say something on stderr: a library that compiles for minutes without a word seems to hang."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 - workers have no other way to say it
+
+
 class Kernel:
     """A function of integers, contiguous arrays and tuples of them, which allocates and returns nothing.
 
     It may not index from the end: numbers below 0 are no places.
     """
+
+    announce: ClassVar[Callable[[str], None]] = say
+    """Told in a line that a kernel is compiled, or waited for, before that is done."""
 
     def __init__(self, function: Callable[..., None], sources: Iterable[Path]) -> None:
         self.function, self.sources = compilable(function), tuple(sources)  # of it and all that it calls
@@ -83,6 +93,7 @@ class Kernel:
         with self._alone(types):
             with suppress(OSError):  # another process may have compiled it meanwhile
                 return _read(Path(f"{self._place}-{types}.o"))
+            Kernel.announce(self._compiling())
             content = _compiled(self.function, arguments)
             with suppress(OSError), NamedTemporaryFile(dir=self._place.parent) as beside:
                 beside.write(sha256(content).hexdigest().encode() + b"\n" + content)
@@ -99,8 +110,28 @@ class Kernel:
                 held.callback(Path(lock.name).unlink, missing_ok=True)
                 import fcntl  # of posix alone, as the folder is
 
-                fcntl.flock(lock, fcntl.LOCK_EX)  # a process that dies lets go of it
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    self._announce_waiting()
+                    fcntl.flock(lock, fcntl.LOCK_EX)  # a process that dies lets go of it
             yield
+
+    def _compiling(self) -> str:
+        try:
+            kept = f", once for this installation ({self._place.parent})"
+        except OSError as error:
+            kept = f", which no cache will keep ({error})"
+        return f"compiling the kernel {self.function.__name__}{kept}: up to two minutes; ^C ends it …"
+
+    def _announce_waiting(self) -> None:
+        """Say who is waited for; workers of one process do not: one of them said that it compiles."""
+        from multiprocessing import current_process
+
+        if current_process().name == "MainProcess":
+            Kernel.announce(
+                f"waiting for another process that compiles the kernel {self.function.__name__} …"
+            )
 
     @cached_property
     def _place(self) -> Path:
@@ -171,16 +202,36 @@ def _writable(argument: Any) -> Any:
 
 
 def _compiled(function: Callable[..., None], arguments: tuple[Any, ...]) -> bytes:
-    """Return the name of a C function and the object code that numba makes of it."""
+    """Return the name of a C function and its object code, which another process makes of it."""
+    from concurrent.futures.process import BrokenProcessPool
+
+    from rapid_des.processes import Worker
+
+    given = _writable(arguments)
+    try:
+        worker = Worker()
+    except (ImportError, NotImplementedError, OSError):  # a system without semaphores: ^C waits
+        return _object_code(function, given)
+    with worker:
+        try:
+            content: bytes = worker.submit(_object_code, function, given).result()
+        except BrokenProcessPool as died:
+            raise MemoryError(f"the compiler of {function.__name__} ended: {died}") from None
+    return content
+
+
+def _object_code(function: Callable[..., None], arguments: tuple[Any, ...]) -> bytes:
+    """Return the name of a C function and the object code that numba makes of it in this process."""
     from numba import cfunc, extending, typeof, types
 
     def entry(table: Any) -> int:
         function(*table[0])
         return 1
 
+    compilable(function)
     while _MARKED:
         extending.register_jitable(_nrt=False, forceinline=True)(_MARKED.pop())
-    kinds: Any = types.Tuple(list(map(typeof, _writable(arguments))))  # type: ignore[no-untyped-call]
+    kinds: Any = types.Tuple(list(map(typeof, arguments)))  # type: ignore[no-untyped-call]
     with _places_from_the_begin():
         made: Any = cfunc(types.int32(types.CPointer(kinds)), _nrt=False)(entry)  # type: ignore[call-arg, no-untyped-call]
     return bytes(made.native_name.encode() + b"\n" + made._library._get_compiled_object())  # noqa: SLF001

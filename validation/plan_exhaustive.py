@@ -21,13 +21,13 @@ import rapid_des as rd
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.frontend import memory
 from rapid_des.frontend.schedules import SCHEDULES
-from rapid_des.studies.crews import executor_of
 from rapid_des.studies.executors import Done
 from rapid_des.studies.floors import Floors
 from rapid_des.studies.plan import Wanted, plan
 from rapid_des.studies.points import Point, evaluate
 from rapid_des.studies.refinement import margin
 from rapid_des.studies.splits import Space, checked
+from rapid_des.studies.worker_pools import executor_of
 
 TOP = 5
 MODES = ("analytical", "hierarchical")

@@ -19,11 +19,11 @@ from typing import Any, Self
 
 from msgspec import structs
 
-from rapid_des.studies.crews import executor_of
 from rapid_des.studies.executors import Done, Outcome
 from rapid_des.studies.figures import measured
 from rapid_des.studies.search import search
 from rapid_des.studies.spaces import Study, load_study
+from rapid_des.studies.worker_pools import executor_of
 
 Outcomes = dict[tuple[Any, str], Outcome[Any]]
 """By a point's settings and mode."""

@@ -11,8 +11,8 @@ from rapid_des import errors
 from rapid_des.cli.options import Command, one_of, together
 from rapid_des.errors import CannotFinishError, InfeasibleJobError, InputError, RapidDesError
 from rapid_des.simulation import MODES
-from rapid_des.studies.crews import EXECUTORS, executor_of
 from rapid_des.studies.executors import Executor
+from rapid_des.studies.worker_pools import EXECUTORS, executor_of
 
 executor_options = together(
     click.option(

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import click
 
 from rapid_des import __version__
+from rapid_des.cli.entry import raise_interrupts
 from rapid_des.errors import RapidDesError
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -59,8 +60,7 @@ _HIDDEN |= {
     code: f"\\u{code:04x}" for code in (0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
 }
 _NEW_OBJECTS = 50_000
-"""How many new objects start a search for circles of dead ones. Python's own 700 costs a tenth of a large
-run, which makes many objects that stay and few circles."""
+"""See `rapid_des.processes`."""
 _MOST_LINES = 40
 _FRAMES = 6
 AFTER_S = 2.0
@@ -85,6 +85,7 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(module), attribute)
         gc.freeze()  # what was imported stays: no search for dead objects goes through it
         gc.enable()
+        raise_interrupts()
         return command
 
     def invoke(self, ctx: click.Context) -> object:

@@ -65,7 +65,7 @@ class Run:
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """Which engine, and who is told that its kernel must be compiled first.
+    """Which engine, and who is told that small programs are interpreted for now.
 
     >>> EngineChoice.of("simpy").fold
     True
@@ -94,7 +94,7 @@ class EngineChoice:
             raise InputError(f"engine {self.engine!r} is not one of auto, {', '.join(ENGINES)}")
         if self.engine == "auto":
             return self._faster(program, closing=closing)
-        return self._compiled(program, closing=closing) if self.engine == "compiled" else "simpy"
+        return "compiled" if self.engine == "compiled" else "simpy"
 
     def _faster(self, program: Program, *, closing: bool) -> EngineName:
         """Return the engine that is faster: interpreting what is small, or what is cheaper than compiling."""
@@ -104,12 +104,6 @@ class EngineChoice:
         kernel = _kernel(program, closing=closing)
         if hops < SMALL_COLD and kernel.is_cold() and _is_put_off(kernel, self.announce):
             return "simpy"
-        return self._compiled(program, closing=closing)
-
-    def _compiled(self, program: Program, *, closing: bool) -> EngineName:
-        kernel = _kernel(program, closing=closing)
-        if self.announce is not None and kernel.is_cold() and not kernel.is_interpreted:
-            self.announce(_compiling(kernel))
         return "compiled"
 
 
@@ -234,15 +228,6 @@ def _kernel(program: Program, *, closing: bool = False) -> Kernel:
     if program.fluid is not None:
         return compiled.kernel_of(fluid=True)
     return compiled.kernel_of(paired=program.queue_pairs is not None)
-
-
-def _compiling(kernel: Kernel) -> str:
-    try:
-        kernel.ask()
-    except OSError as error:
-        told = "compiling the replay kernel (about a minute; ^C waits for it)"
-        return f"{told}, which no cache will keep: {error}"
-    return "compiling the replay kernel, once for this installation (about a minute; ^C waits for it) …"
 
 
 @cache

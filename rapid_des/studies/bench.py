@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
@@ -23,6 +21,7 @@ from rapid_des.errors import InputError, RapidDesError
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
 from rapid_des.modes.execution import EngineChoice
+from rapid_des.processes import Worker
 from rapid_des.simulation import simulate
 from rapid_des.studies.traffic import irregular, one_collective
 
@@ -279,10 +278,10 @@ def _measurement(name: str, case: Case, outcome: Outcome, cost: tuple[float, flo
 
 def measure_apart(names: Iterable[str]) -> Iterable[Measurement]:
     """Yield each case's measurement, every one in a fresh process, so that its peak memory is its own."""
-    fresh = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=fresh, max_tasks_per_child=1) as workers:
-        for name in names:
-            yield workers.submit(measure, name).result()
+    for name in names:
+        with Worker() as worker:
+            measurement: Measurement = worker.submit(measure, name).result()
+        yield measurement
 
 
 def growth(measured: Sequence[Measurement]) -> list[Growth]:

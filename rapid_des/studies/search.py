@@ -18,12 +18,12 @@ from typing import Any
 from rapid_des.errors import InputError
 from rapid_des.report.evidence import unmeasured_in
 from rapid_des.report.writing import require_extra
-from rapid_des.studies.crews import executor_of
 from rapid_des.studies.executors import Done, Executor, Failed
 from rapid_des.studies.figures import FIGURES, measured
 from rapid_des.studies.spaces import Case, Study, load_study
 from rapid_des.studies.store import first_difference
 from rapid_des.studies.sweep import Tell, manifest_of
+from rapid_des.studies.worker_pools import executor_of
 
 SAMPLERS: Mapping[str, str] = {
     "tpe": "TPESampler",

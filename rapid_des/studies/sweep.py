@@ -19,13 +19,13 @@ import msgspec
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.config import Document, to_tree
 from rapid_des.errors import InputError, RapidDesError
-from rapid_des.studies.crews import executor_of
 from rapid_des.studies.executors import Executor, Failed, Outcome, attempt
 from rapid_des.studies.figures import FIGURES, kind_of, measured
 from rapid_des.studies.points import content, machine_content
 from rapid_des.studies.results import Sweep
 from rapid_des.studies.spaces import Case, Study, load_study
 from rapid_des.studies.store import Store, check_store
+from rapid_des.studies.worker_pools import executor_of
 from rapid_des.version import __version__
 
 Tell = Callable[[str, int, int], None]
@@ -48,9 +48,9 @@ def sweep(  # noqa: PLR0913 - what a study is asked, by name
     """Simulate the points of a study: a file, or a mapping as such a file holds (`rapid-des schema study`).
 
     Results are kept in `folder` (Parquet; what is there already is not simulated again), without one in
-    memory. `executor` is one of `rapid_des.studies.crews.EXECUTORS` with so many `workers` (default: all
-    cores; `address` is that of a Ray cluster), or an open one; `limit` leaves it at the first points. Points
-    that fail are rows with their error, ^C leaves what is finished (`left` says how many are not). A
+    memory. `executor` is one of `rapid_des.studies.worker_pools.EXECUTORS` with so many `workers` (default:
+    all cores; `address` is that of a Ray cluster), or an open one; `limit` leaves it at the first points.
+    Points that fail are rows with their error, ^C leaves what is finished (`left` says how many are not). A
     `ConfigError` says what is wrong with the study before anything is simulated.
 
     >>> axes = {"tp": [1, 2, 4, 8], "dp": [1, 2, 4]}

@@ -1,19 +1,18 @@
 """Executors: the same outcomes in any of them, whatever dies; what fails, fails alone."""
 
 import os
+import pickle
 import signal
-import subprocess
-import sys
-from multiprocessing.connection import Pipe
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 import rapid_des as rd
-from rapid_des.studies.crews import executor_of
 from rapid_des.studies.executors import Done, Failed, InProcess
 from rapid_des.studies.points import Point, evaluate
-from rapid_des.studies.remote import HELLO, Desk, Remote
+from rapid_des.studies.worker_pools import Pool, executor_of
+from tests.workers import workers
 
 MACHINE, JOB = rd.load_machine("dgx_a100"), rd.load_job("llama2_7b_train")
 
@@ -37,13 +36,6 @@ def marked(folder: str, _: object) -> str:
 
 def doubled(number: int, _: object) -> int:
     return 2 * number
-
-
-def workers():
-    """Return the ids of this process's worker processes."""
-    us = os.getpid()
-    children = Path(f"/proc/{us}/task/{us}/children").read_text().split()
-    return [int(child) for child in children if "crews" in Path(f"/proc/{child}/cmdline").read_text()]
 
 
 @pytest.fixture(scope="module")
@@ -98,30 +90,44 @@ def test_an_item_that_kills_every_worker_fails_alone(tmp_path):
 
 
 class OneCore:
-    """A crew of which the first worker alone ever starts, as if the others' node had gone with its cores."""
+    """Workers of which the first alone ever starts, as if the others' node had gone with its cores."""
+
+    died = ()
 
     def __init__(self):
         self.hired = []
+        self.closed = False
 
-    def hire(self):
-        self.hired.append((Desk(), [] if self.hired else [[HELLO]]))
-        return len(self.hired) - 1
+    def worker(self):
+        self.hired.append(Here(starts=not self.hired))
+        return self.hired[-1]
 
-    def tell(self, worker, message):
-        desk, said = self.hired[worker]
-        if not worker:
-            said.append(list(desk.answers(message)))
-
-    def listen(self, workers, *, wait):
-        ready = [worker for worker in workers if self.hired[worker][1]]
-        assert ready or not wait, "nobody would ever answer"
-        return [(worker, self.hired[worker][1].pop(0)) for worker in ready]
-
-    def dismiss(self, worker):
-        pass
+    def shared(self, pickled):
+        return pickled
 
     def close(self):
         self.closed = True
+
+
+class Here:
+    """A worker that does what it is asked at once, or never."""
+
+    def __init__(self, *, starts):
+        self.starts = starts
+        self.answered = 0
+
+    def submit(self, function, *arguments):
+        future = Future()
+        if self.starts:
+            future.set_result(function(*arguments))
+            self.answered += len(pickle.loads(future.result()))
+        return future
+
+    def release(self):
+        pass
+
+    def close(self):
+        pass
 
 
 @pytest.mark.parametrize("workers", [0, -1, "two"])
@@ -131,33 +137,50 @@ def test_numbers_of_workers_that_are_none_are_refused(workers):
 
 
 def test_workers_that_never_start_hold_nothing():
-    crew = OneCore()
-    with Remote(crew, 3) as executor:
+    kind = OneCore()
+    with Pool(kind, 3) as executor:
         found = dict(executor.map(doubled, range(40)))
     assert {place: outcome.value for place, outcome in found.items()} == {n: 2 * n for n in range(40)}
-    assert len(crew.hired) == 3 and crew.closed
+    assert len(kind.hired) == 3 and kind.closed
 
 
 def test_who_chooses_what_is_next_has_been_told_all_that_is_known():
     told, known = [], []
 
-    class Counted(OneCore):
-        def listen(self, workers, *, wait):
-            said = super().listen(workers, wait=wait)
-            self.answered += sum(answer != HELLO for _, answers in said for answer in answers)
-            return said
-
     def chosen():
         for number in range(40):
-            known.append(len(told) == crew.answered)
+            known.append(len(told) == kind.hired[0].answered)
             yield number
 
-    crew = Counted()
-    crew.answered = 0
-    with Remote(crew, 1) as executor:
+    kind = OneCore()
+    with Pool(kind, 1) as executor:
+        executor.start()
         for outcome in executor.map(doubled, chosen(), meanwhile=lambda: False):
             told.append(outcome)
     assert len(told) == 40 and all(known)
+
+
+def test_an_iterator_that_has_none_for_now_is_asked_again_when_something_was_found():
+    class Chain:
+        """Each number follows from the one before; there are five."""
+
+        def __init__(self):
+            self.found, self.given = 0, 0
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            if self.given > self.found or self.given == 5:
+                raise StopIteration
+            self.given += 1
+            return self.given
+
+    chain = Chain()
+    with executor_of("processes", 2) as executor:
+        for _, outcome in executor.map(doubled, chain, meanwhile=lambda: False):
+            chain.found = outcome.value // 2
+    assert chain.found == 5
 
 
 def test_items_are_taken_as_they_are_needed_and_leaving_early_ends_the_workers():
@@ -194,16 +217,3 @@ def test_blocks_inside_a_block_have_the_same_workers():
                 seen.append(workers())
         assert workers() == seen[0] == seen[1] != []
     assert workers() == []
-
-
-def test_a_worker_whose_employer_was_killed_says_nothing():
-    ours, theirs = Pipe()
-    ours.close()  # as the kernel does for who is killed
-    said = f"_answer(Connection({theirs.fileno()}), b'done'); print('goes on')"
-    lines = [
-        "from multiprocessing.connection import Connection",
-        "from rapid_des.studies.crews import _answer",
-    ]
-    worker = [sys.executable, "-c", "; ".join([*lines, said])]
-    ended = subprocess.run(worker, pass_fds=(theirs.fileno(),), capture_output=True, check=False, timeout=60)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")

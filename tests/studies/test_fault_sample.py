@@ -12,12 +12,12 @@ from rapid_des import BoundedCache, load_job, load_machine, parse_fault, simulat
 from rapid_des.cli.main import cli
 from rapid_des.errors import InputError
 from rapid_des.report.study_text import sample_lines
-from rapid_des.studies.crews import executor_of
 from rapid_des.studies.draw_statistics import Spread, Until, estimate, student
 from rapid_des.studies.executors import InProcess
 from rapid_des.studies.fault_rows import NO_DRAW, DrawRow, FaultSample
 from rapid_des.studies.fault_sample import faults_sample, replayed
 from rapid_des.studies.points import Point
+from rapid_des.studies.worker_pools import executor_of
 from tests.cli.shell import call, refused
 
 SMALL = {"training.global_batch": 8}

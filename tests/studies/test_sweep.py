@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from rapid_des.studies.spaces import load_study
 from rapid_des.studies.store import Store
 from rapid_des.studies.sweep import Points, rerun, sweep
 from tests.cli.shell import call, refused
+from tests.workers import until, workers
 
 pytest.importorskip("pyarrow")
 ROOT = Path(__file__).parents[2]
@@ -302,10 +302,9 @@ def test_a_sweep_that_is_killed_leaves_whole_results_and_the_same_command_goes_o
     file.write_text(json.dumps(SPLITS))
     command = [sys.executable, "-m", "rapid_des.cli.main", "sweep", str(file), "-o", str(folder)]
     process = subprocess.Popen([*command, "--workers", "2"], cwd=ROOT)
-    workers = _workers(process.pid)
+    until(lambda: len(workers(process.pid)) == 2)
     process.kill()
     process.wait()
-    _until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))  # they do not stay behind
     assert call("sweep", file, "-o", folder, "--executor", "local", "--json").json["points"] == 6
     again = Store.open(folder).table(["id", "step_time_ps"])
     assert again["id"].to_pylist() == list(range(1, 7))
@@ -339,27 +338,12 @@ def test_parts_without_the_manifest_that_says_of_what_are_not_gone_on_with(kept,
         sweep(SPLITS, folder=folder, executor="local")
 
 
-def _workers(pid):
-    children = Path(f"/proc/{pid}/task/{pid}/children")
-    _until(lambda: len(children.read_text().split()) == 2)
-    return children.read_text().split()
-
-
-def _until(holds):
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_a_worker_that_is_killed_in_a_sweep_loses_nothing(kept):
     killed = []
 
     def tell(title, done, expected):
         if not killed:
-            us = os.getpid()
-            children = Path(f"/proc/{us}/task/{us}/children").read_text().split()
-            killed.extend(int(one) for one in children if "crews" in Path(f"/proc/{one}/cmdline").read_text())
+            killed.extend(workers())
             os.kill(killed[0], signal.SIGKILL)
 
     done = sweep(SPLITS, executor="processes", workers=2, tell=tell)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import signal
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from functools import cache
+from concurrent.futures import Future
+from functools import cache, partial
+from threading import Lock
 
+from rapid_des.processes import Worker
 from rapid_des.validation.jobs.cases import Case, Outcome, outcome
 
 FEW = 12
@@ -55,7 +56,7 @@ class Runs:
         waiting = [case for case in self._queued if case not in self._done]
         self._queued = {}
         for batch in _batches(waiting) if len(waiting) > FEW else ():
-            future = _workers().submit(_outcomes, batch)
+            future = _workers().submit(batch)
             self._begun.update((case, future) for case in batch)
             self._places.update((case, place) for place, case in enumerate(batch))
 
@@ -64,10 +65,8 @@ class Runs:
         self._abandoned, self._queued = True, {}
         self._begun = {case: future for case, future in self._begun.items() if _is_there(future)}
         if _workers.cache_info().currsize:
-            _workers().shutdown(wait=False, cancel_futures=True)
+            _workers().close()
             _workers.cache_clear()
-            for worker in multiprocessing.active_children():
-                worker.terminate()
 
     def _waited_for(self, begun: Future[list[Outcome]]) -> list[Outcome]:
         while True:
@@ -102,11 +101,51 @@ def _outcomes(cases: Sequence[Case]) -> list[Outcome]:
     return [outcome(case) for case in cases]
 
 
+class _Workers:
+    """A process for each core; each takes the next batch when it is done with one."""
+
+    def __init__(self) -> None:
+        self._free = [Worker() for _ in os.sched_getaffinity(0)]
+        self._all = tuple(self._free)
+        self._waiting: deque[tuple[Sequence[Case], Future[list[Outcome]]]] = deque()
+        self._lock = Lock()
+
+    def submit(self, batch: Sequence[Case]) -> Future[list[Outcome]]:
+        """Have a batch run after those of before."""
+        future = Future[list[Outcome]]()
+        self._waiting.append((batch, future))
+        self._hand_out()
+        return future
+
+    def _hand_out(self) -> None:
+        with self._lock:
+            while self._free and self._waiting:
+                worker, (batch, future) = self._free.pop(), self._waiting.popleft()
+                worker.submit(_outcomes, batch).add_done_callback(partial(self._pass_on, worker, future))
+
+    def _pass_on(
+        self, worker: Worker, future: Future[list[Outcome]], answered: Future[list[Outcome]]
+    ) -> None:
+        """Give an answer to who waits for it, and the worker its next batch."""
+        error = answered.exception()
+        if error is not None:  # it died, or was ended
+            future.set_exception(error)
+            while self._waiting:
+                self._waiting.popleft()[1].set_exception(error)
+            return
+        future.set_result(answered.result())
+        self._free.append(worker)
+        self._hand_out()
+
+    def close(self) -> None:
+        """End all processes, whatever they do."""
+        self._waiting.clear()
+        for worker in self._all:
+            worker.release()
+        for worker in self._all:
+            worker.close()
+
+
 @cache
-def _workers() -> ProcessPoolExecutor:
-    fresh = multiprocessing.get_context("spawn")  # compiled kernels and threads do not fork well
-    return ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=fresh, initializer=_begin_worker)
-
-
-def _begin_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C is for who waits
+def _workers() -> _Workers:
+    return _Workers()

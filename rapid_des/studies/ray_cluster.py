@@ -1,0 +1,127 @@
+"""Workers that are tasks of a Ray cluster, an existing one or one that is started here.
+
+Ray finds a core for each task, keeps the processes that run them, and ends all that it started with this one.
+"""
+
+from __future__ import annotations
+
+import os
+import site
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import exceptions
+
+from rapid_des.errors import InputError
+from rapid_des.studies.worker_pools import Submits
+
+
+class RayCluster:
+    """A connection to a cluster; whoever has called `ray.init` before keeps theirs."""
+
+    died: tuple[type[BaseException], ...] = (
+        exceptions.WorkerCrashedError,
+        exceptions.NodeDiedError,
+        exceptions.OutOfMemoryError,
+    )
+
+    def __init__(self, address: str | None = None) -> None:
+        self._address = address
+        self._is_guest = ray.is_initialized()
+        self._connect()
+        self.cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
+
+    def _connect(self) -> None:
+        if ray.is_initialized():
+            return
+        dashboard = False if self._address is None else None
+        try:
+            with _elsewhere():
+                ray.init(
+                    address=self._address,
+                    log_to_driver=False,
+                    include_dashboard=dashboard,
+                    runtime_env={"env_vars": _environment()},
+                )
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise InputError(f"no Ray cluster at {self._address!r}: {str(error).splitlines()[0]}") from None
+
+    def worker(self) -> Submits:
+        """Return a place for one task at a time."""
+        self._connect()
+        return _RayWorker()
+
+    def shared(self, pickled: bytes) -> Any:
+        """Return a reference to a value, which goes to each node once."""
+        return SharedValue(ray.put(pickled))
+
+    def close(self) -> None:
+        """End the connection, whose threads would print what Ray says of its nodes."""
+        if not self._is_guest:
+            ray.shutdown()
+
+
+class SharedValue:
+    """A value that Ray keeps."""
+
+    def __init__(self, reference: Any) -> None:
+        self._reference = reference
+
+    def loaded(self) -> bytes:
+        """Return the value."""
+        value: bytes = ray.get(self._reference)
+        return value
+
+
+class _RayWorker:
+    """One task at a time; a process that Ray chooses runs it."""
+
+    def __init__(self) -> None:
+        self._task = ray.remote(num_cpus=1, max_retries=0)(_call)
+        self._last: Any = None
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Have a function called."""
+        self._last = self._task.remote(str(Path.cwd()), function, *arguments)
+        future: Future[Any] = self._last.future()
+        return future
+
+    def release(self) -> None:
+        """End the task that was asked for last."""
+        if self._last is not None:
+            ray.cancel(self._last, force=True)
+
+    def close(self) -> None:
+        """Do nothing: Ray ends its processes."""
+
+
+def _call(folder: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function in a folder, to which names of files may be relative; another node may lack it."""
+    with suppress(OSError):
+        os.chdir(folder)
+    return function(*arguments)
+
+
+def _environment() -> dict[str, str]:
+    """Return what Ray's workers have in their environment: this package on their path, no current folder."""
+    home = str(Path(__file__).parents[2])
+    paths = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+    if home not in site.getsitepackages():
+        paths.append(home)
+    known = {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
+    return {**known, "PYTHONSAFEPATH": "1"}
+
+
+@contextmanager
+def _elsewhere() -> Iterator[None]:
+    """Stand in the root folder: Ray puts the current folder of who connects first on its workers' path."""
+    here = Path.cwd()
+    os.chdir(here.anchor)
+    try:
+        yield
+    finally:
+        os.chdir(here)
