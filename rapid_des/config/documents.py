@@ -9,7 +9,6 @@ import copy
 import json
 import math
 import re
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,11 +20,10 @@ import yaml
 from yaml import events
 
 from rapid_des.errors import ConfigError
+from rapid_des.inputs import read_input
 
 Tree: TypeAlias = dict[str, Any]
 
-LARGEST_FILE = 1 << 26
-"""Bytes of a text file that is read."""
 DEEPEST = 64
 """Levels of lists and mappings inside one another."""
 MOST_NODES = 1_000_000
@@ -211,21 +209,7 @@ def _integer(text: str) -> int:
 
 def read_text(path: Path) -> str:
     """Return a text file's content; a missing, unreadable or too large one is a `ConfigError`."""
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise ConfigError("can not be read: it is no regular file", file=str(path))
-        with path.open("rb") as file:
-            return _decoded(file.read(LARGEST_FILE + 1), path)
-    except (OSError, ValueError) as error:  # a name that no file can have is a ValueError
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"can not be read: {reason}", file=str(path)) from None
-
-
-def _decoded(content: bytes, path: Path) -> str:
-    if len(content) > LARGEST_FILE:
-        raise ConfigError(
-            f"larger than {LARGEST_FILE >> 20} MiB, which no file of this kind is", file=str(path)
-        )
+    content = read_input(path)
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
