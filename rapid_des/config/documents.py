@@ -40,6 +40,8 @@ _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?\
 _AMBIGUOUS = re.compile(r"[-+]?(?:0[0-9]+|\.(?:inf|Inf|INF|nan|NaN|NAN))\Z")
 """Numbers that the versions of YAML read differently, or that are none."""
 _MOST_DIGITS = 400
+_MOST_JSON = 1 << 22
+"""Values of a JSON text, of 60 bytes and more each."""
 
 Settings: TypeAlias = Mapping[str, Any] | Iterable[tuple[str, str]]
 """Key paths and what is set there: Python values, or the YAML text of `--set`."""
@@ -182,13 +184,27 @@ def parse_json(text: str, path: Path, *, infinite: bool = False) -> Any:
     """
     constant = float if infinite else _no_number
     try:
+        if sum(map(text.count, ",[{")) > _MOST_JSON:
+            raise ValueError(f"more than {_MOST_JSON:,} values")
         value = json.loads(
             text.removeprefix("\ufeff"), parse_constant=constant, parse_float=_finite, parse_int=_integer
         )
+        _check_depth(value)
     except (ValueError, RecursionError) as error:
         problem = "nested too deep" if isinstance(error, RecursionError) else error
         raise ConfigError(f"not valid JSON: {problem}", file=str(path)) from None
     return value
+
+
+def _check_depth(tree: object) -> None:
+    """Raise `ValueError` for lists and mappings in more than `DEEPEST` levels."""
+    level = [tree]
+    for _ in range(DEEPEST + 1):
+        parts = (list(part.values()) if isinstance(part, dict) else part for part in level)
+        level = [part for each in parts if isinstance(each, list) for part in each if isinstance(part, list | dict)]
+        if not level:
+            return
+    raise ValueError(f"nested too deep: more than {DEEPEST} levels")
 
 
 def _no_number(text: str) -> float:
