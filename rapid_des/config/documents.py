@@ -9,6 +9,7 @@ import copy
 import json
 import math
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -40,6 +41,8 @@ _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?\
 _AMBIGUOUS = re.compile(r"[-+]?(?:0[0-9]+|\.(?:inf|Inf|INF|nan|NaN|NAN))\Z")
 """Numbers that the versions of YAML read differently, or that are none."""
 _MOST_DIGITS = 400
+_LONGEST_TOML, _MOST_DOTS = 1 << 20, 1000
+"""Characters, and dots of a line: tomllib walks from the top for each part of a dotted key."""
 _MOST_JSON = 1 << 22
 """Values of a JSON text, of 60 bytes and more each."""
 
@@ -196,12 +199,29 @@ def parse_json(text: str, path: Path, *, infinite: bool = False) -> Any:
     return value
 
 
+def parse_toml(text: str, path: Path) -> Tree:
+    """Return the tables of a TOML text; nesting is bounded as in YAML."""
+    try:
+        if len(text) > _LONGEST_TOML:
+            raise ValueError(f"more than {_LONGEST_TOML:,} characters")
+        if any(line.count(".") > _MOST_DOTS for line in text.splitlines()):
+            raise ValueError(f"nested too deep: a line with more than {_MOST_DOTS:,} dots")
+        tree = tomllib.loads(text)
+        _check_depth(tree)
+    except (ValueError, RecursionError) as error:
+        problem = "nested too deep" if isinstance(error, RecursionError) else str(error)[:200]
+        raise ConfigError(f"not valid TOML: {problem}", file=str(path)) from None
+    return tree
+
+
 def _check_depth(tree: object) -> None:
     """Raise `ValueError` for lists and mappings in more than `DEEPEST` levels."""
     level = [tree]
     for _ in range(DEEPEST + 1):
         parts = (list(part.values()) if isinstance(part, dict) else part for part in level)
-        level = [part for each in parts if isinstance(each, list) for part in each if isinstance(part, list | dict)]
+        level = [
+            part for each in parts if isinstance(each, list) for part in each if isinstance(part, list | dict)
+        ]
         if not level:
             return
     raise ValueError(f"nested too deep: more than {DEEPEST} levels")
