@@ -41,6 +41,8 @@ _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?\
 _AMBIGUOUS = re.compile(r"[-+]?(?:0[0-9]+|\.(?:inf|Inf|INF|nan|NaN|NAN))\Z")
 """Numbers that the versions of YAML read differently, or that are none."""
 _MOST_DIGITS = 400
+_MOST_WHOLE = 40
+"""Digits of a whole number, which any arithmetic takes; what a key allows is less."""
 _LONGEST_TOML, _MOST_DOTS = 1 << 20, 1000
 """Characters, and dots of a line: tomllib walks from the top for each part of a dotted key."""
 _MOST_JSON = 1 << 22
@@ -166,6 +168,8 @@ def _scalar(event: Any) -> Any:
     if text in _WORDS:
         return _WORDS[text]
     if len(text) <= _MOST_DIGITS and _INTEGER.match(text):
+        if len(text) > _MOST_WHOLE:
+            raise _refused(f"{text[:20]}… is a whole number of more than {_MOST_WHOLE} digits", event)
         return int(text)
     if _AMBIGUOUS.match(text) or (_FLOAT.match(text) and len(text) > _MOST_DIGITS):
         raise _refused(f"{text[:40]!r} is no finite decimal number; text is quoted", event)
@@ -238,7 +242,7 @@ def _finite(text: str) -> float:
 
 
 def _integer(text: str) -> int:
-    if len(text) > _MOST_DIGITS:
+    if len(text) > _MOST_WHOLE:
         raise ValueError(f"{text[:40]!r} … is too long a number")
     return int(text)
 
@@ -288,7 +292,9 @@ def load_document(path: Path) -> Document:
 
 _FACTOR = re.compile(r"([0-9]{1,40}(?:\.[0-9]{1,40})?|\.[0-9]{1,40})x\Z")
 _ITEM = re.compile(r"[0-9]{1,9}\Z")
-_QUANTITY = re.compile(r"\s*([0-9._]+(?:[eE][+-]?[0-9]{1,3})?)\s*([^0-9].*)\Z", re.DOTALL)
+_QUANTITY = re.compile(
+    r"\s*((?:[0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)\s*([^0-9.].*)\Z", re.DOTALL
+)
 
 _FILES = re.compile(r"machine\.(?:device|fabric\.[0-9]+\.file)|job\.model|device\.operators")
 """Settings that name a file."""
@@ -422,10 +428,12 @@ def _assign(holder: Any, step: str, value: object, key: str) -> None:
 def _scaled(present: object, factor: float, key: str) -> object:
     if isinstance(present, bool) or present is None:
         raise ConfigError(f"there is no number to multiply, the file has {present!r}", file="--set", key=key)
-    if isinstance(present, int | float):
-        scaled = present * factor
-        return int(scaled) if isinstance(present, int) and scaled == int(scaled) else scaled
     match = _QUANTITY.match(present) if isinstance(present, str) else None
-    if match is None:
+    if match is None and not isinstance(present, int | float):
         raise ConfigError(f"{present!r} is no number to multiply", file="--set", key=key)
-    return f"{float(match[1].replace('_', '')) * factor:.12g} {match[2]}"
+    scaled = (float(match[1].replace("_", "")) if match else present) * factor  # type: ignore[operator]
+    if not math.isfinite(scaled):
+        raise ConfigError(f"{present!r} times {factor:g} is too large a number", file="--set", key=key)
+    if match:
+        return f"{scaled:.12g} {match[2]}"
+    return int(scaled) if isinstance(present, int) and scaled == int(scaled) else scaled

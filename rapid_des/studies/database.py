@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sqlite3
 import traceback
@@ -86,7 +87,8 @@ def _fits(name: str, value: Any) -> bool:
     """Tell whether a value can stand in a figure's column."""
     if value is None:
         return name not in {"status", "step_time_ps"}
-    kind = kind_of(name)
-    if isinstance(value, bool) or not isinstance(value, _KINDS[kind]):
+    if isinstance(value, bool) or not isinstance(value, _KINDS[kind_of(name)]):
         return False
-    return kind == "string" or (value in _INT64 if isinstance(value, int) else abs(value) < float("inf"))
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return not isinstance(value, int) or value in _INT64

@@ -11,8 +11,8 @@ from rapid_des.errors import ConfigError
 
 T = TypeVar("T")
 
-MOST = 2**53
-"""The largest whole number, either way: what JSON's readers agree on."""
+MOST = 10**40
+"""The largest whole number, either way: some files state 10**30 for no limit."""
 MOST_LAYERS = 10_000
 """As in model files."""
 COUNTS_OF_LAYERS = frozenset((
@@ -48,7 +48,7 @@ def bounded(tree: T, file: Path) -> T:
 def _check(key: str, value: object, file: Path, place: str) -> None:
     most = MOST_LAYERS if key in COUNTS_OF_LAYERS else MOST
     if isinstance(value, int) and abs(value) > most:
-        shown = str(value) if abs(value) < 10**30 else "a number of more than 30 digits"
+        shown = str(value) if abs(value) <= MOST else "a number of more than 40 digits"
         raise ConfigError(f"{shown}; allowed: up to {most:,}", file=str(file), key=place[:200])
     if key and isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{value} is no finite number", file=str(file), key=place[:200])
