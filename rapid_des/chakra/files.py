@@ -5,21 +5,21 @@ from __future__ import annotations
 import contextlib
 import gzip
 import os
-import stat
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, BinaryIO, cast
 
 import numpy as np
 
 from rapid_des.chakra.kernels import TOO_LONG, on_bytes, scan_frames
 from rapid_des.chakra.wire import UNREADABLE, Spans, message_class
-from rapid_des.errors import TraceError
+from rapid_des.errors import ConfigError, TraceError
+from rapid_des.inputs import TRACE, open_input
 
 CHUNK = 1 << 20
-_UNPACKED, _RATIO, _MOST_UNPACKED = 1 << 24, 200, 1 << 32
+_UNPACKED, _RATIO, _MOST_UNPACKED = 1 << 24, 200, TRACE.most
 """Bytes that a gzip container may hold: so many or so many times its size, and never more than the last."""
 _MOST_EMPTY = 4096
 """Frames of no bytes, which are nodes that state nothing, among those read at once."""
@@ -66,18 +66,33 @@ def is_bare(content: bytes) -> bool:
 def open_bytes(path: Path) -> IO[bytes]:
     """Open a trace file for reading, unpacking gzip (known by its first bytes) on the way."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise TraceError(f"{path}: can not be read: it is no regular file")
-        with path.open("rb") as probe:
-            head = probe.read(512)
-        problem = _problem(head)
-        if problem:
+        file = open_input(path, TRACE)
+    except ConfigError as error:
+        raise TraceError(str(error)) from None
+    try:
+        head = file.read(512)
+        file.seek(0)
+        if problem := _problem(head):
             raise TraceError(f"{path}: {problem}")
-        if head.startswith(_GZIP):
-            return cast("IO[bytes]", gzip.open(path, "rb"))
-        return path.open("rb")
-    except (OSError, ValueError) as error:  # a name that no file can have is a ValueError
-        raise TraceError(f"{path}: can not be read: {getattr(error, 'strerror', None) or error}") from error
+        return cast("IO[bytes]", _Unpacked(file)) if head.startswith(_GZIP) else file
+    except BaseException as error:
+        file.close()
+        if isinstance(error, OSError):
+            raise TraceError(f"{path}: can not be read: {error.strerror or error}") from error
+        raise
+
+
+class _Unpacked(gzip.GzipFile):
+    """What a packed file holds; it closes the file too."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(fileobj=file, mode="rb")
+        self._packed = file
+
+    def close(self) -> None:
+        """Close this and the file below."""
+        super().close()
+        self._packed.close()
 
 
 def read_some(stream: IO[bytes], size: int, *, path: Path) -> bytes:

@@ -35,6 +35,8 @@ from rapid_des.chakra.groups import (
 )
 from rapid_des.chakra.meaning import Columns, Origin, columns_of
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
+from rapid_des.errors import ConfigError
+from rapid_des.inputs import TRACE, open_input
 
 _COLLECTIVE = int(NodeKind.COLLECTIVE)
 _MESSAGES = int(NodeKind.SEND), int(NodeKind.RECV)
@@ -286,9 +288,9 @@ class Copies:
             return None
         if path not in self._seen:
             try:
-                with path.open("rb") if content is None else io.BytesIO(content) as stream:
+                with open_input(path, TRACE) if content is None else io.BytesIO(content) as stream:
                     digest = hashlib.file_digest(stream, "blake2b").digest()
-            except OSError:  # whoever reads it says what is wrong
+            except (ConfigError, OSError):  # whoever reads it says what is wrong
                 return None
             self._seen[path] = path.suffix, digest
         return self._seen[path]

@@ -23,7 +23,8 @@ from rapid_des.chakra.interpret import Copies, Key
 from rapid_des.chakra.kernels import on_bytes, scan_frames
 from rapid_des.chakra.source import NodeChunk, TraceFile, metadata_of
 from rapid_des.chakra.wire import Fields, MalformedMessageError, Spans, message_class, split_fields
-from rapid_des.errors import TraceError
+from rapid_des.errors import ConfigError, TraceError
+from rapid_des.inputs import TRACE, read_input
 
 Read = tuple[TraceFile, RawTable]
 
@@ -60,8 +61,8 @@ class Ahead:
             if not begun:
                 continue
             try:
-                content = path.read_bytes()
-            except OSError:  # whoever reads it by itself says what is wrong
+                content = read_input(path, TRACE)
+            except ConfigError:  # whoever reads it by itself says what is wrong
                 continue
             key = self._copies.key(path, content)
             if key is not None:

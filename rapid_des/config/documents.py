@@ -9,7 +9,7 @@ import copy
 import json
 import math
 import re
-import stat
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,11 +21,10 @@ import yaml
 from yaml import events
 
 from rapid_des.errors import ConfigError
+from rapid_des.inputs import read_input
 
 Tree: TypeAlias = dict[str, Any]
 
-LARGEST_FILE = 1 << 26
-"""Bytes of a text file that is read."""
 DEEPEST = 64
 """Levels of lists and mappings inside one another."""
 MOST_NODES = 1_000_000
@@ -42,6 +41,12 @@ _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?\
 _AMBIGUOUS = re.compile(r"[-+]?(?:0[0-9]+|\.(?:inf|Inf|INF|nan|NaN|NAN))\Z")
 """Numbers that the versions of YAML read differently, or that are none."""
 _MOST_DIGITS = 400
+_MOST_WHOLE = 40
+"""Digits of a whole number, which any arithmetic takes; what a key allows is less."""
+_LONGEST_TOML, _MOST_DOTS = 1 << 20, 1000
+"""Characters, and dots of a line: tomllib walks from the top for each part of a dotted key."""
+_MOST_JSON = 1 << 22
+"""Values of a JSON text, of 60 bytes and more each."""
 
 Settings: TypeAlias = Mapping[str, Any] | Iterable[tuple[str, str]]
 """Key paths and what is set there: Python values, or the YAML text of `--set`."""
@@ -163,6 +168,8 @@ def _scalar(event: Any) -> Any:
     if text in _WORDS:
         return _WORDS[text]
     if len(text) <= _MOST_DIGITS and _INTEGER.match(text):
+        if len(text) > _MOST_WHOLE:
+            raise _refused(f"{text[:20]}… is a whole number of more than {_MOST_WHOLE} digits", event)
         return int(text)
     if _AMBIGUOUS.match(text) or (_FLOAT.match(text) and len(text) > _MOST_DIGITS):
         raise _refused(f"{text[:40]!r} is no finite decimal number; text is quoted", event)
@@ -184,13 +191,44 @@ def parse_json(text: str, path: Path, *, infinite: bool = False) -> Any:
     """
     constant = float if infinite else _no_number
     try:
+        if sum(map(text.count, ",[{")) > _MOST_JSON:
+            raise ValueError(f"more than {_MOST_JSON:,} values")
         value = json.loads(
             text.removeprefix("\ufeff"), parse_constant=constant, parse_float=_finite, parse_int=_integer
         )
+        _check_depth(value)
     except (ValueError, RecursionError) as error:
         problem = "nested too deep" if isinstance(error, RecursionError) else error
         raise ConfigError(f"not valid JSON: {problem}", file=str(path)) from None
     return value
+
+
+def parse_toml(text: str, path: Path) -> Tree:
+    """Return the tables of a TOML text; nesting is bounded as in YAML."""
+    try:
+        if len(text) > _LONGEST_TOML:
+            raise ValueError(f"more than {_LONGEST_TOML:,} characters")
+        if any(line.count(".") > _MOST_DOTS for line in text.splitlines()):
+            raise ValueError(f"nested too deep: a line with more than {_MOST_DOTS:,} dots")
+        tree = tomllib.loads(text)
+        _check_depth(tree)
+    except (ValueError, RecursionError) as error:
+        problem = "nested too deep" if isinstance(error, RecursionError) else str(error)[:200]
+        raise ConfigError(f"not valid TOML: {problem}", file=str(path)) from None
+    return tree
+
+
+def _check_depth(tree: object) -> None:
+    """Raise `ValueError` for lists and mappings in more than `DEEPEST` levels."""
+    level = [tree]
+    for _ in range(DEEPEST + 1):
+        parts = (list(part.values()) if isinstance(part, dict) else part for part in level)
+        level = [
+            part for each in parts if isinstance(each, list) for part in each if isinstance(part, list | dict)
+        ]
+        if not level:
+            return
+    raise ValueError(f"nested too deep: more than {DEEPEST} levels")
 
 
 def _no_number(text: str) -> float:
@@ -204,28 +242,14 @@ def _finite(text: str) -> float:
 
 
 def _integer(text: str) -> int:
-    if len(text) > _MOST_DIGITS:
+    if len(text) > _MOST_WHOLE:
         raise ValueError(f"{text[:40]!r} … is too long a number")
     return int(text)
 
 
 def read_text(path: Path) -> str:
     """Return a text file's content; a missing, unreadable or too large one is a `ConfigError`."""
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise ConfigError("can not be read: it is no regular file", file=str(path))
-        with path.open("rb") as file:
-            return _decoded(file.read(LARGEST_FILE + 1), path)
-    except (OSError, ValueError) as error:  # a name that no file can have is a ValueError
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"can not be read: {reason}", file=str(path)) from None
-
-
-def _decoded(content: bytes, path: Path) -> str:
-    if len(content) > LARGEST_FILE:
-        raise ConfigError(
-            f"larger than {LARGEST_FILE >> 20} MiB, which no file of this kind is", file=str(path)
-        )
+    content = read_input(path)
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -268,7 +292,9 @@ def load_document(path: Path) -> Document:
 
 _FACTOR = re.compile(r"([0-9]{1,40}(?:\.[0-9]{1,40})?|\.[0-9]{1,40})x\Z")
 _ITEM = re.compile(r"[0-9]{1,9}\Z")
-_QUANTITY = re.compile(r"\s*([0-9._]+(?:[eE][+-]?[0-9]{1,3})?)\s*([^0-9].*)\Z", re.DOTALL)
+_QUANTITY = re.compile(
+    r"\s*((?:[0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)\s*([^0-9.].*)\Z", re.DOTALL
+)
 
 _FILES = re.compile(r"machine\.(?:device|fabric\.[0-9]+\.file)|job\.model|device\.operators")
 """Settings that name a file."""
@@ -402,10 +428,12 @@ def _assign(holder: Any, step: str, value: object, key: str) -> None:
 def _scaled(present: object, factor: float, key: str) -> object:
     if isinstance(present, bool) or present is None:
         raise ConfigError(f"there is no number to multiply, the file has {present!r}", file="--set", key=key)
-    if isinstance(present, int | float):
-        scaled = present * factor
-        return int(scaled) if isinstance(present, int) and scaled == int(scaled) else scaled
     match = _QUANTITY.match(present) if isinstance(present, str) else None
-    if match is None:
+    if match is None and not isinstance(present, int | float):
         raise ConfigError(f"{present!r} is no number to multiply", file="--set", key=key)
-    return f"{float(match[1].replace('_', '')) * factor:.12g} {match[2]}"
+    scaled = (float(match[1].replace("_", "")) if match else present) * factor  # type: ignore[operator]
+    if not math.isfinite(scaled):
+        raise ConfigError(f"{present!r} times {factor:g} is too large a number", file="--set", key=key)
+    if match:
+        return f"{scaled:.12g} {match[2]}"
+    return int(scaled) if isinstance(present, int) and scaled == int(scaled) else scaled

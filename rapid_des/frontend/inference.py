@@ -22,7 +22,7 @@ of base. `one_pass` makes a job of it that `simulate` runs as it runs a static b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 
@@ -115,12 +115,21 @@ def passes(job: Job) -> tuple[Pass, ...]:
 
     Requests that decode from the first pass on have no prefill: their passes are steps from 1 on.
     """
+    return _passes(job, _steps(job.inference))
+
+
+def first_passes(job: Job) -> tuple[Pass, ...]:
+    """Return the passes without the decode steps after them, of which there may be millions."""
+    return _passes(job, ())
+
+
+def _passes(job: Job, steps: Iterable[int]) -> tuple[Pass, ...]:
     distinct, alike = list[Pass](), dict[tuple[bool, tuple[Group, ...]], int]()
     first, prompts = groups_of(job, 0), [groups_of(job, 0)]
     decodes = int(all(group.cached and group.decodes for group in first))
     if job.inference.prefill_tokens is not None and not decodes:
         prompts = list(cut(first, job.inference.prefill_tokens))
-    every = [*enumerate(prompts, 1 - len(prompts)), *((n, groups_of(job, n)) for n in _steps(job.inference))]
+    every = [*enumerate(prompts, 1 - len(prompts)), *((n, groups_of(job, n)) for n in steps)]
     for step, groups in every:
         composition = tuple(replace(group, cached=group.cached and 1) for group in groups)
         number = alike.setdefault((step + decodes > 0, composition), step + decodes)

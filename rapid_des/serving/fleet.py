@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, cast
 
 import simpy
 
-from rapid_des.errors import DeadlockError
+from rapid_des.errors import DeadlockError, InputError
 from rapid_des.serving.batch import Costs
 from rapid_des.serving.engine import Engine, Process
 from rapid_des.serving.lockstep import LockstepGroup, LockstepReplica
@@ -19,7 +20,7 @@ from rapid_des.serving.replica import Replica
 from rapid_des.serving.requests import Request
 from rapid_des.serving.routers import Router
 from rapid_des.serving.transfers import Transfer
-from rapid_des.serving.workload import Workload
+from rapid_des.serving.workload import LATEST_PS, LATEST_S, Workload
 
 if TYPE_CHECKING:
     from rapid_des.serving.outages import Event
@@ -29,6 +30,19 @@ Watch = Callable[[int, int], None]
 _MOST_IN_VAIN = 1_000
 _TOLD = 64
 """Requests between two tellings."""
+
+
+class Clock(simpy.Environment):
+    """A server's clock, which ends before the integers of 64 bits do in which its times are kept."""
+
+    def step(self) -> None:
+        """Let the next event happen."""
+        if self.peek() > LATEST_PS and self.peek() < inf:
+            problem = f"the server runs for more than {LATEST_S / 86400:.0f} days"
+            raise InputError(
+                f"{problem}, which is where a clock of picoseconds ends: wait or serve less long"
+            )
+        super().step()
 
 
 @dataclass
@@ -64,7 +78,7 @@ class Fleet:
     done: list[Request] = field(default_factory=list)
     lost: list[Request] = field(default_factory=list)
     stops: list[Stop] = field(default_factory=list)
-    env: simpy.Environment = field(default_factory=simpy.Environment)
+    env: simpy.Environment = field(default_factory=Clock)
 
     def run(self) -> bool:
         """Serve all requests; whether that was not interrupted."""

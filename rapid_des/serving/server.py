@@ -90,10 +90,11 @@ def serve_workload(  # noqa: PLR0913 - as above
         )
     steady = for_iterations(machine, sends=len(pools) > 1)
     healthy = steady.unfaulted
+    _check_positions(job, workload)
     engine = replace(_engine(job, healthy, workload, cache), drafts=_drafts(job, workload.seed))
     of_prompts = engine if pools[0].job is job else _engine(pools[0].job, healthy, workload, cache)
     for each in (engine, of_prompts):
-        _check_lengths(job, workload, each)
+        _check_room(job, workload, each)
     fleet = Fleet(
         engine,
         workload,
@@ -272,15 +273,23 @@ def _pages(job: Job, machine: Machine, pool: KvPool, workload: Workload, adapter
     return capacity.pages
 
 
-def _check_lengths(job: Job, workload: Workload, engine: Engine) -> None:
-    """Raise `ConfigError` for a request that no replica could ever answer, or for a pool that is empty."""
+def _check_positions(job: Job, workload: Workload) -> None:
+    """Raise `ConfigError` for a request that is longer than the model's positions."""
+    most = job.model.spec.max_positions
+    _check_longest(job, workload, most, f"the model has max_positions {most}")
+
+
+def _check_room(job: Job, workload: Workload, engine: Engine) -> None:
+    """Raise `ConfigError` for a request that no replica could ever answer."""
     drafted = 0 if engine.drafts is None else engine.drafts.checked - 1
+    room = engine.pages * engine.page_size - drafted
+    besides = f" and {drafted} drafted" if drafted else ""
+    _check_longest(job, workload, room, f"a replica's KV cache holds {room}{besides}")
+
+
+def _check_longest(job: Job, workload: Workload, most: int, why: str) -> None:
     total = workload.prompt + workload.output
     longest = int(total.argmax())
-    room, most = engine.pages * engine.page_size - drafted, job.model.spec.max_positions
-    if total[longest] > min(room, most):
-        besides = f" and {drafted} drafted" if drafted else ""
-        holds = f"a replica's KV cache holds {room}{besides}"
-        why = holds if room < most else f"the model has max_positions {most}"
+    if total[longest] > most:
         lengths = f"{workload.prompt[longest]} tokens in and {workload.output[longest]} out"
         raise ConfigError(f"request {longest} has {lengths}; {why}", file=job.file, key="serving")

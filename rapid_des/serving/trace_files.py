@@ -13,8 +13,12 @@ which BurstGPT has where they failed, are left out of public traces.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from io import TextIOWrapper
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +26,7 @@ from numpy.typing import NDArray
 
 from rapid_des.arrays import Int64s
 from rapid_des.errors import ConfigError
+from rapid_des.inputs import REQUESTS, open_input
 
 _NEEDED = ("arrival_s", "prompt_tokens", "output_tokens")
 _PUBLIC = (
@@ -39,53 +44,93 @@ MARKS = {
 _LATEST, _MOST = 1e10, 10**9
 """Seconds (since 1970 too), and whatever is counted."""
 
-Row = Mapping[str, str | None]
 Read = Callable[[str], float]
+_MOST_ROWS = 1 << 24
+_LONGEST = 1 << 16
+"""Characters of a line."""
 
 
 def read_trace(file: str) -> dict[str, NDArray[np.float64]]:
     """Return columns of a trace as numbers, a row a request; `ConfigError` names the line."""
-    names, rows = _rows(file)
-    for stated in _PUBLIC:
-        if set(stated) <= set(names):
-            answered = [(line, row) for line, row in rows if row[stated[2]] != "0"]
-            public = dict(zip(_NEEDED, stated, strict=True))
-            return {name: _column(answered, theirs, name, file) for name, theirs in public.items()}
-    columns = (*_NEEDED, *(name for name in MARKS if name in names))
-    return {name: _column(rows, name, name, file) for name in columns}
+    with _opened(file) as (names, rows):
+        for stated in _PUBLIC:
+            if set(stated) <= set(names):
+                public = dict(zip(_NEEDED, stated, strict=True))
+                return _columns(names, rows, public, file, answered=stated[2])
+        known = (*_NEEDED, *(name for name in MARKS if name in names))
+        return _columns(names, rows, {name: name for name in known}, file)
 
 
 def read_lengths(file: str, column: str) -> Int64s:
     """Return a column of lengths."""
-    return _column(_rows(file)[1], column, "output_tokens", file).astype(np.int64)
+    with _opened(file) as (names, rows):
+        return _columns(names, rows, {"output_tokens": column}, file)["output_tokens"].astype(np.int64)
 
 
-def _rows(file: str) -> tuple[Sequence[str], list[tuple[int, Row]]]:
-    """Return the names of columns, and rows with their lines."""
+@contextmanager
+def _opened(file: str) -> Iterator[tuple[Sequence[str], Iterator[tuple[int, list[str]]]]]:
+    """Yield the names of columns, and rows with their lines, to be read one by one."""
     try:
-        with Path(file).open(newline="", encoding="utf-8-sig") as text:
-            reader = csv.DictReader(text, skipinitialspace=True)
-            names = list(reader.fieldnames or ())
-            rows: list[tuple[int, Row]] = [(reader.line_num, row) for row in reader]
+        with TextIOWrapper(open_input(Path(file), REQUESTS), encoding="utf-8-sig", newline="") as text:
+            reader = csv.reader(_lines(text, file), skipinitialspace=True)
+            names = next(reader, [])
+            yield names, ((reader.line_num, row) for row in reader if row)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"can not be read: {error}", file=file) from None
-    return names, rows
 
 
-def _column(rows: Sequence[tuple[int, Row]], column: str, meaning: str, file: str) -> NDArray[np.float64]:
-    """Return a column, as what it means is read."""
-    if not rows or column not in rows[0][1]:
-        raise ConfigError(f"needs the column {column} and a row", file=file)
-    read, allowed = _READERS.get(meaning, (_whole, f"a whole number to {_MOST:.0e}"))
-    values = np.zeros(len(rows))
-    for place, (line, row) in enumerate(rows):
-        text = row[column]
+def _lines(text: TextIOWrapper, file: str) -> Iterator[str]:
+    for number in count(1):
+        line = text.readline(_LONGEST + 1)
+        if len(line) > _LONGEST:
+            raise ConfigError(f"longer than {_LONGEST:,} characters", file=file, key=f"line {number}")
+        if not line:
+            return
+        yield line
+
+
+def _columns(
+    names: Sequence[str],
+    rows: Iterable[tuple[int, list[str]]],
+    columns: Mapping[str, str],
+    file: str,
+    *,
+    answered: str = "",
+) -> dict[str, NDArray[np.float64]]:
+    """Return columns by what they mean; rows with 0 in the column `answered` are left out."""
+    missing = next((column for column in columns.values() if column not in names), None)
+    readers = [] if missing else [_Column(names, *each, file) for each in columns.items()]
+    place = names.index(answered) if answered else -1
+    for line, row in rows:
+        if place >= 0 and row[place : place + 1] == ["0"]:
+            continue
+        for reader in readers:
+            reader.take(line, row)
+        if readers and len(readers[0].values) > _MOST_ROWS:
+            raise ConfigError(f"more than {_MOST_ROWS:,} requests", file=file)
+    if not readers or not readers[0].values:
+        raise ConfigError(f"needs the column {missing or next(iter(columns.values()))} and a row", file=file)
+    return {reader.meaning: np.array(reader.values, np.float64) for reader in readers}
+
+
+class _Column:
+    """A column of a file, as what it means is read."""
+
+    def __init__(self, names: Sequence[str], meaning: str, column: str, file: str) -> None:
+        self.meaning, self._column, self._file = meaning, column, file
+        self._place = len(names) - 1 - names[::-1].index(column)  # of two with one name the last
+        self._read, self._allowed = _READERS.get(meaning, (_whole, f"a whole number to {_MOST:.0e}"))
+        self.values = array("d")
+
+    def take(self, line: int, row: Sequence[str]) -> None:
+        """Take the entry of a row."""
+        text = row[self._place] if self._place < len(row) else ""
         try:
-            values[place] = read((text or "").strip())
+            self.values.append(self._read(text.strip()))
         except ValueError:
-            problem = "nothing stands there" if not text else f"{text!r} is not {allowed}"
-            raise ConfigError(problem, file=file, key=f"line {line}: {column}") from None
-    return values
+            shown = f"{text[:60]!r} is not {self._allowed}"
+            problem = shown if text else "nothing stands there"
+            raise ConfigError(problem, file=self._file, key=f"line {line}: {self._column}") from None
 
 
 def _time(text: str) -> float:

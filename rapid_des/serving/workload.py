@@ -27,10 +27,14 @@ from rapid_des.units import PS_PER_S, Duration, Rate, whole_number
 
 Tokens: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10**7)]
 Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+Faster: TypeAlias = Annotated[float, msgspec.Meta(ge=1e-6, le=1e6)]
+Burstiness: TypeAlias = Annotated[float, msgspec.Meta(ge=1e-3, le=100)]
+"""A coefficient of variation. Below the least, times are constant; above the most, nearly all are zero."""
 Share: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Floats = NDArray[np.float64]
-_LATEST = 8.64e6
-"""Seconds."""
+LATEST_S = 8_640_000
+LATEST_PS = LATEST_S * PS_PER_S
+"""The latest moment of a server's clock, 100 days."""
 
 
 class _Rated(Spec, frozen=True):
@@ -52,7 +56,7 @@ class Poisson(_Rated, frozen=True, tag_field="kind", tag="poisson"):
 class Gamma(_Rated, frozen=True, tag_field="kind", tag="gamma"):
     """Gamma times between requests; a coefficient of variation above 1 comes in bursts."""
 
-    cv: Positive
+    cv: Burstiness
 
     def times(self, count: int, random: Generator) -> Int64s:
         """Return when requests come."""
@@ -111,7 +115,7 @@ class Trace(Spec, frozen=True, tag_field="kind", tag="trace"):
     """
 
     file: str
-    faster: Positive = 1.0
+    faster: Faster = 1.0
     """So many times as fast."""
 
 
@@ -336,7 +340,9 @@ def _summed(between: Floats) -> Int64s:
 
 
 def _picoseconds(seconds: Floats) -> Int64s:
-    if len(seconds) and seconds[-1] > _LATEST:
+    if len(seconds) and seconds[-1] > LATEST_S:
         problem = f"the last request comes after {seconds[-1] / 86400:,.0f} days"
-        raise ConfigError(f"{problem}; a clock of picoseconds lasts {_LATEST / 86400:.0f}", file="--arrivals")
+        raise ConfigError(
+            f"{problem}; a clock of picoseconds lasts {LATEST_S / 86400:.0f}", file="--arrivals"
+        )
     return np.ceil(seconds * PS_PER_S).astype(np.int64)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from rapid_des.errors import ConfigError
 
 _Function: TypeAlias = Callable[[Mapping[str, Any]], Any]
-_LONGEST, _MOST_POWER = 1000, 64
+_LONGEST, _MOST_POWER, _MOST = 1000, 64, 2**63
 _ASSIGNS = re.compile(r"(?<![=<>!])=(?!=)")
 _OPERATIONS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
@@ -88,7 +88,7 @@ class Expression:
     def __call__(self, values: Mapping[str, Any]) -> Any:
         """Return what the expression comes to; `ConfigError` if its values do not go together."""
         try:
-            return self._function(values)
+            return _bounded(self._function(values))
         except (TypeError, ArithmeticError, ValueError) as error:
             used = ", ".join(f"{name} {values.get(name)!r}" for name in self.names)
             problem = f"{self.text[:80]!r} with {used}: {error}"
@@ -189,7 +189,15 @@ def _number(value: Any) -> int | float:
     return value
 
 
+def _bounded(value: Any) -> Any:
+    """Return a value that a file can hold; `OverflowError` for a number that is larger."""
+    for part in value if isinstance(value, list) else [value]:
+        if isinstance(part, int | float) and not abs(part) < _MOST:
+            raise OverflowError("the result is no number below 2**63")
+    return value
+
+
 def _power(base: float, exponent: float) -> Any:
     if abs(exponent) > _MOST_POWER or abs(base) > 1 << _MOST_POWER:
-        raise ValueError(f"{base} ** {exponent} is too large")
+        raise ValueError("a power of more than 64, or of a number above 2**64")
     return base**exponent

@@ -19,6 +19,7 @@ from rapid_des.config import Document
 from rapid_des.device.spec import LEARNED
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import Job, load_job
+from rapid_des.inputs import LEARNED_FILE, read_input
 from rapid_des.machine import Machine, load_machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.network.faults import Fault
@@ -177,7 +178,7 @@ def _machine_content(machine: Machine) -> str:
     if device.operators.startswith(LEARNED):
         file = Path(device.operators.removeprefix(LEARNED))
         learned, device = (
-            hashlib.sha256(file.read_bytes()).hexdigest(),
+            hashlib.sha256(read_input(file, LEARNED_FILE)).hexdigest(),
             structs.replace(device, operators=LEARNED),
         )
     stated = structs.replace(spec, name="", device=device, fabric=shapes)

@@ -18,6 +18,7 @@ from typing import Any
 from rapid_des.errors import InputError
 from rapid_des.report.evidence import unmeasured_in
 from rapid_des.report.writing import require_extra
+from rapid_des.studies.database import check_database, checked_row, storage_named
 from rapid_des.studies.executors import Done, Executor, Failed
 from rapid_des.studies.figures import FIGURES, measured
 from rapid_des.studies.spaces import Case, Study, load_study
@@ -145,10 +146,13 @@ def search(  # noqa: PLR0913 - what a search is asked, by name
     cases = list(read.cases())
     count = min(trials or -(-len(cases) // 10), len(cases))
     opened = executor_of(executor, workers, address) if isinstance(executor, str) else executor
-    optuna_study = _study(read, wanted, (sampler, pruner, seed), storage)
-    with opened as crew:
+    check_database(storage)
+    with storage_named(storage):
+        optuna_study = _study(read, wanted, (sampler, pruner, seed), storage)
+    with opened as crew, storage_named(storage):
         estimates = _estimates(cases, crew, wanted[0], tell) if warm else {}
         asked = _Asked(read, cases, wanted, estimates, optuna_study)
+        asked.load_known(storage)
         interrupted = asked.run(crew, count, warm, tell)
     return Search(wanted, len(cases), tuple(asked.rows), estimates, interrupted)
 
@@ -184,18 +188,14 @@ def _study(study: Study, objectives: Sequence[str], how: tuple[str, str, int], s
     pruning = getattr(optuna.pruners, PRUNERS[pruner])(*prunes)
     directions: Any = ["minimize"] * len(objectives)
     name = f"rapid-des {study.name} {' '.join(objectives)}"
-    try:
-        opened = optuna.create_study(
-            sampler=made,
-            pruner=pruning,
-            storage=storage,
-            study_name=name,
-            directions=directions,
-            load_if_exists=True,
-        )
-    except Exception as error:  # noqa: BLE001 - whatever a storage raises is about its URL
-        why = error.__cause__ or error  # a driver's absence is named below Optuna's advice
-        raise InputError(f"--storage {storage}: {why}".splitlines()[0]) from None
+    opened = optuna.create_study(
+        sampler=made,
+        pruner=pruning,
+        storage=storage,
+        study_name=name,
+        directions=directions,
+        load_if_exists=True,
+    )
     if storage is not None:
         _check_same(opened, study, storage)
     return opened
@@ -240,6 +240,7 @@ class _Asked:
     ) -> None:
         self.study, self.objectives, self.optuna = study, objectives, optuna_study
         self.estimates = estimates
+        self.by_id = {case.id: case for case in cases}
         self.by_labels = {tuple(case.labels[name] for name in study.columns): case for case in cases}
         self.ranked = sorted(cases, key=lambda case: (estimates.get(case.id, float("inf")), case.id))
         if estimates:  # what does not fit by its estimate, which knows memory, fits in no mode
@@ -257,7 +258,6 @@ class _Asked:
 
     def run(self, executor: Executor, count: int, warm: int, tell: Tell | None) -> bool:
         """Simulate up to `count` points; tell whether ^C ended that, which keeps what was told."""
-        self._load_known()
         try:
             while len(self.rows) < count and self.open - self.known:
                 left = min(count - len(self.rows), len(self.open - self.known))
@@ -272,10 +272,11 @@ class _Asked:
             return True
         return False
 
-    def _load_known(self) -> None:
+    def load_known(self, storage: str | None) -> None:
         """Take what the storage knows already."""
         for trial in self.optuna.get_trials(deepcopy=False):
-            row = trial.user_attrs.get("row")
+            stated = trial.user_attrs.get("row")
+            row = None if stated is None else checked_row(stated, self.by_id, storage)
             if row is not None and row["id"] not in self.known:
                 self.known.add(row["id"])
                 self.rows.append(row)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal, Self, TypeVar
@@ -20,8 +20,11 @@ from typing import IO, Any, Literal, Self, TypeVar
 import msgspec
 import numpy as np
 
+from rapid_des.config.documents import parse_json, read_text
 from rapid_des.errors import ConfigError, InputError
+from rapid_des.inputs import open_input
 from rapid_des.report.writing import replacing, require_extra
+from rapid_des.studies.parts import read_part
 from rapid_des.version import __version__
 
 FORMAT = 1
@@ -29,6 +32,8 @@ _MANIFEST, _PARTS = "manifest.json", "points"
 _PART = re.compile(r"part-\d+\Z")
 _ROWS, _EVERY_S, _SHARE = 2000, 5.0, 0.02
 """A part is written for so many rows, or when so many seconds and this share of all time have passed."""
+_MOST_ROWS = 1 << 22
+"""Rows of all parts."""
 
 Row = Mapping[str, Any]
 
@@ -83,7 +88,7 @@ class Store:
 
     def locked(self) -> Self:
         """Return the store as the only one that writes here, until it is closed or its process ends."""
-        self._lock = (self.folder / _MANIFEST).open("rb")
+        self._lock = open_input(self.folder / _MANIFEST)
         try:
             import fcntl
 
@@ -99,12 +104,9 @@ class Store:
     def open(cls, folder: Path) -> Self:
         """Return the store that a folder is; `InputError` if it is none."""
         require_extra("pyarrow", "parquet", f"{folder}: a study's results")
-        try:
-            manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-        except OSError:
-            raise InputError(f"{folder}: no results of a study: it has no {_MANIFEST}") from None
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"not valid JSON: {error}", file=str(folder / _MANIFEST)) from None
+        if not (folder / _MANIFEST).is_file():
+            raise InputError(f"{folder}: no results of a study: it has no {_MANIFEST}")
+        manifest = parse_json(read_text(folder / _MANIFEST), folder / _MANIFEST, infinite=True)
         stated = manifest.get("format") if isinstance(manifest, dict) else None
         if stated != FORMAT:
             problem = f"{stated}; rapid_des {__version__} reads format {FORMAT}"
@@ -166,7 +168,7 @@ class Store:
 
         wanted = [name for name in self.columns if name != "result"] if columns is None else list(columns)
         schema = pyarrow.schema([(name, getattr(pyarrow, self.columns[name])()) for name in wanted])
-        read = [_read(part, columns=wanted, schema=schema) for part in self.parts()]
+        read = list(self._read(schema))
         table = pyarrow.concat_tables(read) if read else schema.empty_table()
         if "id" not in wanted:
             return table
@@ -180,37 +182,27 @@ class Store:
 
     def row(self, number: int) -> dict[str, Any]:
         """Return the whole row of an id; `InputError` if there is none."""
-        from pyarrow import compute
-
         for part in self.parts():
-            table = _read(part, filters=compute.field("id") == number)
-            if len(table):
-                read: dict[str, Any] = table.slice(0, 1).to_pylist()[0]
+            table = read_part(part)
+            places = np.flatnonzero(table["id"].to_numpy() == number)
+            if len(places):
+                read: dict[str, Any] = table.slice(int(places[0]), 1).to_pylist()[0]
                 return read
         raise InputError(f"{self.folder}: no point {number}")
+
+    def _read(self, schema: Any) -> Iterator[Any]:
+        """Yield columns of every part; one that a part leaves out is unknown there."""
+        rows = 0
+        for part in self.parts():
+            table = read_part(part, schema)
+            rows += len(table)
+            if rows > _MOST_ROWS:
+                raise InputError(f"{self.folder}: more than {_MOST_ROWS:,} rows")
+            yield table
 
 
 def _parts(folder: Path) -> list[Path]:
     return sorted(part for part in (folder / _PARTS).glob("part-*.parquet") if _PART.match(part.stem))
-
-
-def _read(part: Path, **what: Any) -> Any:
-    """Return a part as an Arrow table; `InputError` if it is not as it was written."""
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        if not part.is_file():
-            raise OSError("not a file")
-        table = parquet.read_table(part, **what)
-        if "id" in table.column_names and table["id"].null_count:
-            raise OSError("rows without an id")
-        return table
-    except (pyarrow.ArrowException, OSError) as error:
-        why = str(error).splitlines()[0].rstrip(".")
-        raise InputError(
-            f"{part}: {why}; without this file the same study simulates its points again"
-        ) from None
 
 
 def check_store(folder: Path) -> None:

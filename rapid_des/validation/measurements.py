@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import math
 import zlib
@@ -13,11 +12,12 @@ from functools import cache
 from pathlib import Path
 from typing import cast
 
-from rapid_des.config.documents import LARGEST_FILE, read_text
+from rapid_des.config.documents import read_text
 from rapid_des.device import Device, load_device
 from rapid_des.device.operators import DTYPE_BITS, Dtype, OperatorModel
 from rapid_des.device.pricing import operator_model
 from rapid_des.errors import InputError
+from rapid_des.inputs import unpack_input
 
 
 class UnsupportedRow(InputError, ValueError):  # noqa: N818 - no error: such rows are counted
@@ -90,7 +90,7 @@ class DataFolder:
         if path is None:
             return []
         try:
-            text = _unpacked(path) if path.suffix == ".gz" else read_text(path)
+            text = unpack_input(path).decode("utf-8") if path.suffix == ".gz" else read_text(path)
             reader = csv.DictReader(io.StringIO(text, newline=""), restkey=_MORE)
             rows = [Record(row, f"{path}: line {reader.line_num}") for row in reader]
         except (csv.Error, EOFError, UnicodeDecodeError, OSError, zlib.error) as error:
@@ -103,14 +103,6 @@ class DataFolder:
             if None in row.values():
                 raise InputError(f"{row.where}: ends before its last column")
         return rows
-
-
-def _unpacked(path: Path) -> str:
-    with gzip.open(path) as file:
-        content = file.read(LARGEST_FILE + 1)
-    if len(content) > LARGEST_FILE:
-        raise InputError(f"{path}: unpacks to more than {LARGEST_FILE >> 20} MiB, which no table does")
-    return content.decode("utf-8")
 
 
 def open_folder(data: Path | None) -> DataFolder:

@@ -13,7 +13,6 @@ from rapid_des.config import (
     Spec,
     apply_overrides,
     decode,
-    documents,
     json_schema,
     load_document,
     preset_names,
@@ -176,12 +175,12 @@ def test_plain_values_are_those_of_yaml_1_2():
     ]  # fmt: skip
 
 
-def test_only_regular_files_of_a_sensible_size_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(documents, "LARGEST_FILE", 10)
-    (tmp_path / "large").write_text("x" * 11)
+def test_only_regular_files_of_a_sensible_size_are_read(tmp_path):
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate((64 << 20) + 1)
     os.mkfifo(tmp_path / "fifo")
     for name, said in {
-        "large": "larger than 0 MiB", "fifo": "no regular file", ".": "no regular file", "a\0b": "null byte",
+        "large": "larger than 64 MiB", "fifo": "no regular file", ".": "no regular file", "a\0b": "null byte",
     }.items():  # fmt: skip
         with pytest.raises(ConfigError, match=said):
             read_text(tmp_path / name)

@@ -66,7 +66,7 @@ def test_a_part_without_the_rows_of_a_study_is_named(kept):
         assert "simulates its points again" in answer
     part.unlink()
     part.mkdir()
-    assert "part-00001.parquet: not a file" in refused(call("show", kept))
+    assert "part-00001.parquet: can not be read: it is no regular file" in refused(call("show", kept))
 
 
 def test_a_result_that_is_no_json_is_told_by_its_point(kept):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import msgspec
 import numpy as np
@@ -23,9 +23,10 @@ from rapid_des.device.learned.regressors import Forest, Regressor, Trend
 from rapid_des.device.learned.samples import Shape, shape_of
 from rapid_des.device.operators import Estimate, Operator, OperatorModel
 from rapid_des.errors import InputError, RapidDesError
+from rapid_des.inputs import LEARNED_FILE, open_input
 
 FORMAT = "rapid-des learned operators 1"
-LARGEST_FILE = 1 << 28
+_MOST_UNPACKED = 1 << 28
 """Bytes that a file's arrays may take."""
 _LONGEST_US = 1e12
 _MOST_NAMES = 8
@@ -68,12 +69,13 @@ class LearnedFile:
 
 def load_learned(path: Path) -> LearnedFile:
     """Return a file's regressors; a file that is none, or is damaged, is an `InputError` naming it."""
-    if not path.is_file():
+    if not path.exists():
         raise InputError(f"{path}: there is no such file of learned operators")
     try:
-        _check_size(path)
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+        with open_input(path, LEARNED_FILE) as packed:
+            _check_size(packed)
+            with np.load(packed, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
         head = json.loads(bytes(arrays["head"]).decode())
         if head["format"] != FORMAT:
             raise InputError(f"{path}: format {head['format']!r}, this version reads {FORMAT!r}")
@@ -88,12 +90,13 @@ def load_learned(path: Path) -> LearnedFile:
         raise InputError(f"{path}: no file of learned operators ({problem:.200})") from None
 
 
-def _check_size(path: Path) -> None:
+def _check_size(file: BinaryIO) -> None:
     """Refuse a container whose parts unpack to more than any file of regressors holds."""
-    with zipfile.ZipFile(path) as packed:
+    with zipfile.ZipFile(file) as packed:
         size = sum(part.file_size for part in packed.infolist())
-    if size > LARGEST_FILE:
-        raise ValueError(f"unpacks to {size:,} bytes; allowed: {LARGEST_FILE:,}")
+    if size > _MOST_UNPACKED:
+        raise ValueError(f"unpacks to {size:,} bytes; allowed: {_MOST_UNPACKED:,}")
+    file.seek(0)
 
 
 class LearnedOperators:

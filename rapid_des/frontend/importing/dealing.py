@@ -28,6 +28,9 @@ def layers_of(arguments: Arguments, parts: int) -> str | list[int] | None:
     embedding = arguments.given("account-for-embedding-in-pipeline-split")
     loss = arguments.given("account-for-loss-in-pipeline-split")
     total = arguments.count("num-layers")
+    if parts > total + 2:
+        problem = f"{total} layers are fewer than {parts} stages and chunks"
+        raise ConfigError(problem, file=arguments.file, key="--num-layers")
     if embedding and loss:
         return "endpoints"
     if embedding or loss:

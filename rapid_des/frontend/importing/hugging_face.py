@@ -15,6 +15,7 @@ from rapid_des.config import to_yaml
 from rapid_des.config.documents import parse_json, read_text
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.importing import gpt, hybrid, llama, nested
+from rapid_des.frontend.importing.bounds import bounded
 from rapid_des.frontend.importing.keys import Keys
 from rapid_des.frontend.loading import load_model
 from rapid_des.frontend.model import Model
@@ -96,7 +97,7 @@ def import_hugging_face(path: str | Path, *, ignore: Collection[str] = ()) -> Im
     Keys to `ignore` say nothing of shapes or kernels, as whoever names them knows.
     """
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
-    tree = parse_json(read_text(file), file, infinite=True)
+    tree = bounded(parse_json(read_text(file), file, infinite=True), file)
     if not isinstance(tree, Mapping):
         raise ConfigError("holds no JSON object", file=str(file))
     name = tree.get("model_type")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rapid_des.config.documents import read_text
 from rapid_des.errors import ConfigError
+from rapid_des.frontend.importing.bounds import bounded
 from rapid_des.frontend.importing.dealing import chunks_of, layers_of
 from rapid_des.frontend.importing.keys import ImportedJob, Tree, imported, replicas, sparse, spread
 from rapid_des.frontend.importing.shell import Arguments, Launch, by_name, read_launch
@@ -49,8 +50,8 @@ def import_megatron(
     not say; `variables` hold whatever the script sets. A `ConfigError` names what is missing or does not fit.
     """
     file = Path(path)
-    launch = read_launch(read_text(file), variables or {}, MARKS)
-    arguments = Arguments(by_name(launch.arguments), str(file))
+    launch = read_launch(read_text(file), variables or {}, MARKS, file=str(file))
+    arguments = Arguments(bounded(by_name(launch.arguments), file), str(file))
     if not MARKS.intersection(f"--{name}" for name in arguments.tree):
         raise ConfigError(f"passes none of {', '.join(sorted(MARKS))} to a program", file=str(file))
     job = _job(arguments, gpus or _world(launch, str(file)), vocabulary)
@@ -66,7 +67,7 @@ def import_megatron(
 
 def _world(launch: Launch, file: str) -> int:
     """Return the GPUs that torchrun starts ranks on."""
-    options = by_name(launch.launcher)
+    options = bounded(by_name(launch.launcher), Path(file))
     each, nodes = options.get("nproc-per-node"), options.get("nnodes", 1)
     if not isinstance(each, int) or not isinstance(nodes, int):
         raise ConfigError("does not say on how many GPUs it runs (torchrun); give --gpus N", file=file)
@@ -311,16 +312,18 @@ def _expert_layers(arguments: Arguments, layers: int) -> set[int]:
     arguments.ignore("moe-layer-freq")
     if isinstance(stated, int) and stated > 0:
         return set(range(0, layers, stated))
-    flags: list[str] = []
     text = str(stated).replace(" ", "")
-    for digits, times in re.findall(r"\[([01](?:,[01])*)\](?:\*(\d+))?", text):
-        flags += digits.split(",") * int(times or 1)
-    pattern = r"\(*\[[01](,[01])*\](\*\d+)?(\+\[[01](,[01])*\](\*\d+)?)*\)*"
-    if not re.fullmatch(pattern, text) or len(flags) != layers:
+    runs = [
+        (digits.split(","), int(times or 1))
+        for digits, times in re.findall(r"\[([01](?:,[01])*)\](?:\*([0-9]{1,9}))?", text)
+    ]
+    pattern = r"\(*\[[01](,[01])*\](\*[0-9]{1,9})?(\+\[[01](,[01])*\](\*[0-9]{1,9})?)*\)*"
+    if not re.fullmatch(pattern, text) or sum(len(run) * times for run, times in runs) != layers:
         problem = (
             f"{stated} is neither a number nor a list of {layers} layers such as ([0]*1+[1]*{layers - 1})"
         )
         raise ConfigError(problem, file=arguments.file, key="--moe-layer-freq")
+    flags = [flag for run, times in runs for flag in run * times]
     return {layer for layer, flag in enumerate(flags) if flag == "1"}
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from rapid_des.config import to_yaml
 from rapid_des.config.documents import load_document
 from rapid_des.errors import ConfigError
+from rapid_des.frontend.importing.bounds import bounded
 from rapid_des.frontend.importing.keys import ImportedJob, Tree, imported, sparse
 from rapid_des.frontend.importing.rapid_hardware import Section, device_of, known, machine_of
 
@@ -42,8 +43,10 @@ class ImportedFiles:
 def import_rapid_llm(hardware: str | Path, model: str | Path) -> ImportedFiles:
     """Return what the two files describe; a `ConfigError` names what is missing, unknown or does not fit."""
     machine_file, model_file = Path(hardware), Path(model)
-    hard = Section(load_document(machine_file).tree, str(machine_file))
-    soft = Section(load_document(model_file).tree, str(model_file)).section("model_param")
+    hard = Section(bounded(load_document(machine_file).tree, machine_file), str(machine_file))
+    soft = Section(bounded(load_document(model_file).tree, model_file), str(model_file)).section(
+        "model_param"
+    )
     notes: list[str] = []
     split = _degrees(hard, training=_training(soft))
     job = _job(hard, soft, split, notes)

@@ -21,7 +21,7 @@ Words = list[str]
 
 _ASSIGNMENT = re.compile(r"(?:(?:export|local|readonly|declare(?:\s+-\w+)*)\s+)?([A-Za-z_]\w*)(\+?)=")
 _REFERENCE = re.compile(
-    r"\$\(\((?P<sum>.*?)\)\)"
+    r"\$\(\((?P<sum>.{0,400}?)\)\)"
     r"|\$\{(?P<braced>\w+)(?:\[[@*]\])?(?::?[-=](?P<default>[^{}]*))?\}|\$(?P<plain>\w+)"
 )
 _OPENS = re.compile(r"(if|for|while|case|until)\b")
@@ -35,8 +35,14 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Mod: operator.mod,
 }
 _MOST_DEEP = 50
-_MOST_EXPANDED = 1 << 20
-"""Characters that variables of one word stand for: those that refer to themselves would double for ever."""
+_LONGEST = 1 << 18
+"""Characters of a script."""
+_MOST_EXPANDED = 1 << 22
+"""Characters that the variables of a script stand for."""
+_LONGEST_VALUE, _MOST_VARIABLES = 1 << 16, 1 << 12
+"""Characters that those of one word stand for, which would double for ever where they refer to themselves."""
+_LONGEST_SUM = 400
+_INT64 = range(-(2**63), 2**63)
 
 
 @dataclass
@@ -59,13 +65,17 @@ class Launch:
     """Variables in them that the script sets in a branch or loop."""
 
 
-def read_launch(text: str, known: Mapping[str, str], marks: frozenset[str]) -> Launch:
+def read_launch(text: str, known: Mapping[str, str], marks: frozenset[str], *, file: str = "") -> Launch:
     """Return the last command that passes one of `marks` (`--num-layers`) to a Python program.
 
     `known` are variables that hold whatever the script sets. A text without such a command is a list of
     arguments. Words that refer to variables nobody sets keep their `$`.
     """
-    script = _Script({name: _Value(value) for name, value in known.items()}, frozenset(known))
+    if len(text) > _LONGEST:
+        problem = f"a script of {len(text):,} characters; allowed: up to {_LONGEST:,}"
+        raise ConfigError(problem, file=file)
+    variables = {name: _Value(value) for name, value in known.items()}
+    script = _Script(variables, frozenset(known), file)
     commands = list(script.commands(text))
     for words, uses in reversed(commands):
         programs = [place for place, word in enumerate(words) if word.endswith(".py")]
@@ -87,8 +97,11 @@ class _Script:
 
     variables: dict[str, _Value]
     fixed: frozenset[str]
+    file: str = ""
+    """For errors."""
     conditional: set[str] = field(default_factory=set)
     depth: int = 0
+    room: int = _MOST_EXPANDED
 
     def commands(self, text: str) -> Iterator[tuple[Words, set[str]]]:
         """Yield the words of every command, and the variables they depend on."""
@@ -104,31 +117,37 @@ class _Script:
 
     def _assigned(self, statement: str) -> str:
         """Make the assignments that a statement begins with; return what follows."""
-        while match := _ASSIGNMENT.match(statement):
+        place = 0
+        while match := _ASSIGNMENT.match(statement, place):
             end = _end_of_value(statement, match.end())
             text = statement[match.end() : end]
-            name, value = match[1], self._expanded(text[1:-1] if text.startswith("(") else text)
-            statement = statement[end:].lstrip()
-            if name in self.fixed:
-                continue
-            before = self.variables.get(name)
-            if match[2] and before is not None:
-                value = _Value(f"{before.text} {value.text}", value.uses | before.uses)
-            if self.depth and before is not None and before.text != value.text:
-                self.conditional.add(name)
-            self.variables[name] = value
-        return statement
+            place = _first_after_blanks(statement, end)
+            if match[1] not in self.fixed:
+                value = self._expanded(text[1:-1] if text.startswith("(") else text)
+                self._assign(match[1], value, adds=bool(match[2]))
+        return statement[place:]
 
-    def _expanded(self, text: str) -> _Value:
+    def _assign(self, name: str, value: _Value, *, adds: bool) -> None:
+        before = self.variables.get(name)
+        if adds and before is not None:
+            value = _Value(f"{before.text} {value.text}", value.uses | before.uses)
+        if self.depth and before is not None and before.text != value.text:
+            self.conditional.add(name)
+        self.variables[name] = value
+        if len(value.text) > _LONGEST_VALUE:
+            problem = f"{len(value.text):,} characters; allowed: up to {_LONGEST_VALUE:,}"
+            raise ConfigError(problem, file=self.file, key=name)
+        if len(self.variables) > _MOST_VARIABLES:
+            raise ConfigError(f"more than {_MOST_VARIABLES:,} variables", file=self.file)
+
+    def _expanded(self, text: str, *, sums: bool = True) -> _Value:
+        """Return a text with what its variables hold; `sums`: and what its sums come to."""
         uses: set[str] = set()
-        room = _MOST_EXPANDED
+        room = _LONGEST_VALUE
 
         def replaced(match: re.Match[str]) -> str:
             if match["sum"] is not None:
-                inner = self._expanded(re.sub(r"\b([A-Za-z_]\w*)\b", r"$\1", match["sum"].replace("$", "")))
-                uses.update(inner.uses)
-                result = _calculated(inner.text)
-                return match[0] if result is None else str(result)
+                return (self._sum(match["sum"], uses) if sums else None) or match[0]
             nonlocal room
             name = match["braced"] or match["plain"]
             value = self.variables.get(name)
@@ -136,7 +155,13 @@ class _Script:
             if value is not None and (value.text or match["default"] is None):
                 uses.update(value.uses)
                 room -= len(value.text)
-                return value.text if room > 0 else match[0]
+                if room < 0:
+                    return match[0]
+                self.room -= len(value.text)
+                if self.room < 0:
+                    problem = f"its variables stand for more than {_MOST_EXPANDED:,} characters"
+                    raise ConfigError(problem, file=self.file)
+                return value.text
             return match[0] if match["default"] is None else match["default"]
 
         for _ in range(_MOST_DEEP):  # a default may refer to another variable
@@ -146,6 +171,13 @@ class _Script:
             text = changed
         return _Value(text, uses)
 
+    def _sum(self, text: str, used: set[str]) -> str | None:
+        """Return what a sum comes to, in which names need no `$`; None where it is none."""
+        named = self._expanded(re.sub(r"\b([A-Za-z_]\w*)\b", r"$\1", text.replace("$", "")), sums=False)
+        used.update(named.uses)
+        result = _calculated(named.text)
+        return None if result is None else str(result)
+
 
 def _calculated(text: str) -> int | None:
     """Return a sum of whole numbers; None where it is none.
@@ -153,18 +185,24 @@ def _calculated(text: str) -> int | None:
     >>> _calculated("8 * (2 + 1)"), _calculated("8 * $NODES")
     (24, None)
     """
+    if len(text) > _LONGEST_SUM:
+        return None
     try:
         return _sum_of(ast.parse(text.strip().strip("\"'"), mode="eval").body)
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None
 
 
 def _sum_of(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _OPERATORS[type(node.op)](_sum_of(node.left), _sum_of(node.right))
-    raise ValueError("no sum")
+    """Return what a sum comes to in 64 bits, as a shell has it; `ValueError` where it is none."""
+    value = None
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        value = node.value
+    elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        value = _OPERATORS[type(node.op)](_sum_of(node.left), _sum_of(node.right))
+    if value is None or value not in _INT64:
+        raise ValueError("no sum")
+    return value
 
 
 def _words(text: str) -> Words:
@@ -174,47 +212,76 @@ def _words(text: str) -> Words:
 
 def _statements(text: str) -> Iterator[str]:
     """Yield the statements of a script: lines without comments, joined where a quote or list goes on."""
-    collected = ""
+    collected: list[str] = []
+    going = _Going()
     for line in text.replace("\\\n", " ").splitlines():
-        collected = f"{collected} {_without_comment(line)}".strip()
-        if not _is_open(collected):
-            yield from _split(collected)
-            collected = ""
-    yield from _split(collected)
+        part = _without_comment(line).strip()
+        collected.append(part)
+        going.take(f"{part} ")
+        if not going.is_open:
+            yield from _split(" ".join(collected).strip())
+            collected, going = [], _Going()
+    yield from _split(" ".join(collected).strip())
+
+
+@dataclass
+class _Going:
+    """Whether a statement goes on in the next line, as its lines are read."""
+
+    quote: str = ""
+    brackets: int = 0
+    listed: bool = False
+
+    def take(self, text: str) -> None:
+        """Take a line."""
+        *_, self.quote = ("", *_quotes(text, self.quote))
+        self.brackets += text.count("(") - text.count(")")
+        self.listed = self.listed or bool(re.search(r"\w\+?=\(", text))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a quote or a list is open."""
+        return bool(self.quote) or (self.listed and self.brackets > 0)
+
+
+def _quotes(text: str, quote: str = "") -> list[str]:
+    """Return which quote is open behind each letter of a text; `quote` is open before it."""
+    opened = []
+    before = ""
+    for letter in text:
+        if letter in "\"'" and quote in {"", letter} and before != "\\":
+            quote = "" if quote else letter
+        before = letter
+        opened.append(quote)
+    return opened
 
 
 def _without_comment(line: str) -> str:
+    if "#" not in line:
+        return line
+    opened = ["", *_quotes(line)]
     for match in re.finditer(r"(?:^|\s)#", line):
-        if not _quote_at(line[: match.start()]):
+        if not opened[match.start()]:
             return line[: match.start()]
     return line
 
 
-def _quote_at(text: str) -> str:
-    """Return the quote that is open at the end of a text, or nothing."""
-    quote = ""
-    for place, letter in enumerate(text):
-        if letter in "\"'" and quote in {"", letter} and text[place - 1 : place] != "\\":
-            quote = "" if quote else letter
-    return quote
-
-
-def _is_open(text: str) -> bool:
-    """Tell whether a statement goes on in the next line."""
-    if _quote_at(text):
-        return True
-    listed = re.search(r"\w\+?=\(", text)
-    return bool(listed) and text.count("(") > text.count(")")
-
-
 def _split(text: str) -> Iterator[str]:
     """Yield what semicolons and keywords outside quotes part."""
-    start = 0
+    start, opened = 0, ["", *_quotes(text)]
     for match in re.finditer(r";+|&&|\|\|", text):
-        if not _quote_at(text[: match.start()]):
+        if not opened[match.start()]:
             yield from _without_keyword(text[start : match.start()])
             start = match.end()
     yield from _without_keyword(text[start:])
+
+
+_BLANKS = re.compile(r"\s*")
+
+
+def _first_after_blanks(text: str, place: int) -> int:
+    match = _BLANKS.match(text, place)
+    return match.end() if match else place
 
 
 def _without_keyword(statement: str) -> Iterator[str]:
@@ -232,11 +299,15 @@ def _end_of_value(statement: str, start: int) -> int:
             if depth == 0:
                 return place + 1
         return len(statement)
-    depth = 0
+    depth, quote, before = 0, "", ""
     for place in range(start, len(statement)):
-        depth += {"(": 1, ")": -1, "{": 1, "}": -1}.get(statement[place], 0)
-        if statement[place].isspace() and depth <= 0 and not _quote_at(statement[start:place]):
+        letter = statement[place]
+        depth += {"(": 1, ")": -1, "{": 1, "}": -1}.get(letter, 0)
+        if letter.isspace() and depth <= 0 and not quote:
             return place
+        if letter in "\"'" and quote in {"", letter} and before != "\\":
+            quote = "" if quote else letter
+        before = letter
     return len(statement)
 
 
@@ -313,10 +384,11 @@ def by_name(words: Words) -> Tree:
     return tree
 
 
+_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,2})?\Z")
+_WHOLE = re.compile(r"[+-]?[0-9]{1,19}\Z")
+
+
 def _value(word: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(word)
-        except ValueError:
-            continue
-    return word
+    if _WHOLE.match(word):
+        return int(word)
+    return float(word) if _NUMBER.match(word) else word

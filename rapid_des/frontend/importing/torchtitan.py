@@ -6,13 +6,13 @@ is not read of the sections that shape a step is named in the notes.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rapid_des.config.documents import read_text
+from rapid_des.config.documents import parse_toml, read_text
 from rapid_des.errors import ConfigError
+from rapid_des.frontend.importing.bounds import bounded
 from rapid_des.frontend.importing.keys import ImportedJob, Keys, Tree, imported, replicas, sparse
 
 MODELS: Mapping[tuple[str, str], str] = {
@@ -53,10 +53,7 @@ def import_torchtitan(path: str | Path, *, gpus: int | None = None, model: str |
     the place of the flavor. A `ConfigError` names what is missing, unknown or does not fit.
     """
     file = Path(path)
-    try:
-        tree = tomllib.loads(read_text(file))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"not valid TOML: {error}", file=str(file)) from None
+    tree = bounded(parse_toml(read_text(file), file), file)
     sections = {name: Keys(_section(tree, name, str(file)), str(file)) for name in SHAPING}
     notes: list[str] = []
     job = _job(sections, gpus, model, notes)

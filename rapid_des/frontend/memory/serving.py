@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rapid_des.frontend.groups import byte_count
-from rapid_des.frontend.inference import Pass, pass_lists, passes, serving_shard
+from rapid_des.frontend.inference import Pass, first_passes, pass_lists, serving_shard
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.memory.events import (
     JobMemory,
@@ -146,7 +146,7 @@ def _stage(job: Job, stage: int) -> StageMemory:
 
 def _fullest(job: Job) -> Pass:
     """Return the pass of prompts that takes most: of a batch that decodes already its first."""
-    every = passes(job)
+    every = first_passes(job)
     return max(
         (each for each in every if each.step <= max(0, every[0].step)), key=lambda p: (p.tokens, p.sampled)
     )
@@ -191,7 +191,7 @@ def _request_bytes(job: Job, counts: Mapping[Section, int], positions: int) -> i
 def _weights(job: Job, counts: Mapping[Section, int]) -> int:
     """Return the bytes of a stage's weights: a layer's matrices as stored, all else as activations."""
     precision, sizes = job.spec.precision, section_parameters(job)
-    lists = pass_lists(job, passes(job)[0], heaviest_place(job))
+    lists = pass_lists(job, first_passes(job)[0], heaviest_place(job))
     narrow = sum(
         count * sum(operation.weights for operation in lists[section]) for section, count in counts.items()
     )

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from rapid_des.config import read_text
 from rapid_des.errors import InputError
 from rapid_des.network.build import build
 from rapid_des.network.fabric import UNSTATED, Fabric
@@ -103,7 +104,7 @@ def read_traffic(data: DataFolder, folder: str) -> Traffic | None:
     records = data.read(f"{folder}/messages.csv")
     if topology is None or not records:
         return None
-    fabric = _ns3_fabric(folder, topology.read_text(encoding="utf-8"))
+    fabric = _ns3_fabric(folder, read_text(topology))
     place = {record["id"]: number for number, record in enumerate(records)}
     messages = tuple(_message(fabric, record, place) for record in records)
     return Traffic(fabric, messages, tuple(record.count("src", least=0) for record in records))

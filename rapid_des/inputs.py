@@ -1,0 +1,97 @@
+"""Opens files that others wrote: regular files alone, none larger than files of its kind are.
+
+Every input of the package is opened here, which a test of the source checks. A FIFO would be waited for, a
+device such as /dev/zero read for ever, so both are refused before a byte is read.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import stat
+from io import BufferedReader
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from rapid_des.errors import ConfigError
+
+
+class Kind(NamedTuple):
+    """A kind of input."""
+
+    name: str
+    most: int
+    """Bytes of the largest file that is read."""
+
+
+TEXT = Kind("a text file", 1 << 26)
+"""YAML, JSON, TOML, CSV, XML and shell scripts."""
+REQUESTS = Kind("a table of requests", 1 << 30)
+"""CSV, read row by row."""
+TRACE = Kind("a trace", 1 << 32)
+LEARNED_FILE = Kind("a file of learned operators", 1 << 26)
+PART = Kind("a part of a study's results", 1 << 28)
+DATABASE = Kind("a search's database", 1 << 30)
+
+_ONLY_LOOK = (
+    os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
+)
+"""A FIFO that takes the file's place after it was looked at is opened at once, not waited for."""
+
+
+def open_input(path: Path, kind: Kind = TEXT) -> BufferedReader:
+    """Open a regular file for reading bytes; `ConfigError` for one that is missing, too large or a device."""
+    try:
+        _check(path.stat(), path, kind)  # before it is opened, which on a device may have effects
+        descriptor = os.open(path, _ONLY_LOOK)
+        try:
+            _check(os.fstat(descriptor), path, kind)
+            return os.fdopen(descriptor, "rb")
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except (OSError, ValueError) as error:  # a name that no file can have is a ValueError
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"can not be read: {reason}", file=str(path)) from None
+
+
+def check_input(path: Path, kind: Kind) -> None:
+    """Raise `ConfigError` if a file that a library is to open is no input of its kind."""
+    open_input(path, kind).close()
+
+
+def read_input(path: Path, kind: Kind = TEXT) -> bytes:
+    """Return a whole file; see `open_input`."""
+    with open_input(path, kind) as file:
+        return _read(file, path, kind)
+
+
+def unpack_input(path: Path, kind: Kind = TEXT) -> bytes:
+    """Return what a gzip file holds, at most what a file of the kind may; gzip tells of damage."""
+    with open_input(path, kind) as file, gzip.open(file) as unpacked:
+        return _read(unpacked, path, kind)
+
+
+def _read(file: IO[bytes] | gzip.GzipFile, path: Path, kind: Kind) -> bytes:
+    try:
+        content = file.read(
+            kind.most + 1
+        )  # a file may grow while it is read, and files of /proc have no size
+    except gzip.BadGzipFile:
+        raise
+    except OSError as error:
+        raise ConfigError(f"can not be read: {error.strerror or error}", file=str(path)) from None
+    if len(content) > kind.most:
+        raise _too_large(path, kind)
+    return content
+
+
+def _check(status: os.stat_result, path: Path, kind: Kind) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError("can not be read: it is no regular file", file=str(path))
+    if status.st_size > kind.most:
+        raise _too_large(path, kind)
+
+
+def _too_large(path: Path, kind: Kind) -> ConfigError:
+    return ConfigError(f"larger than {kind.most >> 20} MiB, which {kind.name} is not", file=str(path))

@@ -1,0 +1,101 @@
+"""Parts of a study's results, read from Parquet: what they unpack to is counted before it is unpacked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rapid_des.errors import ConfigError, InputError
+from rapid_des.inputs import PART, open_input
+
+MOST_ROWS = 1 << 14
+"""Rows of a part; the store writes up to 2,000."""
+_MOST_COLUMNS = 1 << 10
+_MOST_LISTED = 1 << 16
+"""Entries of any list in the file's own description."""
+
+
+def read_part(part: Path, schema: Any = None) -> Any:
+    """Return a part as an Arrow table; `InputError` if it is not as it was written.
+
+    By `schema`, of Arrow, its columns alone, null where the part has none of that name.
+    """
+    import pyarrow
+
+    try:
+        with open_input(part, PART) as stream:
+            table = _decoded(stream, None if schema is None else schema.names)
+        if (schema is None or "id" in schema.names) and _lacks_ids(table):
+            raise InputError("rows without an id")
+        return table if schema is None else _as(table, schema)
+    except (pyarrow.ArrowException, OSError, InputError) as error:
+        why = error.message if isinstance(error, ConfigError) else str(error).splitlines()[0].rstrip(".")
+        raise InputError(
+            f"{part}: {why}; without this file the same study simulates its points again"
+        ) from None
+
+
+def _lacks_ids(table: Any) -> bool:
+    from pyarrow import types
+
+    if "id" not in table.column_names:
+        return True
+    return bool(table["id"].null_count) or not types.is_integer(table["id"].type)
+
+
+def _decoded(stream: Any, names: list[str] | None) -> Any:
+    """Return some columns of an opened part."""
+    from pyarrow import parquet, types
+
+    limits = {"thrift_string_size_limit": PART.most, "thrift_container_size_limit": _MOST_LISTED}
+    described = parquet.ParquetFile(stream, **limits)
+    _check(described.metadata)
+    texts = [field.name for field in described.schema_arrow if types.is_string(field.type)]
+    file = parquet.ParquetFile(stream, read_dictionary=texts, **limits)
+    known = set(file.schema_arrow.names)
+    wanted = None if names is None else [name for name in names if name in known]
+    table = file.read(wanted, use_threads=False)
+    for place, name in enumerate(table.column_names):
+        table = table.set_column(place, name, _spelled(table[name], name))
+    return table
+
+
+def _check(metadata: Any) -> None:
+    """Raise `InputError` for a part that says it holds more than any that was written."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    stated = {
+        "rows": (metadata.num_rows, MOST_ROWS),
+        "columns": (metadata.num_columns, _MOST_COLUMNS),
+        "bytes": (sum(group.total_byte_size for group in groups), PART.most),
+    }
+    for what, (count, most) in stated.items():
+        if not 0 <= count <= most:
+            raise InputError(f"says it holds {count:,} {what}; allowed: up to {most:,}")
+
+
+def _spelled(column: Any, name: str) -> Any:
+    """Return a column of repeated texts with each in its row, if that is not more than a part may hold."""
+    from pyarrow import compute, types
+
+    if not types.is_dictionary(column.type):
+        return column
+    size = 0
+    for chunk in column.chunks:
+        lengths = compute.binary_length(chunk.dictionary).take(chunk.indices)
+        size += compute.sum(lengths.cast("int64")).as_py() or 0
+    if size > PART.most:
+        raise InputError(f"the texts of {name} are {size:,} bytes; allowed: up to {PART.most:,}")
+    return column.cast(column.type.value_type)
+
+
+def _as(table: Any, schema: Any) -> Any:
+    """Return a table with the columns of a schema."""
+    import pyarrow
+
+    columns = [
+        table[field.name].cast(field.type)
+        if field.name in table.column_names
+        else pyarrow.nulls(len(table), field.type)
+        for field in schema
+    ]
+    return pyarrow.table(columns, schema=schema)
