@@ -182,6 +182,24 @@ class Machine:
         except TopologyError as error:
             raise TopologyError(f"{self.path}: {error}") from None
 
+    def outlasted(self, moment: int) -> tuple[Machine, int]:
+        """Return the machine with those faults as constant ones that slow from 0 s to after a moment.
+
+        And the picoseconds at which the first of them ends; the machine itself and 0 where there is none.
+        """
+        ends = [int(fault.until or 0) for fault in self.faults if fault.outlasts(moment)]
+        if not ends:
+            return self, 0
+        faults = tuple(
+            structs.replace(fault, from_=None, until=None) if fault.outlasts(moment) else fault
+            for fault in self.faults
+        )
+        try:
+            left = _left_by(faults, self.healthy, self.planned, self.spec)
+        except TopologyError:  # such as tenants that take all of a link, for a while
+            return self, 0
+        return replace(self, faults=faults, **left), min(ends)
+
     def without(self, dead: frozenset[int]) -> Machine:
         """Return the machine as it is while these links are down too."""
         return replace(self, dead=self.dead | dead, router=self.router_around(dead))

@@ -9,7 +9,7 @@ come with their durations; from `lower` on all go the same way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.errors import DeadlockError, InputError, TraceError, UnsupportedByEngine
+from rapid_des.errors import DeadlockError, FabricCutError, InputError, TraceError, UnsupportedByEngine
 from rapid_des.frontend import Job, JobMemory, check_memory, memory
 from rapid_des.frontend.build import in_passes
 from rapid_des.machine import Machine
@@ -77,13 +77,18 @@ def replay(
     (Duration('633.6 us'), 0)
     """
     require_kind(machine, Machine, "load_machine")
-    paced = None
-    if machine.faults:
-        from rapid_des.program.faults.slow_gpus import pace_of, stretched
 
-        paced, traces = pace_of(traces, machine), stretched(traces, machine)
-    run = run_traces(traces, machine, EngineChoice.of(engine), trail=trail, cache=cache, pace=paced)
-    return _noted(result_of(run), machine)
+    def played(machine: Machine) -> Result:
+        paced, stated = None, traces
+        if machine.faults:
+            from rapid_des.program.faults.slow_gpus import pace_of, stretched
+
+            paced, stated = pace_of(traces, machine), stretched(traces, machine)
+        return result_of(
+            run_traces(stated, machine, EngineChoice.of(engine), trail=trail, cache=cache, pace=paced)
+        )
+
+    return _noted(_with_lasting_faults(machine, played), machine)
 
 
 def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
@@ -167,7 +172,25 @@ class _Asked:
     cache: BoundedCache | None
 
 
+def _with_lasting_faults(machine: Machine, played: Callable[[Machine], Result]) -> Result:
+    """Return a run's result; faults that slow from 0 s on and outlast the run are constant ones."""
+    lasts, first_end = machine.outlasted(0)
+    while lasts is not machine:
+        try:
+            result = played(lasts)
+        except (DeadlockError, FabricCutError):
+            break  # of a step that might have ended in time had the faults ended too
+        if result.step_time <= first_end:
+            return result
+        lasts, first_end = machine.outlasted(int(result.step_time))
+    return played(machine)
+
+
 def _result(job: Job, machine: Machine, asked: _Asked) -> Result:
+    return _with_lasting_faults(machine, lambda lasts: _played(job, lasts, asked))
+
+
+def _played(job: Job, machine: Machine, asked: _Asked) -> Result:
     cache, needed = asked.cache, asked.memory
     if asked.mode == FLATTENED:
         trace = price(job, machine, cache=cache)

@@ -89,10 +89,9 @@ def with_timetables(
     the rest goes on at the rate that its duration on the slowed GPU, by `pace`, makes of it.
     """
     program, per_node = lowered.program, machine.spec.gpus_per_node
-    links = {
-        link: Timetable(*(np.array(column, np.int64) for column in zip(*table, strict=True)))
-        for link, table in link_timetables(machine.fabric, faults, horizon, per_node).items()
-    }
+    links = _link_timetables(machine, faults, horizon)
+    stays = tuple(fault for fault in faults if fault.policy == "wait")
+    pace_of_links = None if stays == faults else _link_timetables(machine, stays, horizon)
     gpus = gpu_timetables(machine.fabric, faults, horizon, per_node)
     visits = {}
     for position, binding in enumerate(program.bindings):
@@ -106,7 +105,17 @@ def with_timetables(
     if links and program.fluid is None and program.queue_pairs is None:
         routes = Routes(program.route_starts, program.route_links.astype(np.int64))
         hops = with_tails(hops, machine.fabric, machine.switching, routes)
-    return replace(program, hops=hops, link_timetables=links, visit_timetables=visits)
+    return replace(
+        program, hops=hops, link_timetables=links, stated_pace=pace_of_links, visit_timetables=visits
+    )
+
+
+def _link_timetables(machine: Machine, faults: tuple[Fault, ...], horizon: int) -> dict[int, Timetable]:
+    tables = link_timetables(machine.fabric, faults, horizon, machine.spec.gpus_per_node)
+    return {
+        link: Timetable(*(np.array(column, np.int64) for column in zip(*table, strict=True)))
+        for link, table in tables.items()
+    }
 
 
 def _visit_timetables(

@@ -31,7 +31,7 @@ from rapid_des.network.specs import Switching
 from rapid_des.program.builders import make_template
 from rapid_des.program.plans import AxisPhase, CollectivePlan, with_switches
 from rapid_des.program.program import NONE, Edges, Template
-from rapid_des.program.services import Sizes, bare_protocol, hop_table
+from rapid_des.program.services import Sizes, flow_protocol, hop_table
 from rapid_des.program.templates import one_transfer, template_of
 from rapid_des.units import PS_PER_S
 
@@ -156,7 +156,7 @@ def uncongested(switching: Switching) -> Switching:
     """Return the visits that price a lone message: a fluid flow alone is a cut-through message."""
     if switching.mode != "fluid":
         return switching
-    return structs.replace(switching, mode="cut_through", protocol=switching.protocol or bare_protocol())
+    return structs.replace(switching, mode="cut_through", protocol=flow_protocol(switching))
 
 
 def _zero_load(template: Template, hops: Any, routes: Any, classes: Any) -> Crossings:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 import numpy as np
@@ -118,6 +118,11 @@ class Routed:
     """[route] the number of the route that its acknowledgements take."""
     links: int
     """Those of the fabric, then one for each memory."""
+
+    def unanswered(self) -> Routed:
+        """Return them with one more route, of no links, which is every route's route back."""
+        routes = Routes(np.append(self.routes.starts, self.routes.starts[-1]), self.routes.links)
+        return replace(self, routes=routes, return_routes=np.full(len(routes), len(routes) - 1, np.int32))
 
 
 class GroupTable:

@@ -38,7 +38,7 @@ from rapid_des.program.program import (
 from rapid_des.program.queue_pairs import queue_pair_table
 from rapid_des.program.replicas import Replicas, link_orbits
 from rapid_des.program.routes import geometry, routes_back, sprayed
-from rapid_des.program.services import Sizes, fluid_table, hop_table, no_hops
+from rapid_des.program.services import Sizes, flow_protocol, fluid_table, hop_table, no_hops
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,10 @@ class _Lowering:
         templates, message_sizes = self.communication.templates.numbered, self.communication.sizes
         fluid_mode = self.machine.switching.mode == "fluid"
         held = self.machine.switching.congestion is not None
-        routed = self.groups.routed(templates, both_directions=fluid_mode or held)
+        answered = fluid_mode and flow_protocol(self.machine.switching).acknowledgement > 0
+        routed = self.groups.routed(templates, both_directions=answered or held)
+        if fluid_mode and not answered:
+            routed = routed.unanswered()
         routes, spray = sprayed(self.machine, routed.routes)
         sizes, whole = message_sizes.all(), message_sizes.whole()
         fluid = fluid_table(self.machine, routed, sizes) if fluid_mode else None

@@ -41,6 +41,9 @@ R6  Rates. A server's rate may follow steps (time, rate in 1/1,048,576, extra la
     work; at rate 0 it waits. The extra lag is that of the moment at which service starts. The last byte of a
     message crosses a hop no earlier than it crossed the hop before and then takes by itself: a link that is
     free of a message in time does not wait for what a slow or closed one before it still holds back.
+    A message goes in parts as fast as the slowest link of its route takes them: a part is handed over when
+    every one of those links, at its rates since the part before was handed over, had the time for that one.
+    A link that closes and that traffic leaves (R8) holds no sender back for as long.
     What a rank serves at the same time may slow each other: a COMPUTE visit of some kind works at
     `shares[kind, sum]` / 4,096 of its rate, where the sum is of the weights of the rank's other visits in
     service; that changes only when one of them starts or stops (`Contention`).
@@ -368,11 +371,12 @@ class Group:
 class PartTable:
     """By size row: the parts that a message of that size is sent in (1: whole), which have rows themselves.
 
-    Part k stands at the first link k times the longest `occupancy` of a part on its route after the message
+    A part stands at the first link the longest `occupancy` of a part on its route after the part before
     does: senders, whom acknowledgements clock, hand a message over at the rate of its slowest link, whoever
-    else uses that. In a template that is `ahead` it is the first link's `occupancy`: what a library keeps in
-    order on one queue pair, and whose rate its lags hold. All but the last part have the same row. The
-    message has arrived when all its parts have.
+    else uses that. Where links follow timetables it is the rate of each as it is from then on (R6). In a
+    template that is `ahead` it is the first link's `occupancy`: what a library keeps in order on one queue
+    pair, and whose rate its lags hold. All but the last part have the same row. The message has arrived when
+    all its parts have.
     """
 
     count: Int32s
@@ -573,8 +577,15 @@ class Program:
     spray: SprayTable | None = None
     delays: DelayTable | None = None
     link_timetables: dict[int, Timetable] = field(default_factory=dict)
+    stated_pace: dict[int, Timetable] | None = None
+    """The timetables that senders go by as they hand parts over; None: those of the links."""
     visit_timetables: dict[tuple[int, int], Timetable] = field(default_factory=dict)
     """(position in bindings, COMPUTE visit on a server) to the rate of that server at its work."""
+
+    @property
+    def pace_timetables(self) -> dict[int, Timetable]:
+        """The timetables by link that senders go by as they hand parts over (R6)."""
+        return self.link_timetables if self.stated_pace is None else self.stated_pace
 
     @cached_property
     def template_tasks(self) -> Int64s:

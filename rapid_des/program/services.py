@@ -286,7 +286,7 @@ _MOST_WIRE = 2**58
 
 def fluid_table(machine: Machine, routed: Routed, sizes: Sequence[int]) -> FluidTable:
     """Return the services of every size on every kind of route."""
-    protocol = machine.switching.protocol or bare_protocol()
+    protocol = flow_protocol(machine.switching)
     fabric, routes = machine.fabric, routed.routes
     rates, latencies = fabric.bandwidth[routes.links].tolist(), fabric.latency[routes.links].tolist()
     starts = routes.starts.tolist()
@@ -340,9 +340,9 @@ def no_hops(sizes: Sequence[int]) -> HopTable:
     return HopTable(nothing, nothing, nothing, np.array(sizes, np.int64))
 
 
-def bare_protocol() -> Protocol:
-    """Return that of flows on a machine that states none: bytes that follow one another."""
-    return Protocol(
+def flow_protocol(switching: Switching) -> Protocol:
+    """Return the protocol of flows; where the machine states none, bytes follow one another."""
+    return switching.protocol or Protocol(
         payload=Size(_BARE),
         header=Size(0),
         acknowledgement=Size(0),

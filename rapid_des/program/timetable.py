@@ -75,6 +75,20 @@ def left_after(table: Any, start: int, end: int, left: Any, share: int) -> tuple
     return without(ticks, parts, end - now, speed)
 
 
+def left_at(table: Any, start: int, moment: int, work: int) -> int:
+    """Return the ticks of work that are left at a moment, rounded up, of work begun at `start`.
+
+    >>> left_at(([], []), 90, 100, 20), left_at(([95], [FULL_RATE // 2]), 90, 100, 20)
+    (10, 13)
+    >>> left_at(([], []), 90, 80, 20), left_at(([], []), 90, 200, 20)
+    (20, 0)
+    """
+    if work == 0 or moment <= start:
+        return work
+    ticks, parts = left_after(table, start, moment, (work, 0), ALONE)
+    return max(0, ticks + (1 if parts > 0 else 0))
+
+
 def shared(speed: int, share: int) -> int:
     """Return a rate beside others: above 0 if it was, at least 1 / `FULL_RATE`.
 

@@ -51,6 +51,8 @@ class Tables:
         network = flat.network
         self._closures, self._fluid = closures, fluid
         self._tables = _BY_FLOW if fluid else (*_BY_HOP, *(_TAILS if network.along.size else ()))
+        self._nowhere = int(network.back[-1]) if fluid and not closures.answered else 0
+        """The route of no links, which is the route back where nothing is acknowledged."""
         self._width = getattr(network, self._tables[0]).shape[1]
         self._rows = {size: row for row, size in enumerate(network.payload.tolist())}
         self._messages = list(range(len(network.payload)))
@@ -144,9 +146,9 @@ class Tables:
     def route(self, links: Links, back: Links = ()) -> int:
         """Return the number of a route, and of its acknowledgements' route back; any message can take it."""
         if (links, back) not in self._routes:
-            return_route = self.route(back) if back else 0
+            return_route = self.route(back) if back else self._nowhere
             self._routes[links, back] = route = self._added(links, return_route)
-            if back or not self._fluid:
+            if back or not self._closures.answered:
                 self._cover_all(self._messages, route)
             self._look_for_detours(route)
         return self._routes[links, back]

@@ -77,6 +77,10 @@ class Network(NamedTuple):
     link_time: Array
     link_rate: Array
     link_lag: Array
+    pace_table: Array
+    pace_time: Array
+    pace_rate: Array
+    """The timetables that senders go by as they hand parts over."""
     visit_table: Array
     """By row of the records: which of the timetables below rules the visit, or NONE; empty if none does."""
     work_table: Array
@@ -259,6 +263,7 @@ def _network(program: Program) -> Network:
         **_of_hops(program.hops),
         **_by_time("link", links, program.links),
         link_lag=joined([links[link].lag for link in sorted(links)], np.int64),
+        **_by_time("pace", program.pace_timetables, program.links),
         visit_table=visit_table,
         **_by_time("work", dict(enumerate(work_tables)), len(work_tables)),
         capacity=fluid.capacity,

@@ -55,6 +55,7 @@ from rapid_des.engines.compiled.steps import (
     last_byte_arrives,
     link_times,
     next_part,
+    next_sets_off,
     number_of,
     part_arrives,
     rank_decides,
@@ -559,11 +560,9 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
                         route = transfers.route[transfers.message[transfer]]
                         part = transfers.part[transfer]
                         set_off(network, transfers, transfer, sprayed_route(network, route, part))
-                    pace = 0
                     ahead = tasks.ahead[instances.template[transfers.instance[a]]]
-                    for place in range(transfers.hop[a], transfers.hop[a] + 1 if ahead else transfers.end[a]):
-                        pace = max(pace, network.occupancy[transfers.size[a], network.route_class[place]])
-                    push(calendar, now + pace, HOP, transfer, 0)
+                    last = transfers.hop[a] + 1 if ahead else transfers.end[a]
+                    push(calendar, next_sets_off(network, transfers, a, last, now), HOP, transfer, 0)
                 if listed:
                     transfers.next[a] = cursor[JOINING]
                     cursor[JOINING] = a

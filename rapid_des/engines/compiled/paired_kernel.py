@@ -27,12 +27,12 @@ from rapid_des.engines.compiled.pools import TRAIL, Pools, State
 from rapid_des.engines.compiled.queue_pairs import (
     NONE,
     count_transit,
+    data_begin,
     fills,
     goes_on,
     hold,
     insert_local,
     mark,
-    owed,
     take,
 )
 from rapid_des.engines.compiled.spraying import count_asking, service_of
@@ -136,7 +136,7 @@ def _enqueue(flat: Flat, state: State, pools: Pools, link: int, changed: int) ->
 def _serve(flat: Flat, state: State, pools: Pools, link: int, transfer: int) -> None:
     """Begin a visit: all its times follow, and when its queue pair goes on."""
     network, transfers, now = flat.network, pools.transfers, state.cursor[NOW]
-    start = now + owed(state, link, now)
+    start = data_begin(network, state, link, now)
     hop, size, message = transfers.hop[transfer], transfers.size[transfer], transfers.message[transfer]
     service = network.route_class[hop]
     free, forward, _ = link_times(network, link, size, service, start)

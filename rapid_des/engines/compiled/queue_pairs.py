@@ -6,6 +6,7 @@ from rapid_des.compiling import compilable
 from rapid_des.engines.compiled.flat import Array, Network
 from rapid_des.engines.compiled.pools import State, Transfers, new_part
 from rapid_des.engines.compiled.spraying import draw_of
+from rapid_des.engines.compiled.steps import advance, left_at, timetable_of
 from rapid_des.program import rates
 
 NONE = -1
@@ -61,15 +62,23 @@ def acknowledge(network: Network, state: State, transfers: Transfers, part: int,
     count = network.acknowledgements[transfers.size[part]]
     for hop in range(network.route_starts[back], network.route_starts[back + 1]):
         link = network.route_links[hop]
-        state.owed[link] = owed(state, link, now) + count * network.acknowledgement_time[link]
+        state.owed[link] = owed(network, state, link, now) + count * network.acknowledgement_time[link]
         state.posted[link] = now
 
 
 @compilable
-def owed(state: State, link: int, moment: int) -> int:
+def owed(network: Network, state: State, link: int, moment: int) -> int:
     """Return the picoseconds of acknowledgements that are left: an idle link has been sending them."""
-    idle = max(0, moment - max(state.busy[link], state.posted[link]))
-    return max(0, state.owed[link] - idle)
+    time, rate, _ = timetable_of(network, link)
+    since = max(state.busy[link], state.posted[link])
+    return left_at((time, rate), since, moment, state.owed[link])
+
+
+@compilable
+def data_begin(network: Network, state: State, link: int, moment: int) -> int:
+    """Return when a link that is free is done with its acknowledgements."""
+    time, rate, _ = timetable_of(network, link)
+    return advance(time, rate, moment, owed(network, state, link, moment))
 
 
 @compilable

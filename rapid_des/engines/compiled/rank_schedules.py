@@ -70,7 +70,7 @@ class RankSchedules:
 
     def _back(self, links: tuple[int, ...]) -> tuple[int, ...]:
         """Return how acknowledgements of flows go back while nothing is closed."""
-        return self._closures.return_route(links, frozenset(), 0) if self._fluid and links else ()
+        return self._closures.return_route(links, frozenset()) if self._fluid and links else ()
 
     def _template(self, phase: RoutedPhase) -> int:
         template, tasks = phase.template.expanded(), self._tasks

@@ -14,9 +14,9 @@ from rapid_des.engines.compiled.closing import ClosingSimulation
 from rapid_des.engines.compiled.engine import with_parts
 from rapid_des.engines.compiled.plan_tables import AS_LOWERED, NO_REPLANS
 from rapid_des.engines.compiled.rank_schedules import RankSchedules
-from rapid_des.errors import FabricCutError
-from rapid_des.program.faults.closures import Closures, cut_at
+from rapid_des.program.faults.closures import Closures
 from rapid_des.program.faults.planning import CollectiveReplanner
+from rapid_des.program.faults.rerouting import planned_around
 from rapid_des.program.program import NONE, Program, Progress, RankProgram, Records, VisitKind
 
 
@@ -72,12 +72,14 @@ class ReplanningSimulation(ClosingSimulation):
         number = self.program.bindings[position].program
         part, kinds = self.program.programs[number], self._kinds[number]
         dead = next(links for links, known in self._plans.items() if known == plan)
-        node = int(part.node[_callers(part)[visit]])
-        try:
-            chunks = self._planner.steps_of(position, node, dead)
-        except FabricCutError as error:
-            raise cut_at(error, int(self._state.cursor[kernel.NOW])) from None
-        schedule = self._schedules.add(chunks)
+        caller = int(_callers(part)[visit])
+        node, now = int(part.node[caller]), int(self._state.cursor[kernel.NOW])
+        if self._planner.cut(position, node, dead):
+            around = planned_around((position, node), self._closures, self.program.link_timetables, now)
+            assert around is None, "what is cut apart keeps its plan, or is an error"
+            self._state.planned[self._call(position, visit, caller)] = AS_LOWERED
+            return
+        schedule = self._schedules.add(self._planner.steps_of(position, node, dead))
         self._flat = self._tables.flat
         alike = int(self._flat.ranks.flat[position]) + np.flatnonzero(kinds == kinds[visit])
         self._state.schedule[alike], self._state.schedule_plan[alike] = schedule, plan
@@ -85,6 +87,19 @@ class ReplanningSimulation(ClosingSimulation):
         if short > 0:
             free = np.pad(self._state.free, (0, short + len(self._state.free)), constant_values=NONE)
             self._state = self._state._replace(free=free)
+
+
+    def _call(self, position: int, visit: int, caller: int) -> int:
+        """Return which collective the visit that a rank begins now is a part of, by group and number."""
+        binding, flat = self.program.bindings[position], self._flat
+        part, slot = self.program.programs[binding.program], int(flat.ranks.slot[position])
+        number = int(part.occurrence[visit])
+        slot_of_caller = int(part.slot[caller])
+        if caller != visit:
+            number = int(self._state.number[flat.ranks.flat[position] + caller])
+        elif number == NONE:
+            number = int(self._state.counter[slot + slot_of_caller])
+        return int(flat.replans.calls[binding.groups[slot_of_caller]]) + number
 
 
 def _callers(part: RankProgram) -> Int64s:

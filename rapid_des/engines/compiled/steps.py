@@ -15,6 +15,7 @@ compilable(timetable.shared)
 compilable(timetable.without)
 finish_of = compilable(timetable.finish_of)
 left_after = compilable(timetable.left_after)
+left_at = compilable(timetable.left_at)
 advance = compilable(timetable.advance)
 lag_at = compilable(timetable.lag_at)
 compilable(timetable.steps_until)
@@ -94,6 +95,21 @@ def link_times(network: Network, link: int, size: int, service: int, start: int)
     """Return when the link is free, the next hop ready and, after the last hop, the message arrived."""
     hop = network.occupancy[size, service], network.head[size, service], network.lag[size, service]
     return hop_times(hop, timetable_of(network, link), start)
+
+
+@compilable
+def next_sets_off(network: Network, transfers: Transfers, part: int, last: int, now: int) -> int:
+    """Return when the part after one that sets off now does, by the links of its hops before `last`."""
+    moment, size = now, transfers.size[part]
+    for hop in range(transfers.hop[part], last):
+        link, work = network.route_links[hop], network.occupancy[size, network.route_class[hop]]
+        begin, end = network.pace_table[link], network.pace_table[link + 1]
+        if begin == end:
+            moment = max(moment, now + work)
+        else:
+            time, rate = network.pace_time[begin:end], network.pace_rate[begin:end]
+            moment = max(moment, advance(time, rate, now, work))
+    return moment
 
 
 @compilable

@@ -17,7 +17,8 @@ from rapid_des.engines.compiled.closing_kernel import Served
 from rapid_des.engines.compiled.closing_tables import Links, Tables
 from rapid_des.engines.compiled.engine import CompiledSimulation, kernel_of, with_events, with_transfers
 from rapid_des.network.fluid.state import lengthened
-from rapid_des.program.faults.closures import Closures, Stopped, down_at, new_routes, replan_at
+from rapid_des.program.faults.closures import Closures, Stopped
+from rapid_des.program.faults.rerouting import down_at, new_routes, route_around
 from rapid_des.program.program import NONE, Program, Progress
 
 
@@ -94,15 +95,13 @@ class StoppingSimulation(CompiledSimulation):
     def _detour(self, route: int) -> None:
         """Find a route around closed links for messages of a route that set off from now on."""
         now, links = int(self._state.cursor[kernel.NOW]), self._tables.links_of(route)
-        whole = self._closures.left_of(links[:1], links, 0)
-        (around,) = replan_at(now, [whole], self._closures, self._avoided, together=False)
-        other = self._tables.route(around, self._back(around, self._avoided))
+        around = route_around(links, self._closures, self.program.link_timetables, now)
+        other = self._tables.route(around, self._back(around, self._avoided)) if around else route
         self._flat = self._tables.flat
         self._flat.network.detour[route] = other
 
     def _back(self, links: Links, dead: frozenset[int]) -> Links:
-        now = int(self._state.cursor[kernel.NOW])
-        return self._closures.return_route(links, dead, now) if self._fluid is not None else ()
+        return self._closures.return_route(links, dead)
 
     def _push(self, moment: int, kind: int, a: int, b: int) -> None:
         self._leave_room()
@@ -150,12 +149,15 @@ class StoppingSimulation(CompiledSimulation):
         rank, injected, task, part, number = (int(column[transfer]) for column in facts)
         order = (rank, injected, flat, sub, task, part, number)
         left = self._closures.left_of(links[: place + 1], links, size)
-        if until[0] not in self._batches:
-            self._batches[until[0]] = []
-            if until[0] > moment:
-                self._push(until[0], kernel.WAKE, 0, 0)
-        message = int(columns.message[transfer])
-        self._batches[until[0]].append((message, Stopped(order, left, until[1])))
+        self._keep(until[0], moment, int(columns.message[transfer]), Stopped(order, left, until[1]))
+
+    def _keep(self, until: int, now: int, message: int, stopped: Stopped) -> None:
+        """Keep what stopped until a time at which it may set off."""
+        if until not in self._batches:
+            self._batches[until] = []
+            if until > now:
+                self._push(until, kernel.WAKE, 0, 0)
+        self._batches[until].append((message, stopped))
 
     def _let_go(self, transfer: int) -> None:
         """Free the slot of a transfer of which nothing is left to be sent; links may still serve it."""
@@ -193,11 +195,15 @@ class StoppingSimulation(CompiledSimulation):
         now = int(self._state.cursor[kernel.NOW])
         batch = self._batches.pop(now, [])
         if batch:
-            dead = down_at(self.program.link_timetables, now)
-            for which, links in new_routes([rest for _, rest in batch], self._closures, dead, now):
+            timetables = self.program.link_timetables
+            dead = down_at(timetables, now)
+            found = new_routes([rest for _, rest in batch], self._closures, timetables, now)
+            for which, links in found.routes:
                 message, rest = batch[which]
                 back = self._back(links, dead)
                 self._set_off(message, *self._tables.piece(links, rest.remaining.size, back), now)
+            for which in found.waiting:
+                self._keep(found.again, now, *batch[which])
             self._flat = self._tables.flat
         self._state.cursor[kernel.WAKING] = 2
 

@@ -23,7 +23,8 @@ from rapid_des.engines.simpy.links import NO_TIMETABLE, Hop, Legs, Links, Messag
 from rapid_des.engines.simpy.servers import Arbiter, Chooser
 from rapid_des.network.fluid import remaining
 from rapid_des.network.fluid.state import bytes_out
-from rapid_des.program.faults.closures import Closures, Remaining, Stopped, down_at, new_routes, replan_at
+from rapid_des.program.faults.closures import Closures, Remaining, Stopped
+from rapid_des.program.faults.rerouting import down_at, new_routes, route_around
 from rapid_des.program.program import NONE, Level
 from rapid_des.program.timetable import FULL_RATE, hop_times, tail_crosses, work_done
 
@@ -55,25 +56,32 @@ class Waiting:
         assert until is not None, "nothing stops at open links"
         moment, together = until
         message.pieces += 1
+        self._keep(moment, message, Stopped((*message.order, *which), remaining, together))
+
+    def _keep(self, moment: int, message: Message, stopped: Stopped) -> None:
+        """Keep what stopped until a time at which it may set off."""
+        env = self.links.env
         if moment not in self._batches:
             self._batches[moment] = []
             if moment == env.now:
                 self.touch(self.waker)
             else:
                 Timeout(env, moment - env.now).callbacks.append(lambda _: self.touch(self.waker))
-        self._batches[moment].append((message, Stopped((*message.order, *which), remaining, together)))
+        self._batches[moment].append((message, stopped))
 
     def wake(self) -> None:
         """Send again what stopped at links of which it is now known that they are closed."""
-        now = self.links.env.now
+        now, timetables = self.links.env.now, self.links.program.link_timetables
         if now not in self._batches:
             return
         batch = self._batches.pop(now)
-        dead = down_at(self.links.program.link_timetables, now)
-        for which, route in new_routes([rest for _, rest in batch], self.closures, dead, now):
+        found = new_routes([rest for _, rest in batch], self.closures, timetables, now)
+        for which, route in found.routes:
             message, rest = batch[which]
             self._again += 1
             self.sets_off(message, route, rest.remaining.size, self._again)
+        for which in found.waiting:
+            self._keep(found.again, *batch[which])
 
 
 class ClosingLinks:
@@ -99,9 +107,8 @@ class ClosingLinks:
         if avoided.isdisjoint(_route(piece)):
             return parts
         route = _route(piece)
-        whole = self.closures.left_of(route[:1], route, message.size)
-        (around,) = replan_at(self.env.now, [whole], self.closures, avoided, together=False)
-        return [(size, legs_of(self.closures, around, size)) for size, _ in parts]
+        around = route_around(route, self.closures, self.links.program.link_timetables, self.env.now)
+        return [(size, legs_of(self.closures, around, size)) for size, _ in parts] if around else parts
 
     def stops(self, piece: Piece, place: int) -> bool:
         """Stop a piece if its next link is closed."""
@@ -236,9 +243,9 @@ class ClosingFlows:
         avoided = self.closures.avoided(self.env.now)
         if avoided.isdisjoint((*shared.links, *shared.back)):
             return shared
-        whole = self.closures.left_of(shared.links[:1], shared.links, message.size)
-        (route,) = replan_at(self.env.now, [whole], self.closures, avoided, together=False)
-        return shared_of(self.closures, route, avoided, message.size, self.env.now)
+        timetables = self.fluid.program.link_timetables
+        route = route_around(shared.links, self.closures, timetables, self.env.now)
+        return shared_of(self.closures, route, avoided, message.size) if route else shared
 
     def act(self) -> None:
         """Stop flows on links that close now and flows that join closed ones; send what stopped again."""
@@ -277,17 +284,15 @@ class ClosingFlows:
 
     def _set_off(self, message: Message, route: tuple[int, ...], size: int, number: int) -> None:
         dead = down_at(self.fluid.program.link_timetables, self.env.now)
-        self.fluid.start(Flow(message, shared_of(self.closures, route, dead, size, self.env.now), number))
+        self.fluid.start(Flow(message, shared_of(self.closures, route, dead, size), number))
 
 
-def shared_of(
-    closures: Closures, route: tuple[int, ...], dead: frozenset[int], size: int, moment: int
-) -> Shared:
+def shared_of(closures: Closures, route: tuple[int, ...], dead: frozenset[int], size: int) -> Shared:
     """Return what some bytes are to the links of a route; acknowledgements go back around dead ones."""
     service = closures.flow(route, size)
     return Shared(
         links=route,
-        back=closures.return_route(route, dead, moment),
+        back=closures.return_route(route, dead),
         size=size,
         wire=service.wire,
         ratio=service.ratio,

@@ -22,7 +22,7 @@ from rapid_des.engines.simpy.spraying import SprayedRoutes
 from rapid_des.program.program import NONE, Program, RateRecords, Trail
 from rapid_des.program.services import services_of
 from rapid_des.program.spraying import message_hash
-from rapid_des.program.timetable import hop_times, tail_crosses
+from rapid_des.program.timetable import advance, hop_times, tail_crosses
 
 Steps = Generator[Event, Any, None]
 """What a SimPy process goes through."""
@@ -33,6 +33,7 @@ Legs: TypeAlias = Sequence[tuple[int, Service]]
 Parts: TypeAlias = Sequence[tuple[int, Legs]]
 """Bytes and legs of each part of a message, which all take one route."""
 NO_TIMETABLE: tuple[list[int], list[int], list[int]] = ([], [], [])
+NO_PACE: tuple[list[int], list[int]] = ([], [])
 
 
 @dataclass(slots=True, eq=False)
@@ -162,6 +163,9 @@ class Links:
             link: (table.time.tolist(), table.rate.tolist(), table.lag.tolist())
             for link, table in program.link_timetables.items()
         }
+        self.pace_tables = {
+            link: (table.time.tolist(), table.rate.tolist()) for link, table in program.pace_timetables.items()
+        }
         self.payload: list[int] = program.hops.bytes.tolist()
         self.closing: Closing | None = None
         self.sprayed = None if program.spray is None else SprayedRoutes(program, program.spray, self.load)
@@ -238,23 +242,35 @@ class Links:
         """Have a message set off."""
         if self.closing is not None:
             parts = self.closing.around(message, parts)
-        # a sender hands parts over at the rate of a link of their route, whoever else uses that
         message.pieces = len(parts)
-        if self.sprayed is not None and isinstance(parts, RoutedParts):
+        chosen = self.sprayed is not None and isinstance(parts, RoutedParts)
+        if chosen or (len(parts) > 1 and self.pace_tables):
             self.env.process(self._part_by_part(message, parts))
             return
         wait = 0
         for number, (size, legs) in enumerate(parts):
             self.start(Piece(message, legs, size, number), wait)
-            wait += _pace(message, legs)
+            wait += self._pace(message, legs)
 
-    def _part_by_part(self, message: Message, parts: RoutedParts) -> Steps:
+    def _part_by_part(self, message: Message, parts: Parts) -> Steps:
         """Have parts set off one after the other, each on the route that it chooses then."""
-        for part, (size, _) in enumerate(parts):
-            _, legs = self.route_of(message, parts, part)
+        for part, (size, legs) in enumerate(parts):
+            if isinstance(parts, RoutedParts):
+                _, legs = self.route_of(message, parts, part)
             self.start(Piece(message, legs, size, part))
             if part + 1 < len(parts):
-                yield Timeout(self.env, _pace(message, legs))
+                yield Timeout(self.env, self._pace(message, legs))
+
+    def _pace(self, message: Message, legs: Legs) -> int:
+        """Return how long after a part that sets off now the next one does.
+
+        A sender hands parts over at the rate of the slowest link of their route as that is by then.
+        """
+        now, moment = self.env.now, self.env.now
+        for link, (occupancy, *_) in legs[: 1 if message.ahead else None]:
+            time, rate = self.pace_tables.get(link, NO_PACE)
+            moment = max(moment, advance(time, rate, now, occupancy))
+        return moment - now
 
     def start(self, piece: Piece, wait: int = 0) -> None:
         """Have a piece set off after a while."""
@@ -368,11 +384,6 @@ class Links:
         for place, sums in self._books.items():
             table[place] = sums[which]
         return table
-
-
-def _pace(message: Message, legs: Legs) -> int:
-    """Return how long after a part the next one is handed over: at the rate of a link of its route."""
-    return max((occupancy for _, (occupancy, *_) in legs[: 1 if message.ahead else None]), default=0)
 
 
 def service_time_of(piece: Piece, place: int) -> int:

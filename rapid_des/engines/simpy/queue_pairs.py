@@ -17,6 +17,7 @@ import numpy as np
 
 from rapid_des.arrays import Int64s
 from rapid_des.engines.simpy.links import (
+    NO_TIMETABLE,
     Hop,
     Links,
     Message,
@@ -30,6 +31,7 @@ from rapid_des.engines.simpy.servers import Arbiter, Clock, Key, Server
 from rapid_des.program import rates
 from rapid_des.program.delays import draw_of
 from rapid_des.program.program import NONE, Level, PauseTable, Program, QueuePairTable, RateRecords, RateTable
+from rapid_des.program.timetable import advance, left_at
 
 TRANSIT, LOCAL = 0, 1
 """What waits for a link: what came over another one, and parts at their first hop."""
@@ -38,8 +40,9 @@ TRANSIT, LOCAL = 0, 1
 class Port(Server[Hop]):
     """The sending end of a link."""
 
-    def __init__(self, arbiter: Arbiter, order: int) -> None:
+    def __init__(self, arbiter: Arbiter, order: int, pace: tuple[Sequence[int], Sequence[int]]) -> None:
         super().__init__(arbiter, 1, order)
+        self._pace = pace
         self.tag = 0
         """The start tag of the own part that was taken last."""
         self.served = [0, 0]
@@ -92,7 +95,11 @@ class Port(Server[Hop]):
 
     def left(self, moment: int) -> int:
         """Return what is left of acknowledgements at a moment: an idle link has been sending them."""
-        return max(0, self._owed - max(0, moment - max(self.free, self._posted)))
+        return left_at(self._pace, max(self.free, self._posted), moment, self._owed)
+
+    def held_up(self, moment: int) -> int:
+        """Return how long the link then sends acknowledgements yet."""
+        return advance(*self._pace, moment, self.left(moment)) - moment
 
 
 class Buffer:
@@ -218,7 +225,7 @@ class PairedLinks(Links):
         return sum(service_time_of(hop.piece, hop.place) for hop in waiting)
 
     def _held_up(self, link: int) -> int:
-        return self._port(link).left(self.env.now)
+        return self._port(link).held_up(self.env.now)
 
     def serve(self, piece: Piece, hop: Hop) -> int:
         """Begin a hop; what its sender waits for follows."""
@@ -291,7 +298,8 @@ class PairedLinks(Links):
         return cast("Port", self.server(link))
 
     def _new_server(self, link: int) -> Server[Hop]:
-        return Port(self._arbiter, link)
+        time, rate, _ = self.timetables.get(link, NO_TIMETABLE)
+        return Port(self._arbiter, link, (time, rate))
 
 
 class PairRates:

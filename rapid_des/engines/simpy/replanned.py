@@ -3,7 +3,8 @@
 Collectives that begin while a link whose policy is `replan` is closed and noticed are planned for the fabric
 without all links that are closed and noticed, as on a machine where those are down from the beginning under a
 constant fault with this policy. A collective is planned once, when the first of its members arrives at it,
-and keeps its plan to its end: of one that is under way when a closure is noticed, and of one that outlasts
+and keeps its plan to its end. A group that those links cut apart for a while keeps the plan it was lowered
+to, and its messages wait. Of one that is under way when a closure is noticed, and of one that outlasts
 the closure, only the routes of messages change. So bytes that were sent stay sent, no member has to forget
 what it holds, and every member follows the same plan whenever it arrives.
 """
@@ -20,10 +21,11 @@ from rapid_des.engines.simpy.closing import legs_of, shared_of
 from rapid_des.engines.simpy.collectives import Collectives, Instance, Key, Member, TemplateTable
 from rapid_des.engines.simpy.fluid_links import FluidLinks, Shared
 from rapid_des.engines.simpy.links import Links, Parts, Steps
-from rapid_des.errors import FabricCutError, TraceError
+from rapid_des.errors import TraceError
 from rapid_des.program.builders import LINK_ORDERS
-from rapid_des.program.faults.closures import Closures, cut_at
+from rapid_des.program.faults.closures import Closures
 from rapid_des.program.faults.planning import RankPhase, RoutedPhase
+from rapid_des.program.faults.rerouting import planned_around
 
 
 class PlannedInstance(Instance):
@@ -44,7 +46,7 @@ class PlannedInstance(Instance):
         """Return the same in the fluid mode."""
         route = self._step.routes[self.template.pair[task]]
         (size,) = self._step.parts[self.template.size[task]]
-        return shared_of(self._closures, route, frozenset(), size, 0) if route else None
+        return shared_of(self._closures, route, frozenset(), size) if route else None
 
 
 @dataclass(eq=False)
@@ -88,7 +90,9 @@ class Replanning:
         if planner is None or not planner.is_collective(position, node):
             return None
         if call not in self._started:
-            self._started[call] = StartedCollective(self.closures.planned_around(self.env.now), template)
+            timetables = self.collectives.program.link_timetables
+            dead = planned_around((position, node), self.closures, timetables, self.env.now)
+            self._started[call] = StartedCollective(dead, template)
         started = self._started[call]
         if started.dead is None:
             return None
@@ -100,10 +104,7 @@ class Replanning:
         if template != started.template:
             message = explain_disagreement(self.collectives.program, (*call, 0), (started.template, template))
             raise TraceError(message)
-        try:
-            chunks = planner.steps_of(position, node, started.dead)
-        except FabricCutError as error:
-            raise cut_at(error, self.env.now) from None
+        chunks = planner.steps_of(position, node, started.dead)
         visits = [visit]
         done = self.env.process(self._take_part(call, chunks, who, visits))
         started.ranks[position] = RankPart(done, visits)

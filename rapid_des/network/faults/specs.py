@@ -170,6 +170,17 @@ class Fault(Spec, frozen=True, kw_only=True):
         begins = [getattr(self, name) for name in ("from_", "from_step", "from_progress")]
         return any(begin is not None and (begin > 0 or self.down) for begin in begins)
 
+    def outlasts(self, moment: int) -> bool:
+        """Whether the fault slows from 0 on, steadily, and ends after a moment: until then it is constant.
+
+        >>> Fault(link="0-1", bandwidth=0.5, until=Duration("2 s")).outlasts(10**12)
+        True
+        """
+        changes = ("every", "jitter", "burst")
+        if self.relative or self.down or any(getattr(self, name) is not None for name in changes):
+            return False
+        return not self.from_ and self.until is not None and self.until > moment
+
     @property
     def relative(self) -> bool:
         """Whether the fault's times are steps or progress, which only a run can place in time."""

@@ -1,8 +1,7 @@
-"""Rule R8: when links close, when that is noticed, and on which routes what remains goes on."""
+"""Rule R8: when links close, when that is noticed, and what of a message is left then."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -11,7 +10,7 @@ from operator import attrgetter
 import numpy as np
 
 from rapid_des.chakra.trace import TraceSet
-from rapid_des.errors import FabricCutError, UnsupportedByEngine
+from rapid_des.errors import UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.network.fabric import Fabric, Router, Routes
 from rapid_des.network.faults import Fault, hits, touches_links
@@ -19,10 +18,7 @@ from rapid_des.network.faults.timing import active_intervals
 from rapid_des.network.jitter import draws_delays
 from rapid_des.network.protocol import FluidService, Protocol, fluid_service
 from rapid_des.program.faults.planning import CollectiveReplanner
-from rapid_des.program.program import Timetable
-from rapid_des.program.services import bare_protocol, hop_table, services_of, with_tails
-from rapid_des.program.timetable import rate_at
-from rapid_des.units import PS_PER_S, Duration
+from rapid_des.program.services import flow_protocol, hop_table, services_of, with_tails
 
 Services = tuple[tuple[int, int, int, int, int], ...]
 """(occupancy, head, lag, across, along) in picoseconds of each hop, see `HopTable` and `TailTable`."""
@@ -85,6 +81,8 @@ class Closures:
     holds: bool
     """Whether GPUs on the route hold whole messages (store_and_forward): what remains goes on from the last
     one it reached. Else it is sent again from its source, as packets in flight are dropped."""
+    answered: bool
+    """Whether what flows needs a way back for its acknowledgements, in the fluid mode."""
     collectives: CollectiveReplanner | None
     """Replans collectives; None if no closure asks for it."""
 
@@ -128,16 +126,15 @@ class Closures:
         held = [node for node in nodes[1:] if node < self.fabric.gpus] if self.holds else []
         return Remaining([nodes[0], *held][-1], int(self.fabric.destination[route[-1]]), size)
 
-    def return_route(self, route: Sequence[int], dead: frozenset[int], moment: int) -> tuple[int, ...]:
+    def return_route(self, route: Sequence[int], dead: frozenset[int]) -> tuple[int, ...]:
         """Return the links that acknowledgements of what takes a route go back on, around dead ones.
 
-        An error names the time at which traffic found the fabric cut.
+        None where they take none of a link's time; `FabricCutError` if there is no route.
         """
+        if not self.answered:
+            return ()
         ends = int(self.fabric.destination[route[-1]]), int(self.fabric.source[route[0]])
-        try:
-            return self.router_around(dead).route(*ends)
-        except FabricCutError as error:
-            raise cut_at(error, moment) from None
+        return self.router_around(dead).route(*ends)
 
     def _noticed(self, moment: int) -> list[Closure]:
         return [closure for closure in self.closures if closure.covers(moment) and closure.noticed <= moment]
@@ -167,7 +164,7 @@ def closures_of(machine: Machine, faults: Sequence[Fault], horizon: int, traces:
     replans = any(closure.together for closure in closures)
     _check_can_leave(machine, replans=replans)
     switching = machine.switching
-    protocol, packet = switching.protocol, switching.protocol or bare_protocol()
+    protocol, packet = switching.protocol, flow_protocol(switching)
 
     @cache
     def services(links: tuple[int, ...], size: int) -> Services:
@@ -189,6 +186,7 @@ def closures_of(machine: Machine, faults: Sequence[Fault], horizon: int, traces:
         packet=packet,
         segment=switching.segment or (None if protocol is None else int(protocol.payload)),
         holds=switching.mode == "store_and_forward",
+        answered=switching.mode == "fluid" and packet.acknowledgement > 0,
         collectives=CollectiveReplanner(traces, machine) if replans else None,
     )
 
@@ -205,85 +203,3 @@ def _check_can_leave(machine: Machine, *, replans: bool) -> None:
         what = "spray: sprayed messages" if switching.congestion is None else "congestion: queue pairs"
         problem = f"switching.{what} are not rerouted in mid-flight"
         raise UnsupportedByEngine(f"{machine.path}: {problem}; use policy=wait")
-
-
-def down_at(timetables: Mapping[int, Timetable], moment: int) -> frozenset[int]:
-    """Return the links that are down at a time."""
-    return frozenset(
-        link for link, table in timetables.items() if not rate_at(table.time, table.rate, moment)
-    )
-
-
-def new_routes(
-    stopped: Sequence[Stopped], closures: Closures, dead: frozenset[int], moment: int
-) -> list[tuple[int, tuple[int, ...]]]:
-    """Return (which of those, the links that it takes now) of all that stopped, in the order of messages."""
-    order = sorted(
-        range(len(stopped)), key=lambda which: (stopped[which].order, stopped[which].remaining.size)
-    )
-    replanned: list[tuple[int, tuple[int, ...]]] = []
-    for together in (False, True):
-        chosen = [which for which in order if stopped[which].together == together]
-        remaining = [stopped[which].remaining for which in chosen]
-        replanned += zip(chosen, replan_at(moment, remaining, closures, dead, together=together), strict=True)
-    return replanned
-
-
-def replan_at(
-    moment: int, remaining: Sequence[Remaining], closures: Closures, dead: frozenset[int], *, together: bool
-) -> list[tuple[int, ...]]:
-    """Return what `replan` does; an error names the time at which traffic found the fabric cut."""
-    try:
-        return replan(remaining, closures, dead, together=together)
-    except FabricCutError as error:
-        raise cut_at(error, moment) from None
-
-
-def replan(
-    remaining: Sequence[Remaining], closures: Closures, dead: frozenset[int], *, together: bool
-) -> list[tuple[int, ...]]:
-    """Return the links that each of what remains takes on the surviving fabric; pure.
-
-    Each goes where the fault-aware router sends it; or `together`, in the order given, on the route that is
-    fastest if nothing moves but what was planned before it. `FabricCutError` if there is no route.
-    """
-    route = cache(closures.router_around(dead).route)
-    if not together:
-        return [route(transfer.source, transfer.destination) for transfer in remaining]
-    load = [0] * len(closures.fabric)
-    routes = []
-    for transfer in remaining:
-        links = _fastest(closures.fabric, transfer, dead, load) or route(
-            transfer.source, transfer.destination
-        )
-        for link in links:
-            load[link] += transfer.size
-        routes.append(links)
-    return routes
-
-
-def _fastest(
-    fabric: Fabric, transfer: Remaining, dead: frozenset[int], load: Sequence[int]
-) -> tuple[int, ...]:
-    """Return the route of least total time over its links, each behind what is planned on it (Dijkstra)."""
-    starts, links = fabric.outgoing
-    waiting: list[tuple[int, tuple[int, ...], int]] = [(0, (), transfer.source)]
-    seen: set[int] = set()
-    while waiting:
-        time, route, node = heapq.heappop(waiting)
-        if node == transfer.destination:
-            return route
-        if node in seen:
-            continue
-        seen.add(node)
-        for link in links[starts[node] : starts[node + 1]].tolist():
-            if link not in dead:
-                busy = (load[link] + transfer.size) * PS_PER_S // int(fabric.bandwidth[link])
-                after = time + busy + int(fabric.latency[link])
-                heapq.heappush(waiting, (after, (*route, link), int(fabric.destination[link])))
-    return ()
-
-
-def cut_at(error: FabricCutError, moment: int) -> FabricCutError:
-    """Return the error with the time at which traffic found the fabric cut."""
-    return FabricCutError(f"at {Duration(moment)}: {error}")

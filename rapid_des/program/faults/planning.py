@@ -21,6 +21,7 @@ import numpy as np
 from rapid_des.arrays import Int32s, Int64s
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import CollectiveType, NodeKind, TraceSet
+from rapid_des.errors import FabricCutError
 from rapid_des.machine import Machine
 from rapid_des.network.collectives import ALGORITHMS, IN_SWITCH
 from rapid_des.network.collectives.ordering import line_of, repaired, snakes
@@ -228,6 +229,7 @@ class CollectiveReplanner:
         self._segment = machine.switching.segment if stores else None
         self._surviving = cache(self._without)
         self._routed = cache(self._route)
+        self._problem = cache(self._cut)
 
     def is_collective(self, position: int, node: int) -> bool:
         """Tell whether a rank's node is a collective."""
@@ -248,15 +250,35 @@ class CollectiveReplanner:
 
         It is planned for the fabric without `dead`; `FabricCutError` if that cuts the group apart.
         """
+        return self._steps(self._asked(position, node), self._traces.ranks[position].rank, dead)
+
+    def cut(self, position: int, node: int, dead: frozenset[int]) -> str:
+        """Say how dead links cut apart those that take part in a collective; empty: they do not."""
+        return self._problem(self._asked(position, node), dead)
+
+    def _cut(self, asked: tuple[int, str, int], dead: frozenset[int]) -> str:
+        try:
+            for rank in self._traces.groups[asked[1]]:
+                self._steps(asked, rank, dead)
+        except FabricCutError as error:
+            return str(error)
+        return ""
+
+    def _asked(self, position: int, node: int) -> tuple[int, str, int]:
+        """Return the kind of a rank's collective, its group and its bytes."""
         trace = self._traces.ranks[position]
         nodes = trace.nodes
-        ranks = self._traces.groups[trace.groups[nodes.group[node]]]
+        return int(nodes.collective[node]), trace.groups[nodes.group[node]], int(nodes.size[node])
+
+    def _steps(self, asked: tuple[int, str, int], rank: int, dead: frozenset[int]) -> list[list[RankPhase]]:
+        kind, name, size = asked
+        ranks = self._traces.groups[name]
         extents, axes = geometry(self._machine, ranks)
         surviving = self._surviving(dead)
-        trees = surviving.above.of(trace.groups[nodes.group[node]], ranks, extents, trace.rank)
-        call = Call(CollectiveType(int(nodes.collective[node])), int(nodes.size[node]), extents, axes, trees)
-        plan = surviving.planner.plan(call, ranks, trace.rank)
-        place, first, chunks = ranks.index(trace.rank), 0, []
+        trees = surviving.above.of(name, ranks, extents, rank)
+        call = Call(CollectiveType(kind), size, extents, axes, trees)
+        plan = surviving.planner.plan(call, ranks, rank)
+        place, first, chunks = ranks.index(rank), 0, []
         for chunk in plan:
             phases = range(first, first + len(chunk))
             rank_steps = [
