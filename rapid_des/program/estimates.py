@@ -77,7 +77,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class _Wire:
-    """What links forward: `unit` bytes at once (None: whole messages), a header for each `payload` of these."""
+    """What links forward: `unit` bytes at once (None: whole messages), a header a `payload` of these."""
 
     unit: int | None
     payload: int
