@@ -132,14 +132,6 @@ def acknowledgement_time(protocol: Protocol, hops_back: Hops) -> int:
     return ceil(sum(_time_on_link(protocol, protocol.acknowledgement, rate) + lag for rate, lag in hops_back))
 
 
-def store_and_forward_time(protocol: Protocol, size: int, hops: Hops, *, segment: int) -> int:
-    """Return the zero-load arrival of a message of which each hop forwards whole segments."""
-    count, last = units(size, segment)
-    full_times = [_service_time(protocol, min(size, segment), rate) for rate, _ in hops]
-    last_times = [_service_time(protocol, last, rate) for rate, _ in hops]
-    return ceil(pipeline_time(count, full_times, last_times)) + sum(lag for _, lag in hops)
-
-
 def cut_through_time(protocol: Protocol, size: int, hops: Hops) -> int:
     """Return the zero-load arrival of a message that is forwarded packet by packet."""
     count, last = units(size, protocol.payload)
@@ -188,10 +180,37 @@ def cut_through(protocol: Protocol, size: int, hops: Hops) -> CutThrough:
     """Return the visits of a message that the next hop may forward once its first packet has arrived."""
     count, last = units(size, protocol.payload)
     parts, full, rest = _in_parts(protocol, (protocol.payload, last), hops)
+    return _forwarded(count, (full, rest), parts, [lag for _, lag in hops])
+
+
+def in_segments(protocol: Protocol | None, size: int, hops: Hops, *, segment: int) -> CutThrough:
+    """Return the visits of a message of which each hop forwards whole segments, as one that cuts through.
+
+    A segment takes whole picoseconds on a link, as where each is simulated.
+    """
+    count, last = units(size, segment)
+    full, rest = ([stored(protocol, each, rate) for rate, _ in hops] for each in (min(size, segment), last))
+    return _forwarded(count, (full, rest), 1, [lag for _, lag in hops])
+
+
+def stored(protocol: Protocol | None, size: int, bandwidth: int) -> int:
+    """Return the time that a message (or segment) takes on a link that forwards it whole."""
+    return (
+        serialization_time(size, bandwidth) if protocol is None else service_time(protocol, size, bandwidth)
+    )
+
+
+def _forwarded(
+    count: int, times: tuple[Sequence[int], Sequence[int]], parts: int, lags: Sequence[int]
+) -> CutThrough:
+    """Return the visits of `count` units, of which each link takes `times` for the first and for the last.
+
+    A picosecond has so many `parts`.
+    """
+    full, rest = times
     head = tuple(ceil_divide(first, parts) for first in (full if count > 1 else rest))
     together = zip(full, rest, strict=True)
     occupancy = tuple(ceil_divide((count - 1) * each + final, parts) for each, final in together)
-    lags = [lag for _, lag in hops]
     arrival = ceil_divide(pipeline_time(count, full, rest), parts) + sum(lags)
     last_start = sum(head[:-1]) + sum(lags[:-1])
     trailing = max(lags[-1], arrival - last_start - occupancy[-1])

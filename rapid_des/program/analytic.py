@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec import structs
 
 from rapid_des.arrays import Bools, Int64s, digest, ranges, starts_of
 from rapid_des.bounded_cache import BoundedCache
@@ -27,11 +26,10 @@ from rapid_des.compiling import Kernel
 from rapid_des.machine import Machine
 from rapid_des.network.collectives.libraries.nccl import LibraryCost
 from rapid_des.network.collectives.schedule import Schedule
-from rapid_des.network.specs import Switching
 from rapid_des.program.builders import make_template
 from rapid_des.program.plans import AxisPhase, CollectivePlan, with_switches
 from rapid_des.program.program import NONE, Edges, Template
-from rapid_des.program.services import Sizes, flow_protocol, hop_table
+from rapid_des.program.services import Sizes, message_table
 from rapid_des.program.templates import one_transfer, template_of
 from rapid_des.units import PS_PER_S
 
@@ -140,8 +138,7 @@ def crossings(schedule: Schedule, machine: Machine, members: Sequence[int]) -> C
     routes = machine.router.routes(
         np.stack((nodes[template.pair_source], nodes[template.pair_destination]), 1)
     )
-    switching = uncongested(machine.switching)
-    hops, classes = hop_table(machine.fabric, switching, routes, sizes.all())
+    hops, classes = message_table(machine.fabric, machine.switching, routes, sizes.all())
     return _zero_load(template, hops, routes, classes)
 
 
@@ -150,13 +147,6 @@ def message_alone(size: int, machine: Machine, source: int, destination: int) ->
     if source == destination:
         return 0
     return alone(one_transfer(size), machine, (source, destination))
-
-
-def uncongested(switching: Switching) -> Switching:
-    """Return the visits that price a lone message: a fluid flow alone is a cut-through message."""
-    if switching.mode != "fluid":
-        return switching
-    return structs.replace(switching, mode="cut_through", protocol=flow_protocol(switching))
 
 
 def _zero_load(template: Template, hops: Any, routes: Any, classes: Any) -> Crossings:

@@ -77,26 +77,27 @@ class Traffic:
 
 @dataclass(frozen=True)
 class _Wire:
-    """What links forward: `unit` bytes with a header at once (None: whole messages)."""
+    """What links forward: `unit` bytes at once (None: whole messages), a header a `payload` of these."""
 
     unit: int | None
+    payload: int
     header: int
 
     @classmethod
     def of(cls, switching: Switching) -> _Wire:
-        protocol = switching.protocol
+        protocol, segment = switching.protocol, switching.segment
+        payload = segment if protocol is None else protocol.payload
+        payload = 1 if payload is None else int(payload)  # a flow passes on what it has
         header = 0 if protocol is None else int(protocol.header)
-        unit = switching.segment if protocol is None else protocol.payload
-        if switching.mode == "store_and_forward":
-            return cls(switching.segment, header)
-        return cls(1 if unit is None else int(unit), header)  # a flow passes on what it has
+        return cls(segment if switching.mode == "store_and_forward" else payload, payload, header)
 
     def bytes_of(self, size: Floats) -> tuple[Floats, Floats]:
         """Return the bytes on the wire of messages, and of what of each is forwarded first."""
-        if self.unit is None:
-            return size + self.header, size + self.header
-        whole = size + np.ceil(size / self.unit) * self.header
-        return whole, np.minimum(size, self.unit) + self.header
+        first = size if self.unit is None else np.minimum(size, self.unit)
+        return self._on_wire(size), self._on_wire(first)
+
+    def _on_wire(self, size: Floats) -> Floats:
+        return size + np.ceil(size / self.payload) * self.header
 
 
 class _RoutedLoads:

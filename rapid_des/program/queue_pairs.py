@@ -19,8 +19,9 @@ from rapid_des.network.protocol import (
     window_bytes,
 )
 from rapid_des.network.specs import Switching, Window
+from rapid_des.program.profiles import by_route
 from rapid_des.program.program import HopTable, PauseTable, QueuePairTable, RateTable, TailTable
-from rapid_des.program.services import packets, profiles_of
+from rapid_des.program.services import packets
 from rapid_des.units import ceil_divide
 
 _ALL = 2**31
@@ -35,7 +36,7 @@ def queue_pair_table(
     `back` is the route back of each route. A round trip is counted with the latencies of the route there.
     """
     protocol, sizes = packets(switching), hops.bytes.tolist()
-    profiles = profiles_of(fabric, routes)
+    profiles, _ = by_route(fabric, routes)
     held = [_held(protocol, switching, profile, sizes) for profile in profiles]
     crossed = [[crossings(protocol, size, profile) for size in sizes] for profile in profiles]
     latency = np.array([lag for profile in profiles for _, lag in profile], np.int64)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
-from rapid_des.arrays import Int32s, distinct
+from rapid_des.arrays import Int32s
 from rapid_des.errors import TopologyError
 from rapid_des.machine import Machine
 from rapid_des.network.fabric import Fabric, Routes
@@ -19,25 +21,24 @@ from rapid_des.network.protocol import (
     cut_through,
     effective_bandwidth,
     fluid_service,
-    service_time,
+    in_segments,
+    stored,
     tails,
     units,
     wire_bytes,
 )
 from rapid_des.network.specs import Switching
 from rapid_des.program.groups import Routed
-from rapid_des.program.program import NONE, FluidTable, HopTable, PartTable, Program, TailTable
+from rapid_des.program.profiles import Profile, by_link, by_route
+from rapid_des.program.program import FluidTable, HopTable, PartTable, Program, TailTable
 from rapid_des.program.timetable import FOREVER
-from rapid_des.units import PS_PER_S, Bandwidth, Size, ceil_divide, serialization_time
+from rapid_des.units import PS_PER_S, Bandwidth, Size, ceil_divide
 
 LONGEST_S = 100_000
 """What a message may take on a link, in seconds: times are 63 bits of picoseconds (107 days) in all."""
 
-_BATCH = 1 << 18
-"""Routes that are looked at together."""
-
-Profile = tuple[tuple[int, int], ...]
-"""(bandwidth, latency) of each link of a route."""
+Visit: TypeAlias = Sequence[Sequence[int]]
+"""Occupancy, head and lag of a hop, each for every size."""
 
 
 class Sizes:
@@ -83,15 +84,48 @@ def hop_table(
     """
     parts = None
     if switching.mode == "store_and_forward":
-        profiles, classes = _by_link(fabric, routes)
+        profiles, classes = by_link(fabric, routes)
         visits = [_stored(switching.protocol, profile, sizes) for profile in profiles]
     elif switching.mode == "cut_through":
-        profiles, classes = _by_route(fabric, routes)
+        profiles, classes = by_route(fabric, routes)
         if switching.parts > 1:
             parts, sizes = part_table(packets(switching), sizes, switching.parts, whole=whole)
         visits = [hop for profile in profiles for hop in _cut(packets(switching), profile, sizes)]
     else:
         raise TopologyError(f"{fabric.name}: switching.mode {switching.mode} has no hop table")
+    return _table(fabric, visits, sizes, parts), classes
+
+
+def message_table(
+    fabric: Fabric, switching: Switching, routes: Routes, sizes: Sequence[int]
+) -> tuple[HopTable, Int32s]:
+    """Return the services of whole messages at zero load, and the class of each hop of `routes`.
+
+    As `hop_table`, but a message that store_and_forward cuts into segments is one visit a link here, and the
+    next link begins with its first segment.
+    """
+    if switching.mode != "store_and_forward" or switching.segment is None:
+        return hop_table(fabric, uncongested(switching), routes, sizes)
+    profiles, classes = by_route(fabric, routes)
+    protocol, segment = switching.protocol, int(switching.segment)
+    visits = [
+        hop
+        for profile in profiles
+        for hop in _by_hop([in_segments(protocol, size, profile, segment=segment) for size in sizes])
+    ]
+    return _table(fabric, visits, sizes), classes
+
+
+def uncongested(switching: Switching) -> Switching:
+    """Return the visits that price a lone message: a fluid flow alone is a cut-through message."""
+    if switching.mode != "fluid":
+        return switching
+    return structs.replace(switching, mode="cut_through", protocol=flow_protocol(switching))
+
+
+def _table(
+    fabric: Fabric, visits: Sequence[Visit], sizes: Sequence[int], parts: PartTable | None = None
+) -> HopTable:
     longest = max((time for visit in visits for times in visit for time in times), default=0)
     if longest > LONGEST_S * PS_PER_S:
         problem = f"a message would take {longest / PS_PER_S:.3g} s on one link; allowed: {LONGEST_S} s"
@@ -99,14 +133,14 @@ def hop_table(
     table = np.array(visits, np.int64).reshape(len(visits), 3, len(sizes)).transpose(1, 2, 0)
     occupancy, head, lag = (np.ascontiguousarray(part) for part in table)
     payload = np.array(sizes, np.int64)
-    return HopTable(np.maximum(occupancy, 1), np.maximum(head, 1), lag, payload, parts), classes
+    return HopTable(np.maximum(occupancy, 1), np.maximum(head, 1), lag, payload, parts)
 
 
 def with_tails(hops: HopTable, fabric: Fabric, switching: Switching, routes: Routes) -> HopTable:
     """Return the services of `hop_table` with when the last byte of each message crosses its hops (R6)."""
     if switching.mode != "cut_through":
         return hops
-    profiles, _ = _by_route(fabric, routes)
+    profiles, _ = by_route(fabric, routes)
     sizes, protocol = hops.bytes.tolist(), packets(switching)
     columns = [np.array([tails(protocol, size, profile) for size in sizes]) for profile in profiles]
     table = np.concatenate([np.zeros((len(sizes), 2, 0), np.int64), *columns], axis=2)
@@ -162,80 +196,6 @@ def part_table(
     return PartTable(*columns), rows
 
 
-def profiles_of(fabric: Fabric, routes: Routes) -> list[Profile]:
-    """Return the distinct profiles of routes in the order in which `hop_table` has their classes."""
-    return _by_route(fabric, routes)[0]
-
-
-def _by_link(fabric: Fabric, routes: Routes) -> tuple[list[Profile], Int32s]:
-    kinds, places = np.unique(np.stack([fabric.bandwidth, fabric.latency], 1), axis=0, return_inverse=True)
-    profiles: list[Profile] = [((int(bandwidth), int(latency)),) for bandwidth, latency in kinds]
-    return profiles, places.reshape(-1).astype(np.int32)[routes.links]
-
-
-def _by_route(fabric: Fabric, routes: Routes) -> tuple[list[Profile], Int32s]:
-    """Return the distinct profiles, and as a hop's class its profile's base plus its position."""
-    used = np.zeros(len(fabric), np.bool_)
-    used[routes.links] = True
-    kinds, kind = np.unique(
-        np.stack([fabric.bandwidth[used], fabric.latency[used]], 1), axis=0, return_inverse=True
-    )
-    link_kind = np.zeros(len(fabric), np.int32)
-    link_kind[used] = kind.reshape(-1)
-    firsts, profile = _kinds_of_routes(routes, link_kind, len(kinds))
-    order = sorted(range(len(firsts)), key=lambda number: firsts[number][0])
-    base = np.zeros(len(firsts) + 1, np.int32)  # the last is that of messages to oneself
-    total = 0
-    for number in order:
-        base[number] = total
-        total += len(firsts[number][1])
-    classes = np.empty(len(routes.links), np.int32)
-    for begin in range(0, len(routes), _BATCH):
-        starts = routes.starts[begin : begin + _BATCH + 1]
-        lengths = np.diff(starts)
-        hop = np.arange(starts[0], starts[-1]) - np.repeat(starts[:-1], lengths)
-        classes[starts[0] : starts[-1]] = np.repeat(base[profile[begin : begin + _BATCH]], lengths) + hop
-    rates = [(int(bandwidth), int(latency)) for bandwidth, latency in kinds]
-    return [tuple(rates[link] for link in firsts[number][1]) for number in order], classes
-
-
-def _kinds_of_routes(
-    routes: Routes, link_kind: Int32s, kinds: int
-) -> tuple[list[tuple[int, tuple[int, ...]]], Int32s]:
-    """Return each distinct route of kinds of links after its first start, and the number of each route's."""
-    firsts: dict[tuple[int, ...], int] = {}
-    begun: list[int] = []
-    profile = np.full(len(routes), NONE, np.int32)
-    for batch in range(0, len(routes), _BATCH):
-        starts = routes.starts[batch : batch + _BATCH + 1]
-        lengths = np.diff(starts)
-        for length in distinct(lengths[lengths > 0]).tolist():  # a message to oneself takes no link
-            places = np.flatnonzero(lengths == length)
-            begins = starts[places]
-            rows = link_kind[routes.links[begins[:, None] + np.arange(length)]]
-            first, place = _alike(rows, kinds)
-            numbers = np.empty(len(first), np.int32)
-            for index, row in enumerate(first.tolist()):
-                numbers[index] = number = firsts.setdefault(tuple(rows[row].tolist()), len(firsts))
-                if number == len(begun):
-                    begun.append(int(begins[row]))
-            profile[batch + places] = numbers[place]
-    return list(zip(begun, firsts, strict=True)), profile
-
-
-def _alike(rows: Int32s, kinds: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the first of each kind of equal rows, and each row's kind; much faster than sorting rows."""
-    if (rows == rows[0]).all():
-        return np.zeros(1, np.int64), np.zeros(len(rows), np.int64)
-    code = rows[:, 0].astype(np.int64)
-    for column in rows.T[1:]:
-        if int(code.max(initial=0)) > 2**62 // kinds:
-            code = np.unique(code, return_inverse=True)[1].reshape(-1)
-        code = code * kinds + column
-    _, first, place = np.unique(code, return_index=True, return_inverse=True)
-    return first, place.reshape(-1)
-
-
 def packets(switching: Switching) -> Protocol:
     """Return the unit that cut-through forwards: packets of the protocol, else bare segments."""
     if switching.protocol is not None:
@@ -251,12 +211,9 @@ def packets(switching: Switching) -> Protocol:
     )
 
 
-def _stored(protocol: Protocol | None, profile: Profile, sizes: Sequence[int]) -> list[list[int]]:
+def _stored(protocol: Protocol | None, profile: Profile, sizes: Sequence[int]) -> Visit:
     bandwidth, latency = profile[0]
-    if protocol is None:
-        times = [serialization_time(size, bandwidth) for size in sizes]
-    else:
-        times = [service_time(protocol, size, bandwidth) for size in sizes]
+    times = [stored(protocol, size, bandwidth) for size in sizes]
     return [times, times, [latency] * len(sizes)]
 
 
@@ -266,15 +223,18 @@ def _passing(protocol: Protocol, size: int, profile: Profile) -> CutThrough:
     return cut_through(protocol, size, profile)
 
 
-def _cut(protocol: Protocol, profile: Profile, sizes: Sequence[int]) -> list[list[list[int]]]:
-    messages = [_passing(protocol, size, profile) for size in sizes]
+def _cut(protocol: Protocol, profile: Profile, sizes: Sequence[int]) -> list[Visit]:
+    return _by_hop([_passing(protocol, size, profile) for size in sizes])
+
+
+def _by_hop(messages: Sequence[CutThrough]) -> list[Visit]:
     return [
         [
             [message.occupancy[hop] for message in messages],
             [min(message.head[hop], message.occupancy[hop]) for message in messages],
             [message.lag[hop] for message in messages],
         ]
-        for hop in range(len(profile))
+        for hop in range(len(messages[0].head))
     ]
 
 

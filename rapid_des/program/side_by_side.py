@@ -16,10 +16,10 @@ import numpy as np
 from rapid_des.arrays import Int64s
 from rapid_des.machine import Machine
 from rapid_des.network.collectives.schedule import Schedule
-from rapid_des.program.analytic import chain_and_load, uncongested
+from rapid_des.program.analytic import chain_and_load
 from rapid_des.program.plans import with_switches
 from rapid_des.program.program import NONE, Template
-from rapid_des.program.services import Sizes, hop_table, services_of
+from rapid_des.program.services import Sizes, hop_table, services_of, uncongested
 from rapid_des.program.templates import template_of
 
 MOST_SERVED = 100_000

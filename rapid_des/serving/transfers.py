@@ -21,8 +21,7 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import ConfigError, InfeasibleJobError
 from rapid_des.machine import Machine
 from rapid_des.network.faults import Fault, link_timetables, touches_links
-from rapid_des.program.analytic import uncongested
-from rapid_des.program.services import hop_table
+from rapid_des.program.services import message_table
 from rapid_des.program.timetable import FOREVER, advance
 from rapid_des.units import PS_PER_S, ceil_divide
 
@@ -73,8 +72,8 @@ class Links:
         """Return the hops of every GPU's message, all of which are as large."""
         messages = np.array(list(self.messages(source, target, pages * self.page)), np.int64)
         routes = self.machine.router.routes(messages[:, :2])
-        switching = uncongested(self.machine.switching)
-        hops, classes = hop_table(self.machine.fabric, switching, routes, [int(messages[0, 2])])
+        machine, size = self.machine, int(messages[0, 2])
+        hops, classes = message_table(machine.fabric, machine.switching, routes, [size])
         rows = zip(
             routes.links.tolist(),
             *(table[0, classes].tolist() for table in (hops.occupancy, hops.head, hops.lag)),

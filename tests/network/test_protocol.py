@@ -4,6 +4,7 @@ from rapid_des.config import Document, decode
 from rapid_des.errors import ConfigError
 from rapid_des.network.protocol import (
     ACK_RATIO_ONE,
+    CutThrough,
     Protocol,
     acknowledgement_ratio,
     acknowledgement_time,
@@ -11,10 +12,10 @@ from rapid_des.network.protocol import (
     cut_through_time,
     effective_bandwidth,
     fluid_service,
+    in_segments,
     packet_time,
     pipeline_time,
     service_time,
-    store_and_forward_time,
     wire_bytes,
 )
 from rapid_des.units import Size, serialization_time
@@ -90,13 +91,18 @@ def test_cut_through_over_equal_links_pays_one_packet_more_a_hop() -> None:
     assert cut_through_time(ROCE, 2**20, hops) == 44_154 * NS
 
 
+def arrival(visits: CutThrough) -> int:
+    """Return when a message has arrived that waits for nothing."""
+    return sum(visits.head[:-1]) + sum(visits.lag) + visits.occupancy[-1]
+
+
 def test_store_and_forward_pays_a_whole_segment_a_hop() -> None:
     # 4,000 bytes in segments of 2,000 at 1 GB/s: three link times of 2 us over two hops, and latencies.
     hops = [(GB, 100 * NS), (GB, 100 * NS)]
-    assert store_and_forward_time(PLAIN, 4000, hops, segment=2000) == 6_200 * NS
-    assert store_and_forward_time(PLAIN, 4000, hops, segment=4000) == 8_200 * NS
+    assert arrival(in_segments(PLAIN, 4000, hops, segment=2000)) == 6_200 * NS
+    assert arrival(in_segments(PLAIN, 4000, hops, segment=4000)) == 8_200 * NS
     # Segments of one packet are cut-through: 1 us + 4 us.
-    assert store_and_forward_time(PLAIN, 4000, hops, segment=1000) == cut_through_time(PLAIN, 4000, hops)
+    assert arrival(in_segments(PLAIN, 4000, hops, segment=1000)) == cut_through_time(PLAIN, 4000, hops)
     assert cut_through_time(PLAIN, 4000, hops) == 5_200 * NS
 
 
