@@ -22,6 +22,7 @@ from rapid_des.frontend import Job, JobMemory, check_memory, memory
 from rapid_des.frontend.build import in_passes
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice, Execution, Run, execute
+from rapid_des.modes.mode_bound import ModeBound
 from rapid_des.modes.pricing import pace, price, price_blocks
 from rapid_des.network.faults import drawn_names
 from rapid_des.program.lowering import Lowered, lower
@@ -191,13 +192,11 @@ def _result(job: Job, machine: Machine, asked: _Asked) -> Result:
 
 
 def _played(job: Job, machine: Machine, asked: _Asked) -> Result:
-    cache, needed = asked.cache, asked.memory
     if asked.mode == FLATTENED:
-        trace = price(job, machine, cache=cache)
-        paced = pace(job, machine, cache=cache)
-        run = run_traces(trace.traces, machine, asked.choice, trail=asked.trail, cache=cache, pace=paced)
-        return result_of(run, trace=trace, memory=needed)
-    from rapid_des.modes.blocks import BLOCK_MODES, run_blocks
+        return _flattened(job, machine, asked)
+    from rapid_des.modes.blocks import BLOCK_MODES, pays_whole, run_blocks, whole_note
+
+    cache, needed = asked.cache, asked.memory
 
     blocks = run_blocks(
         price_blocks(job, machine, cache=cache),
@@ -207,7 +206,25 @@ def _played(job: Job, machine: Machine, asked: _Asked) -> Result:
         strict=asked.strict,
         cache=cache,
     )
-    return result_of(blocks.run, trace=blocks.trace, memory=needed, blocks=blocks)
+    if not pays_whole(blocks):
+        return result_of(blocks.run, trace=blocks.trace, memory=needed, blocks=blocks)
+    whole = _flattened(job, machine, asked)
+    step = int(whole.step_time)
+    return replace(
+        whole,
+        mode=asked.mode,
+        wall_s=whole.wall_s + blocks.wall_s,
+        mode_bound=ModeBound(step, step, None, "all was simulated at once"),
+        notes=(whole_note(blocks), *whole.notes),
+    )
+
+
+def _flattened(job: Job, machine: Machine, asked: _Asked) -> Result:
+    cache = asked.cache
+    trace = price(job, machine, cache=cache)
+    paced = pace(job, machine, cache=cache)
+    run = run_traces(trace.traces, machine, asked.choice, trail=asked.trail, cache=cache, pace=paced)
+    return result_of(run, trace=trace, memory=asked.memory)
 
 
 def _noted(result: Result, machine: Machine) -> Result:

@@ -383,7 +383,7 @@ def _by_bound(block: Block, begin: int, cut: int, time: int) -> Iterator[_Part]:
     left, job = time, block.job
     rows = block.piece.rows[begin : cut + 1]
     rows = rows[rows[:, Column.STREAM] == STREAMS.index("compute")]
-    for bounds in _SLOWED if job.spec.training and job.sharding.each else ():
+    for bounds in _SLOWED if job.spec.training else ():
         mine = rows[np.isin(rows[:, Column.BOUND], bounds)]
         duration = min(left, int(mine[:, Column.DURATION].sum()))
         if duration:

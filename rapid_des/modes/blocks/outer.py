@@ -16,18 +16,18 @@ from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.blocks import EXPERT_LINES, OUTER_LINES, Blocks, Cuts
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.parts import PieceKey
-from rapid_des.frontend.trace import FinishedProgram, JobTrace, Segment
+from rapid_des.frontend.trace import FinishedProgram, JobTrace
 from rapid_des.machine import Machine
+from rapid_des.modes.blocks.bounds import bound_of
 from rapid_des.modes.blocks.inner import (
     BlockTimes,
-    Sharing,
     block_times,
     places_notes,
     representatives,
-    sharing,
 )
 from rapid_des.modes.blocks.reach import BYTES_A_NODE, keeps_routes, kept, run_again
 from rapid_des.modes.blocks.replicas import run_first_replica
+from rapid_des.modes.blocks.shared_links import sharing
 from rapid_des.modes.blocks.shortened import WORTH, shortened
 from rapid_des.modes.blocks.steady import Repetition, repetition
 from rapid_des.modes.execution import EngineChoice, Run, execute
@@ -181,7 +181,7 @@ def run_blocks(  # noqa: PLR0913 - what blocks are run with, by name
     runs = [at(place) for place in chosen]
     done = max(runs, key=lambda candidate: candidate.step)
     notes = places_notes(chosen, [run.step for run in runs])
-    bound = None if shared is None else _bound(shared, done)
+    bound = None if shared is None else bound_of(shared, done)
     said = "" if bound is None else bound.note(done.step)
     trace = replace(done.trace, notes=(*done.trace.notes, *notes, *([said] if said else [])))
     return replace(done, trace=trace, bound=bound, wall_s=time.perf_counter() - began)
@@ -230,40 +230,6 @@ def _run(  # noqa: PLR0913 - what a graph is run with
         return trace, run_again(trace, machine, choice, cache, (repeats, trail))
     lowered = lower(trace.traces, machine, analytic=mode.outer_analytic, repeats=repeats, cache=cache)
     return trace, Run(lowered, execute(lowered.program, choice, trail=trail, name=lowered.name), machine)
-
-
-def _bound(shared: Sharing, done: BlockRun) -> ModeBound:
-    """Return how much later a step ends where links carry traffic that is simulated apart."""
-    if not len(shared.links):
-        return ModeBound(done.step, done.step, None, "no link carries traffic that is simulated apart")
-    run, trace, stretch = done.run, done.trace, done.repeated
-    busiest = max(_busiest(done, *stage) for stage in set(zip(done.kinds, trace.stage_of_rank, strict=True)))
-    between = run.execution.records.link_busy.sum(axis=1)
-    if stretch is not None:
-        between = between + stretch.times * stretch.link_busy
-    if run.lowered.replicas is not None:  # whose links are numbered by what they stand for
-        between = np.full(len(run.machine.fabric), between.max(initial=0), np.int64)
-    most = shared.neglected(busiest, between)
-    name = run.machine.fabric.link_name(int(shared.links[0]))
-    reason = (
-        f"{len(shared.links):,} links (as {name}) carry traffic that is simulated apart; waiting for one "
-        "another there"
-    )
-    return ModeBound(done.step, done.step + most, name, reason)
-
-
-def _busiest(done: BlockRun, kind: bytes, stage: int) -> int:
-    """Return how long the blocks of a stage keep their busiest link busy in the whole step."""
-    passes, once = 0, 0
-    alike: dict[tuple[object, ...], list[Segment]] = {}
-    for segment in done.trace.segments[stage]:
-        alike.setdefault((segment.name, segment.chunk, segment.step), []).append(segment)
-    for segment, *others in alike.values():
-        uses = done.blocks.uses(stage, segment)
-        busy = sum(count * done.times[kind, key].busiest for key, count in uses.items()) * (1 + len(others))
-        passes, once = (passes, once + busy) if segment.name == "optimizer" else (passes + busy, once)
-    simulated = 1 if done.repeated is None else done.repeated.simulated
-    return passes * (1 if done.repeated is None else done.blocks.job.micro_batches) // simulated + once
 
 
 def _repeats(trace: JobTrace, machine: Machine, mode: BlockMode) -> bool:
