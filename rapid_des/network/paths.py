@@ -49,14 +49,23 @@ def levels(
     return hops
 
 
-def pick(
-    routing: Routing, source: Int64s, destination: Int64s, salt: Int64s | int, choices: Int64s | int
+def pick(  # noqa: PLR0913 - a flow, and what it chooses from
+    routing: Routing,
+    source: Int64s,
+    destination: Int64s,
+    salt: Int64s | int,
+    choices: Int64s | int,
+    *,
+    turn: Int64s | None = None,
 ) -> Int64s:
     """Return one of 0..choices-1 for each flow: the first, or by the SplitMix64 finaliser of (flow, salt).
 
-    Equal-cost multi-path: all messages between two endpoints take one of the equal paths, on every machine
-    and in every run the same.
+    Or `turn` modulo the choices, for `ecmp: destination`; it is the destination unless the caller numbers
+    those destinations that meet the same choices. Equal-cost multi-path: all messages between two endpoints
+    take one of the equal paths, on every machine and in every run the same.
     """
     if routing.ecmp == "lowest_id":
         return np.zeros(len(source), np.int64)
+    if routing.ecmp == "destination":
+        return (destination if turn is None else turn) % choices
     return hashed(source, destination, (0, salt)) % choices

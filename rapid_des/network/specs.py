@@ -331,11 +331,15 @@ class Routing(Spec, frozen=True, kw_only=True):
 
     order: Literal["innermost_first", "outermost_first"]
     """Which dimension a message crosses first."""
-    tie: Literal["positive", "lowest_id", "hash"]
-    """Which way round where both are equally long: the positive direction, the lower next id, or either, by a
-    hash of source and destination."""
-    ecmp: Literal["hash", "lowest_id"] = "hash"
-    """Between equal routes over switches: a hash of source and destination, or the lowest id."""
+    tie: Literal["positive", "lowest_id", "hash", "balanced"]
+    """Which direction a message takes where both are equally long: the positive one, that of the lower next
+    id, either by a hash of source and destination, or either in turn from one source to the next (balanced:
+    all-to-alls then load both directions alike). A balanced king mesh makes diagonal moves along the whole
+    route, where the others make them first."""
+    ecmp: Literal["hash", "lowest_id", "destination"] = "hash"
+    """Between equal routes over switches: a hash of source and destination, the lowest id, or the
+    destination's number modulo the routes, as InfiniBand's routing of fat trees does (Zahavi, Concurrency
+    and Computation 24(3), 2012): messages to different destinations then share no link upwards."""
     non_minimal: NonMinimal | None = None
     """Longer routes that spread load, in hyperx, slim_fly and dragonfly_plus; unset: all are minimal."""
     waypoints: tuple[Waypoint, ...] = ()

@@ -63,7 +63,7 @@ DIMENSIONS = st.one_of(
 ROUTINGS = st.builds(
     Routing,
     order=st.sampled_from(["innermost_first", "outermost_first"]),
-    tie=st.sampled_from(["positive", "lowest_id", "hash"]),
+    tie=st.sampled_from(["positive", "lowest_id", "hash", "balanced"]),
 )
 
 

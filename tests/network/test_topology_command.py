@@ -42,9 +42,10 @@ def test_show_counts_dead_links_and_states_bounds_as_such():
 def test_route_lists_links_with_coordinates():
     text = run("route", "torus_3d_a100", "0", "(2, 0, 1)")
     assert "3 hops, 2.1 us of latency, 50 GB/s at the narrowest" in text
-    assert "gpu1 (1, 0, 0) > gpu2 (2, 0, 0)" in text
+    # balanced ties: an even source that goes on to a line an odd number away turns down
+    assert "gpu3 (3, 0, 0) > gpu2 (2, 0, 0)" in text
     tree = json.loads(run("route", "torus_3d_a100", "0", "(2, 0, 1)", "--json"))
-    assert [hop["to"]["name"] for hop in tree["hops"]] == ["gpu1", "gpu2", "gpu18"]
+    assert [hop["to"]["name"] for hop in tree["hops"]] == ["gpu3", "gpu2", "gpu18"]
     assert "no hops" in run("route", "torus_3d_a100", "5", "5")
 
 

@@ -27,7 +27,9 @@ def grid(dimension: Ring | Mesh | Torus | KingMesh, routing: Routing) -> Block:
     for offset in offsets:
         source, destination = _neighbours(sizes, offset, wraps=wraps)
         laid += both_directions(source, destination, dimension, dimension.reverse)
-    next_node = _KingMoves(sizes) if isinstance(dimension, KingMesh) else _AxisByAxis(sizes, routing, wraps)
+    if not isinstance(dimension, KingMesh):
+        return block(positions, positions, laid, _AxisByAxis(sizes, routing, wraps))
+    next_node = _KingLine(sizes) if routing.tie == "balanced" else _KingMoves(sizes)
     return block(positions, positions, laid, next_node)
 
 
@@ -85,8 +87,22 @@ class _AxisByAxis:
             up_on_tie = (here + 1) % size < (here - 1) % size
         elif self.routing.tie == "hash":
             up_on_tie = hashed(*flow, (_TIE, axis)) % 2 == 0
+        elif self.routing.tie == "balanced":
+            up_on_tie = self._turn(axis, *flow) % 2 == 0
         ahead: Bools = (2 * distance < size) | ((2 * distance == size) & up_on_tie)
         return ahead
+
+    def _turn(self, axis: int, source: Int64s, destination: Int64s) -> Int64s:
+        """Return numbers that alternate from one source along an axis to the next.
+
+        They alternate from one line of the grid to the next too, and with where a message goes on to: lines
+        whose opposite positions are an odd number apart are balanced together.
+        """
+        turn = _digit(source, self.sizes, axis)
+        for other in range(len(self.sizes)):
+            if other != axis:
+                turn = turn + _digit(source, self.sizes, other) + _digit(destination, self.sizes, other)
+        return turn
 
 
 @dataclass(frozen=True)
@@ -100,6 +116,31 @@ class _KingMoves:
         for axis in range(len(self.sizes)):
             ahead = np.sign(_digit(destination, self.sizes, axis) - _digit(current, self.sizes, axis))
             following += ahead * math.prod(self.sizes[:axis])
+        return following
+
+
+@dataclass(frozen=True)
+class _KingLine:
+    """Along the straight line to the goal, rounded to the grid: diagonals stand between straight moves.
+
+    After move j of the m that the longest axis needs, an axis that is off by d is at d·j/m, rounded.
+    """
+
+    sizes: tuple[int, ...]
+
+    def __call__(self, source: Int64s, destination: Int64s, current: Int64s) -> Int64s:
+        axes = range(len(self.sizes))
+        start, goal, here = (
+            [_digit(node, self.sizes, axis) for axis in axes] for node in (source, destination, current)
+        )
+        whole = np.max([np.abs(goal[axis] - start[axis]) for axis in axes], axis=0)
+        left = np.max([np.abs(goal[axis] - here[axis]) for axis in axes], axis=0)
+        moves = whole - left + 1
+        following = np.zeros_like(current)
+        for axis in axes:
+            off = goal[axis] - start[axis]
+            gone = (2 * np.abs(off) * moves + whole) // np.maximum(2 * whole, 1)
+            following += (start[axis] + np.sign(off) * gone) * math.prod(self.sizes[:axis])
         return following
 
 

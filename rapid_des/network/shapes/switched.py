@@ -157,11 +157,13 @@ class _UpNoFurther:
         tree = self.tree
         leaf = tree.leaf_of(destination)
         pod = tree.pod_of(leaf - tree.first_leaf)
-        spine = pick(self.routing, source, destination, 1, tree.spines)
+        server = destination // tree.rails
+        spine = pick(self.routing, source, destination, 1, tree.spines, turn=server)
         upper = tree.spine_of(tree.pod_of(current - tree.first_leaf), spine)
         from_leaf = np.where(current == leaf, destination, upper)
         pod_here, spine_here = np.divmod(current - tree.first_spine, tree.spines)
-        core = pick(self.routing, source, destination, 2, max(tree.cores_each, 1))
+        turn = server // tree.spines * tree.rails + destination % tree.rails
+        core = pick(self.routing, source, destination, 2, max(tree.cores_each, 1), turn=turn)
         to_core = tree.first_core + spine_here * tree.cores_each + core
         from_spine = np.where(pod_here == pod, leaf, to_core)
         from_core = tree.spine_of(pod, (current - tree.first_core) // max(tree.cores_each, 1))

@@ -22,8 +22,8 @@ def twisted_torus(dimension: TwistedTorus, routing: Routing) -> Block:
     """Return a torus with shifted wrap-around links; position = c0 + k0·(c1 + k1·(…)) as in a plain one."""
     sizes = (dimension.size,) if isinstance(dimension.size, int) else tuple(dimension.size)
     _check_twists(dimension, sizes)
-    if routing.tie == "lowest_id":
-        problem = f"lowest_id: dimension {dimension.name} is a twisted_torus; allowed: positive, hash"
+    if routing.tie not in ("positive", "hash"):
+        problem = f"{routing.tie}: dimension {dimension.name} is a twisted_torus; allowed: positive, hash"
         raise TopologyError(f"routing.tie: {problem}")
     lattice = _Lattice(sizes, dimension.twists)
     check_links(2 * len(sizes) * lattice.positions, dimension.name)
