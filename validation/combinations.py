@@ -1,6 +1,6 @@
 """Drawn training jobs, any choice with any other: each runs in every mode or is refused by name.
 
-    python validation/combinations.py [--jobs 200] [--seed 0]
+    python -m validation.combinations [--jobs 200] [--seed 0]
 
 draws layers, parallelisms, schedules, sharding, recomputation, optimizers, formats, routing, software and a
 machine until so many jobs have run, and compares modes: `hierarchical` may be shorter than `flattened` by

@@ -1,6 +1,6 @@
 """Messages packet by packet, beside ns-3 and ASTRA-sim, on our goldens: figure 9 of RAPID-LLM (2512.19606).
 
-    python validation/figure_9.py [OUT.png]
+    python -m validation.figure_9 [OUT.png]
 
 prints by class of traffic how far ASTRA-sim's congestion-aware backend, our `cut_through` (as in machine
 files) and our `fluid` mode are from ns-3, and draws every case. The paper released no numbers of its cases.
@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rapid_des.validation.measurements import open_folder
-from rapid_des.validation.network.packets import NS3_CLASSES, NS3_FOLDERS, ns3_topics
+from validation.measurements import open_folder
+from validation.network.packets import NS3_CLASSES, NS3_FOLDERS, ns3_topics
 
 OUT = Path(__file__).parent / "figures" / "figure_9.png"
 OURS = {"cut_through": "network/ns3-modes/cut_through/", "fluid": "network/ns3/"}
@@ -77,7 +77,8 @@ def draw(found: Sequence[Case], out: Path) -> None:
     for who, colour in COLOURS.items():
         marked = [(case.errors[who], place) for place, case in enumerate(found) if who in case.errors]
         shape, area = MARKS[who]
-        axes.scatter(*zip(*marked, strict=True), color=colour, marker=shape, s=area, label=who, zorder=3)
+        times, places = zip(*marked, strict=True)
+        axes.scatter(times, places, color=colour, marker=shape, s=area, label=who, zorder=3)
     for place, (case, above) in enumerate(zip(found[1:], found, strict=False), start=1):
         if case.kind != above.kind:
             axes.axhline(place - 0.5, color="#cccccc", linewidth=0.8)

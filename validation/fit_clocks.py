@@ -1,6 +1,6 @@
 """Fit the sustained clocks of device files, and scale them to devices that nobody measured.
 
-    python validation/fit_clocks.py [DATA_FOLDER]
+    python -m validation.fit_clocks [DATA_FOLDER]
 
 A sustained clock is the one at which the model takes as long, in the geometric mean, as the measured GEMM
 loops: those of `sustained_microbench_azure.csv` whose case is in the calibration split, and all of
@@ -27,9 +27,9 @@ from rapid_des.device import Device, load_device
 from rapid_des.device.gemm import gemm_times_us
 from rapid_des.device.operators import Gemm
 from rapid_des.units import Frequency
-from rapid_des.validation import DataFolder, is_calibration
-from rapid_des.validation.measurements import CHECKOUT_DATA, device_for, dtype_of
-from rapid_des.validation.operators.gemm import measured_gemms
+from validation import DataFolder, is_calibration
+from validation.measurements import CHECKOUT_DATA, device_for, dtype_of
+from validation.operators.gemm import measured_gemms
 
 LEAST = 4096
 """Rows, columns and depth from which a GEMM counts."""
@@ -92,11 +92,11 @@ def loops(data: DataFolder) -> Iterator[Loops]:
         time = 2e-6 * m * n * k / line.number("tflops")
         key = line["gpu"], dtype, line["source"]
         rows.setdefault(key, []).append((Gemm(m, n, k, dtype=dtype), time))
-    for (gpu, dtype, source), measured in rows.items():
+    for (gpu, arithmetic, source), measured in rows.items():
         large = [(gemm, time) for gemm, time in measured if min(gemm.m, gemm.n, gemm.k) >= LEAST]
         device = device_for(gpu, clock="sustained", launch="graph", l2="warm")
         times = np.array([time for _, time in large])
-        yield Loops(f"{gpu} {dtype}, {source}", device, [gemm for gemm, _ in large], times)
+        yield Loops(f"{gpu} {arithmetic}, {source}", device, [gemm for gemm, _ in large], times)
 
 
 def scaled_clock(known: Device, other: Device) -> Frequency:

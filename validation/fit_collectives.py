@@ -1,6 +1,6 @@
 """Fit the constants of `topologies/fabrics` on the calibration split of measured collectives.
 
-    python validation/fit_collectives.py DATA_FOLDER [FABRIC ...]
+    python -m validation.fit_collectives DATA_FOLDER [FABRIC ...]
 
 needs scipy. Cases whose name has an even sha256 are calibration; nothing else is read. Every fabric starts
 from the values of its own file, and the file is rewritten.
@@ -8,7 +8,6 @@ from the values of its own file, and the file is rewritten.
 
 from __future__ import annotations
 
-import csv
 import math
 import sys
 from collections.abc import Callable, Iterable
@@ -22,10 +21,10 @@ from scipy.optimize import least_squares
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.config import Spec
+from rapid_des.device.measurements import DataFolder, Record, is_calibration
 from rapid_des.network.collectives.libraries.nccl_fabric import NcclFabric
 from rapid_des.network.collectives.libraries.nccl_network import nccl_time, send_time
 from rapid_des.units import Bandwidth, Duration, Quantity, Size
-from rapid_des.validation.scoring import is_calibration
 
 KINDS = {
     "all_reduce": CollectiveType.ALL_REDUCE,
@@ -33,15 +32,19 @@ KINDS = {
     "reduce_scatter": CollectiveType.REDUCE_SCATTER,
     "alltoall": CollectiveType.ALL_TO_ALL,
 }
-UNITS: dict[type, tuple[str, float]] = {Duration: ("us", 1e6), Bandwidth: ("GB/s", 1e9), Size: ("MiB", 2**20)}
+UNITS: dict[type[Quantity], tuple[str, float]] = {
+    Duration: ("us", 1e6),
+    Bandwidth: ("GB/s", 1e9),
+    Size: ("MiB", 2**20),
+}
 Measured = tuple[str, int, int, int, float]
 """Operation, ranks, ranks a node, bytes (nccl-tests), microseconds."""
 
 
-def rows(data: Path, name: str) -> Iterable[dict[str, str]]:
+def rows(data: Path, name: str) -> Iterable[Record]:
     """Yield a file's calibration rows."""
-    with (data / "collectives" / name).open() as stream:
-        yield from (row for row in csv.DictReader(stream) if is_calibration(row["case_id"]))
+    read = DataFolder(data, split=True).read(f"collectives/{name}")
+    yield from (row for row in read if is_calibration(row["case_id"]))
 
 
 def in_node(data: Path, *gpus: str) -> list[Measured]:
@@ -207,7 +210,7 @@ def leaves(tree: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
             yield path, value
 
 
-def place(tree: Any, path: str, value: float) -> None:
+def place_leaf(tree: Any, path: str, value: object) -> None:
     """Set one leaf."""
     *steps, last = path.split(".")
     for step in steps:
@@ -266,7 +269,7 @@ def fit(path: Path, free: tuple[str, ...], spec: type[Spec], errors: Callable[[A
         tree = msgspec.json.decode(msgspec.json.encode(text))
         for key, log in zip(names, logs, strict=True):
             value = math.exp(log)
-            place(tree, key, value if isinstance(original[key], float) else round(value))
+            place_leaf(tree, key, value if isinstance(original[key], float) else round(value))
         return np.concatenate([errors(build(tree, spec)), HOLD * (np.asarray(logs) - begin)])
 
     line = math.log(LINE_RATE.get(path.stem, 1e12))
@@ -279,7 +282,7 @@ def fit(path: Path, free: tuple[str, ...], spec: type[Spec], errors: Callable[[A
         residuals, start, loss="soft_l1", f_scale=0.05, bounds=bounds, diff_step=1e-3, max_nfev=60
     )
     for key, log in zip(names, found.x, strict=True):
-        place(text, key, shown(original[key], math.exp(log)))
+        place_leaf(text, key, shown(original[key], math.exp(log)))
     path.write_text(yaml.safe_dump(text, sort_keys=False, width=110))
     return f"{path.stem}: {100 * np.mean(np.abs(found.fun)):.2f} % mean absolute (weighted) log error"
 

@@ -1,6 +1,6 @@
 """Fit the GEMM and MoE constants of `topologies/devices/families` on the calibration split.
 
-    python validation/fit_gemm.py DATA_FOLDER JOB [JOB ...]
+    python -m validation.fit_gemm DATA_FOLDER JOB [JOB ...]
 
 prints the block for a family file and the mean error of both splits. A job starts from the constants that
 its family has. Kernel menus (tiles, splits of K) are facts of the libraries and no subject of a fit; nor is
@@ -19,10 +19,10 @@ import numpy as np
 from rapid_des.device.calibration import Samples, error, pattern_search
 from rapid_des.device.gemm import MOE_NAMES, gated_ffn_us
 from rapid_des.device.gemm.candidates import NAMES, UTILISATIONS, GemmConstants, gemm_constants
-from rapid_des.validation import DataFolder, is_calibration
-from rapid_des.validation.measurements import device_for
-from rapid_des.validation.operators.gemm import measured_gemms
-from rapid_des.validation.operators.moe import kernels_of, moe_device, products
+from validation import DataFolder, is_calibration
+from validation.measurements import device_for
+from validation.operators.gemm import measured_gemms
+from validation.operators.moe import kernels_of, moe_device, products
 
 QUANTISE = ("quantise_row_us", "quantise_element_ns")
 GEMV = ("gemv_start_us", "vector")

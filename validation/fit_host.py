@@ -1,6 +1,6 @@
 """What the hosts of `workloads/software` need, from the calibration halves of measurements.
 
-    python validation/fit_host.py DATA_FOLDER
+    python -m validation.fit_host DATA_FOLDER
 
 prints for nanotron the microseconds of everything that it issues, and what each rank of a tp group adds to a
 collective, in host-bound rows (tp 4 and 8, up to 2 sequences a micro-batch: a layer and micro-batch takes as
@@ -19,10 +19,10 @@ from statistics import median
 from rapid_des.frontend import load_job
 from rapid_des.frontend.parts import training_lists
 from rapid_des.frontend.software import kernels_of
-from rapid_des.validation import DataFolder, is_calibration
-from rapid_des.validation.inference import tables, trtllm
-from rapid_des.validation.scoring import Topic
-from rapid_des.validation.training.nanotron import by_cost, dimensions
+from validation import DataFolder, is_calibration
+from validation.inference import tables, trtllm
+from validation.scoring import Topic
+from validation.training.nanotron import by_cost, dimensions
 
 NANOTRON = "rapid/hf_ultrascale_nanotron_h100_bench_measured.csv"
 LONGEST_PROMPT_MS = 60.0

@@ -1,6 +1,6 @@
 """Residuals of calibration cases behind the intervals of predictions: `rapid_des/report/residuals.json`.
 
-    python validation/fit_intervals.py [DATA_FOLDER]
+    python -m validation.fit_intervals [DATA_FOLDER]
 
 scores the operators, the collectives as run, and all measured jobs, writes their residuals, and prints for
 the test halves how many measurements lie in the intervals that follow, and how often the faster of two
@@ -15,14 +15,15 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 
 from rapid_des.report import evidence
 from rapid_des.report.evidence import COMMUNICATION, LEVEL, interval, spread, stratum, told_apart
-from rapid_des.validation import all_topics, is_calibration, open_folder
-from rapid_des.validation.scoring import JobError, Row, Topic
+from validation import all_topics, is_calibration, open_folder
+from validation.scoring import JobError, Row, Topic
 
 FILE = Path(evidence.__file__).with_name("residuals.json")
 KERNELS = {
@@ -99,9 +100,13 @@ def jobs(topics: Sequence[Topic]) -> list[JobError]:
         if topic.job_errors is None or not name.startswith(JOBS) or "excluded" in name:
             continue
         among = next((few for set_, few in SAMPLED.items() if name.startswith(set_)), 1)
-        errors += topic.job_errors(lambda case, among=among: _hash(case) % among == 0)
+        errors += topic.job_errors(partial(_is_sampled, among))
         print(f"{name}: {len(errors)} jobs in all", file=sys.stderr)
     return errors
+
+
+def _is_sampled(among: int, case: str) -> bool:
+    return _hash(case) % among == 0
 
 
 def _hash(case: str) -> int:
@@ -163,9 +168,9 @@ def coverage(errors: Iterable[JobError]) -> Iterator[str]:
         if found is not None and not is_calibration(each.case_id):
             name = stratum(each.origin.figure, each.work), each.origin.software, each.origin.device
             groups[name].append((found.holds(math.exp(each.error)), found.high / found.low))
-    for name, held in sorted(groups.items()):
+    for parts, held in sorted(groups.items()):
         inside, width = fmean(one for one, _ in held), fmean(width for _, width in held)
-        yield " ".join(f"{part:18}" for part in name) + f"{len(held):4} {inside:5.0%} ends {width:.2f} apart"
+        yield " ".join(f"{part:18}" for part in parts) + f"{len(held):4} {inside:5.0%} ends {width:.2f} apart"
 
 
 def order(errors: Sequence[JobError]) -> str:

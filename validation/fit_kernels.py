@@ -1,6 +1,6 @@
 """Fit the attention and vector constants of `topologies/devices/families` on the calibration split.
 
-    python validation/fit_kernels.py DATA_FOLDER FAMILY [STEP ...]
+    python -m validation.fit_kernels DATA_FOLDER FAMILY [STEP ...]
 
 needs scipy. Cases whose name has an even sha256 are calibration; nothing else is read. A step fits a few
 constants of one section and scope, starting from the family's own file; the next one starts from its result.
@@ -24,10 +24,10 @@ from rapid_des.device.calibration import DECODE, FLASH, KERNEL, Bounds
 from rapid_des.device.operators import Operator, OperatorModel
 from rapid_des.device.pricing import operator_model
 from rapid_des.device.spec import Constants
-from rapid_des.validation import DataFolder, is_calibration
-from rapid_des.validation.operators import attention as attention_topics
-from rapid_des.validation.operators import vector as vector_topics
-from rapid_des.validation.operators.attention import Measured
+from validation import DataFolder, is_calibration
+from validation.operators import attention as attention_topics
+from validation.operators import vector as vector_topics
+from validation.operators.attention import Measured
 
 MOST_ROWS = 400
 
@@ -114,7 +114,8 @@ def fit(step: Step, calls: Sequence[Measured], start: Constants) -> dict[str, fl
 
     def off(values: np.ndarray) -> np.ndarray:
         trial = changed(start, step, dict(zip(names, map(float, values), strict=True)))
-        return np.log(predict(rows, trial)) - measured
+        errors: np.ndarray = np.log(predict(rows, trial)) - measured
+        return errors
 
     best = least_squares(off, first, bounds=(low, high), loss="soft_l1", f_scale=0.1, diff_step=0.02)
     return {name: float(f"{value:.3g}") for name, value in zip(names, best.x, strict=True)}

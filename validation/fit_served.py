@@ -1,6 +1,6 @@
 """Errors of measured servers behind the intervals of `serve`: `rapid_des/serving/residuals.json`.
 
-    python validation/fit_served.py [DATA_FOLDER]
+    python -m validation.fit_served [DATA_FOLDER]
 
 runs the silicon rows (`inference/silicon`; some hours of a core), writes nine quantiles of each calibration
 case's errors, and prints for the test half how many measurements lie in the intervals that follow.
@@ -15,12 +15,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
 from rapid_des.report.evidence import FIRST_TOKEN, LEVEL, PER_TOKEN, quantiles
 from rapid_des.serving import uncertainty
-from rapid_des.validation import all_topics, is_calibration, open_folder
+from validation import all_topics, is_calibration, open_folder
 
 FILE = Path(uncertainty.__file__).with_name("residuals.json")
 TOPIC = "inference/silicon/"
@@ -71,7 +72,7 @@ def thinned(errors: Sequence[float]) -> list[float]:
     return [round(float(value), _DIGITS) for value in found]
 
 
-def coverage(errors: Mapping[str, Errors], written: Mapping[str, object]) -> Iterable[str]:
+def coverage(errors: Mapping[str, Errors], written: Mapping[str, Any]) -> Iterable[str]:
     """Yield by figure how many of the test half's measurements the intervals hold."""
     for figure, each in errors.items():
         low, high = quantiles(written["errors"][figure])

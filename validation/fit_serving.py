@@ -1,6 +1,6 @@
 """Fit the constants of `topologies/fabrics/serving` on the calibration split of measured kernels.
 
-    python validation/fit_serving.py DATA_FOLDER [KERNELS ...]
+    python -m validation.fit_serving DATA_FOLDER [KERNELS ...]
 
 needs scipy; see fit_collectives.
 """
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fit_collectives import fit, rows
 
+from rapid_des.device.measurements import Record
 from rapid_des.network.collectives.libraries.serving_kernels import (
     ServingKernels,
     all_reduce_cost,
@@ -25,14 +25,15 @@ from rapid_des.network.collectives.libraries.serving_kernels import (
     low_latency_time,
     normal_time,
 )
-from rapid_des.validation.network.serving_kernels import (
+from validation.fit_collectives import fit, rows
+from validation.network.serving_kernels import (
     KERNELS,
     exchange,
     hybrid_exchange,
     hybrid_measured,
 )
 
-Row = dict[str, str]
+Row = Record
 ALIKE = {"nvlink5": "b300"}
 """A file whose kernels' constants are another's: it differs in limits, which go by compute capability."""
 
@@ -74,7 +75,7 @@ def exchanges(data: Path, name: str, part: str) -> list[Row]:
 def hybrids(data: Path, name: str, direction: str) -> list[Row]:
     """Return Hybrid-EP's published kernels, with what their bandwidth comes to as `time_us`."""
     return [
-        {**row, "time_us": str(hybrid_measured(row))}
+        Record({**row, "time_us": str(hybrid_measured(row))}, row.where)
         for row in rows(data, "hybrid_ep_published.csv")
         if KERNELS.get(row["gpu"]) == name and row["op"] == f"hybridep_{direction}"
     ]

@@ -1,6 +1,6 @@
 """Fit the decode attention of TensorRT-LLM 0.9 to the calibration half of its static sweep.
 
-    python validation/fit_static.py DATA_FOLDER [FAMILY]
+    python -m validation.fit_static DATA_FOLDER [FAMILY]
 
 needs scipy; takes two minutes. Two runs of one batch whose lengths differ spend equal times on all but
 attention: the difference of their tokens is what the further keys take in its kernel, and no sum, product,
@@ -27,11 +27,11 @@ from rapid_des.device import Attention, Device, load_device
 from rapid_des.device.attention.decode import shares_keys
 from rapid_des.device.pricing import operator_model
 from rapid_des.device.spec import DecodePolicy
-from rapid_des.validation import DataFolder, is_calibration
-from rapid_des.validation.inference.trtllm import FILE
-from rapid_des.validation.jobs.decoders import LLAMA, STYLES, Dimensions, known
-from rapid_des.validation.jobs.origins import place
-from rapid_des.validation.measurements import Record
+from validation import DataFolder, is_calibration
+from validation.inference.trtllm import FILE
+from validation.jobs.decoders import LLAMA, STYLES, Dimensions, known
+from validation.jobs.origins import place
+from validation.measurements import Record
 
 LIBRARY = "trtllm-0.9"
 POLICY = DecodePolicy(groups=(8,), head_dims=(128,), blocks_per_sm=0.25, split=False)

@@ -1,6 +1,6 @@
 """Fit TensorRT-LLM 0.9's all-reduce (`trtllm-0.9` in `topologies/fabrics/serving`) to its static sweep.
 
-    python validation/fit_sums.py DATA_FOLDER
+    python -m validation.fit_sums DATA_FOLDER
 
 needs scipy; takes two minutes. What a token of a run on several GPUs takes beyond its prediction without
 sums, over their number, is the time of one sum, with all that is wrong in kernels; of the runs of one case
@@ -23,18 +23,18 @@ from statistics import fmean, median
 from msgspec import structs
 from scipy.optimize import least_squares
 
+from rapid_des.network.collectives.libraries.nccl import LibraryCost
 from rapid_des.network.collectives.libraries.serving_kernels import (
-    LibraryCost,
     ServingKernels,
     all_reduce_cost,
     load_kernels,
 )
 from rapid_des.units import PS_PER_US, Bandwidth, Duration
-from rapid_des.validation import DataFolder, is_calibration
-from rapid_des.validation.inference import trtllm
-from rapid_des.validation.jobs.cases import outcome
-from rapid_des.validation.jobs.decoders import known
-from rapid_des.validation.measurements import Record
+from validation import DataFolder, is_calibration
+from validation.inference import trtllm
+from validation.jobs.cases import outcome
+from validation.jobs.decoders import known
+from validation.measurements import Record
 
 ENGINE = "trtllm-0.9"
 FABRICS = {

@@ -1,6 +1,6 @@
 """Whether `plan` finds what simulating every way finds, and whether its bounds are bounds.
 
-    python validation/plan_exhaustive.py [NUMBER ...]
+    python -m validation.plan_exhaustive [NUMBER ...]
 
 simulates every way that fits into memory of five spaces (or of those with these numbers, from 1), by closed
 forms and hierarchically (some minutes of two cores), and prints a table a space: ways, those that fit, what

@@ -1,6 +1,6 @@
 """Score every set of measured jobs as a whole: README's tables of them, and a picture a set.
 
-`python validation/refresh_jobs.py` runs all of `validate training inference` (minutes on two cores) and
+`python -m validation.refresh_jobs` runs all of `validate training inference` (minutes on two cores) and
 writes `validation/figures/SET.png` and what stands between README's markers; given reports of `rapid-des
 validate TOPICS --data validation/data --json`, it takes those sets from there and leaves the others. No
 constant is fitted on these rows but hosts of engines (nanotron, NIM), on calibration halves: both splits
@@ -20,8 +20,8 @@ from statistics import fmean, median
 from typing import Any
 
 from rapid_des.report.pictures import new_figure, save
-from rapid_des.validation import DataFolder, is_calibration, validate
-from rapid_des.validation.measurements import CHECKOUT_DATA
+from validation import DataFolder, is_calibration, validate
+from validation.measurements import CHECKOUT_DATA
 
 README = Path(__file__).parents[1] / "README.md"
 FIGURES = Path(__file__).parent / "figures"

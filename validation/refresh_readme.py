@@ -1,6 +1,6 @@
 """Run the README's commands and write what they print below them, and its accuracy table.
 
-`python validation/refresh_readme.py` rewrites its `$ rapid-des` blocks and what stands between the markers.
+`python -m validation.refresh_readme` rewrites its `$ rapid-des` blocks and what stands between the markers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rapid_des.cli.main import main
-from rapid_des.validation import open_folder, validate
+from validation import open_folder, validate
 
 README = Path(__file__).parents[1] / "README.md"
 BLOCK = re.compile(

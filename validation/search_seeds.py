@@ -1,6 +1,6 @@
 """How many simulations `search` needs to find what a whole sweep finds: twenty seeds a sampler.
 
-    python validation/search_seeds.py [STUDY ...]
+    python -m validation.search_seeds [STUDY ...]
 
 sweeps each study once (shipped ones by name; default: `splits_64`, every split of Llama 3.1 70B over 64 GPUs,
 and the same with micro-batch and recomputation as axes too) and prints a table: of all seeds the median and
@@ -13,13 +13,13 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Self
 
 from msgspec import structs
 
-from rapid_des.studies.executors import Done, Outcome
+from rapid_des.studies.executors import Done, Meanwhile, Outcome
 from rapid_des.studies.figures import measured
 from rapid_des.studies.search import search
 from rapid_des.studies.spaces import Study, load_study
@@ -45,7 +45,12 @@ class Known:
     def start(self) -> None:
         """Do nothing."""
 
-    def map(self, function: Any, items: Iterable[Any]) -> Iterator[tuple[int, Outcome[Any]]]:  # noqa: ARG002
+    def map(
+        self,
+        function: Any,  # noqa: ARG002
+        items: Iterable[Any],
+        meanwhile: Meanwhile | None = None,  # noqa: ARG002
+    ) -> Generator[tuple[int, Outcome[Any]], None, None]:
         """Yield every item's position and what is known of it."""
         if self.shown:
             raise KeyboardInterrupt

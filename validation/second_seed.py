@@ -1,6 +1,6 @@
 """The ten configurations of arXiv 2509.22832, priced by native models and by regressors on its own samples.
 
-    python validation/second_seed.py [DATA_FOLDER] [--system Perlmutter]
+    python -m validation.second_seed [DATA_FOLDER] [--system Perlmutter]
 
 fits a regressor an operator and system (two minutes; needs scikit-learn) to four fifths of the samples and
 prints, in Markdown,
@@ -37,8 +37,8 @@ from rapid_des.device.learned.samples import shape_of
 from rapid_des.device.operators import Operator, OperatorModel
 from rapid_des.device.pricing import operator_model
 from rapid_des.units import PS_PER_S, PS_PER_US
-from rapid_des.validation import DataFolder
-from rapid_des.validation.measurements import Record
+from validation import DataFolder
+from validation.measurements import Record
 
 FOLDER = "perlmutter_vista_2509.22832"
 MACHINES = {"Perlmutter": "perlmutter_32", "Vista": "vista_128"}

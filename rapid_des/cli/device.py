@@ -62,9 +62,9 @@ def calibrate(data: Path, reference: str, settings: tuple[str, ...], **options: 
     kv_len n_heads n_kv_heads head_dim kv_dtype; mla_decode and mla_prefill op batch q_len past_len n_heads
     kv_dtype; vector kind rows columns. Under library vllm an attention time includes writing the new keys.
     """
+    from rapid_des.device.calibrate import Wanted
+    from rapid_des.device.calibrate import calibrate as fit_file
     from rapid_des.device.device import load_device
-    from rapid_des.validation.calibrate import Wanted
-    from rapid_des.validation.calibrate import calibrate as fit_file
 
     loaded = load_device(
         reference, settings=split_settings(settings, ("device",))["device"], new_library=True

@@ -79,12 +79,20 @@ def show(operator: Operator, device: str, options: dict[str, Any]) -> None:
     echo(options["as_json"], estimate_as_plain(operator, estimate, loaded), lines)
 
 
-class OperatorGroup(click.Group):
-    """A group in which every vector kernel's name is a command too."""
+class VectorGroup(click.Group):
+    """A group whose commands are the vector kernels."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the operator families, then the vector kernels."""
-        return [*super().list_commands(ctx), *_ALIASES, *KINDS]
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return the vector kernels."""
+        return list(KINDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Return the command of a vector kernel."""
+        return _vector_command(cmd_name, cmd_name) if cmd_name in KINDS else None
+
+
+class OperatorGroup(click.Group):
+    """The families of operators; a vector kernel may be named without `vector`, as it once was."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a family's command, or one for the vector kernel of that name."""
@@ -95,6 +103,11 @@ class OperatorGroup(click.Group):
 @click.group(cls=OperatorGroup)
 def operator() -> None:
     """Latency of one operator on a device, and why."""
+
+
+@operator.group(cls=VectorGroup)
+def vector() -> None:
+    """A vector kernel (norm, activation, optimizer, ...) over ROWS x COLUMNS elements."""
 
 
 @operator.command()

@@ -1,19 +1,23 @@
-"""`rapid-des validate`: predictions beside measurements, split and scored."""
+"""`rapid-des validate`: predictions beside measurements, split and scored; in a checkout."""
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
 from rapid_des.cli.main import printable, progress
 from rapid_des.cli.options import force_option
+from rapid_des.errors import InputError
 from rapid_des.report.pictures.charts import draw_residuals
 from rapid_des.report.study_text import validation_lines
 from rapid_des.report.writing import check_folder, refuse_present, require_extra
-from rapid_des.validation import open_folder
-from rapid_des.validation import validate as run_validation
+
+ROOT = Path(__file__).parents[2]
+"""The checkout, where there is one."""
 
 
 @click.command()
@@ -25,16 +29,30 @@ from rapid_des.validation import validate as run_validation
 def validate(
     topics: tuple[str, ...], data: Path | None, as_json: bool, plot: Path | None, force: bool
 ) -> None:
-    """Print predictions against measurements; a TOPIC is a prefix such as operators/gemm."""
+    """Print predictions against measurements; a TOPIC is a prefix such as operators/gemm.
+
+    The measurements and what scores them are part of the repository, not of the wheel.
+    """
+    package = _package()
     if plot is not None:
         require_extra("matplotlib", "plot", "--plot")
         check_folder(plot)
         refuse_present(sorted(plot.glob("*.png"))[:1], force=force)
     with progress("validate") as bar:
-        report = run_validation(open_folder(data), topics, report=bar.part)
+        report = package.validate(package.open_folder(data), topics, report=bar.part)
     click.echo(json.dumps(report) if as_json else printable("\n".join(validation_lines(report))))
     if report["unfinished"]:
         raise KeyboardInterrupt
     if plot is not None:
         written = draw_residuals(report, plot)
         click.echo(f"{len(written)} pictures in {plot}", err=True)
+
+
+def _package() -> Any:
+    """Return the package `validation` of this file's checkout; an `InputError` if it is in none."""
+    if not (ROOT / "validation" / "__init__.py").is_file():
+        raise InputError(
+            "validate is part of the repository, with its measurements, and not of the installed package: "
+            "run `python cli.py validate` in a checkout of rapid_des"
+        )
+    return importlib.import_module("validation")

@@ -56,8 +56,8 @@ def test_a_roofline_shows_what_a_run_prices(job, marks, tmp_path):
         ("gemm", "512", "1024", "2048"),
         ("grouped", "8x64", "1024", "2048"),
         ("attention", "2", "1024", "1024", "--heads", "16"),
-        ("norm", "1024", "4096"),
-        ("softmax", "1024", "4096", "--phase", "backward"),
+        ("vector", "rms_norm", "1024", "4096"),
+        ("vector", "softmax", "1024", "4096", "--phase", "backward"),
     ],
 )
 def test_every_family_prints_time_bound_and_bytes(arguments):
@@ -86,8 +86,11 @@ def test_rows_that_are_no_list_are_told(rows):
         run(operator, "grouped", "--device", "h100_sxm", "--", rows, "64", "64")
 
 
-def test_help_lists_the_vector_kernels():
-    assert "rms_norm" in run(operator, "--help")
+def test_the_vector_kernels_have_a_group_of_their_own():
+    assert "rms_norm" in run(operator, "vector", "--help")
+    assert len(operator.list_commands(None)) < 10
+    named = run(operator, "vector", "rms_norm", "64", "1024", "--device", "h100_sxm")
+    assert run(operator, "norm", "64", "1024", "--device", "h100_sxm") == named  # as scripts may still say
 
 
 def test_row_and_column_cuts_put_the_sum_where_it_belongs():

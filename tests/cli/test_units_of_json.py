@@ -16,7 +16,7 @@ COMMANDS = (
     "operator attention 1 128 128 --heads 8 --unfused --device h100_sxm",
     "operator attention 8 1 4096 --heads 8 --device h100_sxm",
     "operator grouped 8x128 1024 1024 --device h100_sxm",
-    "operator rms_norm 1024 1024 --device h100_sxm",
+    "operator vector rms_norm 1024 1024 --device h100_sxm",
     "gemm 4096 4096 4096 --on dgx_a100 --tp 2 --axis col",
 )
 

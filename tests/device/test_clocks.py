@@ -11,9 +11,9 @@ from rapid_des.device import load_device
 from rapid_des.device.device import rates_of
 from rapid_des.device.operators import Gemm, Vector
 from rapid_des.device.pricing import operator_model
-from rapid_des.validation import DataFolder
-from rapid_des.validation.measurements import CHECKOUT_DATA
+from validation import DataFolder
 from validation.fit_clocks import SCALED, loops, scaled_clock
+from validation.measurements import CHECKOUT_DATA
 
 H100 = load_device("h100_sxm").under(clock="sustained")
 WIDE = {dtype: Gemm(8192, 8192, 8192, dtype=dtype) for dtype in ("bf16", "fp8")}

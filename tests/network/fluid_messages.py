@@ -27,7 +27,7 @@ from rapid_des.network.protocol import (
     effective_bandwidth,
     fluid_service,
 )
-from rapid_des.validation.network.messages import Message
+from validation.network.messages import Message
 
 
 @dataclass(frozen=True)

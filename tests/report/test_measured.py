@@ -14,11 +14,11 @@ from rapid_des.config.specs import preset_folder
 from rapid_des.device import load_device
 from rapid_des.report.evidence import measured_topics
 from rapid_des.report.measured import GEMM_DTYPES, JOBS, MEASURED
-from rapid_des.validation.jobs.rows import MeasuredJob
-from rapid_des.validation.measurements import CHECKOUT_DATA, PRESETS, DataFolder
-from rapid_des.validation.operators.gemm import measured_gemms
-from rapid_des.validation.training import bridge, dgxc, mlperf, published, small
 from tests.cli.shell import call
+from validation.jobs.rows import MeasuredJob
+from validation.measurements import CHECKOUT_DATA, PRESETS, DataFolder
+from validation.operators.gemm import measured_gemms
+from validation.training import bridge, dgxc, mlperf, published, small
 
 TOPICS = {
     "attention_": "attention",

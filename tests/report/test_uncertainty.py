@@ -12,7 +12,7 @@ from rapid_des.report import evidence
 from rapid_des.report.evidence import Origin, interval, quantiles, residuals, spread, told_apart
 from rapid_des.report.result_text import result_lines
 from rapid_des.simulation import simulate
-from rapid_des.validation import all_topics, open_folder
+from validation import all_topics, open_folder
 from validation.fit_intervals import kernels
 
 A100 = "A100-SXM4-80GB"

@@ -12,10 +12,10 @@ from rapid_des.network.collectives.libraries.serving_kernels import exchange_cos
 from rapid_des.network.specs import DeepEp
 from rapid_des.simulation import replay
 from rapid_des.studies.traffic import one_collective
-from rapid_des.validation import DataFolder, open_folder, validate
-from rapid_des.validation.measurements import CHECKOUT_DATA
-from rapid_des.validation.network.as_run import Collective, Runs, alike
-from rapid_des.validation.network.nccl import NcclTest, microseconds
+from validation import DataFolder, open_folder, validate
+from validation.measurements import CHECKOUT_DATA
+from validation.network.as_run import Collective, Runs, alike
+from validation.network.nccl import NcclTest, microseconds
 
 AR = CollectiveType.ALL_REDUCE
 KIB, MIB = 2**10, 2**20

@@ -3,11 +3,11 @@ import csv
 import pytest
 
 from rapid_des.device import Attention, Vector, load_device
+from rapid_des.device.calibrate import Wanted, calibrate
 from rapid_des.device.calibration import BOUNDS
 from rapid_des.errors import InputError
-from rapid_des.validation import is_calibration
-from rapid_des.validation.calibrate import Wanted, calibrate
 from tests.device.prices import estimate_of
+from validation import is_calibration
 
 A100 = load_device("a100_sxm_80gb", settings=[("conditions.library", "mine")], new_library=True)
 SHAPE = ["batch", "q_len", "kv_len", "n_heads", "n_kv_heads", "head_dim"]

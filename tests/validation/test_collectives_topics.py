@@ -6,9 +6,10 @@ from functools import cache
 
 import pytest
 
-from rapid_des.validation import all_topics
-from rapid_des.validation.measurements import open_folder
-from rapid_des.validation.scoring import is_calibration, score
+from rapid_des.device.measurements import is_calibration
+from validation import all_topics
+from validation.measurements import open_folder
+from validation.scoring import score
 
 
 @cache

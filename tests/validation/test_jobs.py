@@ -9,15 +9,15 @@ from statistics import fmean
 import pytest
 
 from rapid_des.frontend import load_job
-from rapid_des.validation import DataFolder, open_folder, validate
-from rapid_des.validation.inference import tables, trtllm
-from rapid_des.validation.jobs.blame import Taken, errors_by_part
-from rapid_des.validation.jobs.cases import Case, Place, Served, outcome
-from rapid_des.validation.jobs.origins import LACKS, SERVERS, SOFTWARE, place
-from rapid_des.validation.jobs.workers import FEW, NOT_RUN, Runs
-from rapid_des.validation.measurements import CHECKOUT_DATA
-from rapid_des.validation.training import bridge, dgxc, mlperf, nanotron, published, small
-from rapid_des.validation.training import tables as others
+from validation import DataFolder, open_folder, validate
+from validation.inference import tables, trtllm
+from validation.jobs.blame import Taken, errors_by_part
+from validation.jobs.cases import Case, Place, Served, outcome
+from validation.jobs.origins import LACKS, SERVERS, SOFTWARE, place
+from validation.jobs.workers import FEW, NOT_RUN, Runs
+from validation.measurements import CHECKOUT_DATA
+from validation.training import bridge, dgxc, mlperf, nanotron, published, small
+from validation.training import tables as others
 
 pytestmark = pytest.mark.skipif(not CHECKOUT_DATA.is_dir(), reason="the data ships with a checkout only")
 TRTLLM = (

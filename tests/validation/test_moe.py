@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rapid_des.validation.operators.moe import balanced, hottest_rank, power_law
+from validation.operators.moe import balanced, hottest_rank, power_law
 
 
 @given(st.integers(1, 3000), st.integers(1, 8), st.sampled_from([8, 64, 256]))

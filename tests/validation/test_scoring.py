@@ -3,8 +3,8 @@ import hashlib
 import numpy as np
 import pytest
 
-from rapid_des.validation import Row, Topic, is_calibration, score
-from rapid_des.validation.scoring import fit_roofline, roofline
+from validation import Row, Topic, is_calibration, score
+from validation.scoring import fit_roofline, roofline
 
 TEST_CASE = next(name for name in "abcdefgh" if not is_calibration(name))
 OTHER_TEST = next(name for name in "ijklmnop" if not is_calibration(name))

@@ -9,10 +9,10 @@ import pytest
 
 from rapid_des.frontend import load_job
 from rapid_des.serving.pools import pools_of
-from rapid_des.validation import DataFolder, open_folder
-from rapid_des.validation.inference import silicon
-from rapid_des.validation.inference.recipes import recipe_of
-from rapid_des.validation.measurements import CHECKOUT_DATA
+from validation import DataFolder, open_folder
+from validation.inference import silicon
+from validation.inference.recipes import recipe_of
+from validation.measurements import CHECKOUT_DATA
 
 pytestmark = pytest.mark.skipif(not CHECKOUT_DATA.is_dir(), reason="the data ships with a checkout only")
 

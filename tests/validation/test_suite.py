@@ -6,8 +6,8 @@ from click.testing import CliRunner
 from rapid_des.cli.validate import validate as command
 from rapid_des.errors import InputError
 from rapid_des.report.study_text import validation_lines
-from rapid_des.validation import DataFolder, open_folder, validate
-from rapid_des.validation.measurements import CHECKOUT_DATA
+from validation import DataFolder, open_folder, validate
+from validation.measurements import CHECKOUT_DATA
 
 HEADER = "gpu,op,dtype,M,N,K,time_us,framework,kernel,case_id,tflops,source\n"
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rapid_des.errors import InputError
-from rapid_des.validation import DataFolder, validate
+from validation import DataFolder, validate
 
 # One row each that is predicted: file, columns.
 GEMM = "operators/gemm_aiconfigurator.csv", {

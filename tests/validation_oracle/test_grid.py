@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 
 from rapid_des.machine import load_machine
-from rapid_des.validation.measurements import CHECKOUT_DATA, DataFolder
-from rapid_des.validation.network.messages import PARTS, alone, makespan
-from rapid_des.validation.network.packets import FABRICS, cases, router, traffic
-from rapid_des.validation.network.patterns import PATTERNS, Script
+from validation.measurements import CHECKOUT_DATA, DataFolder
+from validation.network.messages import PARTS, alone, makespan
+from validation.network.packets import FABRICS, cases, router, traffic
+from validation.network.patterns import PATTERNS, Script
 from validation.packet_oracle.regenerate import GRID, PROTOCOL, answer
 
 ROOT = Path(__file__).parents[2]

@@ -1,7 +1,7 @@
 """Rates that marks cut: the stored answers are the oracle's, and parts of a packet come near to them."""
 
-from rapid_des.validation.measurements import CHECKOUT_DATA, DataFolder
-from rapid_des.validation.network.marks import mark_cases, mark_topics
+from validation.measurements import CHECKOUT_DATA, DataFolder
+from validation.network.marks import mark_cases, mark_topics
 from validation.packet_oracle.regenerate import mark_answer
 
 

@@ -5,13 +5,13 @@ import io
 import numpy as np
 import pytest
 
-from rapid_des.validation.measurements import CHECKOUT_DATA, DataFolder
-from rapid_des.validation.network.messages import Traffic, makespan
-from rapid_des.validation.network.packets import ns3_topics, protocol, read_traffic
-from rapid_des.validation.scoring import score
 from tests.network.fluid_messages import compiled, simulate_flows
+from validation.measurements import CHECKOUT_DATA, DataFolder
+from validation.network.messages import Traffic, makespan
+from validation.network.packets import ns3_topics, protocol, read_traffic
 from validation.packet_oracle.simulation import simulate_packets
 from validation.packet_oracle.transport import Transport
+from validation.scoring import score
 
 DATA = DataFolder(CHECKOUT_DATA, split=True)
 INDEX = {row["case"]: row for row in DATA.read("ns3/index.csv")}

@@ -11,7 +11,7 @@ import pytest
 from rapid_des.errors import DeadlockError
 from rapid_des.network.protocol import Protocol, cut_through_time
 from rapid_des.units import Size
-from rapid_des.validation.network.messages import Message
+from validation.network.messages import Message
 from validation.packet_oracle.simulation import simulate_packets
 from validation.packet_oracle.transport import Credits, Pause, Transport, window
 

@@ -1,7 +1,7 @@
 """Links that nodes stop: the stored answers are the oracle's, and parts come near to packets."""
 
-from rapid_des.validation.measurements import CHECKOUT_DATA, DataFolder
-from rapid_des.validation.network.pauses import pause_cases, pause_topics
+from validation.measurements import CHECKOUT_DATA, DataFolder
+from validation.network.pauses import pause_cases, pause_topics
 from validation.packet_oracle.regenerate import pause_answer
 
 

@@ -1,6 +1,6 @@
 """Compare recorded ASTRA-sim runs with our replay of the same files, rank by rank.
 
-    python validation/astra_sim/compare.py FOLDER [--csv residuals.csv]
+    python -m validation.astra_sim.compare FOLDER [--csv residuals.csv]
 
 FOLDER holds one folder a run: net.yml, sys.json, [groups.json], the traces, cmd.txt (the command that ran:
 its first word names the backend) and stdout.txt. Every case is one row; nothing is left out.

@@ -101,7 +101,7 @@ class Port:
 
     def wake(self) -> None:
         """Send the next packet now, or when the port is free."""
-        now = self.env.now
+        now = int(self.env.now)
         if now < self.busy_until:
             if not self.woken:
                 self.woken = True
@@ -131,16 +131,17 @@ class Port:
         own = self.served = self.own.popleft()
         packet = own.next_packet()
         if own.rate is not None:
-            own.not_before = self.env.now + own.rate.pace(packet.wire)
-            Timeout(self.env, own.not_before - self.env.now, own).callbacks.append(self._paced)
-        own.waits_at_port = own.may_send(self.env.now)
+            own.not_before = int(self.env.now) + own.rate.pace(packet.wire)
+            Timeout(self.env, own.not_before - int(self.env.now), own).callbacks.append(self._paced)
+        own.waits_at_port = own.may_send(int(self.env.now))
         if own.waits_at_port:
             self.own.append(own)
         return packet
 
     def _paced(self, event: Timeout) -> None:
-        flow: Flow = event.value
-        if not flow.waits_at_port and flow.may_send(self.env.now):
+        flow = event.value
+        assert isinstance(flow, Flow)
+        if not flow.waits_at_port and flow.may_send(int(self.env.now)):
             self.join(flow)
 
     def _fits(self, wire: int) -> bool:
@@ -159,6 +160,7 @@ class Port:
             self.wake()
 
     def _arrived(self, event: Timeout) -> None:
-        packet: Packet = event.value
+        packet = event.value
+        assert isinstance(packet, Packet)
         packet.hop += 1
         self.arrive(packet)

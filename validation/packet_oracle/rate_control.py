@@ -58,9 +58,9 @@ class RateMachine:
 
     def notices(self) -> bool:
         """Tell whether the receiver of a marked packet sends a notice."""
-        if self.env.now - self.told < int(self.stated.cnp_interval or 0):
+        if int(self.env.now) - self.told < int(self.stated.cnp_interval or 0):
             return False
-        self.told = self.env.now
+        self.told = int(self.env.now)
         return True
 
     def cut(self) -> None:

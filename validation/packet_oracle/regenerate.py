@@ -15,10 +15,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rapid_des.validation.network.marks import SIZE, STATED, mark_cases
-from rapid_des.validation.network.marks import Case as MarkCase
-from rapid_des.validation.network.packets import FABRICS, PROTOCOL, cases, traffic
-from rapid_des.validation.network.pauses import Case, incast, pause_cases
+from validation.network.marks import SIZE, STATED, mark_cases
+from validation.network.marks import Case as MarkCase
+from validation.network.packets import FABRICS, PROTOCOL, cases, traffic
+from validation.network.pauses import Case, incast, pause_cases
 from validation.packet_oracle.simulation import simulate_packets
 from validation.packet_oracle.transport import Pause, Transport
 

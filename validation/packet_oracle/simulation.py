@@ -14,7 +14,7 @@ from simpy.events import Timeout
 from rapid_des.arrays import Int64s
 from rapid_des.errors import DeadlockError
 from rapid_des.network.protocol import Hops, acknowledgement_time, packet_time, units
-from rapid_des.validation.network.messages import Message
+from validation.network.messages import Message
 from validation.packet_oracle.ports import Flow, Packet, Port
 from validation.packet_oracle.rate_control import RateMachine, is_marked
 from validation.packet_oracle.transport import Credits, Pause, Transport, window
@@ -76,7 +76,7 @@ class _Network:
 
     def _begin(self, number: int) -> None:
         message, protocol = self.messages[number], self.transport.protocol
-        self.start[number] = self.env.now
+        self.start[number] = int(self.env.now)
         there = [self.links[link] for link in message.route]
         back = sum(self.links[link][1] for link in message.back)
         flow = self.flows[number] = Flow(
@@ -93,7 +93,7 @@ class _Network:
         self._open(flow)
 
     def _open(self, flow: Flow) -> None:
-        if not flow.waits_at_port and flow.may_send(self.env.now):
+        if not flow.waits_at_port and flow.may_send(int(self.env.now)):
             self.ports[flow.route[0]].join(flow)
 
     def _arrive(self, packet: Packet) -> None:
@@ -124,7 +124,7 @@ class _Network:
             back = [self.links[link] for link in self.messages[flow.number].back]
             self._after(acknowledgement_time(protocol, back), partial(flow.rate.cut))
         if flow.packets == 0:
-            self.arrival[flow.number] = self.env.now
+            self.arrival[flow.number] = int(self.env.now)
             self._done(flow.number, answered=False)
         if isinstance(self.transport.flow_control, Credits):
             self._give_back(packet.route[-1], packet.wire)

@@ -1,0 +1,13 @@
+"""Measured latencies of inference beside runs of the jobs."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from validation.jobs.workers import Runs
+
+
+@cache
+def runs() -> Runs:
+    """Return what this process has run of inference jobs."""
+    return Runs()

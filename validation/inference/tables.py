@@ -1,0 +1,165 @@
+"""Smaller tables of static batches and single requests: NIM, Kundu et al., Koyeb, LMDeploy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from validation.inference import runs
+from validation.jobs.cases import Served
+from validation.jobs.requests import Latency, Requests, measured_requests
+from validation.jobs.rows import MeasuredJob, job_topics, tokens_per_s
+from validation.measurements import DataFolder, Record
+from validation.scoring import Topic
+
+NIM = "inference_e2e/nim_concurrency_sweep.csv"
+NIM_TABLES: Mapping[str, tuple[str, int, str]] = {
+    "rapid/nvidia_nim_8xa100_bf16_llama33_70b_measured.csv": ("A100-SXM4-80GB", 8, "bf16"),
+    "rapid/nvidia_nim_4xh100_fp16_llama33_70b_measured.csv": ("H100-SXM-80GB", 4, "fp16"),
+}
+"""GPU, tp and precision of NVIDIA's tables of Llama 3.3 70B."""
+KUNDU = ("rapid/imec_inference_a100_measured.csv", "rapid/imec_inference_h100_measured.csv")
+KOYEB = "rapid/koyeb_a100_llama31_8b_inference_measured.csv"
+LMDEPLOY = "inference_e2e/lmdeploy_a100_static.csv"
+_GPUS = {"A100": "A100-SXM4-80GB", "H100": "H100-SXM-80GB", "SXM": "A100-SXM4-80GB", "PCIe": "A100-PCIE-80GB"}
+_LMDEPLOY_MODELS = {"llama2-7b": "Llama-2-7B", "internlm-20b": "InternLM-20B", "llama2-70b": "Llama-2-70B"}
+
+
+def topics(data: DataFolder) -> Iterator[Topic]:
+    """Yield the topics of every table, times in milliseconds."""
+    rows = [*_nim(data), *_nim_tables(data), *_kundu(data), *_koyeb(data), *_lmdeploy(data)]
+    yield from job_topics(rows, runs(), unit="ms", split=data.split)
+    yield from job_topics(_throughputs(rows, data), runs(), unit="tokens/s", split=data.split)
+
+
+def _throughputs(rows: Sequence[MeasuredJob], data: DataFolder) -> Iterator[MeasuredJob]:
+    """Yield the tokens a second that NIM puts out for several clients, of the runs of their latencies."""
+    printed = [record.time("out_tok_per_s") for record in data.read(NIM)]
+    itl = [row for row in rows if row.topic.startswith("inference/nim/itl")][: len(printed)]
+    for row, measured in zip(itl, printed, strict=True):
+        _, _, _, *more = row.topic.split("/")
+        if more:
+            name = "inference/nim/throughput" + "/overload" * (more == ["overload"])
+            yield replace(row, topic=name, measured=measured, figure=tokens_per_s, basis=0.0)
+
+
+_MOST_CLIENTS = 50
+_ROUNDS, _MOST = 6, 300
+"""Requests of a closed loop: so many a client, and at most, but three a client."""
+
+
+def _nim(data: DataFolder) -> Iterator[MeasuredJob]:
+    columns: Mapping[str, tuple[str, Latency]] = {
+        "itl": ("itl_avg_ms", "next"),
+        "ttft": ("ttft_avg_ms", "first"),
+    }
+    for record in data.read(NIM):
+        asked = _request(record, record["model"], record["precision"], record["gpu"], record.count("tp"))
+        for topic, (column, what) in columns.items():
+            row = measured_requests(
+                f"inference/nim/{topic}", record["case_id"], record.time(column), asked, what=what
+            )
+            yield _shared(row, record.count("concurrency"), (asked.prompt, asked.output))
+
+
+def _nim_tables(data: DataFolder) -> Iterator[MeasuredJob]:
+    columns: Mapping[str, tuple[str, Latency]] = {"itl": ("ITL (ms)", "next"), "ttft": ("TTFT (ms)", "first")}
+    for name, (gpu, tp, precision) in NIM_TABLES.items():
+        for record in data.read(name):
+            prompt, output = record.count("Input Tokens"), record.count("Output Tokens")
+            asked = Requests("Llama-3-70B", precision, gpu, tp, 1, prompt, output, software="nim-tables")
+            misprint = gpu.startswith("H100") and prompt == output == 2000
+            case_id = f"{name.removesuffix('_measured.csv')}/{prompt}/{output}"
+            for topic, (column, what) in columns.items():
+                place = "excluded-prompt-length" if misprint else topic
+                row = measured_requests(
+                    f"inference/nim/{place}", case_id, record.time(column), asked, what=what
+                )
+                yield _shared(row, record.count("Concurrency"), (prompt, output))
+
+
+def _request(record: Record, model: str, precision: str, gpu: str, tp: int) -> Requests:
+    return Requests(model, precision, gpu, tp, 1, record.count("input_len"), record.count("output_len"))
+
+
+def _shared(row: MeasuredJob, clients: int, lengths: tuple[int, int]) -> MeasuredJob:
+    """Return a row of a server of several clients, each with one request at a time.
+
+    NIM batches in flight and never evicts, TensorRT-LLM's default. Rows of several clients have topics of
+    their own, and those of more than `_MOST_CLIENTS`, whose runs ended before a steady state, too.
+    """
+    if clients == 1:
+        return row
+    row = replace(row, topic=f"{row.topic}/{'clients' if clients <= _MOST_CLIENTS else 'overload'}")
+    if not row.cases:
+        return row
+    (case,) = row.cases
+    serving = {"policy": "trtllm_guaranteed_no_evict", "max_sequences": 256}
+    count = min(_ROUNDS * clients, max(_MOST, 3 * clients))
+    prompts, outputs = ((length,) * count for length in lengths)
+    served = Served(prompts, outputs, clients=clients)
+    job = json.dumps(json.loads(case.job) | {"serving": serving}, sort_keys=True)
+    return replace(row, cases=(replace(case, job=job, served=served),))
+
+
+def _kundu(data: DataFolder) -> Iterator[MeasuredJob]:
+    """Yield 200 tokens in and 200 out, one request: Kundu et al. 2024 (arXiv 2407.14645)."""
+    for name in KUNDU:
+        for record in data.read(name):
+            model, gpu, tp = record["model"].replace(" ", "-"), record["device"], record.count("tp")
+            yield measured_requests(
+                f"inference/kundu/{gpu}",
+                f"kundu/{gpu}/{model}/tp{tp}",
+                1e3 * record.time("latency_s"),
+                Requests(model, "fp16", _GPUS[gpu], tp, 1, 200, 200),
+                what="all",
+            )
+
+
+def _koyeb(data: DataFolder) -> Iterator[MeasuredJob]:
+    """Yield the decode rates of Llama 3.1 8B: the latencies leave no time for the prompts."""
+    for record in data.read(KOYEB):
+        batch, prompt = record.count("batch"), record.count("prefill_tokens")
+        asked = Requests(
+            "Llama-3-8B", "bf16", _GPUS[record["gpu"]], 1, batch, prompt, record.count("decode_tokens")
+        )
+        noisy = "/excluded-noisy" if record["case"].endswith("noisy") else ""
+        yield measured_requests(
+            f"inference/koyeb{noisy}",
+            f"koyeb/{record['case']}/{batch}",
+            1e3 * batch / record.time("output_tokens_per_s"),
+            asked,
+            what="next",
+        )
+
+
+def _lmdeploy(data: DataFolder) -> Iterator[MeasuredJob]:
+    """Yield decode steps of batches whose keys and values fit, and first tokens of one request.
+
+    TurboMind's first token is what a decode step makes of the last one of the prompt, after a prefill of the
+    others (LlamaBatch.cc, ContextDecode): as the second one of a prompt that is a token shorter.
+    """
+    for record in data.read(LMDEPLOY):
+        batch = record.count("batch")
+        asked = _request(
+            record, _LMDEPLOY_MODELS[record["model"]], record["dtype"], record["gpu"], record.count("tp")
+        )
+        yield measured_requests(
+            "inference/lmdeploy/tpot",
+            record["case_id"],
+            record.time("tpot_p50_ms"),
+            replace(asked, batch=batch),
+            what="next",
+            limited=True,
+        )
+        if batch == 1:
+            rest = replace(asked, prompt=asked.prompt - 1, output=2)
+            what: Latency = "all" if rest.prompt else "first"
+            yield measured_requests(
+                "inference/lmdeploy/ttft",
+                record["case_id"],
+                record.time("ttft_min_ms"),
+                rest if rest.prompt else asked,
+                what=what,
+            )

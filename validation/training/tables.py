@@ -1,0 +1,164 @@
+"""Tables of torchtitan and Llama 3, which print rates and no times, and of NeMo: `published_training.csv`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from validation.jobs.cases import Case
+from validation.jobs.decoders import (
+    GPT,
+    LLAMA,
+    NEMOTRON,
+    Dimensions,
+    Style,
+    decoder,
+    known,
+    training_flops,
+)
+from validation.jobs.origins import SOFTWARE, place
+from validation.jobs.rows import MeasuredJob, job_topics
+from validation.jobs.training_trees import MEGATRON_2025_JOB, Batch, Layout, training_job
+from validation.measurements import DataFolder, Record, UnsupportedRow
+from validation.scoring import Topic
+from validation.training import runs
+from validation.training.published import FILE
+
+_TITAN_MODELS: Mapping[str, str] = {
+    "Llama-3.1-8B": "Llama-3-8B",
+    "Llama-3.1-70B": "Llama-3-70B",
+    "Llama-3.1-405B": "Llama-3-405B",
+}
+_TITAN_FORMATS: Mapping[str, Mapping[str, str]] = {
+    "bf16": {},
+    "fp8": {"gemm": "fp8", "recipe": "current", "parameter_gather": "fp8"},
+    "fp8-tensorwise": {"gemm": "fp8", "recipe": "current", "parameter_gather": "fp8"},
+}
+"""`float8` with `enable_fsdp_float8_all_gather`: scales of whole tensors, found as they are (torchao)."""
+_TITAN_CHUNKS: Mapping[str, tuple[int, ...]] = {"1F1B": (1,), "Interleaved-1F1B": (2,)}
+"""By the end of a row's name; where the schedule is not printed, both."""
+_LLAMA_3_CHUNKS = 8
+"""Chunks of a stage of Llama 3 405B."""
+_NEMO_MODELS: Mapping[str, tuple[Style, Dimensions]] = {
+    "LLAMA3-8B": (LLAMA, known("Llama-3-8B")),
+    "LLAMA3-70B": (LLAMA, known("Llama-3-70B")),
+    "LLAMA3-405B": (LLAMA, known("Llama-3-405B")),
+    "Mixtral-8x7B": (LLAMA, known("Mixtral-8x7B")),
+    "GPT3-175B": (GPT, Dimensions(96, 12288, 96, 96, 49152, 51200)),
+    "Nemotron-15B": (NEMOTRON, Dimensions(32, 6144, 48, 8, 24576, 256000)),
+    "Nemotron-340B": (NEMOTRON, Dimensions(96, 18432, 96, 8, 73728, 256000)),
+}
+"""Brown et al. 2020; Parmar et al. 2024 (arXiv 2402.16819) and NVIDIA 2024 (arXiv 2406.11704), Table 1."""
+_NEMO_GPUS: Mapping[str, str] = {"DGX-B200": "B200-SXM", "DGX-GB200": "GB200-NVL72"}
+
+
+def topics(data: DataFolder) -> Iterator[Topic]:
+    """Yield `training/torchtitan`, `training/llama3` and `training/nemo/GPU`."""
+    records = list(data.read(FILE))
+    titan = (row for record in records if record["source"] == "torchtitan" for row in _titan(record))
+    yield from job_topics(titan, runs(), unit="s", split=data.split)
+    llama = (row for record in records if record["source"] == "llama3" for row in _llama_3(record))
+    yield from job_topics(llama, runs(), unit="s", split=data.split)
+    nemo = (_nemo(record) for record in records if record["source"] == "nemo")
+    yield from job_topics(nemo, runs(), unit="s", split=data.split)
+
+
+def _titan(record: Record) -> Iterator[MeasuredJob]:
+    """Yield a row of torchtitan's benchmarks for each schedule that it may have had."""
+    tokens = record.count("gbs") * record.count("seq")
+    measured = tokens / (record.number("tokens_per_s_per_gpu") * record.count("n_gpus"))
+    chunks = _TITAN_CHUNKS.get(record["case_id"].removeprefix("torchtitan/405b-512gpu-"), (1, 2))
+    for number in chunks if record.count("pp") > 1 else (1,):
+        try:
+            case = _titan_case(record, number)
+        except UnsupportedRow as why:
+            yield MeasuredJob("training/torchtitan", record["case_id"], measured, unsupported=str(why))
+            return
+        basis = _basis(record, known(_TITAN_MODELS[record["model"]]))
+        alike = record["precision"][:3]
+        yield MeasuredJob(
+            "training/torchtitan", record["case_id"], measured, cases=(case,), basis=basis, alike=alike
+        )
+
+
+def _titan_case(record: Record, chunks: int) -> Case:
+    """Return the job of a row.
+
+    Where no micro-batch is printed, pipelines pass as many as stages (`pipeline_parallel_microbatches`).
+    Parameters are not resharded after forwards in pipelines (`fsdp_reshard_after_forward: default`).
+    """
+    if record["recompute"] != "full AC":
+        raise UnsupportedRow("of two matrices side by side one is recomputed (selective, by operator)")
+    if record["precision"] not in _TITAN_FORMATS:
+        raise UnsupportedRow("a scale for each row")
+    tp, pp, dp = (record.count(axis) for axis in ("tp", "pp", "dp"))
+    layout = Layout(
+        tp=tp, pp=pp, dp=dp, cp=record.count("cp"), chunks=chunks, sequence_parallel=True,
+        layers="even" if pp == 1 else "endpoints",
+    )  # fmt: skip
+    sequences, length = record.count("gbs"), record.count("seq")
+    batch = Batch(sequences, record.count("mbs") if record["mbs"] else sequences // dp // pp, length)
+    training: dict[str, Any] = {"recompute": "full"}
+    if pp > 1:
+        training |= {"reshard": False, "reduce_each_micro_batch": False}
+    size = known(_TITAN_MODELS[record["model"]])
+    more = {"training": training, "precision": _TITAN_FORMATS[record["precision"]]}
+    model = decoder(LLAMA, size, positions=length)
+    where = place(record["gpu"].split(" ")[0], layout.gpus)
+    return Case.of(training_job(model, layout, batch, SOFTWARE["torchtitan"], more), where)
+
+
+def _llama_3(record: Record) -> Iterator[MeasuredJob]:
+    """Yield a row of Llama 3 405B (Grattafiori et al. 2024, Table 4) in each reading.
+
+    What its TFLOP/s count is not printed: attention between all positions, as Chowdhery et al. 2022 (MFU)
+    count it, or as far as it is causal; nor how often gradients, which FSDP splits (section 3.3.2), are
+    summed to their parts: after each micro-batch, or after the last. A chunk is a layer: with one taken off
+    the first stage, its first chunk has only the embedding (the same section).
+    """
+    size, sequences, length = known("Llama-3-405B"), record.count("gbs"), record.count("seq")
+    causal, tokens = _basis(record, size), length * sequences / record.count("n_gpus")
+    for flops in (causal, causal + 6 * size.layers * size.hidden * length * tokens):
+        measured = flops / (1e12 * record.number("tflops_per_gpu"))
+        for each in (True, False):
+            layout = Layout(
+                tp=record.count("tp"), pp=record.count("pp"), dp=record.count("dp"), cp=record.count("cp"),
+                chunks=_LLAMA_3_CHUNKS, sequence_parallel=True, layers="endpoints",
+            )  # fmt: skip
+            model = decoder(LLAMA, size, positions=length)
+            batch = Batch(sequences, 1, length)
+            split = {"training": {"zero_stage": 2, "reduce_each_micro_batch": each}}
+            tree = training_job(model, layout, batch, SOFTWARE["llama3"], split)
+            case = Case.of(tree, place("H100-SXM-80GB", layout.gpus))
+            yield MeasuredJob("training/llama3", record["case_id"], measured, cases=(case,), basis=causal)
+
+
+def _basis(record: Record, size: Dimensions) -> float:
+    """Return the model's FLOPs a GPU, attention as far as causal."""
+    sequence, sequences = record.count("seq"), record.count("gbs")
+    return training_flops(size, gated=True, sequence=sequence, sequences=sequences) / record.count("n_gpus")
+
+
+def _nemo(record: Record) -> MeasuredJob:
+    """Return a row of NeMo 25.02's and 25.04's performance summary: fp8 with delayed scaling."""
+    topic, case_id, measured = f"training/nemo/{record['gpu']}", record["case_id"], record.time("iter_time_s")
+    style, size = _NEMO_MODELS[record["model"]]
+    tp, pp, dp, cp = (record.count(axis) for axis in ("tp", "pp", "dp", "cp"))
+    chunks, length = record.count("vpp") if pp > 1 else 1, record.count("seq")
+    layout = Layout(
+        tp=tp, pp=pp, dp=dp, cp=cp, ep=record.count("ep"), etp=1 if size.experts else 0, chunks=chunks,
+        sequence_parallel=True, layers="even" if size.layers % (pp * chunks) == 0 else "endpoints",
+    )  # fmt: skip
+    training = {"zero_stage": 3} if record["fsdp"] == "1" else MEGATRON_2025_JOB["training"]
+    precision = {"gemm": "fp8", "gradient_reduce": "bf16", "parameter_gather": "fp8"}
+    more = {"training": training, "precision": precision}
+    batch = Batch(record.count("gbs"), record.count("mbs"), length)
+    model = decoder(style, size, positions=length)
+    try:
+        where = place(_NEMO_GPUS[record["gpu"]], layout.gpus)
+    except UnsupportedRow as why:
+        return MeasuredJob(topic, case_id, measured, unsupported=str(why))
+    case = Case.of(training_job(model, layout, batch, SOFTWARE["nemo"], more), where)
+    sequences = record.count("gbs")
+    flops = training_flops(size, gated=style.gated, sequence=length, sequences=sequences) / layout.gpus
+    return MeasuredJob(topic, case_id, measured, cases=(case,), basis=flops, alike=record["gpu"])
