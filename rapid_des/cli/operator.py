@@ -107,7 +107,7 @@ def operator() -> None:
 
 @operator.group(cls=VectorGroup)
 def vector() -> None:
-    """A vector kernel (norm, activation, optimizer, ...) over ROWS x COLUMNS elements."""
+    """Price a vector kernel (norm, activation, optimizer, …) over ROWS x COLUMNS elements."""
 
 
 @operator.command()
