@@ -104,7 +104,10 @@ class KingMesh(Dimension, frozen=True, kw_only=True, tag="king_mesh"):
 
 
 class Hypercube(Dimension, frozen=True, kw_only=True, tag="hypercube"):
-    """Positions that differ in one bit are neighbours; sizes that are no power of two are incomplete."""
+    """Positions that differ in one bit are neighbours; sizes that are no power of two are incomplete.
+
+    A route corrects one bit after the other, as a torus of axes of two would, in `routing.order`.
+    """
 
     size: Count
     """GPUs; a power of two for a complete cube."""
@@ -330,7 +333,10 @@ class Routing(Spec, frozen=True, kw_only=True):
     """How a message is routed, and what decides where two routes are equal."""
 
     order: Literal["innermost_first", "outermost_first"]
-    """Which dimension a message crosses first."""
+    """Which dimension a message crosses first, and inside a dimension which of its axes.
+
+    Axes are those of a size that is a list, and the bits of a hypercube, the lowest of which is innermost.
+    """
     tie: Literal["positive", "lowest_id", "hash", "balanced"]
     """Which direction a message takes where both are equally long: the positive one, that of the lower next
     id, either by a hash of source and destination, or either in turn from one source to the next (balanced:
@@ -429,7 +435,11 @@ class Switching(Spec, frozen=True, kw_only=True):
     """A link takes whole segments (store_and_forward), packets pipeline over hops (cut_through), or flows
     share links max-min fairly (fluid)."""
     segment: Size | None = None
-    """The unit that is forwarded; absent: packets in cut_through, the whole message in store_and_forward."""
+    """The unit that is forwarded; absent: packets in cut_through, the whole message in store_and_forward.
+
+    In store_and_forward all segments of a message stand at its first link at once, so that those of another
+    message come after them: they take no turns, as the parts of cut_through do.
+    """
     protocol: Protocol | None = None
     """Packets, headers and acknowledgements; unset: payload bytes only."""
     parts: Count = 1

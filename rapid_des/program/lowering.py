@@ -25,7 +25,16 @@ from rapid_des.machine import Machine
 from rapid_des.program.builders import NOTHING, Expansion, MemberVisit
 from rapid_des.program.communication import Communication, Expanded, Plans
 from rapid_des.program.delays import delay_table
-from rapid_des.program.groups import Along, Channel, Geometry, GroupTable, SlotNumbers, SlotTable, Whole
+from rapid_des.program.groups import (
+    Along,
+    Channel,
+    Geometry,
+    GroupTable,
+    Routed,
+    SlotNumbers,
+    SlotTable,
+    Whole,
+)
 from rapid_des.program.library import libraries_of
 from rapid_des.program.plans import NO_TREES, Call, Served, TreesOver, TreesOverGroups, cut_in_chunks
 from rapid_des.program.program import (
@@ -34,6 +43,7 @@ from rapid_des.program.program import (
     Program,
     QueuePairTable,
     RankProgram,
+    Template,
 )
 from rapid_des.program.queue_pairs import queue_pair_table
 from rapid_des.program.replicas import Replicas, link_orbits
@@ -164,10 +174,7 @@ class _Lowering:
         templates, message_sizes = self.communication.templates.numbered, self.communication.sizes
         fluid_mode = self.machine.switching.mode == "fluid"
         held = self.machine.switching.congestion is not None
-        answered = fluid_mode and flow_protocol(self.machine.switching).acknowledgement > 0
-        routed = self.groups.routed(templates, both_directions=answered or held)
-        if fluid_mode and not answered:
-            routed = routed.unanswered()
+        routed = self._routed(templates)
         routes, spray = sprayed(self.machine, routed.routes)
         sizes, whole = message_sizes.all(), message_sizes.whole()
         fluid = fluid_table(self.machine, routed, sizes) if fluid_mode else None
@@ -206,6 +213,15 @@ class _Lowering:
             spray=spray,
             delays=delays,
         )
+
+    def _routed(self, templates: Sequence[Template]) -> Routed:
+        """Return the routes of messages, and of their acknowledgements where these load links."""
+        switching = self.machine.switching
+        flows = switching.mode == "fluid"
+        answered = flows and flow_protocol(switching).acknowledgement > 0
+        held = switching.congestion is not None
+        routed = self.groups.routed(templates, both_directions=answered or held)
+        return routed.unanswered() if flows and not answered else routed
 
     def _rank(self, trace: RankTrace, table: int) -> tuple[int, SlotTable]:
         """Return the rank's program: one for all ranks with the same table and the same shapes of groups."""

@@ -26,6 +26,10 @@ R3  Choice. Of those that wait a server takes the smallest (priority, ready time
     collective goes along dimensions in chunks: first chunks, and what has no chunks, go before second ones,
     so that a chunk is through all phases before the next takes links from it. All of these are facts of the
     model, never the order in which something was created.
+    Messages take turns part by part only. The segments of store_and_forward are no parts: each is a transfer
+    of its own, and all those of a message are injected together. So a link takes all segments of the message
+    that goes first before one of the next; only at later links, where segments come one after the other, do
+    those of messages from different links alternate.
 R4  Instants. Within an instant everything becomes ready or free first. Then servers choose, level by level:
     streams, then slots, then links. What a choice makes ready without a lag is on a later level, so every
     level chooses once and the instant ends. A visit that takes no time on a server takes one tick, as does
@@ -62,13 +66,16 @@ R8  Closing links. At a step of a fault timetable that closes a link, the visit 
     waits for the link, and who comes to it while it is closed, stops, and is given a new route when the
     closure is noticed (at once where it already is), from the last GPU that holds it where links store and
     forward, else from its source. A fluid flow ends likewise, with the whole packets (bytes where there are
-    none) that were out, when a link of its route, or of its acknowledgements', closes. New routes come
-    from a pure function of (what remains, surviving fabric), for all together that stopped until the end of
-    the instant at which they set off, which is before links choose: first for what is rerouted, each on its
-    own, then, under policy `replan`, together; both in the order of (rank's position, injection, visit,
-    phase, transfer, part, how often it set off again, size). Transfers that begin avoid links that are
-    closed and noticed. If one of those has policy `replan`, collectives that begin are planned for the
-    fabric without all of them, every member by the plan made when the first one arrived.
+    none) that were out, when a link of its route, or of its acknowledgements', closes; acknowledgements of no
+    bytes have no route. New routes come from a pure function of (what remains, surviving fabric), for all
+    together that stopped until the end of the instant at which they set off, which is before links choose:
+    first for what is rerouted, each on its own, then, under policy `replan`, together; both in the order of
+    (rank's position, injection, visit, phase, transfer, part, how often it set off again, size). What has no
+    route then asks again when the first of the links that are down comes back; it is an error only where
+    links that never come back cut it off. Transfers that begin avoid links that are closed and noticed, and
+    begin as planned where no route is left. If one of those links has policy `replan`, collectives that begin
+    are planned for the fabric without all of them, every member by the plan made when the first one arrived;
+    a group that they cut apart for a while keeps the plan that it has.
 R9  Queue pairs. Where the machine states how senders are held back, each message has a queue pair of its own.
     It hands its next part over when its first link is done with the part before and, under a window, when
     the byte that is a window before that part's first one is acknowledged. Of what waits for a link, parts
@@ -76,8 +83,10 @@ R9  Queue pairs. Where the machine states how senders are held back, each messag
     such part which the link took, and of its message's part before plus that one's service (start-time fair
     queueing). What comes from other links goes as R3 says. Of equal priority the one of these two classes
     goes first that the link has served less, where an idle one keeps no claim; transit on ties. A part's
-    acknowledgements go on the links of its route back as it arrives, before data: who is served next there
-    waits for what is left of them. The last byte of a message is followed over all hops, as in R6.
+    acknowledgements go on the links of its route back as it arrives, before data, at those links' rates: who
+    is served next there waits for what is left of them. Windows, and when an acknowledgement is back, are
+    those of the links outside of their timetables. The last byte of a message is followed over all hops, as
+    in R6.
 R10 Spraying. Where messages are spread over equal routes, part k of a message takes the k-th of the row that
     its pair has, from the row's begin again at its end; or all its parts take one, by a hash of the position
     of its rank, the time of its injection and its number in the collective.

@@ -196,6 +196,24 @@ def test_a_king_goes_diagonally_while_both_offsets_remain():
     assert hops(plan, [(0, 7)]) == [[5, 6, 7]]
 
 
+@pytest.mark.parametrize("order", ["innermost_first", "outermost_first"])
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+def test_a_hypercube_is_routed_as_the_torus_of_its_bits(order, bits):
+    routing = Routing(order=order, tie="positive")
+    cube = build("x", [dimension(shape="hypercube", size=2**bits)], routing)
+    torus = build("x", [dimension(shape="torus", size=[2] * bits)], routing)
+    pairs = [(source, destination) for source in range(2**bits) for destination in range(2**bits)]
+    assert hops(cube, pairs) == hops(torus, pairs)
+
+
+def test_an_incomplete_hypercube_flips_the_highest_bit_that_leads_nowhere_outside():
+    plan = build(
+        "x", [dimension(shape="hypercube", size=6)], Routing(order="outermost_first", tie="positive")
+    )
+    # from 2 to 5 the flip of bit 2 would lead to 6, which is not there: bit 1 first, then bits 2 and 0
+    assert hops(plan, [(2, 5), (5, 2)]) == [[0, 4, 5], [1, 3, 2]]
+
+
 def test_a_hypercube_flips_the_lowest_differing_bit_first():
     plan = build("x", [dimension(shape="hypercube", size=8)], INNER)
     assert hops(plan, [(0, 7), (6, 1)]) == [[1, 3, 7], [7, 5, 1]]

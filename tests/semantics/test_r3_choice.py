@@ -3,7 +3,7 @@
 import pytest
 
 from rapid_des.program.lowering import lower
-from tests.program.machines import machine, ring
+from tests.program.machines import machine, ring, switch
 from tests.program.tracing import ALL_GATHER, Nodes, same_everywhere, trace_set
 from tests.semantics.messages import LATENCY, PARTS, merging, two_senders
 from tests.semantics.sketch import Sketch
@@ -103,6 +103,41 @@ def test_messages_in_parts_take_turns(replayed):
     # the link serves a1 b1 a2 b2 a3 a4
     assert done.finish[1] == [384_000 + LATENCY, 256_000 + LATENCY]
     assert done.records.hops == 6
+
+
+def test_segments_of_messages_that_set_off_together_take_no_turns(replayed):
+    where = machine(ring(2), switching={"mode": "store_and_forward", "segment": "64 B"})
+    done = replayed(two_senders(256, 128), where)
+    # the link serves a1 a2 a3 a4 b1 b2
+    assert done.finish[1] == [256_000 + LATENCY, 384_000 + LATENCY]
+    assert done.records.hops == 6
+
+
+def test_segments_that_come_from_another_link_go_between_those_that_wait(replayed):
+    # rank 1's segments stand at its link from 0 on, rank 0's reach it at 164, 228, 292 and 356 ns
+    programs = [Nodes() for _ in range(5)]
+    programs[0].send(2, 256)
+    programs[1].send(2, 256)
+    programs[2].recv(1, 256, stream="from1")
+    programs[2].recv(0, 256, stream="from0")
+    where = machine(ring(5), switching={"mode": "store_and_forward", "segment": "64 B"})
+    # all of rank 1's wait since earlier, and go first
+    assert replayed(trace_set(programs), where).finish[2] == [256_000 + LATENCY, 512_000 + LATENCY]
+
+
+def test_segments_of_messages_from_two_links_alternate_where_they_meet(replayed):
+    # ranks 0 and 1 send by the switch to rank 2: their segments reach its link at 164, 228, 292 and 356 ns
+    programs = [Nodes() for _ in range(3)]
+    programs[0].send(2, 256)
+    programs[1].send(2, 256)
+    programs[2].recv(0, 256, stream="from0")
+    programs[2].recv(1, 256, stream="from1")
+    where = machine(switch(3), switching={"mode": "store_and_forward", "segment": "64 B"})
+    # a1 b1 a2 b2 a3 b3 a4 b4 from 164 ns on
+    assert replayed(trace_set(programs), where).finish[2] == [
+        164_000 + 448_000 + LATENCY,
+        164_000 + 512_000 + LATENCY,
+    ]
 
 
 def test_a_message_that_begins_goes_before_a_part_that_comes_at_the_same_instant(replayed):

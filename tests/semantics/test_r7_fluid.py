@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rapid_des.errors import CannotFinishError
+from rapid_des.errors import CannotFinishError, FabricCutError
+from rapid_des.network.faults import parse_fault
 from rapid_des.program.lowering import lower
 from rapid_des.program.program import Timetable
 from rapid_des.program.timetable import FULL_RATE
@@ -59,6 +60,20 @@ def test_messages_against_each_other_share_with_acknowledgements_larger_than_the
     done = replayed(trace_set(ranks), small)
     # r + 2 r = 1 GB/s: 64 B take 192 ns
     assert [times[1] for times in done.finish] == pytest.approx([192_000 + LATENCY] * 2, abs=10)
+
+
+@pytest.mark.parametrize("acknowledgement", ["0 B", "1 B"])
+def test_only_acknowledgements_that_there_are_need_a_way_back(replayed, acknowledgement):
+    protocol = {"payload": "100 B", "header": "0 B", "acknowledgement": acknowledgement}
+    protocol |= {"packets_per_acknowledgement": 1, "packet_time": "exact"}
+    where = machine(dimension("mesh", 2), switching={"mode": "fluid", "protocol": protocol})
+    cut = where.with_faults([parse_fault("link=1>0 down=true")])
+    message = one_message(500, peer=1, ranks=2)
+    if acknowledgement == "0 B":
+        assert replayed(message, cut).finish[1] == replayed(message, where).finish[1]
+    else:
+        with pytest.raises(FabricCutError, match="gpu1 can not reach gpu0"):
+            replayed(message, cut)
 
 
 def test_a_fluid_message_waits_at_no_hop_for_its_end(replayed):

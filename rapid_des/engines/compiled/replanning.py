@@ -88,7 +88,6 @@ class ReplanningSimulation(ClosingSimulation):
             free = np.pad(self._state.free, (0, short + len(self._state.free)), constant_values=NONE)
             self._state = self._state._replace(free=free)
 
-
     def _call(self, position: int, visit: int, caller: int) -> int:
         """Return which collective the visit that a rank begins now is a part of, by group and number."""
         binding, flat = self.program.bindings[position], self._flat

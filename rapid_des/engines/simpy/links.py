@@ -164,7 +164,8 @@ class Links:
             for link, table in program.link_timetables.items()
         }
         self.pace_tables = {
-            link: (table.time.tolist(), table.rate.tolist()) for link, table in program.pace_timetables.items()
+            link: (table.time.tolist(), table.rate.tolist())
+            for link, table in program.pace_timetables.items()
         }
         self.payload: list[int] = program.hops.bytes.tolist()
         self.closing: Closing | None = None
@@ -254,9 +255,8 @@ class Links:
 
     def _part_by_part(self, message: Message, parts: Parts) -> Steps:
         """Have parts set off one after the other, each on the route that it chooses then."""
-        for part, (size, legs) in enumerate(parts):
-            if isinstance(parts, RoutedParts):
-                _, legs = self.route_of(message, parts, part)
+        for part, (size, planned) in enumerate(parts):
+            legs = self.route_of(message, parts, part)[1] if isinstance(parts, RoutedParts) else planned
             self.start(Piece(message, legs, size, part))
             if part + 1 < len(parts):
                 yield Timeout(self.env, self._pace(message, legs))

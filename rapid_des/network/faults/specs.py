@@ -139,6 +139,7 @@ class Fault(Spec, frozen=True, kw_only=True):
     policy: Literal["wait", "reroute", "replan"] = "wait"
     """While a link is down, its traffic waits, or after `detection` is rerouted or replanned.
 
+    Where no other route is left it waits until links come back; only what is cut off for ever is an error.
     `replan` also plans collectives that begin once it is noticed for what survives. Of a constant fault,
     which traffic always avoids, it is the one policy that changes anything, and needs no `detection`.
     """

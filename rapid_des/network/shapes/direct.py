@@ -157,10 +157,11 @@ def _straight(source: Int64s, destination: Int64s, current: Int64s) -> Int64s:  
     return destination
 
 
-def hypercube(dimension: Hypercube, routing: Routing) -> Block:  # noqa: ARG001 - the order is the shape's
-    """Return links between positions that differ in one bit.
+def hypercube(dimension: Hypercube, routing: Routing) -> Block:
+    """Return links between positions that differ in one bit: each bit is an axis, the lowest the innermost.
 
-    A route flips the lowest differing bit whose flip stays inside the (possibly incomplete) cube.
+    A route flips one differing bit after the other in the order that the routing states, of those whose flip
+    stays inside the (possibly incomplete) cube.
     """
     size = dimension.size
     check_links(size * len(_bits(size)), dimension.name)
@@ -169,18 +170,19 @@ def hypercube(dimension: Hypercube, routing: Routing) -> Block:  # noqa: ARG001 
         low = np.flatnonzero((np.arange(size) & bit == 0) & (np.arange(size) | bit < size))
         laid += both_directions(low, low | bit, dimension, dimension.reverse)
 
-    return block(size, size, laid, _BitByBit(size))
+    return block(size, size, laid, _BitByBit(size, routing))
 
 
 @dataclass(frozen=True)
 class _BitByBit:
-    """The lowest differing bit whose flip stays inside the cube."""
+    """The first differing bit in the routing's order whose flip stays inside the cube."""
 
     size: int
+    routing: Routing
 
     def __call__(self, _source: Int64s, destination: Int64s, current: Int64s) -> Int64s:
-        following = current.copy()
-        for bit in _bits(self.size):
+        following, bits = current.copy(), _bits(self.size)
+        for bit in bits if self.routing.order == "innermost_first" else reversed(bits):
             flipped = current ^ bit
             flips = (following == current) & ((current ^ destination) & bit != 0) & (flipped < self.size)
             following = np.where(flips, flipped, following)

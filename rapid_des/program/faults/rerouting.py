@@ -75,8 +75,8 @@ def planned_around(
 ) -> frozenset[int] | None:
     """Return the links that a collective is planned around which begins now; None: it keeps its plan.
 
-    `who` is the first of its ranks, by position, and its node. A group that is cut apart for a while keeps its
-    plan, and its messages wait; `FabricCutError` if that is for ever.
+    `who` is the first of its ranks, by position, and its node. A group that is cut apart for a while keeps
+    its plan, and its messages wait; `FabricCutError` if that is for ever.
     """
     dead, planner = closures.planned_around(moment), closures.collectives
     if dead is None or planner is None or not planner.cut(*who, dead):
