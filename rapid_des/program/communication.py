@@ -28,7 +28,7 @@ Places on multiprocessors are not followed: blocks that memory holds up are take
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import ceil, prod
@@ -52,6 +52,7 @@ from rapid_des.program import library
 from rapid_des.program.analytic import alone, fixed_message, fixed_template, message_alone, plan_alone
 from rapid_des.program.builders import NOTHING, Expansion, Occupancy, rank_program, service_times
 from rapid_des.program.groups import GroupTable
+from rapid_des.program.idle import MOST_MEMBERS, IdleTimes, Play, plan_schedules
 from rapid_des.program.library import LaidOut, Libraries
 from rapid_des.program.plans import SEND, AxisPhase, Call, CollectivePlan, Served, served_by
 from rapid_des.program.program import NONE, Contention, RankProgram, Template
@@ -102,8 +103,10 @@ class Communication:
         analytic: bool,
         libraries: LibraryChoice,
         repeats: bool = False,
+        play: Play | None = None,
     ) -> None:
         self.analytic = analytic
+        self._idle = None if play is None else IdleTimes(machine, play, remembered, libraries)
         self.sizes = Sizes()
         self.templates = Templates(self.sizes, remembered)
         self.served: set[Served] = set()
@@ -153,17 +156,19 @@ class Communication:
         """
         laid = self._laid_out(call, kind, ranks)
         if laid is None and call.exchange is not None:
-            return self._exchange(call, call.exchange, ranks)
+            return self._exchange(call, call.exchange, kind, ranks)
         if laid is not None:
             self.served.add(laid.served)
-            fixed = self.analytic or not laid.takes_links
-            number = self._fixed(laid, ranks) if fixed else self._by_library(laid, ranks)
-            return self._taking(number, laid.cost)
+            if self.analytic or not laid.takes_links:
+                return self._taking(
+                    self._fixed(laid, self._library_alone(laid, call, kind, ranks), ranks), laid.cost
+                )
+            return self._taking(self._by_library(laid, ranks), laid.cost)
         if not self.analytic:
             return None
         alike = ranks if self._machine.replans else self.likeness(ranks)
-        key = ("alone", call, alike, self._groups.simulated(ranks))
-        return self.templates.number(key, lambda: self._alone(call, ranks))
+        key = ("alone", call, kind, alike, self._groups.simulated(ranks))
+        return self.templates.number(key, lambda: self._alone(call, kind, ranks))
 
     def _taking(self, number: int, cost: LibraryCost) -> int:
         """Note what a template takes of its members' GPUs."""
@@ -174,7 +179,9 @@ class Communication:
     def collective_alone(self, call: Call, kind: str, ranks: Ranks) -> TimeAlone | None:
         """Return what a collective takes of time and GPU alone if a library does it; None: routes decide."""
         laid = self._laid_out(call, kind, ranks)
-        return None if laid is None else (laid.cost.duration, _occupancy(laid.cost))
+        if laid is None:
+            return None
+        return self._library_alone(laid, call, kind, ranks), _occupancy(laid.cost)
 
     def message_alone(
         self, size: int, kind: str, ends: tuple[int, int], within: Ranks | None
@@ -217,7 +224,7 @@ class Communication:
         if cost is None:
             return number(("message", size), lambda: self.templates.message(size, self._segment))
         if self.analytic:
-            lasts = max(cost.duration, message_alone(size, self._machine, *ends) if self._slowed else 0)
+            lasts = max(cost.duration, message_alone(size, self._machine, *ends))
             key = ("timed message", lasts, _occupancy(cost))
             return self._taking(number(key, lambda: fixed_message(lasts, self.sizes)), cost)
         key = ("library message", cost, size, self.likeness(ends))
@@ -230,7 +237,7 @@ class Communication:
             return None
         return self._libraries.lay_out(kind, call.collective, call.size, ranks, call.exchange)
 
-    def _exchange(self, call: Call, exchange: Exchange, ranks: Ranks) -> int:
+    def _exchange(self, call: Call, exchange: Exchange, kind: str, ranks: Ranks) -> int:
         """Return the template of an exchange of tokens at the links' own rates."""
         members = self._groups.simulated(ranks)
         if members < len(ranks) and not self.analytic:
@@ -244,7 +251,8 @@ class Communication:
             return exchange_schedule(exchange, call.size, counts)
 
         def fixed() -> Template:
-            duration = alone(schedule(), self._machine, ranks)
+            duration = self._played(call, kind, ranks, lambda: [schedule()])
+            duration = alone(schedule(), self._machine, ranks) if duration is None else duration
             return fixed_template(members, duration, self.sizes, name=name)
 
         key = ("exchange", call.size, exchange, counts)
@@ -256,14 +264,30 @@ class Communication:
 
         return self.templates.number(key, sent)
 
-    def _fixed(self, laid: LaidOut, ranks: Ranks) -> int:
-        members, duration = self._groups.simulated(ranks), laid.cost.duration
-        if self._slowed and laid.takes_links:
-            duration = max(duration, alone(laid.schedule(), self._machine, ranks, below=laid.below))
+    def _fixed(self, laid: LaidOut, duration: int, ranks: Ranks) -> int:
+        members = self._groups.simulated(ranks)
         return self.templates.number(
             ("timed collective", duration, members, _occupancy(laid.cost)),
             lambda: fixed_template(members, duration, self.sizes, name=laid.name),
         )
+
+    def _library_alone(self, laid: LaidOut, call: Call, kind: str, ranks: Ranks) -> int:
+        """Return the picoseconds of a library's collective: links may need longer than its closed form."""
+        if not self.analytic or not laid.takes_links:
+            return laid.cost.duration
+        played = self._played(call, kind, ranks, lambda: [laid.schedule()])
+        if played is not None or not self._slowed:
+            return laid.cost.duration if played is None else played
+        return max(laid.cost.duration, alone(laid.schedule(), self._machine, ranks, below=laid.below))
+
+    def _played(
+        self, call: Call, kind: str, ranks: Ranks, schedules: Callable[[], Iterable[Schedule]]
+    ) -> int | None:
+        """Return the picoseconds of a collective simulated by itself; None if nobody does, or it is large."""
+        idle = self._idle
+        if idle is None or len(ranks) > MOST_MEMBERS or not idle.is_small(schedules()):
+            return None
+        return idle.of(call, kind, ranks, ranks if self._machine.replans else self.likeness(ranks))
 
     def _by_library(self, laid: LaidOut, ranks: Ranks) -> int:
         simulated = self._groups.simulated(ranks)
@@ -272,8 +296,11 @@ class Communication:
             return self.templates.number(key, lambda: self._libraries.cut(laid, ranks, simulated, self.sizes))
         return self.templates.number(key, lambda: self._libraries.template(laid, ranks, self.sizes))
 
-    def _alone(self, call: Call, ranks: Ranks) -> Template:
-        duration = plan_alone(self.plan(call, ranks, ranks[0]), call.extents, self._machine, ranks)
+    def _alone(self, call: Call, kind: str, ranks: Ranks) -> Template:
+        plan = self.plan(call, ranks, ranks[0])
+        duration = self._played(call, kind, ranks, lambda: plan_schedules(plan, call.extents, len(ranks)))
+        if duration is None:
+            duration = plan_alone(plan, call.extents, self._machine, ranks)
         members = self._groups.simulated(ranks)
         return fixed_template(members, duration, self.sizes, name=call.collective.name.lower())
 

@@ -86,8 +86,8 @@ class _Wire:
     @classmethod
     def of(cls, switching: Switching) -> _Wire:
         protocol, segment = switching.protocol, switching.segment
-        payload = segment if protocol is None else protocol.payload
-        payload = 1 if payload is None else int(payload)  # a flow passes on what it has
+        unit = segment if protocol is None else protocol.payload
+        payload = 1 if unit is None else int(unit)  # a flow passes on what it has
         header = 0 if protocol is None else int(protocol.header)
         return cls(segment if switching.mode == "store_and_forward" else payload, payload, header)
 
@@ -97,7 +97,8 @@ class _Wire:
         return self._on_wire(size), self._on_wire(first)
 
     def _on_wire(self, size: Floats) -> Floats:
-        return size + np.ceil(size / self.payload) * self.header
+        wire: Floats = size + np.ceil(size / self.payload) * self.header
+        return wire
 
 
 class _RoutedLoads:

@@ -35,6 +35,7 @@ from rapid_des.program.groups import (
     SlotTable,
     Whole,
 )
+from rapid_des.program.idle import Play
 from rapid_des.program.library import libraries_of
 from rapid_des.program.plans import NO_TREES, Call, Served, TreesOver, TreesOverGroups, cut_in_chunks
 from rapid_des.program.program import (
@@ -107,15 +108,17 @@ def lower(  # noqa: PLR0913 - what is asked for, by name
     replicas: Replicas | None = None,
     repeats: bool = False,
     cache: BoundedCache | None = None,
+    play: Play | None = None,
 ) -> Lowered:
     """Return the program of `traces` on `machine`; rank r runs on GPU r.
 
     On unordered streams the k-th collective that a rank starts in a group meets the k-th of the others. With
     `overlap` collectives are counted apart by kind and size instead and may run side by side: for traces
     whose ranks reach them in different orders. With `analytic` nothing takes a link: collectives and
-    messages last as long as they would alone (see `zero_load`). With `replicas` the traces are those of
-    replica 0, and `UnsupportedByEngine` says that it can not stand for the others; `repeats` keeps `auto` to
-    algorithms that can. `cache` keeps templates and choices from one program to the next.
+    messages last as long as alone, by closed forms; collectives that are small as `play` simulates them.
+    With `replicas` the traces are those of replica 0, and `UnsupportedByEngine` says that it can not stand
+    for the others; `repeats` keeps `auto` to algorithms that can. `cache` keeps templates and choices from
+    one program to the next.
     """
     last = traces.ranks[-1].rank if traces.ranks else 0
     if last >= machine.fabric.gpus:
@@ -130,6 +133,7 @@ def lower(  # noqa: PLR0913 - what is asked for, by name
         replicas=replicas,
         repeats=repeats,
         cache=BoundedCache() if cache is None else cache,
+        play=play,
     )
     program, communication = lowering.program(), lowering.communication
     served, expanded = frozenset(communication.served), tuple(lowering.expanded)
@@ -149,6 +153,7 @@ class _Lowering:
         replicas: Replicas | None,
         repeats: bool,
         cache: BoundedCache,
+        play: Play | None,
     ) -> None:
         self.traces = traces
         self.replicas = replicas
@@ -160,8 +165,15 @@ class _Lowering:
         self.expanded: list[Expanded] = []
         self.shared: dict[tuple[object, ...], tuple[int, SlotTable]] = {}
         libraries = libraries_of(traces, machine)
-        how = {"analytic": analytic, "repeats": repeats}
-        self.communication = Communication(machine, self.groups, cache, libraries=libraries, **how)
+        self.communication = Communication(
+            machine,
+            self.groups,
+            cache,
+            analytic=analytic,
+            libraries=libraries,
+            repeats=repeats,
+            play=play,
+        )
         self.geometry = remembered(lambda name: geometry(machine, self.groups.members(name)))
         self.kinds: dict[int, tuple[CollectiveType, ...]] = {}
 

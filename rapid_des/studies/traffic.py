@@ -4,47 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rapid_des.arrays import starts_of
+from rapid_des.chakra.made import collectives, node_table, one_collective
 from rapid_des.chakra.trace import BOUNDS, UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.network.collectives import Schedule
 
+__all__ = ["Kernel", "beside", "collectives", "irregular", "messages", "one_collective", "shift"]
 _MESSAGE_SIZES = (64 * 1024, 1024 * 1024)
 """Irregular messages have sizes between these, in bytes."""
-
-
-def one_collective(
-    ranks: Sequence[int], collective: CollectiveType, size: int, *, stream: str, unordered: bool = False
-) -> TraceSet:
-    """Return the trace in which every rank calls the same collective once and does nothing else."""
-    return collectives(ranks, collective, [size], stream=stream, unordered=unordered)
-
-
-def collectives(
-    ranks: Sequence[int],
-    collective: CollectiveType,
-    sizes: Sequence[int],
-    *,
-    stream: str,
-    unordered: bool = False,
-) -> TraceSet:
-    """Return the trace in which every rank calls the same collectives, one after the other, and no more."""
-    count = len(sizes)
-    nodes = _table(
-        [NodeKind.COLLECTIVE] * count,
-        sizes,
-        collective=[collective] * count,
-        group=[0] * count,
-        names=(collective.name.lower(),),
-        streams=(stream,),
-    )
-    traces = tuple(RankTrace(rank, nodes, groups=("world",)) for rank in ranks)
-    return TraceSet(traces, {"world": tuple(ranks)}, frozenset({stream} if unordered else ()))
 
 
 @dataclass(frozen=True)
@@ -60,7 +30,7 @@ def beside(
     ranks: Sequence[int], kernel: Kernel, collective: CollectiveType, size: int, *, waits: bool = False
 ) -> TraceSet:
     """Return the trace in which every rank runs a kernel (node 0) beside a collective, or `waits` for it."""
-    nodes = _table(
+    nodes = node_table(
         [NodeKind.COMPUTE, NodeKind.COLLECTIVE],
         [0, size],
         duration=[kernel.duration, UNSTATED],
@@ -84,7 +54,7 @@ def shift(ranks: int, by: int, size: int) -> TraceSet:
     By the GPUs of a group it is the worst case of a dragonfly with minimal routes (Kim, Dally, Scott and
     Abts, ISCA 2008): all messages of a group go to one other.
     """
-    nodes = _table(
+    nodes = node_table(
         [NodeKind.SEND, NodeKind.RECV], [size] * 2, peer=[0, 1], stream=[0, 1], streams=("send", "recv")
     )
     traces = [
@@ -106,7 +76,7 @@ def irregular(ranks: int, messages: int, *, stream: str, seed: int = 1) -> Trace
         peers, slot = np.unique(others, return_inverse=True)
         message = np.concatenate((sent, received))
         kinds = np.repeat([NodeKind.SEND, NodeKind.RECV], [len(sent), len(received)])
-        nodes = _table(kinds, size[message], peer=slot.reshape(-1), tag=message, streams=(stream,))
+        nodes = node_table(kinds, size[message], peer=slot.reshape(-1), tag=message, streams=(stream,))
         traces.append(RankTrace(rank, nodes, peers=tuple(peers.tolist())))
     return TraceSet(tuple(traces), {"world": tuple(range(ranks))}, frozenset({stream}))
 
@@ -132,7 +102,7 @@ class _Rank:
 
     def table(self, *, group: int = UNSTATED) -> NodeTable:
         """Return the nodes, each on a stream of its own, and all messages through one group if stated."""
-        return _table(
+        return node_table(
             self.kind,
             self.size,
             peer=self.peer,
@@ -177,44 +147,3 @@ def messages(schedule: Schedule, group: Sequence[int], *, together: bool = False
         for rank, nodes in zip(group, ranks, strict=True)
     ]
     return TraceSet(tuple(sorted(traces, key=lambda trace: trace.rank)), {"world": tuple(group)})
-
-
-def _table(
-    kind: Sequence[int] | NDArray[Any],
-    size: Sequence[int] | NDArray[Any],
-    *,
-    streams: tuple[str, ...],
-    names: tuple[str, ...] = ("transfer",),
-    waits: Sequence[Sequence[int]] | None = None,
-    **stated: Sequence[int] | NDArray[Any],
-) -> NodeTable:
-    """Return a table of nodes; columns that are not stated hold what stands for nothing."""
-    count = len(kind)
-
-    def column(name: str, dtype: type[np.generic], default: int = 0) -> NDArray[Any]:
-        return np.array(stated[name], dtype) if name in stated else np.full(count, default, dtype)
-
-    waits = waits or [()] * count
-    return NodeTable(
-        ids=np.arange(count, dtype=np.uint64),
-        kind=np.array(kind, np.int8),
-        name=column("name", np.int32),
-        stream=column("stream", np.int32),
-        duration=column("duration", np.int64, UNSTATED),
-        size=np.array(size, np.int64),
-        collective=column("collective", np.int8, UNSTATED),
-        group=column("group", np.int32, UNSTATED),
-        peer=column("peer", np.int32, UNSTATED),
-        tag=column("tag", np.int64),
-        priority=column("priority", np.int64),
-        flops=column("flops", np.int64),
-        tensor_bytes=column("tensor_bytes", np.int64),
-        on_cpu=column("on_cpu", np.bool_),
-        issuer=column("issuer", np.int32, UNSTATED),
-        issued=column("issued", np.int64),
-        bound=column("bound", np.int8, UNSTATED),
-        dependency_starts=starts_of([len(row) for row in waits]),
-        dependencies=np.array([other for row in waits for other in row], np.int32),
-        names=names,
-        streams=streams,
-    )

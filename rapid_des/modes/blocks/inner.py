@@ -25,6 +25,7 @@ from rapid_des.modes.blocks.reach import (
     slowed,
 )
 from rapid_des.modes.execution import EngineChoice, execute
+from rapid_des.modes.idle import on_idle_links
 from rapid_des.program.faults.slow_gpus import on_slow_gpus
 from rapid_des.program.lowering import Lowered, lower
 from rapid_des.program.plans import Served
@@ -196,7 +197,8 @@ def _run(block: Block, inputs: _Inputs, cache: BoundedCache, *, hosted: bool) ->
 
 def _lowered(traces: TraceSet, inputs: _Inputs, cache: BoundedCache) -> Lowered:
     def make(machine: Machine) -> Lowered:
-        return lower(traces, machine, analytic=inputs.analytic, cache=cache)
+        play = on_idle_links(traces, machine, inputs.choice, cache) if inputs.analytic else None
+        return lower(traces, machine, analytic=inputs.analytic, play=play, cache=cache)
 
     machine = inputs.machine
     if inputs.analytic or not machine.faults or inputs.basis[0] is machine:

@@ -31,6 +31,7 @@ from rapid_des.modes.blocks.shared_links import sharing
 from rapid_des.modes.blocks.shortened import WORTH, shortened
 from rapid_des.modes.blocks.steady import Repetition, repetition
 from rapid_des.modes.execution import EngineChoice, Run, execute
+from rapid_des.modes.idle import on_idle_links
 from rapid_des.modes.mode_bound import ModeBound
 from rapid_des.modes.pricing import PricedBlocks
 from rapid_des.network.jitter import draws_delays
@@ -228,7 +229,10 @@ def _run(  # noqa: PLR0913 - what a graph is run with
             return first
     if machine.faults and not mode.outer_analytic and keeps_routes(machine):
         return trace, run_again(trace, machine, choice, cache, (repeats, trail))
-    lowered = lower(trace.traces, machine, analytic=mode.outer_analytic, repeats=repeats, cache=cache)
+    play = on_idle_links(trace.traces, machine, choice, cache) if mode.outer_analytic else None
+    lowered = lower(
+        trace.traces, machine, analytic=mode.outer_analytic, play=play, repeats=repeats, cache=cache
+    )
     return trace, Run(lowered, execute(lowered.program, choice, trail=trail, name=lowered.name), machine)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
-from functools import cache
+from functools import cache as remembered
 from math import prod
 from typing import Any
 
@@ -19,8 +19,10 @@ from rapid_des.frontend.groups import PARTS, Layout
 from rapid_des.frontend.trace import JobTrace
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice, Execution, Run, execute
+from rapid_des.modes.idle import on_idle_links
 from rapid_des.program.communication import Communication, TimeAlone
 from rapid_des.program.groups import GroupTable
+from rapid_des.program.idle import Play
 from rapid_des.program.library import libraries_of
 from rapid_des.program.lowering import lower
 from rapid_des.program.plans import NO_TREES, Call
@@ -57,6 +59,7 @@ def run_first_replica(  # noqa: PLR0913 - what the graph is lowered with, by nam
     if replicas.count < 3 or machine.faults or machine.slowed or shares_links:
         return None
     traces = trace.traces
+    play = on_idle_links(traces, machine, choice, cache) if analytic else None
     tables = {rank.rank: rank.nodes for rank in traces.ranks}
     if any(tables[int(replicas.image[rank])] is not table for rank, table in tables.items()):
         return None
@@ -64,7 +67,13 @@ def run_first_replica(  # noqa: PLR0913 - what the graph is lowered with, by nam
     first = _some_of(trace, np.flatnonzero(digit == digit[0]).tolist())
     try:
         lowered = lower(
-            first.traces, machine, analytic=analytic, replicas=replicas, repeats=repeats, cache=cache
+            first.traces,
+            machine,
+            analytic=analytic,
+            play=play,
+            replicas=replicas,
+            repeats=repeats,
+            cache=cache,
         )
     except UnsupportedByEngine:
         return None
@@ -109,7 +118,11 @@ def _run_mates(
     ranks = trace.traces.ranks
     if machine.faults or any(rank.nodes is not ranks[firsts[at]].nodes for rank, at in zip(ranks, stages)):  # noqa: B905
         return None
-    numbers, alone = np.array([rank.rank for rank in ranks], np.int64), TimesAlone(trace.traces, machine)
+    play = on_idle_links(trace.traces, machine, choice, cache)
+    numbers, alone = (
+        np.array([rank.rank for rank in ranks], np.int64),
+        TimesAlone(trace.traces, machine, play, cache),
+    )
     lines = [numbers[stages == stage] for stage in range(trace.job.stages)]
     if len({len(line) for line in lines}) > 1 or not _groups_alike(trace, alone, stages, numbers):
         return None
@@ -121,7 +134,7 @@ def _run_mates(
     mates = Mates(len(lines[0]), image)
     first = _some_of(trace, firsts)
     try:
-        lowered = lower(first.traces, machine, analytic=True, replicas=mates, cache=cache)
+        lowered = lower(first.traces, machine, analytic=True, play=play, replicas=mates, cache=cache)
     except UnsupportedByEngine:
         return None
     execution = execute(lowered.program, choice, trail=trail, name=lowered.name)
@@ -187,13 +200,20 @@ class TimesAlone:
     where the groups of some cross one switch more, still live alike if all that they do lasts as long.
     """
 
-    def __init__(self, traces: TraceSet, machine: Machine) -> None:
+    def __init__(
+        self,
+        traces: TraceSet,
+        machine: Machine,
+        play: Play | None = None,
+        cache: BoundedCache | None = None,
+    ) -> None:
+        cache = BoundedCache() if cache is None else cache
         self.machine, self._groups, self._exchanges = machine, GroupTable(traces, machine), traces.exchanges
         libraries = libraries_of(traces, machine)
         self._communication = Communication(
-            machine, self._groups, BoundedCache(), analytic=True, libraries=libraries
+            machine, self._groups, cache, analytic=True, libraries=libraries, play=play
         )
-        self._calls = cache(_calls)
+        self._calls = remembered(_calls)
 
     def collectives(self, rank: RankTrace, name: str) -> tuple[TimeAlone | None, ...]:
         """Return what each distinct collective of a rank's group takes alone; None: its routes decide."""
