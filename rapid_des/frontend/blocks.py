@@ -19,8 +19,8 @@ inside. So the same templates give both halves of a hierarchical run:
    each tp group (its first), because the others do the same beside it, or all where experts are split
    otherwise.
 
-What this assumes: blocks do not overlap one another, and traffic of the outer graph does not slow that inside
-the blocks. The first is true but for messages at a block's end, beside which another micro-batch computes:
+What this assumes: blocks do not overlap one another, and traffic of the outer graph does not slow messages
+inside the blocks (their kernels it does slow, by what bounds them). The first is true but for messages at a block's end, beside which another micro-batch computes:
 they stand on the tp stream of the outer graph, and the first messages of blocks that follow wait there.
 
 A host that issues the job runs through the outer graph; a block is run twice, all issued and on an idle GPU
@@ -36,7 +36,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import TypedDict, cast
+from typing import NotRequired, TypedDict, cast
 
 import numpy as np
 
@@ -350,11 +350,12 @@ def _timed(block: Block, cuts: Cuts | None) -> Piece:
     begin = 0
     for cut, time, (issue, lead) in zip(block.cuts, times.steps, _issues(block, times), strict=True):
         stream = "tp" if block.tail and cut == block.cuts[-1] else "compute"
-        first = Node(block.key.section.name, NodeKind.COMPUTE, stream, (), issue=issue, lead=lead)
+        node = Node(block.key.section.name, NodeKind.COMPUTE, stream, (), issue=issue, lead=lead)
         for part in _by_bound(block, begin, cut, time):
             after = (len(nodes) - 1,) if nodes else PORTS
-            nodes.append(replace(first, after=after, **part))
-            first = replace(first, issue=0, lead=0)
+            nodes.append(replace(node, after=after, **part))
+            lead -= part["duration"]  # the next part is issued with the first, and starts so much later
+            node = replace(node, issue=0, lead=lead)
         begin = cut + 1
         positions[cut] = len(nodes) - 1
         if cut == block.gate and cut != block.cuts[-1]:
@@ -365,25 +366,24 @@ def _timed(block: Block, cuts: Cuts | None) -> Piece:
     return make_piece(nodes, marks=marks, cache_rows=range(len(nodes)))
 
 
-class _Part(TypedDict, total=False):
+class _Part(TypedDict):
     """Of a stretch of a block: picoseconds, what bounds its kernels, and their bytes to and from HBM."""
 
     duration: int
-    bound: int
-    bytes: int
+    bound: NotRequired[int]
+    bytes: NotRequired[int]
 
 
 def _by_bound(block: Block, begin: int, cut: int, time: int) -> Iterator[_Part]:
     """Yield what a stretch of rows, which takes so long, is made of, as far as messages slow it.
 
-    Gradients that are reduced after each micro-batch, and parameters that are gathered for it, travel most of
-    the time, and what bounds a kernel tells how much of it they take. Kernels of one kind stand together, in
-    the place of a node for each.
+    Gradients, parameters and pipeline messages travel beside blocks; what bounds a kernel tells how much of
+    its rate they take. Kernels of one kind stand together, in the place of a node for each.
     """
-    left, job = time, block.job
+    left = time
     rows = block.piece.rows[begin : cut + 1]
     rows = rows[rows[:, Column.STREAM] == STREAMS.index("compute")]
-    for bounds in _SLOWED if job.spec.training else ():
+    for bounds in _SLOWED if block.job.spec.training else ():
         mine = rows[np.isin(rows[:, Column.BOUND], bounds)]
         duration = min(left, int(mine[:, Column.DURATION].sum()))
         if duration:

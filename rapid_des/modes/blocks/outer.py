@@ -69,8 +69,8 @@ _MODES = (
         inner_analytic=False,
         outer_analytic=False,
         leaves_out="each block runs alone, as if all ranks of its inner group entered it together; traffic "
-        "inside blocks does not meet the traffic between them, which slows no kernel of theirs unless "
-        "each micro-batch is reduced; the gradient norm is summed over one rank of each inner group",
+        "inside blocks does not meet the traffic between them; the gradient norm is summed over one rank of "
+        "each inner group",
     ),
     BlockMode(
         name="hybrid",
