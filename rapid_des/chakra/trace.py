@@ -168,6 +168,9 @@ class TraceSet:
     """One line for each choice or repair that reading made, for people."""
     exchanges: tuple[Exchange, ...] = ()
     """How all-to-alls with a tag spread what they carry."""
+    families: tuple[Int64s, ...] = ()
+    """[family][group, member] ranks of the whole job's groups, those of a family working at the same time; a
+    trace of some ranks has them all. Empty: not stated."""
 
     def table_numbers(self) -> list[int]:
         """Return by position the number of each rank's table: one for all ranks that share one."""

@@ -238,9 +238,13 @@ def assemble(
         groups.update(joined)
         peers = tuple(int(others[peer][rank]) for peer in program.peers)
         traces.append(RankTrace(rank, program.table, tuple(name for name, _ in joined), peers))
+    families = tuple(job.rows(kind) for kind in kinds)
     if not job.model.has_experts:
-        return TraceSet(tuple(traces), groups, libraries=job.software.libraries_json())
-    return TraceSet(tuple(traces), groups, libraries=libraries_json(job), exchanges=exchanges(job))
+        libraries = job.software.libraries_json()
+        return TraceSet(tuple(traces), groups, libraries=libraries, families=families)
+    return TraceSet(
+        tuple(traces), groups, libraries=libraries_json(job), exchanges=exchanges(job), families=families
+    )
 
 
 def job_trace(

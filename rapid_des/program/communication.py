@@ -71,15 +71,21 @@ Plans: TypeAlias = Mapping[Call, CollectivePlan]
 """How the machine's algorithms do each collective."""
 
 
-def planner_of(machine: Machine, memory: BoundedCache | None = None, *, repeats: bool = False) -> Planner:
+def planner_of(
+    machine: Machine,
+    memory: BoundedCache | None = None,
+    *,
+    repeats: bool = False,
+    families: Sequence[Int64s] = (),
+) -> Planner:
     """Return what plans collectives: around dead links, if a constant fault of the machine asks for that."""
     if not machine.replans:
         from rapid_des.program.choosing import Planner
 
-        return Planner(machine, memory, repeats=repeats)
+        return Planner(machine, memory, repeats=repeats, families=families)
     from rapid_des.program.faults.planning import FaultPlanner
 
-    return FaultPlanner(machine, memory, repeats=repeats)
+    return FaultPlanner(machine, memory, repeats=repeats, families=families)
 
 
 def _occupancy(cost: LibraryCost) -> Occupancy:
@@ -133,7 +139,8 @@ class Communication:
     @cached_property
     def planner(self) -> Planner:
         """What plans the collectives that no library does."""
-        return planner_of(self._machine, self._remembered, repeats=self._repeats)
+        families = self._groups.families
+        return planner_of(self._machine, self._remembered, repeats=self._repeats, families=families)
 
     def mark(self, rank: int, groups: Iterable[Ranks]) -> int | None:
         """Return the rank if its part in collectives of its groups may be like no other's: by dead links."""

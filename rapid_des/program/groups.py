@@ -12,6 +12,7 @@ from rapid_des.arrays import Int32s, Int64s
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.errors import TraceError, UnsupportedByEngine
 from rapid_des.network.fabric import Routes
+from rapid_des.program.families import families_of
 from rapid_des.program.program import Group, RankBinding, Template
 from rapid_des.program.replicas import Replicas
 from rapid_des.program.routes import Wired, routes_of_groups
@@ -149,6 +150,11 @@ class GroupTable:
     def labels(self) -> tuple[str, ...]:
         """The names that link statistics are split by."""
         return tuple(dict.fromkeys(self._labels)) or ("",)
+
+    @property
+    def families(self) -> tuple[Int64s, ...]:
+        """The groups that work at the same time."""
+        return families_of(self._traces)
 
     @staticmethod
     def label(nodes: NodeTable, stream: int) -> str:

@@ -156,12 +156,17 @@ def plan(call: Call, machine: Machine, auto: Callable[[], Choice]) -> Collective
         raise ConfigError(problem, file=str(machine.path), key=f"collectives.{operation}")
     name = None if stated is None else _serving(stated, call, machine, axis=None)
     if name is None:
-        best = auto()
-        if isinstance(best.algorithm, tuple):
-            return _along(best.algorithm, int(best.chunks), call)
-        name, chunks = best.algorithm, int(best.chunks)
+        return as_chosen(auto(), call)
     parents = call.above.whole if name in IN_SWITCH else ()
     return ((AxisPhase(None, call.collective, name, call.size, chunks, call.extents, parents),),)
+
+
+def as_chosen(choice: Choice, call: Call) -> CollectivePlan:
+    """Return the plan of what `auto` chose, which is nothing inside switches."""
+    name, chunks = choice.algorithm, int(choice.chunks)
+    if isinstance(name, tuple):
+        return _along(name, chunks, call)
+    return ((AxisPhase(None, call.collective, name, call.size, chunks, call.extents),),)
 
 
 def leaves_open(collectives: Collectives, kind: CollectiveType) -> bool:

@@ -1,8 +1,9 @@
 """What a plan of a collective takes by itself: its transfers on their links, served as they come.
 
 A small engine for plans that are compared before a run begins: links serve messages, in segments or parts as
-the machine sends them, first come first served; all members arrive at the beginning, and nothing else moves.
-Flows that share links (`fluid`) are taken for messages that cut through, which they are where they are alone.
+the machine sends them, first come first served, or those of earlier chunks first; all members arrive at the
+beginning, and nothing else moves. Flows that share links (`fluid`) are taken for messages that cut through,
+which they are where they are alone.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ Coming: TypeAlias = tuple[int, int, int, int, int, int, int]
 """(time, part, rank, injected, task, hop, size row): a part that asks a link, or with hop NONE has arrived.
 
 In the order in which links take them (R3)."""
+_CHOOSES = -2
+"""Hop of the entry that has a link, in the place of the task, choose."""
+_LAST = 1 << 62
+"""Part of that entry, so that it comes after all others of its instant."""
 Leg: TypeAlias = tuple[int, int, int, int]
 """A link, and the occupancy, head and lag of a part on it."""
 
@@ -43,7 +48,7 @@ def duration_alone(chunks: Chunks, machine: Machine, *, whole: bool) -> int:
     What visits links too often to be played takes the longest chain of transfers or the service of the
     busiest link, whichever is longer: no less than it would.
     """
-    play = _Play(chunks, machine, whole=whole)
+    play = Play(chunks, machine, whole=whole)
     if play.visits > MOST_SERVED:
         return _at_least(chunks, machine)
     return play.duration()
@@ -62,11 +67,15 @@ def _at_least(chunks: Chunks, machine: Machine) -> int:
     return max(longest, int(load.max(initial=0)))
 
 
-class _Play:
-    """Transfers, and behind those of each line its members, that wait for one another and for links."""
+class Play:
+    """Transfers, and behind those of each line its members, that wait for one another and for links.
 
-    def __init__(self, chunks: Chunks, machine: Machine, *, whole: bool) -> None:
+    With `in_order` a link takes what waits there chunk by chunk, as engines do (R3); else as it came.
+    """
+
+    def __init__(self, chunks: Chunks, machine: Machine, *, whole: bool, in_order: bool = False) -> None:
         self._machine, self._whole = machine, whole
+        self._in_order = in_order and len(chunks) > 1
         self._switching = uncongested(machine.switching)
         stores = self._switching.mode == "store_and_forward"
         self._segment = self._switching.segment if stores else None
@@ -79,10 +88,14 @@ class _Play:
         self._row: list[int] = []
         self._first: list[list[tuple[int, int]]] = []
         """The edges of members that begin."""
-        for chunk in chunks:
+        self._chunk: list[int] = []
+        self._templates: dict[int, Template] = {}
+        """By schedule."""
+        for number, chunk in enumerate(chunks):
             before: dict[int, int] = {}
             for lines in chunk:
                 before = {rank: done for line in lines for rank, done in self._add(*line, before)}
+            self._chunk += [number] * (len(self._need) - len(self._chunk))
         routes = machine.router.routes(np.concatenate(self._ends))
         self.visits = int(np.diff(routes.starts)[[route for route in self._route if route != NONE]].sum())
         self.visits *= 1 if whole else self._switching.parts
@@ -90,7 +103,7 @@ class _Play:
 
     def _add(self, schedule: Schedule, ranks: Sequence[int], before: dict[int, int]) -> list[tuple[int, int]]:
         """Add a line whose members begin as they are done with the one before; return who is done when."""
-        template = template_of(schedule, self._sizes, name="", segment=self._segment)
+        template = self._template(schedule)
         base, first_route = len(self._need), sum(map(len, self._ends))
         tree = self._machine.switch_trees
         nodes = np.array(with_switches(tree, ranks) if schedule.switches else ranks, np.int64)
@@ -108,6 +121,12 @@ class _Play:
                 self._first.append(begins)
         return [(rank, base + len(template) + member) for member, rank in enumerate(ranks)]
 
+    def _template(self, schedule: Schedule) -> Template:
+        if id(schedule) not in self._templates:
+            template = template_of(schedule, self._sizes, name="", segment=self._segment)
+            self._templates[id(schedule)] = template
+        return self._templates[id(schedule)]
+
     def duration(self) -> int:
         """Return when the last member is done."""
         sizes = self._sizes.all()
@@ -119,14 +138,19 @@ class _Play:
         self._missing = [1] * len(self._need)
         self._busy: dict[int, int] = {}
         self._coming: list[Coming] = []
+        self._waiting: dict[int, list[tuple[int, Coming]]] = {}
+        """By link that is busy, or chooses at this instant: who waits, with the chunk before all else."""
         end = 0
         for target, lag in (edge for begins in self._first for edge in begins):
             self._pass(target, lag)
         while self._coming:
             coming = heapq.heappop(self._coming)
             end, task, hop = coming[0], coming[4], coming[5]
+            if hop == _CHOOSES:
+                self._choose(end, task)
+                continue
             if hop != NONE:
-                self._serve(coming)
+                (self._queue if self._in_order else self._serve)(coming)
                 continue
             self._missing[task] -= 1
             for target, lag, early in self._edges[task] if not self._missing[task] else ():
@@ -155,6 +179,28 @@ class _Play:
         for part, size in enumerate(rows):
             asks = (moment + part * pace, part, self._rank[task], moment, task, 0, size)
             heapq.heappush(self._coming, asks)
+
+    def _queue(self, coming: Coming) -> None:
+        """Have a part wait for its link, which chooses when it is free and everything of an instant came."""
+        time, task, hop, row = coming[0], coming[4], coming[5], coming[6]
+        link = self._legs_of(self._route[task], row)[hop][0]
+        if link not in self._waiting:
+            self._waiting[link] = []
+            self._chooses(link, max(time, self._busy.get(link, 0)))
+        heapq.heappush(self._waiting[link], (self._chunk[task], coming))
+
+    def _chooses(self, link: int, moment: int) -> None:
+        heapq.heappush(self._coming, (moment, _LAST, 0, 0, link, _CHOOSES, 0))
+
+    def _choose(self, time: int, link: int) -> None:
+        """Serve the first of those that wait for a link."""
+        waiting = self._waiting[link]
+        coming = heapq.heappop(waiting)[1]
+        self._serve((time, *coming[1:]))
+        if waiting:
+            self._chooses(link, self._busy[link])
+        else:
+            del self._waiting[link]
 
     def _serve(self, coming: Coming) -> None:
         time, part, rank, injected, task, hop, row = coming

@@ -5,7 +5,6 @@ import time
 import numpy as np
 import pytest
 
-from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import load_job
@@ -14,7 +13,8 @@ from rapid_des.network.collectives import PER_DIMENSION, ShapedCollective, build
 from rapid_des.network.faults import parse_fault
 from rapid_des.network.specs import Choice
 from rapid_des.program.analytic import alone
-from rapid_des.program.choosing import Asked, Chooser, Planner, candidates, first_of_best
+from rapid_des.program.candidates import Asked, GroupLinks, candidates, first_of_best
+from rapid_des.program.choosing import Planner
 from rapid_des.program.communication import planner_of
 from rapid_des.program.estimates import MOST_PAIRS, Lines
 from rapid_des.program.plans import Call
@@ -48,7 +48,7 @@ def test_an_estimate_is_the_longest_chain_or_the_busiest_link_of_all_transfers(p
         for size in (16**4, 16**6):
             shaped = ShapedCollective(kind, extents, size)
             exact = alone(build_schedule(choice.algorithm, shaped), where, ranks)
-            estimate = Chooser(where, BoundedCache()).times(Asked(kind, extents, size), ranks)[choice]
+            estimate = GroupLinks(where, [ranks], extents).estimate(choice, Asked(kind, extents, size)).time
             # messages that are relayed differ in size, of which the estimate takes the mean
             near = 0.06 if kind is C.ALL_TO_ALL else 0.01
             assert estimate == pytest.approx(exact, rel=near), (choice.algorithm, size)

@@ -27,6 +27,7 @@ from rapid_des.network.collectives import ALGORITHMS, IN_SWITCH
 from rapid_des.network.collectives.ordering import line_of, repaired, snakes
 from rapid_des.network.paths import UNREACHED, hops_from
 from rapid_des.program.choosing import Planner
+from rapid_des.program.families import families_of
 from rapid_des.program.plans import (
     AxisPhase,
     Call,
@@ -61,9 +62,14 @@ class FaultPlanner(Planner):
     """Plans for a machine whose dead links shall be planned around; what was found once is remembered."""
 
     def __init__(
-        self, machine: Machine, memory: BoundedCache | None = None, *, repeats: bool = False
+        self,
+        machine: Machine,
+        memory: BoundedCache | None = None,
+        *,
+        repeats: bool = False,
+        families: Sequence[Int64s] = (),
     ) -> None:
-        super().__init__(machine, memory, repeats=repeats)
+        super().__init__(machine, memory, repeats=repeats, families=families)
         self._phase = cache(self._best)
         self._alone = cache(self._played)
         self._whole = cache(self._alike)
@@ -317,7 +323,8 @@ class CollectiveReplanner:
 
     def _without(self, dead: frozenset[int]) -> _Surviving:
         machine = self._machine.without(dead)
-        return _Surviving(machine, FaultPlanner(machine), TreesOverGroups(machine))
+        planner = FaultPlanner(machine, families=families_of(self._traces))
+        return _Surviving(machine, planner, TreesOverGroups(machine))
 
 
 @dataclass(frozen=True, eq=False)

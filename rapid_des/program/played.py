@@ -1,0 +1,96 @@
+"""How long choices for a collective take, message by message in all groups that work at the same time.
+
+Estimates leave out who waits for whom where groups share links. What is estimated to be fast is therefore
+played (see `side_by_side`), the best estimate first, as long as what is left could be faster at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+from msgspec import structs
+
+from rapid_des.machine import Machine
+from rapid_des.network.collectives import Schedule
+from rapid_des.network.specs import Choice
+from rapid_des.program.candidates import TIE, Asked, Estimate
+from rapid_des.program.plans import AxisPhase, Call, as_chosen, cut_in_chunks
+from rapid_des.program.side_by_side import Lines, Play
+
+MOST_PAIRS = 1 << 14
+"""Pairs of members, of all groups together, up to which collectives are played."""
+MOST_VISITS = 1 << 14
+"""Visits to links of one play; messages go in fewer parts where there would be more."""
+
+Groups = Sequence[tuple[int, ...]]
+
+
+def can_be_played(machine: Machine, groups: Groups, size: int) -> bool:
+    """Tell whether collectives of `size` bytes a member are few enough transfers to be played."""
+    members, segment = len(groups[0]), machine.switching.segment
+    pairs = len(groups) * members * (members - 1)
+    if machine.switching.mode == "store_and_forward" and segment is not None:
+        pairs = max(pairs, pairs // members * size // int(segment))
+    return pairs <= MOST_PAIRS
+
+
+class Played:
+    """Plays collectives among groups of one shape on a machine."""
+
+    def __init__(self, machine: Machine, groups: Groups) -> None:
+        self._machine, self._groups = machine, groups
+        self._in_parts = cache(self._with_parts)
+
+    def time(self, choice: Choice, asked: Asked) -> int:
+        """Return the picoseconds until all groups are done."""
+        call = Call(asked.collective, asked.size, asked.extents, ())
+        plan, made = as_chosen(choice, call), cache(self._lines)
+        chunks = [[made(phase, asked.extents) for phase in chunk] for chunk in plan]
+        whole = cut_in_chunks(plan)
+        play = Play(chunks, self._machine, whole=whole, in_order=True)
+        parts = self._machine.switching.parts
+        if not whole and parts > 1 and play.visits > MOST_VISITS:
+            fewer = max(1, parts * MOST_VISITS // play.visits)
+            play = Play(chunks, self._in_parts(fewer), whole=whole, in_order=True)
+        return play.duration()
+
+    def _lines(self, phase: AxisPhase, extents: tuple[int, ...]) -> Lines:
+        """Return the schedule of a phase for all groups, or for all their lines along its axis."""
+        lines = np.array(self._groups, np.int64)
+        if phase.axis is not None:
+            grids = lines.reshape(-1, *extents[::-1])
+            lines = np.moveaxis(grids, -1 - phase.axis, -1).reshape(-1, extents[phase.axis])
+        schedule: Schedule = phase.schedule(lines.shape[1])
+        return [(schedule, tuple(line)) for line in lines.tolist()]
+
+    def _with_parts(self, parts: int) -> Machine:
+        spec = self._machine.spec
+        fewer = structs.replace(spec.switching, parts=parts)
+        return replace(self._machine, spec=structs.replace(spec, switching=fewer))
+
+
+def fastest_played(
+    played: Played, estimates: Sequence[Mapping[Choice, Estimate]], sizes: Sequence[Asked]
+) -> list[dict[Choice, float]]:
+    """Return by size the picoseconds of those choices that may be the fastest at one of the sizes.
+
+    They are played at all sizes, in the order of their estimates (equal ones as they come); what takes longer
+    than the fastest by its own bound is left out.
+    """
+    first = [min(at.time for at in of_size.values()) for of_size in estimates]
+
+    def behind(choice: Choice) -> float:
+        both = zip(estimates, first, strict=True)
+        return max(1 + TIE, min(of_size[choice].time / max(best, 1) for of_size, best in both))
+
+    times: list[dict[Choice, float]] = [{} for _ in sizes]
+    for choice in sorted(estimates[0], key=behind):
+        leasts = [of_size[choice].least for of_size in estimates]
+        if times[0] and all(least >= min(known.values()) for least, known in zip(leasts, times, strict=True)):
+            continue
+        for asked, known in zip(sizes, times, strict=True):
+            known[choice] = played.time(choice, asked)
+    return [{choice: known[choice] for choice in estimates[0] if choice in known} for known in times]
