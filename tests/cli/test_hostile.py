@@ -34,7 +34,8 @@ MOST_SEEDS = 40
 def test_the_good_input_of_every_kind_is_accepted(kind):
     if kind == "samples":
         pytest.importorskip("sklearn")
-    assert run(list(SAMPLES[kind].command), dict(SAMPLES[kind].files)) == Outcome("0")
+    sample = SAMPLES[kind]
+    assert run(list(sample.command), sample.packed(sample.files)) == Outcome("0")
 
 
 def test_a_campaign_finds_no_defect():

@@ -27,13 +27,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rapid_des.cli.main import main as rapid_des
-from validation.hostile.samples import Sample, samples
+from validation.hostile.sample import Sample
+from validation.hostile.samples import samples
 
-SECONDS, WAITING = 30, 300
+SECONDS, WAITING = 10, 120
 """What one input may take: seconds of the processor, and of the clock, which other programs make longer."""
-_MEMORY = 6 << 30
+_MEMORY = 2 << 30
+"""Bytes that an input may take beyond what the programs themselves do."""
 _GOOD = {"0", "2", "3", "4"}
 _TOKEN = re.compile(r"[A-Za-z_][\w.-]*|[-+]?\d[\w.]*(?: [A-Za-z/]+)?|\"[^\"]*\"|'[^']*'")
+_NO_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:nan|inf|infinity)\b(?! band)", re.IGNORECASE)
+_NO_NUMBER_STATED = re.compile(rb"nan|inf", re.IGNORECASE)
 NASTY = (
     "nan", ".nan", ".inf", "-inf", "NaN", "Infinity", "-1", "0", "-0", "1e308", "1e999999999", "-1e-320", "1e-300",
     "1e20", "0.5", "2", "3", "9223372036854775807", "-9223372036854775808", "9223372036854775808", "18446744073709551616",
@@ -43,6 +47,8 @@ NASTY = (
     "/dev/zero", "/dev/null", "/", "x" * 300, "9223372036854775807 ps", "9223372036854775807 B", "1e999999999 s", "1_ us", "１２ us",
     "-1 us", "0 s", "0 B/s", "1 B/s", "1e-9 GB/s", "999999 PB/s", "300 GB", "0.5x", "-2x", "1e308x", "x", "%s%n",
     "[" * 3000, "{" * 200, "a:" * 100, "dimension = x", "(1, 2, 3)", "gpu99999999999999999999", "#-1", "a>b",
+    "1e400", "9" * 41, "1.2.3 foo", "2.5", "0.1", "1e-9", "10000000", "1000000000", "9223372036854775807 B/s", "1 ps",
+    "$((", "A=$((A*A))", "${a:-", "'" * 99, "[1]*999999999", "9" * 18, "<script>x</script>", "1e6", "-9223372036854775809",
 )  # fmt: skip
 """What stands in place of a value."""
 
@@ -68,7 +74,7 @@ def inputs(kind: str, sample: Sample, seed: int) -> tuple[list[str], dict[str, b
         changed = _text_attack(chance, files[sample.attacked].decode())
         content = changed.encode("utf-8", "surrogatepass")
         files[sample.attacked] = _binary_attack(chance, content) if chance.random() < 0.1 else content
-    return arguments, files
+    return arguments, sample.packed(files)
 
 
 def _text_attack(chance: random.Random, text: str) -> str:
@@ -139,13 +145,16 @@ def _binary_attack(chance: random.Random, content: bytes) -> bytes:
 
 def run(arguments: list[str], files: dict[str, bytes], seconds: float = SECONDS) -> Outcome:
     """Run the command line in this process on the files, in a folder of their own."""
+    stated = b"\n".join((*files.values(), *(argument.encode("utf-8", "replace") for argument in arguments)))
     with tempfile.TemporaryDirectory() as folder:
         for name, content in files.items():
-            Path(folder, name).write_bytes(content)
-        return _call([argument.replace("@", folder) for argument in arguments], seconds)
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        return _call([argument.replace("@", folder) for argument in arguments], seconds, stated)
 
 
-def _call(arguments: list[str], seconds: float) -> Outcome:
+def _call(arguments: list[str], seconds: float, stated: bytes) -> Outcome:
     out, err, code = io.StringIO(), io.StringIO(), "0"
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _alarm(seconds):
         try:
@@ -158,9 +167,22 @@ def _call(arguments: list[str], seconds: float) -> Outcome:
     problem = "" if code in _GOOD else shown.strip()[-600:]
     if len(shown.splitlines()) > 40:
         problem = f"{len(shown.splitlines())} lines of error"
+    if code == "0" and _NO_NUMBER.search(out.getvalue()) and not _NO_NUMBER_STATED.search(stated):
+        problem = f"no number: {_NO_NUMBER.findall(out.getvalue())[:3]}"
+    if "Warning" in shown:
+        problem = f"a warning: {shown[:300]}"
+    if "out of memory" in shown or _taken() > _MEMORY:
+        problem = f"more than {_MEMORY >> 20} MiB: {shown[:300]}"
     if any(sign in out.getvalue() + shown for sign in ("\x1b", "\x07", "Traceback")):
         problem = f"a raw escape or a traceback: {shown[:300]!r}"
     return Outcome(code, problem)
+
+
+def _taken() -> int:
+    """Return the bytes that this process has held at most since it was asked last."""
+    status = Path("/proc/self/status").read_text()
+    Path("/proc/self/clear_refs").write_text("5")
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
 
 class _TimeoutError(BaseException):
@@ -191,7 +213,8 @@ def _attack(task: tuple[str, int]) -> tuple[str, int, Outcome]:
 
 
 def _limited() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + 2 * _MEMORY,) * 2)
 
 
 def main() -> None:
@@ -200,9 +223,9 @@ def main() -> None:
     parser.add_argument("--inputs", type=int, default=100_000, help="in all, over the kinds in turn")
     parser.add_argument("--seed", type=int, default=0, help="of the first input of each kind")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--only", help="one kind")
+    parser.add_argument("--only", action="append", help="kinds whose names begin so; repeatable")
     asked = parser.parse_args()
-    kinds = [asked.only] if asked.only else list(samples())
+    kinds = [kind for kind in samples() if kind.startswith(tuple(asked.only or [""]))]
     tasks = [(kinds[n % len(kinds)], asked.seed + n // len(kinds)) for n in range(asked.inputs)]
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
     bad = 0

@@ -8,11 +8,13 @@ from __future__ import annotations
 import gzip
 import io
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import numpy as np
+
+from validation.hostile.foreign import importers, servers, studies
+from validation.hostile.sample import Sample, of
 
 _ROOT = Path(__file__).parents[2]
 _TRACES = _ROOT / "workloads" / "traces"
@@ -230,30 +232,14 @@ def _learned() -> bytes:
     return packed.getvalue()
 
 
-@dataclass(frozen=True)
-class Sample:
-    """A kind of input: the command that reads it, and good files by name, in the order of attack."""
-
-    command: tuple[str, ...]
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    binary: bool = False
-
-    @property
-    def attacked(self) -> str | None:
-        """The name of the file that is attacked; None where it is the command line itself."""
-        return next(iter(self.files), None)
-
-
-def _of(command: str, binary: bool = False, **files: str | bytes) -> Sample:  # noqa: FBT001, FBT002
-    packed = {
-        name.replace("_dot_", "."): text.encode() if isinstance(text, str) else text
-        for name, text in files.items()
-    }
-    return Sample(tuple(command.split("|")), packed, binary)
-
-
+@cache
 def samples() -> dict[str, Sample]:
     """Return every kind by name."""
+    return own() | importers() | servers() | studies()
+
+
+def own() -> dict[str, Sample]:
+    """Return the kinds that describe machines, jobs and traces."""
     astra = "replay|@/t|--astra-network|@/n.yml|--astra-system|@/s.json|--astra-groups|@/g.json"
     astra += "|--astra-memory|@/m.json"
     traces = {f"t.{rank}.et": (_TRACES / f"all_reduce_4.{rank}.et").read_bytes() for rank in range(4)}
@@ -269,21 +255,21 @@ def samples() -> dict[str, Sample]:
     graph = "topology|route|@/m.yaml|0|3"
     bench = "topology|bench|dgx_a100|--gpus|2|--sizes|1KiB|--algorithm|"
     kinds = {
-        "machine": _of("topology|check|@/m.yaml", m_dot_yaml=MACHINE),
-        "shapes": _of("topology|check|@/m.yaml", m_dot_yaml=_SHAPES),
-        "routers": _of("topology|check|@/m.yaml", m_dot_yaml=_ROUTERS),
-        "machine bench": _of("topology|bench|@/m.yaml|--sizes|64KiB|--gpus|4", m_dot_yaml=MACHINE),
-        "device": _of("device|show|@/d.yaml", d_dot_yaml=_DEVICE),
-        "constants": _of("operator|attention|2|64|64|--heads|4|--device|@/d.yaml", d_dot_yaml=_CONSTANTS),
-        "constants gemm": _of("operator|gemm|64|64|64|--device|@/d.yaml", d_dot_yaml=_CONSTANTS),
-        "job": _of("run|@/j.yaml|--on|dgx_a100|--mode|analytical", j_dot_yaml=_JOB),
-        "job served": _of("run|@/j.yaml|--on|dgx_a100|--mode|analytical", j_dot_yaml=_SERVED),
-        "edge list": _of(graph, e_dot_csv=_EDGES, m_dot_yaml=_GRAPH % "e.csv"),
-        "node-link": _of(graph, e_dot_json=_LINKS, m_dot_yaml=_GRAPH % "e.json"),
-        "infragraph": _of(graph, e_dot_yaml=_INFRAGRAPH, m_dot_yaml=_ON % "shape: infragraph, file: e.yaml"),
-        "msccl": _of(f"{bench}@/x.xml", x_dot_xml=_MSCCL),
-        "written json": _of(f"{bench}@/x.json", x_dot_json=json.dumps(_WRITTEN)),
-        "written csv": _of(f"{bench}@/x.csv", x_dot_csv=_WRITTEN_CSV),
+        "machine": of("topology|check|@/m.yaml", m_dot_yaml=MACHINE),
+        "shapes": of("topology|check|@/m.yaml", m_dot_yaml=_SHAPES),
+        "routers": of("topology|check|@/m.yaml", m_dot_yaml=_ROUTERS),
+        "machine bench": of("topology|bench|@/m.yaml|--sizes|64KiB|--gpus|4", m_dot_yaml=MACHINE),
+        "device": of("device|show|@/d.yaml", d_dot_yaml=_DEVICE),
+        "constants": of("operator|attention|2|64|64|--heads|4|--device|@/d.yaml", d_dot_yaml=_CONSTANTS),
+        "constants gemm": of("operator|gemm|64|64|64|--device|@/d.yaml", d_dot_yaml=_CONSTANTS),
+        "job": of("run|@/j.yaml|--on|dgx_a100|--mode|analytical", j_dot_yaml=_JOB),
+        "job served": of("run|@/j.yaml|--on|dgx_a100|--mode|analytical", j_dot_yaml=_SERVED),
+        "edge list": of(graph, e_dot_csv=_EDGES, m_dot_yaml=_GRAPH % "e.csv"),
+        "node-link": of(graph, e_dot_json=_LINKS, m_dot_yaml=_GRAPH % "e.json"),
+        "infragraph": of(graph, e_dot_yaml=_INFRAGRAPH, m_dot_yaml=_ON % "shape: infragraph, file: e.yaml"),
+        "msccl": of(f"{bench}@/x.xml", x_dot_xml=_MSCCL),
+        "written json": of(f"{bench}@/x.json", x_dot_json=json.dumps(_WRITTEN)),
+        "written csv": of(f"{bench}@/x.csv", x_dot_csv=_WRITTEN_CSV),
         "astra network": with_first("n.yml"),
         "astra system": with_first("s.json"),
         "astra groups": with_first("g.json"),
@@ -292,13 +278,13 @@ def samples() -> dict[str, Sample]:
         "trace replay": Sample(("replay", "@/t", "--on", "dgx_a100"), {"t.0.et": frames} | rest, binary=True),
         "trace gzip": Sample(("trace", "stats", "@/t"), {"t.0.et.gz": packed} | rest, binary=True),
         "trace groups": Sample(("trace", "check", "@/t"), {"t.groups.json": b'{"1": [0, 1]}'} | traces),
-        "trace json": _of("trace|show|@/t.0.json", t_dot_0_dot_json=_workload()),
-        "learned": _of(
+        "trace json": of("trace|show|@/t.0.json", t_dot_0_dot_json=_workload()),
+        "learned": of(
             "operator|gemm|64|64|64|--device|@/d.yaml", binary=True, x_dot_npz=_learned(),
             d_dot_yaml=_LEARNED_DEVICE,
         ),
-        "measured": _of("device|calibrate|@/x.csv|--device|h100_sxm|--fit|hbm", x_dot_csv=_MEASURED),
-        "samples": _of(
+        "measured": of("device|calibrate|@/x.csv|--device|h100_sxm|--fit|hbm", x_dot_csv=_MEASURED),
+        "samples": of(
             "device|fit|@/x.csv|@/out.npz|--fallback|native", x_dot_csv=_SAMPLES
         ),
     }  # fmt: skip

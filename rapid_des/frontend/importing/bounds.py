@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +11,7 @@ from rapid_des.errors import ConfigError
 T = TypeVar("T")
 
 MOST = 10**40
-"""The largest whole number, either way: some files state 10**30 for no limit."""
+"""The largest number, either way: some files state 10**30 for no limit."""
 MOST_LAYERS = 10_000
 """As in model files."""
 COUNTS_OF_LAYERS = frozenset((
@@ -28,7 +27,7 @@ COUNTS_OF_LAYERS = frozenset((
 def bounded(tree: T, file: Path) -> T:
     """Return a file's tree; a `ConfigError` names a number in it that no such file has.
 
-    Numbers that are not finite may stand in lists, as in `time_step_limit: [0, Infinity]`.
+    Larger ones and such as are not finite may stand in lists, as in `time_step_limit: [0, Infinity]`.
     """
     waiting: list[tuple[str, object]] = [("", tree)]
     while waiting:
@@ -50,5 +49,5 @@ def _check(key: str, value: object, file: Path, place: str) -> None:
     if isinstance(value, int) and abs(value) > most:
         shown = str(value) if abs(value) <= MOST else "a number of more than 40 digits"
         raise ConfigError(f"{shown}; allowed: up to {most:,}", file=str(file), key=place[:200])
-    if key and isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{value} is no finite number", file=str(file), key=place[:200])
+    if key and isinstance(value, float) and not abs(value) <= MOST:
+        raise ConfigError(f"{value}; allowed: numbers up to 10**40", file=str(file), key=place[:200])
