@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 from rapid_des.device import Device, load_device
 from rapid_des.device.measurements import DTYPES, DataFolder, Record, UnsupportedRow, dtype_of
@@ -15,6 +16,7 @@ from rapid_des.errors import InputError
 __all__ = [
     "DTYPES",
     "DataFolder",
+    "Names",
     "Record",
     "UnsupportedRow",
     "device_for",
@@ -25,6 +27,23 @@ __all__ = [
 ]
 
 CHECKOUT_DATA = Path(__file__).with_name("data")
+Value = TypeVar("Value")
+
+
+class Names(dict[str, Value]):
+    """What names in a file stand for; a name that nothing here knows is an `UnsupportedRow`.
+
+    >>> Names("model", {"7B": 7})["8B"]
+    Traceback (most recent call last):
+    rapid_des.device.measurements.UnsupportedRow: no model '8B' is known here
+    """
+
+    def __init__(self, what: str, known: Mapping[str, Value]) -> None:
+        super().__init__(known)
+        self.what = what
+
+    def __missing__(self, name: str) -> Value:
+        raise UnsupportedRow(f"no {self.what} {name[:60]!r} is known here")
 
 
 def open_folder(data: Path | None) -> DataFolder:

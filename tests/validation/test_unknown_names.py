@@ -1,9 +1,16 @@
 """Rows of a model, layer, engine, GPU, operator or dtype that nothing here knows are counted and reasoned."""
 
+import csv
+import re
+from contextlib import suppress
+
 import pytest
 
 from rapid_des.errors import InputError
-from validation import DataFolder, validate
+from validation import DataFolder, all_topics, validate
+from validation.measurements import CHECKOUT_DATA
+
+NUMBER = re.compile(r"[-+0-9.eE]*")
 
 # One row each that is predicted: file, columns.
 GEMM = "operators/gemm_aiconfigurator.csv", {
@@ -132,3 +139,27 @@ def test_a_line_with_more_fields_than_columns_is_named(tmp_path):
     file, row = NCCL
     with pytest.raises(InputError, match="line 2: more fields than the 7 columns of the first line"):
         report_of(tmp_path, file, row | {"case_id": "c,d"})
+
+
+SHIPPED = sorted(
+    path
+    for folder in ("training_e2e", "inference_e2e", "rapid")
+    for path in (CHECKOUT_DATA / folder).glob("*.csv.gz")
+)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name.removesuffix(".csv.gz"))
+def test_no_name_in_a_file_of_jobs_ends_the_whole_command(tmp_path, path):
+    # Mixtral-8x22B in NeMo's table and llama2-13b in LMDeploy's ended `validate` with a KeyError.
+    name = f"{path.parent.name}/{path.name.removesuffix('.gz')}"
+    rows = DataFolder(CHECKOUT_DATA, split=False).read(name)
+    first = {(row.get("source"), row.get("backend")): row for row in reversed(rows)}
+    (tmp_path / name).parent.mkdir()
+    for row in first.values():
+        for column in (column for column, cell in row.items() if not NUMBER.fullmatch(cell)):
+            with (tmp_path / name).open("w", newline="") as file:
+                table = csv.DictWriter(file, list(row))
+                table.writeheader()
+                table.writerow({**row, column: "Abacus"})
+            with suppress(InputError):  # one line with file and place, where a number was wanted
+                list(all_topics(DataFolder(tmp_path, split=False)))

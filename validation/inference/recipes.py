@@ -17,15 +17,18 @@ from typing import Any
 from rapid_des.config import open_document
 from rapid_des.units import ceil_divide
 from validation.jobs.decoders import Tree
-from validation.measurements import Record, UnsupportedRow
+from validation.measurements import Names, Record, UnsupportedRow
 
 _SWEPT = {("1024", "1024"), ("1024", "8192"), ("8192", "1024")}
 """Prompt and output lengths of InferenceX."""
-_ENGINES: Mapping[str, tuple[str, str]] = {
-    "vllm": ("vllm-0.12", "vllm_v1"),
-    "sglang": ("sglang", "sglang"),
-    "trtllm": ("trtllm-1", "trtllm_guaranteed_no_evict"),
-}
+_ENGINES: Mapping[str, tuple[str, str]] = Names(
+    "engine",
+    {
+        "vllm": ("vllm-0.12", "vllm_v1"),
+        "sglang": ("sglang", "sglang"),
+        "trtllm": ("trtllm-1", "trtllm_guaranteed_no_evict"),
+    },
+)
 """Software profile and policy: each engine's default."""
 _PRECISIONS: Mapping[str, Tree] = {
     "": {},
@@ -159,7 +162,7 @@ def _trtllm(record: Record) -> Recipe:
     return Recipe(tokens, wait, share=0.8 if newer else 0.75, kv_cache="fp8")
 
 
-_RECIPES = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}
+_RECIPES = Names("engine", {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm})
 
 
 def engine_tree(record: Record) -> Tree:

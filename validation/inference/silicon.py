@@ -21,7 +21,7 @@ from validation.jobs.cases import Case, Served
 from validation.jobs.origins import place
 from validation.jobs.rows import Figure, MeasuredJob, first_token_ms, job_topics, per_token_ms
 from validation.jobs.workers import Watch
-from validation.measurements import DataFolder, Record, UnsupportedRow
+from validation.measurements import DataFolder, Names, Record, UnsupportedRow
 from validation.scoring import Row, Topic
 
 SILICON = "inference_e2e/silicon_e2e_serving.csv"
@@ -47,14 +47,17 @@ _DENSE = ("meta-llama", "nvidia/Llama", "Qwen/Qwen3-32B")
 _LACKING: Mapping[str, str] = {
     "zhipuai/GLM-5": "sparse attention with an indexer (GLM-5)",
 }
-_GPUS: Mapping[str, str] = {
-    "h100_sxm": "H100-SXM-80GB",
-    "h200_sxm": "H200-SXM-141GB",
-    "b200_sxm": "B200-SXM",
-    "b300_sxm": "B300-SXM",
-    "gb200": "GB200-NVL72",
-    "gb300": "GB300-NVL72",
-}
+_GPUS: Mapping[str, str] = Names(
+    "GPU",
+    {
+        "h100_sxm": "H100-SXM-80GB",
+        "h200_sxm": "H200-SXM-141GB",
+        "b200_sxm": "B200-SXM",
+        "b300_sxm": "B300-SXM",
+        "gb200": "GB200-NVL72",
+        "gb300": "GB300-NVL72",
+    },
+)
 FIGURES: Mapping[str, Figure] = {"tpot": per_token_ms, "ttft": first_token_ms}
 Configuration = tuple[list[Record], Case | str]
 
@@ -149,7 +152,7 @@ def _apart(records: Sequence[Record], case: Case | str) -> str:
 
 def _count(record: Record, column: str, absent: int = 1) -> int:
     """Return a whole number that the file may print as a fraction; what is blank or 0 is `absent`."""
-    return int(float(record[column] or 0)) or absent
+    return (int(record.number(column)) if record[column] else 0) or absent
 
 
 def case_of(record: Record) -> Case | str:

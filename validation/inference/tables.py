@@ -112,7 +112,7 @@ def _kundu(data: DataFolder) -> Iterator[MeasuredJob]:
                 f"inference/kundu/{gpu}",
                 f"kundu/{gpu}/{model}/tp{tp}",
                 1e3 * record.time("latency_s"),
-                Requests(model, "fp16", _GPUS[gpu], tp, 1, 200, 200),
+                Requests(model, "fp16", _GPUS.get(gpu, gpu), tp, 1, 200, 200),
                 what="all",
             )
 
@@ -122,7 +122,13 @@ def _koyeb(data: DataFolder) -> Iterator[MeasuredJob]:
     for record in data.read(KOYEB):
         batch, prompt = record.count("batch"), record.count("prefill_tokens")
         asked = Requests(
-            "Llama-3-8B", "bf16", _GPUS[record["gpu"]], 1, batch, prompt, record.count("decode_tokens")
+            "Llama-3-8B",
+            "bf16",
+            _GPUS.get(record["gpu"], record["gpu"]),
+            1,
+            batch,
+            prompt,
+            record.count("decode_tokens"),
         )
         noisy = "/excluded-noisy" if record["case"].endswith("noisy") else ""
         yield measured_requests(
@@ -142,9 +148,8 @@ def _lmdeploy(data: DataFolder) -> Iterator[MeasuredJob]:
     """
     for record in data.read(LMDEPLOY):
         batch = record.count("batch")
-        asked = _request(
-            record, _LMDEPLOY_MODELS[record["model"]], record["dtype"], record["gpu"], record.count("tp")
-        )
+        model = _LMDEPLOY_MODELS.get(record["model"], record["model"])
+        asked = _request(record, model, record["dtype"], record["gpu"], record.count("tp"))
         yield measured_requests(
             "inference/lmdeploy/tpot",
             record["case_id"],

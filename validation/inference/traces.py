@@ -19,7 +19,7 @@ from validation.jobs.rows import (
     per_token_ms,
     step_ms,
 )
-from validation.measurements import DataFolder, Record, UnsupportedRow
+from validation.measurements import DataFolder, Names, Record, UnsupportedRow
 from validation.scoring import Topic
 
 TRACES = "inference_e2e/vllm_request_traces_llmservingsim.csv"
@@ -27,7 +27,7 @@ _MODELS: Mapping[str, str] = {
     "Llama-3.1-8B": "llama3_1_8b",
     "Qwen3-30B-A3B-Instruct-2507": "qwen3_30b_a3b",
 }
-_GPUS: Mapping[str, str] = {"RTX4090": "RTX4090", "RTXPRO6000": "RTX-PRO-6000"}
+_GPUS: Mapping[str, str] = Names("GPU", {"RTX4090": "RTX4090", "RTXPRO6000": "RTX-PRO-6000"})
 _FLAGS: Mapping[str, tuple[float, int]] = {"RTX4090": (0.9, 256), "RTXPRO6000": (0.92, 128)}
 """vLLM's gpu_memory_utilization and max_num_seqs, as the meta.json beside each run's trace prints them
 (github.com/casys-kaist/LLMServingSim, bench); the shares are the defaults of vLLM 0.19 and 0.28."""

@@ -22,7 +22,7 @@ from validation.jobs.training_trees import (
     Layout,
     training_job,
 )
-from validation.measurements import DataFolder, Record, UnsupportedRow
+from validation.measurements import DataFolder, Names, Record, UnsupportedRow
 from validation.scoring import Topic
 from validation.training import runs
 from validation.training.published import FILE
@@ -46,13 +46,16 @@ _FORMATS: Mapping[str, Mapping[str, str]] = {
 }
 _ALIASES = {"FP8-CS": "FP8", "FP8-CS (FP8-MX)": "FP8", "FP8-MX": "MXFP8"}
 """Of a row with both in turn the first stands outside brackets."""
-_GPUS: Mapping[str, str] = {
-    "DGX-H100": "H100-SXM-80GB",
-    "DGX-B200": "B200-SXM",
-    "DGX-B300": "B300-SXM",
-    "DGX-GB200": "GB200-NVL72",
-    "DGX-GB300": "GB300-NVL72",
-}
+_GPUS: Mapping[str, str] = Names(
+    "GPU",
+    {
+        "DGX-H100": "H100-SXM-80GB",
+        "DGX-B200": "B200-SXM",
+        "DGX-B300": "B300-SXM",
+        "DGX-GB200": "GB200-NVL72",
+        "DGX-GB300": "GB300-NVL72",
+    },
+)
 
 
 def topics(data: DataFolder) -> Iterator[Topic]:

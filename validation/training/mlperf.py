@@ -10,19 +10,22 @@ from validation.jobs.decoders import GPT, LLAMA, Style, Tree, decoder, printed, 
 from validation.jobs.origins import SOFTWARE, place
 from validation.jobs.rows import MeasuredJob, job_topics
 from validation.jobs.training_trees import MEGATRON_2025_JOB, Batch, Layout, training_job
-from validation.measurements import DataFolder, Record, UnsupportedRow
+from validation.measurements import DataFolder, Names, Record, UnsupportedRow
 from validation.scoring import Topic
 from validation.training import runs
 
 FILE = "training_e2e/mlperf_training.csv"
 _MOST_SPREAD = 0.05
 """Relative range of the runs of one submission, beyond which their median says little."""
-_STYLES: Mapping[str, Style] = {
-    "gpt3": GPT,
-    "llama31_405b": LLAMA,
-    "llama31_8b": LLAMA,
-    "llama2_70b_lora": LLAMA,
-}
+_STYLES: Mapping[str, Style] = Names(
+    "benchmark",
+    {
+        "gpt3": GPT,
+        "llama31_405b": LLAMA,
+        "llama31_8b": LLAMA,
+        "llama2_70b_lora": LLAMA,
+    },
+)
 _GPUS = {"H100": "H100-SXM-80GB", "H200": "H200-SXM-141GB", "B200": "B200-SXM", "GB200": "GB200-NVL72",
          "GB300": "GB300-NVL72"}  # fmt: skip
 _MICRO_BATCH_OF_LORA = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from validation.jobs.cases import Case
@@ -19,16 +20,19 @@ from validation.jobs.decoders import (
 from validation.jobs.origins import SOFTWARE, place
 from validation.jobs.rows import MeasuredJob, job_topics
 from validation.jobs.training_trees import MEGATRON_2025_JOB, Batch, Layout, training_job
-from validation.measurements import DataFolder, Record, UnsupportedRow
+from validation.measurements import DataFolder, Names, Record, UnsupportedRow
 from validation.scoring import Topic
 from validation.training import runs
 from validation.training.published import FILE
 
-_TITAN_MODELS: Mapping[str, str] = {
-    "Llama-3.1-8B": "Llama-3-8B",
-    "Llama-3.1-70B": "Llama-3-70B",
-    "Llama-3.1-405B": "Llama-3-405B",
-}
+_TITAN_MODELS: Mapping[str, str] = Names(
+    "model",
+    {
+        "Llama-3.1-8B": "Llama-3-8B",
+        "Llama-3.1-70B": "Llama-3-70B",
+        "Llama-3.1-405B": "Llama-3-405B",
+    },
+)
 _TITAN_FORMATS: Mapping[str, Mapping[str, str]] = {
     "bf16": {},
     "fp8": {"gemm": "fp8", "recipe": "current", "parameter_gather": "fp8"},
@@ -39,17 +43,20 @@ _TITAN_CHUNKS: Mapping[str, tuple[int, ...]] = {"1F1B": (1,), "Interleaved-1F1B"
 """By the end of a row's name; where the schedule is not printed, both."""
 _LLAMA_3_CHUNKS = 8
 """Chunks of a stage of Llama 3 405B."""
-_NEMO_MODELS: Mapping[str, tuple[Style, Dimensions]] = {
-    "LLAMA3-8B": (LLAMA, known("Llama-3-8B")),
-    "LLAMA3-70B": (LLAMA, known("Llama-3-70B")),
-    "LLAMA3-405B": (LLAMA, known("Llama-3-405B")),
-    "Mixtral-8x7B": (LLAMA, known("Mixtral-8x7B")),
-    "GPT3-175B": (GPT, Dimensions(96, 12288, 96, 96, 49152, 51200)),
-    "Nemotron-15B": (NEMOTRON, Dimensions(32, 6144, 48, 8, 24576, 256000)),
-    "Nemotron-340B": (NEMOTRON, Dimensions(96, 18432, 96, 8, 73728, 256000)),
-}
+_NEMO_MODELS: Mapping[str, tuple[Style, Dimensions]] = Names(
+    "model",
+    {
+        "LLAMA3-8B": (LLAMA, known("Llama-3-8B")),
+        "LLAMA3-70B": (LLAMA, known("Llama-3-70B")),
+        "LLAMA3-405B": (LLAMA, known("Llama-3-405B")),
+        "Mixtral-8x7B": (LLAMA, known("Mixtral-8x7B")),
+        "GPT3-175B": (GPT, Dimensions(96, 12288, 96, 96, 49152, 51200)),
+        "Nemotron-15B": (NEMOTRON, Dimensions(32, 6144, 48, 8, 24576, 256000)),
+        "Nemotron-340B": (NEMOTRON, Dimensions(96, 18432, 96, 8, 73728, 256000)),
+    },
+)
 """Brown et al. 2020; Parmar et al. 2024 (arXiv 2402.16819) and NVIDIA 2024 (arXiv 2406.11704), Table 1."""
-_NEMO_GPUS: Mapping[str, str] = {"DGX-B200": "B200-SXM", "DGX-GB200": "GB200-NVL72"}
+_NEMO_GPUS: Mapping[str, str] = Names("GPU", {"DGX-B200": "B200-SXM", "DGX-GB200": "GB200-NVL72"})
 
 
 def topics(data: DataFolder) -> Iterator[Topic]:
@@ -71,10 +78,10 @@ def _titan(record: Record) -> Iterator[MeasuredJob]:
     for number in chunks if record.count("pp") > 1 else (1,):
         try:
             case = _titan_case(record, number)
+            basis = _basis(record, known(_TITAN_MODELS[record["model"]]))
         except UnsupportedRow as why:
             yield MeasuredJob("training/torchtitan", record["case_id"], measured, unsupported=str(why))
             return
-        basis = _basis(record, known(_TITAN_MODELS[record["model"]]))
         alike = record["precision"][:3]
         yield MeasuredJob(
             "training/torchtitan", record["case_id"], measured, cases=(case,), basis=basis, alike=alike
@@ -141,7 +148,17 @@ def _basis(record: Record, size: Dimensions) -> float:
 
 def _nemo(record: Record) -> MeasuredJob:
     """Return a row of NeMo 25.02's and 25.04's performance summary: fp8 with delayed scaling."""
-    topic, case_id, measured = f"training/nemo/{record['gpu']}", record["case_id"], record.time("iter_time_s")
+    topic = f"training/nemo/{record['gpu']}"
+    row = MeasuredJob(topic, record["case_id"], record.time("iter_time_s"), alike=record["gpu"])
+    try:
+        case, basis = _nemo_case(record)
+    except UnsupportedRow as why:
+        return replace(row, unsupported=str(why))
+    return replace(row, cases=(case,), basis=basis)
+
+
+def _nemo_case(record: Record) -> tuple[Case, float]:
+    """Return the job of a row, and the model's FLOPs a GPU."""
     style, size = _NEMO_MODELS[record["model"]]
     tp, pp, dp, cp = (record.count(axis) for axis in ("tp", "pp", "dp", "cp"))
     chunks, length = record.count("vpp") if pp > 1 else 1, record.count("seq")
@@ -154,11 +171,8 @@ def _nemo(record: Record) -> MeasuredJob:
     more = {"training": training, "precision": precision}
     batch = Batch(record.count("gbs"), record.count("mbs"), length)
     model = decoder(style, size, positions=length)
-    try:
-        where = place(_NEMO_GPUS[record["gpu"]], layout.gpus)
-    except UnsupportedRow as why:
-        return MeasuredJob(topic, case_id, measured, unsupported=str(why))
+    where = place(_NEMO_GPUS[record["gpu"]], layout.gpus)
     case = Case.of(training_job(model, layout, batch, SOFTWARE["nemo"], more), where)
     sequences = record.count("gbs")
     flops = training_flops(size, gated=style.gated, sequence=length, sequences=sequences) / layout.gpus
-    return MeasuredJob(topic, case_id, measured, cases=(case,), basis=flops, alike=record["gpu"])
+    return case, flops
