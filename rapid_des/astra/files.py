@@ -1,12 +1,11 @@
 """ASTRA-sim's own input files, read as they are: network, system, process groups and remote memory.
 
 Numbers carry no units there: bandwidths of the network are GiB/s (2**30), of memory 10**9 bytes/s, latencies
-and delays nanoseconds. Keys that nothing here reads are reported in notes: that simulator ignores them.
+and delays nanoseconds. Keys that change nothing are listed with the reason: that simulator ignores them too.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,11 +15,13 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 import msgspec
 from msgspec import Meta
 
+from rapid_des.astra.idle_keys import idle_keys
 from rapid_des.chakra.groups import is_rank
 from rapid_des.chakra.trace import MOST_RANKS
 from rapid_des.config import Spec, decode
 from rapid_des.config.documents import Document, load_document, read_text
 from rapid_des.errors import ConfigError
+from rapid_des.frontend.importing.keys import Ignored, by_reason
 from rapid_des.units import whole_number
 
 Positive: TypeAlias = Annotated[float, Meta(ge=1e-6, le=1e9)]
@@ -108,14 +109,20 @@ class Files:
 
 @dataclass(frozen=True)
 class Setup:
-    """What the files and options say, and one line for people on each thing that is not followed."""
+    """What the files and options say, and what of them is not followed."""
 
     files: Files
     network: NetworkFile
     system: SystemFile
     groups: Mapping[int, tuple[int, ...]]
     memory: MemoryFile | None
-    notes: tuple[str, ...]
+    ignored: tuple[Ignored, ...]
+    """The keys that change nothing, each with the reason."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """One line for each reason that keys are ignored for."""
+        return tuple(by_reason(self.ignored))
 
     @property
     def queues(self) -> int:
@@ -135,20 +142,16 @@ def read_setup(files: Files) -> Setup:
     if files.dialect not in get_args(Dialect):
         allowed = ", ".join(get_args(Dialect))
         raise ConfigError(f"{files.dialect!r} is not one of {allowed}", file="--astra-dialect")
-    notes: list[str] = []
-    network = _read(_with_exponents(_mapping(files.network)), NetworkFile, notes)
+    ignored: list[Ignored] = []
+    network = _read(_with_exponents(_mapping(files.network)), NetworkFile, ignored)
     _check_network(network, files.network)
-    system = _read(_mapping(files.system), SystemFile, notes)
+    system = _read(_mapping(files.system), SystemFile, ignored)
     _check_system(system, files.system)
-    memory = None if files.memory is None else _read(_mapping(files.memory), MemoryFile, notes)
+    memory = None if files.memory is None else _read(_mapping(files.memory), MemoryFile, ignored)
     if memory is not None and files.memory is not None:
         _check_memory(memory, files.memory)
-    if network.non_recursive_from is not None or network.non_recursive_topology is not None:
-        notes.append(
-            f"{files.network}: non_recursive_*: messages take dimension-ordered routes, not agent nodes"
-        )
     groups = {} if files.groups is None else _groups(_mapping(files.groups))
-    return Setup(files, network, system, groups, memory, tuple(notes))
+    return Setup(files, network, system, groups, memory, tuple(ignored))
 
 
 def _mapping(path: Path) -> Document:
@@ -177,16 +180,15 @@ def _with_exponents(document: Document) -> Document:
     return Document(document.path, tree)
 
 
-def _read(document: Document, spec: type[S], notes: list[str]) -> S:
-    """Decode the keys that `spec` knows and note the others."""
+def _read(document: Document, spec: type[S], ignored: list[Ignored]) -> S:
+    """Decode the keys that `spec` knows; others are ignored, as are those that change nothing."""
     known = {field.encode_name for field in msgspec.structs.fields(spec)}
-    custom = [key for key in document.tree if str(key).endswith("-implementation-custom")]
+    custom = [
+        key for key in document.tree if str(key).endswith(("-implementation-custom", "custom-implementation"))
+    ]
     if custom:
         raise ConfigError("custom collectives are not supported", file=str(document.path), key=custom[0])
-    for key in sorted(document.tree.keys() - known):
-        near = difflib.get_close_matches(key, known - document.tree.keys(), n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        notes.append(f"{document.path}: the key {key!r} is not used{hint}")
+    ignored += idle_keys(document.path, document.tree, known)
     used: dict[str, Any] = {key: value for key, value in document.tree.items() if key in known}
     return decode(Document(document.path, used), spec)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from rapid_des.arrays import Int64s
@@ -14,6 +15,7 @@ from rapid_des.astra.ranks import GPU
 from rapid_des.chakra.dialects import ReadOptions
 from rapid_des.chakra.reader import read_set
 from rapid_des.chakra.trace import TraceSet
+from rapid_des.frontend.importing.keys import Ignored
 from rapid_des.modes.execution import EngineChoice, Execution, execute
 from rapid_des.network.fabric import Fabric
 from rapid_des.program.lowering import Lowered
@@ -42,6 +44,7 @@ class AstraResult:
     exposed_communication_ns: tuple[int, ...]
     hops: int
     notes: tuple[str, ...] = ()
+    ignored: tuple[Ignored, ...] = ()
     engine: str = ""
     wall_s: float = 0.0
     run: AstraRun | None = field(default=None, repr=False)
@@ -59,6 +62,7 @@ class AstraResult:
             "hops": self.hops,
             "simulation_wall_s": round(self.wall_s, 6),
             "notes": list(self.notes),
+            "ignored": [msgspec.to_builtins(each) for each in self.ignored],
         }
 
 
@@ -102,6 +106,7 @@ def replay_traces(traces: TraceSet, setup: Setup, engine: EngineChoice = _FASTES
     return replace(
         result_of(lowered.program, execution.records),
         notes=(*setup.notes, *traces.notes),
+        ignored=setup.ignored,
         engine=execution.engine,
         wall_s=execution.wall_s,
         run=AstraRun(lowered, network.fabric, execution),

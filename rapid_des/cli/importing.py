@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import click
+import msgspec
 
 from rapid_des.cli.options import echo, force_option, json_option
 from rapid_des.config import to_tree
 from rapid_des.errors import InputError
 from rapid_des.frontend.importing import (
+    Ignored,
     ImportedJob,
+    by_reason,
     import_hugging_face,
     import_megatron,
     import_rapid_llm,
@@ -25,15 +30,35 @@ gpus_option = click.option(
 )
 
 
+ignore_option = click.option(
+    "--ignore", multiple=True, metavar="KEY", help="A key that is not understood and changes nothing."
+)
+
+
 @click.group("import")
 def import_group() -> None:
-    """Write model, job and machine files from other tools' files."""
+    """Write model, job and machine files from other tools' files.
+
+    Each key of such a file is mapped, refused by name, or listed as ignored with the reason why it changes
+    nothing: on the terminal, with --json, and in the head of the file that is written.
+    """
+
+
+def _told(notes: Iterable[str], ignored: Iterable[Ignored]) -> dict[str, Any]:
+    """Return what a user must know of an import as JSON's objects."""
+    return {"notes": list(notes), "ignored": [msgspec.to_builtins(each) for each in ignored]}
+
+
+def _tell(notes: Iterable[str], ignored: Iterable[Ignored]) -> None:
+    """Print it on stderr, where the written file is not seen."""
+    for note in (*notes, *by_reason(ignored)):
+        click.echo(f"note: {note}", err=True)
 
 
 @import_group.command()
 @click.argument("path", type=PATH)
 @click.option("-o", "--output", type=PATH, help="Model file to write; else to stdout.")
-@click.option("--ignore", multiple=True, metavar="KEY", help="A key that changes no shape and no kernel.")
+@ignore_option
 @force_option
 @json_option
 def hf(path: Path, output: Path | None, ignore: tuple[str, ...], force: bool, as_json: bool) -> None:
@@ -43,11 +68,12 @@ def hf(path: Path, output: Path | None, ignore: tuple[str, ...], force: bool, as
     text = imported.as_yaml()
     if output is not None:
         write_text(output, text)
+        _tell(imported.notes, imported.ignored)
     plain = {
         "architecture": imported.architecture,
         "parameters": imported.model.parameters,
         "model": to_tree(imported.model.spec, "model"),
-        "notes": list(imported.notes),
+        **_told(imported.notes, imported.ignored),
     }
     written = [f"{output}: {imported.architecture}, {imported.model.parameters:,} parameters"]
     echo(as_json, plain, text.splitlines() if output is None else written)
@@ -61,14 +87,16 @@ def hf(path: Path, output: Path | None, ignore: tuple[str, ...], force: bool, as
 @click.option(
     "--variable", "variables", multiple=True, metavar="NAME=VALUE", help="Of the script's environment."
 )
+@ignore_option
 @force_option
 @json_option
-def megatron(
+def megatron(  # noqa: PLR0913 - one for each option
     path: Path,
     output: Path | None,
     gpus: int | None,
     vocabulary: int | None,
     variables: tuple[str, ...],
+    ignore: tuple[str, ...],
     force: bool,
     as_json: bool,
 ) -> None:
@@ -78,7 +106,8 @@ def megatron(
     if wrong is not None:
         raise InputError(f"--variable {wrong}: must be NAME=VALUE")
     known = dict(text.split("=", 1) for text in variables)
-    _finish(import_megatron(path, gpus=gpus, vocabulary=vocabulary, variables=known), output, as_json=as_json)
+    imported = import_megatron(path, gpus=gpus, vocabulary=vocabulary, variables=known, ignore=ignore)
+    _finish(imported, output, as_json=as_json)
 
 
 @import_group.command()
@@ -86,14 +115,22 @@ def megatron(
 @job_output
 @gpus_option
 @click.option("--model", help="A model file, in the place of the flavor.")
+@ignore_option
 @force_option
 @json_option
-def torchtitan(
-    path: Path, output: Path | None, gpus: int | None, model: str | None, force: bool, as_json: bool
+def torchtitan(  # noqa: PLR0913 - one for each option
+    path: Path,
+    output: Path | None,
+    gpus: int | None,
+    model: str | None,
+    ignore: tuple[str, ...],
+    force: bool,
+    as_json: bool,
 ) -> None:
     """Read a TOML configuration of torchtitan."""
     check_outputs([output], replace=force)
-    _finish(import_torchtitan(path, gpus=gpus, model=model), output, as_json=as_json)
+    imported = import_torchtitan(path, gpus=gpus, model=model, ignore=ignore)
+    _finish(imported, output, as_json=as_json)
 
 
 def _finish(imported: ImportedJob, output: Path | None, *, as_json: bool) -> None:
@@ -101,14 +138,13 @@ def _finish(imported: ImportedJob, output: Path | None, *, as_json: bool) -> Non
     text = imported.as_yaml()
     if output is not None:
         write_text(output, text)
-        for note in imported.notes:
-            click.echo(f"note: {note}", err=True)
+        _tell(imported.notes, imported.ignored)
     plain = {
         "source": imported.source,
         "gpus": imported.job.gpus,
         "parameters": imported.job.model.parameters,
         "job": imported.tree,
-        "notes": list(imported.notes),
+        **_told(imported.notes, imported.ignored),
     }
     written = [f"{output}: {imported.job.gpus} GPUs, {imported.job.model.parameters:,} parameters"]
     echo(as_json, plain, text.splitlines() if output is None else written)
@@ -121,16 +157,40 @@ def _finish(imported: ImportedJob, output: Path | None, *, as_json: bool) -> Non
     "-o", "--output", "folder", type=PATH, default=Path(), help="Folder to write to; else this one."
 )
 @click.option("--name", default="rapid_llm", help="What the names of the files begin with.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set a key of either file before it is read, as in parallelism.tp=8. Repeatable.",
+)
+@ignore_option
 @force_option
 @json_option
-def rapid_llm(hardware: Path, model: Path, folder: Path, name: str, force: bool, as_json: bool) -> None:
+def rapid_llm(  # noqa: PLR0913 - one for each option
+    hardware: Path,
+    model: Path,
+    folder: Path,
+    name: str,
+    settings: tuple[str, ...],
+    ignore: tuple[str, ...],
+    force: bool,
+    as_json: bool,
+) -> None:
     """Read the hardware and the model file of a RAPID-LLM run: a job, a machine and a device file."""
-    run = import_rapid_llm(hardware, model)
+    wrong = next((text for text in settings if "=" not in text), None)
+    if wrong is not None:
+        raise InputError(f"--set {wrong}: must be KEY=VALUE")
+    chosen = [(key, value) for key, _, value in (text.partition("=") for text in settings)]
+    run = import_rapid_llm(hardware, model, settings=chosen, ignore=ignore)
     texts = {folder / file: text for file, text in run.files(name).items()}
     check_outputs(texts, replace=force)
     for file, text in texts.items():
         write_text(file, text)
-    for note in run.job.notes:
-        click.echo(f"note: {note}", err=True)
-    plain = {"files": [str(file) for file in texts], "notes": list(run.job.notes), "gpus": run.job.job.gpus}
-    echo(as_json, plain, [str(file) for file in texts])
+    _tell(run.job.notes, run.job.ignored)
+    told = _told(run.job.notes, run.job.ignored)
+    echo(
+        as_json,
+        {"files": [str(file) for file in texts], **told, "gpus": run.job.job.gpus},
+        [str(file) for file in texts],
+    )

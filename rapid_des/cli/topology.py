@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from rapid_des.cli.main import progress, until_interrupted
 from rapid_des.cli.options import (
@@ -18,11 +19,13 @@ from rapid_des.cli.options import (
     plot_option,
 )
 from rapid_des.errors import InputError
+from rapid_des.frontend.importing.keys import Ignored, by_reason, shortened
 from rapid_des.machine import Machine
 from rapid_des.network.checks import check_routes
+from rapid_des.network.infragraph.idle import idle_keys
 from rapid_des.network.metrics import summary
 from rapid_des.network.nodes import find_gpu
-from rapid_des.network.specs import MOST_CHUNKS
+from rapid_des.network.specs import MOST_CHUNKS, InfraGraph
 from rapid_des.report.fabric_text import (
     check_lines,
     fabric_lines,
@@ -60,7 +63,15 @@ def show(
     dimensions = opened.spec.fabric
     figures = summary(opened.fabric, dimensions, opened.dead, opened.lost)
     tree = shown_fabric(opened.fabric, dimensions, figures)
-    echo(as_json, tree, fabric_lines(tree))
+    ignored = [
+        Ignored(f"{each.name}: {key}", shortened(value), reason)
+        for each in opened.spec.fabric
+        if isinstance(each, InfraGraph)
+        for key, value, reason in idle_keys(opened.path.parent / each.file)
+    ]
+    if ignored:
+        tree |= {"ignored": [msgspec.to_builtins(each) for each in ignored]}
+    echo(as_json, tree, [*fabric_lines(tree), *(f"  note: {line}" for line in by_reason(ignored))])
     if plot is not None:
         draw(picture(opened), plot)
 

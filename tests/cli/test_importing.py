@@ -33,12 +33,12 @@ def test_a_model_file_is_printed_or_written(tmp_path):
 
 ARGUMENTS = """torchrun --nproc_per_node 4 pretrain_gpt.py --num-layers 2 --hidden-size 64 \\
     --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 1 --bf16 \\
-    --vocab-size 128 --my-own 3"""
+    --vocab-size 128 --lr 3"""
 CONFIGURATION = """
 [model]
 flavor = "8B"
 [training]
-mine = 1
+steps = 1
 [activation_checkpoint]
 mode = "none"
 """
@@ -47,8 +47,13 @@ mode = "none"
 @pytest.mark.parametrize(
     ("kind", "text", "options", "left"),
     [
-        ("megatron", ARGUMENTS, (), "left out: --my-own 3"),
-        ("torchtitan", CONFIGURATION, ("--gpus", 4), "left out: training.mine"),
+        ("megatron", ARGUMENTS, (), "ignored, as it is a rate, decay or scale of the optimizer: --lr 3"),
+        (
+            "torchtitan",
+            CONFIGURATION,
+            ("--gpus", 4),
+            "ignored, as it says how long a run goes on: training.steps 1",
+        ),
     ],
 )
 def test_a_job_file_is_printed_or_written(tmp_path, kind, text, options, left):
@@ -62,7 +67,8 @@ def test_a_job_file_is_printed_or_written(tmp_path, kind, text, options, left):
     again = run(source, *options, "-o", target, kind=kind)
     assert again.code == 2 and "--force" in again.err
     plain = json.loads(run(source, *options, "--json", kind=kind).out)
-    assert plain["gpus"] == 4 and plain["notes"] == [left]
+    (told,) = plain["ignored"]
+    assert plain["gpus"] == 4 and f"ignored, as {told['reason']}: {told['key']} {told['value']}" == left
     assert load_job(target).gpus == 4
 
 

@@ -1,6 +1,7 @@
 """InfraGraph files: what they expand to, what they are as fabrics, and what is wrong with bad ones."""
 
 import json
+import re
 
 import msgspec
 import numpy as np
@@ -8,11 +9,14 @@ import pytest
 import yaml
 
 from rapid_des.errors import ConfigError
+from rapid_des.frontend.importing import Ignored
 from rapid_des.machine import load_machine
 from rapid_des.network.build import build
 from rapid_des.network.infragraph.expansion import Expansion, indices, read
+from rapid_des.network.infragraph.idle import idle_keys
 from rapid_des.network.specs import InfraGraph
 from rapid_des.simulation import replay
+from tests.frontend.importing.every_key import Outcome, silent
 from tests.network.fabrics import INNER
 from tests.program.machines import machine, switch
 from tests.program.tracing import ALL_REDUCE, Nodes, same_everywhere
@@ -347,3 +351,25 @@ def test_a_machine_file_names_the_graph_relative_to_itself():
     uplinks = stated.fabric.source >= stated.fabric.gpus + stated.fabric.nics
     uplinks &= stated.fabric.destination >= stated.fabric.gpus + stated.fabric.nics
     assert set(stated.fabric.bandwidth[uplinks].tolist()) == {100_000_000_000}
+
+
+def test_every_key_changes_the_graph_is_refused_or_stands_among_the_idle_ones(tmp_path):
+    tree = servers() | {"name": "two", "description": "small", "annotations": {"a": 1}}
+    tree["devices"][0]["components"][0]["xpu"] = {"vendor": "x"}
+    tree["devices"][0]["links"][0]["physical"]["latency"]["us"] = 7
+
+    def importing(changed):
+        found = fabric(tmp_path, changed)
+        idle = (
+            Ignored(re.sub(r"\[(\d+)\]", r".\1", key), value, reason)
+            for key, value, reason in idle_keys(tmp_path / "g.yaml")
+        )
+        columns = (found.source, found.destination, found.bandwidth, found.latency)
+        return Outcome((found.gpus, found.nodes, *(tuple(each.tolist()) for each in columns)), tuple(idle))
+
+    assert not silent(tree, importing)
+
+
+def test_nothing_stands_beside_the_infrastructure_unseen(tmp_path):
+    with pytest.raises(ConfigError, match="unknown key 'mine' beside 'infrastructure'; allowed: annotations"):
+        fabric(tmp_path, {"infrastructure": servers(), "mine": {}})

@@ -16,7 +16,7 @@ def chunks_of(arguments: Arguments, pp: int) -> int:
         return 1
     placed = sum(arguments.given(f"account-for-{what}-in-pipeline-split") for what in ("embedding", "loss"))
     uneven = any(f"decoder-{end}-pipeline-num-layers" in arguments for end in ("first", "last"))
-    chunks, rest = divmod(arguments.count("num-layers") + placed, pp * each)
+    chunks, rest = divmod(arguments.count("num-layers", least=1) + placed, pp * each)
     if rest and not uneven:
         problem = f"{each} do not divide what each of {pp} stages has of the layers"
         raise ConfigError(problem, file=arguments.file, key="--num-layers-per-virtual-pipeline-stage")

@@ -14,9 +14,10 @@ from typing import Any
 from rapid_des.config import to_yaml
 from rapid_des.config.documents import parse_json, read_text
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.importing import gpt, hybrid, llama, nested
+from rapid_des.frontend.importing import gemma, gpt, hybrid, llama, nested
 from rapid_des.frontend.importing.bounds import bounded
-from rapid_des.frontend.importing.keys import Keys
+from rapid_des.frontend.importing.keys import Ignored, Keys, Outcomes, by_reason, commented
+from rapid_des.frontend.importing.without_meaning import OF_CONFIGS
 from rapid_des.frontend.loading import load_model
 from rapid_des.frontend.model import Model
 
@@ -53,10 +54,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "falcon": gpt.falcon,
     "cohere": llama.cohere,
     "cohere2": llama.cohere2,
-    "gemma": llama.gemma,
-    "gemma2": llama.gemma2,
+    "gemma": gemma.gemma,
+    "gemma2": gemma.gemma2,
     "gemma3": nested.gemma3_with_images,
-    "gemma3_text": llama.gemma3,
+    "gemma3_text": gemma.gemma3,
     "glm": llama.glm,
     "glm4": llama.glm4,
     "glm4_moe": llama.glm4_moe,
@@ -84,11 +85,14 @@ class Imported:
     """The `model_type` of the config."""
     notes: tuple[str, ...]
     """What the model file does not say."""
+    ignored: tuple[Ignored, ...]
+    """The keys that change nothing, each with the reason."""
 
     def as_yaml(self) -> str:
         """Return the text of a model file."""
-        head = f"# {self.architecture}, {self.model.parameters:,} parameters\n"
-        return head + "".join(f"# {note}\n" for note in self.notes) + to_yaml(self.model.spec, brief=True)
+        head = f"{self.architecture}, {self.model.parameters:,} parameters"
+        told = commented((head, *self.notes, *by_reason(self.ignored)))
+        return told + to_yaml(self.model.spec, brief=True)
 
 
 def import_hugging_face(path: str | Path, *, ignore: Collection[str] = ()) -> Imported:
@@ -104,12 +108,15 @@ def import_hugging_face(path: str | Path, *, ignore: Collection[str] = ()) -> Im
     if not isinstance(name, str) or name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise ConfigError(f"{name!r} is not understood; allowed: {known}", file=str(file), key="model_type")
-    keys = Keys(tree, str(file), without_meaning=frozenset(ignore))
-    keys.note("quantization_config", "formats are the job's (precision), not the model's")
-    keys.note("num_nextn_predict_layers", "layers that predict further tokens are not among the parameters")
+    outcomes = Outcomes(asked=frozenset(ignore))
+    keys = Keys(tree, str(file), outcomes=outcomes)
+    keys.value("model_type")
+    for key in ("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder"):
+        keys.choice(key, {False: None}, default=False)
     spec = ARCHITECTURES[name](keys)
+    keys.ignore_known(OF_CONFIGS)
     keys.finish()
-    return Imported(_model(spec, str(file)), name, tuple(keys.notes))
+    return Imported(_model(spec, str(file)), name, tuple(outcomes.notes), tuple(outcomes.ignored))
 
 
 def _model(spec: Tree, file: str) -> Model:

@@ -6,11 +6,17 @@ from collections import Counter
 from typing import Any
 
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.importing.keys import Keys, spread
+from rapid_des.frontend.importing.keys import Keys
 from rapid_des.frontend.importing.llama import keys_of, qwen2_moe, qwen3, rotated_share, with_layers
+from rapid_des.frontend.importing.places import spread
 
 Tree = dict[str, Any]
 
+ORDER = "it is how the library runs the model, which a job says"
+_OF_EXPERTS = (
+    "n_routed_experts", "n_shared_experts", "moe_intermediate_size", "moe_shared_expert_intermediate_size",
+    "num_experts_per_tok", "moe_latent_size",
+)  # fmt: skip
 NOTHING: Tree = {"kind": "none"}
 MIXERS, FEED_FORWARDS = "M*", "-E"
 """In a pattern: Mamba-2, attention; dense, experts."""
@@ -25,10 +31,10 @@ def mamba2(keys: Keys) -> Tree:
         problem = f"num_heads {heads} of head_dim {head_dim} are not expand times hidden_size, {inner}"
         raise ConfigError(problem, file=keys.file, key="num_heads")
     keys.choice("hidden_act", {"silu": "silu", "swish": "silu"}, "silu")
-    keys.ignore("norm_before_gate", "rms_norm", "residual_in_fp32")
+    keys.ignore(ORDER, "norm_before_gate", "rms_norm", "residual_in_fp32")
     return {
         "hidden": hidden,
-        "layers": keys.count("num_hidden_layers", 64),
+        "layers": keys.count("num_hidden_layers", 64, least=1),
         "attention": _scan(
             keys, heads, head_dim, keys.count("state_size", 128), keys.count("chunk_size", 256)
         )
@@ -43,7 +49,8 @@ def mamba2(keys: Keys) -> Tree:
 
 
 def _scan(keys: Keys, heads: int, head_dim: int, state: int, chunk: int) -> Tree:
-    keys.ignore("time_step_limit", "time_step_min", "time_step_max", "time_step_floor", "time_step_rank")
+    limits = ("time_step_limit", "time_step_min", "time_step_max", "time_step_floor", "time_step_rank")
+    keys.ignore("it initialises or bounds the steps of the scan, each head has one", *limits)
     return {
         "kind": "mamba2",
         "heads": heads,
@@ -59,7 +66,7 @@ def _scan(keys: Keys, heads: int, head_dim: int, state: int, chunk: int) -> Tree
 def nemotron_h(keys: Keys) -> Tree:
     """Read Nemotron-H: blocks of one half each, of which a mixer and what follows it make a layer here."""
     pattern = keys.get("hybrid_override_pattern", str)
-    blocks = keys.count("num_hidden_layers", len(pattern))
+    blocks = keys.count("num_hidden_layers", len(pattern), least=1)
     if not pattern or len(pattern) != blocks or set(pattern) - set(MIXERS + FEED_FORWARDS):
         problem = f"{pattern!r} does not say with M, *, - and E what {blocks} blocks are"
         raise ConfigError(problem, file=keys.file, key="hybrid_override_pattern")
@@ -69,8 +76,11 @@ def nemotron_h(keys: Keys) -> Tree:
     parts = {
         pair: {"attention": halves[pair[0]], "feed_forward": halves[pair[1]]} for pair in (usual, *others)
     }
-    keys.ignore("expand", "residual_in_fp32", "rescale_prenorm_residual", "num_logits_to_keep", "hidden_act")
-    keys.ignore("sliding_window", "use_mamba_kernels")
+    keys.ignore("mamba_num_heads and mamba_head_dim say it", "expand")
+    keys.ignore("mlp_hidden_act and mamba_hidden_act say it", "hidden_act")
+    keys.ignore(ORDER, "residual_in_fp32", "rescale_prenorm_residual", "num_logits_to_keep")
+    keys.ignore(ORDER, "use_mamba_kernels")
+    keys.choice("sliding_window", {None: None})
     keys.notes.append(
         f"{blocks} blocks are {len(pairs)} layers: a mixer and the feed-forward after it are one"
     )
@@ -120,7 +130,7 @@ def _halves(keys: Keys, pattern: str) -> dict[str, Tree]:
         keys.count("ssm_state_size"),
         keys.count("chunk_size", 128),
     )
-    heads = keys.count("num_attention_heads")
+    heads = keys.count("num_attention_heads", least=1)
     width = keys.count("head_dim", keys.count("attention_head_dim", keys.count("hidden_size") // heads))
     bias = keys.flag("attention_bias", default=False)
     attention = {"heads": heads, "kv_heads": keys.count("num_key_value_heads"), "head_dim": width}
@@ -147,16 +157,14 @@ def _halves(keys: Keys, pattern: str) -> dict[str, Tree]:
         }
         if "moe_latent_size" in keys:
             halves["E"]["latent"] = keys.count("moe_latent_size")
-    keys.ignore(
-        "intermediate_size", "mlp_bias", "n_routed_experts", "n_shared_experts", "moe_intermediate_size"
-    )
-    keys.ignore("moe_shared_expert_intermediate_size", "num_experts_per_tok", "moe_latent_size")
+    keys.ignore("hybrid_override_pattern has no dense feed-forward (-)", "intermediate_size", "mlp_bias")
+    keys.ignore("hybrid_override_pattern has no experts (E)", *_OF_EXPERTS)
     return halves
 
 
 def granite(keys: Keys) -> Tree:
     """Read Granite 4: Mamba-2 or attention, and experts, if any, beside a feed-forward for every token."""
-    hidden, count = keys.count("hidden_size"), keys.count("num_hidden_layers")
+    hidden, count = keys.count("hidden_size"), keys.count("num_hidden_layers", least=1)
     types = keys.names("layer_types", count) or ["attention"] * count
     known = {"mamba": True, "attention": False}
     scans = [Keys({"layer_types": word}, keys.file).choice("layer_types", known) for word in types]
@@ -177,7 +185,7 @@ def granite(keys: Keys) -> Tree:
 
 
 def _granite_attention(keys: Keys) -> Tree:
-    bias, heads = keys.flag("attention_bias", default=False), keys.count("num_attention_heads")
+    bias, heads = keys.flag("attention_bias", default=False), keys.count("num_attention_heads", least=1)
     kv_heads = keys.count("num_key_value_heads", heads)
     return {"heads": heads, "kv_heads": kv_heads, "qkv_bias": bias, "output_bias": bias}
 
@@ -186,8 +194,9 @@ def _granite_feed_forward(keys: Keys) -> Tree:
     activation = keys.choice("hidden_act", {"silu": "swiglu"}, "silu")
     keys.choice("normalization_function", {"rmsnorm": None}, "rmsnorm")
     shared, experts = keys.count("shared_intermediate_size", 1024), keys.count("num_local_experts", 8)
-    keys.ignore("intermediate_size", "num_experts_per_tok", "init_method", "router_aux_loss_coef")
+    keys.ignore("it initialises weights", "init_method")
     if not experts:
+        keys.ignore("num_local_experts is 0", "intermediate_size", "num_experts_per_tok")
         return {"activation": activation, "hidden": shared}
     return {
         "kind": "experts",
@@ -202,7 +211,6 @@ def _granite_feed_forward(keys: Keys) -> Tree:
 def _granite_scan(keys: Keys, hidden: int) -> Tree:
     heads, head_dim = keys.count("mamba_n_heads", 128, least=1), keys.get("mamba_d_head", object, "auto")
     inner = keys.count("mamba_expand", 2) * hidden
-    keys.ignore("mamba_d_head")
     if head_dim != "auto" and heads * keys.count("mamba_d_head") != inner:
         problem = f"{heads} of mamba_d_head {head_dim} are not mamba_expand times hidden_size, {inner}"
         raise ConfigError(problem, file=keys.file, key="mamba_n_heads")
@@ -234,16 +242,20 @@ def qwen3_5(keys: Keys) -> Tree:
 def _with_delta(keys: Keys, model: Tree) -> Tree:
     """Give attention its norms and gate, and the gated delta rule to the layers that have no attention."""
     keys.choice("attn_output_gate", {True: None}, default=True)
-    keys.ignore("mamba_ssm_dtype", "mtp_use_dedicated_embeddings")
-    keys.note("mtp_num_hidden_layers", "layers that predict further tokens are not among the parameters")
-    count, every = model["layers"], keys.count("full_attention_interval", 4, least=1)
-    types = keys.names("layer_types", count)
+    keys.ignore("formats are the job's (precision)", "mamba_ssm_dtype")
+    further = "layers that predict further tokens are left out"
+    keys.ignore(further, "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
+    count, types = model["layers"], keys.names("layer_types", model["layers"])
+    if types is not None:
+        keys.ignore("layer_types says it", "full_attention_interval")
+    every = keys.count("full_attention_interval", 4, least=1)
     known = {"linear_attention": True, "full_attention": False}
     linear = [bool((layer + 1) % every) for layer in range(count)]
     if types is not None:
         linear = [keys_of(known, word, keys) for word in types]
     attention = {"head_dim": 256, "rotary": rotated_share(keys, "partial_rotary_factor", 0.25)}
-    gated = {"qk_norm": "head", "output_gate": True, "qkv_bias": False}
+    bias = keys.flag("attention_bias", default=False)
+    gated = {"qk_norm": "head", "output_gate": True, "qkv_bias": bias, "output_bias": bias}
     model["attention"] = attention | model["attention"] | gated
     delta = {
         "kind": "gated_delta",

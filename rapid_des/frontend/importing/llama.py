@@ -6,10 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.importing.keys import Keys, spread
+from rapid_des.frontend.importing.keys import Keys
+from rapid_des.frontend.importing.places import spread
+from rapid_des.frontend.importing.without_meaning import DROPOUT
 
 Tree = dict[str, Any]
 
+ANGLES = "it changes by which angles positions rotate, no shape"
+"""Why what is said of rotary embeddings changes nothing, but for how much of a head is rotated."""
 GATED = {"silu": "swiglu", "swish": "swiglu"}
 
 
@@ -25,7 +29,7 @@ def llama(keys: Keys, *, qk_norm: str = "none", qkv_bias: bool = False, tied: bo
     }
     return {
         "hidden": hidden,
-        "layers": keys.count("num_hidden_layers"),
+        "layers": keys.count("num_hidden_layers", least=1),
         "attention": attention,
         "feed_forward": feed_forward,
         "norm": "rms_norm",
@@ -48,23 +52,28 @@ def attention_of(keys: Keys) -> Tree:
 
 def rotated_share(keys: Keys, key: str, default: float) -> float:
     """Return how much of a head is rotated, which newer files say among their `rope_parameters`."""
-    rope = Keys(keys.get("rope_parameters", dict, {}), keys.file)
-    return keys.get(key, float, rope.get("partial_rotary_factor", float, default))
+    rope = keys.section("rope_parameters", optional=True)
+    if key in keys:
+        rope.ignore(f"{key} stands beside it", "partial_rotary_factor")
+    share = keys.get(key, float, rope.get("partial_rotary_factor", float, default))
+    rope.ignore(ANGLES, *rope.unread())
+    return share
 
 
 def mistral(keys: Keys, *, window: int = 4096) -> Tree:
     """Read Mistral: Llama with a sliding window in every layer."""
-    return _windowed(keys, llama(keys), lambda _: True, default=window)
+    return windowed(keys, llama(keys), lambda _: True, default=window)
 
 
-def _windowed(
+def windowed(
     keys: Keys, model: Tree, slides: Callable[[int], bool], *, default: int = 0, **besides: float
 ) -> Tree:
     """Give a window, and `besides`, to the layers that `layer_types` says, or to those that `slides` does."""
     count, window = model["layers"], int(keys.nullable("sliding_window", default))
-    types = keys.names("layer_types", count)
     if not window:
+        keys.ignore("there is no window", "layer_types", "sliding_window_pattern", "_sliding_window_pattern")
         return model
+    types = keys.names("layer_types", count)
     if types is None:
         windowed = [layer for layer in range(count) if slides(layer)]
     else:
@@ -93,7 +102,13 @@ def mixtral(keys: Keys) -> Tree:
     """Read Mixtral: Mistral with experts in every layer."""
     model = mistral(keys, window=0)
     experts = keys.count("num_local_experts", 8)
-    return model | {"feed_forward": _experts(keys, experts, model["feed_forward"]["hidden"])}
+    return model | {"feed_forward": _everywhere(keys, experts, model["feed_forward"]["hidden"])}
+
+
+def _everywhere(keys: Keys, experts: int, hidden: int) -> Tree:
+    """Return experts that all layers have."""
+    keys.overrule("experts have no biases", "mlp_bias")
+    return _experts(keys, experts, hidden)
 
 
 def _experts(keys: Keys, experts: int, hidden: int) -> Tree:
@@ -107,11 +122,15 @@ def qwen2(keys: Keys) -> Tree:
 
 
 def _qwen_window(keys: Keys, model: Tree) -> Tree:
-    first = keys.count("max_window_layers", 0)
+    if "sliding_window" not in keys:
+        keys.ignore("there is no window (sliding_window)", "use_sliding_window")
     if not keys.flag("use_sliding_window", default=False):
-        keys.ignore("sliding_window", "layer_types")
+        keys.ignore("use_sliding_window is false", "sliding_window", "layer_types", "max_window_layers")
         return model
-    return _windowed(keys, model, lambda layer: layer >= first)
+    first = keys.count("max_window_layers", 0)
+    if first >= model["layers"] and "layer_types" not in keys:
+        keys.overrule("max_window_layers leaves no layer a window", "use_sliding_window", "sliding_window")
+    return windowed(keys, model, lambda layer: layer >= first)
 
 
 def qwen3(keys: Keys) -> Tree:
@@ -142,18 +161,18 @@ def _sparse(keys: Keys, model: Tree, shared: Tree) -> Tree:
     )
     experts = _experts(keys, keys.count("num_experts"), keys.count("moe_intermediate_size")) | shared
     layers = [layer for layer in range(model["layers"]) if (layer + 1) % step == 0 and layer not in only]
+    if len(layers) == model["layers"]:
+        keys.overrule("every layer has experts", "intermediate_size", "mlp_bias")
     return with_layers(model, "feed_forward", experts, layers)
 
 
 def deepseek(keys: Keys, *, corrected: bool = False) -> Tree:
     """Read DeepSeek-V2 and V3: latent attention, the first layers dense; `corrected`: a bias an expert."""
-    keys.ignore(
-        "num_key_value_heads", "scoring_func", "topk_method", "n_group", "topk_group", "routed_scaling_factor"
-    )
     keys.choice("attention_bias", {False: None}, default=False)
     model = llama(keys)
-    if keys.count("num_nextn_predict_layers", 0):
-        model["predictions"] = keys.count("num_nextn_predict_layers")
+    keys.overrule("latent attention has one latent for all heads", "num_key_value_heads")
+    if predictions(keys):
+        model["predictions"] = predictions(keys)
     model["attention"] = {
         "kind": "latent_attention",
         "heads": keys.count("num_attention_heads"),
@@ -162,13 +181,22 @@ def deepseek(keys: Keys, *, corrected: bool = False) -> Tree:
         "rope_dim": keys.count("qk_rope_head_dim"),
         "value_dim": keys.count("v_head_dim"),
     } | ({"q_rank": keys.count("q_lora_rank")} if "q_lora_rank" in keys else {})
-    keys.ignore("q_lora_rank", "qk_head_dim")
+    keys.ignore("it is qk_nope_head_dim + qk_rope_head_dim", "qk_head_dim")
     width = keys.count("moe_intermediate_size")
     experts = _experts(keys, keys.count("n_routed_experts"), width)
     experts |= {"shared_hidden": width * keys.count("n_shared_experts", 0), "router_bias": corrected}
     first, every = keys.count("first_k_dense_replace", 0), keys.count("moe_layer_freq", 1, least=1)
     layers = [layer for layer in range(model["layers"]) if layer >= first and layer % every == 0]
     return with_layers(model, "feed_forward", experts, layers)
+
+
+def predictions(keys: Keys) -> int:
+    """Return how many modules predict further tokens."""
+    count = keys.count("num_nextn_predict_layers", 0)
+    said = "num_nextn_predict_layers: layers that predict further tokens are not among the parameters"
+    if count and said not in keys.notes:
+        keys.notes.append(said)
+    return count
 
 
 def deepseek_v3(keys: Keys) -> Tree:
@@ -184,7 +212,7 @@ def gpt_oss(keys: Keys) -> Tree:
     hidden = keys.count("intermediate_size")
     experts = _experts(keys, keys.count("num_local_experts"), hidden)
     model["feed_forward"] = experts | {"bias": True, "router_bias": True}
-    return _windowed(keys, model, lambda layer: layer % 2 == 0, default=128)
+    return windowed(keys, model, lambda layer: layer % 2 == 0, default=128)
 
 
 def cohere(keys: Keys) -> Tree:
@@ -198,59 +226,20 @@ def cohere2(keys: Keys) -> Tree:
     """Read Command R7B: Command R with a window in three layers of four; the fourth does not rotate."""
     keys.choice("use_parallel_block", {True: None}, default=True)
     keys.choice("use_gated_activation", {True: None}, default=True)
-    keys.ignore("layer_switch", "order_of_interleaved_layers", "position_embedding_type", "rotary_pct")
-    keys.ignore("use_embedding_sharing", "use_parallel_embedding")
+    reason = "sliding_window_pattern or layer_types, and tie_word_embeddings, say it"
+    keys.ignore(reason, "layer_switch", "order_of_interleaved_layers", "position_embedding_type")
+    keys.ignore(reason, "rotary_pct", "use_embedding_sharing", "use_parallel_embedding")
     model, pattern = cohere(keys), keys.count("sliding_window_pattern", 4, least=1)
     still = model | {"attention": model["attention"] | {"rotary": 0.0}}
-    return _windowed(keys, still, lambda layer: (layer + 1) % pattern != 0, default=4096, rotary=1.0)
+    return windowed(keys, still, lambda layer: (layer + 1) % pattern != 0, default=4096, rotary=1.0)
 
 
 def seed_oss(keys: Keys) -> Tree:
     """Read Seed-OSS: Llama with biases of queries, keys and values."""
-    keys.ignore("residual_dropout")
+    keys.ignore(DROPOUT, "residual_dropout")
     model = llama(keys, qkv_bias=True)
     model["attention"]["output_bias"] = keys.flag("attention_out_bias", default=False)
     return model
-
-
-def gemma(keys: Keys, *, norms: str = "before") -> Tree:
-    """Read Gemma: a GELU gate, heads wider than the stream, one table."""
-    keys.ignore("hidden_act")
-    bias = keys.flag("attention_bias", default=False)
-    attention = attention_of(keys) | {"qkv_bias": bias, "output_bias": bias}
-    gate = {"gelu": "geglu", "gelu_pytorch_tanh": "geglu"}
-    activation = keys.choice("hidden_activation", gate | {None: "geglu"}, "gelu_pytorch_tanh")
-    return {
-        "hidden": keys.count("hidden_size"),
-        "layers": keys.count("num_hidden_layers"),
-        "attention": attention,
-        "feed_forward": {"activation": activation, "hidden": keys.count("intermediate_size")},
-        "norm": "rms_norm",
-        "norms": norms,
-        "position": "rope",
-        "vocabulary": keys.count("vocab_size"),
-        "max_positions": keys.count("max_position_embeddings"),
-        "tied_embeddings": keys.flag("tie_word_embeddings", default=True),
-    }
-
-
-def gemma2(keys: Keys) -> Tree:
-    """Read Gemma 2: four norms a layer, scores and logits capped, every other layer a window."""
-    model = gemma(keys, norms="both")
-    model["attention"]["softcap"] = keys.nullable("attn_logit_softcapping", 50) > 0
-    model["logit_softcap"] = keys.nullable("final_logit_softcapping", 30) > 0
-    return _windowed(keys, model, lambda layer: layer % 2 == 0, default=4096)
-
-
-def gemma3(keys: Keys) -> Tree:
-    """Read Gemma 3's text model: norms of queries and keys, one layer of six without a window."""
-    model = gemma(keys, norms="both")
-    model["attention"]["qk_norm"] = "head"
-    model["attention"]["softcap"] = keys.nullable("attn_logit_softcapping") > 0
-    model["logit_softcap"] = keys.nullable("final_logit_softcapping") > 0
-    keys.choice("use_bidirectional_attention", {False: None}, default=False)
-    pattern = keys.count("sliding_window_pattern", keys.count("_sliding_window_pattern", 6, least=1), least=1)
-    return _windowed(keys, model, lambda layer: (layer + 1) % pattern != 0, default=4096)
 
 
 def glm(keys: Keys, *, norms: str = "before") -> Tree:
@@ -267,13 +256,13 @@ def glm4(keys: Keys) -> Tree:
 
 def olmo(keys: Keys) -> Tree:
     """Read OLMo: layer norms without parameters."""
-    keys.note("clip_qkv", "queries, keys and values are clamped, which costs nothing here")
+    keys.ignore("queries, keys and values are clamped where they are made", "clip_qkv")
     return llama(keys) | {"norm": "layer_norm", "norm_bias": False, "norm_gain": False}
 
 
 def olmo3(keys: Keys) -> Tree:
     """Read OLMo 3: OLMo 2 with a window in three layers of four."""
-    return _windowed(keys, olmo2(keys), lambda layer: (layer + 1) % 4 != 0, default=4096)
+    return windowed(keys, olmo2(keys), lambda layer: (layer + 1) % 4 != 0, default=4096)
 
 
 def olmo2(keys: Keys) -> Tree:
@@ -285,15 +274,14 @@ def olmoe(keys: Keys) -> Tree:
     """Read OLMoE: experts in every layer, norms of all queries and keys together."""
     model = llama(keys, qk_norm="whole")
     return model | {
-        "feed_forward": _experts(keys, keys.count("num_experts"), model["feed_forward"]["hidden"])
+        "feed_forward": _everywhere(keys, keys.count("num_experts"), model["feed_forward"]["hidden"])
     }
 
 
 def glm4_moe(keys: Keys) -> Tree:
     """Read GLM-4.5: experts behind the first layers, one shared, a correction an expert."""
-    keys.ignore("n_group", "topk_group", "routed_scaling_factor", "norm_topk_prob")
     normed = "head" if keys.flag("use_qk_norm", default=False) else "none"
-    model = glm(keys) | {"predictions": keys.count("num_nextn_predict_layers", 0)}
+    model = glm(keys) | {"predictions": predictions(keys)}
     model["attention"] |= {"qkv_bias": keys.flag("attention_bias", default=False), "qk_norm": normed}
     width, first = keys.count("moe_intermediate_size"), keys.count("first_k_dense_replace", 1)
     experts = _experts(keys, keys.count("n_routed_experts"), width)
@@ -304,7 +292,7 @@ def glm4_moe(keys: Keys) -> Tree:
 def granitemoe(keys: Keys) -> Tree:
     """Read Granite 3 with experts in every layer."""
     model = llama(keys)
-    experts = _experts(keys, keys.count("num_local_experts"), model["feed_forward"]["hidden"])
+    experts = _everywhere(keys, keys.count("num_local_experts"), model["feed_forward"]["hidden"])
     return model | {"feed_forward": experts}
 
 
@@ -312,6 +300,8 @@ def smollm3(keys: Keys) -> Tree:
     """Read SmolLM3: one layer of four does not rotate queries and keys."""
     model, every = llama(keys, tied=True), keys.count("no_rope_layer_interval", 4, least=1)
     count = model["layers"]
+    if "no_rope_layers" in keys:
+        keys.overrule("no_rope_layers says it", "no_rope_layer_interval")
     rotated = keys.get("no_rope_layers", list, [(layer + 1) % every for layer in range(count)])
     if len(rotated) != count:
         raise ConfigError(f"must be a list of {count} layers", file=keys.file, key="no_rope_layers")
@@ -322,5 +312,5 @@ def smollm3(keys: Keys) -> Tree:
 
 def phi3(keys: Keys) -> Tree:
     """Read Phi-3: Llama with a window in every layer."""
-    keys.ignore("original_max_position_embeddings")
-    return _windowed(keys, llama(keys), lambda _: True)
+    keys.ignore(ANGLES, "original_max_position_embeddings")
+    return windowed(keys, llama(keys), lambda _: True)

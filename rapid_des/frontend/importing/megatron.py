@@ -1,38 +1,34 @@
 """The arguments of Megatron-LM's `pretrain_gpt.py` to a job file.
 
-Names and defaults are those of `megatron/training/arguments.py` (Megatron Core 0.10 to 0.14). What neither
-shapes the model nor the step is passed over; any other argument that is not read is named in the notes.
+Names and defaults are those of `megatron/training/arguments.py` (Megatron Core 0.10 to 0.14).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rapid_des.config.documents import read_text
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.importing.bounds import bounded
 from rapid_des.frontend.importing.dealing import chunks_of, layers_of
-from rapid_des.frontend.importing.keys import ImportedJob, Tree, imported, replicas, sparse, spread
+from rapid_des.frontend.importing.imported import ImportedJob, imported, replicas, sparse
+from rapid_des.frontend.importing.keys import Outcomes, Tree
+from rapid_des.frontend.importing.megatron_ignored import OF_ARGUMENTS
+from rapid_des.frontend.importing.megatron_model import model_of, routing_of
 from rapid_des.frontend.importing.shell import Arguments, Launch, by_name, read_launch
 
 MARKS = frozenset(("--num-layers", "--hidden-size", "--tensor-model-parallel-size", "--micro-batch-size"))
 """What tells the arguments of a model from those of other programs that a script runs."""
-VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
-"""Tokenizers whose size is known without their files."""
-POSITIONS = {
-    "learned_absolute": "learned", "rope": "rope", "mrope": "rope", "yarn": "rope", "none": "none",
-}  # fmt: skip
-DISPATCHERS = {
-    "allgather": "all_gather", "alltoall": "all_to_all", "alltoall_seq": "all_to_all", "flex": "flex",
-}  # fmt: skip
 RECIPES = {"delayed": "delayed", "tensorwise": "current", "blockwise": "blockwise", "mxfp8": "mxfp8"}
 SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 CONTEXTS = {"p2p": "ring", "all_gather": "all_gather", "a2a": "ulysses", "a2a+p2p": "ulysses_ring"}
 FLASH = {"auto": "flash", "flash": "flash", "fused": "flash", "unfused": "unfused", "local": "unfused"}
 
 LOSSES = {"native": "compiled", "te": "online"}
+OF_EXPERTS = ("moe-", "expert-model-parallel-size", "expert-tensor-parallel-size")
+"""How arguments begin that only models with experts read."""
+_SHARDING = ("use-distributed-optimizer", "data-parallel-sharding-strategy")
 SWITCHED_OFF = {"no-gradient-accumulation-fusion": "fused_accumulation",
                 "no-async-tensor-model-parallel-allreduce": "overlap_tp_gradients"}  # fmt: skip
 
@@ -43,26 +39,27 @@ def import_megatron(
     gpus: int | None = None,
     vocabulary: int | None = None,
     variables: Mapping[str, str] | None = None,
+    ignore: Iterable[str] = (),
 ) -> ImportedJob:
     """Return the job of a launch script, or of a text with nothing but arguments.
 
     `gpus` stands for what torchrun's options say, `vocabulary` for a tokenizer whose size the arguments do
-    not say; `variables` hold whatever the script sets. A `ConfigError` names what is missing or does not fit.
+    not say; `variables` hold whatever the script sets. Arguments to `ignore` change nothing, as whoever names
+    them knows. A `ConfigError` names what is missing, unknown or does not fit.
     """
     file = Path(path)
     launch = read_launch(read_text(file), variables or {}, MARKS, file=str(file))
-    arguments = Arguments(bounded(by_name(launch.arguments), file), str(file))
+    outcomes = Outcomes(asked=frozenset(f"--{name.lstrip('-').replace('_', '-')}" for name in ignore))
+    arguments = Arguments(bounded(by_name(launch.arguments), file), str(file), "--", outcomes)
     if not MARKS.intersection(f"--{name}" for name in arguments.tree):
         raise ConfigError(f"passes none of {', '.join(sorted(MARKS))} to a program", file=str(file))
     job = _job(arguments, gpus or _world(launch, str(file)), vocabulary)
-    notes = []
     if launch.conditional:
         names = ", ".join(launch.conditional)
-        notes.append(f"set in branches, which are not decided: {names}; what stands last holds")
-    left = arguments.left_out()
-    if left:
-        notes.append(f"left out: {', '.join(left)}")
-    return imported(job, file, "Megatron-LM", [*arguments.notes, *notes])
+        outcomes.notes.append(f"set in branches, which are not decided: {names}; what stands last holds")
+    arguments.ignore_known(OF_ARGUMENTS)
+    arguments.finish()
+    return imported(job, file, "Megatron-LM", outcomes)
 
 
 def _world(launch: Launch, file: str) -> int:
@@ -76,9 +73,11 @@ def _world(launch: Launch, file: str) -> int:
 
 def _job(arguments: Arguments, gpus: int, vocabulary: int | None) -> Tree:
     parallelism = _parallelism(arguments, gpus)
+    arguments.choice("fp8-format", dict.fromkeys((None, "hybrid", "e4m3")))
     narrow = arguments.tree.keys() & {"fp8-format", "fp8-hybrid", "fp8-e4m3"}
+    arguments.overrule("one rate holds for both formats of 8 bits", "fp8-format", "fp8-hybrid", "fp8-e4m3")
     job = {
-        "model": _model(arguments, vocabulary),
+        "model": model_of(arguments, vocabulary),
         "phase": "training",
         "software": "megatron-2025",
         "parallelism": parallelism,
@@ -89,8 +88,9 @@ def _job(arguments: Arguments, gpus: int, vocabulary: int | None) -> Tree:
     }
     if arguments.given("cross-entropy-loss-fusion"):
         job["cross_entropy"] = arguments.choice("cross-entropy-fusion-impl", LOSSES, "native")
+    arguments.ignore("--cross-entropy-loss-fusion is not given", "cross-entropy-fusion-impl")
     if arguments.count("num-experts", 0):
-        job["routing"] = _routing(arguments)
+        job["routing"] = routing_of(arguments)
     multiple = arguments.count("make-vocab-size-divisible-by", 128)
     return job if multiple == 1 else job | {"vocabulary_multiple": multiple}
 
@@ -104,12 +104,17 @@ def _parallelism(arguments: Arguments, gpus: int) -> Tree:
     split: Tree = {"tp": tp, "cp": cp, "dp": dp, "pp": pp}
     if arguments.count("num-experts", 0):
         split |= {"ep": ep, "etp": arguments.count("expert-tensor-parallel-size", tp)}
+    else:
+        reason = "the model has no experts (--num-experts)"
+        arguments.overrule(reason, *(name for name in arguments.tree if name.startswith(OF_EXPERTS)))
     if arguments.given("use-tp-pp-dp-mapping"):
         split["order"] = ["tp", "cp", "ep", "pp", "dp"]
-    if arguments.given("sequence-parallel") and tp > 1:
+    if tp > 1 and arguments.given("sequence-parallel"):
         split["sequence_parallel"] = True
+    arguments.ignore("--tensor-model-parallel-size is 1", "sequence-parallel", "tp-comm-overlap")
     if cp > 1:
         split |= _context(arguments)
+    arguments.ignore("--context-parallel-size is 1", "cp-comm-type", "hierarchical-context-parallel-sizes")
     copies = arguments.count("num-distributed-optimizer-instances", 1)
     if copies > 1:
         split["dp_replicate"] = copies
@@ -124,6 +129,7 @@ def _context(arguments: Arguments) -> Tree:
     """Return how attention sees all of a sequence."""
     kind = arguments.choice("cp-comm-type", CONTEXTS, "p2p")
     if kind != "ulysses_ring":
+        arguments.ignore("--cp-comm-type is not a2a+p2p", "hierarchical-context-parallel-sizes")
         return {"cp_kind": kind}
     by_heads, _, _ = arguments.get("hierarchical-context-parallel-sizes", str).partition(" ")
     return {"cp_kind": kind, "cp_heads": int(by_heads)}
@@ -135,9 +141,13 @@ def _precision(arguments: Arguments, *, narrow: bool) -> Tree:
         raise ConfigError("excludes --bf16", file=arguments.file, key="--fp16")
     wide = "fp16" if fp16 else "bf16" if bf16 else "fp32"
     reduced = arguments.given("grad-reduce-in-bf16")
+    if reduced:
+        arguments.ignore("--grad-reduce-in-bf16 says it", "accumulate-allreduce-grads-in-fp32")
     single = reduced or (fp16 and not arguments.given("accumulate-allreduce-grads-in-fp32"))
     gradients = wide if single else "fp32"
-    arguments.ignore("accumulate-allreduce-grads-in-fp32", "fp8-format", "fp8-hybrid", "fp8-e4m3")
+    if not narrow:
+        arguments.ignore("--fp8-format is not given", "fp8-recipe")
+    arguments.ignore("gradients are in fp32 beside --bf16 as it is", "accumulate-allreduce-grads-in-fp32")
     return sparse(
         activations=wide,
         gemm="fp8" if narrow else None,
@@ -159,42 +169,56 @@ def _training(arguments: Arguments, parallelism: Tree) -> Tree:
         "overlap_gradients": arguments.given("overlap-grad-reduce"),
         "overlap_tp": _overlap_tp(arguments, parallelism),
     }  # fmt: skip
-    dropout = max(arguments.get(f"{kind}-dropout", float, 0.1) for kind in ("attention", "hidden"))
-    if dropout > 0:
+    if _drops(arguments):
         training["dropout"] = True
     if training["zero_stage"] in {1, 2} and arguments.given("overlap-param-gather"):
         training["overlap_parameters"] = True
-    arguments.ignore("overlap-param-gather", "overlap-p2p-communication")
+    reason = "only split optimizer states have parameters to gather beside the forward"
+    arguments.ignore(reason, "overlap-param-gather")
+    arguments.ignore("it is so with model chunks, and has no effect without", "overlap-p2p-communication")
     if interleaves and arguments.given("no-overlap-p2p-communication"):
         training["overlap_pipeline"] = False
+    arguments.ignore("there are no model chunks", "no-overlap-p2p-communication")
     if "ddp-bucket-size" in arguments:
         training["bucket_parameters"] = arguments.count("ddp-bucket-size")
     training["gradient_norm"] = arguments.get("clip-grad", float, 1.0) > 0
+    arguments.overrule("that gradients are clipped counts, at what norm does not", "clip-grad")
     training |= {key: False for name, key in SWITCHED_OFF.items() if arguments.given(name)}
     batches = {"overlap_batches": True} if arguments.given("overlap-moe-expert-parallel-comm") else {}
     return training | batches | _optimizer(arguments)
 
 
+def _drops(arguments: Arguments) -> bool:
+    """Tell whether something is dropped; how much of it changes no kernel."""
+    shares = {kind: arguments.get(f"{kind}-dropout", float, 0.1) for kind in ("attention", "hidden")}
+    arguments.overrule(
+        "that anything is dropped counts, how much does not", *(f"{kind}-dropout" for kind in shares)
+    )
+    return max(shares.values()) > 0
+
+
 def _optimizer(arguments: Arguments) -> Tree:
-    chosen = arguments.get("optimizer", str, "adam")
-    if chosen in {"sgd", "muon"}:
-        return {"optimizer": chosen}
-    if chosen != "adam":
-        arguments.notes.append(f"--optimizer {chosen}: priced as adam")
-    return {}
+    chosen = arguments.choice("optimizer", {name: name for name in ("adam", "sgd", "muon")}, "adam")
+    return {} if chosen == "adam" else {"optimizer": chosen}
 
 
 def _recompute(arguments: Arguments) -> Tree:
     known = {"selective": "selective", "full": "full", None: None}
     granularity = arguments.choice("recompute-granularity", known, None)
-    if arguments.tree.keys() & {"checkpoint-activations", "activations-checkpoint-method"}:  # names of 2021
-        granularity = "full"
-    arguments.ignore("checkpoint-activations", "activations-checkpoint-method")
+    if granularity is None and arguments.given("recompute-activations"):
+        granularity = "selective"
+    arguments.ignore("--recompute-granularity says it", "recompute-activations")
+    if arguments.given("checkpoint-activations") or "activations-checkpoint-method" in arguments:
+        granularity = "full"  # their names of 2021
+        arguments.choice("activations-checkpoint-method", {None: None, "uniform": None})
     if granularity != "full":
-        arguments.ignore("recompute-method", "recompute-num-layers")
-        return {
-            "recompute": granularity or ("selective" if arguments.given("recompute-activations") else "none")
-        }
+        reason = "--recompute-granularity is not full"
+        arguments.ignore(reason, "recompute-method", "recompute-num-layers")
+        if granularity == "selective":
+            arguments.choice("recompute-modules", {"core_attn": None}, "core_attn")
+        arguments.ignore("--recompute-granularity is not selective", "recompute-modules")
+        return {"recompute": granularity or "none"}
+    arguments.ignore("--recompute-granularity is not selective", "recompute-modules")
     methods = {"uniform": "uniform", "block": "block"}
     return {
         "recompute": "full",
@@ -204,137 +228,19 @@ def _recompute(arguments: Arguments) -> Tree:
 
 
 def _overlap_tp(arguments: Arguments, parallelism: Tree) -> str:
-    given = arguments.given("tp-comm-overlap")
-    return "userbuffers" if given and parallelism.get("sequence_parallel") else "none"
+    if not parallelism.get("sequence_parallel"):
+        arguments.ignore("--sequence-parallel is not given", "tp-comm-overlap")
+        return "none"
+    return "userbuffers" if arguments.given("tp-comm-overlap") else "none"
 
 
 def _zero_stage(arguments: Arguments) -> int:
     if arguments.given("use-torch-fsdp2"):
+        arguments.ignore("--use-torch-fsdp2 says it", *_SHARDING)
         return 3
-    sharded = arguments.given("use-megatron-fsdp") or arguments.given("use-custom-fsdp")
-    stage = arguments.choice("data-parallel-sharding-strategy", SHARDED, "no_shard")
-    distributed = arguments.given("use-distributed-optimizer")
-    return stage if sharded else int(distributed)
-
-
-def _model(arguments: Arguments, vocabulary: int | None) -> Tree:
-    hidden, layers = arguments.count("hidden-size"), arguments.count("num-layers")
-    bias = not arguments.given("disable-bias-linear")
-    gated = arguments.given("swiglu")
-    activation = "swiglu" if gated else "squared_relu" if arguments.given("squared-relu") else "gelu"
-    arguments.ignore("openai-gelu", "bias-gelu-fusion")
-    usual = hidden * 4 * 2 // 3 // 64 * 64 if gated else 4 * hidden
-    width = arguments.count("ffn-hidden-size", usual)
-    dense = {"activation": activation, "hidden": width, "bias": bias}
-    position = arguments.choice("position-embedding-type", POSITIONS, "learned_absolute")
-    if arguments.given("use-rotary-position-embeddings"):
-        position = "rope"
-    model: Tree = {
-        "hidden": hidden,
-        "layers": layers,
-        "attention": _attention(arguments, hidden, position, bias=bias),
-        "feed_forward": dense,
-        "norm": arguments.choice(
-            "normalization", {"LayerNorm": "layer_norm", "RMSNorm": "rms_norm"}, "LayerNorm"
-        ),
-        "position": position,
-        "vocabulary": _vocabulary(arguments, vocabulary),
-        "max_positions": arguments.count("max-position-embeddings", arguments.count("seq-length")),
-        "tied_embeddings": not arguments.given("untie-embeddings-and-output-weights"),
-    }
-    if arguments.count("mtp-num-layers", 0):
-        model["predictions"] = arguments.count("mtp-num-layers")
-    if not arguments.count("num-experts", 0):
-        return model
-    return model | _experts(arguments, dense, layers)
-
-
-def _attention(arguments: Arguments, hidden: int, position: str, *, bias: bool) -> Tree:
-    heads = arguments.count("num-attention-heads")
-    if arguments.given("multi-latent-attention"):
-        arguments.ignore("kv-channels", "qk-layernorm")  # of it, norms of the latents are part
-        return sparse(
-            kind="latent_attention",
-            heads=heads,
-            q_rank=arguments.count("q-lora-rank", 0) or None,
-            kv_rank=arguments.count("kv-lora-rank", 32),
-            head_dim=arguments.count("qk-head-dim", 128),
-            rope_dim=arguments.count("qk-pos-emb-head-dim", 64),
-            value_dim=arguments.count("v-head-dim", 128),
-        )
-    width = arguments.count("kv-channels", hidden // heads)
-    groups = arguments.count("num-query-groups", 1)
-    attention: Tree = {
-        "heads": heads,
-        "kv_heads": groups if arguments.given("group-query-attention") else heads,
-        "head_dim": width,
-        "qkv_bias": bias or arguments.given("add-qkv-bias"),
-        "output_bias": bias,
-    }
-    if arguments.given("qk-layernorm"):
-        attention["qk_norm"] = "head"
-    share = arguments.get("rotary-percent", float, 1.0)
-    return attention | ({"rotary": share} if position == "rope" and share < 1 else {})
-
-
-def _experts(arguments: Arguments, dense: Tree, layers: int) -> Tree:
-    experts = sparse(
-        kind="experts", experts=arguments.count("num-experts"), topk=arguments.count("moe-router-topk", 2),
-        hidden=arguments.count("moe-ffn-hidden-size", dense["hidden"]), activation=dense["activation"],
-        shared_hidden=arguments.count("moe-shared-expert-intermediate-size", 0) or None,
-        bias=dense["bias"] or None,
-        router_bias=arguments.given("moe-router-enable-expert-bias") or None,
-        capacity=arguments.get("moe-expert-capacity-factor", float, None),
-        latent=arguments.count("moe-latent-size", 0) or None,
-    )  # fmt: skip
-    arguments.ignore("moe-grouped-gemm", "moe-permute-fusion", "moe-enable-deepep")
-    sparse_layers = _expert_layers(arguments, layers)
-    plain = [layer for layer in range(layers) if layer not in sparse_layers]
-    exceptions = [place | {"feed_forward": dense} for place in spread(plain, layers)] if plain else []
-    return {"feed_forward": experts} | ({"exceptions": exceptions} if exceptions else {})
-
-
-def _routing(arguments: Arguments) -> Tree:
-    """Return how tokens travel to experts; allgather where nothing is said, as its parser has it."""
-    dispatcher = arguments.choice("moe-token-dispatcher-type", DISPATCHERS, "allgather")
-    flex, backends = dispatcher == "flex", {"deepep": "deepep", "hybridep": "hybridep"}
-    backend = arguments.choice("moe-flex-dispatcher-backend", backends, "deepep")
-    return sparse(
-        dispatcher=backend if flex else dispatcher,
-        nodes=(arguments.count("moe-router-group-topk", 0) or None) if flex else None,
-        overlap_shared=arguments.given("moe-shared-expert-overlap") or None,
-    )
-
-
-def _expert_layers(arguments: Arguments, layers: int) -> set[int]:
-    """Return which layers have experts: every so many, or a list such as ([0]*3+[1]*58)."""
-    stated = arguments.tree.get("moe-layer-freq", 1)
-    arguments.ignore("moe-layer-freq")
-    if isinstance(stated, int) and stated > 0:
-        return set(range(0, layers, stated))
-    text = str(stated).replace(" ", "")
-    runs = [
-        (digits.split(","), int(times or 1))
-        for digits, times in re.findall(r"\[([01](?:,[01])*)\](?:\*([0-9]{1,9}))?", text)
-    ]
-    pattern = r"\(*\[[01](,[01])*\](\*[0-9]{1,9})?(\+\[[01](,[01])*\](\*[0-9]{1,9})?)*\)*"
-    if not re.fullmatch(pattern, text) or sum(len(run) * times for run, times in runs) != layers:
-        problem = (
-            f"{stated} is neither a number nor a list of {layers} layers such as ([0]*1+[1]*{layers - 1})"
-        )
-        raise ConfigError(problem, file=arguments.file, key="--moe-layer-freq")
-    flags = [flag for run, times in runs for flag in run * times]
-    return {layer for layer, flag in enumerate(flags) if flag == "1"}
-
-
-def _vocabulary(arguments: Arguments, stated: int | None) -> int:
-    """Return the vocabulary: as stated, else as the arguments or the tokenizer have it."""
-    tokenizer = arguments.get("tokenizer-type", str, "")
-    size = arguments.count("vocab-size", 0) or arguments.count("padded-vocab-size", 0)
-    size = stated or size or VOCABULARIES.get(tokenizer, 0)
-    if not size:
-        problem = (
-            f"the size of the vocabulary is the tokenizer's ({tokenizer or 'unnamed'}); give --vocabulary N"
-        )
-        raise ConfigError(problem, file=arguments.file, key="--vocab-size")
-    return size
+    if arguments.given("use-megatron-fsdp") or arguments.given("use-custom-fsdp"):
+        stage = arguments.choice("data-parallel-sharding-strategy", SHARDED, "no_shard")
+        arguments.ignore("--data-parallel-sharding-strategy says it", *_SHARDING)
+        return stage
+    arguments.ignore("--use-megatron-fsdp is not given", "data-parallel-sharding-strategy")
+    return int(arguments.given("use-distributed-optimizer"))

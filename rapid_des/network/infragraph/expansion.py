@@ -174,6 +174,10 @@ def read(path: Path) -> Infrastructure:
     tree = document.tree.get("infrastructure", document.tree)
     if not isinstance(tree, dict):
         raise ConfigError("must be a mapping of keys", file=str(path), key="infrastructure")
+    beside = sorted(document.tree.keys() - {"infrastructure", "annotations"})
+    if tree is not document.tree and beside:
+        problem = f"unknown key {beside[0]!r} beside 'infrastructure'; allowed: annotations"
+        raise ConfigError(problem, file=str(path))
     return decode(Document(path, tree), Infrastructure)
 
 

@@ -11,7 +11,7 @@ import pytest
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import load_model
 from rapid_des.frontend.importing import import_hugging_face
-from rapid_des.frontend.importing.keys import spread
+from rapid_des.frontend.importing.places import spread
 
 LLAMA_3_1_8B = dict(
     model_type="llama", hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
@@ -355,10 +355,9 @@ def test_one_layer_of_four_of_smollm3_does_not_rotate(written):
 
 def test_of_gemma_3_the_text_model_is_read_and_what_is_left_out_named(written):
     config, _ = PUBLISHED["gemma_3_4b"]
-    assert import_hugging_face(written(config)).notes == (
-        "vision_config: the tower for images and its projector are left out",
-    )
-    with pytest.raises(ConfigError, match=r"not understood: memory \(3\)"):
+    left = {each.key: each.reason for each in import_hugging_face(written(config)).ignored}
+    assert left["vision_config.model_type"] == "the tower for images and its projector are left out"
+    with pytest.raises(ConfigError, match=r"not understood: text_config.memory \(3\)"):
         import_hugging_face(written(config | {"text_config": config["text_config"] | {"memory": 3}}))
 
 
@@ -400,8 +399,9 @@ def test_what_is_not_understood_is_named(written, changed, said):
 
 def test_what_a_model_file_does_not_say_is_noted(written):
     imported = import_hugging_face(written(DEEPSEEK_V3 | {"quantization_config": {"fmt": "e4m3"}}))
-    said = ["quantization_config", "num_nextn_predict_layers"]
-    assert [note.partition(":")[0] for note in imported.notes] == said
+    assert [note.partition(":")[0] for note in imported.notes] == ["num_nextn_predict_layers"]
+    (formats,) = (each for each in imported.ignored if each.key == "quantization_config.fmt")
+    assert (formats.value, formats.reason) == ("e4m3", "formats are the job's (precision), not the model's")
     assert imported.model.spec.predictions == 1
 
 

@@ -147,13 +147,21 @@ def test_in_fp16_gradients_are_too(tmp_path):
 
 
 def test_what_is_not_understood_is_named(tmp_path):
-    result = job_of(
-        tmp_path, f"{PLAIN} --mtp-loss-scaling-factor 0.1 --lr 1e-4 --my-own --optimizer lion", gpus=4
-    )
-    assert result.notes == (
-        "--optimizer lion: priced as adam",
-        "left out: --mtp-loss-scaling-factor 0.1, --my-own",
-    )
+    text = f"{PLAIN} --mtp-loss-scaling-factor 0.1 --lr 1e-4 --my-own"
+    with pytest.raises(ConfigError, match=r"not understood: --my-own \(True\); --ignore KEY leaves one out"):
+        job_of(tmp_path, text, gpus=4)
+    result = job_of(tmp_path, text, gpus=4, ignore=["my_own"])
+    left = {each.key: (each.value, each.reason) for each in result.ignored}
+    assert left["--lr"] == ("0.0001", "it is a rate, decay or scale of the optimizer")
+    assert left["--my-own"] == ("", "it was asked for (--ignore)")
+    assert "--mtp-loss-scaling-factor" in left and not result.notes
+    with pytest.raises(ConfigError, match="--optimizer: 'lion' is not understood; allowed: adam, sgd, muon"):
+        job_of(tmp_path, f"{PLAIN} --optimizer lion", gpus=4)
+
+
+def test_positions_may_be_left_out(tmp_path):
+    job = job_of(tmp_path, f"{PLAIN} --no-position-embedding", gpus=4).job
+    assert job.model.spec.position == "none"
 
 
 @pytest.mark.parametrize(

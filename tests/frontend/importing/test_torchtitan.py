@@ -75,15 +75,20 @@ def test_converters_make_products_narrow(tmp_path):
 
 def test_what_is_not_understood_is_named(tmp_path):
     text = TEXT.replace("[compile]", "[compile]\nmine = 3")
-    assert job_of(tmp_path, text, gpus=8).notes == ("left out: compile.mine",)
+    with pytest.raises(ConfigError, match=r"not understood: compile.mine \(3\); --ignore KEY leaves one out"):
+        job_of(tmp_path, text, gpus=8)
+    (asked,) = (each for each in job_of(tmp_path, text, gpus=8, ignore=["compile.mine"]).ignored
+                if each.key == "compile.mine")  # fmt: skip
+    assert asked.value == "3"
     strange = TEXT + "\n[sparse_attention]\nblocks = 3\n\n[profiling]\nenable_profiling = true\n"
-    assert job_of(tmp_path, strange, gpus=8).notes == ("left out: sparse_attention",)
+    with pytest.raises(ConfigError, match="not understood: sparse_attention "):
+        job_of(tmp_path, strange, gpus=8)
 
 
 @pytest.mark.parametrize("name", ['"Muon"', "[1]"])
-def test_an_optimizer_that_the_job_does_not_get_is_named(tmp_path, name):
-    found = job_of(tmp_path, TEXT + f"\n[optimizer]\nname = {name}\n", gpus=8).notes
-    assert len(found) == 1 and "the job's optimizer stays AdamW" in found[0]
+def test_an_optimizer_that_the_job_does_not_get_is_refused(tmp_path, name):
+    with pytest.raises(ConfigError, match="optimizer.name: .* is not understood; allowed: Adam, AdamW"):
+        job_of(tmp_path, TEXT + f"\n[optimizer]\nname = {name}\n", gpus=8)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +100,7 @@ def test_an_optimizer_that_the_job_does_not_get_is_named(tmp_path, name):
         (TEXT.replace("8B", "9B"), {"gpus": 8, "model": "nothing"}, "nothing"),
         (TEXT.replace("4096", "'long'"), {"gpus": 8}, "'long' is no int"),
         (TEXT + "[", {"gpus": 8}, "not valid TOML"),
-        ("training = 3", {"gpus": 8}, "3 is no table"),
+        ("training = 3", {"gpus": 8}, "3 is no mapping"),
     ],
 )
 def test_what_is_missing_or_wrong_is_one_clear_line(tmp_path, text, known, problem):
