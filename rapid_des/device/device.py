@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from msgspec import structs
 
@@ -32,6 +32,7 @@ from rapid_des.config import (
     to_yaml,
 )
 from rapid_des.config.specs import beside, preset_folder
+from rapid_des.device.derived import narrowed, scaled, with_derived
 from rapid_des.device.operators import Dtype
 from rapid_des.device.spec import (
     ATTENTION,
@@ -43,13 +44,10 @@ from rapid_des.device.spec import (
     DeviceSpec,
     FamilySpec,
     KernelMenu,
-    Store,
     libraries_of,
 )
 from rapid_des.errors import ConfigError, InputError, UnsupportedByEngine
-from rapid_des.units import FlopRate
 
-_Quantity = TypeVar("_Quantity", bound=int)
 _FAMILY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
 
 
@@ -105,15 +103,15 @@ class Device:
             raise UnsupportedByEngine(
                 f"{spec.name}: operators {spec.operators} can not price a slowed device"
             )
-        chip = {name: _narrowed(getattr(spec, name), compute) for name in ("registers", "shared", "l2")}
+        chip = {name: narrowed(getattr(spec, name), compute) for name in ("registers", "shared", "l2")}
         return replace(
             self,
             spec=structs.replace(
                 spec,
                 clock=_slower_clock(spec.clock, compute),
-                tensor_peak={dtype: _scaled(peak, compute) for dtype, peak in spec.tensor_peak.items()},
-                vector_peak={dtype: _scaled(peak, compute) for dtype, peak in spec.vector_peak.items()},
-                hbm=_narrowed(spec.hbm, hbm),
+                tensor_peak={dtype: scaled(peak, compute) for dtype, peak in spec.tensor_peak.items()},
+                vector_peak={dtype: scaled(peak, compute) for dtype, peak in spec.vector_peak.items()},
+                hbm=narrowed(spec.hbm, hbm),
                 **chip,
             ),
         )
@@ -279,84 +277,19 @@ def load_device_spec(
 def with_settings(document: Document, settings: Settings) -> DeviceSpec:
     """Return the spec of a device file with settings (key path, YAML text) over it.
 
-    What is stated for the whole chip at its peak clock follows `sms` and `clock.peak`, see `_with_derived`.
+    What is stated for the whole chip at its peak clock follows `sms` and `clock.peak`, see `with_derived`.
     """
     chosen = as_pairs(settings)
     stated = {key for key, _ in chosen}
     changed = apply_overrides(_without_clock_evidence(document, stated), chosen, root="device")
     with settings_named(changed):
-        return decode(_with_derived(document, changed, stated, file="--set"), DeviceSpec)
-
-
-def _with_derived(document: Document, changed: Document, stated: AbstractSet[str], *, file: str) -> Document:
-    """Return a changed device file with the quantities that follow from what changed.
-
-    What is stated for the whole chip at its peak clock follows what it is made of, as far as the change, a
-    what-if file's or settings', does not state it too:
-
-        sms         tensor_peak, vector_peak, bandwidth of registers and shared memory
-        clock.peak  bandwidth of registers, shared memory and L2
-
-    Arithmetic a clock may differ from chip to chip, so another `clock.peak` needs `tensor_peak` and
-    `vector_peak` beside it: a `ConfigError` names `file` otherwise. Capacities of registers and shared memory
-    are of one SM, those of L2 and everything of HBM are of the chip, and stay.
-    """
-    if stated.isdisjoint(("sms", "clock", "clock.peak")):
-        return changed
-    before, spec = decode(document, DeviceSpec), decode(changed, DeviceSpec)
-    clock = Fraction(spec.clock.peak, before.clock.peak)
-    if clock != 1 and not any(key.startswith(("tensor_peak", "vector_peak")) for key in stated):
-        problem = "the peaks and bandwidths are stated at this clock: set tensor_peak and vector_peak too, "
-        raise ConfigError(
-            problem + "or clock.boost and clock.sustained to run faster", file=file, key="clock.peak"
-        )
-    derived = to_tree(_derived(spec, (Fraction(spec.sms, before.sms), clock), stated), "device")
-    return replace(changed, tree={**changed.tree, **{name: derived[name] for name in _OF_THE_CHIP}})
-
-
-_OF_THE_CHIP = ("tensor_peak", "vector_peak", "registers", "shared", "l2")
-"""Keys with what is stated for the whole chip at its peak clock."""
-
-
-def _derived(spec: DeviceSpec, factors: tuple[Fraction, Fraction], stated: AbstractSet[str]) -> DeviceSpec:
-    """Return a device whose count of SMs and peak clock grew by factors, with what follows from these."""
-    sms, clock = factors
-
-    def peaks(name: str) -> dict[Dtype, FlopRate]:
-        fixed = stated if name not in stated else {f"{name}.{dtype}" for dtype in getattr(spec, name)}
-        return {
-            dtype: peak if f"{name}.{dtype}" in fixed else _scaled(peak, sms)
-            for dtype, peak in getattr(spec, name).items()
-        }
-
-    def store(name: str, factor: Fraction) -> Store:
-        present: Store = getattr(spec, name)
-        free = stated.isdisjoint((name, f"{name}.bandwidth"))
-        return _narrowed(present, factor) if free else present
-
-    return structs.replace(
-        spec,
-        tensor_peak=peaks("tensor_peak"),
-        vector_peak=peaks("vector_peak"),
-        registers=store("registers", sms * clock),
-        shared=store("shared", sms * clock),
-        l2=store("l2", clock),
-    )
+        return decode(with_derived(document, changed, stated, file="--set"), DeviceSpec)
 
 
 def _slower_clock(clock: Clock, share: Fraction) -> Clock:
-    by_dtype = {dtype: _scaled(rate, share) for dtype, rate in clock.sustained_by_dtype.items()}
-    plain = {name: _scaled(getattr(clock, name), share) for name in ("peak", "boost", "sustained")}
+    by_dtype = {dtype: scaled(rate, share) for dtype, rate in clock.sustained_by_dtype.items()}
+    plain = {name: scaled(getattr(clock, name), share) for name in ("peak", "boost", "sustained")}
     return structs.replace(clock, **plain, sustained_by_dtype=by_dtype)
-
-
-def _scaled(quantity: _Quantity, share: Fraction) -> _Quantity:
-    """Return a share of a quantity, rounded down, at least 1."""
-    return type(quantity)(max(1, quantity * share // 1))
-
-
-def _narrowed(store: Store, share: Fraction) -> Store:
-    return structs.replace(store, bandwidth=_scaled(store.bandwidth, share))
 
 
 def _with_base(document: Document, seen: tuple[Path, ...]) -> Document:
@@ -375,7 +308,7 @@ def _with_base(document: Document, seen: tuple[Path, ...]) -> Document:
     below = _with_base(load_document(path), (*seen, path))
     leaves, base_tree = dict(_leaves(tree)), Document(document.path, below.tree)
     changed = apply_overrides(_without_clock_evidence(base_tree, leaves.keys()), list(leaves.items()))
-    return Document(document.path, _with_derived(below, changed, leaves.keys(), file=str(document.path)).tree)
+    return Document(document.path, with_derived(below, changed, leaves.keys(), file=str(document.path)).tree)
 
 
 def _without_clock_evidence(document: Document, stated: AbstractSet[str]) -> Document:
