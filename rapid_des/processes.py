@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, Self
@@ -67,15 +67,13 @@ class Worker:
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Have a function called; the first one starts the process."""
         try:
-            if self._has_started:
-                return self._executor.submit(function, *arguments)
-            with _starting():
+            with nullcontext() if self._has_started else _starting():
                 self._has_started = True
-                return self._executor.submit(function, *arguments)
+                future: Future[Any] = self._executor.submit(function, *arguments)
         except BrokenProcessPool as died:
             future = Future[Any]()
             future.set_exception(died)
-            return future
+        return future
 
     def release(self) -> None:
         """End the process without waiting for that."""

@@ -80,6 +80,8 @@ def parse_text(text: str, path: Path) -> object:
         mark = getattr(error, "problem_mark", None)
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        if "nesting depth" in problem:  # libyaml's own limit, met as it looks ahead
+            problem = f"more than {DEEPEST} levels of lists and mappings"
         raise ConfigError(f"{place}not valid YAML: {problem}", file=str(path)) from None
 
 
