@@ -1,7 +1,7 @@
 """Where the command line begins: ^C ends it with one line at any moment, also while Python imports.
 
-Python would print a traceback of the import that it was in. What is imported first is built in, so that little
-time passes before the handler is there.
+Python would print a traceback of the import that it was in. What is imported first is built in, so that
+little time passes before the handler is there.
 """
 
 from __future__ import annotations

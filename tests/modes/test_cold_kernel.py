@@ -37,7 +37,7 @@ def program(steps):
 
 
 def chosen(monkeypatch, kernel, *, steps=20, engine="auto"):
-    """Return the engine for the same program twice in a process, and what was said; the kernel itself is not run."""
+    """Return the engine for the same program twice in a process, and what was said."""
     texts = []
     monkeypatch.setattr(execution, "_kernel", lambda _, *, closing=False: kernel)
     choice = EngineChoice(engine, announce=texts.append)
