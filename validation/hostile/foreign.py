@@ -7,11 +7,12 @@ import json
 import sqlite3
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from functools import lru_cache
 from pathlib import Path
 
 from rapid_des.cli.main import cli
+from rapid_des.studies.database import digest_of
 from validation.hostile.sample import Sample, of
 
 _LLAMA = {
@@ -244,7 +245,14 @@ def _as_database(row: bytes) -> bytes:
     """Return the database with another row."""
     with _database(_searched()) as (path, opened):
         text = row.decode("utf-8", "replace")
-        opened.execute("UPDATE trial_user_attributes SET value_json = ? WHERE key = 'row'", (text,))
+        set_to = "UPDATE trial_user_attributes SET value_json = ? WHERE key = ?"
+        opened.execute(set_to, (text, "row"))
+        with suppress(ValueError, RecursionError):  # a forger knows how digests are made
+            ((identity,),) = opened.execute(
+                "SELECT value_json FROM study_user_attributes WHERE key = 'study'"
+            )
+            digest = digest_of(json.loads(text), json.loads(identity))
+            opened.execute(set_to, (json.dumps(digest), "digest"))
         opened.commit()
         return path.read_bytes()
 
