@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from msgspec import structs
 
-from rapid_des.config.documents import parse_text
+from rapid_des.config.texts import parse_text
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import Job
 from rapid_des.frontend.groups import ZERO_STAGES
