@@ -20,8 +20,9 @@ inside. So the same templates give both halves of a hierarchical run:
    otherwise.
 
 What this assumes: blocks do not overlap one another, and traffic of the outer graph does not slow messages
-inside the blocks (their kernels it does slow, by what bounds them). The first is true but for messages at a block's end, beside which another micro-batch computes:
-they stand on the tp stream of the outer graph, and the first messages of blocks that follow wait there.
+inside the blocks (their kernels it does slow, by what bounds them). The first is true but for messages at a
+block's end, beside which another micro-batch computes: they stand on the tp stream of the outer graph, and
+the first messages of blocks that follow wait there.
 
 A host that issues the job runs through the outer graph; a block is run twice, all issued and on an idle GPU
 that waits for its host, and passes its cuts at the later of both, each from where its GPU or its host begins
@@ -51,6 +52,7 @@ from rapid_des.frontend.inference import (
     pass_key,
     passes,
 )
+from rapid_des.frontend.inner_groups import followed_groups, groups_run_together, inner_axes
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.parts import NORMS, PieceKey, stage_sections
 from rapid_des.frontend.schedules.schedule import PassKind
@@ -354,8 +356,8 @@ def _timed(block: Block, cuts: Cuts | None) -> Piece:
         for part in _by_bound(block, begin, cut, time):
             after = (len(nodes) - 1,) if nodes else PORTS
             nodes.append(replace(node, after=after, **part))
-            lead -= part["duration"]  # the next part is issued with the first, and starts so much later
-            node = replace(node, issue=0, lead=lead)
+            # the next part is issued with the first, and starts so much later
+            node = replace(node, issue=0, lead=node.lead - part["duration"])
         begin = cut + 1
         positions[cut] = len(nodes) - 1
         if cut == block.gate and cut != block.cuts[-1]:

@@ -375,7 +375,7 @@ def test_a_pass_that_another_one_fills_is_bound_by_its_kernels_alone():
 
 @pytest.mark.parametrize(
     ("schedule", "close"),
-    [("zb_h1", 0.94), ("zb_h2", 0.94), ("zb_v", 0.98), ("dualpipe", 0.94), ("dualpipe_v", 0.98)],
+    [("zb_h1", 0.94), ("zb_h2", 0.94), ("zb_v", 0.98), ("dualpipe", 0.93), ("dualpipe_v", 0.98)],
 )
 def test_a_schedule_of_halves_or_pairs_is_walked(schedule, close):
     job = job_of(

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rapid_des.arrays import Int64s
+from rapid_des.modes.blocks.block_run import BlockRun
 from rapid_des.modes.blocks.inner import BlockTimes
 from rapid_des.modes.blocks.shared_links import Sharing
 from rapid_des.modes.mode_bound import ModeBound
 
 if TYPE_CHECKING:
     from rapid_des.frontend.trace import Segment
-    from rapid_des.modes.blocks.outer import BlockRun
 
 _APART = 0.01
 """What blocks that run alone leave out besides waiting, relative to the step: kernels of one kind stand
@@ -72,8 +72,8 @@ def whole_note(done: BlockRun) -> str:
     assert done.bound is not None, "who left something out knows how much"
     most = done.bound.high / done.step - 1
     return (
-        f"mode {done.mode.name}: traffic of blocks and between them shares links (as {done.bound.link}), which "
-        f"could add {most:.0%}; the step is small enough to simulate all of it at once: nothing is left out"
+        f"mode {done.mode.name}: traffic of blocks and between them shares links (as {done.bound.link}), "
+        f"which could add {most:.0%}; all was simulated at once, as the step is small: nothing is left out"
     )
 
 

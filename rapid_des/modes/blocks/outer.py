@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -18,6 +18,7 @@ from rapid_des.frontend.job import Job
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.frontend.trace import FinishedProgram, JobTrace
 from rapid_des.machine import Machine
+from rapid_des.modes.blocks.block_run import BlockMode, BlockRun
 from rapid_des.modes.blocks.bounds import bound_of
 from rapid_des.modes.blocks.inner import (
     BlockTimes,
@@ -32,13 +33,11 @@ from rapid_des.modes.blocks.shortened import WORTH, shortened
 from rapid_des.modes.blocks.steady import Repetition, repetition
 from rapid_des.modes.execution import EngineChoice, Run, execute
 from rapid_des.modes.idle import on_idle_links
-from rapid_des.modes.mode_bound import ModeBound
 from rapid_des.modes.pricing import PricedBlocks
 from rapid_des.network.jitter import draws_delays
 from rapid_des.network.specs import AUTO
 from rapid_des.program.library import libraries_of
 from rapid_des.program.lowering import lower
-from rapid_des.program.plans import Served
 
 _MOST_WHOLE = 1024
 """Ranks of an outer graph up to which `auto` may choose what must be lowered for every replica."""
@@ -46,93 +45,6 @@ _REPEATS = (
     f"above {_MOST_WHOLE:,} ranks outside blocks, auto chooses between rings there: of those one replica "
     "stands for all"
 )
-
-
-@dataclass(frozen=True)
-class BlockMode:
-    """One mode: which half is simulated on the fabric, which is priced by closed forms."""
-
-    name: str
-    inner_analytic: bool
-    outer_analytic: bool
-    leaves_out: str
-
-    @property
-    def note(self) -> str:
-        """What a report says of the mode."""
-        return f"mode {self.name}: {self.leaves_out}"
-
-
-_MODES = (
-    BlockMode(
-        name="hierarchical",
-        inner_analytic=False,
-        outer_analytic=False,
-        leaves_out="each block runs alone, as if all ranks of its inner group entered it together; traffic "
-        "inside blocks does not meet the traffic between them; the gradient norm is summed over one rank of "
-        "each inner group",
-    ),
-    BlockMode(
-        name="hybrid",
-        inner_analytic=False,
-        outer_analytic=True,
-        leaves_out="as hierarchical, and messages between blocks do not wait for one another",
-    ),
-    BlockMode(
-        name="analytical",
-        inner_analytic=True,
-        outer_analytic=True,
-        leaves_out="no message waits for another: collectives take the longest of their zero-load chain and "
-        "their busiest link",
-    ),
-)
-
-BLOCK_MODES: Mapping[str, BlockMode] = {mode.name: mode for mode in _MODES}
-
-
-@dataclass(frozen=True)
-class BlockRun:
-    """A run of a block mode: the outer graph as executed, and the blocks behind its compute nodes."""
-
-    mode: BlockMode
-    blocks: Blocks
-    slow: Mapping[int, Blocks]
-    trace: JobTrace
-    run: Run
-    kinds: Sequence[bytes]
-    """The kind of the inner group of each outer rank that was lowered."""
-    times: Mapping[tuple[bytes, PieceKey], BlockTimes]
-    wall_s: float
-    repeated: Repetition | None = None
-    """The stretch of the run that stands for more of the same; None: the run is the whole step."""
-    bound: ModeBound | None = None
-    """Where the flattened step lies; None: not known."""
-
-    @property
-    def step(self) -> int:
-        """The whole step, in picoseconds."""
-        return self.run.execution.records.makespan + (self.repeated.left_out if self.repeated else 0)
-
-    @property
-    def simulated_hops(self) -> int:
-        """Link hops of all simulations together."""
-        return self.run.execution.records.hops + sum(block.hops for block in self.times.values())
-
-    @property
-    def served(self) -> frozenset[Served]:
-        """Which algorithms collectives got, inside blocks and between them."""
-        return self.run.lowered.served.union(*(block.served for block in self.times.values()))
-
-    def followed(self, rank: int) -> int:
-        """Return the rank of the outer graph that does what a rank does; the rank itself if none does."""
-        lowered = self.run.lowered
-        present = {binding.rank for binding in lowered.program.bindings}
-        group = next((group for group in self.blocks.inner_groups if rank in group), (rank,))
-        while present.isdisjoint(group) and lowered.replicas is not None:
-            group = tuple(lowered.replicas.image[list(group)].tolist())
-            if rank in group:
-                break
-        return next((member for member in group if member in present), rank)
 
 
 def run_blocks(  # noqa: PLR0913 - what blocks are run with, by name

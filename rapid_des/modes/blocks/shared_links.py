@@ -36,8 +36,8 @@ class Sharing:
         """Return for how long a stage waits at most on one of these links for what is simulated apart.
 
         `inside` is how long its blocks keep their busiest link busy, `between` [link] how long what one place
-        sends keeps a link like it, both picoseconds of the whole step. Links serve in order of arrival, so a small message
-        may wait for a large one each time: only the work of the others bounds the waiting.
+        sends keeps a link like it, both picoseconds of the whole step. Links serve in order of arrival,
+        so a small message may wait for a large one each time: only the work of the others bounds the waiting.
         """
         groups, places = self.inside[self.links], self.places[self.links]
         others = np.where(groups > 0, places, np.maximum(places - 1, 0))
