@@ -52,7 +52,6 @@ from rapid_des.frontend.inference import (
     pass_key,
     passes,
 )
-from rapid_des.frontend.inner_groups import followed_groups, groups_run_together, inner_axes
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.parts import NORMS, PieceKey, stage_sections
 from rapid_des.frontend.schedules.schedule import PassKind
