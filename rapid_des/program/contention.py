@@ -39,6 +39,7 @@ from rapid_des.program.builders import NOTHING, Occupancy
 from rapid_des.program.program import NONE, Contention, RankProgram
 from rapid_des.program.timetable import ALONE
 from rapid_des.units import PS_PER_S
+from rapid_des.values import fields
 
 _ON_CHIP: frozenset[Bound] = frozenset({"tensor", "vector", "shared", "l2"})
 MOST_STATES = 4096
@@ -132,11 +133,11 @@ def _digit(occupant: Occupancy, kinds: Sequence[Occupancy]) -> int:
 
 
 def _most(kinds: Sequence[Occupancy]) -> Occupancy:
-    return Occupancy(*(max(getattr(kind, part) for kind in kinds) for part in Occupancy.__slots__))
+    return Occupancy(*(max(getattr(kind, part) for kind in kinds) for part in fields(Occupancy)))
 
 
 def _together(first: Occupancy, second: Occupancy) -> Occupancy:
-    return Occupancy(*(getattr(first, part) + getattr(second, part) for part in Occupancy.__slots__))
+    return Occupancy(*(getattr(first, part) + getattr(second, part) for part in fields(Occupancy)))
 
 
 def _use(device: Device, row: Sequence[int]) -> Occupancy:
@@ -159,7 +160,7 @@ def _shares(device: Device, row: Sequence[int], use: Occupancy, states: Sequence
     """Return a kernel's share of the rate beside each set of streams, rounded down."""
     bound, duration, moved, _ = row
     sms, traffic, chip, memory = (
-        np.array([getattr(state, part) for state in states], np.int64) for part in Occupancy.__slots__
+        np.array([getattr(state, part) for state in states], np.int64) for part in fields(Occupancy)
     )
     slower = slowdowns(device, (cast(Bound, BOUNDS[bound]), duration, max(moved, 0)), sms, traffic)
     beside = (chip + memory) > 0

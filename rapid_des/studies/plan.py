@@ -87,7 +87,7 @@ class Pruned:
 class Plan:
     """The best ways to split a job over GPUs, best first; `plan` makes one.
 
-    >>> sorted(Plan.__dataclass_fields__)[:3]
+    >>> sorted(Plan.__match_args__)[:3]
     ['counts', 'floor', 'gpus']
     """
 
