@@ -30,6 +30,8 @@ _MANY_HOPS = 6_000
 """Hops up to which a case is interpreted too."""
 _ROUNDED = 1e-6
 """What times are rounded by, as a share: work at a shared rate ends at a whole picosecond."""
+_NEARLY = 0.02
+"""What turns taken in another order may change, and latencies of packets that a timetable does not slow."""
 _EARLIER = 0.01
 """By what share a step may end sooner where a message is late: others then take turns in another order."""
 _SERVED = 1e-4
@@ -43,6 +45,20 @@ def lasting(trial: Trial) -> str:
     results = [("constant", trial.run(fault))]
     results += [(when, trial.run(f"{fault} {when}")) for when in times]
     return differ(results)
+
+
+def begun(trial: Trial) -> str:
+    """Check that a fault from the first picosecond on is nearly a constant one: rates of timetables do it.
+
+    Algorithms are chosen, and windows sized, for constant faults and not for those that come.
+    """
+    window = trial.case.machine["switching"].get("congestion", {}).get("control") == "window"
+    stated = trial.case.machine["collectives"].get("default", "auto") != "auto"
+    if not trial.case.is_native or not stated or window:
+        raise DoesNotApplyError("choices depend on constant faults")
+    constant, late = (trial.run(f"{trial.case.fault}{when}") for when in ("", " from=1ps"))
+    off = late.step_time / constant.step_time - 1
+    return f"{off:+.2%}" if abs(off) > _NEARLY else ""
 
 
 def identity(trial: Trial) -> str:
@@ -228,7 +244,7 @@ def one_request(trial: Trial) -> str:
     chance = trial.case.chance
     wanted = {
         "batch": 1,
-        "prompt_length": chance.choice([128, 300]),
+        "prompt_length": chance.choice([8, 17, 128, 300]),
         "output_length": chance.choice([1, 2, 17, 48]),
     }
     tree: Tree = {
@@ -266,6 +282,7 @@ def order(trial: Trial) -> str:
 
 LAWS: Mapping[str, Law] = {
     "lasting": lasting,
+    "begun": begun,
     "identity": identity,
     "parts": parts,
     "doubled": doubled,
