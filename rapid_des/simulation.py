@@ -194,7 +194,7 @@ def _result(job: Job, machine: Machine, asked: _Asked) -> Result:
 def _played(job: Job, machine: Machine, asked: _Asked) -> Result:
     if asked.mode == FLATTENED:
         return _flattened(job, machine, asked)
-    from rapid_des.modes.blocks import BLOCK_MODES, pays_whole, run_blocks, whole_note
+    from rapid_des.modes.blocks import BLOCK_MODES, pays_whole, require_own_links, run_blocks, whole_note
 
     cache, needed = asked.cache, asked.memory
 
@@ -206,7 +206,9 @@ def _played(job: Job, machine: Machine, asked: _Asked) -> Result:
         strict=asked.strict,
         cache=cache,
     )
-    if not pays_whole(blocks):
+    if not pays_whole(blocks, strict=asked.strict):
+        if asked.strict:
+            require_own_links(blocks)
         return result_of(blocks.run, trace=blocks.trace, memory=needed, blocks=blocks)
     whole = _flattened(job, machine, asked)
     step = int(whole.step_time)

@@ -112,14 +112,22 @@ def test_the_critical_rank_finishes_last_the_lowest_of_equals(job, mode):
     assert result.critical_rank == min(rank for rank, end in result.finish.items() if end == last)
 
 
+@pytest.mark.usefixtures("in_blocks")
 def test_shared_links_are_refused_by_name(job):
     # tp and dp both on one switch: gradients would meet the traffic inside blocks
     shared = apart(switch(4, **FAST))
-    with pytest.raises(UnsupportedByEngine, match=r"link gpu0>switch0 carries .*use --mode flattened"):
-        simulate(job(tp=2, dp=2), shared, mode="hierarchical", strict=True)
-    # the modes that price the outer traffic by closed forms have nothing that meets
-    for mode in ("flattened", "hybrid", "analytical"):
+    for mode in ("hierarchical", "hybrid", "analytical"):
+        with pytest.raises(UnsupportedByEngine, match=r"link \S+ carries .*use --mode flattened"):
+            simulate(job(tp=2, dp=2), shared, mode=mode, strict=True)
         assert simulate(job(tp=2, dp=2), shared, mode=mode).step_time > 0
+
+
+def test_what_leaves_nothing_out_is_not_refused(job):
+    shared = apart(switch(4, **FAST))
+    flattened = simulate(job(tp=2, dp=2), shared)
+    assert simulate(job(tp=2, dp=2), shared, mode="hierarchical", strict=True).finish == flattened.finish
+    for mode in MODES:
+        assert simulate(job(tp=4), shared, mode=mode, strict=True).step_time > 0
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from rapid_des.frontend.trace import JobTrace
 from rapid_des.modes.blocks.inner import BlockTimes
 from rapid_des.modes.blocks.steady import Repetition
 from rapid_des.modes.execution import Run
-from rapid_des.modes.mode_bound import ModeBound
+from rapid_des.modes.mode_bound import UNBOUNDED, ModeBound
 from rapid_des.program.plans import Served
 
 
@@ -72,8 +72,8 @@ class BlockRun:
     wall_s: float
     repeated: Repetition | None = None
     """The stretch of the run that stands for more of the same; None: the run is the whole step."""
-    bound: ModeBound | None = None
-    """Where the flattened step lies; None: not known."""
+    bound: ModeBound = UNBOUNDED
+    """Where the flattened step lies."""
 
     @property
     def step(self) -> int:

@@ -9,7 +9,6 @@ from functools import partial
 
 import numpy as np
 
-from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import CollectiveType, NodeKind
 from rapid_des.errors import UnsupportedByEngine
@@ -26,7 +25,7 @@ from rapid_des.modes.blocks.inner import (
     places_notes,
     representatives,
 )
-from rapid_des.modes.blocks.reach import BYTES_A_NODE, keeps_routes, kept, run_again
+from rapid_des.modes.blocks.reach import BYTES_A_NODE, Outside, keeps_routes, kept, run_again
 from rapid_des.modes.blocks.replicas import run_first_replica
 from rapid_des.modes.blocks.shared_links import sharing
 from rapid_des.modes.blocks.shortened import WORTH, shortened
@@ -61,8 +60,8 @@ def run_blocks(  # noqa: PLR0913 - what blocks are run with, by name
 
     A step of which `worth` items or more provably repeat others is simulated without these.
 
-    Where links carry traffic of both, or of several ranks of a block, a note bounds what is left out.
-    Raises `UnsupportedByEngine` where faults come and go, and if `strict` where links are shared so.
+    A note bounds what is left out. Raises `UnsupportedByEngine` where faults come and go, and if `strict`
+    where they hit members of a block in different ways.
     """
     began = time.perf_counter()
     cache = BoundedCache() if cache is None else cache
@@ -70,11 +69,8 @@ def run_blocks(  # noqa: PLR0913 - what blocks are run with, by name
     _require_steady(machine)
     places = cache.get_or_make(("places", blocks), lambda: _places(blocks))
     chosen = representatives(machine, places, cache, strict=strict)
-    shared = None
-    if not mode.outer_analytic:
-        inner = tuple(dict.fromkeys(blocks.run_groups))
-        make = partial(sharing, machine, inner, places, strict=strict)
-        shared = kept(machine, cache, ("sharing", blocks, strict), make, 16 * len(machine.fabric))
+    make = partial(sharing, machine, tuple(dict.fromkeys(blocks.run_groups)), places)
+    shared = kept(machine, cache, ("sharing", blocks), make, 40 * len(machine.fabric))
     kinds, times = block_times(blocks, machine, choice, analytic=mode.inner_analytic, slow=slow, cache=cache)
 
     def at(place: int) -> BlockRun:
@@ -94,8 +90,8 @@ def run_blocks(  # noqa: PLR0913 - what blocks are run with, by name
     runs = [at(place) for place in chosen]
     done = max(runs, key=lambda candidate: candidate.step)
     notes = places_notes(chosen, [run.step for run in runs])
-    bound = None if shared is None else bound_of(shared, done)
-    said = "" if bound is None else bound.note(done.step)
+    bound = bound_of(shared, done)
+    said = bound.note(done.step)
     trace = replace(done.trace, notes=(*done.trace.notes, *notes, *([said] if said else [])))
     return replace(done, trace=trace, bound=bound, wall_s=time.perf_counter() - began)
 
@@ -170,12 +166,12 @@ def _require_steady(machine: Machine) -> None:
         )
 
 
-def _places(blocks: Blocks) -> list[list[Int64s]]:
+def _places(blocks: Blocks) -> list[Outside]:
     """Return for each place in an inner group the groups outside blocks of the ranks there."""
     return [_lines(blocks, place) for place in zip(*blocks.inner_groups, strict=True)]
 
 
-def _lines(blocks: Blocks, ranks: Sequence[int]) -> list[Int64s]:
+def _lines(blocks: Blocks, ranks: Sequence[int]) -> Outside:
     """Return the groups outside blocks of the ranks at one place of their inner groups, a table an axis.
 
     Replicas that infer exchange nothing.
@@ -184,16 +180,17 @@ def _lines(blocks: Blocks, ranks: Sequence[int]) -> list[Int64s]:
     training = job.spec.phase == "training"
     lines = [axes for axes in OUTER_LINES if training or "dp" not in axes]
     tables = [
-        job.layout.rows(axes)
+        (axes[-1], job.layout.rows(axes))
         for axes in lines
         if not (job.spec.parallelism.passes_blocks and axes == ("cp",))
     ]
     if job.model.has_experts:
         outside = [axes for axes in EXPERT_LINES if blocks.inside.isdisjoint(axes)]
-        tables += [job.expert_layout.rows(axes) for axes in outside if training or "edp" not in axes]
+        kinds = [(axes, "dp" if "edp" in axes else "ep") for axes in outside]
+        tables += [(kind, job.expert_layout.rows(axes)) for axes, kind in kinds if training or kind == "ep"]
     if training and len(job.copies[0]) > 1:
-        tables += [job.rows(group) for group in sorted(job.replica_groups)]
-    return [table[np.isin(table[:, 0], ranks)] for table in tables if table.shape[1] > 1]
+        tables += [("dp", job.rows(group)) for group in sorted(job.replica_groups)]
+    return [(kind, table[np.isin(table[:, 0], ranks)]) for kind, table in tables if table.shape[1] > 1]
 
 
 def _pace(blocks: Blocks) -> int:
