@@ -12,7 +12,6 @@ from tests.program.machines import dimension, machine, ring
 from tests.program.tracing import ALL_REDUCE, Nodes, same_everywhere, trace_set
 from tests.semantics.sketch import Sketch
 
-
 IN_PARTS = {"mode": "cut_through", "parts": 12, "segment": "4 KiB"}
 """Messages in parts, which links take by priority where collectives are cut into chunks."""
 
