@@ -59,7 +59,7 @@ class PlanRow:
         return (step, step) if self.result.mode == FLATTENED else None
 
     def may_be_faster(self, other: PlanRow) -> bool | None:
-        """Return whether this row, listed later, may be the faster one flattened; None: modes bound nothing."""
+        """Return whether this row, listed later, may be the faster one; None where a mode bounds nothing."""
         mine, others = self.flattened, other.flattened
         return None if mine is None or others is None else mine[0] < others[1]
 
