@@ -47,7 +47,7 @@ from rapid_des.studies.worker_pools import executor_of
     default=AUTO,
     show_default=True,
     help="In which the rows are simulated; auto: flattened where that takes seconds, else hierarchical; "
-    "analytical for experts on over 512 GPUs.",
+    "analytical on over 512 GPUs.",
 )
 @click.option("--pruned", is_flag=True, help="List every other layout with the reason why it is no row.")
 @click.option(
