@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from html import escape
@@ -31,16 +31,14 @@ from rapid_des.device.spec import DeviceSpec
 from rapid_des.errors import ConfigError, InputError, TopologyError
 from rapid_des.network.build import FabricLayout, build, override_links
 from rapid_des.network.checks import RouteCheck, check_routes
+from rapid_des.network.collectives.checks import check_on_fabric, check_stated, named_algorithms
 from rapid_des.network.collectives.in_switch import IN_SWITCH
-from rapid_des.network.collectives.libraries.library import check_libraries
-from rapid_des.network.collectives.on_fabric import collectives_of
 from rapid_des.network.fabric import Fabric, Router
 from rapid_des.network.faults import Fault, GpuFactors, apply_static, check_fault, on_links, require_hits
 from rapid_des.network.jitter import Jitter, check_jitter, gpu_speeds
 from rapid_des.network.metrics import Summary, summary
 from rapid_des.network.routing import AnyNodeRouter, DimensionOrderRouter, FaultAwareRouter, by_waypoints
 from rapid_des.network.specs import (
-    AUTO,
     AnyDimension,
     Collectives,
     Count,
@@ -147,7 +145,7 @@ class Machine:
     @cached_property
     def in_switches(self) -> bool:
         """Whether the file names algorithms that work inside switches."""
-        return any(name in IN_SWITCH for _, names in _stated(self.collectives) for name in names)
+        return any(name in IN_SWITCH for _, names in named_algorithms(self.collectives) for name in names)
 
     @cached_property
     def switch_trees(self) -> SwitchTrees:
@@ -299,8 +297,7 @@ def load_machine(  # noqa: PLR0913 - what may be set, by name
         machine = _built(spec, document, spec.faults, device)
     except TopologyError as error:
         raise TopologyError(f"{document.path}: {error}") from None
-    _check_counts(machine)
-    _check_switches(machine)
+    check_on_fabric(machine.collectives, machine.healthy, str(machine.path))
     spec.switching.check(machine.healthy.dimensions, file=str(document.path))
     if spec.jitter:
         check_jitter(spec.jitter, machine.healthy.dimensions, spec.gpus_per_node, file=str(document.path))
@@ -314,8 +311,7 @@ def _checked_spec(document: Document) -> MachineSpec:
         _refuse_serving(document)
         spec = decode(document, MachineSpec)
         _check_switching(document, spec.switching)
-        _check_auto(document, spec.collectives)
-        _check_collectives(document, spec.collectives)
+        check_stated(spec.collectives, str(document.path))
         for index, fault in enumerate(spec.faults):
             check_fault(fault, file=str(document.path), key=f"faults[{index}]")
     return spec
@@ -412,65 +408,3 @@ def _with_whole_messages(settings: Iterable[tuple[str, str]]) -> list[tuple[str,
 def _check_switching(document: Document, switching: Switching) -> None:
     for key, problem in switching.problems():
         raise ConfigError(problem, file=str(document.path), key=f"switching.{key}")
-
-
-def _stated(collectives: Collectives) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (key of the file, one algorithm or those of the dimensions) of what serves each collective."""
-    for operation in collectives.operations:
-        choice = collectives.choice(operation)
-        stated = () if choice is None or choice.algorithm == AUTO else choice.algorithm
-        key = f"collectives.{operation if getattr(collectives, operation) else 'default'}"
-        yield key, (stated,) if isinstance(stated, str) else stated
-
-
-def _check_auto(document: Document, collectives: Collectives) -> None:
-    for operation in collectives.operations:
-        choice = collectives.choice(operation)
-        if choice is not None and choice.algorithm == AUTO and choice.chunks > 1:
-            problem = f"{choice.chunks}; allowed: 1, as {AUTO} chooses chunks itself"
-            raise ConfigError(problem, file=str(document.path), key=f"collectives.{operation}.chunks")
-
-
-def _check_collectives(document: Document, collectives: Collectives) -> None:
-    for key, names in _stated(collectives):
-        try:
-            for name in names:
-                collectives_of(name)
-        except InputError as error:
-            raise ConfigError(str(error), file=str(document.path), key=key) from None
-    try:
-        check_libraries(collectives)
-    except ConfigError as error:
-        raise ConfigError(error.message, file=str(document.path), key=error.key) from None
-
-
-def _check_counts(machine: Machine) -> None:
-    """Refuse a list of algorithms that has not one for each dimension, or for each axis of all dimensions."""
-    dimensions, axes = len(machine.healthy.extents), len(machine.healthy.axes)
-    for operation in machine.collectives.operations:
-        choice = machine.collectives.choice(operation)
-        names = () if choice is None or isinstance(choice.algorithm, str) else choice.algorithm
-        if names and len(names) not in (dimensions, axes):
-            key = f"collectives.{operation if getattr(machine.collectives, operation) else 'default'}"
-            allowed = f"{dimensions}, one for each dimension"
-            allowed += f", or {axes}, one for each axis" if axes > dimensions else ""
-            problem = f"{len(names)} algorithms; allowed: {allowed}; or one name for all"
-            raise ConfigError(problem, file=str(machine.path), key=key)
-
-
-def _check_switches(machine: Machine) -> None:
-    """Refuse an algorithm inside switches for a fabric, or a dimension of it, that has none."""
-    inside = [entry for entry in _stated(machine.collectives) if not IN_SWITCH.keys().isdisjoint(entry[1])]
-    fabric = machine.healthy
-    axes = [place for place, extent in enumerate(fabric.extents) for _ in extent]
-    for key, names in inside:
-        switched = set(fabric.dimension[fabric.destination >= fabric.gpus + fabric.nics].tolist())
-        each = range(len(fabric.extents)), axes
-        places = next((sizes for sizes in each if len(sizes) == len(names) > 1), ())
-        needed = [place for place, name in zip(places, names, strict=False) if name in IN_SWITCH]
-        without = [place for place in needed if place not in switched]
-        if without or not switched:
-            name = next(name for name in names if name in IN_SWITCH)
-            where = f"dimension {fabric.dimensions[without[0]]}" if without else "the fabric"
-            problem = f"{name!r} works inside switches, of which {where} has none"
-            raise ConfigError(problem, file=str(machine.path), key=key)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 MODULES = sorted((ROOT / "rapid_des").rglob("*.py"))
 LONGER = {"rapid_des/engines/compiled/kernel.py"}
 """One loop that a compiler must see whole."""
-ENTERED = 74
+ENTERED = 78
 """Modules on the way of a healthy run, at most: to follow it is to read these."""
 
 

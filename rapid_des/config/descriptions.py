@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import inspect as types
 
-from rapid_des.config.documents import Tree
 from rapid_des.config.specs import Spec, json_schema, types_at
+from rapid_des.config.texts import Tree
 from rapid_des.errors import ConfigError
 from rapid_des.units import Quantity
 

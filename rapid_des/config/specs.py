@@ -17,7 +17,8 @@ import msgspec
 import yaml
 from msgspec import inspect
 
-from rapid_des.config.documents import Document, Tree, load_document
+from rapid_des.config.documents import Document, load_document
+from rapid_des.config.texts import Tree
 from rapid_des.errors import ConfigError
 from rapid_des.units import Quantity
 

@@ -24,6 +24,7 @@ from rapid_des.device.spec import split_kernel
 from rapid_des.device.vector_kinds import KINDS, Traffic, VectorKind, over_elements
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.units import PS_PER_S
+from rapid_des.values import fields
 
 Policy = Literal["eager", "torch_compile", "megatron", "vllm", "trtllm"]
 
@@ -188,7 +189,7 @@ class VectorKernel:
         if strangers:
             problem = f"{min(strangers)!r} is no vector kernel; allowed: {', '.join(KINDS)}"
             raise ConfigError(problem, file=device.spec.name, key="constants.vector")
-        names = [specific if (specific := f"{kind}_{name}") in known else name for name in cls.__slots__]
+        names = [specific if (specific := f"{kind}_{name}") in known else name for name in fields(cls)]
         return cls(*device.chosen_constants("vector", names, dtype))
 
 

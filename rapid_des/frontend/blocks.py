@@ -20,8 +20,9 @@ inside. So the same templates give both halves of a hierarchical run:
    otherwise.
 
 What this assumes: blocks do not overlap one another, and traffic of the outer graph does not slow messages
-inside the blocks (their kernels it does slow, by what bounds them). The first is true but for messages at a block's end, beside which another micro-batch computes:
-they stand on the tp stream of the outer graph, and the first messages of blocks that follow wait there.
+inside the blocks (their kernels it does slow, by what bounds them). The first is true but for messages at a
+block's end, beside which another micro-batch computes: they stand on the tp stream of the outer graph, and
+the first messages of blocks that follow wait there.
 
 A host that issues the job runs through the outer graph; a block is run twice, all issued and on an idle GPU
 that waits for its host, and passes its cuts at the later of both, each from where its GPU or its host begins
@@ -32,7 +33,7 @@ host moves within the block.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -40,10 +41,10 @@ from typing import NotRequired, TypedDict, cast
 
 import numpy as np
 
-from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import BOUNDS, UNSTATED, NodeKind, NodeTable, TraceSet
 from rapid_des.device.operators import OperatorModel
 from rapid_des.errors import UnsupportedByEngine
+from rapid_des.frontend.block_groups import followed_groups, groups_run_together, inner_axes
 from rapid_des.frontend.build import PricedJob, price_job
 from rapid_des.frontend.groups import GROUP_SLOTS, GROUPS
 from rapid_des.frontend.inference import (
@@ -354,8 +355,8 @@ def _timed(block: Block, cuts: Cuts | None) -> Piece:
         for part in _by_bound(block, begin, cut, time):
             after = (len(nodes) - 1,) if nodes else PORTS
             nodes.append(replace(node, after=after, **part))
-            lead -= part["duration"]  # the next part is issued with the first, and starts so much later
-            node = replace(node, issue=0, lead=lead)
+            # the next part is issued with the first, and starts so much later
+            node = replace(node, issue=0, lead=node.lead - part["duration"])
         begin = cut + 1
         positions[cut] = len(nodes) - 1
         if cut == block.gate and cut != block.cuts[-1]:
@@ -425,55 +426,3 @@ def _exchange(piece: Piece, row: int, *, after: int) -> Node:
         group=values[Column.GROUP],
         tag=values[Column.TAG],
     )
-
-
-Groups = tuple[tuple[int, ...], ...]
-
-
-def inner_axes(job: Job, *, exchanges: bool) -> frozenset[str]:
-    """Return the axes whose messages stand inside blocks; with `exchanges` those among experts too.
-
-    Ranks that share experts are inside where they are of one tp group.
-    """
-    axes = {"tp", "cp"} if job.spec.parallelism.passes_blocks else {"tp"}
-    if exchanges:
-        return frozenset(axes | {"etp", "ep"})
-    of_tp = job.layout.group_numbers(("tp",))[job.expert_layout.rows(("etp",))]
-    return frozenset(axes | {"etp"} if (of_tp == of_tp[:, :1]).all() else axes)
-
-
-def followed_groups(job: Job) -> Groups:
-    """Return groups of ranks of which the graph around blocks follows one each, ascending by first rank.
-
-    Ranks of a tp group do the same there, unless experts are split otherwise than all else.
-    """
-    alike = not job.model.has_experts or job.spec.parallelism.expert_ways == job.members("tp")
-    return job.layout.groups(("tp",)) if alike else tuple((rank,) for rank in range(job.gpus))
-
-
-def groups_run_together(job: Job, axes: frozenset[str]) -> Groups:
-    """Return for each rank those whose messages inside blocks are with it, or with each other, ascending."""
-    dense = tuple(axis for axis in job.layout.axes if axis in axes)
-    tables = [job.layout.rows(dense)]
-    if job.model.has_experts:
-        tables.append(job.expert_layout.rows(tuple(axes & {"etp", "ep"})))
-    return _joined(job.gpus, tables)
-
-
-def _joined(ranks: int, tables: Sequence[Int64s]) -> Groups:
-    """Return for each rank all that groups of the tables join to it, step by step."""
-    first = np.arange(ranks)
-    while True:
-        before = first.copy()
-        for table in tables:
-            first[table] = first[table].min(axis=1, keepdims=True)
-        if np.array_equal(before, first):
-            break
-    order = np.argsort(first, kind="stable")
-    parts = np.split(order, np.flatnonzero(np.diff(first[order])) + 1)
-    return _of_each(ranks, (tuple(part.tolist()) for part in parts))
-
-
-def _of_each(ranks: int, groups: Iterable[tuple[int, ...]]) -> Groups:
-    group_of = {rank: group for group in groups for rank in group}
-    return tuple(group_of[rank] for rank in range(ranks))

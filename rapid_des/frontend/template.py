@@ -17,6 +17,7 @@ import numpy as np
 from rapid_des.arrays import Bools, Int32s, Int64s, frozen, joined, rows_of, starts_of
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 from rapid_des.frontend.software import issue_order
+from rapid_des.values import fields
 
 STREAMS = (
     "compute",
@@ -370,7 +371,7 @@ class Writer:
             names=tuple(self._names),
             streams=STREAMS[: max(HOST, 1 + int(rows[:, Column.STREAM].max(initial=0)))],
         )
-        for name in NodeTable.__dataclass_fields__:
+        for name in fields(NodeTable):
             column = getattr(table, name)
             if isinstance(column, np.ndarray):
                 frozen(column)

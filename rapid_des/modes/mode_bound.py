@@ -39,3 +39,6 @@ class ModeBound(msgspec.Struct, frozen=True):
             return ""
         most = self.high - step
         return f"{self.reason} would add at most {Duration(most)} ({most / max(step, 1):.1%})"
+
+
+UNBOUNDED = ModeBound(0, 0, None, "not known")

@@ -54,7 +54,7 @@ class Occupancy:
     traffic: int = 0
     """Bytes a second from and to HBM."""
     chip: int = 0
-    """Of a kernel on another stream: how much of what calculates it uses, in 1 / `communication.WHOLE`."""
+    """Of a kernel on another stream: how much of what calculates it uses, in 1 / `contention.WHOLE`."""
     memory: int = 0
     """The same of the memory bandwidth."""
 

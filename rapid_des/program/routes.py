@@ -202,7 +202,7 @@ def _fingerprints(templates: Sequence[Template]) -> list[bytes]:
     return fingerprints
 
 
-def all_pairs(groups: Sequence[Sequence[int]]) -> Int64s:
+def all_pairs(groups: Sequence[Sequence[int]] | Int64s) -> Int64s:
     """Return every ordered pair of different members of each group, as rows, group by group."""
     member = np.array(groups, np.int64).reshape(len(groups), -1)
     source, destination = np.nonzero(~np.eye(member.shape[1], dtype=bool))

@@ -15,6 +15,7 @@ from rapid_des.network.collectives.schedule import Schedule
 from rapid_des.program.builders import make_template
 from rapid_des.program.program import NONE, Edges, Template
 from rapid_des.program.services import Sizes
+from rapid_des.values import fields
 
 
 class Templates:
@@ -85,7 +86,7 @@ class Templates:
 def _weight(made: tuple[bytes, Template, Int64s]) -> int:
     """Return about how many bytes a remembered template takes; its shape may be another's too."""
     _, shape, sizes = made
-    columns = (getattr(shape, name) for name in shape.__dataclass_fields__)
+    columns = (getattr(shape, name) for name in fields(shape))
     return 1000 + sizes.nbytes + sum(column.nbytes for column in columns if isinstance(column, np.ndarray))
 
 

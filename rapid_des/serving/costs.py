@@ -39,6 +39,8 @@ _CORNERS, _FEW = 64, 1 << 14
 """Passes that are simulated, about; prices of chunks that are kept: few come twice."""
 _SHORT = 16
 """Tokens of a prompt that is too long for a decode kernel."""
+_BLOCK = 64
+"""Tokens of a prompt up to which its attention is worked out for each length."""
 _USUAL = 64
 """Tokens of a decode step, of which stages have their shares."""
 
@@ -330,17 +332,19 @@ class PassCosts:
         return seen.then(self._prompt_attention(batch)) if batch.chunks else seen
 
     def _prompt_attention(self, batch: Batch) -> Kernels:
-        """Return attention of chunks; of a whole prompt alone linear between corners of its length."""
+        """Return attention of chunks; of a whole prompt alone linear between corners of its length.
+
+        Short prompts are no corner's: other kernels attend from a few tokens than from a block of them.
+        """
         chunks, decoding = batch.chunks, False
         if len(chunks) > 1 or chunks[0].cached:
             return self._attend(chunks, decoding, self._passing_operators, beside=batch.decodes > 0)
         (chunk,) = chunks
-        below, above = around(chunk.query_length)
-        low, high = (
-            self._remembered(Group(chunk.count, corner), decoding, batch.decodes > 0)
-            for corner in (below, above)
-        )
-        return low.between(high, chunk.query_length - below, max(1, above - below))
+        length = chunk.query_length
+        below, above = around(length) if length > _BLOCK else (length, length)
+        groups = (Group(chunk.count, corner) for corner in (below, above))
+        low, high = (self._remembered(group, decoding, batch.decodes > 0) for group in groups)
+        return low.between(high, length - below, max(1, above - below))
 
     def _remembered(self, group: Group, decoding: bool, beside: bool = False) -> Kernels:
         key = group, decoding, beside

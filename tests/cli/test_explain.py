@@ -47,7 +47,7 @@ def test_text_follows_the_report_and_its_tables_fit_120_columns():
 
 
 def test_modes_of_blocks_say_whose_messages_these_are():
-    answer = call(*JOB, "--mode", "hierarchical", "--explain")
+    answer = call(*JOB, "--mode", "hybrid", "--explain")
     assert "messages are those of the flattened trace" in answer.out
     assert "operators of rank" not in answer.out
     assert "L*.ffn.in.gather" in answer.out

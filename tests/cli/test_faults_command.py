@@ -36,9 +36,8 @@ def test_faults_run_compares_with_the_healthy_step():
 def test_a_slow_link_changes_no_rank_s_compute():
     subject = ["llama2_7b_train", "--on", "torus_2d_a100"]
     found = printed("faults", "run", *subject, "--fault", "link=0-1 bandwidth=0.25")
-    # rank 4 is critical without the fault, rank 0 with it, and they compute for different times: rank 0 is
-    # compared with itself
-    assert (found["healthy"]["critical_rank"], found["faulty"]["critical_rank"], found["rank"]) == (4, 0, 0)
+    # another rank is critical without the fault, and computes for another time: 0 is compared with itself
+    assert found["faulty"]["critical_rank"] == found["rank"] == 0 != found["healthy"]["critical_rank"]
     assert {row["name"] for row in found["kinds"]} == {"tp", "dp", "pp", "bubble"}
 
 

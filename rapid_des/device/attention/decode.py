@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from rapid_des.device.device import Device, Transfer, transfer
 from rapid_des.device.operators import Attention, Bound, Dtype, Estimate, width
 from rapid_des.units import PS_PER_S
+from rapid_des.values import fields
 
 NEVER, GROUPED, ALWAYS = 0, 1, 2
 """When a kernel splits keys (the constant `split`): never, only where heads share a KV head, always."""
@@ -51,7 +52,7 @@ class DecodeKernel:
     @classmethod
     def of(cls, device: Device, section: str, dtype: str) -> DecodeKernel:
         """Return the kernel that the device's constants describe."""
-        return cls(*device.chosen_constants(section, cls.__slots__, dtype))
+        return cls(*device.chosen_constants(section, fields(cls), dtype))
 
 
 @dataclass(frozen=True, slots=True)

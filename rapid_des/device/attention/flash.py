@@ -23,6 +23,7 @@ from rapid_des.compiling import Kernel, compilable
 from rapid_des.device.device import Device, transfer
 from rapid_des.device.operators import Attention, Bound, Dtype, Estimate, Sizes
 from rapid_des.units import PS_PER_S
+from rapid_des.values import fields
 
 SIMULATED_ROUNDS = 12
 """Rounds of resident blocks that are simulated; a longer grid repeats its period at the steady rate."""
@@ -184,7 +185,7 @@ class FlashKernel:
     @classmethod
     def of(cls, device: Device, section: str, dtype: str) -> FlashKernel:
         """Return the kernel that the device's constants describe."""
-        return cls(*device.chosen_constants(section, cls.__slots__, dtype))
+        return cls(*device.chosen_constants(section, fields(cls), dtype))
 
 
 def price_flash(attention: Attention, device: Device, scheduler: BlockScheduler, section: str) -> Estimate:

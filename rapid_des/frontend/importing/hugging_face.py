@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rapid_des.config import to_yaml
-from rapid_des.config.documents import parse_json, read_text
+from rapid_des.config.documents import read_text
+from rapid_des.config.texts import parse_json
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.importing import gemma, gpt, hybrid, llama, nested
 from rapid_des.frontend.importing.bounds import bounded

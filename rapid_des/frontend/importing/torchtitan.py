@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from rapid_des.config.documents import parse_toml, read_text
+from rapid_des.config.documents import read_text
+from rapid_des.config.texts import parse_toml
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.importing.bounds import bounded
 from rapid_des.frontend.importing.imported import ImportedJob, imported, replicas

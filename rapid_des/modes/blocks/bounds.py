@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rapid_des.arrays import Int64s
-from rapid_des.modes.blocks.inner import BlockTimes
+from rapid_des.chakra.trace import NodeKind
+from rapid_des.errors import UnsupportedByEngine
+from rapid_des.modes.blocks.block_run import BlockRun
+from rapid_des.modes.blocks.inner import BlockTimes, times_alone
 from rapid_des.modes.blocks.shared_links import Sharing
 from rapid_des.modes.mode_bound import ModeBound
 
 if TYPE_CHECKING:
     from rapid_des.frontend.trace import Segment
-    from rapid_des.modes.blocks.outer import BlockRun
 
 _APART = 0.01
 """What blocks that run alone leave out besides waiting, relative to the step: kernels of one kind stand
@@ -27,18 +29,41 @@ _MOST_HOPS, _MOST_RANKS = 100_000_000, 256
 
 def bound_of(shared: Sharing, done: BlockRun) -> ModeBound:
     """Return where the flattened step lies: all stages may wait on shared links, one after the other."""
-    apart = int(done.step * _APART)
-    fabric, links = done.run.machine.fabric, shared.links
-    if not len(links):
-        reason = "blocks run alone; what that leaves out"
-        return ModeBound(done.step - apart, done.step + apart, None, reason)
-    between = _between(done)
+    apart, fabric = int(done.step * _APART), done.run.machine.fabric
     stages = dict(zip(done.trace.stage_of_rank, done.kinds, strict=True))
     inside = [in_step(done, stage, kind, lambda times: times.busiest) for stage, kind in stages.items()]
-    waits = sum(shared.waits(busiest, between) for busiest in inside)
-    name = fabric.link_name(int(links[0]))
-    reason = f"{len(links):,} links (as {name}) carry traffic that is simulated apart; waiting there"
-    return ModeBound(done.step - apart, done.step + apart + waits, name, reason)
+    if done.mode.outer_analytic:
+        busy = _busy_alone(done)
+        each = [shared.waits_of_closed_forms(busiest, busy) for busiest in inside]
+    else:
+        between = _between(done)
+        each = [shared.waits(busiest, between) for busiest in inside]
+    waits = np.sum(each, axis=0)
+    links = np.flatnonzero(waits)
+    if not len(links):
+        return ModeBound(done.step - apart, done.step + apart, None, "blocks run alone; what that leaves out")
+    most = sum(int(stage.max()) for stage in each)
+    name = fabric.link_name(int(waits.argmax()))
+    reason = f"{len(links):,} links (most of all {name}) carry traffic that is simulated apart; waiting there"
+    return ModeBound(done.step - apart, done.step + apart + most, name, reason)
+
+
+def _busy_alone(done: BlockRun) -> dict[str, int]:
+    """Return for how long what a rank communicates lasts alone, by kind, of the rank with most."""
+    busy: dict[str, int] = {}
+    lowered, records = done.run.lowered, done.run.execution.records
+    for number, rank in enumerate(lowered.traces.ranks):
+        visits, times = times_alone(lowered, number)
+        nodes = rank.nodes
+        if done.repeated is not None:
+            start = records.start[visits]
+            times *= 1 + done.repeated.times * ((start >= done.repeated.begin) & (start < done.repeated.end))
+        times[nodes.kind == NodeKind.RECV] = 0  # of which the sender's message is the same
+        kinds = np.array([name.partition("-")[0] for name in nodes.streams])
+        for kind in set(kinds.tolist()):
+            mine = int(times[np.isin(nodes.stream, np.flatnonzero(kinds == kind))].sum())
+            busy[kind] = max(busy.get(kind, 0), mine)
+    return busy
 
 
 def _between(done: BlockRun) -> Int64s:
@@ -58,22 +83,35 @@ def _between(done: BlockRun) -> Int64s:
     return between
 
 
-def pays_whole(done: BlockRun) -> bool:
-    """Tell whether a run leaves something out, and simulating all at once takes seconds."""
-    bound, blocks = done.bound, done.blocks
-    if bound is None or bound.link is None or bound.high <= (1 + _APART + _TOLD) * done.step:
+def pays_whole(done: BlockRun, *, strict: bool) -> bool:
+    """Tell whether a hierarchical run leaves waiting out, and simulating all at once takes seconds.
+
+    Little waiting is worth that if `strict` alone.
+    """
+    bound, ranks = done.bound, done.blocks.job.gpus
+    least = 0 if strict else _TOLD
+    if done.mode.outer_analytic or bound.link is None or bound.high <= (1 + _APART + least) * done.step:
         return False
-    ranks = blocks.job.gpus
     return ranks <= _MOST_RANKS and _hops(done) <= _MOST_HOPS
+
+
+def require_own_links(done: BlockRun) -> None:
+    """Raise `UnsupportedByEngine` where a run leaves out waiting on links, which it names."""
+    if done.bound.link is None:
+        return
+    raise UnsupportedByEngine(
+        f"{done.run.machine.path}: link {done.bound.link} carries traffic that mode {done.mode.name} "
+        "simulates apart; strict execution needs it on links of its own: use --mode flattened, or place the "
+        "axes on other dimensions"
+    )
 
 
 def whole_note(done: BlockRun) -> str:
     """Return what a report says where all was simulated at once instead of a run in blocks."""
-    assert done.bound is not None, "who left something out knows how much"
     most = done.bound.high / done.step - 1
     return (
-        f"mode {done.mode.name}: traffic of blocks and between them shares links (as {done.bound.link}), which "
-        f"could add {most:.0%}; the step is small enough to simulate all of it at once: nothing is left out"
+        f"mode {done.mode.name}: traffic of blocks and between them shares links (as {done.bound.link}), "
+        f"which could add {most:.0%}; all was simulated at once, as the step is small: nothing is left out"
     )
 
 

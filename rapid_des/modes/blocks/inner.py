@@ -17,7 +17,7 @@ from rapid_des.frontend.blocks import Block, Blocks, Cuts
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.machine import Machine
 from rapid_des.modes.blocks.reach import (
-    Rings,
+    Outside,
     basis_of,
     group_keys,
     in_health,
@@ -49,7 +49,7 @@ class BlockTimes:
     served: frozenset[Served]
     """Which algorithms the block's collectives got."""
     busiest: int = 0
-    """How long its busiest link serves."""
+    """How long its busiest link serves, at most."""
 
     @property
     def duration(self) -> int:
@@ -186,7 +186,7 @@ def _run(block: Block, inputs: _Inputs, cache: BoundedCache, *, hosted: bool) ->
             compute=_computes(lowered, records),
             hops=records.hops,
             served=lowered.served,
-            busiest=int(records.link_busy.sum(axis=1).max(initial=0)),
+            busiest=_busiest(lowered, records, analytic=analytic),
         )
 
     key = (inputs.basis, key_of(traces, choice, analytic=analytic), block.cuts)
@@ -212,6 +212,21 @@ def _visits_of_nodes(lowered: Lowered, position: int) -> Int64s:
     table = lowered.program.programs[lowered.program.bindings[position].program]
     visits: Int64s = np.flatnonzero(table.node != NONE)
     return visits + int(lowered.program.visits()[position])
+
+
+def times_alone(lowered: Lowered, position: int) -> tuple[Int64s, Int64s]:
+    """Return the visits of a rank's nodes, and how long what they send lasts where nothing takes links."""
+    visits, program = _visits_of_nodes(lowered, position), lowered.program
+    lasts = np.array([template.edge_lag.max(initial=0) for template in program.templates] + [0], np.int64)
+    rank = program.programs[program.bindings[position].program]
+    return visits, lasts[rank.template[rank.node != NONE]]
+
+
+def _busiest(lowered: Lowered, records: Records, *, analytic: bool) -> int:
+    """Return how long the busiest link serves; where nothing takes links, what a rank sends lasts."""
+    if analytic:
+        return int(times_alone(lowered, 0)[1].sum())
+    return int(records.link_busy.sum(axis=1).max(initial=0))
 
 
 def _computes(lowered: Lowered, records: Records) -> int:
@@ -246,7 +261,7 @@ def _digest(table: NodeTable) -> bytes:
 
 
 def representatives(
-    machine: Machine, places: Sequence[Rings], cache: BoundedCache, *, strict: bool
+    machine: Machine, places: Sequence[Outside], cache: BoundedCache, *, strict: bool
 ) -> tuple[int, ...]:
     """Return the places whose data-parallel groups and pipelines outer graphs run on, ascending.
 
@@ -257,10 +272,10 @@ def representatives(
     """
     if not machine.faults:
         return (0,)
-    tables = [table.tolist() for lines in places for table in lines if len(table)]
+    tables = [table.tolist() for lines in places for _, table in lines if len(table)]
     keys, healthy = keys_beside_health(machine, [[*map(tuple, table)] for table in tables], cache)
     hit = dict[tuple[bytes, ...], int]()
-    ends = np.cumsum([0, *(sum(map(len, lines)) for lines in places)]).tolist()
+    ends = np.cumsum([0, *(sum(len(table) for _, table in lines) for lines in places)]).tolist()
     for place, (begin, end) in enumerate(pairwise(ends)):
         if keys[begin:end] != healthy[begin:end]:
             hit.setdefault(tuple(keys[begin:end]), place)

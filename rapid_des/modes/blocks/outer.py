@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import CollectiveType, NodeKind
 from rapid_des.errors import UnsupportedByEngine
@@ -18,6 +17,7 @@ from rapid_des.frontend.job import Job
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.frontend.trace import FinishedProgram, JobTrace
 from rapid_des.machine import Machine
+from rapid_des.modes.blocks.block_run import BlockMode, BlockRun
 from rapid_des.modes.blocks.bounds import bound_of
 from rapid_des.modes.blocks.inner import (
     BlockTimes,
@@ -25,20 +25,18 @@ from rapid_des.modes.blocks.inner import (
     places_notes,
     representatives,
 )
-from rapid_des.modes.blocks.reach import BYTES_A_NODE, keeps_routes, kept, run_again
+from rapid_des.modes.blocks.reach import BYTES_A_NODE, Outside, keeps_routes, kept, run_again
 from rapid_des.modes.blocks.replicas import run_first_replica
 from rapid_des.modes.blocks.shared_links import sharing
 from rapid_des.modes.blocks.shortened import WORTH, shortened
 from rapid_des.modes.blocks.steady import Repetition, repetition
 from rapid_des.modes.execution import EngineChoice, Run, execute
 from rapid_des.modes.idle import on_idle_links
-from rapid_des.modes.mode_bound import ModeBound
 from rapid_des.modes.pricing import PricedBlocks
 from rapid_des.network.jitter import draws_delays
 from rapid_des.network.specs import AUTO
 from rapid_des.program.library import libraries_of
 from rapid_des.program.lowering import lower
-from rapid_des.program.plans import Served
 
 _MOST_WHOLE = 1024
 """Ranks of an outer graph up to which `auto` may choose what must be lowered for every replica."""
@@ -46,93 +44,6 @@ _REPEATS = (
     f"above {_MOST_WHOLE:,} ranks outside blocks, auto chooses between rings there: of those one replica "
     "stands for all"
 )
-
-
-@dataclass(frozen=True)
-class BlockMode:
-    """One mode: which half is simulated on the fabric, which is priced by closed forms."""
-
-    name: str
-    inner_analytic: bool
-    outer_analytic: bool
-    leaves_out: str
-
-    @property
-    def note(self) -> str:
-        """What a report says of the mode."""
-        return f"mode {self.name}: {self.leaves_out}"
-
-
-_MODES = (
-    BlockMode(
-        name="hierarchical",
-        inner_analytic=False,
-        outer_analytic=False,
-        leaves_out="each block runs alone, as if all ranks of its inner group entered it together; traffic "
-        "inside blocks does not meet the traffic between them; the gradient norm is summed over one rank of "
-        "each inner group",
-    ),
-    BlockMode(
-        name="hybrid",
-        inner_analytic=False,
-        outer_analytic=True,
-        leaves_out="as hierarchical, and messages between blocks do not wait for one another",
-    ),
-    BlockMode(
-        name="analytical",
-        inner_analytic=True,
-        outer_analytic=True,
-        leaves_out="no message waits for another: collectives take the longest of their zero-load chain and "
-        "their busiest link",
-    ),
-)
-
-BLOCK_MODES: Mapping[str, BlockMode] = {mode.name: mode for mode in _MODES}
-
-
-@dataclass(frozen=True)
-class BlockRun:
-    """A run of a block mode: the outer graph as executed, and the blocks behind its compute nodes."""
-
-    mode: BlockMode
-    blocks: Blocks
-    slow: Mapping[int, Blocks]
-    trace: JobTrace
-    run: Run
-    kinds: Sequence[bytes]
-    """The kind of the inner group of each outer rank that was lowered."""
-    times: Mapping[tuple[bytes, PieceKey], BlockTimes]
-    wall_s: float
-    repeated: Repetition | None = None
-    """The stretch of the run that stands for more of the same; None: the run is the whole step."""
-    bound: ModeBound | None = None
-    """Where the flattened step lies; None: not known."""
-
-    @property
-    def step(self) -> int:
-        """The whole step, in picoseconds."""
-        return self.run.execution.records.makespan + (self.repeated.left_out if self.repeated else 0)
-
-    @property
-    def simulated_hops(self) -> int:
-        """Link hops of all simulations together."""
-        return self.run.execution.records.hops + sum(block.hops for block in self.times.values())
-
-    @property
-    def served(self) -> frozenset[Served]:
-        """Which algorithms collectives got, inside blocks and between them."""
-        return self.run.lowered.served.union(*(block.served for block in self.times.values()))
-
-    def followed(self, rank: int) -> int:
-        """Return the rank of the outer graph that does what a rank does; the rank itself if none does."""
-        lowered = self.run.lowered
-        present = {binding.rank for binding in lowered.program.bindings}
-        group = next((group for group in self.blocks.inner_groups if rank in group), (rank,))
-        while present.isdisjoint(group) and lowered.replicas is not None:
-            group = tuple(lowered.replicas.image[list(group)].tolist())
-            if rank in group:
-                break
-        return next((member for member in group if member in present), rank)
 
 
 def run_blocks(  # noqa: PLR0913 - what blocks are run with, by name
@@ -149,8 +60,8 @@ def run_blocks(  # noqa: PLR0913 - what blocks are run with, by name
 
     A step of which `worth` items or more provably repeat others is simulated without these.
 
-    Where links carry traffic of both, or of several ranks of a block, a note bounds what is left out.
-    Raises `UnsupportedByEngine` where faults come and go, and if `strict` where links are shared so.
+    A note bounds what is left out. Raises `UnsupportedByEngine` where faults come and go, and if `strict`
+    where they hit members of a block in different ways.
     """
     began = time.perf_counter()
     cache = BoundedCache() if cache is None else cache
@@ -158,11 +69,8 @@ def run_blocks(  # noqa: PLR0913 - what blocks are run with, by name
     _require_steady(machine)
     places = cache.get_or_make(("places", blocks), lambda: _places(blocks))
     chosen = representatives(machine, places, cache, strict=strict)
-    shared = None
-    if not mode.outer_analytic:
-        inner = tuple(dict.fromkeys(blocks.run_groups))
-        make = partial(sharing, machine, inner, places, strict=strict)
-        shared = kept(machine, cache, ("sharing", blocks, strict), make, 16 * len(machine.fabric))
+    make = partial(sharing, machine, tuple(dict.fromkeys(blocks.run_groups)), places)
+    shared = kept(machine, cache, ("sharing", blocks), make, 40 * len(machine.fabric))
     kinds, times = block_times(blocks, machine, choice, analytic=mode.inner_analytic, slow=slow, cache=cache)
 
     def at(place: int) -> BlockRun:
@@ -182,8 +90,8 @@ def run_blocks(  # noqa: PLR0913 - what blocks are run with, by name
     runs = [at(place) for place in chosen]
     done = max(runs, key=lambda candidate: candidate.step)
     notes = places_notes(chosen, [run.step for run in runs])
-    bound = None if shared is None else bound_of(shared, done)
-    said = "" if bound is None else bound.note(done.step)
+    bound = bound_of(shared, done)
+    said = bound.note(done.step)
     trace = replace(done.trace, notes=(*done.trace.notes, *notes, *([said] if said else [])))
     return replace(done, trace=trace, bound=bound, wall_s=time.perf_counter() - began)
 
@@ -258,12 +166,12 @@ def _require_steady(machine: Machine) -> None:
         )
 
 
-def _places(blocks: Blocks) -> list[list[Int64s]]:
+def _places(blocks: Blocks) -> list[Outside]:
     """Return for each place in an inner group the groups outside blocks of the ranks there."""
     return [_lines(blocks, place) for place in zip(*blocks.inner_groups, strict=True)]
 
 
-def _lines(blocks: Blocks, ranks: Sequence[int]) -> list[Int64s]:
+def _lines(blocks: Blocks, ranks: Sequence[int]) -> Outside:
     """Return the groups outside blocks of the ranks at one place of their inner groups, a table an axis.
 
     Replicas that infer exchange nothing.
@@ -272,16 +180,17 @@ def _lines(blocks: Blocks, ranks: Sequence[int]) -> list[Int64s]:
     training = job.spec.phase == "training"
     lines = [axes for axes in OUTER_LINES if training or "dp" not in axes]
     tables = [
-        job.layout.rows(axes)
+        (axes[-1], job.layout.rows(axes))
         for axes in lines
         if not (job.spec.parallelism.passes_blocks and axes == ("cp",))
     ]
     if job.model.has_experts:
         outside = [axes for axes in EXPERT_LINES if blocks.inside.isdisjoint(axes)]
-        tables += [job.expert_layout.rows(axes) for axes in outside if training or "edp" not in axes]
+        kinds = [(axes, "dp" if "edp" in axes else "ep") for axes in outside]
+        tables += [(kind, job.expert_layout.rows(axes)) for axes, kind in kinds if training or kind == "ep"]
     if training and len(job.copies[0]) > 1:
-        tables += [job.rows(group) for group in sorted(job.replica_groups)]
-    return [table[np.isin(table[:, 0], ranks)] for table in tables if table.shape[1] > 1]
+        tables += [("dp", job.rows(group)) for group in sorted(job.replica_groups)]
+    return [(kind, table[np.isin(table[:, 0], ranks)]) for kind, table in tables if table.shape[1] > 1]
 
 
 def _pace(blocks: Blocks) -> int:

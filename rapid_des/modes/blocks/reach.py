@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from rapid_des.frontend.trace import JobTrace
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice, Run, execute
 from rapid_des.network.fabric import Routes
-from rapid_des.program.communication import Expanded
+from rapid_des.program.expansions import Expanded
 from rapid_des.program.lowering import Lowered, lower
 from rapid_des.program.program import RankBinding, RankProgram
 from rapid_des.program.routes import COMPARED, Reach, compared_pairs, signatures
@@ -30,8 +30,8 @@ _Made = TypeVar("_Made")
 BYTES_A_NODE = 200
 """What remembering a program takes, about."""
 _TIMES = frozenset({"duration", "issued"})
-Rings = Sequence[Int64s]
-"""Rings of ranks: tables of rings of one length, a row each."""
+Outside: TypeAlias = Sequence[tuple[str, Int64s]]
+"""Groups of ranks outside blocks: what each table is of (pp, dp, cp or ep), and a row a group."""
 
 
 def basis_of(machine: Machine, members: int, cache: BoundedCache) -> tuple[Hashable, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,70 +10,78 @@ import numpy as np
 from rapid_des.arrays import Int64s
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.machine import Machine
-from rapid_des.modes.blocks.reach import Rings
+from rapid_des.modes.blocks.reach import Outside
 from rapid_des.program.plans import tree_pairs
 from rapid_des.program.routes import all_pairs
 
 _BATCH = 1 << 18
 """Pairs that are routed at a time."""
+_NEVER = 1 << 62
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """Which links carry what a block mode simulates apart: for each link of the fabric who takes it."""
+    """Which links carry what block modes simulate apart: for each link of the fabric who takes it."""
 
     inside: Int64s
     """How many inner groups' blocks take it."""
     places: Int64s
     """Of how many places of inner groups the pipelines and data-parallel groups take it."""
+    groups: Mapping[str, Int64s]
+    """How many groups outside blocks take it, by what they are of: pp, dp, cp, ep."""
 
-    @property
-    def links(self) -> Int64s:
-        """Links that carry traffic of several of these, ascending."""
-        return np.flatnonzero(self.inside + self.places > 1)
-
-    def waits(self, inside: int, between: Int64s) -> int:
-        """Return for how long a stage waits at most on one of these links for what is simulated apart.
+    def waits(self, inside: int, between: Int64s) -> Int64s:
+        """Return for how long a stage waits at most on each link for what `hierarchical` simulates apart.
 
         `inside` is how long its blocks keep their busiest link busy, `between` [link] how long what one place
-        sends keeps a link like it, both picoseconds of the whole step. Links serve in order of arrival, so a small message
-        may wait for a large one each time: only the work of the others bounds the waiting.
+        sends keeps a link like it, both picoseconds of the whole step. Links serve in order of arrival, so a
+        small message may wait for a large one each time: only the work of the others bounds the waiting.
         """
-        groups, places = self.inside[self.links], self.places[self.links]
-        others = np.where(groups > 0, places, np.maximum(places - 1, 0))
-        return int((others * between[self.links] + np.maximum(groups - 1, 0) * inside).max(initial=0))
+        others = np.where(self.inside > 0, self.places, np.maximum(self.places - 1, 0))
+        work: Int64s = others * between + np.maximum(self.inside - 1, 0) * inside
+        return np.where(self.inside + self.places > 1, work, 0)
+
+    def waits_of_closed_forms(self, inside: int, busy: Mapping[str, int]) -> Int64s:
+        """Return the same where groups outside blocks do not meet either.
+
+        `busy` is for how long a group of each kind is under way alone: no link of it serves it for longer.
+        """
+        none = np.zeros_like(self.inside)
+        between = {kind: groups * busy.get(kind, 0) for kind, groups in self.groups.items()}
+        # who waits is a block, or where none takes the link the group that is served for the least time
+        least = np.full_like(none, _NEVER)
+        for kind, work in between.items():
+            least = np.where(work > 0, np.minimum(least, busy.get(kind, 0)), least)
+        own = np.where((self.inside > 0) | (least == _NEVER), 0, least)
+        waits: Int64s = sum(between.values(), none) - own + np.maximum(self.inside - 1, 0) * inside
+        return waits
 
 
-def sharing(
-    machine: Machine, inner: Sequence[Sequence[int]], outer: Sequence[Rings], *, strict: bool
-) -> Sharing:
-    """Return who takes which link; where several do and `strict`, an `UnsupportedByEngine` names a link.
+def sharing(machine: Machine, inner: Sequence[Sequence[int]], outer: Sequence[Outside]) -> Sharing:
+    """Return who takes which link.
 
-    `inner` are the inner groups. `outer` is, for each place in an inner group, the rings of ranks at that
-    place that exchange data outside (data-parallel groups, pipelines).
+    `inner` are the inner groups. `outer` is, for each place in an inner group, what the ranks at that place
+    exchange data in outside (data-parallel groups, pipelines): tables of groups, with what they are of.
     """
     inside = np.zeros(len(machine.fabric), np.int64)
     places = np.zeros(len(machine.fabric), np.int64)
+    groups: dict[str, Int64s] = {}
     if len(inner[0]) > 1:
         _require_one_switch(machine, inner)
         inside[_links(machine, tree_pairs(machine, inner))] = 1
         inside = np.maximum(inside, _groups_on(machine, all_pairs(inner), len(inner)))
-    for rings in outer:
-        branches = [tree_pairs(machine, table.tolist()) for table in rings if machine.in_switches]
-        places[_links(machine, np.concatenate((_neighbours(rings), *branches)))] += 1
-    shared = Sharing(inside, places)
-    if strict and len(shared.links):
-        link = int(shared.links[0])
-        others = "pipeline or data-parallel traffic"
-        both = f"{others} and that of another rank of its block"
-        if inside[link]:
-            both = f"{others} and traffic inside blocks" if places[link] else "blocks of several groups"
-        raise UnsupportedByEngine(
-            f"{machine.path}: link {machine.fabric.link_name(link)} carries {both}; strict hierarchical "
-            "execution needs them on links of their own: use --mode flattened, or place the axes on other "
-            "dimensions"
-        )
-    return shared
+    for tables in outer:
+        taken = np.zeros(len(machine.fabric), np.bool_)
+        for kind, table in tables:
+            if not len(table):
+                continue
+            crossed = _groups_on(machine, _neighbours(table), len(table))
+            groups[kind] = groups.get(kind, 0) + crossed
+            taken |= crossed > 0
+            if machine.in_switches:
+                taken[_links(machine, tree_pairs(machine, table.tolist()))] = True
+        places += taken
+    return Sharing(inside, places, groups)
 
 
 def _require_one_switch(machine: Machine, inner: Sequence[Sequence[int]]) -> None:
@@ -117,9 +125,7 @@ def _distinct(groups: Int64s, links: Int64s, number: int) -> Int64s:
     return np.concatenate((last[alone] * number + alone, np.unique((groups * number + links)[several])))
 
 
-def _neighbours(rings: Rings) -> Int64s:
-    parts = [np.zeros((0, 2), np.int64)]
-    for table in rings:
-        for step in (1, -1):
-            parts.append(np.stack((table, np.roll(table, step, axis=1)), 2).reshape(-1, 2))
-    return np.concatenate(parts)
+def _neighbours(table: Int64s) -> Int64s:
+    """Return the pairs of neighbours of each group, both ways round, group by group."""
+    pairs = [np.stack((table, np.roll(table, step, axis=1)), 2) for step in (1, -1)]
+    return np.concatenate(pairs, axis=1).reshape(-1, 2)

@@ -174,7 +174,7 @@ class Fault(Spec, frozen=True, kw_only=True):
     def outlasts(self, moment: int) -> bool:
         """Whether the fault slows from 0 on, steadily, and ends after a moment: until then it is constant.
 
-        >>> Fault(link="0-1", bandwidth=0.5, until=Duration("2 s")).outlasts(10**12)
+        >>> Fault(link="0-1", bandwidth=0.5, until=Duration.parse("2 s")).outlasts(10**12)
         True
         """
         changes = ("every", "jitter", "burst")

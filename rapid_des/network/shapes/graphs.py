@@ -14,7 +14,8 @@ import numpy as np
 
 from rapid_des.arrays import Int32s, Int64s
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.config.documents import parse_json, read_text
+from rapid_des.config.documents import read_text
+from rapid_des.config.texts import parse_json
 from rapid_des.errors import ConfigError, FabricCutError
 from rapid_des.network.fabric import Block, Wires, block
 from rapid_des.network.infragraph import read_infragraph
