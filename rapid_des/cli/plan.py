@@ -106,6 +106,8 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
     if options["write_job"] is not None:
         write_text(options["write_job"], best.job.as_yaml())
         announce(f"the best layout as a job: {options['write_job']}")
+    if best.interrupted:
+        raise KeyboardInterrupt
 
 
 def _interruptible(options: dict[str, Any]) -> Executor:
