@@ -72,7 +72,7 @@ class Chooser:
     def _between(
         self, asked: Asked, choices: tuple[Choice, ...], ranks: tuple[int, ...]
     ) -> Sequence[Mapping[Choice, float]]:
-        """Return the times of choices at a power of `STEP` and at the next."""
+        """Return the times of choices at two neighbouring powers of `STEP`, interpolated to the size."""
         sizes = asked, replace(asked, size=asked.size * STEP)
 
         def price() -> Sequence[Mapping[Choice, float]]:
@@ -149,7 +149,7 @@ class Planner:
         self._chooser = Chooser(self._known(machine), memory, families)
 
     def _known(self, machine: Machine) -> Machine:
-        """Return the machine that is chosen for."""
+        """Return the machine that algorithms are chosen for."""
         if not machine.faults and not machine.dead:
             return machine
         healthy = replace(machine, fabric=machine.healthy, router=machine.planned, faults=(), slowed={})
@@ -173,7 +173,7 @@ class Planner:
         return self._chooser.times(asked, ranks, repeats=self._repeats)
 
     def alike(self, ranks: tuple[int, ...], kinds: Iterable[CollectiveType]) -> bytes | None:
-        """Return a key of what is chosen for a group; None where all of its collectives are stated."""
+        """Return a key of the choice for a group; None where the file states all of its algorithms."""
         if len(ranks) < 2 or not any(leaves_open(self.machine.collectives, kind) for kind in kinds):
             return None
         return self._chooser.likeness(ranks, geometry(self.machine, ranks)[0])
