@@ -29,12 +29,13 @@ from typing import Any, Self
 from weakref import WeakSet
 
 _NEW_OBJECTS = 50_000
-"""How many new objects start a search for circles of dead ones.
+"""The number of new objects after which Python searches for dead reference cycles.
 
-Python's own 700 costs a tenth of a large run, which makes many objects that stay and few circles."""
+Its default of 700 costs a tenth of a large run, which makes many lasting objects and few cycles.
+"""
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _NO_LIMIT = {"LOKY_MAX_MEMORY_LEAK_SIZE": "1e18"}
-"""loky would replace workers that grow by 300 MB, which their caches may."""
+"""Disables a limit of loky, which would replace workers that grow by 300 MB, as their caches may."""
 _OF_TRACKERS = {"PYTHONSAFEPATH": "1", "PYTHONWARNINGS": "ignore"}
 """Trackers give back the semaphores of processes that were killed, and would warn of each."""
 
