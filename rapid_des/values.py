@@ -28,7 +28,8 @@ def fields(value: object) -> tuple[str, ...]:
     kind = value if isinstance(value, type) else type(value)
     if issubclass(kind, Struct):
         return kind.__struct_fields__
-    return tuple(kind.__dataclass_fields__)
+    described: dict[str, Any] = getattr(kind, "__dataclass_fields__")  # noqa: B009
+    return tuple(described)
 
 
 def is_value(value: object) -> bool:

@@ -20,9 +20,11 @@ from rapid_des.inputs import TRACE, open_input
 
 CHUNK = 1 << 20
 _UNPACKED, _RATIO, _MOST_UNPACKED = 1 << 24, 200, TRACE.most
-"""Bytes that a gzip container may hold: so many or so many times its size, and never more than the last."""
+"""Limits on the unpacked bytes of a gzip file: the larger of the first and the second times the packed size,
+and at most the third.
+"""
 _MOST_EMPTY = 4096
-"""Frames of no bytes, which are nodes that state nothing, among those read at once."""
+"""The most empty frames in one chunk; an empty frame is a node that states nothing."""
 _GZIP = b"\x1f\x8b"
 _REFUSED = {
     b"version https://git-lfs": "is a Git-LFS pointer, not the trace; run `git lfs pull` where it came from",

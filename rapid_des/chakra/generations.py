@@ -31,7 +31,9 @@ class Generation(StrEnum):
     V0_0_3B = "0.0.3b"
     TODAY = "today"
     SHIFTED = "llmservingsim2"
-    """Today's, with a node type inserted at 4: compute, send, receive and collective are one higher."""
+    """Today's generation with a node type inserted at 4: the numbers of compute, send, receive and collective
+    are one higher.
+    """
 
 
 SAMPLE = 4096

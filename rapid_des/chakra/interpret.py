@@ -50,7 +50,7 @@ class Interpreted:
     groups: tuple[str, ...]
     peers: tuple[int, ...]
     fields: tuple[str, ...]
-    """The dependency fields that count."""
+    """The dependency fields that are used: `data`, `ctrl` or both."""
     repairs: tuple[Repair, ...]
     remarks: tuple[str, ...]
 
@@ -255,7 +255,7 @@ class Original:
     result: Interpreted
     origin: Origin
     named: Mapping[str, str]
-    """What its nodes call groups, and which groups that means."""
+    """The names that this file's nodes use for groups, and the group that each name means."""
 
     def for_rank(
         self, path: Path, rank: int, group_named: Callable[[str], str]

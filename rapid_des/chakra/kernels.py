@@ -255,14 +255,14 @@ def longest_paths(order: Any, starts: Any, needs: Any, weights: Any, lengths: An
 Loop = Callable[..., None]
 
 LOAD_AFTER = 1 << 16
-"""Kept machine code is worth loading once this many elements went through plain loops."""
+"""The number of elements processed by plain loops after which cached machine code is loaded."""
 COMPILE_ABOVE = 1 << 18
-"""Inputs with more elements than this are worth the compiler's start."""
+"""The number of elements above which one input is worth a compilation."""
 COMPILE_AFTER = 1 << 21
-"""Small inputs too are compiled for once this many elements went through plain loops."""
+"""The number of elements processed by plain loops after which small inputs are compiled for too."""
 _plain_work = [0]
 OUTCOMES = 3
-"""Words of a kernel's last argument."""
+"""The number of integers in a kernel's last argument, `outcome`."""
 
 
 @functools.cache

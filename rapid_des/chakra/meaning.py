@@ -32,7 +32,7 @@ class Origin:
     dialect: Dialect
     options: ReadOptions
     group_named: Callable[[str], str]
-    """From what a node calls its group to a group's name."""
+    """Maps the name that a node uses for its group to the group's name."""
     declared_unordered: frozenset[str] = frozenset()
 
     def error(self, kind: str, message: str, node: int | None = None) -> FoundError:
@@ -55,7 +55,7 @@ class Columns:
     size: Int64s
     collective: Int8s
     peer: Int64s
-    """Ranks, not slots."""
+    """The rank of the peer (not a slot) or `UNSTATED`, by node."""
     tag: Int64s
     priority: Int64s
     flops: Int64s

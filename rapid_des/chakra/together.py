@@ -29,9 +29,9 @@ from rapid_des.inputs import TRACE, read_input
 Read = tuple[TraceFile, RawTable]
 
 SMALL = 1 << 15
-"""Bytes of a file up to which it is read with others."""
+"""The largest file, in bytes, that is read in a batch with others."""
 ROOM = 1 << 18
-"""Bytes of the files that are read together."""
+"""The largest sum of file sizes, in bytes, of one batch."""
 
 
 class Ahead:
@@ -84,7 +84,7 @@ class _Joined:
     first_frames: Int64s
     fields: Fields
     first_fields: Int64s
-    """Of each frame."""
+    """The position of each frame's first field in `fields`."""
 
     def fields_of(self, first: int, end: int) -> Fields:
         """Return the fields of some frames, the first of which becomes message 0."""

@@ -24,9 +24,9 @@ class Field:
     name: str
     meaning: str
     allowed: str
-    """Kind of value, unit and range, in words."""
+    """The kind of value, its unit and its range, as text."""
     default: str
-    """As a file would say it; empty: the key must be given."""
+    """The default as a file would state it; empty if the key is required."""
 
 
 def described_schema(spec: type[Spec]) -> Tree:

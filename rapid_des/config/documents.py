@@ -21,7 +21,7 @@ from rapid_des.errors import ConfigError
 from rapid_des.inputs import read_input
 
 Settings: TypeAlias = Mapping[str, Any] | Iterable[tuple[str, str]]
-"""Key paths and what is set there: Python values, or the YAML text of `--set`."""
+"""Settings over a file: key paths with Python values, or with the YAML text of `--set`."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Document:
     path: Path
     tree: Tree = field(hash=False)
     settings: tuple[tuple[str, str], ...] = ()
-    """What was set over the file: (as it was written, key path in the tree), for errors."""
+    """The settings that were applied, as (the text as written, the key path in the tree); errors quote them.
+    """
 
     @property
     def folder(self) -> Path:
@@ -63,7 +64,8 @@ def count_rows(path: Path) -> tuple[tuple[int, ...], ...]:
 
 
 _CACHED = 1 << 16
-"""Characters of a text up to which its tree is cached: nobody changes a document's tree in place."""
+"""The length of a text, in characters, up to which its tree is cached. Documents are never changed in place.
+"""
 
 
 @lru_cache(maxsize=256)
@@ -89,7 +91,7 @@ _QUANTITY = re.compile(
 )
 
 _FILES = re.compile(r"machine\.(?:device|fabric\.[0-9]+\.file)|job\.model|device\.operators")
-"""Settings that name a file."""
+"""The key paths whose values name a file."""
 _LEARNED = "learned:"
 
 

@@ -17,7 +17,7 @@ from rapid_des.units import FlopRate
 
 _Quantity = TypeVar("_Quantity", bound=int)
 _OF_THE_CHIP = ("tensor_peak", "vector_peak", "registers", "shared", "l2")
-"""Keys with what is stated for the whole chip at its peak clock."""
+"""The keys whose values are stated for the whole chip at its peak clock."""
 
 
 def with_derived(document: Document, changed: Document, stated: AbstractSet[str], *, file: str) -> Document:

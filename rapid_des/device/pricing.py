@@ -45,9 +45,9 @@ from rapid_des.device.vector import price_vector
 from rapid_des.errors import InputError
 
 MOST_PRICES = 1 << 15
-"""Estimates that are remembered for a device, each of about a kilobyte."""
+"""The number of estimates kept for a device, each of about a kilobyte."""
 _WEIGHT = 1 << 20
-"""Bytes, about, of the prices that a job asks for."""
+"""The approximate bytes of the prices that one job needs."""
 
 
 def operator_model(device: Device, memory: BoundedCache | None = None) -> OperatorModel:

@@ -70,13 +70,13 @@ FUSIONS: Mapping[str, Mapping[tuple[str, ...], str]] = {
     "vllm": {**_EVERY_ENGINE, **_NORM_AND_SUM},
     "trtllm": {**_EVERY_ENGINE, **_NORM_AND_SUM},
 }
-"""Runs of operators that a policy executes as one kernel."""
+"""The sequences of operators that a fusion policy executes as one kernel, by policy."""
 
 
 _WEIGHT = 2
 """Bytes of a weight as kernels read it."""
 _PLAIN: Mapping[str, tuple[int, int]] = {"adam": (2, 14), "adamw": (2, 15), "sgd": (1, 4)}
-"""States of an element, and FLOPs."""
+"""The number of state values of an element and its FLOPs, by optimizer."""
 
 
 def kind_of(name: str) -> VectorKind:

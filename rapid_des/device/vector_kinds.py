@@ -39,7 +39,7 @@ class VectorKind:
     forward: Traffic
     backward: Traffic | None = None
     kernels: int = 1
-    """Launches of the forward pass (two-stage reductions have two)."""
+    """The number of launches in the forward pass (two for two-stage reductions)."""
 
 
 def over_elements(

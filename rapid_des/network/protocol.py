@@ -31,15 +31,15 @@ class Protocol(Spec, frozen=True):
     """The `protocol` block of a machine file."""
 
     payload: Size
-    """Most payload bytes of a packet."""
+    """The largest payload of a packet in bytes."""
     header: Size
-    """Bytes that every packet adds on the wire."""
+    """The bytes that every packet adds on the wire."""
     acknowledgement: Size
-    """Wire bytes of an acknowledgement; 0 B where the link layer sends none that cost bandwidth."""
+    """The wire bytes of an acknowledgement; 0 B where the link layer sends none that cost bandwidth."""
     packets_per_acknowledgement: Annotated[int, msgspec.Meta(ge=1)]
-    """Data packets that one acknowledgement covers."""
+    """The number of data packets that one acknowledgement covers."""
     packet_time: Literal["exact", "whole_ns"]
-    """`whole_ns`: packet times on a link are rounded to nanoseconds, as ns-3 does, but to at least one."""
+    """The rounding of packet times. `whole_ns`: to nanoseconds, as ns-3 does, but to at least one."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class FluidService:
     """
 
     wire: int
-    """Bytes that its links carry."""
+    """The bytes that its links carry."""
     ratio: int
-    """Acknowledgement load on the route back as a share of its own, in 1 / `ACK_RATIO_ONE`."""
+    """The acknowledgement load on the route back as a share of its own load, in 1 / `ACK_RATIO_ONE`."""
     before: int
     after: int
 

@@ -24,9 +24,10 @@ from rapid_des.network.paths import UNREACHED, hops_from, hops_to, levels
 from rapid_des.network.specs import Waypoint
 
 _ROOM = 2**24
-"""Nodes times destinations whose distances and next links a router may remember, at eight bytes each."""
+"""The most (node, destination) entries of distances and next links that a router keeps, at eight bytes each.
+"""
 _LISTED = 8
-"""Links and GPUs that an error names one by one."""
+"""The most links and GPUs that an error lists by name."""
 
 
 def as_pairs(pairs: Iterable[tuple[int, int]] | Int64s) -> Int64s:
@@ -110,7 +111,7 @@ class AnyNodeRouter:
     fabric: Fabric
     between_gpus: Router
     hops: BoundedCache = field(init=False, repr=False, default_factory=lambda: BoundedCache(_ROOM))
-    """By destination: each node's hops to it."""
+    """The hops of each node to a destination, by destination."""
 
     def joins_arms(self, gpus: Int64s) -> bool:
         """Tell what the router between GPUs tells."""
@@ -174,7 +175,7 @@ class WaypointRouter:
 
     planned: Router
     stated: Mapping[tuple[int, int], tuple[int, ...]]
-    """(source, destination) GPUs to links."""
+    """The links of a stated route, by its (source, destination) GPUs."""
 
     def route(self, source: int, destination: int) -> tuple[int, ...]:
         """Return the ids of the links between two nodes, in order."""
@@ -259,7 +260,9 @@ class FaultAwareRouter:
     planned: Router
     dead: frozenset[int]
     descents: BoundedCache = field(init=False, repr=False, default_factory=lambda: BoundedCache(_ROOM))
-    """By destination: each node's hops to it, and its link to the lowest neighbour that is nearer."""
+    """By destination: the hops of each node to it, and the node's link to the lowest neighbour that is
+    nearer.
+    """
 
     @cached_property
     def alive(self) -> Bools:

@@ -20,11 +20,11 @@ from rapid_des.network.specs import Spray
 
 Path = tuple[int, ...]
 _PLACES = 64
-"""Length of the sequence that stands for unequal shares."""
+"""The length of the sequence that represents unequal shares."""
 _TRIES = 4
-"""Numbers that are tried for each route: some give one that is known."""
+"""The numbers that are tried for each route, since some give a route that is already known."""
 _THIRD, _AFTER = 21, 22
-"""What is hashed beside a flow's ends."""
+"""The salts that are hashed with a flow's source and destination."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Spread:
     routes: Routes
     starts: Int64s
     numbers: Int32s
-    """Of routes, row after row."""
+    """The route numbers, row after row."""
     minimal: Int32s
-    """[row] how many of its columns are no detours; these come first."""
+    """[row] the number of its columns that are not detours; these come first."""
 
 
 def spread(fabric: Fabric, dead: frozenset[int], routes: Routes, spray: Spray) -> Spread:

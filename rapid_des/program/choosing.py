@@ -66,7 +66,8 @@ class Chooser:
     def _per_dimension(self, asked: Asked, ranks: tuple[int, ...]) -> tuple[Choice, ...]:
         key = ("auto", self._machine, self.likeness(ranks, asked.extents), asked)
         names = self._memory.get_or_make(key, lambda: self._group(asked, ranks).best_along(asked))
-        return tuple(Choice(algorithm=names, chunks=chunks) for chunks in CHUNKS)
+        shared = self._machine.switching.mode == "fluid"  # chunks share links, so all end a phase together
+        return tuple(Choice(algorithm=names, chunks=chunks) for chunks in (CHUNKS[:1] if shared else CHUNKS))
 
     def _between(
         self, asked: Asked, choices: tuple[Choice, ...], ranks: tuple[int, ...]

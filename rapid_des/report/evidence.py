@@ -305,6 +305,16 @@ class Interval:
         """Return whether the time times this, a measured ratio to it, lies inside."""
         return self.low <= ratio * self.time <= self.high
 
+    def widened(self, low: float, high: float) -> Interval:
+        """Return the interval of a time that may itself be `low` to `high` times what it is.
+
+        >>> interval = Interval(Duration(100), Duration(90), Duration(120), 12, "vLLM 0.x on A100")
+        >>> interval.widened(0.5, 1.5).low, interval.widened(0.5, 1.5).high
+        (Duration('45 ps'), Duration('180 ps'))
+        """
+        ends = (min(self.low, self.time) * low, max(self.high, self.time) * high)
+        return replace(self, low=Duration(round(ends[0])), high=Duration(round(ends[1])))
+
     def as_json(self) -> dict[str, Any]:
         """Return plain data for JSON; times in seconds."""
         ends = [seconds(self.low), seconds(self.high)]

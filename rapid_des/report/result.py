@@ -141,6 +141,8 @@ class Result:
     def intervals(self) -> Mapping[str, evidence.Interval]:
         """Where the measurements of the job's times are expected; nothing on devices that were not measured.
 
+        They contain what the mode leaves out.
+
         `step`, and of requests `first_token` and `per_token`.
         """
         requests = self.figures.requests if self.figures else None
@@ -150,7 +152,11 @@ class Result:
                 evidence.FIRST_TOKEN: requests.first_token,
                 evidence.PER_TOKEN: requests.per_output_token,
             }
-        return {} if self.origin is None else evidence.intervals(times, self.work, self.origin)
+        found = {} if self.origin is None else evidence.intervals(times, self.work, self.origin)
+        if self.mode_bound is None:
+            return found
+        low, high = (end / max(self.step_time, 1) for end in (self.mode_bound.low, self.mode_bound.high))
+        return {name: each.widened(low, high) for name, each in found.items()}
 
     @property
     def origin(self) -> evidence.Origin | None:
@@ -186,6 +192,8 @@ class Result:
     def _repr_html_(self) -> str:
         """Return the result for a notebook: the step, and where its time goes."""
         rows = [("step time", str(self.step_time), "")]
+        if self.mode_bound is not None:
+            rows += [(name, text, "") for name, text in self.mode_bound.row(self.step_time).items()]
         if self.figures is not None:
             rows.append(("tokens/s", f"{self.figures.tokens_per_s:,.0f}", f"MFU {self.figures.mfu:.1%}"))
             rows.append(("memory", str(Size(self.figures.memory.fullest.peak)), self.figures.shortage))

@@ -342,10 +342,8 @@ class PassCosts:
         (chunk,) = chunks
         length = chunk.query_length
         below, above = around(length) if length > _BLOCK else (length, length)
-        low, high = (
-            self._remembered(Group(chunk.count, corner), decoding, batch.decodes > 0)
-            for corner in (below, above)
-        )
+        groups = (Group(chunk.count, corner) for corner in (below, above))
+        low, high = (self._remembered(group, decoding, batch.decodes > 0) for group in groups)
         return low.between(high, length - below, max(1, above - below))
 
     def _remembered(self, group: Group, decoding: bool, beside: bool = False) -> Kernels:

@@ -17,7 +17,9 @@ from rapid_des.units import PS_PER_S
 from rapid_des.values import fields
 
 NEVER, GROUPED, ALWAYS = 0, 1, 2
-"""When a kernel splits keys (the constant `split`): never, only where heads share a KV head, always."""
+"""The values of the constant `split`: a kernel never splits keys, only where heads share a KV head, or
+always.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +62,10 @@ class Grid:
     """The thread blocks of one decode kernel."""
 
     groups: int
-    """Blocks before the keys are split."""
+    """The number of blocks before the keys are split."""
     splits: int
     tiles: int
-    """Key tiles of each block."""
+    """The number of key tiles that each block processes."""
 
     @property
     def blocks(self) -> int:

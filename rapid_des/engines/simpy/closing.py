@@ -39,12 +39,14 @@ class Waiting:
     links: Links
     closures: Closures
     sets_off: Callable[[Message, tuple[int, ...], int, int], None]
-    """Given a message, the links that so many bytes of it take now, and the number of that piece."""
+    """Sends again what was stopped: called with the message, the links of its new route, the bytes that take
+    it, and the number of that piece.
+    """
     waker: Chooser
-    """Who calls `wake` at the end of an instant."""
+    """The arbiter's server that calls `wake` at the end of an instant."""
     touch: Callable[[Chooser], None]
     _batches: dict[int, list[tuple[Message, Stopped]]] = field(default_factory=dict)
-    """By the time at which the closure is noticed."""
+    """The stopped pieces by the time, in picoseconds, at which their closure is noticed."""
     _again: int = 0
 
     def stop(

@@ -19,9 +19,13 @@ if TYPE_CHECKING:
     from rapid_des.engines.simpy.fluid_links import FluidLinks, Shared
 
 Key = tuple[int, int, int]
-"""A collective instance: group, number k, sub-instance (which chunk and phase of the collective)."""
+"""The key of a collective instance: its group, its number k, and its sub-instance (the chunk and phase of the
+collective).
+"""
 Member = tuple[int, int, int]
-"""Who is a member: position of its rank, its visit in the records, the priority of its messages on links."""
+"""A member of an instance: the position of its rank, its visit in the records, and the priority of its
+messages on links.
+"""
 
 
 class TemplateTable:

@@ -34,7 +34,7 @@ class Shared:
 
     links: tuple[int, ...]
     back: tuple[int, ...]
-    """The route of its acknowledgements."""
+    """The links of the route of its acknowledgements."""
     size: int
     wire: int
     ratio: int
@@ -49,9 +49,11 @@ class Flow:
     message: Message
     shared: Shared
     number: int = 0
-    """How many pieces closed links had stopped and sent again when this one was; 0: none did so with it."""
+    """The number of pieces that closed links had stopped and sent again when this piece was; 0 for a first
+    piece.
+    """
     late: int = 0
-    """Picoseconds that timetables of its links add."""
+    """The picoseconds that the timetables of its links add."""
 
 
 class Closing(Protocol):

@@ -25,13 +25,13 @@ from rapid_des.program.spraying import message_hash
 from rapid_des.program.timetable import advance, hop_times, tail_crosses
 
 Steps = Generator[Event, Any, None]
-"""What a SimPy process goes through."""
+"""The generator of a SimPy process."""
 Service: TypeAlias = tuple[int, int, int, int, int]
-"""(occupancy, head, lag, across, along) of a hop, see `HopTable` and `TailTable`."""
+"""The times (occupancy, head, lag, across, along) of a hop, see `HopTable` and `TailTable`."""
 Legs: TypeAlias = Sequence[tuple[int, Service]]
-"""The links of a route, each with what it takes to cross it."""
+"""The links of a route, each with the times to cross it."""
 Parts: TypeAlias = Sequence[tuple[int, Legs]]
-"""Bytes and legs of each part of a message, which all take one route."""
+"""The bytes and the legs of each part of a message; all parts take one route."""
 NO_TIMETABLE: tuple[list[int], list[int], list[int]] = ([], [], [])
 NO_PACE: tuple[list[int], list[int]] = ([], [])
 
@@ -41,21 +41,22 @@ class Message:
     """A transfer in flight."""
 
     arrives: Callable[[], None]
-    """What happens when it has arrived."""
+    """The function to call when the message has arrived."""
     priority: int
     order: tuple[int, int, int, int, int]
-    """Who goes first of equal priority and ready time (R3): position of the source rank, time of injection,
-    source visit, sub-instance, task."""
+    """The order among messages of equal priority and ready time (R3): position of the source rank, time of
+    injection, source visit, sub-instance, task.
+    """
     label: int
     size: int
     ahead: bool
     """Whether its parts are handed over at the rate of their first link."""
     channel: deque[Any] = field(default_factory=deque)
-    """The flows of its collective that go where it goes, in order (R7); the first one has its turn."""
+    """The flows of its collective on the same route, in order (R7); only the first of them may be sent."""
     pieces: int = 0
-    """How many are on their way or stopped."""
+    """The number of its pieces that are in transit or stopped."""
     arrived: int = 0
-    """Bytes that have."""
+    """The bytes that have arrived."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,15 +67,17 @@ class Piece:
     legs: Legs
     size: int
     part: int = 0
-    """Which part of its message it is."""
+    """The number of its part of the message."""
     number: int = 0
-    """How many pieces closed links had stopped and sent again when this one was; 0: none did so with it."""
+    """The number of pieces that closed links had stopped and sent again when this piece was; 0 for a first
+    piece.
+    """
     hops: list[Hop] = field(default_factory=list)
-    """Those that a link has begun to serve."""
+    """The hops that a link has begun to serve."""
     crossed: int = 0
-    """When its last byte has crossed the last of them."""
+    """The time at which its last byte has crossed the last of `hops`, in picoseconds."""
     cut: int = NONE
-    """The farthest hop at which bytes were cut off: what earlier hops still serve is lost."""
+    """The farthest hop at which bytes were cut off; what earlier hops still serve is lost."""
 
 
 class RoutedParts(list[tuple[int, Legs]]):
@@ -89,17 +92,17 @@ class Hop(Request):
     """A piece asks to cross one link."""
 
     ready = NONE
-    """Since when it asks."""
+    """The time of the request, in picoseconds."""
     start = NONE
     size = NONE
     free = NONE
-    """When the link is free again."""
+    """The time at which the link is free again, in picoseconds."""
     onward = NONE
-    """When the piece is ready for its next hop, or has arrived."""
+    """The time at which the piece is ready for its next hop or has arrived, in picoseconds."""
     arrival = NONE
-    """When the last byte is at the other end."""
+    """The time at which the last byte is at the other end, in picoseconds."""
     process: Process | None = None
-    """That of the piece, to be interrupted if links close."""
+    """The piece's SimPy process, which closing links interrupt."""
 
     def __init__(self, server: Server[Hop], key: Key, piece: Piece, place: int) -> None:
         super().__init__(server, key)

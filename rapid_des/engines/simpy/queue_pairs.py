@@ -34,7 +34,8 @@ from rapid_des.program.program import NONE, Level, PauseTable, Program, QueuePai
 from rapid_des.program.timetable import advance, left_at
 
 TRANSIT, LOCAL = 0, 1
-"""What waits for a link: what came over another one, and parts at their first hop."""
+"""The two classes of requests for a link: pieces that came over another link, and parts at their first hop.
+"""
 
 
 class Port(Server[Hop]):
@@ -138,17 +139,17 @@ class Flow:
     parts: RoutedParts
     back: Sequence[int]
     acknowledgements: Sequence[int]
-    """By part."""
+    """The number of acknowledgements of each part."""
     credits: int
-    """Parts that it may hand over."""
+    """The number of parts that it may still hand over."""
     awaited: int
-    """Acknowledgements that will let it hand over more."""
+    """The number of parts whose acknowledgement will allow it to hand over another part."""
     handed: int = 0
-    """Parts that it has handed over."""
+    """The number of parts that it has handed over."""
     idle: bool = True
-    """Its first link is done with what was handed over."""
+    """Whether its first link has finished what was handed over."""
     end: int = 0
-    """The start tag of its last part, and that one's service."""
+    """The start tag of its last part plus that part's service time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -157,9 +158,9 @@ class Part(Piece):
 
     flow: Flow | None = None
     tag: int = 0
-    """Its start tag at the first link."""
+    """The start tag at the first link, in picoseconds of service."""
     answer: int = 0
-    """Picoseconds from its arrival until the window moves on."""
+    """The picoseconds from its arrival until the window advances."""
     marked: bool = False
 
 

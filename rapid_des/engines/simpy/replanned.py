@@ -54,11 +54,11 @@ class StartedCollective:
     """A collective that has begun: what it is planned around, and its ranks so far."""
 
     dead: frozenset[int] | None
-    """The links that it is planned around; None: as lowered."""
+    """The links that its plan avoids; None: it runs as lowered."""
     template: int
-    """That of its first visit: members must agree."""
+    """The template of its first visit; the other members' visits must have the same."""
     ranks: dict[int, RankPart] = field(default_factory=dict)
-    """By position."""
+    """What each rank does in it, by the rank's position."""
 
 
 @dataclass(eq=False)
@@ -67,7 +67,7 @@ class RankPart:
 
     done: Event
     visits: list[int]
-    """Those that stand for it in the records."""
+    """The rank's visits in the records that represent this collective."""
 
 
 class Replanning:

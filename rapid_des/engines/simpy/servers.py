@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from rapid_des.program.program import Progress
 
 Key = tuple[object, ...]
-"""(priority, ready time, …): of the waiting requests the smallest is served; no two are equal."""
+"""The order key (priority, ready time, …): the smallest waiting request is served; no two are equal."""
 _AFTER_NORMAL_EVENTS = 2
-"""SimPy takes events of an instant by priority: 0 is urgent, 1 normal."""
+"""The SimPy priority that follows all normal events of an instant: 0 is urgent, 1 normal."""
 _TOLD_EVERY = 1024
-"""Actions from one report of progress to the next, some milliseconds."""
+"""The number of actions between two reports of progress (some milliseconds)."""
 
 
 class Clock(Environment):

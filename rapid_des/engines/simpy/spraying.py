@@ -9,7 +9,7 @@ from rapid_des.program.services import services_of
 from rapid_des.program.spraying import column_of
 
 Load = Callable[[int], int]
-"""A link to the picoseconds of what is ahead there."""
+"""Maps a link to the picoseconds of work that wait there."""
 
 
 class SprayedRoutes:

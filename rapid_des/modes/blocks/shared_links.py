@@ -46,16 +46,15 @@ class Sharing:
 
         `busy` is for how long a group of each kind is under way alone: no link of it serves it for longer.
         """
-        work, users, least = (
-            inside * self.inside,
-            self.inside.copy(),
-            np.where(self.inside > 0, inside, _NEVER),
-        )
-        for kind, groups in self.groups.items():
-            time = busy.get(kind, 0)
-            work, users = work + groups * time, users + np.where(time > 0, groups, 0)
-            least = np.where((groups > 0) & (time > 0), np.minimum(least, time), least)
-        return np.where(users > 1, work - np.where(least == _NEVER, 0, least), 0)
+        none = np.zeros_like(self.inside)
+        between = {kind: groups * busy.get(kind, 0) for kind, groups in self.groups.items()}
+        # who waits is a block, or where none takes the link the group that is served for the least time
+        least = np.full_like(none, _NEVER)
+        for kind, work in between.items():
+            least = np.where(work > 0, np.minimum(least, busy.get(kind, 0)), least)
+        own = np.where((self.inside > 0) | (least == _NEVER), 0, least)
+        waits: Int64s = sum(between.values(), none) - own + np.maximum(self.inside - 1, 0) * inside
+        return waits
 
 
 def sharing(machine: Machine, inner: Sequence[Sequence[int]], outer: Sequence[Outside]) -> Sharing:

@@ -29,7 +29,9 @@ _FROM_ROOT = frozenset({C.BROADCAST, C.SCATTER})
 _TO_ROOT = frozenset({C.REDUCE, C.GATHER})
 _IN_PARTS = frozenset({C.REDUCE_SCATTER, C.REDUCE_SCATTER_BLOCK, C.ALL_TO_ALL, C.SCATTER})
 _MOST_SOURCES = 64
-"""Members whose distances are computed; with more members the latency bound stays valid, if not tight."""
+"""The most members whose distances are computed; with more members the latency bound stays valid but may be
+loose.
+"""
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,13 @@ class Traffic:
     """Bytes that must move, whatever the algorithm."""
 
     total: Fraction
-    """Sent (and received) by all members together."""
+    """The bytes that all members together send (and receive)."""
     send: Fraction
-    """By the member that must send most."""
+    """The bytes that the busiest sender sends."""
     receive: Fraction
-    """By the member that must receive most."""
+    """The bytes that the busiest receiver receives."""
     crossing: Fraction
-    """From one half of the members to the other, one way."""
+    """The bytes that cross a halving of the members in one direction."""
 
 
 def traffic(collective: CollectiveType, members: int, size: int) -> Traffic:

@@ -150,7 +150,9 @@ IN_SWITCH: dict[str, frozenset[CollectiveType]] = {
     "switch_tree": _BLOCKS | {C.REDUCE, C.BARRIER},
     "sharp": _BLOCKS | {C.REDUCE, C.BARRIER},
 }
-"""What is done inside switches, by name: `nvls` in one, the others, which are the same, in a tree of them."""
+"""The collectives of each in-switch algorithm: `nvls` uses one switch; the others, which are the same, use a
+tree of switches.
+"""
 
 
 def fits(name: str, parents: Sequence[int], members: int) -> bool:

@@ -34,7 +34,9 @@ class ShapedCollective:
     root: int = 0
     chunks: int = 1
     parents: tuple[int, ...] = ()
-    """The tree of switches over the group, of members, then of switches; empty: `extents[0]` at each leaf."""
+    """The tree of switches over the group: the parent of each member, then of each switch. Empty:
+    `extents[0]` members at each leaf.
+    """
 
     @property
     def demand(self) -> Demand:
@@ -103,9 +105,11 @@ ON_FABRIC: dict[str, tuple[ShapedBuild, frozenset[CollectiveType]]] = {
     "king_mesh_tree": (partial(_grid_tree, diagonal=True), _TREES),
     **{name: (_nvls if name == "nvls" else _switch_tree, does) for name, does in IN_SWITCH.items()},
 }
-"""By name: the function, and what it does. Those of `IN_SWITCH` have switches among their members."""
+"""The function and the collectives of each algorithm, by name. Algorithms of `IN_SWITCH` have switches among
+their members.
+"""
 PER_DIMENSION = (*_ALONG, "rail")
-"""Those that go along one dimension after the other (see `hierarchy_of`)."""
+"""The algorithms that handle one dimension after another (see `hierarchy_of`)."""
 
 
 def on_fabric(name: str, shaped: ShapedCollective) -> Schedule:

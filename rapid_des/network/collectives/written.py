@@ -28,9 +28,9 @@ from rapid_des.network.collectives.schedule import Demand, Draft, Schedule, dema
 from rapid_des.units import whole_number
 
 MOST_STATE = 2**30
-"""Bytes of who holds what, (members + switches) x members x blocks, that a proof may take."""
+"""The most bytes of a proof's state: (members + switches) x members x blocks."""
 MOST_WORK = 2**35
-"""Of transfers x members x blocks."""
+"""The most work of a proof: transfers x members x blocks."""
 _CUT_ANYWHERE = (CollectiveType.ALL_REDUCE, CollectiveType.BROADCAST, CollectiveType.REDUCE)
 
 
@@ -55,13 +55,13 @@ class WrittenFile(Spec, frozen=True, kw_only=True):
     """An algorithm as its file states it."""
 
     collective: str
-    """Which collective it is, such as all_reduce."""
+    """The name of the collective, such as all_reduce."""
     members: int
-    """How many GPUs take part."""
+    """The number of GPUs that take part."""
     blocks: int
-    """Into how many equal blocks the buffer is cut."""
+    """The number of equal blocks into which the buffer is cut."""
     switches: int = 0
-    """How many switches take part; they are numbered after the members."""
+    """The number of switches that take part; they are numbered after the members."""
     root: int = 0
     """The member that a rooted collective begins or ends at."""
     transfers: tuple[WrittenTransfer, ...]

@@ -224,9 +224,9 @@ class Hit:
     """What one fault hits."""
 
     links: Int64s
-    """Link ids, ascending."""
+    """The ids of the links, ascending."""
     gpus: Int64s
-    """GPUs whose own speed the fault changes, ascending; empty where only links were named."""
+    """The GPUs whose own speed the fault changes, ascending; empty where only links were named."""
 
 
 def hit_by(fabric: Fabric, fault: Fault, gpus_per_node: int | None) -> Hit:

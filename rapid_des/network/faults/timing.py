@@ -30,13 +30,13 @@ from rapid_des.network.faults.specs import Fault
 from rapid_des.units import Duration
 
 RATE_ONE = 1 << 20
-"""A rate of 1 in a timetable."""
+"""The integer that represents a rate of 1 in a timetable."""
 LEAST_RATE = Fraction(1, 10_000)
-"""Of what comes and goes: a timetable's steps are then within half a percent of what the fault states."""
+"""The least rate left by a timed fault; a timetable's rounding is then within half a percent of it."""
 MOST_STEPS = 1_000_000
-"""Changes of one fault up to the horizon; more is a mistake in the file."""
+"""The most changes of one fault up to the horizon; more is a mistake in the file."""
 MOST_BURSTS = 2_000_000
-"""Bursts of one fault up to the horizon, on all links that it hits: these take ten seconds to lay out."""
+"""The most bursts of one fault up to the horizon, on all its links; to compute these takes ten seconds."""
 
 _Effect = TypeVar("_Effect")
 Interval: TypeAlias = tuple[int, int | None]

@@ -17,7 +17,7 @@ from rapid_des.network.specs import InfraGraph
 from rapid_des.units import Bandwidth, Duration
 
 Rates = tuple[int, int]
-"""Bytes a second, picoseconds."""
+"""The rates of a link: (bytes a second, picoseconds)."""
 _BANDWIDTHS = {"gigabits_per_second": "Gb/s", "gigabytes_per_second": "GB/s"}
 _KINDS = {"xpu": "gpu", "nic": "nic"}
 

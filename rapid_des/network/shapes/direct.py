@@ -13,7 +13,7 @@ from rapid_des.network.fabric import Block, block, both_directions, check_links,
 from rapid_des.network.specs import FullyConnected, Hypercube, KingMesh, Mesh, Ring, Routing, Torus
 
 _TIE = 2
-"""What is hashed beside a flow's ends."""
+"""The salt that is hashed with a flow's source and destination."""
 
 
 def grid(dimension: Ring | Mesh | Torus | KingMesh, routing: Routing) -> Block:

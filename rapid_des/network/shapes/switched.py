@@ -210,9 +210,9 @@ class _Groups:
     hosts: int
     routers: int
     ports: int
-    """Global links of a router."""
+    """The number of global links of a router."""
     copies: int
-    """Global links between two groups."""
+    """The number of global links between two groups."""
 
     @classmethod
     def of(cls, dimension: Dragonfly) -> _Groups:

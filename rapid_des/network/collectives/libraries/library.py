@@ -66,10 +66,12 @@ from rapid_des.units import ceil_divide
 C = CollectiveType
 _TREE_CHUNK = 2**20
 _MOST_CHUNKS = 16
-"""A tree, or a reduction in a switch, goes in chunks of 1 MiB, up to 16 of them."""
+"""The most chunks of 1 MiB in which a tree, or a reduction in a switch, sends its data."""
 _NODE_CHUNK = 2**26
 _MOST_NODE_CHUNKS = 128
-"""A tree over nodes and their switches goes in more from 1 GiB on: filling eight nodes takes 12 % with 16."""
+"""The most chunks of a tree over nodes and their switches from 1 GiB on: with 16 chunks the fill of eight
+nodes takes 12 % of the time.
+"""
 
 
 @dataclass(frozen=True)
@@ -87,15 +89,15 @@ class Request:
     collective: CollectiveType
     size: int
     counts: tuple[int, ...]
-    """Its ranks on each node."""
+    """The number of the group's ranks on each node."""
     switched: bool = False
-    """Whether one switch in each node is at all of its ranks there."""
+    """Whether one switch in each node connects all of the group's ranks there."""
     nic_blocks: int = 0
-    """As in its place."""
+    """The blocks of an all-to-all that the busiest NIC sends, see `Place.nic_blocks`."""
     meshed: bool = False
-    """Whether every two GPUs of a node have a link of their own: NCCL's rings then take all of them."""
+    """Whether every two GPUs of a node have a direct link; NCCL's rings then use all of these links."""
     exchange: Exchange | None = None
-    """How an all-to-all spreads what it carries; None: evenly, every copy by itself."""
+    """How an all-to-all distributes its data; None: evenly, with every copy sent separately."""
 
     @property
     def busiest(self) -> int:

@@ -33,7 +33,9 @@ _PEER_CHANNELS, _NIC_CHANNELS = 4, 8
 _CHAIN_CHUNK = 512 * 2**10
 _MOST_CHUNKS = 512
 _SEND_GRAIN = 16 * 2**20
-"""A send in a node gets its share of 32 channels, or one for each 16 MiB if that is more."""
+"""The bytes per channel of a send in a node, which gets its share of 32 channels or one for each such grain
+if that is more.
+"""
 
 # NCCL's own latencies by which it chooses (microseconds; public in its tuning source since 2.19), not
 # measurements: NCCL is often wrong about the time, and the choice must be wrong in the same way.
@@ -51,7 +53,8 @@ class Place:
     nodes: int
     per_node: int
     nic_blocks: int = 0
-    """Blocks of an all-to-all that the busiest NIC sends; it gets one of each rank of other nodes."""
+    """The blocks of an all-to-all that the busiest NIC sends; it receives one from each rank of other nodes.
+    """
 
     @property
     def railed(self) -> bool:
@@ -70,21 +73,22 @@ class LibraryCost:
     algorithm: str
     protocol: str
     start: int = 0
-    """From launch to the first byte."""
+    """The time from launch to the first byte."""
     rate: int = 0
-    """Bytes a second at which a rank's sends leave that it could begin at once; 0: as links take them."""
+    """The rate, in bytes a second, of a rank's sends that could all begin at once; 0: the rate of the links.
+    """
     inter_node_rate: int = 0
-    """As `rate`, to other nodes."""
+    """The rate, in bytes a second, of sends to other nodes, with the meaning of `rate`."""
     slack: int = 0
-    """What of the duration its own transfers lose where they meet on links."""
+    """The part of the duration that its own transfers lose where they share links."""
     channels: int = 0
-    """CTAs of the kernel, each on an SM of its own."""
+    """The number of CTAs of the kernel, each on an SM of its own."""
     hbm_bytes: int = 0
-    """Bytes that each GPU reads from and writes to its HBM."""
+    """The bytes that each GPU reads from and writes to its HBM."""
     intra_node_share: float = 1.0
-    """Of the bytes for others in the node, what is sent: the rest is copied once it is there."""
+    """The share of the bytes for others in the node that is sent; the rest is copied on arrival."""
     inter_node_share: float = 1.0
-    """As `intra_node_share`, of the bytes for other nodes."""
+    """The share of the bytes for other nodes that is sent; the rest is copied on arrival."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ class Ring:
     rounds: int
     network_steps: int
     copies: bool
-    """Nothing is added up (all-gather)."""
+    """Whether blocks are only copied, not reduced (all-gather)."""
 
     @property
     def steps(self) -> int:

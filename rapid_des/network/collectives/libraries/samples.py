@@ -30,7 +30,7 @@ OPERATIONS: Mapping[str, str] = {
     "allgather": "all_gather", "reduce_scatter": "reduce_scatter", "reducescatter": "reduce_scatter",
     "all_to_all": "all_to_all", "alltoall": "all_to_all", "send": "send", "p2p": "send",
 }  # fmt: skip
-"""Operations by how files spell them."""
+"""The operation of each spelling in files."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Curve:
 
 
 Samples = Mapping[tuple[str, int, int], Curve]
-"""By operation, nodes, and ranks a node."""
+"""The measured curves by operation, nodes, and ranks on a node."""
 
 
 @cache
