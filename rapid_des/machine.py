@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from html import escape
@@ -31,16 +31,14 @@ from rapid_des.device.spec import DeviceSpec
 from rapid_des.errors import ConfigError, InputError, TopologyError
 from rapid_des.network.build import FabricLayout, build, override_links
 from rapid_des.network.checks import RouteCheck, check_routes
+from rapid_des.network.collectives.checks import check_on_fabric, check_stated, named_algorithms
 from rapid_des.network.collectives.in_switch import IN_SWITCH
-from rapid_des.network.collectives.libraries.library import check_libraries
-from rapid_des.network.collectives.on_fabric import collectives_of
 from rapid_des.network.fabric import Fabric, Router
 from rapid_des.network.faults import Fault, GpuFactors, apply_static, check_fault, on_links, require_hits
 from rapid_des.network.jitter import Jitter, check_jitter, gpu_speeds
 from rapid_des.network.metrics import Summary, summary
 from rapid_des.network.routing import AnyNodeRouter, DimensionOrderRouter, FaultAwareRouter, by_waypoints
 from rapid_des.network.specs import (
-    AUTO,
     AnyDimension,
     Collectives,
     Count,
@@ -59,36 +57,41 @@ class MachineSpec(Spec, frozen=True, kw_only=True):
     """The file format of a machine; dimensions innermost first."""
 
     name: str
-    """What people call the machine; it heads reports."""
+    """The machine's name, which heads reports."""
     device: str | DeviceSpec
     """The GPU on every node: a path, a preset's name, or the keys of a device file."""
     clock: Literal["boost", "sustained"] | None = None
-    """At which clock jobs run. Unset: training and prefill at the sustained one, decode as the device file
-    says."""
+    """The clock at which jobs run. Unset: sustained for training and prefill; for decode the device file
+    decides.
+    """
     host_speed: Annotated[float, Meta(ge=0.01, le=100)] | None = None
-    """How quickly a core of the nodes issues work, over one of the H100 servers that software profiles are
-    stated for. Unset: as quickly."""
+    """The speed at which a core of the nodes issues work, relative to the H100 servers for which software
+    profiles are stated. Unset: 1.
+    """
     fabric: tuple[AnyDimension, ...]
     """The dimensions of the fabric, innermost first: rank id = a0 + n0·(a1 + n1·(a2 + …))."""
     routing: Routing
-    """How a message finds its route, and what decides between equal ones."""
+    """The rules by which a message finds its route and chooses between equal routes."""
     switching: Switching
-    """How links forward messages."""
+    """The rules by which links forward messages."""
     gpus_per_node: Count | None = None
-    """GPUs of one server, consecutive ids: what `node` means in faults."""
+    """The number of GPUs in a server; their ids are consecutive. It defines `node` in faults."""
     collectives: Collectives = Collectives()
-    """What serves which collective: an algorithm, else a library; unset: the best on each group's links."""
+    """The algorithm or library that serves each collective; unset: the best algorithm on each group's links.
+    """
     links: tuple[LinkOverride, ...] = ()
-    """Links with a rate of their own."""
+    """The links that have a rate of their own."""
     faults: tuple[Fault, ...] = ()
-    """What is broken, for ever or for a while."""
+    """The faults of the machine, permanent or timed."""
     jitter: Jitter | None = None
-    """How GPUs differ from one another, and how late messages come; unset: all are alike and in time."""
+    """The differences among GPUs and the delays of messages; unset: all GPUs are equal and no message is
+    delayed.
+    """
 
 
 @dataclass(frozen=True, eq=False)
 class Machine:
-    """What simulations ask of a machine.
+    """A machine as simulations use it.
 
     >>> machine = load_machine("dgx_a100")
     >>> machine.fabric.gpus, machine.device.spec.name
@@ -103,22 +106,24 @@ class Machine:
     healthy: Fabric
     """The fabric without faults."""
     fabric: Fabric
-    """The fabric that the constant faults leave; dead links stand in it and are never used."""
+    """The fabric under the constant faults; dead links keep their ids and are never used."""
     planned: Router
-    """Dimension order and stated routes, blind to faults."""
+    """The routes by dimension order and by stated waypoints, without regard to faults."""
     router: Router
-    """Around the links that are down from beginning to end."""
+    """The routes around links that are down for the whole run."""
     dead: frozenset[int]
-    """Links that are down from beginning to end."""
+    """The links that are down for the whole run."""
     slowed: Mapping[int, GpuFactors]
-    """What constant faults and jitter make of the speeds of GPUs, where that is not 1; by ascending id."""
+    """The speed factors of GPUs under constant faults and jitter, by ascending id; GPUs at full speed are
+    left out.
+    """
     lost: frozenset[int]
-    """GPUs that are down from beginning to end: holes that no job may use."""
+    """The GPUs that are down for the whole run; no job may use them."""
     faults: tuple[Fault, ...]
-    """Those of the file, then those of the call."""
+    """The faults of the file, then those of the call."""
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether two machines are the same by content, wherever their files stand."""
+        """Return whether two machines are equal by content, whatever the location of their files."""
         return self is other or (isinstance(other, Machine) and self._content() == other._content())
 
     def __hash__(self) -> int:
@@ -147,7 +152,7 @@ class Machine:
     @cached_property
     def in_switches(self) -> bool:
         """Whether the file names algorithms that work inside switches."""
-        return any(name in IN_SWITCH for _, names in _stated(self.collectives) for name in names)
+        return any(name in IN_SWITCH for _, names in named_algorithms(self.collectives) for name in names)
 
     @cached_property
     def switch_trees(self) -> SwitchTrees:
@@ -213,7 +218,7 @@ class Machine:
         return tuple(self.fabric.link_name(link) for link in self.router.route(source, destination))
 
     def check(self) -> RouteCheck:
-        """Return what a check of the routes finds; `FabricCutError` if GPUs can not reach each other.
+        """Return the result of a route check; `FabricCutError` if GPUs can not reach each other.
 
         >>> load_machine("dgx_a100").check().dependency_cycle
         ()
@@ -258,7 +263,7 @@ class Machine:
 
     @property
     def collectives(self) -> Collectives:
-        """What serves which collective: algorithms and libraries."""
+        """The algorithm or library that serves each collective."""
         return self.spec.collectives
 
 
@@ -299,8 +304,7 @@ def load_machine(  # noqa: PLR0913 - what may be set, by name
         machine = _built(spec, document, spec.faults, device)
     except TopologyError as error:
         raise TopologyError(f"{document.path}: {error}") from None
-    _check_counts(machine)
-    _check_switches(machine)
+    check_on_fabric(machine.collectives, machine.healthy, str(machine.path))
     spec.switching.check(machine.healthy.dimensions, file=str(document.path))
     if spec.jitter:
         check_jitter(spec.jitter, machine.healthy.dimensions, spec.gpus_per_node, file=str(document.path))
@@ -314,8 +318,7 @@ def _checked_spec(document: Document) -> MachineSpec:
         _refuse_serving(document)
         spec = decode(document, MachineSpec)
         _check_switching(document, spec.switching)
-        _check_auto(document, spec.collectives)
-        _check_collectives(document, spec.collectives)
+        check_stated(spec.collectives, str(document.path))
         for index, fault in enumerate(spec.faults):
             check_fault(fault, file=str(document.path), key=f"faults[{index}]")
     return spec
@@ -376,7 +379,7 @@ class _Left(TypedDict):
 
 
 def _left_by(faults: tuple[Fault, ...], healthy: Fabric, planned: Router, spec: MachineSpec) -> _Left:
-    """Return what the constant ones of some faults leave of a machine."""
+    """Return the machine under the constant faults among some faults."""
     factors = gpu_speeds(healthy, faults, spec.jitter, spec.gpus_per_node) if faults or spec.jitter else {}
     if not faults:
         return _Left(fabric=healthy, router=planned, dead=frozenset(), slowed=factors, lost=frozenset())
@@ -412,65 +415,3 @@ def _with_whole_messages(settings: Iterable[tuple[str, str]]) -> list[tuple[str,
 def _check_switching(document: Document, switching: Switching) -> None:
     for key, problem in switching.problems():
         raise ConfigError(problem, file=str(document.path), key=f"switching.{key}")
-
-
-def _stated(collectives: Collectives) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (key of the file, one algorithm or those of the dimensions) of what serves each collective."""
-    for operation in collectives.operations:
-        choice = collectives.choice(operation)
-        stated = () if choice is None or choice.algorithm == AUTO else choice.algorithm
-        key = f"collectives.{operation if getattr(collectives, operation) else 'default'}"
-        yield key, (stated,) if isinstance(stated, str) else stated
-
-
-def _check_auto(document: Document, collectives: Collectives) -> None:
-    for operation in collectives.operations:
-        choice = collectives.choice(operation)
-        if choice is not None and choice.algorithm == AUTO and choice.chunks > 1:
-            problem = f"{choice.chunks}; allowed: 1, as {AUTO} chooses chunks itself"
-            raise ConfigError(problem, file=str(document.path), key=f"collectives.{operation}.chunks")
-
-
-def _check_collectives(document: Document, collectives: Collectives) -> None:
-    for key, names in _stated(collectives):
-        try:
-            for name in names:
-                collectives_of(name)
-        except InputError as error:
-            raise ConfigError(str(error), file=str(document.path), key=key) from None
-    try:
-        check_libraries(collectives)
-    except ConfigError as error:
-        raise ConfigError(error.message, file=str(document.path), key=error.key) from None
-
-
-def _check_counts(machine: Machine) -> None:
-    """Refuse a list of algorithms that has not one for each dimension, or for each axis of all dimensions."""
-    dimensions, axes = len(machine.healthy.extents), len(machine.healthy.axes)
-    for operation in machine.collectives.operations:
-        choice = machine.collectives.choice(operation)
-        names = () if choice is None or isinstance(choice.algorithm, str) else choice.algorithm
-        if names and len(names) not in (dimensions, axes):
-            key = f"collectives.{operation if getattr(machine.collectives, operation) else 'default'}"
-            allowed = f"{dimensions}, one for each dimension"
-            allowed += f", or {axes}, one for each axis" if axes > dimensions else ""
-            problem = f"{len(names)} algorithms; allowed: {allowed}; or one name for all"
-            raise ConfigError(problem, file=str(machine.path), key=key)
-
-
-def _check_switches(machine: Machine) -> None:
-    """Refuse an algorithm inside switches for a fabric, or a dimension of it, that has none."""
-    inside = [entry for entry in _stated(machine.collectives) if not IN_SWITCH.keys().isdisjoint(entry[1])]
-    fabric = machine.healthy
-    axes = [place for place, extent in enumerate(fabric.extents) for _ in extent]
-    for key, names in inside:
-        switched = set(fabric.dimension[fabric.destination >= fabric.gpus + fabric.nics].tolist())
-        each = range(len(fabric.extents)), axes
-        places = next((sizes for sizes in each if len(sizes) == len(names) > 1), ())
-        needed = [place for place, name in zip(places, names, strict=False) if name in IN_SWITCH]
-        without = [place for place in needed if place not in switched]
-        if without or not switched:
-            name = next(name for name in names if name in IN_SWITCH)
-            where = f"dimension {fabric.dimensions[without[0]]}" if without else "the fabric"
-            problem = f"{name!r} works inside switches, of which {where} has none"
-            raise ConfigError(problem, file=str(machine.path), key=key)

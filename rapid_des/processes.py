@@ -22,19 +22,22 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, Self
 from weakref import WeakSet
 
 _NEW_OBJECTS = 50_000
-"""How many new objects start a search for circles of dead ones.
+"""The number of new objects after which Python searches for dead reference cycles.
 
-Python's own 700 costs a tenth of a large run, which makes many objects that stay and few circles."""
+Its default of 700 costs a tenth of a large run, which makes many lasting objects and few cycles.
+"""
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _NO_LIMIT = {"LOKY_MAX_MEMORY_LEAK_SIZE": "1e18"}
-"""loky would replace workers that grow by 300 MB, which their caches may."""
+"""Disables a limit of loky, which would replace workers that grow by 300 MB, as their caches may."""
+_OF_TRACKERS = {"PYTHONSAFEPATH": "1", "PYTHONWARNINGS": "ignore"}
+"""Trackers give back the semaphores of processes that were killed, and would warn of each."""
 
 
 class Worker:
@@ -54,28 +57,28 @@ class Worker:
         warnings.filterwarnings("ignore", "Failed to kill subprocesses")
         theirs, self._lifeline = Pipe(duplex=False)
         threads = {name: os.environ.get(name, "1") for name in _ONE_THREAD}
-        self._executor = ProcessPoolExecutor(
-            1,
-            initializer=_begin,
-            initargs=(theirs,),
-            env={**threads, **_NO_LIMIT, "PYTHONSAFEPATH": "1"},
-        )
+        warned = os.environ.get("PYTHONWARNINGS", "")
+        with _starting():  # its locks start a tracker
+            self._executor = ProcessPoolExecutor(
+                1,
+                initializer=_begin,
+                initargs=(theirs,),
+                env={**_OF_TRACKERS, **threads, **_NO_LIMIT, "PYTHONWARNINGS": warned},
+            )
         self._theirs = theirs  # until the process has it
         self._has_started = False
         _OPEN.add(self)
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Have a function called; the first one starts the process."""
+        """Submit a function call; the first call starts the process."""
         try:
-            if self._has_started:
-                return self._executor.submit(function, *arguments)
-            with _starting():
+            with nullcontext() if self._has_started else _starting():
                 self._has_started = True
-                return self._executor.submit(function, *arguments)
+                future: Future[Any] = self._executor.submit(function, *arguments)
         except BrokenProcessPool as died:
             future = Future[Any]()
             future.set_exception(died)
-            return future
+        return future
 
     def release(self) -> None:
         """End the process without waiting for that."""
@@ -105,21 +108,22 @@ def end_all() -> None:
 
 @contextmanager
 def _starting() -> Iterator[None]:
-    """Have processes that start meanwhile import nothing from the current folder, and not see ^C."""
+    """Start processes that import nothing from the current folder and do not receive ^C."""
     from loky.backend import resource_tracker
 
-    known = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"  # trackers take the environment as it is
+    known = {name: os.environ.get(name) for name in _OF_TRACKERS}
+    os.environ |= _OF_TRACKERS  # trackers take the environment as it is
     try:
         _standard_tracker()  # it unblocks SIGINT, hence first
         resource_tracker.ensure_running()
         with _interrupts_blocked():
             yield
     finally:
-        if known is None:
-            del os.environ["PYTHONSAFEPATH"]
-        else:
-            os.environ["PYTHONSAFEPATH"] = known
+        for name, value in known.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _standard_tracker() -> None:
@@ -150,7 +154,7 @@ def _begin(lifeline: Connection) -> None:
 
 
 def _end_with(lifeline: Connection) -> None:
-    """Have this process end when the other end of a pipe, on which nothing is ever written, closes."""
+    """End this process when the other end of a pipe, on which nothing is ever written, closes."""
     if os.name != "posix":
         return
     import fcntl

@@ -21,7 +21,7 @@ from rapid_des.errors import DeadlockError, FabricCutError, InputError, TraceErr
 from rapid_des.frontend import Job, JobMemory, check_memory, memory
 from rapid_des.frontend.build import in_passes
 from rapid_des.machine import Machine
-from rapid_des.modes.execution import EngineChoice, Execution, Run, execute
+from rapid_des.modes.execution import EngineChoice, Execution, Run, TooManyHopsError, execute
 from rapid_des.modes.mode_bound import ModeBound
 from rapid_des.modes.pricing import pace, price, price_blocks
 from rapid_des.network.faults import drawn_names
@@ -35,7 +35,11 @@ if TYPE_CHECKING:
 
 FLATTENED = "flattened"
 MODES = (FLATTENED, "hierarchical", "hybrid", "analytical")
+FINEST = "finest"
+"""Flattened where that takes seconds, else hierarchical: what `plan` simulates its rows in."""
 AUTO = EngineChoice()
+_MOST_HOPS, _MOST_RANKS = 100_000_000, 256
+"""Up to which a flattened run takes seconds: transfers of ranks that do not live alike, and ranks."""
 
 
 def load_trace(reference: str | Path, options: ReadOptions | None = None) -> TraceSet:
@@ -108,8 +112,8 @@ def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
     Simulations that are given one `cache` share what they have in common: prices of operators, blocks on
     equal machines, and templates of collectives. Results do not depend on it.
     Raises `InfeasibleJobError` if it does not fit into the GPUs' memory (with `allow_oom` the result says
-    so), `UnsupportedByEngine` if the mode (one of `MODES`) leaves out what it asks for; with `strict` also
-    where a note would bound what that is.
+    so), `UnsupportedByEngine` if the mode (one of `MODES`, or `FINEST`) leaves out what it asks for; with
+    `strict` also where a note would bound what that is.
 
     >>> from rapid_des.frontend import load_job
     >>> from rapid_des.machine import load_machine
@@ -119,7 +123,7 @@ def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
     """
     require_kind(job, Job, "load_job")
     require_kind(machine, Machine, "load_machine")
-    if mode not in MODES:
+    if mode not in (*MODES, FINEST):
         raise InputError(f"mode {mode!r} is not one of {', '.join(MODES)}")
     capacity = int(machine.device.spec.hbm.capacity)
     remembered = BoundedCache() if cache is None else cache
@@ -194,6 +198,8 @@ def _result(job: Job, machine: Machine, asked: _Asked) -> Result:
 def _played(job: Job, machine: Machine, asked: _Asked) -> Result:
     if asked.mode == FLATTENED:
         return _flattened(job, machine, asked)
+    if asked.mode == FINEST:
+        return _finest(job, machine, asked)
     from rapid_des.modes.blocks import BLOCK_MODES, pays_whole, require_own_links, run_blocks, whole_note
 
     cache, needed = asked.cache, asked.memory
@@ -219,6 +225,17 @@ def _played(job: Job, machine: Machine, asked: _Asked) -> Result:
         mode_bound=ModeBound(step, step, None, "all was simulated at once"),
         notes=(whole_note(blocks), *whole.notes),
     )
+
+
+def _finest(job: Job, machine: Machine, asked: _Asked) -> Result:
+    """Return the flattened result where that takes seconds, else the hierarchical one."""
+    if job.gpus <= _MOST_RANKS:
+        try:
+            choice = replace(asked.choice, most_hops=_MOST_HOPS)
+            return _flattened(job, machine, replace(asked, choice=choice))
+        except TooManyHopsError:
+            pass
+    return _played(job, machine, replace(asked, mode="hierarchical"))
 
 
 def _flattened(job: Job, machine: Machine, asked: _Asked) -> Result:

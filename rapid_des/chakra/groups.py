@@ -21,7 +21,8 @@ from rapid_des.arrays import Bools, Int8s, Int32s, Int64s
 from rapid_des.chakra.columns import Attribute, RawTable
 from rapid_des.chakra.trace import MOST_RANKS, UNSTATED, NodeKind
 from rapid_des.chakra.wire import UNREADABLE, message_class
-from rapid_des.config.documents import parse_json, read_text
+from rapid_des.config.documents import read_text
+from rapid_des.config.texts import parse_json
 from rapid_des.errors import ConfigError, TraceError
 
 WORLD = "world"
@@ -169,7 +170,7 @@ def dimension_groups(involved: tuple[bool, ...], shape: tuple[int, ...], world: 
 
 Label = TypeVar("Label", str, int, bytes)
 _SHORT = 1024
-"""Rows up to which Python's own dictionaries are faster than numpy's sorting."""
+"""The number of rows up to which a Python dictionary is faster than a numpy sort."""
 
 
 @dataclass(frozen=True)

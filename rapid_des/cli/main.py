@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import click
 
 from rapid_des import __version__
-from rapid_des.cli.entry import raise_interrupts
+from rapid_des.cli.interrupts import raise_interrupts
 from rapid_des.errors import RapidDesError
 
 COMMANDS: dict[str, tuple[str, str]] = {

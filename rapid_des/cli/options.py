@@ -405,10 +405,9 @@ def run_choice(options: dict[str, Any], progress: Callable[[int, int], None]) ->
     choice = engine_choice(options["engine"], no_shortcuts=options["no_shortcuts"], progress=progress)
     if options["timeline"] is None or options["force"]:
         return choice
-    from dataclasses import replace
-
     from rapid_des.modes.execution import expected_hops
     from rapid_des.report.timeline import check_size
+    from rapid_des.values import replace
 
     extract = timeline_extract(options)
 

@@ -1,4 +1,4 @@
-"""`rapid-des plan`, the best ways to split a job, and `rapid-des sensitivity`, what its step depends on."""
+"""`rapid-des plan`, the best layouts of a job, and `rapid-des sensitivity`, what its step depends on."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ from rapid_des.report.pictures.charts import draw_tornado
 from rapid_des.report.plan_text import leaning_lines, plan_lines, sensitivity_lines
 from rapid_des.report.writing import check_outputs, write_text
 from rapid_des.simulation import MODES
+from rapid_des.studies.executors import Executor, InProcess
 from rapid_des.studies.plan import AUTO, Wanted, plan
 from rapid_des.studies.sensitivity import How, leanings, sensitivity
 from rapid_des.studies.splits import CHOICES, choices_of
+from rapid_des.studies.worker_pools import executor_of
 
 
 @click.command("plan")
@@ -44,9 +46,10 @@ from rapid_des.studies.splits import CHOICES, choices_of
     type=click.Choice([AUTO, *MODES]),
     default=AUTO,
     show_default=True,
-    help="In which the rows are simulated; auto: hierarchical, on over 512 GPUs analytical.",
+    help="In which the rows are simulated; auto: flattened where that takes seconds, else hierarchical; "
+    "analytical on over 512 GPUs.",
 )
-@click.option("--pruned", is_flag=True, help="List every other way with the reason why it is no row.")
+@click.option("--pruned", is_flag=True, help="List every other layout with the reason why it is no row.")
 @click.option(
     "--price", type=Amount(0), help="Of a GPU for an hour, in any currency: adds what a step costs."
 )
@@ -55,27 +58,29 @@ from rapid_des.studies.splits import CHOICES, choices_of
     "within_s",
     type=Amount(0),
     metavar="SECONDS",
-    help="Stop then with the best so far, and how much faster others could be.",
+    help="Stop then with what is known, and how much faster others could be.",
 )
 @click.option(
     "--sensitivity",
     "strongest",
     type=click.IntRange(0),
     metavar="N",
-    help="Tell on which N rates, times and clocks the best way's step depends the most. Unset: by part of "
+    help="Tell on which N rates, times and clocks the best layout's step depends the most. Unset: by part of "
     "the machine; 0: do not.",
 )
 @click.option(
-    "--write-job", type=click.Path(path_type=Path, dir_okay=False), help="Write the best way as a job file."
+    "--write-job",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the best layout as a job file.",
 )
 @force_option
 @executor_options
 @json_option
 def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> None:
-    r"""Find the best ways to split JOB over GPUs: model, batch and sequence length stay.
+    r"""Find the best layouts of JOB over GPUs: model, batch and sequence length stay.
 
-    Every legal way has a bound from below; the least are simulated, first by closed forms, then in --mode,
-    until no other way can be faster than the rows. ^C prints the best so far.
+    Every legal layout has a lower bound; the least are simulated, first by closed forms, then in --mode,
+    until no other layout can be faster than the rows. ^C prints the best so far.
 
     \b
     rapid-des plan llama2_7b_train --on dgx_a100 --top 3 --vary tp=1,2 --write-job best.yaml
@@ -83,16 +88,16 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
     check_outputs([options["write_job"]], replace=options["force"])
     vary = choices_of(options["vary"])
     wanted, loaded = open_job(job, machine, settings)
-    with progress("plan") as bar, chosen_executor(options) as crew:
+    with progress("plan") as bar, _interruptible(options) as crew:
         names = ("gpus", "top", "mode", "pruned", "price", "within_s")
         asked = Wanted(**{name: options[name] for name in names}, vary=vary, told=bar.part)
         best = plan(wanted, loaded, asked, crew)
         plain, lines = best.as_json(), list(plan_lines(best.as_json(), wanted.name, loaded.name))
         strongest = options["strongest"]
-        if strongest:
+        if strongest and best.floor is None:
             effects = sensitivity(best.job, loaded, How(told=bar.part), crew).as_json()
             plain["sensitivity"] = effects
-            title = f"the best way of {wanted.name}"
+            title = f"the best layout of {wanted.name}"
             lines += ["", *sensitivity_lines(effects, title, loaded.name, top=strongest)]
         elif strongest is None and not best.interrupted and best.floor is None:
             plain["leanings"] = [leaning.as_json() for leaning in leanings(best.job, loaded, crew)]
@@ -100,7 +105,17 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
     echo_marked(options["as_json"], plain, lines, [(wanted, loaded)])
     if options["write_job"] is not None:
         write_text(options["write_job"], best.job.as_yaml())
-        announce(f"the best way as a job: {options['write_job']}")
+        announce(f"the best layout as a job: {options['write_job']}")
+    if best.interrupted:
+        raise KeyboardInterrupt
+
+
+def _interruptible(options: dict[str, Any]) -> Executor:
+    """Return the executor; with a time limit never this process, whose simulations nothing can end."""
+    chosen = chosen_executor(options)
+    if options["within_s"] is None or options["executor"] != "processes" or not isinstance(chosen, InProcess):
+        return chosen
+    return executor_of("processes", 2)
 
 
 @click.command("sensitivity")

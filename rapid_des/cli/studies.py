@@ -27,7 +27,8 @@ from rapid_des.cli.options import (
     plot_option,
     together,
 )
-from rapid_des.config.documents import parse_json, read_text
+from rapid_des.config.documents import read_text
+from rapid_des.config.texts import parse_json
 from rapid_des.errors import InputError
 from rapid_des.report.evidence import unmeasured_in, unmeasured_lines
 from rapid_des.report.study_text import sample_lines, search_lines

@@ -1,4 +1,4 @@
-"""Which ranks run a block together, and which groups of ranks the graph around blocks follows one rank of."""
+"""Which ranks run a block together, and which groups of ranks the outer graph represents by one rank."""
 
 from __future__ import annotations
 

@@ -33,6 +33,10 @@ _WORTH_FOLDING_S = 0.1
 """Shorter runs are not searched for a symmetry: importing and searching would take as long as they do."""
 
 
+class TooManyHopsError(Exception):
+    """Raised where a run would have more transfers than was allowed."""
+
+
 @dataclass(frozen=True)
 class Execution:
     """What an engine saw, and what it cost."""
@@ -82,6 +86,8 @@ class EngineChoice:
     """Told some times a second what is done of a run, and about how much that will be."""
     inspect: Callable[[Lowered], None] | None = field(default=None, compare=False)
     """Shown a flattened run before it begins; what it raises is raised."""
+    most_hops: int | None = None
+    """Transfers from which on nothing is run, ranks that live alike counted once: `TooManyHopsError`."""
 
     @classmethod
     def of(cls, engine: str | EngineChoice) -> EngineChoice:
@@ -121,6 +127,11 @@ def execute(
     """
     began = time.perf_counter()
     folding = _folding(program, choice.engine) if choice.fold and not trail else None
+    if (
+        choice.most_hops is not None
+        and expected_hops(folding.program if folding else program) > choice.most_hops
+    ):
+        raise TooManyHopsError
     chosen = choice.engine_for(folding.program if folding else program)
     may_tie = folding is not None and not folding.keeps_order
     played = folding.program if folding else program

@@ -23,32 +23,71 @@ _SHORT = {
 
 
 def plan_lines(plan: Plain, job: str, machine: str) -> Iterator[str]:
-    """Yield a plan's rows as a table, and what became of the other ways."""
-    yield f"{job} over {plan['gpus']} GPUs of {machine}: {plan['ways']:,} ways to split it"
+    """Yield a plan's rows as a table, and what became of the other layouts."""
+    yield f"{job} over {plan['gpus']} GPUs of {machine}: {plan['ways']:,} layouts"
     if plan["floor_s"] is not None:
-        first = plan["rows"][0]["step_time_s"]
-        least = time_text(round(plan["floor_s"] * PS_PER_S))
-        yield "  stopped before it was sure: the best so far, of which those marked ? are not certain"
-        yield f"  no way that is not listed takes less than {least} ({plan['floor_s'] / first - 1:+.1%})"
+        yield from _stopped(plan)
     rows = [_cells(row) for row in plan["rows"]]
+    bounded = any(row["mode"] != "flattened" and row["mode_bound_s"] for row in plan["rows"])
+    for row, cells in zip(plan["rows"], rows, strict=True) if bounded else ():
+        cells["flattened"] = _range(row)
     header = [_SHORT.get(name, name) for name in rows[0]]
     yield from table("best first", ["", *header], ">" * (1 + len(header)), [
-        [f"{number}{'' if row['certain'] else '?'}{'~' * (number > 1 and _as_good(row))}", *cells.values()]
+        [f"{number}{_marks(row, first=number == 1)}", *cells.values()]
         for number, (row, cells) in enumerate(zip(plan["rows"], rows, strict=True), 1)
     ])  # fmt: skip
     yield ""
+    yield f"  {_first_of(plan)}"
     if any(map(_as_good, plan["rows"][1:])):
         yield "  ~ not told apart from the first: predictions of measured layouts were off by more"
+    if any(row["may_be_faster"] for row in plan["rows"]):
+        yield "  = not told apart from the first by the mode: the flattened step lies within the given ends"
     yield from _expected(plan["rows"][0])
     yield f"  {_counts(plan)}"
-    if plan["mode"] == "analytical":
-        yield "  ranked by closed forms, which leave out waiting on links; --mode hierarchical simulates it"
     if plan["pruned"]:
         yield from _pruned(plan["pruned"])
 
 
+def _stopped(plan: Plain) -> Iterator[str]:
+    """Yield what is known of a plan that was stopped before its rows were certain."""
+    first = plan["rows"][0]["step_time_s"]
+    yield "  stopped before it was sure: the best so far, of which those marked ? are not certain"
+    if not plan["floor_s"]:
+        yield "  not all layouts were looked at: others may be faster by any amount"
+        return
+    least = time_text(round(plan["floor_s"] * PS_PER_S))
+    yield f"  no layout that is not listed takes less than {least} ({plan['floor_s'] / first - 1:+.1%})"
+
+
+def _first_of(plan: Plain) -> str:
+    """Return how far another layout may be in front of the first."""
+    first, within = f"first of {plan['ways']:,}", plan["within"]
+    if within is None:
+        return (
+            f"{first} by closed forms, which leave out waiting on links and bound nothing; "
+            "--mode hierarchical bounds it"
+        )
+    if within:
+        return f"{first} within {within:.2%}: no other layout can be faster by more"
+    return f"{first}: no other layout is faster"
+
+
+def _marks(row: Plain, *, first: bool) -> str:
+    """Return the marks of a row: not certain, not told apart by the mode, or by measurements."""
+    marks = "" if row["certain"] else "?"
+    return marks if first else marks + "=" * (row["may_be_faster"] is True) + "~" * _as_good(row)
+
+
+def _range(row: Plain) -> str:
+    """Return where a row's flattened step lies."""
+    if row["mode_bound_s"] is None:
+        return "" if row["mode"] != "flattened" else time_text(round(row["step_time_s"] * PS_PER_S))
+    low, high = (time_text(round(row["mode_bound_s"][end] * PS_PER_S)) for end in ("low", "high"))
+    return f"{low} to {high}"
+
+
 def _expected(row: Plain) -> Iterator[str]:
-    """Yield where a measurement of the best way is expected, if such jobs were measured."""
+    """Yield where a measurement of the best layout is expected, if such jobs were measured."""
     for expected in row["intervals"].values():
         low, high = (time_text(round(end * PS_PER_S)) for end in expected["seconds"])
         yield (
@@ -58,7 +97,7 @@ def _expected(row: Plain) -> Iterator[str]:
 
 
 def _as_good(row: Plain) -> bool:
-    """Return whether measurements do not tell a way from the best one."""
+    """Return whether measurements do not tell a layout from the best one."""
     return row["told_apart"] is False
 
 
@@ -94,12 +133,12 @@ def _counts(plan: Plain) -> str:
             done.append(f"{counts[mode]:,} simulated {mode}")
     if counts.get("memory"):
         done.append(f"{counts['memory']:,} looked at do not fit into memory")
-    cut = f"; bounds from below cut the rest ({sum(plan['refused'].values()):,} refusals before)"
+    cut = f"; lower bounds exclude the rest ({sum(plan['refused'].values()):,} refusals before)"
     return ", ".join(done) + cut
 
 
 def _pruned(pruned: Sequence[Plain]) -> Iterator[str]:
-    yield f"\n  {len(pruned):,} ways that are no rows"
+    yield f"\n  {len(pruned):,} layouts that are no rows"
     for row in pruned:
         split = " ".join(f"{name} {_value(value)}" for name, value in row.items()
                          if name not in ("why", "text", "layers"))  # fmt: skip

@@ -164,10 +164,10 @@ def _figure_lines(result: Result, figures: JobFigures) -> Iterator[str]:
     rows = {"GPUs": f"{figures.gpus:,}"}
     if figures.requests is None:
         rows["step time"] = f"{result.step_time}"
-    if result.mode_bound is not None:
-        rows |= result.mode_bound.row(result.step_time)
     else:
         rows |= _request_rows(result, figures.requests)
+    if result.mode_bound is not None:
+        rows |= result.mode_bound.row(result.step_time)
     rows |= _interval_rows(result.intervals)
     fullest = figures.memory.fullest
     each = "" if figures.requests is None else f", {figures.tokens_per_s / figures.gpus:,.1f} a GPU"

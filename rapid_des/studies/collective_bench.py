@@ -71,7 +71,7 @@ class BenchRow:
 
     `algorithm_bandwidth` and `bus_bandwidth` are bytes a second, `bound_share` at most 1.
 
-    >>> sorted(BenchRow.__dataclass_fields__)
+    >>> sorted(BenchRow.__match_args__)
     ['algorithm', 'bound', 'bus_factor', 'duration', 'nccl', 'served', 'size']
     """
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sqlite3
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +60,27 @@ def storage_named(storage: str | None) -> Iterator[None]:
         raise InputError(f"--storage {storage}: {text}".splitlines()[0][:400]) from None
 
 
-def checked_row(row: Any, cases: Mapping[int, Case], storage: str | None) -> dict[str, Any]:
-    """Return a row of a storage if it has the form of one of the study's; else `InputError`."""
+def checked_row(
+    attributes: Mapping[str, Any], cases: Mapping[int, Case], identity: Any, storage: str | None
+) -> dict[str, Any]:
+    """Return a trial's row if it has the form of one of the study's, and its digest; else `InputError`."""
+    row = attributes["row"]
     problem = _problem_of(row, cases)
+    if not problem and attributes.get("digest") != digest_of(row, identity):
+        problem = f"point {row['id']} is not what its digest is of"
     if problem:
-        raise InputError(f"--storage {storage}: a row is not as it was written: {problem}")
+        raise altered(storage, problem)
     return dict(row)
+
+
+def digest_of(row: Mapping[str, Any], identity: Any) -> str:
+    """Return what binds a row to the study that it is of."""
+    return sha256(json.dumps([identity, row], sort_keys=True).encode()).hexdigest()
+
+
+def altered(storage: str | None, problem: str) -> InputError:
+    """Return what is to be raised for a row that somebody changed."""
+    return InputError(f"--storage {storage}: a row is not as it was written: {problem}")
 
 
 def _problem_of(row: Any, cases: Mapping[int, Case]) -> str:

@@ -67,7 +67,7 @@ class Scenario:
 
     `scenario` makes one; times are picoseconds, in `as_json` seconds.
 
-    >>> sorted(Scenario.__dataclass_fields__)[:3]
+    >>> sorted(Scenario.__match_args__)[:3]
     ['busy', 'collectives', 'drawn']
     """
 

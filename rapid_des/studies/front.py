@@ -43,6 +43,12 @@ class Entry:
         return self.level == FINAL
 
     @property
+    def flattened(self) -> int:
+        """What its flattened steps take at least, in picoseconds."""
+        bound = None if self.result is None else self.result.mode_bound
+        return self.least if bound is None else min(self.least, bound.low)
+
+    @property
     def key(self) -> tuple[tuple[int, ...], int]:
         """What it is told by among all entries there ever are."""
         return self.number, self.level
@@ -59,8 +65,6 @@ class Out:
     family: Family
     why: Why
     text: str
-    needed: int = 0
-    """Bytes, where there are too few."""
 
 
 @dataclass

@@ -1,23 +1,24 @@
-"""The best ways to split a job over GPUs, by successive refinement.
+"""The best layouts of a job over GPUs, by successive refinement.
 
-    memory, bounds from below ──► analytical ──► hierarchical: a row of the plan
+    memory, lower bounds ──► analytical ──► flattened, or hierarchical: a row of the plan
 
 `refinement` finds the rows; here stand what is asked, and what is answered.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rapid_des.errors import InfeasibleJobError, InputError
+from rapid_des.errors import CannotFinishError, InfeasibleJobError, InputError
 from rapid_des.frontend import Job, check_memory
+from rapid_des.frontend.build import in_passes
 from rapid_des.machine import Machine
 from rapid_des.report.result import Result
 from rapid_des.report.writing import require_extra
-from rapid_des.simulation import MODES, require_kind
+from rapid_des.simulation import FINEST, FLATTENED, MODES, require_kind
+from rapid_des.studies.deadline import Deadline
 from rapid_des.studies.executors import Executor, InProcess
 from rapid_des.studies.front import Entry, Why
 from rapid_des.studies.refinement import Refinement
@@ -31,7 +32,7 @@ Told = Callable[[str, int, int], None]
 _S_PER_HOUR = 3600
 AUTO = "auto"
 _MOST_GPUS = 512
-"""GPUs up to which rows are simulated hierarchically unasked: one may take minutes beyond."""
+"""GPUs up to which rows are simulated unasked: a hierarchical run may take minutes beyond."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,25 @@ class PlanRow:
     settings: Mapping[str, Any] = field(hash=False)
     result: Result = field(repr=False)
     certain: bool
-    """Whether no candidate that is not listed before it is faster, in this mode."""
+    """Whether no candidate that is not listed before it is faster, as far as simulated steps tell."""
 
     @property
     def step_time(self) -> Duration:
         """Of one step, or of all requests."""
         return self.result.step_time
+
+    @property
+    def flattened(self) -> tuple[int, int] | None:
+        """Where the flattened step lies, both ends in picoseconds; None if its mode bounds nothing."""
+        bound, step = self.result.mode_bound, int(self.result.step_time)
+        if bound is not None:
+            return bound.low, bound.high
+        return (step, step) if self.result.mode == FLATTENED else None
+
+    def may_be_faster(self, other: PlanRow) -> bool | None:
+        """Return whether this row, listed later, may be the faster one; None where a mode bounds nothing."""
+        mine, others = self.flattened, other.flattened
+        return None if mine is None or others is None else mine[0] < others[1]
 
     @property
     def memory_bytes(self) -> int:
@@ -85,9 +99,9 @@ class Pruned:
 
 @dataclass(frozen=True)
 class Plan:
-    """The best ways to split a job over GPUs, best first; `plan` makes one.
+    """The best layouts of a job over GPUs, best first; `plan` makes one.
 
-    >>> sorted(Plan.__dataclass_fields__)[:3]
+    >>> sorted(Plan.__match_args__)[:3]
     ['counts', 'floor', 'gpus']
     """
 
@@ -104,22 +118,42 @@ class Plan:
     price: float | None = None
     """Of a GPU for an hour."""
     interrupted: bool = False
-    mode: str = "hierarchical"
-    """In which the rows were simulated."""
     floor: Duration | None = None
     """Of a plan that was stopped before its rows were certain: no candidate that is no row takes less."""
+    others: Duration | None = None
+    """What every candidate that is no row takes at least, flattened; None where there is none."""
 
     @property
     def job(self) -> Job:
         """The best candidate as a job."""
         return self.rows[0].job
 
+    @property
+    def mode(self) -> str:
+        """The coarsest mode in which a row was simulated."""
+        return max((row.result.mode for row in self.rows), key=MODES.index, default=FLATTENED)
+
+    @property
+    def within(self) -> float | None:
+        """By which share of it another layout can be faster than the first, flattened; None: not known."""
+        first, *rows = [row.flattened for row in self.rows] or [None]
+        if first is None or None in rows:
+            return None
+        least = [row[0] for row in rows if row is not None]
+        least += [] if self.others is None else [int(self.others)]
+        return max(0.0, 1 - min(least, default=first[1]) / first[1])
+
     def as_json(self) -> dict[str, Any]:
         """Return plain data for JSON."""
+        first = self.rows[0] if self.rows else None
         return {
             "gpus": self.gpus,
             "rows": [
-                {**row.as_json(self.price), "told_apart": self.rows[0].result.told_apart(row.result)}
+                {
+                    **row.as_json(self.price),
+                    "told_apart": first.result.told_apart(row.result) if first else None,
+                    "may_be_faster": row is not first and first is not None and row.may_be_faster(first),
+                }
                 for row in self.rows
             ],
             "ways": self.ways,
@@ -131,6 +165,7 @@ class Plan:
             ],
             "interrupted": self.interrupted,
             "mode": self.mode,
+            "within": self.within,
             "floor_s": None if self.floor is None else seconds(self.floor),
         }
 
@@ -162,12 +197,13 @@ class Wanted:
     vary: Mapping[str, Sequence[Any] | None] = field(default_factory=dict, hash=False)
     """By choice (`splits.CHOICES`) the values to take; None: all. Others take their usual ones."""
     mode: str = AUTO
-    """Of the rows; auto: hierarchical, but closed forms for more than 512 GPUs."""
+    """Of the rows; auto: flattened where that takes seconds, else hierarchical, but closed forms for
+    more than 512 GPUs."""
     pruned: bool = False
     """Whether to say of every other candidate why it was left out."""
     price: float | None = None
     within_s: float | None = None
-    """Seconds after which it stops with the best so far; what is simulated then, or first, ends before."""
+    """Seconds after which it stops with what is known; without any step by then one is estimated."""
     told: Told = lambda _what, _done, _all: None
     """Told how far the plan is."""
 
@@ -186,10 +222,11 @@ def plan(
     wanted: Wanted = Wanted(),
     executor: Executor | None = None,  # noqa: B008 - frozen
 ) -> Plan:
-    """Return the best ways to split a job over GPUs of a machine, best first; model and batch stay.
+    """Return the best layouts of a job over GPUs of a machine, best first; model and batch stay.
 
     ^C, or the end of `wanted.within_s`, ends it with the best so far, if there is one. `InfeasibleJobError`
-    if none fits into memory, with the one that misses by least.
+    if none fits into memory, with the one that misses by least; `CannotFinishError` if the time is up before
+    anything is known.
 
     >>> from rapid_des.frontend import load_job
     >>> from rapid_des.machine import load_machine
@@ -219,10 +256,10 @@ class _Search:
     pruned: list[Pruned] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        usual = "hierarchical" if self.space.gpus <= _MOST_GPUS else "analytical"
-        self.mode = usual if self.wanted.mode == AUTO else self.wanted.mode
-        self.refinement = Refinement(self.space, self.machine, self.mode, self._dropped, self._due)
-        self.began = time.monotonic()
+        usual = FINEST if self.space.gpus <= _MOST_GPUS else "analytical"
+        mode = usual if self.wanted.mode == AUTO else self.wanted.mode
+        deadline = Deadline(self.wanted.within_s)
+        self.refinement = Refinement(self.space, self.machine, mode, self._dropped, deadline)
 
     def run(self, executor: Executor) -> Plan:
         """Search, and return what was found."""
@@ -232,66 +269,74 @@ class _Search:
             candidates = refinement.fill(self.wanted.told)
             for _ in refinement.search(executor, self.wanted.top):
                 self.wanted.told("simulating", len(refinement.rows), self.wanted.top)
+            if not refinement.rows:
+                refinement.estimate_one()
         except KeyboardInterrupt:
             interrupted = True
-        stopped = bool(refinement.queue) and len(refinement.rows) < self.wanted.top
-        if not refinement.rows and not stopped and not interrupted:
+        left = bool(refinement.queue) or not refinement.all_seen
+        stopped = left and len(refinement.rows) < self.wanted.top
+        if not refinement.rows and not left and not interrupted:
             self._nothing_fits(candidates)
-        others, floor = self._so_far() if stopped else ([], None)
+        others = self._so_far() if stopped else []
         rows = [
             *(_row(entry, certain=True) for entry in refinement.rows),
             *(_row(entry, certain=False) for entry in others),
         ]
         if not rows:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt if interrupted else self._nothing_known()
         if self.wanted.pruned:
             refinement.say_why()
+        least = self._others() if left else None
         return Plan(self.space.gpus, tuple(rows), candidates, refinement.counts, self.space.refused,
-                    tuple(self.pruned), self.wanted.price, interrupted, self.mode, floor)  # fmt: skip
+                    tuple(self.pruned), self.wanted.price, interrupted, least if stopped else None,
+                    least)  # fmt: skip
 
-    def _due(self) -> bool:
-        """Tell whether it is time to stop: something was simulated, and it has taken long enough."""
-        limit, simulated = self.wanted.within_s, self.refinement.simulated > 0
-        return limit is not None and simulated and time.monotonic() - self.began > limit
+    def _nothing_known(self) -> CannotFinishError:
+        return CannotFinishError(
+            f"{self.space.job.name}: {self.wanted.within_s:g} s (--within) were over before any layout was "
+            "simulated that fits into memory"
+        )
 
     def _dropped(self, family: Family, why: Why, text: str) -> None:
         if self.wanted.pruned:
             self.pruned += (Pruned(candidate.settings, why, text) for candidate in family)
 
-    def _so_far(self) -> tuple[list[Entry], Duration | None]:
-        """Take what was simulated and is not certain out of the queue, the last mode's first.
-
-        Return that, and what all others take at least.
-        """
+    def _so_far(self) -> list[Entry]:
+        """Take what was simulated and is not certain out of the queue, the last mode's first."""
         refinement = self.refinement
         known = [entry for entry in refinement.queue if entry.result is not None]
         known.sort(key=lambda entry: (not entry.certain, entry))
         listed = known[: self.wanted.top - len(refinement.rows)]
         numbers = {entry.number for entry in listed}
         refinement.queue = [entry for entry in refinement.queue if entry.number not in numbers]
-        left = [entry.least for entry in refinement.queue]
-        return listed, Duration(min(left)) if left else None
+        return listed
+
+    def _others(self) -> Duration | None:
+        """Return what all that are left in the queue take at least, flattened; 0 of those not looked at."""
+        if not self.refinement.all_seen:
+            return Duration(0)
+        left = self.refinement.queue
+        return Duration(min(entry.flattened for entry in left)) if left else None
 
     def _nothing_fits(self, candidates: int) -> None:
         """Raise what is missing, with the candidate that misses by least."""
-        if self.refinement.nearest is None:
+        job = self.refinement.nearest()
+        if job is None:
             first = next(iter(self.space.refused), "")
             stated = ", ".join(f"{name} {values}" for name, values in self.wanted.vary.items() if values)
             raise InfeasibleJobError(
-                f"{self.space.job.name}: no legal way to split it over {self.space.gpus} GPUs (--gpus)"
+                f"{self.space.job.name}: no legal layout over {self.space.gpus} GPUs (--gpus)"
                 + (f" with {stated} (--vary)" if stated else "")
                 + (f"; as in {first}" if first else "")
             )
-        least, job = self.refinement.nearest
         split = ", ".join(
             f"{key} {value}" for key, value in Candidate(job).settings.items() if key != "layers"
         )
         try:
-            check_memory(job, self.refinement.capacity)
+            check_memory(in_passes(job, self.refinement.capacity), self.refinement.capacity)
         except InfeasibleJobError as error:
             raise InfeasibleJobError(
-                f"none of {candidates:,} ways to split it over {self.space.gpus} GPUs fits; nearest "
-                f"({split}): {error}"
+                f"none of {candidates:,} layouts over {self.space.gpus} GPUs fits; nearest ({split}): {error}"
             ) from None
 
 

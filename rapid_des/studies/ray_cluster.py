@@ -13,35 +13,34 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import ray
-from ray import exceptions
-
 from rapid_des.errors import InputError
-from rapid_des.studies.worker_pools import Submits
 
 
 class RayCluster:
     """A connection to a cluster; whoever has called `ray.init` before keeps theirs."""
 
-    died: tuple[type[BaseException], ...] = (
-        exceptions.WorkerCrashedError,
-        exceptions.NodeDiedError,
-        exceptions.OutOfMemoryError,
-    )
-
     def __init__(self, address: str | None = None) -> None:
+        import ray
+        from ray import exceptions as raised
+
+        self._ray: Any = ray
+        self.died: tuple[type[BaseException], ...] = (
+            raised.WorkerCrashedError,
+            raised.NodeDiedError,
+            raised.OutOfMemoryError,
+        )
         self._address = address
         self._is_guest = ray.is_initialized()
         self._connect()
         self.cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
 
     def _connect(self) -> None:
-        if ray.is_initialized():
+        if self._ray.is_initialized():
             return
         dashboard = False if self._address is None else None
         try:
             with _elsewhere():
-                ray.init(
+                self._ray.init(
                     address=self._address,
                     log_to_driver=False,
                     include_dashboard=dashboard,
@@ -50,19 +49,19 @@ class RayCluster:
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise InputError(f"no Ray cluster at {self._address!r}: {str(error).splitlines()[0]}") from None
 
-    def worker(self) -> Submits:
+    def worker(self) -> _RayWorker:
         """Return a place for one task at a time."""
         self._connect()
-        return _RayWorker()
+        return _RayWorker(self._ray)
 
     def shared(self, pickled: bytes) -> Any:
         """Return a reference to a value, which goes to each node once."""
-        return SharedValue(ray.put(pickled))
+        return SharedValue(self._ray.put(pickled))
 
     def close(self) -> None:
         """End the connection, whose threads would print what Ray says of its nodes."""
         if not self._is_guest:
-            ray.shutdown()
+            self._ray.shutdown()
 
 
 class SharedValue:
@@ -73,6 +72,8 @@ class SharedValue:
 
     def loaded(self) -> bytes:
         """Return the value."""
+        import ray
+
         value: bytes = ray.get(self._reference)
         return value
 
@@ -80,7 +81,8 @@ class SharedValue:
 class _RayWorker:
     """One task at a time; a process that Ray chooses runs it."""
 
-    def __init__(self) -> None:
+    def __init__(self, ray: Any) -> None:
+        self._cancel = ray.cancel
         self._task = ray.remote(num_cpus=1, max_retries=0)(_call)
         self._last: Any = None
 
@@ -93,7 +95,7 @@ class _RayWorker:
     def release(self) -> None:
         """End the task that was asked for last."""
         if self._last is not None:
-            ray.cancel(self._last, force=True)
+            self._cancel(self._last, force=True)
 
     def close(self) -> None:
         """Do nothing: Ray ends its processes."""

@@ -21,8 +21,9 @@ from rapid_des.frontend.memory import shortage, shown
 from rapid_des.frontend.routing import places
 from rapid_des.machine import Machine
 from rapid_des.report.result import Result
+from rapid_des.studies.deadline import Deadline, TimeIsUp
 from rapid_des.studies.earliest import fullest_stages
-from rapid_des.studies.executors import Done, Executor, Outcome
+from rapid_des.studies.executors import Done, Executor, Outcome, attempt
 from rapid_des.studies.floors import Floors
 from rapid_des.studies.front import (
     ESTIMATED,
@@ -49,7 +50,6 @@ _ROUNDED, _BESIDE = 1e-5, 0.0025
 class _TooLarge:
     """What a candidate needs that does not fit into memory."""
 
-    needed: int
     text: str
 
 
@@ -59,7 +59,7 @@ def _fitting(point: Point, cache: BoundedCache) -> Result | _TooLarge:
     capacity = int(machine.device.spec.hbm.capacity)
     needed = cache.get_or_make(("memory", job, None), lambda: memory(in_passes(job, capacity)))
     if needed.fullest.peak > capacity:
-        return _TooLarge(needed.fullest.peak, shortage(needed, capacity))
+        return _TooLarge(shortage(needed, capacity))
     return evaluate(point, cache)
 
 
@@ -73,17 +73,14 @@ class Refinement:
     """Of the last figures."""
     dropped: Callable[[Family, Why, str], None]
     """Told of candidates that are none, and why."""
-    due: Callable[[], bool] = lambda: False
-    """Asked whether it is time to stop."""
+    deadline: Deadline = field(default_factory=Deadline)
     cache: BoundedCache = field(default_factory=lambda: BoundedCache(1 << 28))
     queue: list[Entry] = field(default_factory=list)
     rows: list[Entry] = field(default_factory=list)
     """The fastest, in order."""
     counts: Counter[str] = field(default_factory=Counter)
-    nearest: tuple[int, Job] | None = None
-    """Of those that do not fit: the least need, and who has it."""
-    simulated: int = 0
-    """How many are, also those of which nobody knows yet whether they had to be."""
+    all_seen: bool = True
+    """Whether every family was looked at: the time may be up before."""
 
     def __post_init__(self) -> None:
         self.floors = Floors(self.machine, self.cache)
@@ -94,10 +91,14 @@ class Refinement:
     def fill(self, told: Told) -> int:
         """Put all candidates in the queue that may fit into memory, by family; return how many there are.
 
-        A larger micro-batch needs no less memory: fewer are held, of as many sequences together or more.
+        A larger micro-batch needs no less memory: fewer are held, of as many sequences together or more. If
+        the time is up one that may fit is enough.
         """
         candidates, full = 0, dict[Hashable, str]()
         for number, family in enumerate(self.space.families()):
+            if self.queue and self.deadline.over:
+                self.all_seen = False
+                break
             candidates += len(family)
             told("bounds from below", candidates, candidates)
             alike = _but_micro_batch(family.base)
@@ -108,7 +109,6 @@ class Refinement:
                     heapq.heappush(self.queue, Entry(least, (number,), family))
                     continue
                 full[alike] = self._at_least(needed, family.base)
-                self._near(needed, family.base)
             self._drop(family, "memory", full[alike])
         return candidates
 
@@ -118,15 +118,19 @@ class Refinement:
         Workers simulate ahead of what is known. What they find is taken in where it is asked for, in order:
         so the same are looked at, and counted, however many workers there are.
         """
-        front = Front(self._closer, top, executor.workers, self.due, list(self.queue))
+        over = self.deadline
+        front = Front(self._closer, top, executor.workers, lambda: over.over, list(self.queue))
+        meanwhile = over.while_waiting(front.look_ahead)
         try:
-            while self._take_in(front, top) and not self.due():
-                with closing(executor.map(_fitting, map(self._point, front), front.look_ahead)) as outcomes:
+            while self._take_in(front, top) and not over.over:
+                with closing(executor.map(_fitting, map(self._point, front), meanwhile)) as outcomes:
                     for place, outcome in outcomes:
                         front.learn(place, self._found(front.asked[place], outcome))
                         yield
                         if not self._take_in(front, top):
                             break
+        except TimeIsUp:
+            pass
         finally:
             if len(self.rows) < top:
                 self._keep(front)
@@ -154,6 +158,51 @@ class Refinement:
             heapq.heapify(self.queue)
             for entry in ripe:
                 self._put(front.known.pop(entry.key))
+
+    def estimate_one(self) -> None:
+        """Estimate the step of one candidate that fits, by closed forms, where no time is left for more."""
+        while self.queue and all(entry.result is None for entry in self.queue):
+            entry = heapq.heappop(self.queue)
+            if entry.level < WALKED:  # no tighter bounds: one by one, as many as fit
+                ones = [one for family in self._left(entry) for one in family.along("orders")]
+                self._put([
+                    entry.part(place, one, level=WALKED, least=0) for place, one in enumerate(ones)
+                ])  # fmt: skip
+                continue
+            outcome = attempt(_fitting, self._point(entry), self.cache)
+            self._put([_refused(entry.family) or self._found(entry, outcome)])
+
+    def nearest(self) -> Job | None:
+        """Return the candidate that misses memory by least, of all that are asked for; None without any.
+
+        Called where none fits. Those with the least bound are looked at first; in no time left, one is.
+        """
+        least, nearest = None, None
+        for bound, _, job in sorted(self._bounds_of_memory()):
+            if least is not None and (bound >= least or self.deadline.over):
+                break
+            needed = memory(in_passes(job, self.capacity)).fullest.peak
+            if least is None or needed < least:
+                least, nearest = needed, job
+        return nearest
+
+    def _bounds_of_memory(self) -> Iterator[tuple[int, int, Job]]:
+        """Yield what each candidate that the frontend takes needs at least, its number, and its job.
+
+        Orders of axes do not change it: of each the first.
+        """
+        families = replace(self.space, refused=Counter()).families()
+        parts = (part for family in families for part in family.along("recomputes"))
+        number = 0
+        for recomputed in parts:
+            stages = list(replace(recomputed, orders=recomputed.orders[:1]).along("zero_stages"))
+            legal = [job for part in stages if (job := checked(Candidate(part.job), _unheard)) is not None]
+            bounds = self.floors.memories(legal) if self.trains and legal else [0] * len(legal)
+            for bound, job in zip(bounds, legal, strict=True):
+                number += 1
+                yield bound, number, job
+            if number and self.deadline.over:
+                return
 
     def say_why(self) -> None:
         """Say of all that is left in the queue why it is no row."""
@@ -247,7 +296,7 @@ class Refinement:
             if needed <= self.capacity:
                 yield part
             else:
-                yield Out(part, "memory", self._at_least(needed, part.job), needed)
+                yield Out(part, "memory", self._at_least(needed, part.job))
 
     def _at_least(self, needed: int, job: Job) -> str:
         """Return what is said of a job that does not fit."""
@@ -260,8 +309,7 @@ class Refinement:
         if not isinstance(outcome, Done):
             return Out(entry.family, "refused", f"{mode}: {outcome.text}")
         if isinstance(outcome.value, _TooLarge):
-            return Out(entry.family, "memory", outcome.value.text, outcome.value.needed)
-        self.simulated += 1
+            return Out(entry.family, "memory", outcome.value.text)
         step, last = int(outcome.value.step_time), mode == self.mode
         level = FINAL if last else ESTIMATED
         least = step if last else max(entry.least, step - round(step * margin(entry.family.job)))
@@ -269,13 +317,6 @@ class Refinement:
 
     def _leave_out(self, out: Out) -> None:
         self._drop(out.family, out.why, out.text)
-        if out.why == "memory":
-            self._near(out.needed, out.family.job)
-
-    def _near(self, needed: int, job: Job) -> None:
-        """Note a job that does not fit, which may be the nearest."""
-        if self.nearest is None or needed < self.nearest[0]:
-            self.nearest = needed, job
 
     def _drop(self, family: Family, why: Why, text: str) -> None:
         self.counts[why] += len(family)
@@ -288,6 +329,10 @@ def _refused(family: Family) -> Out | None:
     """Return why the frontend refuses a candidate, if it does."""
     why: list[str] = []
     return None if checked(Candidate(family.job), why.append) is not None else Out(family, "refused", why[0])
+
+
+def _unheard(_: str) -> None:
+    """Do nothing with why a candidate is refused: it was counted before."""
 
 
 def _keeps_least(job: Job) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 from rapid_des.errors import InputError
 from rapid_des.report.evidence import unmeasured_in
 from rapid_des.report.writing import require_extra
-from rapid_des.studies.database import check_database, checked_row, storage_named
+from rapid_des.studies.database import altered, check_database, checked_row, digest_of, storage_named
 from rapid_des.studies.executors import Done, Executor, Failed
 from rapid_des.studies.figures import FIGURES, measured
 from rapid_des.studies.spaces import Case, Study, load_study
@@ -152,7 +152,7 @@ def search(  # noqa: PLR0913 - what a search is asked, by name
     with opened as crew, storage_named(storage):
         estimates = _estimates(cases, crew, wanted[0], tell) if warm else {}
         asked = _Asked(read, cases, wanted, estimates, optuna_study)
-        asked.load_known(storage)
+        asked.load_known(storage, crew)
         interrupted = asked.run(crew, count, warm, tell)
     return Search(wanted, len(cases), tuple(asked.rows), estimates, interrupted)
 
@@ -255,6 +255,7 @@ class _Asked:
         self.by_labels = {labels: case for labels, case in self.by_labels.items() if case.id in self.open}
         self.rows: list[dict[str, Any]] = []
         self.known = set[int]()
+        self.identity = optuna_study.user_attrs.get("study")
 
     def run(self, executor: Executor, count: int, warm: int, tell: Tell | None) -> bool:
         """Simulate up to `count` points; tell whether ^C ended that, which keeps what was told."""
@@ -272,14 +273,28 @@ class _Asked:
             return True
         return False
 
-    def load_known(self, storage: str | None) -> None:
-        """Take what the storage knows already."""
+    def load_known(self, storage: str | None, executor: Executor) -> None:
+        """Take what the storage knows already; `InputError` for rows that are not as they were written."""
         for trial in self.optuna.get_trials(deepcopy=False):
-            stated = trial.user_attrs.get("row")
-            row = None if stated is None else checked_row(stated, self.by_id, storage)
-            if row is not None and row["id"] not in self.known:
+            if "row" not in trial.user_attrs:
+                continue
+            row = checked_row(trial.user_attrs, self.by_id, self.identity, storage)
+            if trial.values not in (None, [_cost(row, name) for name in self.objectives]):
+                raise altered(storage, f"point {row['id']} has other values than its trial")
+            if row["id"] not in self.known:
                 self.known.add(row["id"])
                 self.rows.append(row)
+        self._simulate_best_again(storage, executor)
+
+    def _simulate_best_again(self, storage: str | None, executor: Executor) -> None:
+        """Simulate again what no other row of the storage beats: a digest can be forged with its row."""
+        best = Search(self.objectives, len(self.by_id), tuple(self.rows)).front
+        for place, outcome in executor.map(measured, [self.by_id[row["id"]].point for row in best]):
+            again = outcome.value if isinstance(outcome, Done) else {"status": outcome.error}
+            was = {name: best[place].get(name) for name in again if name != "result"}
+            found = first_difference(was, {name: again[name] for name in was})
+            if found:
+                raise altered(storage, f"point {best[place]['id']}: {found}")
 
     def _next(self, warm: int) -> tuple[Case, Any]:
         """Return the point to be simulated next, and its trial."""
@@ -357,6 +372,7 @@ class _Asked:
             row |= {name: value for name, value in outcome.value.items() if name != "result"}
             row["not_validated"] = unmeasured_in(json.loads(outcome.value["result"]))
         trial.set_user_attr("row", row)
+        trial.set_user_attr("digest", digest_of(row, self.identity))
         self.rows.append(row)
         if isinstance(outcome, Failed):
             self.optuna.tell(trial, state=_state("FAIL"))

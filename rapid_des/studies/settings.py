@@ -8,7 +8,7 @@ notices (servers, algorithms of collectives that it does not run) is listed here
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from rapid_des.program.lowering import Lowered, lower
 from rapid_des.program.program import Program
 from rapid_des.program.services import no_hops
 from rapid_des.units import PS_PER_S
+from rapid_des.values import fields
 
 Subject = tuple[Job | None, Machine]
 """A job on a machine, or a machine alone: traces, whose durations are stated, or a fabric."""
@@ -141,7 +142,7 @@ def _same_prices(trace: JobTrace, other: JobTrace) -> bool:
 
 
 def _same_tables(first: NodeTable, two: NodeTable) -> bool:
-    return all(_same(getattr(first, name), getattr(two, name)) for name in NodeTable.__dataclass_fields__)
+    return all(_same(getattr(first, name), getattr(two, name)) for name in fields(NodeTable))
 
 
 def _same_fabric(machine: Machine, other: Machine, traces: TraceSet | None) -> bool:
@@ -249,7 +250,7 @@ def _same(first: Any, two: Any) -> bool:
     if type(first) is not type(two):
         return False
     if is_dataclass(first):
-        names = (field.name for field in fields(first) if field.name not in _FOR_PEOPLE)
+        names = (name for name in fields(first) if name not in _FOR_PEOPLE)
         return all(_same(getattr(first, name), getattr(two, name)) for name in names)
     if isinstance(first, dict):
         return first.keys() == two.keys() and all(_same(value, two[key]) for key, value in first.items())

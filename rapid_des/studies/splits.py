@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from msgspec import structs
 
-from rapid_des.config.documents import parse_text
+from rapid_des.config.texts import parse_text
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import Job
 from rapid_des.frontend.groups import ZERO_STAGES
@@ -162,11 +162,18 @@ class Space:
                 yield from self._of_schedule(placed)
 
     def _values(self, name: str, usual: Iterable[Any], every: Iterable[Any]) -> list[Any]:
-        """Return the values of one choice: stated, all, or the usual ones."""
+        """Return the values of one choice: stated, all, or the usual ones and the job's own."""
         if name not in self.vary:
-            return list(dict.fromkeys(usual))
+            own = self._own(name)
+            return list(dict.fromkeys([*usual, *(value for value in every if value == own)]))
         stated = self.vary[name]
         return list(dict.fromkeys(every if stated is None else stated))
+
+    def _own(self, name: str) -> Any:
+        """Return what the job itself states for a choice; None may be a value too."""
+        spec = self.job.spec
+        section = spec.parallelism if CHOICES[name].startswith("parallelism") else spec.training
+        return getattr(section, name, None)
 
     def _legal(self, job: Job, spec: JobSpec) -> Job | None:
         try:
@@ -242,7 +249,9 @@ class Space:
             yield base
             return
         batch, dp = base.training.global_batch, base.spec.parallelism.dp
+        own = self.job.training.micro_batch
         sizes = [1 << n for n in range(20) if dp << n <= batch and batch % (dp << n) == 0]
+        sizes += [own] if own not in sizes and batch % (dp * own) == 0 else []
         for micro_batch in sorted(self._values("micro_batch", sizes, sizes)):
             for schedule, chunks in self._schedules(base):
                 training = structs.replace(base.training, micro_batch=micro_batch, schedule=schedule)
@@ -271,6 +280,8 @@ class Space:
             even = [
                 n for n in range(2, layers // pp + 1) if not layers % (pp * n) or not (layers + 2) % (pp * n)
             ]
+            own = self.job.spec.parallelism.chunks
+            even += [own] if own > 1 and own not in even else []
             for chunks in self._values("chunks", even, even):
                 if pp * chunks <= layers:
                     yield schedule, chunks

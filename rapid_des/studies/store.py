@@ -20,7 +20,8 @@ from typing import IO, Any, Literal, Self, TypeVar
 import msgspec
 import numpy as np
 
-from rapid_des.config.documents import parse_json, read_text
+from rapid_des.config.documents import read_text
+from rapid_des.config.texts import parse_json
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.inputs import open_input
 from rapid_des.report.writing import replacing, require_extra

@@ -26,6 +26,7 @@ from rapid_des.chakra import (
 from rapid_des.chakra.groups import by_first_appearance
 from rapid_des.chakra.trace import BOUNDS
 from rapid_des.errors import TraceError
+from rapid_des.values import fields
 from tests.chakra.writing import all_reduce, delimited, metadata, node, one_rank, ranks, send, write
 
 SIZES = st.integers(0, 2**50)
@@ -135,13 +136,13 @@ def assert_same(first, second):
     assert first.unordered_streams == second.unordered_streams
     for mine, theirs in zip(first.ranks, second.ranks, strict=True):
         assert (mine.rank, mine.groups, mine.peers) == (theirs.rank, theirs.groups, theirs.peers)
-        for column in dataclasses.fields(NodeTable):
-            left, right = getattr(mine.nodes, column.name), getattr(theirs.nodes, column.name)
+        for column in fields(NodeTable):
+            left, right = getattr(mine.nodes, column), getattr(theirs.nodes, column)
             if isinstance(left, tuple):
-                assert left == right, column.name
+                assert left == right, column
             else:
-                assert left.dtype == right.dtype, column.name
-                np.testing.assert_array_equal(left, right, err_msg=column.name)
+                assert left.dtype == right.dtype, column
+                np.testing.assert_array_equal(left, right, err_msg=column)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from rapid_des import validation
+import validation
 from rapid_des.cli import main, options
 from rapid_des.studies import collective_bench
 from tests.cli.shell import call

@@ -18,8 +18,9 @@ from rapid_des.config import (
     preset_names,
     resolve,
 )
-from rapid_des.config.documents import parse_text, read_text
+from rapid_des.config.documents import read_text
 from rapid_des.config.specs import KINDS
+from rapid_des.config.texts import parse_text
 from rapid_des.errors import ConfigError
 from rapid_des.units import Bandwidth, Size
 

@@ -31,7 +31,7 @@ def duration(attention, device=A100):
 
 
 def with_(attention, **changes):
-    from dataclasses import replace
+    from rapid_des.values import replace
 
     return replace(attention, **changes)
 

@@ -12,6 +12,9 @@ from tests.program.machines import dimension, machine, ring
 from tests.program.tracing import ALL_REDUCE, Nodes, same_everywhere, trace_set
 from tests.semantics.sketch import Sketch
 
+IN_PARTS = {"mode": "cut_through", "parts": 12, "segment": "4 KiB"}
+"""Messages in parts, which links take by priority where collectives are cut into chunks."""
+
 
 def grown(program, of, **options):
     """Run, and return how large a pool was before and after."""
@@ -116,3 +119,15 @@ def test_no_room_is_lost_between_runs():
     program = many_servers(3000)
     one, other = compiled.run(program), compiled.run(program)
     np.testing.assert_array_equal(one.finish, other.finish)
+
+
+def test_more_links_that_are_free_at_once_than_there_is_room_for():
+    # Each of 64 GPUs sends four chunks to 31 others at once. Many links are then free at one instant, each
+    # takes a part that waits (one event) and says when it is free (another), and nobody asks.
+    chunks = {"default": {"algorithm": ["direct", "direct"], "chunks": 4}}
+    inner = dimension("switch", 2, bandwidth="50 GB/s", latency="700 ns")
+    outer = dimension("switch", 32, bandwidth="25 GB/s", latency="1 us")
+    where = machine(inner, outer, switching=IN_PARTS, collectives=chunks)
+    nodes = Nodes()
+    nodes.collective(ALL_REDUCE, 16384)
+    assert_engines_agree(lower(same_everywhere(nodes, 64), where).program)

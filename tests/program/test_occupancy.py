@@ -12,7 +12,7 @@ from rapid_des.device.device import load_device
 from rapid_des.machine import load_machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.program.builders import Occupancy, rank_program
-from rapid_des.program.communication import MOST_STATES, slowdowns, with_contention
+from rapid_des.program.contention import MOST_STATES, slowdowns, with_contention
 from rapid_des.program.timetable import ALONE
 from rapid_des.simulation import run_traces
 from rapid_des.studies.traffic import Kernel, beside

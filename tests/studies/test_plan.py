@@ -13,9 +13,11 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.cli.main import cli
 from rapid_des.errors import ConfigError, InfeasibleJobError, InputError
 from rapid_des.frontend import load_job, memory
+from rapid_des.frontend.memory import shown
 from rapid_des.machine import load_machine
 from rapid_des.report.plan_text import plan_lines
 from rapid_des.simulation import simulate
+from rapid_des.studies.deadline import Deadline, TimeIsUp
 from rapid_des.studies.earliest import held
 from rapid_des.studies.executors import InProcess, attempt
 from rapid_des.studies.floors import Floors
@@ -73,7 +75,7 @@ def test_no_way_is_faster_or_smaller_than_its_bounds(job, machine, gpus):
         assert floors.memory(legal) <= memory(legal).fullest.peak, way.settings
         kernels = [floors.passes(legal, again=again) for again in (False, True)]
         assert kernels[0] <= kernels[1] <= floors.step(legal), way.settings
-        for mode in ("analytical", "hierarchical"):
+        for mode in ("analytical", "hierarchical", "flattened"):
             step = simulate(legal, machine, mode=mode, allow_oom=True, cache=cache).step_time
             assert max(floors.step(legal), floors.walked(legal)) <= step, (mode, way.settings)
     assert len(refusals) < 8
@@ -152,7 +154,7 @@ def test_no_way_whose_messages_travel_for_each_micro_batch_is_faster_than_its_bo
     job, machine, cache = drawn(seed), machine_of("dgx_h100_x8"), BoundedCache()
     floors = Floors(machine, cache)
     least = max(floors.step(job), floors.walked(job))
-    for mode in ("analytical", "hierarchical"):
+    for mode in ("analytical", "hierarchical", "flattened"):
         step = simulate(job, machine, mode=mode, allow_oom=True, cache=cache).step_time
         assert 0.5 * step < least <= step, mode
 
@@ -171,7 +173,7 @@ def test_no_way_whose_blocks_go_round_is_faster_than_its_bounds(split, overlap_t
     job, machine, cache = job_of(**settings), machine_of("dgx_a100_x2"), BoundedCache()
     floors = Floors(machine, cache)
     least = max(floors.step(job), floors.walked(job))
-    for mode in ("analytical", "hierarchical"):
+    for mode in ("analytical", "hierarchical", "flattened"):
         step = simulate(job, machine, mode=mode, allow_oom=True, cache=cache).step_time
         assert 0.85 * step < least <= step, mode
 
@@ -322,9 +324,10 @@ def test_the_best_is_what_trying_everything_finds():
     for way in Space(job, machine, 4, vary):
         legal = checked(way, str)
         if legal is not None and memory(legal).fullest.peak <= machine.device.spec.hbm.capacity:
-            every.append(simulate(legal, machine, mode="hierarchical", cache=cache).step_time)
+            every.append(simulate(legal, machine, cache=cache).step_time)
     assert [row.step_time for row in found.rows] == sorted(every)[:3]
-    assert found.ways > 2 * found.counts["hierarchical"]
+    assert found.ways > 2 * found.counts["flattened"]
+    assert found.within == 0
     assert all(row.certain and row.job.gpus == 4 for row in found.rows)
     assert [row["tp"] for row in found.as_json()["rows"]] == [row.settings["tp"] for row in found.rows]
 
@@ -333,7 +336,7 @@ def test_a_plan_that_is_stopped_says_what_all_others_take_at_least():
     job, machine = job_of(), machine_of()
     vary = {**FEW, "tp": [1, 2, 4], "cp": [1], "micro_batch": [1], "schedule": ["1f1b"], "pp": [1, 2]}
     whole = plan(job, machine, Wanted(gpus=4, top=3, vary=vary))
-    stopped = plan(job, machine, Wanted(gpus=4, top=3, vary=vary, within_s=0, pruned=True))
+    stopped = plan(job, machine, Wanted(gpus=4, top=3, vary=vary, within_s=0.5, pruned=True), _Slow())
     assert whole.floor is None
     assert stopped.rows
     assert not any(row.certain for row in stopped.rows)
@@ -341,7 +344,95 @@ def test_a_plan_that_is_stopped_says_what_all_others_take_at_least():
     listed = [row.settings for row in stopped.rows]
     assert all(stopped.floor <= row.step_time for row in whole.rows if row.settings not in listed)
     lines = list(plan_lines(stopped.as_json(), "job", "machine"))
-    assert "no way that is not listed takes less than" in lines[2]
+    assert "no layout that is not listed takes less than" in lines[2]
+
+
+class _Slow(InProcess):
+    """Workers of which none is ever done."""
+
+    def map(self, function, items, meanwhile=None):
+        next(iter(items))
+        while meanwhile():
+            pass
+        yield from ()
+
+
+def test_a_plan_without_time_estimates_one_layout_and_says_that_it_did_not_look_at_all():
+    stopped = plan(job_of(), machine_of(), Wanted(gpus=8, within_s=0))
+    assert [row.result.mode for row in stopped.rows] == ["analytical"]
+    assert (stopped.floor, stopped.within) == (0, None)
+    assert "not all layouts were looked at" in list(plan_lines(stopped.as_json(), "job", "machine"))[2]
+
+
+def test_a_wait_for_workers_ends_when_the_time_is_up():
+    meanwhile = Deadline(0.05).while_waiting(lambda: False)
+    assert meanwhile()
+    with pytest.raises(TimeIsUp):
+        while meanwhile():
+            pass
+    assert not Deadline().while_waiting(lambda: False)()
+
+
+@pytest.mark.parametrize("name", ["king_mesh_a100", "mesh_2d_a100"])
+def test_rows_are_what_run_prints_in_its_order_on_fabrics_whose_links_are_shared(name):
+    machine = load_machine(name)
+    vary = {**FEW, "tp": [2], "cp": [1], "pp": [1], "micro_batch": [1, 2], "recompute": ["none"]}
+    found = plan(job_of(), machine, Wanted(gpus=8, top=4, vary=vary))
+    steps = [simulate(row.job, machine).step_time for row in found.rows]
+    assert [row.step_time for row in found.rows] == steps == sorted(steps)
+    assert {row["mode"] for row in found.as_json()["rows"]} == {"flattened"}
+    assert "no other layout is faster" in "\n".join(plan_lines(found.as_json(), "job", "machine"))
+
+
+def test_on_a_machine_that_stores_and_forwards_the_best_comes_first():
+    machine = load_machine("dgx_a100", settings=[
+        ("switching", "{mode: store_and_forward, segment: 64 KiB}"),
+        ("fabric.0.bandwidth", "10 GB/s"), ("collectives", "{default: ring}"),
+    ])  # fmt: skip
+    job = job_of(**{"model.layers": 2, "training.sequence_length": 512, "parallelism": "{dp: 4}",
+                    "training.zero_stage": 1, "training.global_batch": 8})  # fmt: skip
+    vary = {"tp": [1, 2], "pp": [1, 2], "cp": [1], "recompute": ["none"], "zero_stage": [1]}
+    found = plan(job, machine, Wanted(gpus=4, top=3, vary=vary))
+    every = [
+        simulate(legal, machine).step_time
+        for way in Space(job, machine, 4, vary)
+        if (legal := checked(way, str)) is not None
+    ]
+    assert [row.step_time for row in found.rows] == sorted(every)[:3]
+
+
+def test_rows_that_their_mode_does_not_tell_apart_are_marked():
+    vary = {**FEW, "tp": [2], "cp": [1], "pp": [1], "micro_batch": [1], "recompute": ["none"]}
+    machine = machine_of("dgx_a100_x2")
+    found = plan(job_of(), machine, Wanted(gpus=16, top=2, vary=vary, mode="hierarchical"))
+    first, second = found.rows
+    low, high = first.flattened
+    assert low <= simulate(first.job, machine).step_time <= high
+    assert second.may_be_faster(first) == (second.flattened[0] < high)
+    assert found.within >= 1 - min(second.flattened[0], found.others) / high - 1e-12
+    lines = "\n".join(plan_lines(found.as_json(), "job", "machine"))
+    assert ("2=" in lines) == second.may_be_faster(first)
+    assert ("within" in lines) == (found.within > 0)
+
+
+def test_the_nearest_of_those_that_do_not_fit_is_one_that_was_asked_for():
+    job, machine = load_job("llama3_1_70b_train_64"), machine_of()
+    vary = {"zero_stage": [1], "tp": [1, 2], "micro_batch": [1, 2], "recompute": ["none", "full"]}
+    with pytest.raises(InfeasibleJobError, match=r"nearest \(tp 2, .*recompute full, zero_stage 1") as told:
+        plan(job, machine, Wanted(gpus=4, vary=vary))
+    every = [checked(way, str) for way in Space(job, machine, 4, vary)]
+    least = min(memory(legal).fullest.peak for legal in every if legal is not None)
+    assert f"needs {shown(least)}" in str(told.value)
+
+
+def test_what_a_job_states_itself_is_tried():
+    stated = "{tp: 2, pp: 1, dp: 4, ep: 4, sequence_parallel: true}"
+    job = job_of(model="qwen3_30b_a3b", parallelism=stated, **{"training.micro_batch": 3,
+                 "training.global_batch": 24, "model.layers": 4})  # fmt: skip
+    space = Space(job, machine_of("dgx_h100"), 8, {"tp": [2], "pp": [1], "cp": [1], "ep": [4]})
+    tried = [way.job for way in space]
+    assert {one.spec.parallelism.etp for one in tried} == {1, None}
+    assert 3 in {one.training.micro_batch for one in tried}
 
 
 def test_every_other_way_says_why_it_is_no_row():
@@ -449,7 +540,9 @@ def test_requests_are_planned_too():
 
 
 def test_where_nothing_fits_the_nearest_is_named():
-    with pytest.raises(InfeasibleJobError, match=r"none of .* ways .* nearest \(tp 1, .*missing") as refused:
+    with pytest.raises(
+        InfeasibleJobError, match=r"none of .* layouts .* nearest \(tp 1, .*missing"
+    ) as refused:
         plan(load_job("llama3_1_70b_train_64"), machine_of(), Wanted(gpus=1))
     assert refused.value.exit_code == 4
 
@@ -487,7 +580,7 @@ def test_numbers_that_are_none_are_refused(words):
 
 
 def test_splits_that_there_are_not_are_named():
-    with pytest.raises(InfeasibleJobError, match=r"no legal way .* over 4 GPUs .* with tp \[3\] \(--vary\)"):
+    with pytest.raises(InfeasibleJobError, match=r"no legal layout over 4 GPUs .* with tp \[3\] \(--vary\)"):
         plan(job_of(), machine_of(), Wanted(gpus=4, vary={"tp": [3]}))
 
 
@@ -623,7 +716,7 @@ def test_what_others_simulate_ahead_and_out_of_order_changes_nothing():
     found = [
         plan(job_of(), machine_of(), Wanted(top=2, vary=FEW, pruned=True), crew) for crew in (alone, ahead)
     ]
-    needed = found[0].counts["analytical"] + found[0].counts["hierarchical"]
+    needed = found[0].counts["analytical"] + found[0].counts["flattened"]
     assert ahead.simulated > needed
     assert found[0].as_json() == found[1].as_json()
 

@@ -1,6 +1,8 @@
 """Searches of a study's points: warm starts, samplers, several objectives, what can not be asked."""
 
 import json
+import sqlite3
+from contextlib import closing
 
 import pytest
 from click.testing import CliRunner
@@ -8,6 +10,7 @@ from click.testing import CliRunner
 from rapid_des import BoundedCache
 from rapid_des.cli.main import cli
 from rapid_des.errors import InputError
+from rapid_des.studies.database import digest_of
 from rapid_des.studies.executors import InProcess
 from rapid_des.studies.search import search
 from rapid_des.studies.sweep import sweep
@@ -131,3 +134,56 @@ def test_the_command_prints_the_best_point(tmp_path):
     asked += ["--storage", f"sqlite:///{tmp_path / 'kept.db'}"]
     shown = CliRunner().invoke(cli, asked, catch_exceptions=False, standalone_mode=False).stdout
     assert "2 of 10 points simulated" in shown and "step time" in shown
+
+
+def forged(database, change, *, digest):
+    """Change a row in a search's database, with its digest and its trial's value if the forger knows them."""
+    with closing(sqlite3.connect(database)) as opened:
+        attributes = "trial_user_attributes"
+        ((trial, text),) = opened.execute(f"SELECT trial_id, value_json FROM {attributes} WHERE key = 'row'")
+        ((identity,),) = opened.execute("SELECT value_json FROM study_user_attributes WHERE key = 'study'")
+        row = json.loads(text) | change
+        set_to = f"UPDATE {attributes} SET value_json = ? WHERE trial_id = ? AND key = ?"
+        opened.execute(set_to, (json.dumps(row), trial, "row"))
+        if digest:
+            opened.execute(set_to, (json.dumps(digest_of(row, json.loads(identity))), trial, "digest"))
+            opened.execute(
+                "UPDATE trial_values SET value = ? WHERE trial_id = ?", (row["step_time_s"], trial)
+            )
+        opened.commit()
+
+
+NANOSECOND = {"step_time_s": 1e-9, "step_time_ps": 1000}
+
+
+@pytest.mark.parametrize(
+    ("change", "digest", "says"),
+    [
+        (NANOSECOND, False, "is not what its digest is of"),
+        (NANOSECOND, True, r"step_time_(s|ps): .* there, .* here"),
+        ({"mfu": 0.99}, True, "mfu: 0.99 there"),
+        ({"tokens_per_s": 1.0}, False, "is not what its digest is of"),
+        ({"key": "0" * 64}, True, 'key: "0000'),
+    ],
+)
+def test_a_forged_row_of_a_storage_is_refused(tmp_path, change, digest, says):
+    storage = f"sqlite:///{tmp_path / 'kept.db'}"
+    search(STUDY, trials=1, storage=storage, executor=CREW)
+    assert search(STUDY, trials=1, storage=storage, executor=CREW).best["step_time_s"] > 0.01
+    forged(tmp_path / "kept.db", change, digest=digest)
+    with pytest.raises(InputError, match=f"a row is not as it was written: point .*{says}"):
+        search(STUDY, trials=1, storage=storage, executor=CREW)
+
+
+def test_a_row_of_another_study_is_refused(tmp_path):
+    for name, batch in (("a", 16), ("b", 32)):
+        changed = {**STUDY, "set": {"job.training.global_batch": batch}}
+        search(changed, trials=1, warm=0, storage=f"sqlite:///{tmp_path / name}.db", executor=CREW)
+    with closing(sqlite3.connect(tmp_path / "b.db")) as opened:
+        opened.execute("ATTACH ? AS a", (str(tmp_path / "a.db"),))
+        for key in ("row", "digest"):
+            taken = "(SELECT value_json FROM a.trial_user_attributes WHERE key = ?)"
+            opened.execute(f"UPDATE trial_user_attributes SET value_json = {taken} WHERE key = ?", (key, key))
+        opened.commit()
+    with pytest.raises(InputError, match="is not what its digest is of"):
+        search(changed, trials=1, warm=0, storage=f"sqlite:///{tmp_path / 'b.db'}", executor=CREW)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rapid_des.device.measurements import Record
 from rapid_des.frontend import load_job
 from rapid_des.serving.pools import pools_of
 from validation import DataFolder, open_folder
@@ -41,7 +42,8 @@ def known(tmp_path):
 
 def one_of(rows, model, **values):
     wanted = {"mode": "agg", "concurrency": "16", "isl": "1024", "osl": "1024"} | values
-    return next(dict(row) for row in rows if model in row["model_path"] and wanted.items() <= row.items())
+    row = next(row for row in rows if model in row["model_path"] and wanted.items() <= row.items())
+    return Record(row, row.where)
 
 
 def test_repeats_are_averaged_and_count_once(shipped, known):

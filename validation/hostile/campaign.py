@@ -66,7 +66,7 @@ def inputs(kind: str, sample: Sample, seed: int) -> tuple[list[str], dict[str, b
     chance = random.Random(f"{kind}/{seed}")  # noqa: S311 - no secret
     files, arguments = dict(sample.files), list(sample.command)
     if sample.attacked is None:
-        at = chance.randrange(2, len(arguments))
+        at = chance.choice([place for place in range(len(arguments)) if place not in sample.kept])
         arguments[at] = _text_attack(chance, arguments[at]).replace("\0", "")
     elif sample.binary:
         files[sample.attacked] = _binary_attack(chance, files[sample.attacked])

@@ -7,11 +7,12 @@ import json
 import sqlite3
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from functools import lru_cache
 from pathlib import Path
 
 from rapid_des.cli.main import cli
+from rapid_des.studies.database import digest_of
 from validation.hostile.sample import Sample, of
 
 _LLAMA = {
@@ -102,7 +103,7 @@ parallelism: {tp: 2, tp_sp: true, cp: 2, lp: 2, mb: 2, train: {dp: 2, ep: 1}, in
 network:
   dimensions:
     - {label: torus, size: auto, parallelisms: [tp, cp], topology: {type: Torus2D, bandwidth: 100 GB, latency: 5e-6}}
-    - {label: ring, size: auto, parallelisms: [lp, dp], topology: {type: Ring, bandwidth: 200 Gb, util: 0.5}}
+    - {label: ring, size: auto, parallelisms: [lp, dp], topology: {type: Ring, bandwidth: 200 Gb, latency: 1e-6, util: 0.5}}
   overlap: {tp_overlap: 0.5, cp_overlap: 0.0}
   faulty_links: [[0, 1, 0.5]]
 execution_backend: {astra: {collectives: {all_reduce: ring, all_gather: ring}}}
@@ -244,7 +245,14 @@ def _as_database(row: bytes) -> bytes:
     """Return the database with another row."""
     with _database(_searched()) as (path, opened):
         text = row.decode("utf-8", "replace")
-        opened.execute("UPDATE trial_user_attributes SET value_json = ? WHERE key = 'row'", (text,))
+        set_to = "UPDATE trial_user_attributes SET value_json = ? WHERE key = ?"
+        opened.execute(set_to, (text, "row"))
+        with suppress(ValueError, RecursionError):  # a forger knows how digests are made
+            ((identity,),) = opened.execute(
+                "SELECT value_json FROM study_user_attributes WHERE key = 'study'"
+            )
+            digest = digest_of(json.loads(text), json.loads(identity))
+            opened.execute(set_to, (json.dumps(digest), "digest"))
         opened.commit()
         return path.read_bytes()
 
@@ -282,6 +290,12 @@ def importers() -> dict[str, Sample]:
     }
 
 
+def _of_line(line: str) -> Sample:
+    """Return a kind whose command line is attacked, but for the number of requests: so many are simulated."""
+    words = tuple(line.split("|"))
+    return Sample(words, kept=frozenset({0, 1, words.index("--requests") + 1}))
+
+
 def servers() -> dict[str, Sample]:
     """Return the kinds that a server reads."""
     serve = "serve|@/j.yaml|--on|dgx_a100|--requests|8"
@@ -307,7 +321,7 @@ def servers() -> dict[str, Sample]:
         "request trace": of(traced, t_dot_csv=_REQUESTS, j_dot_yaml=bare),
         "public trace": of(traced, t_dot_csv=_AZURE, j_dot_yaml=bare),
         "rollout": of("rollout|@/r.yaml|--on|dgx_a100|--mode|analytical", r_dot_yaml=_ROLLOUT),
-        **{name: Sample(tuple(line.split("|"))) for name, line in lines.items()},
+        **{name: _of_line(line) for name, line in lines.items()},
     }
 
 

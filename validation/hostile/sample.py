@@ -17,6 +17,8 @@ class Sample:
     """Makes of the attacked text the file that is read."""
     line: bool = False
     """Whether the command line is attacked, with files beside it."""
+    kept: frozenset[int] = frozenset({0, 1})
+    """Places on the command line that are not attacked: the command, and how much work it is to do."""
 
     @property
     def attacked(self) -> str | None:

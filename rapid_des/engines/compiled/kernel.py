@@ -171,8 +171,9 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
             continue
 
         if phase == 4:
-            # Each transfer that asks makes one event, and each link at most one more for when it is free.
-            wanted = asking + touched_links + _SPARE
+            # Each transfer that asks makes one event. By priority a link makes one of a transfer that it
+            # takes, which may have asked long ago, and one for when it is free.
+            wanted = asking + 2 * touched_links + _SPARE
             if calendar.counts[USED] + wanted >= len(calendar.next):
                 totals[STATUS], totals[WANTED] = MORE_EVENTS, wanted
                 break

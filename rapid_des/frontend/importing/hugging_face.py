@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rapid_des.config import to_yaml
-from rapid_des.config.documents import parse_json, read_text
+from rapid_des.config.documents import read_text
+from rapid_des.config.texts import parse_json
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.importing import gemma, gpt, hybrid, llama, nested
 from rapid_des.frontend.importing.bounds import bounded
@@ -73,18 +74,18 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "seed_oss": llama.seed_oss,
     "smollm3": llama.smollm3,
 }
-"""By `model_type`."""
+"""The importing functions by `model_type`."""
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A model with where it comes from."""
+    """A model and where it was imported from."""
 
     model: Model
     architecture: str
     """The `model_type` of the config."""
     notes: tuple[str, ...]
-    """What the model file does not say."""
+    """What the imported file implies and the model file does not say."""
     ignored: tuple[Ignored, ...]
     """The keys that change nothing, each with the reason."""
 

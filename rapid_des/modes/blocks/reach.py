@@ -20,7 +20,7 @@ from rapid_des.frontend.trace import JobTrace
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice, Run, execute
 from rapid_des.network.fabric import Routes
-from rapid_des.program.communication import Expanded
+from rapid_des.program.expansions import Expanded
 from rapid_des.program.lowering import Lowered, lower
 from rapid_des.program.program import RankBinding, RankProgram
 from rapid_des.program.routes import COMPARED, Reach, compared_pairs, signatures

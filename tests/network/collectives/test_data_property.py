@@ -75,7 +75,7 @@ def test_every_collective_has_an_algorithm_for_any_group(kind):
 
 
 def broken(schedule, **columns):
-    from dataclasses import replace
+    from rapid_des.values import replace
 
     return replace(schedule, **columns)
 

@@ -1,0 +1,174 @@
+"""What the nodes of a rank that communicate become: members of collectives, messages, and where they meet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Protocol
+
+import numpy as np
+
+from rapid_des.arrays import Int32s
+from rapid_des.chakra.trace import (
+    EXCHANGES,
+    UNSTATED,
+    CollectiveType,
+    Exchange,
+    NodeKind,
+    NodeTable,
+    RankTrace,
+    TraceSet,
+)
+from rapid_des.device.device import Device
+from rapid_des.errors import TraceError, UnsupportedByEngine
+from rapid_des.program.builders import NOTHING, Expansion, MemberVisit, rank_program, service_times
+from rapid_des.program.communication import Communication
+from rapid_des.program.contention import with_contention
+from rapid_des.program.groups import Along, Channel, Geometry, GroupTable, SlotNumbers, Whole
+from rapid_des.program.plans import Call, TreesOver, cut_in_chunks
+from rapid_des.program.program import NONE, RankProgram
+
+
+class Lowering(Protocol):
+    """What the expansions of all ranks share."""
+
+    traces: TraceSet
+    groups: GroupTable
+    communication: Communication
+    overlap: bool
+
+
+@dataclass(frozen=True)
+class Expanded:
+    """What a table's communication nodes become: for each node its index in `distinct`, or NONE."""
+
+    of_node: Int32s
+    distinct: tuple[Expansion, ...]
+    sub: Int32s
+    """For each node: the number that separates messages of one slot by tag."""
+
+    def program(self, nodes: NodeTable, device: Device, traces: TraceSet, *, overlap: bool) -> RankProgram:
+        """Return the program of a table; see `rank_program`."""
+        durations = service_times(nodes, device)
+        program = rank_program(
+            nodes,
+            durations,
+            expansion=self.of_node,
+            expansions=self.distinct,
+            sub=self.sub,
+            unordered=traces.unordered_streams,
+            overlap=overlap,
+        )
+        occupancy = self.of_node, [expansion.occupancy for expansion in self.distinct]
+        return with_contention(program, nodes, durations, occupancy, device)
+
+
+class Expansions:
+    """The expansions of one node table, and the slots they need."""
+
+    def __init__(
+        self,
+        lowering: Lowering,
+        trace: RankTrace,
+        geometries: tuple[Geometry, ...],
+        trees: tuple[TreesOver, ...],
+    ) -> None:
+        nodes = trace.nodes
+        self._lowering, self._communication = lowering, lowering.communication
+        self._trace = trace
+        self._geometries = geometries
+        self._trees = trees
+        self.slots = SlotNumbers(map(Whole, range(len(geometries))))
+        self.distinct: list[Expansion] = []
+        self.of_node = np.full(len(nodes), NONE, np.int32)
+        self.sub = np.zeros(len(nodes), np.int32)
+        """For each node: the tag that separates the messages of a channel."""
+        self._collectives(nodes)
+        self._messages(nodes)
+
+    def _collectives(self, nodes: NodeTable) -> None:
+        places = np.flatnonzero(nodes.kind == NodeKind.COLLECTIVE)
+        spread = nodes.tag if self._lowering.traces.exchanges else np.zeros(len(nodes), np.int64)
+        stated = nodes.collective[places], nodes.size[places], nodes.group[places], spread[places]
+        columns = np.stack(stated, 1).astype(np.int64)
+        rows, first, inverse = np.unique(columns, axis=0, return_index=True, return_inverse=True)
+        self.of_node[places] = inverse.reshape(-1) + len(self.distinct)
+        for node, (kind, size, group, exchange) in zip(places[first].tolist(), rows.tolist(), strict=True):
+            if UNSTATED in (kind, size, group):
+                what = "known type" if kind == UNSTATED else "size" if size == UNSTATED else "group"
+                where = f"rank {self._trace.rank} node {int(nodes.ids[node])}"
+                raise TraceError(f"{where}: the trace states no {what} for this collective")
+            stream = nodes.streams[nodes.stream[node]]
+            apart = self._lowering.overlap and stream in self._lowering.traces.unordered_streams
+            slot = self.slots.number(Whole(group, (kind, size) if apart else ()), stream)
+            extents, axes = self._geometries[group]
+            call = Call(
+                CollectiveType(kind), size, extents, axes, self._trees[group], self._exchange(exchange, group)
+            )
+            self.distinct.append(self._collective(call, group, slot))
+
+    def _exchange(self, exchange: int, group: int) -> Exchange | None:
+        """Return how an all-to-all of a tag spreads; `TraceError` if that is not stated for this group."""
+        if not exchange:
+            return None
+        exchanges, name = self._lowering.traces.exchanges, self._trace.groups[group]
+        members = len(self._lowering.groups.members(name))
+        if exchange > len(exchanges) or len(exchanges[exchange - 1].copies) not in (0, members):
+            problem = f"tag {exchange} stands for no way to spread over {members} members"
+            raise TraceError(f"rank {self._trace.rank}, group {name}: {problem} ({EXCHANGES})")
+        return exchanges[exchange - 1]
+
+    def _collective(self, call: Call, group: int, whole: int) -> Expansion:
+        extents = call.extents
+        ranks = self._lowering.groups.members(self._trace.groups[group])
+        if len(ranks) == 1:
+            return Expansion(whole)
+        index = self._communication.whole(call, self.slots.label(whole), ranks)
+        if index is not None:
+            members_of = (MemberVisit(whole, self.slots.use(whole, index), 0),)
+            return Expansion(whole, members_of, self._communication.occupancy.get(index, NOTHING))
+        simulated = self._lowering.groups.simulated(ranks)
+        in_phases = []
+        chunks = self._communication.plan(call, ranks, self._trace.rank)
+        for chunk, chunk_phases in enumerate(chunks):
+            for phase in chunk_phases:
+                members, slot, here = len(ranks), whole, simulated
+                if phase.axis is not None:
+                    if simulated < members:
+                        raise UnsupportedByEngine("a collective along several axes has no cut")
+                    members = here = extents[phase.axis]
+                    along = Along(group, phase.axis, members, stride=prod(extents[: phase.axis]))
+                    slot = self.slots.number(along, self.slots.label(whole))
+                index = self._communication.phase(phase, members, whole=cut_in_chunks(chunks), simulated=here)
+                in_phases.append(MemberVisit(slot, self.slots.use(slot, index), chunk, link_order=chunk))
+        return Expansion(whole, tuple(in_phases))
+
+    def _messages(self, nodes: NodeTable) -> None:
+        places = np.flatnonzero((nodes.kind == NodeKind.SEND) | (nodes.kind == NodeKind.RECV))
+        by_tag = self._lowering.groups.by_tag
+        if not by_tag:
+            self.sub[places] = nodes.tag[places]
+        stated = (nodes.kind, nodes.size, nodes.peer, nodes.tag if by_tag else self.of_node, nodes.group)
+        rows = list(zip(*(column[places].tolist() for column in stated), strict=True))
+        first = dict(zip(reversed(rows), reversed(places.tolist()), strict=True))
+        distinct = sorted(first)
+        number = {row: place for place, row in enumerate(distinct, len(self.distinct))}
+        self.of_node[places] = [number[row] for row in rows]
+        for kind, size, peer, tag, group in distinct:
+            node = first[kind, size, peer, tag, group]
+            if UNSTATED in (peer, size):
+                what = "peer" if peer == UNSTATED else "size"
+                where = f"rank {self._trace.rank} node {int(nodes.ids[node])}"
+                raise TraceError(f"{where}: the trace states no {what} for this send or receive")
+            stream = self._lowering.groups.label(nodes, nodes.stream[node])
+            sends = kind == NodeKind.SEND
+            channel = Channel(peer, tag, sends) if by_tag else Channel(peer, None, sends, tagged=True)
+            slot = self.slots.number(channel, stream)
+            ends = (self._trace.rank, self._trace.peers[peer])
+            within = None if group == UNSTATED else self._lowering.groups.members(self._trace.groups[group])
+            template = self._communication.message(size, stream, ends if sends else ends[::-1], within)
+            # A receive mostly waits. NCCL's keeps its SMs meanwhile, but counted so stages on one node take
+            # 11 % longer than in blocks, and longer than measured.
+            occupancy = self._communication.occupancy.get(template, NOTHING) if sends else NOTHING
+            members = (MemberVisit(slot, self.slots.use(slot, template), 0),)
+            self.distinct.append(Expansion(slot, members, occupancy))

@@ -1,0 +1,47 @@
+"""When a study has to end: asked between its pieces of work, and while it waits for workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+_PATIENCE_S = 0.02
+"""How long one waits for workers before the time is looked at again."""
+
+
+class TimeIsUp(Exception):  # noqa: N818 - ends a wait for workers, and is no error
+    """Raised while workers are waited for, when the time is up."""
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """The end of the time that a study may take.
+
+    >>> Deadline().over, Deadline(0.0).over
+    (False, True)
+    """
+
+    seconds: float | None = None
+    """From now on; None: as long as it takes."""
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is up."""
+        return self.seconds is not None and time.monotonic() - self.began >= self.seconds
+
+    def while_waiting(self, work: Callable[[], bool]) -> Callable[[], bool]:
+        """Return what does a piece of `work` whenever workers are busy, and raises `TimeIsUp` at the end."""
+
+        def meanwhile() -> bool:
+            if self.over:
+                raise TimeIsUp
+            if work():
+                return True
+            if self.seconds is None:
+                return False
+            time.sleep(_PATIENCE_S)
+            return True
+
+        return meanwhile

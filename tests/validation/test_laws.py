@@ -1,0 +1,37 @@
+"""Laws on drawn jobs, machines and faults: a few cases of each here, `python -m validation.laws` for many."""
+
+from collections import Counter
+
+import pytest
+
+from validation.laws.campaign import attempt, campaign, check
+from validation.laws.checks import LAWS
+from validation.laws.draws import draw
+
+FEW = 8
+
+
+@pytest.fixture(scope="module")
+def trials():
+    drawn = (attempt(draw(seed), Counter()) for seed in range(60, 60 + 2 * FEW))
+    return [trial for trial in drawn if trial is not None][:FEW]
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_laws_hold(trials, law):
+    counts = Counter()
+    assert [check(law, trial, counts) for trial in trials] == [None] * FEW
+    assert counts[law, "held"], counts
+
+
+def test_cases_are_those_of_their_seed():
+    assert [draw(seed).as_json() for seed in range(5)] == [draw(seed).as_json() for seed in range(5)]
+    assert len({str(draw(seed).machine["fabric"]) for seed in range(50)}) > 30
+
+
+def test_a_law_that_is_broken_is_told_with_its_case(monkeypatch):
+    monkeypatch.setitem(LAWS, "names", lambda trial: f"{trial.job.gpus} GPUs")
+    counts = Counter()
+    (found,) = campaign(1, 3, ["names"], counts)
+    assert found.law == "names" and found.problem.endswith("GPUs") and found.case.seed >= 3
+    assert counts["names", "broken"] == 1

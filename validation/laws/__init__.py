@@ -1,0 +1,1 @@
+"""Laws that hold whatever the right number is, checked on drawn jobs, machines and faults."""

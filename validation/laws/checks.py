@@ -1,0 +1,312 @@
+"""The laws: what must hold of any job on any machine, whatever the right number is.
+
+Each is a function of a trial that returns how the law is broken, or an empty text. `DoesNotApplyError` says
+why it speaks of no such case.
+
+No law here: that more bandwidth, or less work, is never slower. Links and streams take what is there in a
+stated order, so that a step may take longer when one part of it takes less (Graham, SIAM J. Appl. Math.
+17(2), 1969).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+from networkx import Graph, bridges
+
+import rapid_des as rd
+from rapid_des.arrays import Int64s
+from rapid_des.chakra.trace import NodeTable, TraceSet
+from rapid_des.modes.symmetry import Budget, fold
+from rapid_des.program.lowering import lower
+from rapid_des.units import Bandwidth, Duration
+from validation.laws.draws import LASTS, Tree
+from validation.laws.trial import DoesNotApplyError, Trial, differ
+
+Law = Callable[[Trial], str]
+_MANY_HOPS = 6_000
+"""Hops up to which a case is interpreted too."""
+_ROUNDED = 1e-6
+"""What times are rounded by, as a share: work at a shared rate ends at a whole picosecond."""
+_NEARLY = 0.02
+"""What turns taken in another order may change, and latencies of packets that a timetable does not slow."""
+_LATER = 1.5
+"""Of an outage: how much later a step may be; what was cut off goes again, and other kernels are slowed."""
+_EARLIER = 0.02
+"""By what share a step may end sooner where a message is late: others then take turns in another order."""
+_SERVED = 2e-3
+"""What a server's interpolated costs may be off."""
+
+
+def lasting(trial: Trial) -> str:
+    """Check that a constant fault is one from 0 s on, and one that ends after the run."""
+    fault = trial.case.fault
+    times = ("from=0s", f"from=0s {LASTS}", LASTS, "from_progress=0")
+    results = [("constant", trial.run(fault))]
+    results += [(when, trial.run(f"{fault} {when}")) for when in times]
+    return differ(results)
+
+
+def begun(trial: Trial) -> str:
+    """Check that a fault from the first picosecond on is nearly a constant one: rates of timetables do it.
+
+    Algorithms are chosen, and windows sized, for constant faults and not for those that come.
+    """
+    window = trial.case.machine["switching"].get("congestion", {}).get("control") == "window"
+    stated = trial.case.machine["collectives"].get("default", "auto") != "auto"
+    if not trial.case.is_native or not stated or window:
+        raise DoesNotApplyError("choices depend on constant faults")
+    constant, late = (trial.run(f"{trial.case.fault}{when}") for when in ("", " from=1ps"))
+    off = late.step_time / constant.step_time - 1
+    return f"{off:+.2%}" if abs(off) > _NEARLY else ""
+
+
+def identity(trial: Trial) -> str:
+    """Check that faults which change nothing, or come after the run, change nothing."""
+    outage = "all=links down=true from=10000s"
+    faults = [
+        ["all=links bandwidth=1"], ["all=links bandwidth=1 latency=0s from=0s until=1us"],
+        ["all=links packet_loss=0 packet=4KiB retransmission=go_back_n"], ["gpu=0 compute=1 hbm=1"],
+        ["all=gpus compute=1 from=1us until=20us"], [f"{trial.case.fault} from=10000s"], [outage],
+        [f"{outage} policy=reroute detection=1us"], [f"{outage} policy=replan detection=0s"],
+    ]  # fmt: skip
+    if trial.holds_back:
+        del faults[-2:]
+    chosen = trial.case.chance.sample(faults, 4)
+    return differ([("healthy", trial.healthy), *((texts[0], trial.run(*texts)) for texts in chosen)])
+
+
+def parts(trial: Trial) -> str:
+    """Check that each rank's parts add up to its end, in every mode, and that none is below 0."""
+    for mode in rd.MODES:
+        try:
+            result = trial.run(trial.case.fault, mode=mode)
+        except rd.UnsupportedByEngine:
+            continue
+        wrong = _wrong_parts(result, mode)
+        if wrong:
+            return wrong
+    return ""
+
+
+def _wrong_parts(result: rd.Result, mode: str) -> str:
+    if sum(result.breakdown.values()) != result.step_time or result.step_time != max(result.finish.values()):
+        return f"{mode}: parts {sum(result.breakdown.values())}, step {int(result.step_time)}"
+    for rank, finish in result.finish.items():
+        spent = result.rank_breakdown(rank)
+        if sum(spent.values()) != finish or min(spent.values()) < 0:
+            return f"{mode}: rank {rank} ends at {int(finish)}, its parts {spent}"
+    return ""
+
+
+def doubled(trial: Trial) -> str:
+    """Check that a step takes twice as long where all durations, times of bytes and latencies are doubled."""
+    if not trial.case.is_native:
+        raise DoesNotApplyError("libraries have times of their own")
+    slow = rd.load_machine(_slowed(trial.case.machine), device_settings={"hbm.bandwidth": "0.5x"})
+    once = rd.replay(trial.traces, trial.machine)
+    twice = rd.replay(_stretched(trial.traces), slow)
+    longer = int(2 * once.step_time)
+    return (
+        ""
+        if abs(twice.step_time - longer) <= _ROUNDED * longer
+        else f"{int(twice.step_time)} ps, not {longer}"
+    )
+
+
+def _slowed(machine: Tree) -> Tree:
+    """Return a machine with half the bandwidths and twice the latencies."""
+
+    def slowed(key: str, value: object) -> object:
+        if isinstance(value, dict):
+            return {name: slowed(name, inner) for name, inner in value.items()}
+        if isinstance(value, list):
+            return [slowed(key, inner) for inner in value]
+        if key == "bandwidth":
+            return Bandwidth(Bandwidth.parse(value) // 2).exact()
+        return Duration(2 * Duration.parse(value)).exact() if key == "latency" else value
+
+    return {key: slowed(key, value) for key, value in machine.items()}
+
+
+def _stretched(traces: TraceSet) -> TraceSet:
+    """Return traces whose durations are doubled."""
+    tables: dict[NodeTable, NodeTable] = {}
+    for nodes in {rank.nodes for rank in traces.ranks}:
+        tables[nodes] = replace(nodes, duration=_twice(nodes.duration), issued=_twice(nodes.issued))
+    ranks = tuple(replace(rank, nodes=tables[rank.nodes]) for rank in traces.ranks)
+    return replace(traces, ranks=ranks)
+
+
+def _twice(times: Int64s) -> Int64s:
+    return np.where(times > 0, 2 * times, times)
+
+
+def replayed(trial: Trial) -> str:
+    """Check that a job's traces replay as the job runs."""
+    again = rd.replay(trial.traces, trial.machine)
+    return "" if again.finish == trial.healthy.finish else f"{again.step_time}, not {trial.healthy.step_time}"
+
+
+def modes(trial: Trial) -> str:
+    """Check that each mode's bound holds the flattened step."""
+    step = trial.healthy.step_time
+    for mode in rd.MODES[1:]:
+        try:
+            result = trial.run(mode=mode)
+        except rd.UnsupportedByEngine:
+            continue
+        bound = result.mode_bound
+        if bound is not None and not bound.low <= step <= bound.high:
+            low, high = (f"{end / step - 1:+.2%}" for end in (bound.low, bound.high))
+            return f"{mode}: {low} to {high} of flattened {int(step)} ps"
+    return ""
+
+
+def engines(trial: Trial) -> str:
+    """Check that both engines agree to the tick, healthy, slowed for a while, and with a link that closes."""
+    if trial.healthy.hops > _MANY_HOPS:
+        raise DoesNotApplyError("many hops")
+    step = int(trial.healthy.step_time)
+    chance = trial.case.chance
+    begin, end = (step * each // 100 for each in sorted(chance.sample(range(100), 2)))
+    link = chance.choice(_links(trial.machine))
+    when = _window(begin, end)
+    policies = ["wait", "reroute detection=2us", "replan detection=0s"]
+    policy = chance.choice(policies[: 1 if trial.holds_back else None])
+    faults = ((), (f"{trial.case.fault} {when}",), (f"link={link} down=true {when} policy={policy}",))
+    for texts in faults:
+        both = [(engine, trial.run(*texts, engine=engine)) for engine in ("simpy", "compiled")]
+        wrong = differ(both)
+        if wrong:
+            return f"{texts}: {wrong}"
+    return ""
+
+
+def _window(begin: int, end: int) -> str:
+    return f"from={begin}ps until={end}ps"
+
+
+def _links(machine: rd.Machine) -> list[str]:
+    """Return what faults call the links between two nodes, both directions."""
+    fabric = machine.healthy
+    names = [fabric.link_name(link).split(">") for link in range(len(fabric.source))]
+    return sorted({"-".join(sorted(ends)) for ends in names})
+
+
+def folding(trial: Trial) -> str:
+    """Check that what is simulated for ranks that live alike is what all of them do."""
+    from rapid_des.engines import compiled
+
+    program = lower(trial.traces, trial.machine).program
+    folded = fold(program, Budget(inf, discarded=1))
+    if folded is None:
+        raise DoesNotApplyError("no ranks live alike")
+    records = compiled.run(folded.program)
+    if records.ties and not folded.keeps_order:
+        raise DoesNotApplyError("links choose by rank")
+    whole, unfolded = compiled.run(program), folded.unfolded(program, records)
+    same = all(
+        np.array_equal(getattr(whole, name), getattr(unfolded, name))
+        for name in ("start", "finish", "met", "link_bytes", "link_busy", "link_wait")
+    )
+    return "" if same else f"{unfolded.makespan} ps folded, {whole.makespan} whole"
+
+
+def outage(trial: Trial) -> str:
+    """Check that a step survives a short outage, of an only link too, and how much later it ends."""
+    step = int(trial.healthy.step_time)
+    chance = trial.case.chance
+    only = _only_links(trial.machine)
+    link = chance.choice(only or _links(trial.machine))
+    begin, lasts = step * chance.randint(0, 90) // 100, max(step // chance.choice([100, 20, 5]), 1)
+    latest = step + _LATER * lasts + _EARLIER * step if only else inf
+    for policy in ("wait", "reroute detection=1us", "replan detection=1us")[
+        : 1 if trial.holds_back else None
+    ]:
+        fault = f"link={link} down=true {_window(begin, begin + lasts)} policy={policy}"
+        try:
+            ended = trial.run(fault).step_time
+        except rd.RapidDesError as error:
+            return f"{fault}: {error}"
+        if not step * (1 - _EARLIER) <= ended <= latest:
+            return f"{fault}: {(ended - step) / lasts:+.2f} outages later"
+    return ""
+
+
+def _only_links(machine: rd.Machine) -> list[str]:
+    """Return those links between two nodes around which there is no other route."""
+    fabric = machine.healthy
+    graph = Graph(zip(fabric.source.tolist(), fabric.destination.tolist(), strict=True))
+    cut = {frozenset(ends) for ends in bridges(graph)}
+    ends = zip(fabric.source.tolist(), fabric.destination.tolist(), strict=True)
+    apart = {link for link, pair in enumerate(ends) if frozenset(pair) in cut}
+    return sorted({"-".join(sorted(fabric.link_name(link).split(">"))) for link in apart})
+
+
+def names(trial: Trial) -> str:
+    """Check that names of the machine and its dimensions change nothing."""
+    fabric = [{**each, "name": f"other{place}"} for place, each in enumerate(trial.case.machine["fabric"])]
+    other = rd.simulate(trial.job, trial.settings(name="renamed", fabric=fabric))
+    return differ([("healthy", trial.healthy), ("renamed", other)])
+
+
+def one_request(trial: Trial) -> str:
+    """Check that a server that has one request takes as long as the static run of it."""
+    chance = trial.case.chance
+    wanted = {
+        "batch": 1,
+        "prompt_length": chance.choice([8, 17, 128, 300]),
+        "output_length": chance.choice([1, 2, 17, 48]),
+    }
+    tree: Tree = {
+        "model": trial.case.job["model"], "phase": "inference", "parallelism": {"tp": chance.choice([1, 2])},
+        "software": chance.choice(["vllm-0.x", "vllm-0.12", "sglang", "trtllm-1"]), "inference": wanted,
+        "host": None,
+    }  # fmt: skip
+    job = rd.load_job(tree)
+    result = rd.simulate(job, trial.machine)
+    assert result.figures is not None and result.figures.requests is not None, "it is inference"
+    static = result.figures.requests
+    served = rd.serve(job, trial.machine, requests=1, arrivals="clients count=1")
+    for what, one, other in (
+        ("first token", static.first_token, served.ttft[0]),
+        ("last token", static.total, served.e2e[0]),
+    ):
+        if abs(int(other) - one) > _SERVED * one:
+            return f"{what} served after {int(other)} ps, static {int(one)} ps: {wanted}"
+    return ""
+
+
+def order(trial: Trial) -> str:
+    """Check that a plan's rows come in order of their steps: no bound from below is above its step."""
+    if trial.case.seed % 8:
+        raise DoesNotApplyError("of every eighth case only")
+    vary: Tree = {"micro_batch": [1], "recompute": ["none"], "schedule": ["1f1b"], "zero_stage": None}
+    wanted = rd.Wanted(gpus=min(trial.machine.fabric.gpus, 4), top=20, mode="flattened", vary=vary)
+    rows = rd.plan(trial.job, trial.machine, wanted).rows
+    steps = [int(row.step_time) for row in rows]
+    early = next((place for place in range(1, len(steps)) if steps[place] < steps[place - 1]), None)
+    return (
+        "" if early is None else f"row {early + 1} takes {steps[early]} ps, the one before {steps[early - 1]}"
+    )
+
+
+LAWS: Mapping[str, Law] = {
+    "lasting": lasting,
+    "begun": begun,
+    "identity": identity,
+    "parts": parts,
+    "doubled": doubled,
+    "replayed": replayed,
+    "modes": modes,
+    "engines": engines,
+    "folding": folding,
+    "outage": outage,
+    "names": names,
+    "one_request": one_request,
+    "order": order,
+}
