@@ -65,7 +65,7 @@ _READ: Mapping[int, Callable[[Int64s], Int64s]] = {
     3: lambda bits: (bits >> 1) & 0x7FFFFFFFFFFFFFFF ^ -(bits & 1),
     4: lambda bits: (bits != 0).astype(np.int64),
 }
-"""For each integer form of the wire, the function that decodes its bits; form 0 needs no decoding."""
+"""The function that decodes the bits of each integer form of the wire; form 0 needs no decoding."""
 _FORMS[[7, 23]] = 1
 _FORMS[[11, 19]] = 2
 _FORMS[[15, 17]] = 3

@@ -267,7 +267,7 @@ class Original:
 
 
 class Copies:
-    """Tells which of a set's files are the same; those whose size no other has are not looked into."""
+    """Finds the files of a set that are equal; a file of a unique size is not read for that."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._sizes = {path: path.stat().st_size for path in paths if path.is_file()}

@@ -1,8 +1,8 @@
 """Batches of small files of a set: the bytes of several files are split at once, as if they were one file.
 
-Only what is plain is read so. A file that is damaged, of another generation, in a container or in any way
-unusual is left to be read by itself, which also says what is wrong with it; so are those beside it, where it
-is not known which of them it is.
+Only plain files are read in batches. A file that is damaged, of another generation, in a container or
+otherwise unusual is read alone, which also reports its problem. Where it is not known which file of a batch
+is unusual, all of them are read alone.
 """
 
 from __future__ import annotations

@@ -181,9 +181,9 @@ def _noun(kind: types.Type) -> str:
         case types.FloatType():
             return "a number" + _range(kind)
         case types.StructType():
-            told = [f"{kind.tag_field}: {kind.tag}"] if kind.tag_field else []
+            tag = [f"{kind.tag_field}: {kind.tag}"] if kind.tag_field else []
             keys = [", ".join(field.encode_name for field in kind.fields)] if kind.fields else []
-            return "a mapping with " + " and ".join(told + [f"keys {names}" for names in keys])
+            return "a mapping with " + " and ".join(tag + [f"keys {names}" for names in keys])
     return _NOUNS.get(type(kind), "any value")
 
 

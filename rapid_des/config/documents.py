@@ -121,7 +121,7 @@ def apply_overrides(
 
     Keys are joined by dots and list items are numbers (`fabric.0.bandwidth`); keys that are there may have
     dots themselves (`constants.decode.trtllm-0.9.norm`). A value such as `0.73x`
-    multiplies the number or quantity that stands there. Missing mappings on the way are made; whether
+    multiplies the present number or quantity. Missing mappings along the path are created; whether
     the key is known is for the spec to say. A file that is named is looked for in `folder` first; `root` is
     what `--set` has before the keys.
     """

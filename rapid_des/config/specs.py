@@ -281,9 +281,9 @@ def _structs(kind: inspect.Type) -> list[inspect.StructType]:
 def _field_names(kind: inspect.Type, steps: list[str], value: object) -> list[str]:
     """Return the keys of the struct at `steps`, its tag first; of a union, of that whose tag `value` has."""
     structs = _structs(_type_at(kind, steps))
-    told = value if isinstance(value, Mapping) else {}
+    mapping = value if isinstance(value, Mapping) else {}
     structs = [
-        struct for struct in structs if struct.tag_field and told.get(struct.tag_field) == struct.tag
+        struct for struct in structs if struct.tag_field and mapping.get(struct.tag_field) == struct.tag
     ] or structs
     tags = [struct.tag_field for struct in structs if struct.tag_field]
     return list(dict.fromkeys([*tags, *(field.encode_name for struct in structs for field in struct.fields)]))

@@ -201,7 +201,7 @@ def pattern_search(
     Those in `shares` stay at or below 1, those in `bounds` within them.
 
     Each pass tries every constant a step up and a step down (a factor), keeps what lowers the loss, goes on
-    that way, and halves the step of a constant that nothing helped. A bounded constant leaves 0 by a
+    in that direction, and halves the step of a constant that nothing helped. A bounded constant leaves 0 by a
     hundredth of its greatest value.
 
     >>> round(pattern_search({"x": 1.0}, lambda fit: (fit["x"] - 3.0) ** 2, ["x"])["x"], 1)

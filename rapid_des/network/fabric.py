@@ -202,9 +202,9 @@ class Router(Protocol):
         ...
 
     def joins_arms(self, gpus: Int64s) -> bool:
-        """Tell whether every route among GPUs is one way out of its source and one in to its destination.
+        """Return whether every route is a path out of its source followed by a path to its destination.
 
-        The way out is the same to all destinations, the way in from all sources.
+        The first part must be the same to all destinations, the second from all sources.
         """
         ...
 

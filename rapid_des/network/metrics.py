@@ -123,7 +123,7 @@ def bisection(
     gpus = surviving(fabric, lost)
     sides = [np.split(gpus, [len(gpus) // 2]), *_axis_halves(fabric, gpus)]
     narrowest = min(
-        _one_way(fabric, alive, *ends) for low, high in sides for ends in ((low, high), (high, low))
+        _directed_cut(fabric, alive, *ends) for low, high in sides for ends in ((low, high), (high, low))
     )
     plain = not dead and _uniform(fabric)
     single = len(dimensions) == 1 and isinstance(dimensions[0], Switch) and dimensions[0].nic is None
@@ -135,7 +135,7 @@ def bisection(
     if least is not None:
         return Bisection(least, exact=True)
     cut = _by_swaps(fabric, alive, gpus)
-    others = [] if cut is None else [_one_way(fabric, alive, *ends) for ends in (cut, cut[::-1])]
+    others = [] if cut is None else [_directed_cut(fabric, alive, *ends) for ends in (cut, cut[::-1])]
     return Bisection(min([narrowest, *others]), exact=False)
 
 
@@ -149,7 +149,7 @@ def _axis_halves(fabric: Fabric, gpus: Int64s) -> Iterator[tuple[Int64s, Int64s]
         stride *= size
 
 
-def _one_way(fabric: Fabric, alive: Bools, near: Int64s, far: Int64s) -> int:
+def _directed_cut(fabric: Fabric, alive: Bools, near: Int64s, far: Int64s) -> int:
     """Return the capacity from GPUs `near` to GPUs `far`, all other nodes standing where it is least."""
     source, destination, bandwidth = fabric.source[alive], fabric.destination[alive], fabric.bandwidth[alive]
     side = np.full(fabric.nodes, _BETWEEN)

@@ -205,7 +205,7 @@ def _forwarded(
 ) -> CutThrough:
     """Return the visits of `count` units; each link takes `times` for the first and for the last unit.
 
-    A picosecond has so many `parts`.
+    Times are in units of 1 / `parts` picoseconds.
     """
     full, rest = times
     head = tuple(ceil_divide(first, parts) for first in (full if count > 1 else rest))

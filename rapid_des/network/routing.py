@@ -260,9 +260,7 @@ class FaultAwareRouter:
     planned: Router
     dead: frozenset[int]
     descents: BoundedCache = field(init=False, repr=False, default_factory=lambda: BoundedCache(_ROOM))
-    """By destination: the hops of each node to it, and the node's link to the lowest neighbour that is
-    nearer.
-    """
+    """The hops of each node to a destination, and its link to the lowest nearer neighbour; by destination."""
 
     @cached_property
     def alive(self) -> Bools:

@@ -404,7 +404,7 @@ class Unheld(Congestion, frozen=True, kw_only=True, tag="none"):
 class Window(Congestion, frozen=True, kw_only=True, tag="window"):
     """A limit on the unacknowledged bytes of a message.
 
-    It acts between parts: one part of a message is always on its way.
+    It acts between parts: one part of a message is always in transit.
     """
 
     bandwidth_delay_products: Annotated[float, Meta(gt=0, le=1024)]
@@ -662,7 +662,7 @@ class LibraryChoice(Spec, frozen=True, kw_only=True):
     def of(self, kind: str) -> tuple[AnyLibrary, ...]:
         """Return the libraries that a kind of group asks, in turn; `native` asks no other after it.
 
-        What follows a hyphen tells streams of one kind apart.
+        The text after a hyphen distinguishes streams of one kind.
         """
         kind = kind.partition("-")[0]
         choice = getattr(self, kind) if kind in self.__struct_fields__ and kind != "default" else None

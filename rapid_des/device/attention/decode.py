@@ -178,7 +178,7 @@ def _tile_seconds(attention: Attention, kernel: DecodeKernel, device: Device) ->
 
 
 def _waves(blocks: int, block: float, transfer_seconds: float, *, kernel: DecodeKernel, sms: int) -> float:
-    """Return the time of all waves: each takes the longer of its blocks' loop and its share of the transfer."""
+    """Return the time of all waves; each takes the longer of its blocks' loop and its share of a transfer."""
     slots = sms * int(kernel.resident)
     full, tail = divmod(blocks, slots)
 

@@ -1,7 +1,7 @@
 """Samples of the operators into which arXiv 2509.22832 divides a training step, as samples of this package.
 
 Its names are those of GPT-NeoX's modules, its sizes b (micro-batch), l (positions), dim (hidden), h (heads)
-and mp (tensor parallel ways). `linear1` to `linear4` are QKV, attention output, and both matrices of a
+and mp (tensor-parallel degree). `linear1` to `linear4` are QKV, attention output, and both matrices of a
 feed-forward of 4·dim; `linear_final` is the head. A backward is one of its samples and two kernels of ours:
 it is split between them as the native models of a device split it. Scores, softmax and values of unfused
 attention are three samples and one operator: a regressor of each is fitted, and their sums are the

@@ -2,7 +2,7 @@
 
 Each operator stands for one call of PyTorch on random operands (`call_of`). On a GPU it is captured into a
 CUDA graph several times over, so that no Python launch is inside, and the graph is replayed between two
-events. `l2="cold"` gives each call other operands in rotation, so many that L2 holds none of them;
+events. `l2="cold"` gives each call other operands in rotation, enough that L2 holds none of them;
 `l2="warm"` repeats one call. The median of several replays counts.
 """
 

@@ -38,7 +38,7 @@ class Waiting:
 
     links: Links
     closures: Closures
-    sets_off: Callable[[Message, tuple[int, ...], int, int], None]
+    resend: Callable[[Message, tuple[int, ...], int, int], None]
     """Sends again what was stopped: called with the message, the links of its new route, the bytes that take
     it, and the number of that piece.
     """
@@ -81,7 +81,7 @@ class Waiting:
         for which, route in found.routes:
             message, rest = batch[which]
             self._again += 1
-            self.sets_off(message, route, rest.remaining.size, self._again)
+            self.resend(message, route, rest.remaining.size, self._again)
         for which in found.waiting:
             self._keep(found.again, *batch[which])
 
@@ -95,7 +95,7 @@ class ClosingLinks:
         self.env = links.env
         self.links = links
         self.closures = closures
-        self.waiting = Waiting(links, closures, self._set_off, self, Arbiter(self.env, Level.STOPPED).touch)
+        self.waiting = Waiting(links, closures, self._resend, self, Arbiter(self.env, Level.STOPPED).touch)
         for moment, closing in groupby(closures.closures, key=attrgetter("start")):
             self.env.at(moment, partial(self._close, sorted({closure.link for closure in closing})))
 
@@ -215,7 +215,7 @@ class ClosingLinks:
         rest = self.closures.left_of(route[: place + 1], route, size)
         self.waiting.stop(piece.message, (piece.part, piece.number), rest, route[place : place + 1])
 
-    def _set_off(self, message: Message, route: tuple[int, ...], size: int, number: int) -> None:
+    def _resend(self, message: Message, route: tuple[int, ...], size: int, number: int) -> None:
         self.links.start(Piece(message, legs_of(self.closures, route, size), size, number=number))
 
 
@@ -235,7 +235,7 @@ class ClosingFlows:
         self.env = fluid.env
         self.fluid = fluid
         self.closures = closures
-        self.waiting = Waiting(fluid.links, closures, self._set_off, fluid, fluid.arbiter.touch)
+        self.waiting = Waiting(fluid.links, closures, self._resend, fluid, fluid.arbiter.touch)
         for closure in closures.closures:
             self.env.at(closure.start, partial(fluid.arbiter.touch, fluid))
         self._starts = frozenset(closure.start for closure in closures.closures)
@@ -284,7 +284,7 @@ class ClosingFlows:
         rest = self.closures.left_of(flow.shared.links[:1], flow.shared.links, size)
         self.waiting.stop(flow.message, (0, flow.number), rest, _crossed(flow.shared))
 
-    def _set_off(self, message: Message, route: tuple[int, ...], size: int, number: int) -> None:
+    def _resend(self, message: Message, route: tuple[int, ...], size: int, number: int) -> None:
         dead = down_at(self.fluid.program.link_timetables, self.env.now)
         self.fluid.start(Flow(message, shared_of(self.closures, route, dead, size), number))
 

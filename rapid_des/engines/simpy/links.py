@@ -219,7 +219,7 @@ class Links:
         return sprayed.choose(route, first, message_hash(position, self.env.now, task))
 
     def load(self, link: int) -> int:
-        """Return the service left on a link, and that of requests that wait since an earlier instant (R12)."""
+        """Return the service left on a link, with that of requests waiting since an earlier instant (R12)."""
         server, now = self._servers.get(link), self.env.now
         if server is None:
             return 0
@@ -278,7 +278,7 @@ class Links:
     def start(self, piece: Piece, wait: int = 0) -> None:
         """Start a piece after a delay."""
         if not piece.legs:
-            wait = 1  # to oneself: no link, but a tick, so that an instant ends (R4)
+            wait = 1  # a message to its own GPU: no link, but a tick, so that an instant ends (R4)
         self.env.process(self._travel(piece, wait))
 
     def _travel(self, piece: Piece, wait: int) -> Steps:

@@ -114,18 +114,18 @@ class Buffer:
         self._full = False
 
     def add(self, size: int) -> None:
-        """Hold so much more, or less."""
+        """Add bytes to the buffer; a negative number removes them."""
         self._held += size
         self._arbiter.touch(self)
 
     def choose(self) -> None:
         """Stop the link, or let it go."""
         if not self._full and self._held > self._table.stop_above:
-            self._tell(full=True, act=self._port.stop)
+            self._notify(full=True, act=self._port.stop)
         elif self._full and self._held <= self._table.go_at:
-            self._tell(full=False, act=self._port.go)
+            self._notify(full=False, act=self._port.go)
 
-    def _tell(self, *, full: bool, act: Callable[[], None]) -> None:
+    def _notify(self, *, full: bool, act: Callable[[], None]) -> None:
         self._full = full
         env = self._arbiter.env
         env.at(env.now + self._latency, act)
@@ -315,7 +315,7 @@ class PairRates:
         self._marks = np.zeros(program.links, np.int64)
 
     def marks(self, piece: Piece, hop: Hop, waiting: int) -> bool:
-        """Mark a part that a link takes while so much waits there, or not."""
+        """Return whether a part is marked on a link, given the service that waits there."""
         link, (position, _, visit, _, task) = hop.link, piece.message.order
         thresholds = int(self._table.first[link]), int(self._table.full[link])
         packets = int(self._table.packets[self._sizes[piece.size]])

@@ -4,7 +4,7 @@ Collectives that begin while a link whose policy is `replan` is closed and notic
 without all links that are closed and noticed, as on a machine where those are down from the beginning under a
 constant fault with this policy. A collective is planned once, when the first of its members arrives at it,
 and keeps its plan to its end. A group that those links cut apart for a while keeps the plan it was lowered
-to, and its messages wait. Of one that is under way when a closure is noticed, and of one that outlasts
+to, and its messages wait. Of one that has begun when a closure is noticed, and of one that outlasts
 the closure, only the routes of messages change. So bytes that were sent stay sent, no member has to forget
 what it holds, and every member follows the same plan whenever it arrives.
 """
@@ -58,7 +58,7 @@ class StartedCollective:
     template: int
     """The template of its first visit; the other members' visits must have the same."""
     ranks: dict[int, RankPart] = field(default_factory=dict)
-    """What each rank does in it, by the rank's position."""
+    """The work of each rank in it, by the position of the rank."""
 
 
 @dataclass(eq=False)

@@ -24,7 +24,7 @@ Key = tuple[object, ...]
 """The order key (priority, ready time, …): the smallest waiting request is served; no two are equal."""
 _AFTER_NORMAL_EVENTS = 2
 """The SimPy priority that follows all normal events of an instant: 0 is urgent, 1 normal."""
-_TOLD_EVERY = 1024
+_PROGRESS_EVERY = 1024
 """The number of actions between two reports of progress (some milliseconds)."""
 
 
@@ -51,7 +51,7 @@ class Clock(Environment):
     def at(self, moment: int, action: Callable[[], None]) -> None:
         """Schedule an action at a moment; an action for the present moment runs at once."""
         self.actions += 1
-        if self._progress is not None and self.actions % _TOLD_EVERY == 0:
+        if self._progress is not None and self.actions % _PROGRESS_EVERY == 0:
             self._progress(self.actions)
         if moment == self.now:
             action()

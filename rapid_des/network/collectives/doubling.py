@@ -112,8 +112,8 @@ def dissemination_barrier(demand: Demand) -> Schedule:
     for round_ in range((demand.members - 1).bit_length()):
         target = (member + (1 << round_)) % demand.members
         sent = draft.add(member, target, draft.everything, reduces=True)
-        for earlier, heard in enumerate(rounds):
-            draft.wait(sent, heard[(member - (1 << earlier)) % demand.members])
+        for earlier, arrived in enumerate(rounds):
+            draft.wait(sent, arrived[(member - (1 << earlier)) % demand.members])
         rounds.append(sent)
     return draft.seal()
 
@@ -135,7 +135,7 @@ def bruck_all_gather(demand: Demand) -> Schedule:
         sent = np.stack(
             [draft.add(member, (member - distance) % members, part) for part in (straight, wrapped)]
         )
-        for earlier, heard in arrivals:
-            draft.wait(sent[:, None, :], heard[None, :, (member + earlier) % members])
+        for earlier, arrived in arrivals:
+            draft.wait(sent[:, None, :], arrived[None, :, (member + earlier) % members])
         arrivals.append((distance, sent))
     return draft.seal()

@@ -16,7 +16,7 @@ def ring_reduction(demand: Demand) -> Schedule:
     return draft.seal()
 
 
-def two_way_ring_reduction(demand: Demand) -> Schedule:
+def bidirectional_ring_reduction(demand: Demand) -> Schedule:
     """Like `ring_reduction` with half of every block clockwise and the other half anticlockwise."""
     draft = Draft(demand)
     low, high = draft.bounds[:-1], draft.bounds[1:]
@@ -53,7 +53,7 @@ def ring_all_to_all(demand: Demand) -> Schedule:
     return _relayed_all_to_all(demand, clockwise=demand.members - 1)
 
 
-def two_way_ring_all_to_all(demand: Demand) -> Schedule:
+def bidirectional_ring_all_to_all(demand: Demand) -> Schedule:
     """All-to-all in which blocks take the shorter direction (clockwise on a tie)."""
     return _relayed_all_to_all(demand, clockwise=demand.members // 2)
 
@@ -83,7 +83,7 @@ def chain_broadcast(demand: Demand) -> Schedule:
     return draft.seal()
 
 
-def two_way_chain_broadcast(demand: Demand) -> Schedule:
+def bidirectional_chain_broadcast(demand: Demand) -> Schedule:
     """Broadcast to half of the ring clockwise and to the other half anticlockwise."""
     draft = Draft(demand)
     up = draft.members // 2
@@ -106,7 +106,7 @@ def chain_reduce(demand: Demand) -> Schedule:
     return draft.seal()
 
 
-def two_way_chain_reduce(demand: Demand) -> Schedule:
+def bidirectional_chain_reduce(demand: Demand) -> Schedule:
     """Partial sums come to the root from both sides."""
     draft = Draft(demand)
     up = draft.members // 2
@@ -128,7 +128,7 @@ def chain_scatter(demand: Demand) -> Schedule:
     return draft.seal()
 
 
-def two_way_chain_scatter(demand: Demand) -> Schedule:
+def bidirectional_chain_scatter(demand: Demand) -> Schedule:
     """Scatter in which each block takes the shorter direction."""
     draft = Draft(demand)
     up = demand.members // 2
@@ -144,7 +144,7 @@ def chain_gather(demand: Demand) -> Schedule:
     return draft.seal()
 
 
-def two_way_chain_gather(demand: Demand) -> Schedule:
+def bidirectional_chain_gather(demand: Demand) -> Schedule:
     """Gather in which each block takes the shorter direction to the root."""
     draft = Draft(demand)
     up = demand.members // 2

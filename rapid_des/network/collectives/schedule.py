@@ -123,7 +123,7 @@ class Schedule:
     arrived and every transfer from it and to it has arrived.
     A *join* (source equals destination, 0 bytes) moves nothing and arrives the instant it may start: it
     stands for "all of these have arrived here"; no other transfer has 0 bytes.
-    Members `members … members + switches - 1` are switches that combine or multiply data on the way; they
+    Members `members … members + switches - 1` are switches that combine or multiply data in transit; they
     have nothing of their own, arrive at once, and whoever uses the schedule says which switches they are.
     """
 

@@ -295,7 +295,7 @@ def _timeout_problem(fault: Fault) -> str:
 
 def _jitter_problem(fault: Fault) -> str:
     if (fault.jitter is None) != (fault.jitter_every is None) or fault.jitter_every == 0:
-        return "jitter: needs jitter_every above 0 and the other way round"
+        return "jitter: needs jitter_every above 0, and jitter_every needs jitter"
     return "jitter: needs seed" if fault.jitter is not None and fault.seed is None else ""
 
 

@@ -1,8 +1,8 @@
 """An expanded InfraGraph file as a fabric: GPUs, NICs and switches in the order of the file, and links.
 
 Components of choice xpu are the GPUs and those of choice nic the NICs; all others forward messages, as
-switches do. An edge is a link each way; one that is written twice is one, while parallel cables between nodes
-that stand for whole devices are one link of their summed bandwidth.
+switches do. An edge is a link in each direction; one that is written twice is one, while parallel cables
+between nodes that stand for whole devices are one link of their summed bandwidth.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ def dragonfly(dimension: Dragonfly, routing: Routing) -> Block:
     Global links are spread by the palm tree arrangement; where two groups share several, a flow takes one of
     those that need fewest local hops. Several between the same two routers are one link of their bandwidth
     together. Minimal is meant as in Kim, Dally, Scott and Abts, ISCA 2008: no route crosses two global links,
-    though by way of a third group that would at times be a hop shorter.
+    though a route through a third group would at times be a hop shorter.
     """
     groups = _Groups.of(dimension)
     size, first, each = dimension.size, dimension.size, dimension.routers

@@ -38,7 +38,7 @@ if that is more.
 """
 
 # NCCL's own latencies by which it chooses (microseconds; public in its tuning source since 2.19), not
-# measurements: NCCL is often wrong about the time, and the choice must be wrong in the same way.
+# measurements: NCCL is often wrong about the time, and the choice must be equally wrong.
 TUNER_BASE: Mapping[str, float] = {"ll": 6.6, "ll128": 14.0, "simple": 8.4}
 TUNER_NODE_HOP: Mapping[str, float] = {"ll": 0.6, "ll128": 1.9, "simple": 3.4}
 _TUNER_NVLS = 25.0
@@ -220,7 +220,7 @@ def link_share(node: Node, ranks: int) -> float:
 def choice_in_node(node: Node, steps: int, wire: float, *, in_switch: float | None) -> str:
     """Return "ll", "ll128", "simple" or "nvls" for a ring of `steps` that moves `wire` bytes a rank.
 
-    `in_switch` bytes would go through the NVLink switch each way; None where it can not reduce.
+    `in_switch` bytes would go through the NVLink switch in each direction; None where it can not reduce.
     """
     ring = node.tuner.ring / MICRO
     rates = {

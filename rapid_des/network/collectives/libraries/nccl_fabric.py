@@ -228,7 +228,7 @@ def with_registered_buffers(fabric: NcclFabric) -> NcclFabric:
 
 
 def on_links(fabric: NcclFabric, *, node: float, network: float) -> NcclFabric:
-    """Return a fabric whose links in the node and whose NICs are so many times as fast as those measured.
+    """Return a fabric whose in-node links and NICs are faster than the measured ones by these factors.
 
     What crosses them follows; copies within a GPU and latencies stay.
     """

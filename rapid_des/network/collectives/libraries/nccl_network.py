@@ -200,8 +200,8 @@ def _small_tree(node: Node, network: Network, ring: Ring, per_node: int) -> Libr
 def _exchange(node: Node, network: Network, size: int, place: Place) -> LibraryCost:
     block, inside, outside = size / place.ranks, place.per_node - 1, place.ranks - place.per_node
     each = exchange_block(node, size, place)
-    crowding = 1 + network.exchange_crowding * (1 - 2 * place.per_node / place.ranks)
-    nic = min(network.exchange_nic / crowding, _peer_rate(network, place) * outside) / MICRO
+    slowdown = 1 + network.exchange_crowding * (1 - 2 * place.per_node / place.ranks)
+    nic = min(network.exchange_nic / slowdown, _peer_rate(network, place) * outside) / MICRO
     each_outside = block / nic * slowdown_of(network.exchange_ramp, block)
     start = (network.exchange_base + outside * network.exchange_peer) / PS_PER_US
     wire = max(max(place.nic_blocks, outside) * each_outside, inside * each)
@@ -224,7 +224,7 @@ def _to_one(node: Node, network: Network, size: int, place: Place) -> LibraryCos
 def _chain(node: Node, network: Network, size: int, place: Place, *, begins: int) -> LibraryCost:
     """Return the cost of a broadcast or a reduction to one rank: chunks follow one another along a ring.
 
-    So many ranks begin, each with a part of the data.
+    `begins` ranks start a chain, each with a part of the data.
     """
     ring = Ring(size * place.ranks, place.ranks, 1, place.nodes - 1, copies=True)
     inner = ring.steps - ring.network_steps

@@ -164,7 +164,7 @@ class _Rings:
         self._size = np.diff(bounds, axis=1)
 
     def owners(self, behind: int) -> Int64s:
-        """Return the owner of the block that each member sends in each ring: the member `behind` places back."""
+        """Return the owner of the block that each member sends in each ring: the one `behind` places back."""
         owners: Int64s = self._at[(self._position - behind) % self._members, self._rings]
         return owners
 
