@@ -67,7 +67,7 @@ def read_input(path: Path, kind: Kind = TEXT) -> bytes:
 
 
 def unpack_input(path: Path, kind: Kind = TEXT) -> bytes:
-    """Return what a gzip file holds, at most what a file of the kind may; gzip tells of damage."""
+    """Return the content of a gzip file, up to the limit of its kind; a damaged file is an error."""
     with open_input(path, kind) as file, gzip.open(file) as unpacked:
         return _read(unpacked, path, kind)
 

@@ -91,7 +91,7 @@ class MachineSpec(Spec, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, eq=False)
 class Machine:
-    """What simulations ask of a machine.
+    """A machine as simulations use it.
 
     >>> machine = load_machine("dgx_a100")
     >>> machine.fabric.gpus, machine.device.spec.name
@@ -123,7 +123,7 @@ class Machine:
     """The faults of the file, then those of the call."""
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether two machines are the same by content, wherever their files stand."""
+        """Return whether two machines are equal by content, whatever the location of their files."""
         return self is other or (isinstance(other, Machine) and self._content() == other._content())
 
     def __hash__(self) -> int:
@@ -218,7 +218,7 @@ class Machine:
         return tuple(self.fabric.link_name(link) for link in self.router.route(source, destination))
 
     def check(self) -> RouteCheck:
-        """Return what a check of the routes finds; `FabricCutError` if GPUs can not reach each other.
+        """Return the result of a route check; `FabricCutError` if GPUs can not reach each other.
 
         >>> load_machine("dgx_a100").check().dependency_cycle
         ()
@@ -263,7 +263,7 @@ class Machine:
 
     @property
     def collectives(self) -> Collectives:
-        """What serves which collective: algorithms and libraries."""
+        """The algorithm or library that serves each collective."""
         return self.spec.collectives
 
 
@@ -379,7 +379,7 @@ class _Left(TypedDict):
 
 
 def _left_by(faults: tuple[Fault, ...], healthy: Fabric, planned: Router, spec: MachineSpec) -> _Left:
-    """Return what the constant ones of some faults leave of a machine."""
+    """Return the machine under the constant faults among some faults."""
     factors = gpu_speeds(healthy, faults, spec.jitter, spec.gpus_per_node) if faults or spec.jitter else {}
     if not faults:
         return _Left(fabric=healthy, router=planned, dead=frozenset(), slowed=factors, lost=frozenset())

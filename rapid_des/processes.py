@@ -70,7 +70,7 @@ class Worker:
         _OPEN.add(self)
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Have a function called; the first one starts the process."""
+        """Submit a function call; the first call starts the process."""
         try:
             with nullcontext() if self._has_started else _starting():
                 self._has_started = True
@@ -108,7 +108,7 @@ def end_all() -> None:
 
 @contextmanager
 def _starting() -> Iterator[None]:
-    """Have processes that start meanwhile import nothing from the current folder, and not see ^C."""
+    """Start processes that import nothing from the current folder and do not receive ^C."""
     from loky.backend import resource_tracker
 
     known = {name: os.environ.get(name) for name in _OF_TRACKERS}
@@ -154,7 +154,7 @@ def _begin(lifeline: Connection) -> None:
 
 
 def _end_with(lifeline: Connection) -> None:
-    """Have this process end when the other end of a pipe, on which nothing is ever written, closes."""
+    """End this process when the other end of a pipe, on which nothing is ever written, closes."""
     if os.name != "posix":
         return
     import fcntl

@@ -1,4 +1,4 @@
-"""What each writer of Chakra traces means: one table, chosen by evidence in the files or by name.
+"""The conventions of each writer of Chakra traces: one table, selected by evidence in the files or by name.
 
 `ReadOptions` is what a person may decide about reading instead of letting the files decide.
 """
@@ -21,7 +21,7 @@ DEPENDENCIES: tuple[Dependencies, ...] = ("auto", "data", "ctrl", "both")
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a file shows of its writer."""
+    """The features of a file that identify its writer."""
 
     generation: Generation | None
     schema: str

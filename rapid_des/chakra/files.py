@@ -53,7 +53,7 @@ class Chunk:
 
 
 def _problem(head: bytes) -> str | None:
-    """Return what is wrong with a file that starts so, if it is no container that can be read."""
+    """Return why a file with these first bytes can not be read; None if it can."""
     if head[257:262] == b"ustar":
         return "is a tar archive; unpack it and name the files inside"
     return next((problem for magic, problem in _REFUSED.items() if head.startswith(magic)), None)
@@ -66,7 +66,7 @@ def is_bare(content: bytes) -> bool:
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """Open a trace file for reading, unpacking gzip (known by its first bytes) on the way."""
+    """Open a trace file for reading; a gzip file, known by its first bytes, is unpacked while it is read."""
     try:
         file = open_input(path, TRACE)
     except ConfigError as error:
@@ -85,7 +85,7 @@ def open_bytes(path: Path) -> IO[bytes]:
 
 
 class _Unpacked(gzip.GzipFile):
-    """What a packed file holds; it closes the file too."""
+    """The unpacked content of a gzip file, as a stream that also closes the file."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(fileobj=file, mode="rb")

@@ -44,7 +44,7 @@ _MESSAGES = int(NodeKind.SEND), int(NodeKind.RECV)
 
 @dataclass(frozen=True)
 class Interpreted:
-    """A rank's table and its slots, and what was noticed on the way."""
+    """A rank's table and slots, with the findings of reading them."""
 
     nodes: NodeTable
     groups: tuple[str, ...]
@@ -260,7 +260,7 @@ class Original:
     def for_rank(
         self, path: Path, rank: int, group_named: Callable[[str], str]
     ) -> tuple[Interpreted, Origin] | None:
-        """Return the same for another rank; None if one of its groups means another than here."""
+        """Return this file's result for another rank; None if one of its groups means another group there."""
         if any(group_named(text) != group for text, group in self.named.items()):
             return None
         return self.result, replace(self.origin, file=str(path), rank=rank, group_named=group_named)
@@ -280,7 +280,7 @@ class Copies:
         return self._sizes.get(path, 0)
 
     def key(self, path: Path, content: bytes | None = None) -> Key | None:
-        """Return what equal files share, or None for a file that is surely the only one of its kind.
+        """Return the key that equal files share, or None for a file that is certainly unique.
 
         `content` is the file's, where it has been read.
         """

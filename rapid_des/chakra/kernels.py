@@ -267,12 +267,12 @@ OUTCOMES = 3
 
 @functools.cache
 def kernel_of(loop: Loop) -> Kernel:
-    """Return what runs a loop as machine code."""
+    """Return the function that runs a loop as machine code."""
     return Kernel(loop, [Path(__file__)])
 
 
 def _worth_it(loop: Loop, size: int) -> bool:
-    """Tell whether an input of `size` elements is worth loading machine code, or compiling it.
+    """Return whether an input of `size` elements is worth loading or compiling machine code.
 
     NOTE: counts the work of this process, because a thousand small files are one large input. Both forms give
     the same outcome, so the count decides speed alone.

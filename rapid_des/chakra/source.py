@@ -1,4 +1,4 @@
-"""From what a person names, a folder, a prefix or a file, to one file a rank, read as today's frames."""
+"""Discovery of trace files: a folder, a prefix or a file to one open file a rank, read as today's frames."""
 
 from __future__ import annotations
 

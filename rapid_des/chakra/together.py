@@ -1,4 +1,4 @@
-"""Small files of a set, read together: their bytes are split in one go, as if they were one file.
+"""Batches of small files of a set: the bytes of several files are split at once, as if they were one file.
 
 Only what is plain is read so. A file that is damaged, of another generation, in a container or in any way
 unusual is left to be read by itself, which also says what is wrong with it; so are those beside it, where it
@@ -96,7 +96,7 @@ class _Joined:
 
 
 def read_together(contents: dict[Path, bytes]) -> dict[Path, Read]:
-    """Return those of some files that are today's and nothing but plain; none if one of them is damaged."""
+    """Return the files that are of today's generation and plain; none of them if one is damaged."""
     try:
         joined = _split(list(contents.values()))
         opened = [_opened(joined, file, path) for file, path in enumerate(contents)] if joined else []

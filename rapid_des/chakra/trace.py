@@ -35,7 +35,7 @@ BOUNDS = ("tensor", "vector", "shared", "l2", "hbm", "latency", "launch")
 
 
 class NodeKind(IntEnum):
-    """What a node does; the numbers are the public schema's `NodeType`."""
+    """The kind of a node; the numbers are those of the public schema's `NodeType`."""
 
     INVALID = 0
     METADATA = 1

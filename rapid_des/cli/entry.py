@@ -6,6 +6,7 @@ little time passes before the handler is there.
 
 from __future__ import annotations
 
+import os
 import sys
 
 from rapid_des.cli.interrupts import end, end_at_once
@@ -14,6 +15,7 @@ from rapid_des.cli.interrupts import end, end_at_once
 def main() -> None:
     """Run the command line."""
     end_at_once()
+    _open_standard_streams()
     try:
         from rapid_des.cli import main as command_line
 
@@ -24,3 +26,13 @@ def main() -> None:
         end_at_once()
         if "rapid_des.processes" in sys.modules:
             sys.modules["rapid_des.processes"].end_all()
+
+
+def _open_standard_streams() -> None:
+    """Put /dev/null where the caller closed a standard stream: a file opened next would get its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115, PTH123

@@ -1,4 +1,4 @@
-"""What the fields of file formats mean, read from where it is said once: the docstring under each field."""
+"""The meaning of the fields of file formats, read from the docstring under each field."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def described_schema(spec: type[Spec]) -> Tree:
 
 
 def explain(spec: type[Spec], key: str) -> tuple[Field, ...]:
-    """Return what a key such as `fabric.spans_inner` is, once for each struct that has it.
+    """Return the description of a key such as `fabric.spans_inner`, once for each struct that has it.
 
     Items of a list are left out of the path or numbered. A `ConfigError` names the keys that there are.
     """
@@ -114,7 +114,7 @@ def _keys(struct: types.StructType) -> list[str]:
 
 
 def _tag(struct: types.StructType) -> Field:
-    """Return the key by which a struct is told from others in its place."""
+    """Return the key whose value selects a struct of a union."""
     about = (struct.cls.__doc__ or "").partition("\n")[0]
     return Field(str(struct.tag_field), f"{struct.tag}: {about}", str(struct.tag), "")
 

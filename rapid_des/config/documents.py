@@ -170,7 +170,7 @@ def _located(reference: str, folder: Path) -> str:
 
 @contextmanager
 def settings_named(document: Document) -> Iterator[None]:
-    """Have errors about what was set over a file name the setting instead of the file."""
+    """Make errors about a value that a setting replaced name the setting instead of the file."""
     try:
         yield
     except ConfigError as error:
@@ -185,7 +185,7 @@ def settings_named(document: Document) -> Iterator[None]:
 
 
 def _is_about(error: ConfigError, steps: list[str]) -> bool:
-    """Tell whether an error is about what stands at some steps, or about a key that they brought."""
+    """Return whether an error is about the value at some steps, or about a key that they introduced."""
     place = re.findall(r"[^.\[\]]+", error.key)
     if place == steps[: len(place)] and len(place) < len(steps):
         return f"unknown key {steps[len(place)]!r}" in error.message

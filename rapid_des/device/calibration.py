@@ -147,7 +147,7 @@ def changed(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str
 
 
 def bounds_of(calls: Calls) -> dict[str, tuple[float, float]]:
-    """Return what may be fitted to the calls; `KIND_NAME` is the constant of one vector kind."""
+    """Return the bounds of the constants that the calls can fit; `KIND_NAME` is that of one vector kind."""
     known, shared = calls.known, BOUNDS[calls.section]
     starts = {name: limits for name, limits in shared.items() if name in known}
     return starts | {

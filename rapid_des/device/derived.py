@@ -1,4 +1,4 @@
-"""What a device file states for the whole chip at its peak clock follows its SMs and that clock."""
+"""Quantities that a device file states for the whole chip, scaled with its SMs and its peak clock."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def is_calibration(case_id: str) -> bool:
 
 
 def attention_operators(record: Record, library: str) -> tuple[Operator, ...]:
-    """Return what a row's call runs; vLLM writes the new keys and values first, in a kernel."""
+    """Return the operators of a row's call; vLLM first writes the new keys and values in a kernel."""
     attention = _attention(record)
     if library != "vllm":
         return (attention,)

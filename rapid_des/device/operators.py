@@ -1,4 +1,4 @@
-"""What the frontend asks a device: operators as frozen shapes, and the estimate that comes back.
+"""Operators as frozen shapes, and the estimate of an operator's time.
 
 Shapes know what follows from them alone: how many bytes they touch at the least and which pairs they compute.
 """
@@ -211,7 +211,7 @@ class HostWork:
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """What so many kernels take besides their work, one after the other: to be issued and to begin.
+    """The start-up time of several kernels in sequence: the time to issue and begin them, without their work.
 
     >>> Starts(16, 14_000_000).duration / 1e6  # microseconds
     224.0
@@ -254,7 +254,7 @@ class Estimate:
 
 
 class OperatorModel(Protocol):
-    """What prices operators: equal operators get equal estimates."""
+    """A model that prices operators; equal operators get equal estimates."""
 
     def estimate(self, operator: Operator) -> Estimate:
         """Return the latency of one operator."""

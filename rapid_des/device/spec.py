@@ -68,7 +68,7 @@ class Store(Spec, frozen=True):
 
 
 class Launch(Spec, frozen=True):
-    """What a kernel costs beyond its work: issued one by one by the host, or inside a CUDA graph."""
+    """The time of a kernel beyond its work: issued one by one by the host, or inside a CUDA graph."""
 
     eager: Duration
     """The time that the host needs to launch one kernel; at most 1 s."""
@@ -136,7 +136,7 @@ class Conditions(Spec, frozen=True):
 
 
 class HostSide(Spec, frozen=True):
-    """What joins a GPU to the memory of its host, and its part of that, for offloading."""
+    """The connection between a GPU and its host's memory, for offloading."""
 
     to_host: Bandwidth
     """The bandwidth of copies to pinned memory of the host, in bytes a second."""
@@ -222,7 +222,7 @@ class TileRule(Spec, frozen=True):
 
 
 class KernelMenu(Spec, frozen=True):
-    """What a kernel library has for a GEMM: facts of the library, not fitted."""
+    """The GEMM kernels of a library: facts of the library, not fitted constants."""
 
     rules: Annotated[list[TileRule], Meta(min_length=1)]
     """The tile rules in order of `up_to_m`; a GEMM takes the first rule that holds for its rows."""
@@ -241,7 +241,7 @@ class KernelMenu(Spec, frozen=True):
 
 
 class FamilySpec(Spec, frozen=True):
-    """What all devices of one architecture share: kernel menus, and constants fitted on those measured."""
+    """The data that devices of one architecture share: kernel menus, and constants fitted on some of them."""
 
     name: str
     """The architecture."""
@@ -392,7 +392,7 @@ class OperatorEnergy:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The sum of both energies."""
         return self.arithmetic + self.memory
 
 

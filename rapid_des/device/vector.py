@@ -98,7 +98,7 @@ def traffic_of(name: str, phase: str) -> Traffic:
 
 
 def bytes_per_element(traffic: Traffic, width: float) -> float:
-    """Return what an element of an operator's dtype, of so many bytes, moves in all, in bytes."""
+    """Return the bytes that an element moves in all, given the bytes of the operator's dtype."""
     return (traffic.reads + traffic.writes) * width + traffic.read_bytes + traffic.write_bytes
 
 

@@ -27,7 +27,7 @@ _MOST_HOPS = 2**23
 
 @dataclass(frozen=True)
 class RouteCheck:
-    """What a check of routes between GPUs found; they all reach each other."""
+    """The result of a check of routes between GPUs, all of which reach each other."""
 
     routes: int
     """The number of routes that were followed."""
@@ -38,7 +38,7 @@ class RouteCheck:
 
 
 def check_routes(fabric: Fabric, router: Router, dead: frozenset[int], lost: frozenset[int]) -> RouteCheck:
-    """Return what a check finds; `FabricCutError` if some surviving GPUs can not reach each other.
+    """Return the result of a check; `FabricCutError` if some surviving GPUs can not reach each other.
 
     Deadlock freedom is that of the links as they are: a circle needs virtual channels or bubbles to be safe,
     as every torus does; our own replay does not block on buffers.

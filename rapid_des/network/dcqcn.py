@@ -56,7 +56,7 @@ PRESETS = MappingProxyType(
 
 
 class Dcqcn(Spec, frozen=True, kw_only=True):
-    """DCQCN: queues mark, receivers tell senders, those cut the rate of their messages to that GPU.
+    """DCQCN: queues mark packets, receivers notify senders, and these cut their rate to that GPU.
 
     Messages of a GPU to another share a rate, which outlives them; it acts between the parts of a message
     (rule R14). Keys are as Zhu et al. (SIGCOMM 2015) call them; what a preset states may be overruled.
@@ -100,7 +100,7 @@ class Dcqcn(Spec, frozen=True, kw_only=True):
     """The seed of the draws that decide which packets are marked."""
 
     def whole(self) -> Dcqcn:
-        """Return it with what its preset states."""
+        """Return the block completed with the values of its preset."""
         preset: dict[str, Any] = dict(PRESETS[self.preset]) if self.preset is not None else {}
         return structs.replace(self, **{key: at for key, at in preset.items() if getattr(self, key) is None})
 

@@ -83,7 +83,7 @@ class Fabric:
 
     @cached_property
     def _hash(self) -> int:
-        """Of rates too: studies hold many fabrics that differ in nothing else."""
+        """The hash of all columns, rates included: studies hold many fabrics that differ in rates alone."""
         rates = self.bandwidth.tobytes(), self.latency.tobytes()
         return hash((self.name, self.extents, self.gpus, self.nodes, len(self), *rates))
 
@@ -387,7 +387,7 @@ def _beside(plane: Block, planes: int, *, apart: bool) -> Block:
 
 @dataclass(frozen=True)
 class _InPlane:
-    """As the shape goes, within the plane that both ends are in or that their hash says."""
+    """Routes of a shape within the plane that both ends are in or that the hash of both ends selects."""
 
     inner: NextNode
     planes: int

@@ -116,7 +116,7 @@ def _problem(jitter: Jitter, dimensions: tuple[str, ...], gpus_per_node: int | N
 def gpu_speeds(
     fabric: Fabric, faults: Iterable[Fault], jitter: Jitter | None, gpus_per_node: int | None
 ) -> dict[int, GpuFactors]:
-    """Return what constant faults and jitter together make of GPUs' speeds, where not 1, by ascending id."""
+    """Return the speed of each GPU that constant faults and jitter slow or stop, by ascending id."""
     factors = gpu_factors(fabric, faults, gpus_per_node)
     if jitter is None:
         return factors

@@ -1,4 +1,4 @@
-"""What a fabric looks like in numbers: nodes, links, degrees, diameter, bisection.
+"""The figures of a fabric: nodes, links, degrees, diameter and bisection.
 
 Bisection bandwidth is what fits through the narrowest cut that halves the GPUs, in one direction:
 all halvings of a small fabric are tried, in larger ones swaps look for a narrow one.
@@ -202,7 +202,7 @@ def _lower_bound(fabric: Fabric, dimensions: Sequence[AnyDimension]) -> int:
 
 
 def _axis_width(dimension: AnyDimension, size: int) -> int:
-    """Return how many links of one axis any halving cuts, one way; 0 where this is not known."""
+    """Return the number of links of one axis that any halving cuts in one direction; 0 if not known."""
     if isinstance(dimension, Ring | Torus):
         return 1 if size == 2 else 2
     if isinstance(dimension, Mesh):

@@ -1,4 +1,4 @@
-"""What a link protocol adds to a message: packets, headers, acknowledgements, and the pipeline over hops.
+"""The costs of a link protocol: packets, headers, acknowledgements, and the pipeline over hops.
 
 Times are integer picoseconds, sizes bytes, rates bytes a second. Every link stores and forwards whole
 *units*: packets in `cut_through` and `fluid`, whole segments in `store_and_forward`. At zero load the units
@@ -203,7 +203,7 @@ def stored(protocol: Protocol | None, size: int, bandwidth: int) -> int:
 def _forwarded(
     count: int, times: tuple[Sequence[int], Sequence[int]], parts: int, lags: Sequence[int]
 ) -> CutThrough:
-    """Return the visits of `count` units, of which each link takes `times` for the first and for the last.
+    """Return the visits of `count` units; each link takes `times` for the first and for the last unit.
 
     A picosecond has so many `parts`.
     """
@@ -272,7 +272,7 @@ def window_bytes(protocol: Protocol, hops: Hops, bandwidth_delay_products: float
 
 
 def fluid_service(protocol: Protocol, size: int, hops: Hops) -> FluidService:
-    """Return what a message is to the fluid mode; uncontended it arrives when its packets do, to the tick.
+    """Return the parameters of a message in the fluid mode; uncontended it arrives when its packets do.
 
     The latencies and the packet pipeline that a message needs besides its drain are cut in two: a link of its
     route is busy with it half of them after it starts, on average. Were they all to come after the drain, a

@@ -51,7 +51,7 @@ class DimensionOrderRouter:
         return self.routes([(source, destination)]).of(0)
 
     def joins_arms(self, gpus: Int64s) -> bool:
-        """Tell whether GPUs differ along one dimension only, and that is a star."""
+        """Return whether GPUs differ along one dimension only, and that is a star."""
         digits = [(layout, gpus // layout.stride % layout.size) for layout in self.layout.layouts]
         varied = [layout for layout, digit in digits if (digit != digit[0]).any()]
         return len(varied) == 1 and varied[0].block.star
@@ -114,7 +114,7 @@ class AnyNodeRouter:
     """The hops of each node to a destination, by destination."""
 
     def joins_arms(self, gpus: Int64s) -> bool:
-        """Tell what the router between GPUs tells."""
+        """Return the answer of the router between GPUs."""
         return self.between_gpus.joins_arms(gpus)
 
     def route(self, source: int, destination: int) -> tuple[int, ...]:
@@ -182,7 +182,7 @@ class WaypointRouter:
         return self.stated.get((source, destination)) or self.planned.route(source, destination)
 
     def joins_arms(self, gpus: Int64s) -> bool:
-        """Tell what the planned router tells; not if a pair among the GPUs has a route of its own."""
+        """Return the answer of the planned router; False if a pair among the GPUs has a stated route."""
         group = set(gpus.tolist())
         is_stated = any(group.issuperset(pair) for pair in self.stated)
         return not is_stated and self.planned.joins_arms(gpus)
@@ -287,7 +287,7 @@ class FaultAwareRouter:
         return replaced(planned, detours)
 
     def joins_arms(self, gpus: Int64s) -> bool:
-        """Tell what the planned router tells; not if there are detours, which may depend on both ends."""
+        """Return the planned router's answer; False if there are detours, which may depend on both ends."""
         return not self.dead and self.planned.joins_arms(gpus)
 
     def _detour(self, source: int, destination: int, planned: tuple[int, ...]) -> tuple[int, ...]:

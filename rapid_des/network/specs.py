@@ -1,4 +1,4 @@
-"""What a machine file says about its fabric: dimensions, routing, switching, collectives, links."""
+"""The fabric part of a machine file: dimensions, routing, switching, collectives, links."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Nic(Rate, frozen=True, kw_only=True):
 
 
 class Dimension(Spec, frozen=True, kw_only=True, tag_field="shape"):
-    """What every shape states: bandwidth and latency are those of one directed link."""
+    """The keys that every shape has: bandwidth and latency are those of one directed link."""
 
     name: str
     """The name of the dimension in reports and faults; unique in the machine."""
@@ -67,7 +67,7 @@ class Mesh(Dimension, frozen=True, kw_only=True, tag="mesh"):
 
 
 class Torus(Dimension, frozen=True, kw_only=True, tag="torus"):
-    """A grid with wrap-around; an axis of size 2 has one link each way."""
+    """A grid with wrap-around; an axis of size 2 has one link in each direction."""
 
     size: Extent
     """The number of GPUs along each axis, innermost first; one number for a cycle."""
@@ -125,7 +125,7 @@ class FullyConnected(Dimension, frozen=True, kw_only=True, tag="fully_connected"
 
 
 class Switched(Dimension, frozen=True, kw_only=True):
-    """What shapes with switches share."""
+    """The keys that shapes with switches share."""
 
     size: Count
     """The number of endpoints (positions) of this dimension. With several NICs a GPU, it counts the NICs of
@@ -209,7 +209,7 @@ class Dragonfly(Switched, frozen=True, kw_only=True, tag="dragonfly"):
 
 
 class LowDiameter(Switched, frozen=True, kw_only=True):
-    """What networks of routers share whose routes may be other than minimal: `routing.non_minimal`."""
+    """The keys of networks of routers whose routes may be other than minimal: `routing.non_minimal`."""
 
     hosts: Count
     """The number of endpoints at a router; in dragonfly_plus at a leaf."""
@@ -389,7 +389,7 @@ class Pause(Spec, frozen=True, kw_only=True):
 
 
 class Congestion(Spec, frozen=True, kw_only=True, tag_field="control"):
-    """What holds senders back: each message has a queue pair, and those of a GPU take turns on its links."""
+    """A limit on senders: each message has a queue pair, and those of a GPU take turns on its links."""
 
     pause: Pause | None = None
     """Whether links stop while too much waits behind them; unset: buffers are unlimited."""
@@ -402,7 +402,7 @@ class Unheld(Congestion, frozen=True, kw_only=True, tag="none"):
 
 
 class Window(Congestion, frozen=True, kw_only=True, tag="window"):
-    """A message has so much on its way at most that is not acknowledged.
+    """A limit on the unacknowledged bytes of a message.
 
     It acts between parts: one part of a message is always on its way.
     """
@@ -460,7 +460,7 @@ class Spray(Spec, frozen=True, kw_only=True):
 
 
 class Switching(Spec, frozen=True, kw_only=True):
-    """What a link does with a message: see the engine's rules for each mode's meaning."""
+    """The model of links under messages: see the engine's rules for each mode's meaning."""
 
     mode: Literal["store_and_forward", "cut_through", "fluid"]
     """The model of a link: it takes whole segments (store_and_forward), packets pipeline over hops
@@ -680,7 +680,7 @@ class LibraryChoice(Spec, frozen=True, kw_only=True):
 
 
 class Measured(Spec, frozen=True, kw_only=True):
-    """What was measured of libraries on such a fabric: their files of constants."""
+    """The files of constants of communication libraries that were measured on such a fabric."""
 
     nccl: str | None = None
     """The file of NCCL's constants: a path, or a name of topologies/fabrics. Unset: NCCL is not used here."""
@@ -699,7 +699,7 @@ class Measured(Spec, frozen=True, kw_only=True):
 
 
 class Collectives(Spec, frozen=True, kw_only=True):
-    """What serves which collective: an algorithm where one is stated, else a library, else `auto`.
+    """What serves each collective: an algorithm where one is stated, else a library, else `auto`.
 
     The libraries are the software's (of a job, or as a trace says): those of which something was measured.
 
@@ -749,7 +749,7 @@ class Collectives(Spec, frozen=True, kw_only=True):
         return tuple(name for name in self.__struct_fields__ if name not in others)
 
     def choice(self, operation: str) -> Choice | None:
-        """Return what serves an operation of the schema, or None where the file leaves it open."""
+        """Return the choice for an operation of the schema, or None where the file leaves it open."""
         stated: Algorithm | None = getattr(self, operation)
         stated = self.default if stated is None else stated
         if stated is None or isinstance(stated, Choice):

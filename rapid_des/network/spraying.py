@@ -40,7 +40,7 @@ class Spread:
 
 
 def spread(fabric: Fabric, dead: frozenset[int], routes: Routes, spray: Spray) -> Spread:
-    """Return what stands for each route: in the order of their use by parts, or each once to choose from."""
+    """Return the candidates for each route: in order of use by parts, or each once to choose from."""
     equal_routes = _EqualRoutes(fabric, dead)
     known = [routes.of(route) for route in range(len(routes))]
     rows, minimal = list[list[int]](), list[int]()
@@ -99,7 +99,7 @@ class _EqualRoutes:
         return list(paths)
 
     def detours(self, planned: Path, most: int) -> list[Path]:
-        """Return up to so many longer routes between the ends of a route that crosses no GPU."""
+        """Return up to `most` longer routes between the ends of a route that crosses no GPU."""
         longer, legs = dict[Path, None](), list(self._legs(planned))
         if most == 0 or len(legs) != 1:
             return []

@@ -101,6 +101,21 @@ def test_a_reader_that_leaves_early_is_no_error():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("words", ["presets", "topology show dgx_a100", "run llama2_7b_train --on dgx_a100"])
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_streams_that_the_caller_closed_are_done_without(words, closed, tmp_path):
+    links = tmp_path / "links.csv"
+    more = ["--links", str(links)] if words.startswith("run") else []
+    command = [sys.executable, str(ROOT / "cli.py"), *words.split(), *more]
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'exec "$0" "$@" {closed}', *command], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bool(done.stdout) == (">&-" not in closed.replace("2>&-", ""))
+    if more:
+        assert links.read_text().startswith("link,")  # what is printed did not go there
+
+
 def test_ctrl_c_is_one_line_and_code_130():
     command = [sys.executable, str(ROOT / "cli.py"), "run", "llama3_1_70b_train_1024", "--engine", "simpy"]
     slow = subprocess.Popen(

@@ -165,7 +165,7 @@ def choose_splits(groups: int, slots: int, most: int, tiles: int) -> int:
 
 
 def _tile_seconds(attention: Attention, kernel: DecodeKernel, device: Device) -> float:
-    """Return what one key tile takes a lone block: its products, or drawing its bytes."""
+    """Return the time of one key tile in a lone block: its products, or the transfer of its bytes."""
     columns = attention.head_dim + attention.value_width
     stored = attention.head_dim if attention.shared_latent else columns
     size = kernel.tile_kv * stored * width(attention.cache_dtype)
@@ -178,7 +178,7 @@ def _tile_seconds(attention: Attention, kernel: DecodeKernel, device: Device) ->
 
 
 def _waves(blocks: int, block: float, transfer_seconds: float, *, kernel: DecodeKernel, sms: int) -> float:
-    """Add up the waves: each as long as its blocks' loop at that crowding and its share of the transfer."""
+    """Return the time of all waves: each takes the longer of its blocks' loop and its share of the transfer."""
     slots = sms * int(kernel.resident)
     full, tail = divmod(blocks, slots)
 

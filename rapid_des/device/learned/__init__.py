@@ -100,7 +100,7 @@ def _check_size(file: BinaryIO) -> None:
 
 
 class LearnedOperators:
-    """What prices one job's operators by a file of regressors, and tells where the two miss each other."""
+    """A model that prices one job by a file of regressors, and records where file and job differ."""
 
     def __init__(self, file: LearnedFile, name: str, fallback: OperatorModel, prices: BoundedCache) -> None:
         self.file, self.name = file, name

@@ -1,4 +1,4 @@
-"""Samples of the operators that arXiv 2509.22832 takes a training step apart into, as samples of ours.
+"""Samples of the operators into which arXiv 2509.22832 divides a training step, as samples of this package.
 
 Its names are those of GPT-NeoX's modules, its sizes b (micro-batch), l (positions), dim (hidden), h (heads)
 and mp (tensor parallel ways). `linear1` to `linear4` are QKV, attention output, and both matrices of a

@@ -117,10 +117,10 @@ class Hop(Request):
 
 
 class Closing(Protocol):
-    """What happens where links close (see `closing`)."""
+    """The actions taken where links close (see `closing`)."""
 
     def around(self, message: Message, parts: Parts) -> Parts:
-        """Return the parts of a message that sets off, on a route without closed links that were noticed."""
+        """Return the parts of a message that starts now, on a route without links known to be closed."""
         ...
 
     def stops(self, piece: Piece, place: int) -> bool:
@@ -128,7 +128,7 @@ class Closing(Protocol):
         ...
 
     def go_on(self, piece: Piece, hop: Hop, interrupt: Interrupt) -> Generator[Event, Any, bool]:
-        """Go on with what got through before a hop's link closed; tell whether anything did."""
+        """Continue with the bytes that got through before a link closed; return whether there are any."""
         ...
 
 
@@ -219,7 +219,7 @@ class Links:
         return sprayed.choose(route, first, message_hash(position, self.env.now, task))
 
     def load(self, link: int) -> int:
-        """Return what a link has left of what it serves, and of who waits since an earlier instant (R12)."""
+        """Return the service left on a link, and that of requests that wait since an earlier instant (R12)."""
         server, now = self._servers.get(link), self.env.now
         if server is None:
             return 0
@@ -228,7 +228,7 @@ class Links:
         return left + sum(service_time_of(hop.piece, hop.place) for hop in waiting)
 
     def route_of(self, message: Message, parts: RoutedParts, part: int) -> tuple[int, Legs]:
-        """Return the route that a part takes which sets off now, and its legs."""
+        """Return the route, with its legs, of a part that starts now."""
         legs, sprayed = parts[part][1], self.sprayed
         if sprayed is None or sprayed.per_message or not sprayed.by_load or not legs:
             return self.part_route(parts.route, part), legs
@@ -243,7 +243,7 @@ class Links:
         return list(zip(program.route_links[hops].tolist(), rows, strict=True))
 
     def send(self, message: Message, parts: Parts) -> None:
-        """Have a message set off."""
+        """Start a message."""
         if self.closing is not None:
             parts = self.closing.around(message, parts)
         message.pieces = len(parts)
@@ -257,7 +257,7 @@ class Links:
             wait += self._pace(message, legs)
 
     def _part_by_part(self, message: Message, parts: Parts) -> Steps:
-        """Have parts set off one after the other, each on the route that it chooses then."""
+        """Start parts one after another, each on the route that it chooses then."""
         for part, (size, planned) in enumerate(parts):
             legs = self.route_of(message, parts, part)[1] if isinstance(parts, RoutedParts) else planned
             self.start(Piece(message, legs, size, part))
@@ -265,7 +265,7 @@ class Links:
                 yield Timeout(self.env, self._pace(message, legs))
 
     def _pace(self, message: Message, legs: Legs) -> int:
-        """Return how long after a part that sets off now the next one does.
+        """Return the time from the start of one part to the start of the next.
 
         A sender hands parts over at the rate of the slowest link of their route as that is by then.
         """
@@ -276,7 +276,7 @@ class Links:
         return moment - now
 
     def start(self, piece: Piece, wait: int = 0) -> None:
-        """Have a piece set off after a while."""
+        """Start a piece after a delay."""
         if not piece.legs:
             wait = 1  # to oneself: no link, but a tick, so that an instant ends (R4)
         self.env.process(self._travel(piece, wait))
@@ -302,7 +302,7 @@ class Links:
         self.arrive(piece)
 
     def arrive(self, piece: Piece) -> None:
-        """Have a piece arrived, and with the last one its message."""
+        """Record the arrival of a piece, and with the last piece that of its message."""
         message = piece.message
         message.arrived += piece.size
         message.pieces -= 1
@@ -353,7 +353,7 @@ class Links:
         return onward - now
 
     def deliver(self, message: Message) -> None:
-        """Have a message arrived."""
+        """Deliver a message."""
         self.received += message.size
         message.arrives()
 
@@ -369,7 +369,7 @@ class Links:
         return None
 
     def rates(self) -> RateRecords | None:
-        """Return what marks did (R14); None where nothing is marked."""
+        """Return the records of marks and rates (R14); None where nothing is marked."""
         return None
 
     def _new_server(self, link: int) -> Server[Hop]:

@@ -1,4 +1,4 @@
-"""R8: collectives that begin while a closure is noticed are planned for what survives.
+"""R8: collectives that begin while a closure is noticed are planned for the surviving links.
 
 Collectives that begin while a link whose policy is `replan` is closed and noticed are planned for the fabric
 without all links that are closed and noticed, as on a machine where those are down from the beginning under a
@@ -37,13 +37,13 @@ class PlannedInstance(Instance):
         self._closures = closures
 
     def parts(self, _: Links, task: int) -> Parts:
-        """Return what is sent for a task, and over which links while nothing is closed."""
+        """Return the message of a task and the links that it crosses while nothing is closed."""
         route = self._step.routes[self.template.pair[task]]
         sizes = self._step.parts[self.template.size[task]]
         return [(size, legs_of(self._closures, route, size)) for size in sizes]
 
     def shared(self, _: FluidLinks, task: int) -> Shared | None:
-        """Return the same in the fluid mode."""
+        """Return the message of a task in the fluid mode."""
         route = self._step.routes[self.template.pair[task]]
         (size,) = self._step.parts[self.template.size[task]]
         return shared_of(self._closures, route, frozenset(), size) if route else None
@@ -63,7 +63,7 @@ class StartedCollective:
 
 @dataclass(eq=False)
 class RankPart:
-    """What one rank does in a replanned collective."""
+    """The work of one rank in a replanned collective."""
 
     done: Event
     visits: list[int]

@@ -39,7 +39,7 @@ class SprayedRoutes:
         return row[column_of(number, place, minimal, len(row))]
 
     def _crossing(self, route: int, size: int) -> int:
-        """Return what a route takes when idle, and what is ahead on its links."""
+        """Return the time to cross an idle route plus the work that waits on its links."""
         program = self._program
         hops = slice(*program.route_starts[route : route + 2].tolist())
         rows = list(services_of(program.hops, size, program.route_class[hops]))

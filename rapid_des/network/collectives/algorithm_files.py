@@ -46,7 +46,7 @@ Slot = tuple[int, str, int]
 
 @dataclass
 class _Message:
-    """What one send carries: logical blocks, one transfer for every run of neighbours."""
+    """The content of one send: logical blocks, one transfer for every run of neighbours."""
 
     blocks: list[int]
     numbers: list[int]

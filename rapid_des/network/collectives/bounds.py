@@ -70,7 +70,7 @@ class Traffic:
 
 
 def traffic(collective: CollectiveType, members: int, size: int) -> Traffic:
-    """Return what must move for an input buffer of `size` bytes a member (a shard for all-gather, gather).
+    """Return the bytes to move for an input buffer of `size` bytes a member (a shard for all-gather, gather).
 
     Parts are whole bytes: one of n has size / n rounded up or down, and the root may keep a larger one.
     """
@@ -128,7 +128,7 @@ def _time(size: Fraction, rate: int) -> int:
 
 
 def _latency(fabric: Fabric, group: Sequence[int], collective: CollectiveType, size: int) -> int:
-    """Return the longest of the shortest ways that somebody's data must take."""
+    """Return the longest of the least latencies that any required transfer of data has."""
     if size == 0 and collective != C.BARRIER:
         return 0
     all_have_parts = collective not in _IN_PARTS or size >= len(group)
@@ -156,7 +156,7 @@ def _farthest(fabric: Fabric, sources: Sequence[int], destinations: Sequence[int
 
 
 def _distances(hops: Callable[[int], list[tuple[int, int]]], source: int, wanted: set[int]) -> dict[int, int]:
-    """Return the least latency to every wanted node that is reached, and to those on the way."""
+    """Return the least latency to every wanted node that is reached, and to the nodes before them."""
     settled: dict[int, int] = {}
     waiting, missing = [(0, source)], set(wanted)
     while waiting and missing:

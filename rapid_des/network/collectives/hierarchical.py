@@ -136,7 +136,7 @@ def flatten(
 
 @dataclass(frozen=True)
 class _DimensionStep:
-    """What the lines along one dimension do, and after which dimensions."""
+    """The operation of the lines along one dimension, and the dimensions that come before."""
 
     dimension: int
     collective: CollectiveType

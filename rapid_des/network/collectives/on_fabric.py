@@ -40,7 +40,7 @@ class ShapedCollective:
 
     @property
     def demand(self) -> Demand:
-        """What it has to move."""
+        """The blocks that it moves."""
         return demand(self.collective, prod(self.extents), self.size, root=self.root)
 
 
@@ -56,7 +56,7 @@ _ALONG = {"torus": "bidirectional_ring", "mesh_bucket": "bucket", "hypercube": "
 
 
 def hierarchy_of(name: str, collective: CollectiveType, extents: tuple[int, ...]) -> tuple[Hierarchy, bool]:
-    """Return what each dimension does in an algorithm of `PER_DIMENSION`, and whether chunks rotate.
+    """Return the algorithm of each dimension for one of `PER_DIMENSION`, and whether chunks rotate.
 
     Chunks that rotate begin along another dimension each. A rail goes directly within the node (the first
     dimension) and in rings along the rails; a hypercube exchanges along every bit of the member's number.
@@ -124,7 +124,7 @@ def on_fabric(name: str, shaped: ShapedCollective) -> Schedule:
 
 
 def collectives_of(name: str) -> frozenset[CollectiveType]:
-    """Return what an algorithm of either registry does; `InputError` names all of them if there is none."""
+    """Return the collectives of an algorithm of either registry; `InputError` lists all algorithms."""
     if name in ON_FABRIC:
         return ON_FABRIC[name][1]
     if name in ALGORITHMS:

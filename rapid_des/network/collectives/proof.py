@@ -103,7 +103,7 @@ def start_of(demand: Demand, cells: Cells, switches: int) -> Held:
 
 
 def _end(demand: Demand, cells: Cells) -> tuple[Held, Bools]:
-    """Return what every member must hold and the (member, cell) for which that is asked."""
+    """Return the contents that every member must hold, and the (member, cell) pairs that are checked."""
     member = np.arange(demand.members)
     contribution = np.zeros((len(cells.start), demand.members), dtype=np.bool_)
     cell = np.arange(len(cells.start))
@@ -135,7 +135,7 @@ _BY_BLOCK = frozenset(
 
 
 class _Flow:
-    """What every transfer carries, found in the schedule's own order (dependencies point back)."""
+    """The contents of every transfer, found in the schedule's own order (dependencies point back)."""
 
     def __init__(self, schedule: Schedule, cells: Cells, held: Held, *, idempotent: bool) -> None:
         self.schedule, self.held, self.idempotent = schedule, held, idempotent

@@ -1,4 +1,4 @@
-"""Ring algorithms: data goes round (one way or both ways), so that every link carries the same."""
+"""Ring algorithms: data goes round in one or both directions, so that every link carries the same load."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def ring_all_to_all(demand: Demand) -> Schedule:
 
 
 def two_way_ring_all_to_all(demand: Demand) -> Schedule:
-    """Blocks take the shorter way round (clockwise on a tie)."""
+    """All-to-all in which blocks take the shorter direction (clockwise on a tie)."""
     return _relayed_all_to_all(demand, clockwise=demand.members // 2)
 
 
@@ -84,7 +84,7 @@ def chain_broadcast(demand: Demand) -> Schedule:
 
 
 def two_way_chain_broadcast(demand: Demand) -> Schedule:
-    """Half of the ring hears it clockwise, the other half anticlockwise."""
+    """Broadcast to half of the ring clockwise and to the other half anticlockwise."""
     draft = Draft(demand)
     up = draft.members // 2
     _walk(draft, demand.root, 1, up, (0, draft.bounds[-1]))
@@ -100,7 +100,7 @@ def _walk(draft: Draft, start: int, direction: int, hops: int, payload: tuple[in
 
 
 def chain_reduce(demand: Demand) -> Schedule:
-    """Partial sums go from the root's successor all the way round to the root."""
+    """Reduce with partial sums that pass from the root's successor round the ring to the root."""
     draft = Draft(demand)
     _fold(draft, demand.root, 1, draft.members - 1)
     return draft.seal()
@@ -129,7 +129,7 @@ def chain_scatter(demand: Demand) -> Schedule:
 
 
 def two_way_chain_scatter(demand: Demand) -> Schedule:
-    """Each block takes the shorter way round."""
+    """Scatter in which each block takes the shorter direction."""
     draft = Draft(demand)
     up = demand.members // 2
     _relay(draft, demand.root, 1, up, outwards=True)
@@ -145,7 +145,7 @@ def chain_gather(demand: Demand) -> Schedule:
 
 
 def two_way_chain_gather(demand: Demand) -> Schedule:
-    """Every block takes the shorter way round to the root."""
+    """Gather in which each block takes the shorter direction to the root."""
     draft = Draft(demand)
     up = demand.members // 2
     _relay(draft, demand.root, 1, up, outwards=False)

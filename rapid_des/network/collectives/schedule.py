@@ -1,4 +1,4 @@
-"""What a collective has to move, and what an algorithm returns: transfers joined by dependencies.
+"""The data that a collective has to move, and the result of an algorithm: transfers joined by dependencies.
 
 A logical buffer names every byte once, whoever holds it: the one tensor that all-reduce, reduce and
 broadcast work on; the concatenated shards of all-gather and gather; the full tensor that reduce-scatter and
@@ -103,7 +103,7 @@ def demand(collective: CollectiveType, members: int, size: int, *, root: int = 0
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """What each transfer carries where that is not one interval: rows of a compressed sparse table.
+    """The payloads of transfers that carry several intervals: rows of a compressed sparse table.
 
     Transfer t carries the intervals `offset[i], size[i]` for i in `starts[t] : starts[t + 1]`; their sizes
     add up to the transfer's.

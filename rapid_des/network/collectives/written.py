@@ -94,7 +94,7 @@ class WrittenAlgorithm:
 
 
 def _cut(demand: Demand, blocks: int) -> Demand:
-    """Return the demand with its buffer in `blocks` parts, in so many each block where blocks have owners."""
+    """Return the demand with its buffer in `blocks` parts, several to a block where blocks have owners."""
     if demand.collective in _CUT_ANYWHERE:
         bounds = even_bounds(demand.total, blocks)
         return replace(demand, offset=bounds[:-1].copy(), size=np.diff(bounds))
@@ -189,7 +189,7 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _number(text: str | Sequence[str] | None) -> object:
-    """Return what a cell states; text that is no number is for the spec to refuse."""
+    """Return the number in a cell; text that is no number is returned for the spec to refuse."""
     try:
         return whole_number(text.strip(), least=-(2**63)) if isinstance(text, str) else text
     except ValueError:

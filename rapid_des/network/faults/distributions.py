@@ -37,7 +37,7 @@ _LEAST = 1e-6
 
 @dataclass(frozen=True)
 class Measure:
-    """What a key's numbers are: how they are read, which are allowed, and how one is written."""
+    """The measure of a key's numbers: how they are read, which are allowed, and how one is written."""
 
     low: float
     high: float

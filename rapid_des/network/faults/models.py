@@ -88,7 +88,7 @@ class FaultModel:
 
     @property
     def kind(self) -> Kind | None:
-        """What is drawn, if the place is."""
+        """The kind of part that is drawn, if the place is random."""
         return cast(Kind | None, dict(self.stated).get("random"))
 
     @property

@@ -1,4 +1,4 @@
-"""What a fault says, the same in `faults:` of a machine file and as `key=value` words after `--fault`."""
+"""Faults: the same keys in `faults:` of a machine file and as `key=value` words after `--fault`."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ class Fault(Spec, frozen=True, kw_only=True):
 
 @cache
 def _keys() -> tuple[msgspec.structs.FieldInfo, ...]:
-    """Return the keys of a fault: msgspec reads the types of all anew each time."""
+    """Return the keys of a fault; cached, because msgspec evaluates the types at every call."""
     return msgspec.structs.fields(Fault)
 
 
@@ -381,7 +381,7 @@ def _spelled(value: object) -> str:
 
 
 def read_value(text: str) -> object:
-    """Return what a word's value is in a document: a truth value, a number or text."""
+    """Return the value of a word as a document holds it: a truth value, a number or text."""
     if text in {"true", "false"}:
         return text == "true"
     try:

@@ -216,7 +216,7 @@ def _exponential(mean: int, *numbers: int) -> int:
 def _swept(
     spans: list[_Span[_Effect]], healthy: _Effect, joined: Callable[[_Effect, _Effect], _Effect]
 ) -> list[tuple[int, _Effect]]:
-    """Return what is left from each time on at which it changes: all spans there at once, joined."""
+    """Return the combined effect of all spans from each time on at which it changes."""
     waiting = sorted(spans, key=lambda span: span.start, reverse=True)
     ends = {span.end for span in spans if span.end is not None}
     active: list[_Span[_Effect]] = []

@@ -232,7 +232,7 @@ def _untouch(fluid: Fluid, flow: int) -> None:
 
 @compilable
 def _least_capacity(fluid: Fluid, flow: int) -> int:
-    """Return the capacity of the slowest link on a flow's way out."""
+    """Return the capacity of the slowest link on a flow's route."""
     start = flow * stride(fluid)
     least = NEVER
     for hop in range(start, start + fluid.hops[flow]):

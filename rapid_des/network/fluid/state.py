@@ -176,7 +176,7 @@ def widened(fluid: Fluid, flows: int) -> Fluid:
 
 
 def lengthened(fluid: Fluid, hops: int) -> Fluid:
-    """Return the state with room for flows of so many links there and back; itself if it has that."""
+    """Return the state with room for flows of this many links; the same state if it has that room."""
     had, flows = len(fluid.link) // len(fluid.hops), len(fluid.hops)
     if hops <= had:
         return fluid
@@ -198,7 +198,7 @@ def lengthened(fluid: Fluid, hops: int) -> Fluid:
 
 
 def never_end(fluid: Fluid) -> bool:
-    """Whether a flow that drains does so for longer than can be told; not one that stands still."""
+    """Return whether a draining flow ends later than the largest representable time."""
     return bool(((fluid.rate > 0) & (fluid.finish == NEVER)).any())
 
 

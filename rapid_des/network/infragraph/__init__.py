@@ -102,7 +102,7 @@ def _edges(
 
 
 class _Rates:
-    """What the links of a file let through: what the machine file states goes first."""
+    """The rates of a file's links; those that the machine file states take precedence."""
 
     def __init__(self, dimension: InfraGraph, file: Infrastructure, path: str) -> None:
         self._dimension, self._path = dimension, path

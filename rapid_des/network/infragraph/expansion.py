@@ -53,7 +53,7 @@ class LinkLatency(Spec, frozen=True, kw_only=True):
 
 
 class Physical(Spec, frozen=True, kw_only=True):
-    """What is known of a link."""
+    """The physical properties of a link that a file states."""
 
     bandwidth: LinkBandwidth | None = None
     latency: LinkLatency | None = None
@@ -352,7 +352,7 @@ def indices(element: str, count: int) -> range:
 
 
 def paths(device: Device, name: str, devices: Mapping[str, Device]) -> list[str]:
-    """Return what a dotted name means inside a device: `cx5.0.port.1`, the last element counting fastest."""
+    """Return the components that a dotted name means inside a device, the last element counting fastest."""
     reached, inside = [""], device
     elements = name.split(".")
     for position, element in enumerate(elements):

@@ -94,7 +94,7 @@ def _cables(groups: _Groups, rate: Rate) -> Wires:
 
 @dataclass(frozen=True)
 class _UpOverDown:
-    """Leaf, spine, spine of the other group, leaf; within a group over one spine."""
+    """Minimal routes: leaf, spine, spine of the other group, leaf; within a group over one spine."""
 
     groups: _Groups
     routing: Routing
@@ -116,7 +116,7 @@ class _UpOverDown:
 
 @dataclass(frozen=True)
 class _OverGroups:
-    """Minimal paths, for the stated share of the flows between groups over a third group.
+    """Minimal routes, but over a third group for the stated share of the flows between groups.
 
     There they go on from the spine they came to, if it has a cable to the last group, else over a leaf.
     """

@@ -63,7 +63,7 @@ def require_routers(dimension: LowDiameter, detour: NonMinimal | None) -> None:
 
 @dataclass(frozen=True)
 class RouterToRouter:
-    """From a flow's row of routers the next one; where it comes by one twice, on from the last time."""
+    """The router after the present one in a flow's row; if it occurs twice, after its last occurrence."""
 
     paths: Paths
     hosts: int
@@ -85,7 +85,7 @@ class RouterToRouter:
 
 @dataclass(frozen=True)
 class OverRouters:
-    """Minimal paths, for the stated share of the flows over a third router."""
+    """Minimal paths, but over a third router for the stated share of the flows."""
 
     minimal: Minimal
     hosts: int

@@ -24,7 +24,7 @@ def switch(dimension: Switch, routing: Routing) -> Block:  # noqa: ARG001 - noth
 
 @dataclass(frozen=True)
 class _UpAndDown:
-    """To the switch, which is local node `size`, and down."""
+    """Routes to the switch, which is local node `size`, and down."""
 
     size: int
 
@@ -148,7 +148,7 @@ def _core_links(tree: _ClosNodes, rate: Rate) -> list[Wires]:
 
 @dataclass(frozen=True)
 class _UpNoFurther:
-    """Up to the first switch from which the destination can be reached going down; ECMP among equals."""
+    """Routes up to the first switch from which the destination is reachable downwards; ECMP among equals."""
 
     tree: _ClosNodes
     routing: Routing
@@ -263,7 +263,7 @@ class _Groups:
 
 @dataclass(frozen=True)
 class _MinimalHops:
-    """To the router that holds the global link to the goal's group, over it, and to the goal's router."""
+    """Routes to the router with the global link to the goal's group, over it, and to the goal's router."""
 
     groups: _Groups
     first: int

@@ -108,7 +108,7 @@ class _Lattice:
 
 @dataclass(frozen=True)
 class _Shortest:
-    """Along one of the shortest vectors, one axis after the other in the order that the routing states."""
+    """Routes along one of the shortest vectors, one axis after another in the routing's order."""
 
     lattice: _Lattice
     routing: Routing

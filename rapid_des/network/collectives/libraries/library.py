@@ -1,4 +1,4 @@
-"""A communication library is data and one function: what it does with a collective, and what that costs.
+"""Communication libraries as data and one function: the library's choice for a collective, and its cost.
 
     (kind of group, collective, place, size) ──► LibraryCost ──► Schedule (the transfers that cost stands for)
 
@@ -76,7 +76,7 @@ nodes takes 12 % of the time.
 
 @dataclass(frozen=True)
 class LinkRates:
-    """What the rates of a library follow, bytes a second: a GPU's links in its node, and its NIC."""
+    """The link rates that scale a library's rates, in bytes a second: a GPU's in-node links, and its NIC."""
 
     node: int
     network: int | None = None
@@ -116,7 +116,7 @@ class Request:
 
 
 def cost_of(library: AnyLibrary, request: Request, rates: LinkRates) -> LibraryCost | None:
-    """Return what a library takes for a collective; None where it has no kernel for that.
+    """Return a library's cost of a collective; None where it has no kernel for it.
 
     `InputError` where its constants know no network and the group spans nodes.
     """
@@ -147,7 +147,7 @@ def cost_of(library: AnyLibrary, request: Request, rates: LinkRates) -> LibraryC
 def message_cost(
     library: AnyLibrary, place: Place, size: int, rates: LinkRates, *, inter_node: bool
 ) -> LibraryCost | None:
-    """Return what a message within a communicator takes; None for libraries without messages."""
+    """Return the cost of a message within a communicator; None for libraries without messages."""
     if isinstance(library, Sampled):
         return sampled_send(load_samples(library.file), size, inter_node=inter_node)
     if not isinstance(library, Nccl):
@@ -170,12 +170,12 @@ def _on(library: Nccl, cost: LibraryCost) -> LibraryCost:
 
 
 def library_name(library: AnyLibrary) -> str:
-    """Return what a machine file calls a library."""
+    """Return the name of a library in machine files."""
     return str(library.__struct_config__.tag)
 
 
 def uses_switches(library: AnyLibrary, counts: Sequence[int]) -> bool:
-    """Tell whether a library reduces in the switches of nodes that have so many ranks of a group."""
+    """Return whether a library reduces in the switches of nodes with this many ranks of a group."""
     if isinstance(library, CustomAllReduce):
         kernel = load_kernels(_file(library.kernels)).all_reduce.get(library.engine)
         return len(counts) == 1 and kernel is not None and kernel.symmetric is not None

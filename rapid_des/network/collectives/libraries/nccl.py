@@ -93,7 +93,7 @@ class LibraryCost:
 
 @dataclass(frozen=True)
 class Ring:
-    """What goes round: the whole buffer, among how many, in which steps."""
+    """The data of a ring: the buffer, the number of ranks, and the steps."""
 
     size: int
     ranks: int
@@ -174,7 +174,7 @@ def peer_channels(place: Place) -> int:
 
 
 def halved(channels: int, ranks: int, room: int) -> int:
-    """Return channels halved as long as so many ranks exceed what they have room for."""
+    """Return the channels, halved as long as the ranks exceed the room that they have."""
     while channels > 1 and channels * ranks > room:
         channels //= 2
     return max(1, channels)
@@ -265,7 +265,7 @@ def ring_channels(node: Node, ring: Ring) -> int:
 
 
 def _in_switch_bytes(node: Node, ring: Ring) -> float | None:
-    """Return what a GPU sends to the switch: all of the buffer to be reduced, and its reduced share."""
+    """Return the bytes that a GPU sends to the switch: the buffer to be reduced, and its reduced share."""
     if node.nvls is None or ring.rounds == 1 or ring.ranks < node.nvls.least_ranks:
         return None
     return ring.size * (ring.ranks + 1) / ring.ranks

@@ -85,7 +85,7 @@ class Tuner(Spec, frozen=True, kw_only=True):
 
 
 class Sharing(Spec, frozen=True, kw_only=True):
-    """What is left of a link's rate when this many ranks cross the same host bridges."""
+    """The share of a link's rate that is left when this many ranks cross the same host bridges."""
 
     ranks: int
     rate: float
@@ -197,7 +197,7 @@ class NcclFabric(Spec, frozen=True, kw_only=True):
     network: Network | None = None
 
     def reduces_over_nodes(self, per_node: int) -> bool:
-        """Whether the switches of nodes with so many ranks of a group reduce in its trees over nodes."""
+        """Whether the switches of nodes with this many ranks of a group reduce in its trees over nodes."""
         tree = None if self.network is None else self.network.tree
         least = self.node.nvls.least_ranks if self.node.nvls else 1 if tree is None else tree.least_ranks
         return tree is not None and 1 < least <= per_node
@@ -219,7 +219,7 @@ def fabric_names() -> list[str]:
 
 
 def with_registered_buffers(fabric: NcclFabric) -> NcclFabric:
-    """Return what NCCL does with buffers that are registered with it."""
+    """Return the fabric with the constants of registered buffers."""
     in_switch = fabric.node.nvls
     if in_switch is None or in_switch.registered is None:
         return fabric

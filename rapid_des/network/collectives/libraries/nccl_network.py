@@ -160,7 +160,7 @@ def _network_ring(network: Network, ring: Ring, per_node: int, choice: str) -> f
 def _large_tree(
     fabric: NcclFabric, tree: NetworkTree, ring: Ring, per_node: int, *, switched: bool
 ) -> list[LibraryCost]:
-    """Return what a tree of nodes takes, which reduces in their switches where these can; nothing if none."""
+    """Return the cost of a tree of nodes, with reductions in switches where possible; empty if no tree."""
     in_switches = fabric.reduces_over_nodes(per_node)
     if per_node < tree.least_ranks or (in_switches and not switched):
         return []

@@ -46,7 +46,7 @@ _PACK = 16
 
 
 class Limits(Spec, frozen=True, kw_only=True):
-    """Which kernel serves what sizes of a group of so many ranks."""
+    """The kernels that serve a group of this many ranks, by size."""
 
     ranks: int
     one_shot_below: Size
@@ -116,7 +116,7 @@ class AllReduceKernel(Spec, frozen=True, kw_only=True):
     """The limit by blocks of threads; None: there are always enough blocks."""
 
     def limits_of(self, ranks: int) -> Limits | None:
-        """Return the limits of groups of so many ranks, if the library serves any."""
+        """Return the limits of groups of this many ranks, if the library serves any."""
         return next((limits for limits in self.limits if limits.ranks == ranks), None)
 
 
@@ -175,7 +175,7 @@ class ServingKernels(Spec, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class ExpertExchange:
-    """What one rank exchanges: its tokens, each with `topk` of `experts` experts."""
+    """The data that one rank exchanges: its tokens, each with `topk` of `experts` experts."""
 
     tokens: int
     hidden: int
@@ -237,7 +237,7 @@ def all_reduce_time(kernels: ServingKernels, library: str, ranks: int, size: int
 def all_reduce_cost(
     kernels: ServingKernels, library: str, ranks: int, size: int, *, switched: bool = True
 ) -> LibraryCost | None:
-    """Return what a library's own all-reduce takes in a node; None where it calls NCCL.
+    """Return the cost of a library's own all-reduce in a node; None where it calls NCCL.
 
     Symmetric memory is used where one switch is at all ranks (`switched`), as its multicast needs.
     """
@@ -274,7 +274,7 @@ def _symmetric_cost(
 
 
 def _reduced(algorithm: str, size: int, start: float, wire: float, rate: float) -> LibraryCost:
-    """Return the cost of so many bytes over a GPU's links, after `start`; in microseconds."""
+    """Return the cost of these bytes over a GPU's links, after `start`; in microseconds."""
     return LibraryCost(
         duration=math.ceil((start + wire / rate) * PS_PER_US),
         algorithm=algorithm,
@@ -289,7 +289,7 @@ def _reduced(algorithm: str, size: int, start: float, wire: float, rate: float) 
 def exchange_cost(
     kernels: ServingKernels, library: DeepEp, place: Place, size: int, how: Exchange | None = None
 ) -> LibraryCost | None:
-    """Return what an exchange of `size` bytes a rank takes; None where there are no constants for it.
+    """Return the cost of an exchange of `size` bytes a rank; None where there are no constants for it.
 
     An all-to-all of a trace that does not say `how` it spreads may dispatch or combine: the mean of both,
     unless the library's `direction` says it.
@@ -331,7 +331,7 @@ def exchange_cost(
 def hybrid_cost(
     kernels: ServingKernels, library: HybridEp, place: Place, size: int, how: Exchange
 ) -> LibraryCost | None:
-    """Return what Hybrid-EP takes for `size` bytes a rank of copies; None where there are no constants."""
+    """Return Hybrid-EP's cost for `size` bytes a rank of copies; None where there are no constants."""
     kernel = kernels.hybrid.get("combine" if how.returns else "dispatch")
     if kernel is None or not how.once:
         return None
@@ -350,7 +350,7 @@ def hybrid_cost(
 
 
 def hybrid_time(kernel: Hybrid, exchange: ExpertExchange, *, multiprocessors: int) -> int:
-    """Return the picoseconds of Hybrid-EP's dispatch or combine kernel that runs on so many SMs."""
+    """Return the picoseconds of Hybrid-EP's dispatch or combine kernel on this number of SMs."""
     payload = exchange.copies / exchange.topk
     nodes, per_node = exchange.nodes, exchange.per_node
     inside = payload * exchange.distinct(nodes * per_node) * (1 - 1 / per_node)
@@ -371,7 +371,7 @@ def low_latency_time(kernel: LowLatency, exchange: ExpertExchange) -> int:
 
 
 def normal_time(kernel: Normal, exchange: ExpertExchange, *, multiprocessors: int) -> int:
-    """Return the picoseconds of a normal dispatch or combine that runs on so many SMs."""
+    """Return the picoseconds of a normal dispatch or combine on this number of SMs."""
     payload = exchange.copies / exchange.topk
     ranks = exchange.distinct(exchange.nodes * exchange.per_node)
     moved = payload * (ranks / exchange.nodes + kernel.local * exchange.nodes)
