@@ -63,6 +63,13 @@ class Chooser:
         first, last = self._between(replace(asked, size=low), choices, ranks)
         return {choice: time + share * (last[choice] - time) for choice, time in first.items()}
 
+    def estimates(self, asked: Asked, ranks: tuple[int, ...]) -> dict[Choice, float]:
+        """Return the estimated picoseconds of all candidates, in their order."""
+        links, choices = self._group(asked, ranks), candidates(asked.collective, asked.extents)
+        if len(asked.extents) > 1 and asked.collective in HIERARCHICAL:
+            choices += self._per_dimension(asked, ranks)
+        return {choice: links.estimate(choice, asked).time for choice in choices}
+
     def _per_dimension(self, asked: Asked, ranks: tuple[int, ...]) -> tuple[Choice, ...]:
         key = ("auto", self._machine, self.likeness(ranks, asked.extents), asked)
         names = self._memory.get_or_make(key, lambda: self._group(asked, ranks).best_along(asked))
@@ -171,6 +178,10 @@ class Planner:
         """Return the picoseconds of all that `auto` chooses from, in their order; see `Chooser.times`."""
         asked = Asked(call.collective, call.extents, call.size)
         return self._chooser.times(asked, ranks, repeats=self._repeats)
+
+    def estimates(self, call: Call, ranks: tuple[int, ...]) -> dict[Choice, float]:
+        """Return the estimated picoseconds of every algorithm that `auto` knows, in their order."""
+        return self._chooser.estimates(Asked(call.collective, call.extents, call.size), ranks)
 
     def alike(self, ranks: tuple[int, ...], kinds: Iterable[CollectiveType]) -> bytes | None:
         """Return a key of the choice for a group; None where the file states all of its algorithms."""

@@ -368,8 +368,8 @@ def _of_size(machine: Machine, question: Question, engine: str | EngineChoice) -
     group = tuple(range(members_of(question, machine)))
     call = Call(kind, share_of(question, size, machine), *geometry(machine, group))
     planner = Planner(machine)
-    chosen, times = planner.choice(call, group), planner.times(call, group)
-    for choice, estimate in times.items():
+    chosen, estimates = planner.choice(call, group), planner.estimates(call, group)
+    for choice, estimate in estimates.items():
         if isinstance(choice.algorithm, str) or choice == chosen:
             stated = choice if isinstance(choice.algorithm, str) else Choice(algorithm=AUTO)
             changed = _with_algorithm(machine, question.operation, stated)
