@@ -23,10 +23,10 @@ from rapid_des.report.pictures.charts import draw_tornado
 from rapid_des.report.plan_text import leaning_lines, plan_lines, sensitivity_lines
 from rapid_des.report.writing import check_outputs, write_text
 from rapid_des.simulation import MODES
+from rapid_des.studies.choices import CHOICES, choices_of
 from rapid_des.studies.executors import Executor, InProcess
 from rapid_des.studies.plan import AUTO, Wanted, plan
 from rapid_des.studies.sensitivity import How, leanings, sensitivity
-from rapid_des.studies.splits import CHOICES, choices_of
 from rapid_des.studies.worker_pools import executor_of
 
 
