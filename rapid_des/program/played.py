@@ -15,26 +15,41 @@ from msgspec import structs
 
 from rapid_des.machine import Machine
 from rapid_des.network.collectives import Schedule
-from rapid_des.network.specs import Choice
+from rapid_des.network.specs import Choice, Switching
 from rapid_des.program.candidates import TIE, Asked, Estimate
 from rapid_des.program.plans import AxisPhase, Call, as_chosen, cut_in_chunks
 from rapid_des.program.side_by_side import Lines, Play
+from rapid_des.units import Size, ceil_divide
 
 MOST_PAIRS = 1 << 14
 """Most pairs of members, over all groups, for which collectives are simulated."""
 MOST_VISITS = 1 << 14
-"""Most link visits of one simulation; with more, messages are split into fewer parts."""
+"""Most link visits of one simulation; with more, messages are split into fewer parts or longer segments."""
+_MOST_COARSENING = 64
+"""Most segments that are played as one; with more, algorithms are chosen by estimates."""
 
 Groups = Sequence[tuple[int, ...]]
 
 
 def can_be_played(machine: Machine, groups: Groups, size: int) -> bool:
     """Tell whether collectives of `size` bytes a member are few enough transfers to be played."""
-    members, segment = len(groups[0]), machine.switching.segment
-    pairs = len(groups) * members * (members - 1)
-    if machine.switching.mode == "store_and_forward" and segment is not None:
-        pairs = max(pairs, pairs // members * size // int(segment))
-    return pairs <= MOST_PAIRS
+    members = len(groups[0])
+    if len(groups) * members * (members - 1) > MOST_PAIRS:
+        return False
+    return _coarsening(machine, groups, size) <= _MOST_COARSENING
+
+
+def _coarsening(machine: Machine, groups: Groups, size: int) -> int:
+    """Return how many segments are played as one, a power of two, so that about `MOST_VISITS` remain.
+
+    A member sends about twice the collective's size, over an access link and one more. One segment of
+    `store_and_forward` is one visit a link, so that a large message of small segments is many visits.
+    """
+    segment = machine.switching.segment
+    if machine.switching.mode != "store_and_forward" or segment is None:
+        return 1
+    visits = len(groups) * len(groups[0]) * 4 * size // int(segment)
+    return 1 << max(0, ceil_divide(visits, MOST_VISITS) - 1).bit_length()
 
 
 class Played:
@@ -43,6 +58,7 @@ class Played:
     def __init__(self, machine: Machine, groups: Groups) -> None:
         self._machine, self._groups = machine, groups
         self._in_parts = cache(self._with_parts)
+        self._in_segments = cache(self._with_segments)
 
     def time(self, choice: Choice, asked: Asked) -> int:
         """Return the picoseconds until all groups are done."""
@@ -50,7 +66,8 @@ class Played:
         plan, made = as_chosen(choice, call), cache(self._lines)
         chunks = [[made(phase, asked.extents) for phase in chunk] for chunk in plan]
         whole = cut_in_chunks(plan)
-        play = Play(chunks, self._machine, whole=whole, in_order=True)
+        machine = self._in_segments(_coarsening(self._machine, self._groups, asked.size))
+        play = Play(chunks, machine, whole=whole, in_order=True)
         parts = self._machine.switching.parts
         if not whole and parts > 1 and play.visits > MOST_VISITS:
             fewer = max(1, parts * MOST_VISITS // play.visits)
@@ -67,9 +84,18 @@ class Played:
         return [(schedule, tuple(line)) for line in lines.tolist()]
 
     def _with_parts(self, parts: int) -> Machine:
-        spec = self._machine.spec
-        fewer = structs.replace(spec.switching, parts=parts)
-        return replace(self._machine, spec=structs.replace(spec, switching=fewer))
+        return self._switching_by(structs.replace(self._machine.spec.switching, parts=parts))
+
+    def _with_segments(self, coarsening: int) -> Machine:
+        switching = self._machine.spec.switching
+        if coarsening == 1 or switching.segment is None:
+            return self._machine
+        return self._switching_by(
+            structs.replace(switching, segment=Size(int(switching.segment) * coarsening))
+        )
+
+    def _switching_by(self, switching: Switching) -> Machine:
+        return replace(self._machine, spec=structs.replace(self._machine.spec, switching=switching))
 
 
 def fastest_played(

@@ -62,6 +62,8 @@ def _stopped(plan: Plain) -> Iterator[str]:
 def _first_of(plan: Plain) -> str:
     """Return how far another layout may be in front of the first."""
     first, within = f"first of {plan['ways']:,}", plan["within"]
+    if plan["floor_s"] == 0:
+        return f"first of {plan['ways']:,} that were looked at"
     if within is None:
         return (
             f"{first} by closed forms, which leave out waiting on links and bound nothing; "

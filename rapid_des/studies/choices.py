@@ -1,4 +1,4 @@
-"""What a plan chooses of a job, and the texts of `--vary` that state it."""
+"""What a plan chooses, by the key of a job file that says it, and how `--vary` states values of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ CHOICES: Mapping[str, str] = {
 }
 """What is chosen, by the key of a job file that says it; dp follows from the number of GPUs."""
 ORDER = ("tp", "cp", "ep", "dp", "pp")
-"""The usual order of the axes, the innermost first."""
+"""The usual order of axes, innermost first."""
+
 _WORDS: Mapping[str, Sequence[Any]] = {
     "sequence_parallel": (True, False),
     "schedule": tuple(SCHEDULES),

@@ -137,7 +137,7 @@ class Plan:
     def within(self) -> float | None:
         """By which share of it another layout can be faster than the first, flattened; None: not known."""
         first, *rows = [row.flattened for row in self.rows] or [None]
-        if first is None or None in rows:
+        if first is None or None in rows or self.others == 0:
             return None
         least = [row[0] for row in rows if row is not None]
         least += [] if self.others is None else [int(self.others)]
