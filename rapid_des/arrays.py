@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 _Array = TypeVar("_Array", bound=NDArray[Any])
 _MANY = 256
-"""Columns that numpy joins faster than a loop does."""
+"""The number of columns from which numpy's concatenation is faster than a Python loop."""
 
 
 def starts_of(lengths: Sequence[int] | NDArray[np.integer[Any]]) -> Int64s:

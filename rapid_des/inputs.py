@@ -21,13 +21,13 @@ class Kind(NamedTuple):
 
     name: str
     most: int
-    """Bytes of the largest file that is read."""
+    """The largest file that is read, in bytes."""
 
 
 TEXT = Kind("a text file", 1 << 26)
-"""YAML, JSON, TOML, CSV, XML and shell scripts."""
+"""The kind of YAML, JSON, TOML, CSV, XML and shell script files."""
 REQUESTS = Kind("a table of requests", 1 << 30)
-"""CSV, read row by row."""
+"""The kind of CSV files of requests, which are read row by row."""
 TRACE = Kind("a trace", 1 << 32)
 LEARNED_FILE = Kind("a file of learned operators", 1 << 26)
 PART = Kind("a part of a study's results", 1 << 28)
@@ -36,7 +36,7 @@ DATABASE = Kind("a search's database", 1 << 30)
 _ONLY_LOOK = (
     os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
 )
-"""A FIFO that takes the file's place after it was looked at is opened at once, not waited for."""
+"""Flags for `os.open`. With O_NONBLOCK a FIFO that replaces the file after the check opens at once."""
 
 
 def open_input(path: Path, kind: Kind = TEXT) -> BufferedReader:
@@ -67,7 +67,7 @@ def read_input(path: Path, kind: Kind = TEXT) -> bytes:
 
 
 def unpack_input(path: Path, kind: Kind = TEXT) -> bytes:
-    """Return what a gzip file holds, at most what a file of the kind may; gzip tells of damage."""
+    """Return the content of a gzip file, up to the limit of its kind; a damaged file is an error."""
     with open_input(path, kind) as file, gzip.open(file) as unpacked:
         return _read(unpacked, path, kind)
 

@@ -57,36 +57,41 @@ class MachineSpec(Spec, frozen=True, kw_only=True):
     """The file format of a machine; dimensions innermost first."""
 
     name: str
-    """What people call the machine; it heads reports."""
+    """The machine's name, which heads reports."""
     device: str | DeviceSpec
     """The GPU on every node: a path, a preset's name, or the keys of a device file."""
     clock: Literal["boost", "sustained"] | None = None
-    """At which clock jobs run. Unset: training and prefill at the sustained one, decode as the device file
-    says."""
+    """The clock at which jobs run. Unset: sustained for training and prefill; for decode the device file
+    decides.
+    """
     host_speed: Annotated[float, Meta(ge=0.01, le=100)] | None = None
-    """How quickly a core of the nodes issues work, over one of the H100 servers that software profiles are
-    stated for. Unset: as quickly."""
+    """The speed at which a core of the nodes issues work, relative to the H100 servers for which software
+    profiles are stated. Unset: 1.
+    """
     fabric: tuple[AnyDimension, ...]
     """The dimensions of the fabric, innermost first: rank id = a0 + n0·(a1 + n1·(a2 + …))."""
     routing: Routing
-    """How a message finds its route, and what decides between equal ones."""
+    """The rules by which a message finds its route and chooses between equal routes."""
     switching: Switching
-    """How links forward messages."""
+    """The rules by which links forward messages."""
     gpus_per_node: Count | None = None
-    """GPUs of one server, consecutive ids: what `node` means in faults."""
+    """The number of GPUs in a server; their ids are consecutive. It defines `node` in faults."""
     collectives: Collectives = Collectives()
-    """What serves which collective: an algorithm, else a library; unset: the best on each group's links."""
+    """The algorithm or library that serves each collective; unset: the best algorithm on each group's links.
+    """
     links: tuple[LinkOverride, ...] = ()
-    """Links with a rate of their own."""
+    """The links that have a rate of their own."""
     faults: tuple[Fault, ...] = ()
-    """What is broken, for ever or for a while."""
+    """The faults of the machine, permanent or timed."""
     jitter: Jitter | None = None
-    """How GPUs differ from one another, and how late messages come; unset: all are alike and in time."""
+    """The differences among GPUs and the delays of messages; unset: all GPUs are equal and no message is
+    delayed.
+    """
 
 
 @dataclass(frozen=True, eq=False)
 class Machine:
-    """What simulations ask of a machine.
+    """A machine as simulations use it.
 
     >>> machine = load_machine("dgx_a100")
     >>> machine.fabric.gpus, machine.device.spec.name
@@ -101,22 +106,24 @@ class Machine:
     healthy: Fabric
     """The fabric without faults."""
     fabric: Fabric
-    """The fabric that the constant faults leave; dead links stand in it and are never used."""
+    """The fabric under the constant faults; dead links keep their ids and are never used."""
     planned: Router
-    """Dimension order and stated routes, blind to faults."""
+    """The routes by dimension order and by stated waypoints, without regard to faults."""
     router: Router
-    """Around the links that are down from beginning to end."""
+    """The routes around links that are down for the whole run."""
     dead: frozenset[int]
-    """Links that are down from beginning to end."""
+    """The links that are down for the whole run."""
     slowed: Mapping[int, GpuFactors]
-    """What constant faults and jitter make of the speeds of GPUs, where that is not 1; by ascending id."""
+    """The speed factors of GPUs under constant faults and jitter, by ascending id; GPUs at full speed are
+    left out.
+    """
     lost: frozenset[int]
-    """GPUs that are down from beginning to end: holes that no job may use."""
+    """The GPUs that are down for the whole run; no job may use them."""
     faults: tuple[Fault, ...]
-    """Those of the file, then those of the call."""
+    """The faults of the file, then those of the call."""
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether two machines are the same by content, wherever their files stand."""
+        """Return whether two machines are equal by content, whatever the location of their files."""
         return self is other or (isinstance(other, Machine) and self._content() == other._content())
 
     def __hash__(self) -> int:
@@ -211,7 +218,7 @@ class Machine:
         return tuple(self.fabric.link_name(link) for link in self.router.route(source, destination))
 
     def check(self) -> RouteCheck:
-        """Return what a check of the routes finds; `FabricCutError` if GPUs can not reach each other.
+        """Return the result of a route check; `FabricCutError` if GPUs can not reach each other.
 
         >>> load_machine("dgx_a100").check().dependency_cycle
         ()
@@ -256,7 +263,7 @@ class Machine:
 
     @property
     def collectives(self) -> Collectives:
-        """What serves which collective: algorithms and libraries."""
+        """The algorithm or library that serves each collective."""
         return self.spec.collectives
 
 
@@ -372,7 +379,7 @@ class _Left(TypedDict):
 
 
 def _left_by(faults: tuple[Fault, ...], healthy: Fabric, planned: Router, spec: MachineSpec) -> _Left:
-    """Return what the constant ones of some faults leave of a machine."""
+    """Return the machine under the constant faults among some faults."""
     factors = gpu_speeds(healthy, faults, spec.jitter, spec.gpus_per_node) if faults or spec.jitter else {}
     if not faults:
         return _Left(fabric=healthy, router=planned, dead=frozenset(), slowed=factors, lost=frozenset())

@@ -29,12 +29,13 @@ from typing import Any, Self
 from weakref import WeakSet
 
 _NEW_OBJECTS = 50_000
-"""How many new objects start a search for circles of dead ones.
+"""The number of new objects after which Python searches for dead reference cycles.
 
-Python's own 700 costs a tenth of a large run, which makes many objects that stay and few circles."""
+Its default of 700 costs a tenth of a large run, which makes many lasting objects and few cycles.
+"""
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _NO_LIMIT = {"LOKY_MAX_MEMORY_LEAK_SIZE": "1e18"}
-"""loky would replace workers that grow by 300 MB, which their caches may."""
+"""Disables a limit of loky, which would replace workers that grow by 300 MB, as their caches may."""
 _OF_TRACKERS = {"PYTHONSAFEPATH": "1", "PYTHONWARNINGS": "ignore"}
 """Trackers give back the semaphores of processes that were killed, and would warn of each."""
 
@@ -69,7 +70,7 @@ class Worker:
         _OPEN.add(self)
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Have a function called; the first one starts the process."""
+        """Submit a function call; the first call starts the process."""
         try:
             with nullcontext() if self._has_started else _starting():
                 self._has_started = True
@@ -107,7 +108,7 @@ def end_all() -> None:
 
 @contextmanager
 def _starting() -> Iterator[None]:
-    """Have processes that start meanwhile import nothing from the current folder, and not see ^C."""
+    """Start processes that import nothing from the current folder and do not receive ^C."""
     from loky.backend import resource_tracker
 
     known = {name: os.environ.get(name) for name in _OF_TRACKERS}
@@ -153,7 +154,7 @@ def _begin(lifeline: Connection) -> None:
 
 
 def _end_with(lifeline: Connection) -> None:
-    """Have this process end when the other end of a pipe, on which nothing is ever written, closes."""
+    """End this process when the other end of a pipe, on which nothing is ever written, closes."""
     if os.name != "posix":
         return
     import fcntl

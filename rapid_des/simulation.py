@@ -158,7 +158,7 @@ def require_kind(value: object, kind: type, maker: str) -> None:
 
 
 def unmarked(machine: Machine) -> Machine:
-    """Return a machine without marks and the rates that they cut."""
+    """Return the machine without marking, and so without rate cuts."""
     assert machine.switching.congestion is not None, "who asks has looked"
     congestion = structs.replace(machine.switching.congestion, dcqcn=None)
     switching = structs.replace(machine.switching, congestion=congestion)
@@ -167,7 +167,7 @@ def unmarked(machine: Machine) -> Machine:
 
 @dataclass(frozen=True)
 class _Asked:
-    """How a job is simulated."""
+    """The options of a job's simulation."""
 
     mode: str
     choice: EngineChoice
@@ -247,7 +247,7 @@ def _flattened(job: Job, machine: Machine, asked: _Asked) -> Result:
 
 
 def _noted(result: Result, machine: Machine) -> Result:
-    """Return the result with notes of what `random` faults of the machine drew, and which came too late."""
+    """Return the result with notes on the draws of the machine's `random` faults, and on late faults."""
     if not machine.faults:
         return result
     drawn = drawn_names(machine.healthy, machine.faults, machine.spec.gpus_per_node)

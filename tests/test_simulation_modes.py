@@ -16,6 +16,7 @@ from rapid_des.modes.pricing import price, price_blocks
 from rapid_des.network.faults import parse_fault
 from rapid_des.program.lowering import lower
 from rapid_des.report.breakdown import rank_times
+from rapid_des.report.result_text import result_lines
 from rapid_des.simulation import MODES, compare, replay, simulate
 from tests.program.machines import dimension, machine, ring, switch
 
@@ -168,6 +169,21 @@ def test_what_groups_of_blocks_wait_for_one_another_is_bounded(job):
     most = float(note.rpartition("(")[2].rstrip("%)")) / 100
     assert int(flattened.step_time) > 1.05 * int(taken_apart.step_time)
     assert int(flattened.step_time) <= (1 + most) * int(taken_apart.step_time)
+
+
+@pytest.mark.usefixtures("in_blocks")
+@pytest.mark.parametrize("mode", MODES[1:])
+def test_a_wide_bound_stands_beside_the_step_and_in_its_interval(mode):
+    small = {"model.layers": "2", "training.global_batch": "8"}
+    shared = load_job("llama2_7b_train", settings=small | {"parallelism": "{tp: 2, pp: 2, dp: 4}"})
+    where = load_machine("torus2d_ring_a100_64")
+    result = simulate(shared, where, mode=mode, allow_oom=True)
+    bound, interval = result.mode_bound, result.intervals["step"]
+    assert bound.high > 1.05 * result.step_time
+    assert interval.low <= bound.low <= simulate(shared, where, allow_oom=True).step_time <= bound.high
+    assert bound.high <= interval.high
+    assert "  flattened step   " in "\n".join(result_lines(result, "any"))
+    assert any(bound.link in note for note in result.notes)
 
 
 def test_compare_gives_every_mode_or_why_not(job):

@@ -45,6 +45,8 @@ PROVIDERS: dict[str, str] = {
     "network.packets:grid_topics": "network/",
     "network.pauses:pause_topics": "network/",
     "network.marks:mark_topics": "network/",
+    "network.regret:regret_topics": "network/auto/",
+    "network.adaptive:adaptive_topics": "network/adaptive/",
     "training.published:topics": "training/",
     "training.tables:topics": "training/",
     "training.dgxc:topics": "training/dgxc",

@@ -68,6 +68,12 @@ class Row:
         """Whether the flattened step lies within the bound."""
         return self.low <= self.flattened <= self.high
 
+    @property
+    def text(self) -> str:
+        """One line: where, how far it is off, and where its bound lies."""
+        ends = f"{self.low / self.flattened - 1:+.2%} to {self.high / self.flattened - 1:+.2%}"
+        return f"{self.kind} {self.seed}, {self.machine}, {self.mode} {self.off:+.2%}, {ends}: {self.layout}"
+
 
 def drawn(seed: int, kind: str) -> tuple[Job, Machine, str]:
     """Return a job and a machine of a kind, and the layout in words; what does not fit raises."""
@@ -76,10 +82,11 @@ def drawn(seed: int, kind: str) -> tuple[Job, Machine, str]:
     stored = draw.random() < 0.2
     machine = load_machine(name, settings=tuple(_STORED.items()) if stored else ())
     gpus = draw.choice([size for size in (4, 8, 16) if size <= min(machine.fabric.gpus, _MOST)])
-    tp = draw.choice([size for size in (1, 2, 4, 8) if size <= gpus])
+    tp = draw.choice([size for size in (1, 2, 4) if size <= gpus])
     pp = draw.choice([size for size in (1, 2, 4) if size <= gpus // tp])
     cp = draw.choice([size for size in (1, 1, 1, 2) if size <= gpus // tp // pp])
     dp = gpus // tp // pp // cp
+    hidden = draw.choice([512, 1024, 2048])
     layers = pp * draw.choice([1, 2, 4])
     schedule = draw.choice(["1f1b", "gpipe"])
     micro, batches = draw.choice([1, 2]), pp * draw.choice([1, 2])
@@ -87,10 +94,14 @@ def drawn(seed: int, kind: str) -> tuple[Job, Machine, str]:
         "parallelism": f"{{tp: {tp}, pp: {pp}, cp: {cp}, dp: {dp}, "
         f"sequence_parallel: {str(tp > 1 and draw.random() < 0.7).lower()}}}",
         "model.layers": layers,
+        "model.hidden": hidden,
+        "model.attention": f"{{heads: {hidden // 128}, kv_heads: {hidden // 128}}}",
+        "model.feed_forward": f"{{activation: swiglu, hidden: {hidden * 11 // 4}}}",
+        "model.vocabulary": 8192,
         "training.schedule": schedule,
         "training.micro_batch": micro,
         "training.global_batch": dp * micro * batches,
-        "training.sequence_length": draw.choice([1024, 2048, 4096]),
+        "training.sequence_length": draw.choice([512, 1024, 2048]),
         "training.zero_stage": draw.choice([0, 1, 2, 3]) if dp > 1 else 0,
         "training.overlap_gradients": str(draw.random() < 0.5).lower(),
         "training.recompute": draw.choice(["none", "selective", "full"]),
@@ -122,12 +133,15 @@ def rows_of(seed: int, kind: str) -> Iterator[Row]:
         )  # fmt: skip
 
 
-def campaign(draws: int, seed: int, kinds: Sequence[str]) -> Iterator[Row]:
+def campaign(draws: int, seed: int, kinds: Sequence[str], *, told: bool) -> Iterator[Row]:
     """Yield the rows of so many draws, the kinds in turn."""
     for number in range(seed, seed + draws):
         kind = kinds[number % len(kinds)]
         try:
-            yield from rows_of(number, kind)
+            for row in rows_of(number, kind):
+                if told:
+                    print(row.text, flush=True)
+                yield row
         except RapidDesError as refusal:
             print(f"{kind} {number}: {refusal}", file=sys.stderr)
 
@@ -149,9 +163,7 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
         )
     for row in rows:
         if not row.holds:
-            ends = f"{row.low / row.flattened - 1:+.2%} to {row.high / row.flattened - 1:+.2%}"
-            where = f"{row.kind} {row.seed}, {row.machine}, {row.mode}"
-            yield f"outside: {where} {row.off:+.2%}, {ends}: {row.layout}"
+            yield f"outside: {row.text}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -161,10 +173,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--in-blocks", action="store_true")
     parser.add_argument("--kind", action="append", choices=MACHINES)
+    parser.add_argument("--rows", action="store_true", help="print every row as it comes")
     parser.add_argument("--csv", type=Path, help="write every row there")
     wanted = parser.parse_args(arguments)
     with patch("rapid_des.modes.blocks.bounds._MOST_RANKS", 0 if wanted.in_blocks else 256):
-        rows = list(campaign(wanted.draws, wanted.seed, wanted.kind or list(MACHINES)))
+        rows = list(campaign(wanted.draws, wanted.seed, wanted.kind or list(MACHINES), told=wanted.rows))
     print(*summary(rows), sep="\n")
     if wanted.csv and rows:
         with wanted.csv.open("w", newline="") as file:

@@ -3,7 +3,7 @@
     python -m validation.plan_exhaustive [NUMBER ...]
 
 simulates every way that fits into memory of five spaces (or of those with these numbers, from 1), by closed
-forms and hierarchically (some minutes of two cores), and prints a table a space: ways, those that fit, what
+forms and flattened (some minutes of two cores), and prints a table a space: ways, those that fit, what
 `plan` simulated of them, whether its rows are the best of all to the picosecond, and how near the bounds come
 to the steps. It ends with code 1 if a row differs, a bound is above a step, closed forms are by more than
 their margin, or less memory is needed than a bound says.
@@ -30,7 +30,7 @@ from rapid_des.studies.splits import Space, checked
 from rapid_des.studies.worker_pools import executor_of
 
 TOP = 5
-MODES = ("analytical", "hierarchical")
+MODES = ("analytical", "flattened")
 
 
 @dataclass(frozen=True)
@@ -160,19 +160,19 @@ def row(case: Case) -> tuple[str, bool]:
     every = [way for _, way in legal]
     done = [way for way in every if len(way.steps) == len(MODES)]
     found = plan(job, machine, Wanted(gpus=case.gpus, top=TOP, vary=case.vary), executor_of())
-    best = sorted(way.steps["hierarchical"] for way in done)[:TOP]
+    best = sorted(way.steps["flattened"] for way in done)[:TOP]
     same = [int(row.step_time) for row in found.rows] == best
     near = [way.bound / min(way.steps.values()) for way in done]
     memories = [way.least_memory / way.needed for way in every]
-    closed = [way.steps["analytical"] / way.steps["hierarchical"] for way in done]
+    closed = [way.steps["analytical"] / way.steps["flattened"] for way in done]
     lessened = [
-        way.steps["analytical"] * (1 - margin(one)) <= way.steps["hierarchical"]
+        way.steps["analytical"] * (1 - margin(one)) <= way.steps["flattened"]
         for one, way in legal
         if len(way.steps) == len(MODES)
     ]
     counts = found.counts
     text = (
-        f"| {case.name} | {found.ways:,} | {len(done):,} | {counts['analytical']}, {counts['hierarchical']} "
+        f"| {case.name} | {found.ways:,} | {len(done):,} | {counts['analytical']}, {counts['flattened']} "
         f"| {'the same' if same else 'DIFFERENT'} | {statistics.median(near):.1%}, {max(near):.1%} "
         f"| {max(closed):.2%} | {statistics.median(memories):.1%}, {max(memories):.1%} |"
     )

@@ -29,7 +29,7 @@ from rapid_des.program.services import Sizes
 from rapid_des.program.templates import Templates
 
 _TAGS = 500_000_000
-"""That simulator takes tags modulo this."""
+"""ASTRA-sim reduces tags modulo this number."""
 
 
 def lockstep(phase: CollectivePhase, partners: Int32s, sizes: Int64s, lags: Int64s, rows: Sizes) -> Template:
@@ -196,14 +196,14 @@ def _tree_edges(phase: CollectivePhase, parent: list[int], root: int) -> tuple[l
 
 @dataclass(frozen=True)
 class PhaseAlgorithm:
-    """How a collective among n members becomes a template, and what it can do."""
+    """How a collective among n members becomes a template, and which collectives it supports."""
 
     build: Callable[[CollectivePhase, Sizes], Template]
     collectives: frozenset[CollectiveType] = frozenset((AR, AG, RS, A2A))
     members: Callable[[int], bool] = lambda n: n > 1
     wanted: str = "more than one member"
     extended: bool = False
-    """Only the extended dialect has it."""
+    """Whether only the extended dialect has it."""
 
 
 def _is_power_of_two(n: int) -> bool:
@@ -273,7 +273,7 @@ class PhaseTemplates:
 
     @property
     def numbered(self) -> tuple[Template, ...]:
-        """The templates by number."""
+        """The templates in order of their numbers."""
         return tuple(self._shared.numbered)
 
     def phase(self, phase: CollectivePhase) -> int:
@@ -290,7 +290,7 @@ class PhaseTemplates:
         return self._shared.number(("visit", size), lambda: self._shared.transfer(size, name, members=1))
 
     def channel(self, tag: int, size: int) -> int:
-        """Return what tells messages between the same two ranks apart: their tag and size."""
+        """Return the key of messages between the same two ranks: their tag and size."""
         return self._channels.setdefault((tag % _TAGS, size), len(self._channels))
 
     def _build(self, phase: CollectivePhase) -> Template:

@@ -24,7 +24,7 @@ from rapid_des.units import PS_PER_NS
 T = TypeVar("T")
 
 _LOCAL_DELAY_NS = 10
-"""Messages of a process group of its own wait this long whatever endpoint-delay says."""
+"""Delay in nanoseconds of messages in explicit process groups, whatever endpoint-delay states."""
 
 _KEYS = {
     AR: "all-reduce-implementation",
@@ -36,22 +36,22 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class Axis:
-    """A direction in which members of a group differ: they are `stride` apart in it."""
+    """A direction along which members of a group differ: neighbours are `stride` apart in it."""
 
     size: int
     stride: int
     dimension: int
-    """Whose queues the phases take."""
+    """The dimension whose queues the phases use."""
 
 
 @dataclass(frozen=True)
 class Scope:
-    """Who takes part in a collective: a group of its own, or the world along some or all dimensions."""
+    """The members of a collective: an explicit group, or the world along some or all dimensions."""
 
     members: int | None = None
-    """How many; None: the world."""
+    """Number of members; None: the world."""
     dimensions: tuple[bool, ...] | None = None
-    """Which of the world's dimensions; None: all."""
+    """For each of the world's dimensions, whether it takes part; None: all."""
 
     def involves(self, dimension: int) -> bool:
         """Tell whether the world's collective runs along a dimension."""
@@ -60,7 +60,7 @@ class Scope:
 
 @dataclass(frozen=True)
 class QueuedPhase:
-    """One phase of one chunk: where, and in which queue."""
+    """One phase of one chunk, and the queue that it uses."""
 
     phase: CollectivePhase
     axis: Axis
@@ -87,11 +87,11 @@ class RoundRobin:
 
     @staticmethod
     def after(queues: int, state: RoundRobinState) -> RoundRobin:
-        """Return the counts that `state` was taken from."""
+        """Return the counts of a former `state`."""
         return RoundRobin(queues, *(dict(kind) for kind in state))
 
     def state(self) -> RoundRobinState:
-        """Return what the next collective's chunks depend on."""
+        """Return the counts on which the next collective's chunks depend."""
         kinds = (self.any_queue, self.lower, self.upper, self.tree)
         return tuple(tuple(sorted((key, count) for key, count in kind.items() if count)) for kind in kinds)
 
@@ -110,7 +110,7 @@ class RoundRobin:
         return half + self._next(self.upper, dimension, self.queues - half) if half else 0
 
     def next_tree(self, dimension: int) -> int:
-        """Return which tree the next chunk takes."""
+        """Return the tree that the next chunk uses."""
         return self._next(self.tree, dimension, 2)
 
     @staticmethod
@@ -130,7 +130,7 @@ class CollectivePlanner:
         self._gpus = prod(self._sizes)
 
     def chunks(self, collective: CollectiveType, size: int) -> tuple[int, int]:
-        """Return how many chunks there are and the bytes of each."""
+        """Return the number of chunks and the bytes of each."""
         splits = self._stated("preferred-dataset-splits", self._system.preferred_dataset_splits)
         chunk = size // splits
         if collective is not AG and chunk < self._gpus:

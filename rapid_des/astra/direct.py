@@ -27,7 +27,7 @@ _MOST_EDGES = 2**24
 
 @dataclass(frozen=True)
 class Exchange:
-    """Everyone to everyone: task j·n + m is member m's message j; pairs ascend by (source, destination)."""
+    """All to all: task j·n + m is member m's message j; pairs ascend by (source, destination)."""
 
     members: int
     source: Int32s

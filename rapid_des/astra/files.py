@@ -42,22 +42,22 @@ _EXPONENT = re.compile(r"[+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})[eE][+-
 
 
 class NetworkFile(Spec, frozen=True, kw_only=True):
-    """The network's YAML: one entry a dimension, innermost first."""
+    """The network's YAML: one entry per dimension, innermost first."""
 
     topology: Annotated[tuple[Shape, ...], Meta(min_length=1)]
     npus_count: tuple[Count, ...]
     bandwidth: tuple[Positive, ...]
-    """GiB/s (2**30) of each directed link."""
+    """Bandwidth of each directed link, in GiB/s (2**30)."""
     latency: tuple[NonNegative, ...]
-    """Nanoseconds of each directed link."""
+    """Latency of each directed link, in nanoseconds."""
     faulty_links: tuple[tuple[int, int, Health], ...] = ()
-    """[one end, other end, what is left of both directions' bandwidth]; 0 is a dead link."""
+    """[one end, other end, remaining share of bandwidth of both directions]; 0 is a dead link."""
     non_recursive_from: int | None = None
     non_recursive_topology: tuple[int, ...] | None = None
 
 
 class SystemFile(Spec, frozen=True, kw_only=True, rename="kebab"):
-    """The system's JSON; what a trace needs and the file leaves out is an error where it is needed."""
+    """The system's JSON; a key that a trace needs and the file lacks is an error where it is needed."""
 
     scheduling_policy: Literal["LIFO", "FIFO", "EXPLICIT"] | None = None
     all_reduce_implementation: tuple[str, ...] | None = None
@@ -66,14 +66,14 @@ class SystemFile(Spec, frozen=True, kw_only=True, rename="kebab"):
     all_to_all_implementation: tuple[str, ...] | None = None
     collective_optimization: Literal["baseline", "localBWAware"] | None = None
     endpoint_delay: Annotated[int, Meta(ge=0, le=10**12)] = 10
-    """Nanoseconds; that simulator's own default."""
+    """Delay before each message in nanoseconds; the default is ASTRA-sim's."""
     active_chunks_per_dimension: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 1
     preferred_dataset_splits: Annotated[int, Meta(ge=1, le=4096)] | None = None
-    """Chunks of a collective; as many as rapid_des's own collectives may have."""
+    """Number of chunks of a collective; at most what rapid_des's own collectives may have."""
     local_mem_bw: NonNegative = 0
-    """10**9 bytes/s; 0 or absent means that reductions take no time."""
+    """Memory bandwidth in 10**9 bytes/s; 0 or absent means that reductions take no time."""
     peak_perf: NonNegative | None = None
-    """TFLOP/s."""
+    """Peak arithmetic rate in TFLOP/s."""
     roofline_enabled: Switch = False
     replay_only: Switch = False
     model_shared_bus: Switch = False
@@ -86,16 +86,16 @@ class MemoryFile(Spec, frozen=True, kw_only=True, rename="kebab"):
         "NO_MEMORY_EXPANSION", "PER_NPU_MEMORY_EXPANSION", "PER_NODE_MEMORY_EXPANSION", "MEMORY_POOL"
     ]
     remote_mem_latency: NonNegative = 0
-    """Nanoseconds."""
+    """Latency in nanoseconds."""
     remote_mem_bw: Positive | None = None
-    """Bytes a nanosecond."""
+    """Bandwidth in bytes per nanosecond."""
     num_nodes: Count | None = None
     num_npus_per_node: Count | None = None
 
 
 @dataclass(frozen=True)
 class Files:
-    """Where the files are, and what that simulator's command line adds to them."""
+    """The paths of the files, and the options of ASTRA-sim's command line."""
 
     network: Path
     system: Path
@@ -104,12 +104,12 @@ class Files:
     queues: int = 1
     """Queues per dimension, which collectives' chunks share."""
     dialect: Dialect = "stock"
-    """Whose message sizes collectives have; see `phases.message_size`."""
+    """The dialect whose message sizes collectives have; see `phases.message_size`."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What the files and options say, and what of them is not followed."""
+    """The content of the files and options, and which keys are not followed."""
 
     files: Files
     network: NetworkFile
@@ -121,17 +121,17 @@ class Setup:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """One line for each reason that keys are ignored for."""
+        """One line for each reason for which keys are ignored."""
         return tuple(by_reason(self.ignored))
 
     @property
     def queues(self) -> int:
-        """How many queues each dimension has."""
+        """Number of queues of each dimension."""
         return self.files.queues
 
     @property
     def dialect(self) -> Dialect:
-        """Whose message sizes collectives have."""
+        """The dialect whose message sizes collectives have."""
         return self.files.dialect
 
 

@@ -28,7 +28,7 @@ _FASTEST = EngineChoice()
 
 @dataclass(frozen=True)
 class AstraRun:
-    """What a replay leaves behind for link tables and further questions."""
+    """The program and records of a replay, for link tables and further analysis."""
 
     lowered: Lowered
     fabric: Fabric
@@ -37,7 +37,7 @@ class AstraRun:
 
 @dataclass(frozen=True)
 class AstraResult:
-    """Nanoseconds by position in `ranks`, and what was read but not followed."""
+    """Times in nanoseconds by position in `ranks`, and notes on what was not followed."""
 
     ranks: tuple[int, ...]
     finish_ns: tuple[int, ...]
@@ -50,7 +50,7 @@ class AstraResult:
     run: AstraRun | None = field(default=None, repr=False)
 
     def tree(self) -> dict[str, object]:
-        """Return the result as JSON's objects."""
+        """Return the result as plain data for JSON."""
         rows = zip(self.ranks, self.finish_ns, self.exposed_communication_ns, strict=True)
         return {
             "ranks": {

@@ -23,7 +23,7 @@ AR, AG, RS, A2A = (
     CollectiveType.ALL_TO_ALL,
 )
 LONGEST_S = 30 * 24 * 3600
-"""What one operation may take: with the time before it, it has room in 64 bits of picoseconds."""
+"""Longest time of one operation in seconds: sums then fit into 64 bits of picoseconds."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Endpoint:
 
     delay: int
     memory_bandwidth: float
-    """Bytes a second; 0: reductions take no time."""
+    """Bandwidth in bytes per second; 0: reductions take no time."""
     local: bool
-    """Whether this serves a process group of its own rather than the world's dimensions."""
+    """Whether it serves an explicit process group rather than the world's dimensions."""
 
     def reduction(self, size: int) -> int:
         """Return the picoseconds to reduce one message."""
@@ -81,9 +81,9 @@ class CollectivePhase:
     algorithm: str
     members: int
     size: int
-    """Bytes that the phase starts from: that simulator's phase data size."""
+    """Bytes at the start of the phase (ASTRA-sim's phase data size)."""
     ascending: bool
-    """Messages go to the next higher member, or to the next lower."""
+    """Whether messages go to the next higher member; otherwise to the next lower."""
     endpoint: Endpoint
     dialect: Dialect
     port: float = 0.0
@@ -93,12 +93,12 @@ class CollectivePhase:
 
     @property
     def direction(self) -> int:
-        """Where the next member is."""
+        """The offset of the next member: 1 or -1."""
         return 1 if self.ascending else -1
 
     @property
     def title(self) -> str:
-        """For people."""
+        """Name of the phase for messages to users."""
         name = self.collective.name.lower().replace("_", "-")
         return f"{name}, {self.algorithm}, {self.size} B among {self.members}"
 
@@ -113,7 +113,7 @@ def message_size(phase: CollectivePhase, *, halved: bool) -> int:
 
 
 def final_size(phase: CollectivePhase) -> int:
-    """Return what a phase leaves on each member: what the next phase starts from."""
+    """Return the bytes that a phase leaves on each member, with which the next phase starts."""
     if phase.collective is RS:
         return phase.size // phase.members
     return phase.size * phase.members if phase.collective is AG else phase.size

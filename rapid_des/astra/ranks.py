@@ -42,7 +42,7 @@ class IssueOrder:
     """In which order a rank prefers its nodes, and in which it would issue them if all took equal time."""
 
     position: Int64s
-    """Of each node by ascending id."""
+    """[node, by ascending id] its place in the order."""
     nodes: Int64s
     """Ascending id among the nodes whose dependencies are done: this order numbers messages that nothing else
     tells apart, and gives collectives their queues."""
@@ -235,7 +235,7 @@ class _Rank:
 
 
 def _occurrences(keys: Iterable[tuple[int, int]]) -> list[int]:
-    """Return for each key how often it stood before.
+    """Return for each key the number of equal keys before it.
 
     >>> _occurrences([(0, 1), (0, 2), (0, 1)])
     [0, 0, 1]

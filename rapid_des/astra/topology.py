@@ -53,27 +53,27 @@ _SHAPES: Mapping[Shape, _Maker] = {
 
 @dataclass(frozen=True)
 class AstraNetwork:
-    """The machine's links and routes; times as that simulator counts them."""
+    """The machine's links and routes, with times by ASTRA-sim's rules."""
 
     fabric: Fabric
     router: Router
     sizes: tuple[int, ...]
     """GPUs along each dimension, innermost first."""
     service_class: Int32s
-    """Of each link."""
+    """[link] the number of its class."""
     bandwidth: NDArray[np.float64]
-    """Bytes a nanosecond of each class."""
+    """[class] bandwidth in bytes per nanosecond."""
     latency: NDArray[np.float64]
-    """Nanoseconds of each class."""
+    """[class] latency in nanoseconds."""
 
     @property
     def gpus(self) -> int:
-        """How many GPUs there are."""
+        """Number of GPUs."""
         return self.fabric.gpus
 
     @property
     def switch_trees(self) -> None:
-        """No collective works inside switches there."""
+        """None: ASTRA-sim has no collectives inside switches."""
         return
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with a trace set before anything is replayed, by file, rank and node.
+"""Checks of a trace set before a replay: errors by file, rank and node.
 
 Among it sends and receives that do not find each other, and what nearly would.
 """
@@ -169,7 +169,7 @@ def check_report(report: ReadReport) -> tuple[Finding, ...]:
 
 
 def check_set(traces: TraceSet) -> tuple[Finding, ...]:
-    """Return what is wrong in a trace set in memory: nodes alone, groups, then messages."""
+    """Return the errors of a trace set in memory: first those of nodes, then of groups, then of messages."""
     findings: list[Finding] = []
     for rank in traces.ranks:
         findings += _node_findings(rank, traces)

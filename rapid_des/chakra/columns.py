@@ -65,7 +65,7 @@ _READ: Mapping[int, Callable[[Int64s], Int64s]] = {
     3: lambda bits: (bits >> 1) & 0x7FFFFFFFFFFFFFFF ^ -(bits & 1),
     4: lambda bits: (bits != 0).astype(np.int64),
 }
-"""How the bits of an integer form are read; form 0 is what stands there."""
+"""The function that decodes the bits of each integer form of the wire; form 0 needs no decoding."""
 _FORMS[[7, 23]] = 1
 _FORMS[[11, 19]] = 2
 _FORMS[[15, 17]] = 3
@@ -96,15 +96,17 @@ class RawTable:
     name: Int32s
     names: list[bytes]
     attributes: dict[str, Attribute]
-    """Of those in `WANTED`, the ones that occur with a value."""
+    """The attributes named in `WANTED` that have a value in at least one node, by name."""
     attribute_names: frozenset[bytes]
-    """All that occur, here or, as also in `names`, in a file that was read together with this one."""
+    """All attribute names in this file. If several files are read together, the names in any of them (as in
+    `names`).
+    """
     dependencies: dict[str, tuple[Int64s, Int64s]]
     """`data` and `ctrl`: (how many each node has, the ids as int64 bits)."""
     conflicts: int
-    """Attributes given twice in a node with different values; the first counts."""
+    """The number of attributes that a node states twice with different values; the first value is used."""
     group_frames: list[bytes]
-    """The nodes from which process groups can be learnt."""
+    """The encoded nodes that describe process groups."""
 
     def __len__(self) -> int:
         return len(self.ids)

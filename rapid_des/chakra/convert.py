@@ -84,7 +84,7 @@ def convert_set(
 
 
 def converted_paths(reference: str | Path, folder: str | Path, form: Form) -> tuple[Path, ...]:
-    """Return what `convert_set` writes, a file for each of the set, which must not lie in that folder."""
+    """Return the paths that `convert_set` writes, one a file of the set, which must not be in that folder."""
     files, folder = discover(reference), Path(folder)
     if folder.resolve() == files.folder.resolve():
         raise TraceError(f"{folder}: is where the traces lie; choose another folder")
@@ -103,7 +103,7 @@ def _frames(source: TraceFile) -> Iterator[bytes]:
 
 
 def _converted_metadata(source: TraceFile) -> Any:
-    """Return the metadata with the generation that the nodes had: it tells readers whose conventions hold."""
+    """Return the metadata with the generation of the nodes, which decides the conventions of a reader."""
     metadata = message_class("GlobalMetadata")()
     metadata.CopyFrom(source.metadata)
     if source.generation not in _SAME:

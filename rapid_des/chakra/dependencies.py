@@ -1,4 +1,4 @@
-"""From the ids that nodes name to a clean, acyclic table of positions; what is dropped is counted."""
+"""Dependencies: an acyclic table of positions from the ids that nodes name, and counts of what is dropped."""
 
 from __future__ import annotations
 

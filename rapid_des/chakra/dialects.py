@@ -1,4 +1,4 @@
-"""What each writer of Chakra traces means: one table, chosen by evidence in the files or by name.
+"""The conventions of each writer of Chakra traces: one table, selected by evidence in the files or by name.
 
 `ReadOptions` is what a person may decide about reading instead of letting the files decide.
 """
@@ -21,7 +21,7 @@ DEPENDENCIES: tuple[Dependencies, ...] = ("auto", "data", "ctrl", "both")
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a file shows of its writer."""
+    """The features of a file that identify its writer."""
 
     generation: Generation | None
     schema: str
@@ -30,7 +30,7 @@ class Evidence:
     input_text: str
     attributes: frozenset[str]
     names: tuple[str, ...]
-    """The distinct node names."""
+    """The distinct node names of the file."""
     has_data: bool
     has_ctrl: bool
 
@@ -47,17 +47,18 @@ class Dialect:
     recognise: Callable[[Evidence], bool]
     because: str
     dependencies: Dependencies = "auto"
-    """Which fields are predecessors; `auto`: ctrl where a rank has nothing else, both where that is acyclic
-    without dangling ids, else data."""
+    """The fields that hold predecessors. `auto` takes ctrl where a rank has nothing else, both fields where
+    their union is acyclic and has no dangling ids, else data.
+    """
     time_unit: int = PS_PER_US
     """Picoseconds in one unit of `duration_micros`."""
     sizes_in_elements: bool = False
     in_order: bool = False
-    """Whether what is on one stream or thread runs in order of ids."""
+    """Whether the nodes on one stream or thread run in ascending order of their ids."""
     streams_named: bool = False
     """Whether the numeric `stream` and `tid` attributes are GPU streams and CPU threads."""
     complete: bool = False
-    """Whether a node says all that is known of it: a duration that is not written is not known."""
+    """Whether a node states everything that is known about it, so that a missing duration is unknown."""
 
 
 def _is_stage(seen: Evidence) -> bool:
@@ -135,7 +136,9 @@ def detect(seen: Evidence) -> Dialect:
 
 TIME_UNITS = {"ps": 1, "ns": PS_PER_NS, "us": PS_PER_US, "ms": PS_PER_MS, "s": PS_PER_S}
 ELEMENT_BYTES = 2
-"""What an element is taken for where a writer counts elements and nobody says their width; it is noted."""
+"""The assumed bytes of an element where a writer counts elements without a width; reading notes the
+assumption.
+"""
 
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -145,7 +148,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "generation": ("auto", *(generation.value for generation in Generation)),
     "streams": ("auto", "ordered", "unordered"),
 }
-"""What each option may be."""
+"""The values that each option allows, by option name."""
 
 
 @dataclass(frozen=True)
@@ -157,23 +160,25 @@ class ReadOptions:
     """
 
     dialect: str = "auto"
-    """A name in `DIALECTS`."""
+    """The dialect: `auto` or a name in `DIALECTS`."""
     dependencies: Dependencies = "auto"
     time_unit: str = "auto"
-    """A key of `TIME_UNITS`: what `duration_micros` really counts."""
+    """The unit of `duration_micros`: `auto` or a key of `TIME_UNITS`."""
     dtype_bytes: int | None = None
-    """Bytes of an element, for writers that count elements; given for others, it multiplies theirs too."""
+    """The bytes of an element for writers that count elements. For other writers it multiplies the stated
+    sizes too.
+    """
     groups: Path | None = None
     generation: str = "auto"
-    """A value of `Generation`."""
+    """The wire generation: `auto` or a value of `Generation`."""
     strict: bool = False
-    """Refuse what would otherwise be repaired."""
+    """Whether an input that would need a repair is refused instead."""
     salvage: bool = False
-    """Keep the whole nodes in front of a truncated or corrupt frame."""
+    """Whether the whole nodes before a truncated or corrupt frame are kept."""
     zero_is_world: bool = False
-    """Take the group "0" for all ranks even where a group file defines it, as ASTRA-sim does."""
+    """Whether the group "0" means all ranks even where a group file defines it, as in ASTRA-sim."""
     dimensions: tuple[int, ...] = ()
-    """Logical shape of the ranks, innermost first, for collectives that name dimensions (involved_dim)."""
+    """The logical shape of the ranks, innermost dimension first, for collectives with `involved_dim`."""
     streams: Literal["auto", "ordered", "unordered"] = "auto"
 
     def __post_init__(self) -> None:

@@ -20,9 +20,11 @@ from rapid_des.inputs import TRACE, open_input
 
 CHUNK = 1 << 20
 _UNPACKED, _RATIO, _MOST_UNPACKED = 1 << 24, 200, TRACE.most
-"""Bytes that a gzip container may hold: so many or so many times its size, and never more than the last."""
+"""Limits on the unpacked bytes of a gzip file: the larger of the first and the second times the packed size,
+and at most the third.
+"""
 _MOST_EMPTY = 4096
-"""Frames of no bytes, which are nodes that state nothing, among those read at once."""
+"""The most empty frames in one chunk; an empty frame is a node that states nothing."""
 _GZIP = b"\x1f\x8b"
 _REFUSED = {
     b"version https://git-lfs": "is a Git-LFS pointer, not the trace; run `git lfs pull` where it came from",
@@ -51,7 +53,7 @@ class Chunk:
 
 
 def _problem(head: bytes) -> str | None:
-    """Return what is wrong with a file that starts so, if it is no container that can be read."""
+    """Return why a file with these first bytes can not be read; None if it can."""
     if head[257:262] == b"ustar":
         return "is a tar archive; unpack it and name the files inside"
     return next((problem for magic, problem in _REFUSED.items() if head.startswith(magic)), None)
@@ -64,7 +66,7 @@ def is_bare(content: bytes) -> bool:
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """Open a trace file for reading, unpacking gzip (known by its first bytes) on the way."""
+    """Open a trace file for reading; a gzip file, known by its first bytes, is unpacked while it is read."""
     try:
         file = open_input(path, TRACE)
     except ConfigError as error:
@@ -83,7 +85,7 @@ def open_bytes(path: Path) -> IO[bytes]:
 
 
 class _Unpacked(gzip.GzipFile):
-    """What a packed file holds; it closes the file too."""
+    """The unpacked content of a gzip file, as a stream that also closes the file."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(fileobj=file, mode="rb")

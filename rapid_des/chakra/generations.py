@@ -31,7 +31,9 @@ class Generation(StrEnum):
     V0_0_3B = "0.0.3b"
     TODAY = "today"
     SHIFTED = "llmservingsim2"
-    """Today's, with a node type inserted at 4: compute, send, receive and collective are one higher."""
+    """Today's generation with a node type inserted at 4: the numbers of compute, send, receive and collective
+    are one higher.
+    """
 
 
 SAMPLE = 4096
@@ -90,7 +92,7 @@ _ONLY_0_0_3B = {(7, 0), (8, 2), (9, 0), (10, 5), (11, 0), (12, 0), (13, 2)}
 
 
 def _typed_attributes(inner: Fields) -> Generation:
-    """Tell 0.0.2 and the two wires called 0.0.3 apart by where, (field, wire type), attribute values lie."""
+    """Return the generation (0.0.2 or a wire called 0.0.3) by the (field, wire type) of attribute values."""
     seen = set(zip(inner.number.tolist(), inner.wire.tolist(), strict=True))
     if seen & _ONLY_0_0_2:
         return Generation.V0_0_2

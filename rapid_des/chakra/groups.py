@@ -170,7 +170,7 @@ def dimension_groups(involved: tuple[bool, ...], shape: tuple[int, ...], world: 
 
 Label = TypeVar("Label", str, int, bytes)
 _SHORT = 1024
-"""Rows up to which Python's own dictionaries are faster than numpy's sorting."""
+"""The number of rows up to which a Python dictionary is faster than a numpy sort."""
 
 
 @dataclass(frozen=True)

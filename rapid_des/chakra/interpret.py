@@ -44,13 +44,13 @@ _MESSAGES = int(NodeKind.SEND), int(NodeKind.RECV)
 
 @dataclass(frozen=True)
 class Interpreted:
-    """A rank's table and its slots, and what was noticed on the way."""
+    """A rank's table and slots, with the findings of reading them."""
 
     nodes: NodeTable
     groups: tuple[str, ...]
     peers: tuple[int, ...]
     fields: tuple[str, ...]
-    """The dependency fields that count."""
+    """The dependency fields that are used: `data`, `ctrl` or both."""
     repairs: tuple[Repair, ...]
     remarks: tuple[str, ...]
 
@@ -255,19 +255,19 @@ class Original:
     result: Interpreted
     origin: Origin
     named: Mapping[str, str]
-    """What its nodes call groups, and which groups that means."""
+    """The names that this file's nodes use for groups, and the group that each name means."""
 
     def for_rank(
         self, path: Path, rank: int, group_named: Callable[[str], str]
     ) -> tuple[Interpreted, Origin] | None:
-        """Return the same for another rank; None if one of its groups means another than here."""
+        """Return this file's result for another rank; None if one of its groups means another group there."""
         if any(group_named(text) != group for text, group in self.named.items()):
             return None
         return self.result, replace(self.origin, file=str(path), rank=rank, group_named=group_named)
 
 
 class Copies:
-    """Tells which of a set's files are the same; those whose size no other has are not looked into."""
+    """Finds the files of a set that are equal; a file of a unique size is not read for that."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._sizes = {path: path.stat().st_size for path in paths if path.is_file()}
@@ -280,7 +280,7 @@ class Copies:
         return self._sizes.get(path, 0)
 
     def key(self, path: Path, content: bytes | None = None) -> Key | None:
-        """Return what equal files share, or None for a file that is surely the only one of its kind.
+        """Return the key that equal files share, or None for a file that is certainly unique.
 
         `content` is the file's, where it has been read.
         """

@@ -22,7 +22,7 @@ _REFUSED = {
 }
 LARGEST_JSON = 1 << 28
 _UNFIT = (json_format.ParseError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)
-"""What protobuf raises for JSON of another form, types or ranges."""
+"""The exceptions that protobuf raises for JSON of another form, type or range."""
 _SPACE = re.compile(r"\s*")
 _ALLOWED = "allowed: jsonizer output, or an object with 'workload_graph'"
 

@@ -255,24 +255,24 @@ def longest_paths(order: Any, starts: Any, needs: Any, weights: Any, lengths: An
 Loop = Callable[..., None]
 
 LOAD_AFTER = 1 << 16
-"""Kept machine code is worth loading once this many elements went through plain loops."""
+"""The number of elements processed by plain loops after which cached machine code is loaded."""
 COMPILE_ABOVE = 1 << 18
-"""Inputs with more elements than this are worth the compiler's start."""
+"""The number of elements above which one input is worth a compilation."""
 COMPILE_AFTER = 1 << 21
-"""Small inputs too are compiled for once this many elements went through plain loops."""
+"""The number of elements processed by plain loops after which small inputs are compiled for too."""
 _plain_work = [0]
 OUTCOMES = 3
-"""Words of a kernel's last argument."""
+"""The number of integers in a kernel's last argument, `outcome`."""
 
 
 @functools.cache
 def kernel_of(loop: Loop) -> Kernel:
-    """Return what runs a loop as machine code."""
+    """Return the function that runs a loop as machine code."""
     return Kernel(loop, [Path(__file__)])
 
 
 def _worth_it(loop: Loop, size: int) -> bool:
-    """Tell whether an input of `size` elements is worth loading machine code, or compiling it.
+    """Return whether an input of `size` elements is worth loading or compiling machine code.
 
     NOTE: counts the work of this process, because a thousand small files are one large input. Both forms give
     the same outcome, so the count decides speed alone.

@@ -1,4 +1,4 @@
-"""What the attributes of nodes mean under a dialect: kinds, durations, sizes, peers, in our own units."""
+"""The attributes of nodes under a dialect: kinds, durations, sizes and peers in this package's units."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Origin:
     dialect: Dialect
     options: ReadOptions
     group_named: Callable[[str], str]
-    """From what a node calls its group to a group's name."""
+    """Maps the name that a node uses for its group to the group's name."""
     declared_unordered: frozenset[str] = frozenset()
 
     def error(self, kind: str, message: str, node: int | None = None) -> FoundError:
@@ -55,7 +55,7 @@ class Columns:
     size: Int64s
     collective: Int8s
     peer: Int64s
-    """Ranks, not slots."""
+    """The rank of the peer (not a slot) or `UNSTATED`, by node."""
     tag: Int64s
     priority: Int64s
     flops: Int64s
@@ -67,7 +67,7 @@ class Columns:
 
 
 class _Attributes:
-    """The numbers of one file's attributes, checked for range on the way out."""
+    """The numeric attributes of one file, whose ranges are checked on access."""
 
     def __init__(self, raw: RawTable, origin: Origin) -> None:
         self.raw = raw
@@ -174,7 +174,7 @@ def _durations(raw: RawTable, read: _Attributes, kind: Int8s, on_cpu: Bools) -> 
 
 
 def _any_of(kind: Int8s, *wanted: int) -> Bools:
-    """Tell which nodes are of some kinds; on short columns much faster than numpy's own."""
+    """Return which nodes are of some kinds; on short columns much faster than numpy's own function."""
     matches: Bools = kind == wanted[0]
     for other in wanted[1:]:
         matches |= kind == other
@@ -217,7 +217,7 @@ def _peers(read: _Attributes, kind: Int8s) -> Int64s:
 
 
 def _bounds(read: _Attributes) -> Int8s:
-    """Return what bounds each kernel; what is not one of `BOUNDS` is a `FoundError` naming the node."""
+    """Return the resource that bounds each kernel; one that is not in `BOUNDS` is a `FoundError`."""
     labels = attribute_labels(read.raw.attributes.get("rapid_bound"), len(read.raw))
     known = {name: number for number, name in enumerate(BOUNDS)}
     numbers = np.array([*(known.get(text, -2) for text in labels.texts), UNSTATED], np.int8)

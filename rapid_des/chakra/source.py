@@ -1,4 +1,4 @@
-"""From what a person names, a folder, a prefix or a file, to one file a rank, read as today's frames."""
+"""Discovery of trace files: a folder, a prefix or a file to one open file a rank, read as today's frames."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _preferred(forms: dict[str, dict[int, Path]]) -> dict[int, Path]:
 
 _BATCH = 4096
 CONVERTED_FROM = "converted_from"
-"""Metadata attribute: the generation that a converted file had."""
+"""The metadata attribute with the generation from which a file was converted."""
 
 
 @dataclass(frozen=True)
@@ -158,13 +158,15 @@ class TraceFile:
 
     path: Path
     generation: Generation | None
-    """None where the fields fit several generations and none was named; read as today's."""
+    """The wire generation. None if the fields fit several generations and no option names one; the file is
+    then read as today's generation.
+    """
     metadata: Any
-    """Today's `GlobalMetadata`; empty where the file has none."""
+    """The file's metadata as today's `GlobalMetadata` message; empty where the file has none."""
     metadata_frame: bytes | None
-    """The frame as it stood in the file."""
+    """The encoded metadata frame as the file has it."""
     form: str
-    """`et` or `json`."""
+    """The form of the file: `et` (protobuf frames) or `json`."""
     chunks: Iterator[NodeChunk]
 
 

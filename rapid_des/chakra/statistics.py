@@ -27,12 +27,12 @@ class RankStatistics:
     sent_bytes: int
     received_bytes: int
     compute_time: int
-    """Stated durations of compute nodes."""
+    """The sum of the stated durations of compute nodes, in picoseconds."""
     untimed: int
-    """Compute nodes that state no duration."""
+    """The number of compute nodes without a stated duration."""
     flops: int
     depth: int
-    """Nodes on the longest chain of dependencies."""
+    """The number of nodes on the longest chain of dependencies."""
     groups: int
 
 

@@ -1,8 +1,8 @@
-"""Small files of a set, read together: their bytes are split in one go, as if they were one file.
+"""Batches of small files of a set: the bytes of several files are split at once, as if they were one file.
 
-Only what is plain is read so. A file that is damaged, of another generation, in a container or in any way
-unusual is left to be read by itself, which also says what is wrong with it; so are those beside it, where it
-is not known which of them it is.
+Only plain files are read in batches. A file that is damaged, of another generation, in a container or
+otherwise unusual is read alone, which also reports its problem. Where it is not known which file of a batch
+is unusual, all of them are read alone.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from rapid_des.inputs import TRACE, read_input
 Read = tuple[TraceFile, RawTable]
 
 SMALL = 1 << 15
-"""Bytes of a file up to which it is read with others."""
+"""The largest file, in bytes, that is read in a batch with others."""
 ROOM = 1 << 18
-"""Bytes of the files that are read together."""
+"""The largest sum of file sizes, in bytes, of one batch."""
 
 
 class Ahead:
@@ -84,7 +84,7 @@ class _Joined:
     first_frames: Int64s
     fields: Fields
     first_fields: Int64s
-    """Of each frame."""
+    """The position of each frame's first field in `fields`."""
 
     def fields_of(self, first: int, end: int) -> Fields:
         """Return the fields of some frames, the first of which becomes message 0."""
@@ -96,7 +96,7 @@ class _Joined:
 
 
 def read_together(contents: dict[Path, bytes]) -> dict[Path, Read]:
-    """Return those of some files that are today's and nothing but plain; none if one of them is damaged."""
+    """Return the files that are of today's generation and plain; none of them if one is damaged."""
     try:
         joined = _split(list(contents.values()))
         opened = [_opened(joined, file, path) for file, path in enumerate(contents)] if joined else []

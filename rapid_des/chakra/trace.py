@@ -19,21 +19,23 @@ from rapid_des.arrays import Bools, Int8s, Int32s, Int64s
 from rapid_des.errors import TraceError
 
 MOST_RANKS = 2**24
-"""Ranks are numbered below this."""
+"""The upper limit of the number of ranks; a rank's number is below it."""
 LIBRARIES = "rapid_libraries"
-"""Metadata attribute: the communication libraries that the set's collectives call, as JSON."""
+"""The metadata attribute that holds, as JSON, the communication libraries that the collectives call."""
 EXCHANGES = "rapid_exchanges"
-"""Metadata attribute: how all-to-alls with a tag spread what they carry, as JSON."""
+"""The metadata attribute that holds, as JSON, how all-to-alls with a tag distribute their data."""
 UNSTATED = -1
-"""In `duration`: to be computed from `flops` and `tensor_bytes`. In `group`, `peer` and `issuer`: none."""
+"""The value of an absent entry. In `duration` it means a time to compute from `flops` and `tensor_bytes`; in
+`group`, `peer` and `issuer` it means none.
+"""
 
 
 BOUNDS = ("tensor", "vector", "shared", "l2", "hbm", "latency", "launch")
-"""What the time of a GPU kernel hangs on."""
+"""The resources that can bound the time of a GPU kernel."""
 
 
 class NodeKind(IntEnum):
-    """What a node does; the numbers are the public schema's `NodeType`."""
+    """The kind of a node; the numbers are those of the public schema's `NodeType`."""
 
     INVALID = 0
     METADATA = 1
@@ -70,15 +72,18 @@ class Exchange:
     """
 
     copies: tuple[int, ...] = ()
-    """How many go to the experts of each member, in any unit; empty: as many to each."""
+    """The relative number of token copies for the experts of each member, in any unit. Empty: equal numbers.
+    """
     topk: int = 1
-    """Copies of a token."""
+    """The number of copies of each token."""
     returns: bool = False
-    """Experts' results go back to their tokens: each member sends what it else would get."""
+    """Whether the experts' results go back to their tokens, so that each member sends what it would otherwise
+    receive.
+    """
     once: bool = False
-    """Copies for one member travel once, and over the network once for all members of a node."""
+    """Whether the copies for one member travel once, and cross the network once for all members of a node."""
     nodes: int = 0
-    """To how many nodes a token goes at most; 0: any number."""
+    """The largest number of nodes to which one token is sent; 0: no limit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,36 +102,43 @@ class NodeTable:
     name: Int32s
     stream: Int32s
     duration: Int64s
-    """Picoseconds, or `UNSTATED`."""
+    """The duration of each node in picoseconds, or `UNSTATED`."""
     size: Int64s
-    """Bytes: a collective's input buffer on this rank, a message, or what a memory node moves;
-    `UNSTATED` where a foreign trace does not say."""
+    """The bytes of each node: a collective's input buffer on this rank, a message, or the data that a memory
+    node moves. `UNSTATED` where a foreign trace does not state it.
+    """
     collective: Int8s
-    """A `CollectiveType` where kind is COLLECTIVE, else `UNSTATED`."""
+    """The `CollectiveType` of a node of kind COLLECTIVE, else `UNSTATED`."""
     group: Int32s
-    """Slot in `RankTrace.groups`, or `UNSTATED`."""
+    """The slot in `RankTrace.groups`, or `UNSTATED`."""
     peer: Int32s
-    """Slot in `RankTrace.peers` of the other side of a send or receive, or `UNSTATED`."""
+    """The slot in `RankTrace.peers` of the other rank of a send or receive, or `UNSTATED`."""
     tag: Int64s
-    """Of a send or receive what both must agree in; of an all-to-all 0, or the place from 1 on of its way
-    to spread in `TraceSet.exchanges`."""
+    """The tag that a send and its receive must share. For an all-to-all: its entry in `TraceSet.exchanges`,
+    counted from 1, or 0 for none.
+    """
     priority: Int64s
-    """The smaller is served first where a stream or link must choose."""
+    """The priority of each node; streams and links serve the smallest value first."""
     flops: Int64s
     tensor_bytes: Int64s
     on_cpu: Bools
     issuer: Int32s
-    """Position of the host's node that issues this one, or `UNSTATED`: nobody need issue it."""
+    """The position of the host's node that issues this node, or `UNSTATED` if no node issues it."""
     issued: Int64s
-    """Picoseconds from the start of `issuer` until it has issued this node, which can not start before."""
+    """The picoseconds from the start of `issuer` until it has issued this node; the node starts no earlier.
+    """
     bound: Int8s
-    """Of a GPU kernel whose duration is its time alone: one of `BOUNDS`; else `UNSTATED`."""
+    """The resource of `BOUNDS` that bounds a GPU kernel whose duration is measured without contention; else
+    `UNSTATED`.
+    """
     dependency_starts: Int64s
     dependencies: Int32s
     names: tuple[str, ...]
-    """`name` indexes this table of distinct names."""
+    """The distinct node names; the column `name` holds positions in this table."""
     streams: tuple[str, ...]
-    """`stream` indexes this table; frontend jobs use those of `frontend/template.py`."""
+    """The distinct stream names; the column `stream` holds positions in this table. Frontend jobs use the
+    names of `frontend/template.py`.
+    """
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -145,9 +157,9 @@ class RankTrace:
     rank: int
     nodes: NodeTable
     groups: tuple[str, ...] = ()
-    """Slot to group name, a key of `TraceSet.groups`."""
+    """The group name of each slot, a key of `TraceSet.groups`."""
     peers: tuple[int, ...] = ()
-    """Slot to rank."""
+    """The rank of each slot."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,18 +171,19 @@ class TraceSet:
 
     ranks: tuple[RankTrace, ...]
     groups: Mapping[str, tuple[int, ...]]
-    """Group name to its ranks, in ring order; the world's group is named "world"."""
+    """The ranks of each group in ring order, by group name; the group of all ranks is "world"."""
     unordered_streams: frozenset[str] = frozenset()
-    """Streams whose nodes may start in any order (foreign traces); all others run in table order."""
+    """The streams whose nodes may start in any order (foreign traces); all others run in table order."""
     libraries: str = ""
-    """The communication libraries that its collectives call, by kind of group, as JSON; empty: not stated."""
+    """The communication libraries that the collectives call, by kind of group, as JSON; empty: not stated."""
     notes: tuple[str, ...] = field(default=())
-    """One line for each choice or repair that reading made, for people."""
+    """One line of text for each choice or repair that the reader made."""
     exchanges: tuple[Exchange, ...] = ()
-    """How all-to-alls with a tag spread what they carry."""
+    """How all-to-alls with a tag distribute their data; tag t refers to entry t - 1."""
     families: tuple[Int64s, ...] = ()
-    """[family][group, member] ranks of the whole job's groups, those of a family working at the same time; a
-    trace of some ranks has them all. Empty: not stated."""
+    """The ranks [group, member] of each family of groups of the whole job; groups of one family work at the
+    same time. A trace of some ranks holds all families. Empty: not stated.
+    """
 
     def table_numbers(self) -> list[int]:
         """Return by position the number of each rank's table: one for all ranks that share one."""
@@ -187,7 +200,7 @@ class Finding:
 
     kind: str
     message: str
-    """Names the place; one line."""
+    """One line that names the place and the problem."""
     severity: Severity = "error"
     file: str = ""
     rank: int | None = None

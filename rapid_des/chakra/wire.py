@@ -60,11 +60,11 @@ class Fields:
     """The fields of many messages, in wire order: a row each."""
 
     owner: Int32s
-    """Position of the message."""
+    """The position of the message that the field belongs to."""
     number: Int64s
     wire: Int64s
     value: Int64s
-    """The integer, as int64 bits; the length where the wire type is BYTES."""
+    """The integer value as int64 bits; for wire type BYTES the length in bytes."""
     payload: Spans
 
     def rows(self, number: int, wire: int) -> Int64s:
@@ -109,7 +109,7 @@ def distinct_spans(buffer: bytes, spans: Spans) -> tuple[Int32s, list[bytes]]:
 TODAY = "rapid_des.chakra"
 SCHEMAS = ("chakra", "v0_0_1", "v0_0_2", "v0_0_3a", "v0_0_3b")
 UNREADABLE = (DecodeError, ValueError, OverflowError)
-"""What the protobuf runtimes raise for bytes or values that do not fit a message."""
+"""The exceptions that protobuf runtimes raise for bytes or values that do not fit a message."""
 _DESCRIPTORS = "descriptors.bin"
 
 

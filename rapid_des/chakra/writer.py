@@ -60,7 +60,7 @@ def write_set(traces: TraceSet, folder: str | Path, prefix: str) -> tuple[Path, 
 
 
 def set_paths(folder: str | Path, prefix: str, ranks: Iterable[int]) -> tuple[Path, ...]:
-    """Return what `write_set` names the groups' file and those of the ranks."""
+    """Return the paths of the group file and of the ranks' files that `write_set` writes."""
     names = (f"{prefix}.groups.json", *(f"{prefix}.{rank}.et" for rank in ranks))
     return tuple(Path(folder, name) for name in names)
 
@@ -95,7 +95,7 @@ def _frames(rank: RankTrace, of: TraceSet) -> Iterator[bytes]:
 
 
 class _Row(NamedTuple):
-    """What decides the attributes of a node, but for its time."""
+    """The values of a node that determine its attributes, without its time."""
 
     kind: int
     stream: int

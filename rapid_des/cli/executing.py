@@ -1,4 +1,4 @@
-"""Options of commands that run many simulations: where they run, and in which mode; how one ends."""
+"""Options of commands that run many simulations: executor and mode; and their exit codes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def require_some(ran: int, failures: Iterable[str], what: str) -> None:
 
 
 def _end(name: str) -> type[RapidDesError]:
-    """Return the error that stands for a class of errors, by its exit code."""
+    """Return the error that represents a class of errors, by its exit code."""
     if name in ("WorkerDied", "MemoryError"):
         return CannotFinishError
     kind = getattr(errors, name, RapidDesError)

@@ -212,7 +212,7 @@ def _sampled(points: dict[str, Point], faults: Sequence[str], options: dict[str,
 
 
 def _ends(sampled: FaultSample) -> tuple[int, list[str], str]:
-    """Return what `require_some` asks: of one configuration about its draws, of several about them."""
+    """Return the arguments of `require_some`: draws of one configuration, or several configurations."""
     ran = sum(bool(sampled.of(name)) for name in sampled.configurations)
     errors = {row.configuration: row.error.partition(":")[0] for row in sampled.rows if row.error}
     if len(errors) + len(sampled.refused) > 1:
@@ -223,7 +223,7 @@ def _ends(sampled: FaultSample) -> tuple[int, list[str], str]:
 def _points(
     jobs: Sequence[str], machine: str, settings: tuple[str, ...], options: dict[str, Any]
 ) -> dict[str, Point]:
-    """Return a point a job, by its name."""
+    """Return one point for each job, by the job's name."""
     points = dict[str, Point]()
     for name in jobs:
         wanted, loaded = open_job(name, machine, settings)

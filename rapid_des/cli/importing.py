@@ -45,12 +45,12 @@ def import_group() -> None:
 
 
 def _told(notes: Iterable[str], ignored: Iterable[Ignored]) -> dict[str, Any]:
-    """Return what a user must know of an import as JSON's objects."""
+    """Return the notes of an import as plain data for JSON."""
     return {"notes": list(notes), "ignored": [msgspec.to_builtins(each) for each in ignored]}
 
 
 def _tell(notes: Iterable[str], ignored: Iterable[Ignored]) -> None:
-    """Print it on stderr, where the written file is not seen."""
+    """Print the notes on stderr, where the written file is not seen."""
     for note in (*notes, *by_reason(ignored)):
         click.echo(f"note: {note}", err=True)
 

@@ -10,18 +10,18 @@ from _signal import SIGINT, default_int_handler, getsignal, signal  # `signal` i
 
 
 def end_at_once() -> None:
-    """Have ^C end this process: there is nothing to clean up. Whoever ignores it goes on to do so."""
+    """Make ^C end this process without cleanup. A process that ignores ^C keeps ignoring it."""
     if getsignal(SIGINT) is default_int_handler:
         signal(SIGINT, end)
 
 
 def raise_interrupts() -> None:
-    """Have ^C raise `KeyboardInterrupt` again, for a command that keeps what it has done."""
+    """Make ^C raise `KeyboardInterrupt` again, for a command that saves its partial result."""
     if getsignal(SIGINT) is end:
         signal(SIGINT, default_int_handler)
 
 
 def end(*_: object) -> None:
-    """End this process in one line."""
+    """End this process with one line."""
     os.write(2, b"interrupted\n")
     os._exit(130)

@@ -60,17 +60,17 @@ _HIDDEN |= {
     code: f"\\u{code:04x}" for code in (0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
 }
 _NEW_OBJECTS = 50_000
-"""See `rapid_des.processes`."""
+"""Threshold of the garbage collector; see `rapid_des.processes`."""
 _MOST_LINES = 40
 _FRAMES = 6
 AFTER_S = 2.0
-"""How long a command runs before its bar is drawn."""
+"""Seconds after which a command's progress bar is drawn."""
 
 _Item = TypeVar("_Item")
 
 
 class LazyGroup(click.Group):
-    """A group that knows its commands' names and imports one only to run it."""
+    """A command group that imports a command only to run it."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Return the commands in the table's order."""
@@ -143,7 +143,7 @@ def printable(text: str) -> str:
 
 
 def _replace_unknown_letters() -> None:
-    """Give terminals that do not know a letter, as latin-1 ones █, a question mark for it."""
+    """Replace letters that the terminal's encoding lacks by █ or a question mark."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -173,12 +173,12 @@ def _report(defect: Exception) -> str:
 
 
 def announce(text: str) -> None:
-    """Say on stderr what is going on."""
+    """Print on stderr what the command is doing."""
     click.echo(printable(text), err=True)
 
 
 class Bar:
-    """What a command is doing, and how much of it is done; it is told from one thread, drawn by another."""
+    """A progress bar, updated by one thread and drawn by another."""
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -188,22 +188,22 @@ class Bar:
         self._closed = False
 
     def __call__(self, done: int, expected: int) -> None:
-        """Take how much of one simulation is done, and about how much there is."""
+        """Update how much of the current simulation is done, of about how much."""
         self._done, self._expected = min(done, expected), expected
         self._update()
 
     def name(self, title: str) -> None:
-        """Say what is done now; how much of it there is comes later."""
+        """Set the description of the current work."""
         self.title, self._done, self._expected = title, 0, 0
         self._update()
 
     def part(self, title: str, number: int, parts: int) -> None:
-        """Say which part is done now, after how many of how many; 0 of these: not known yet."""
+        """Set the current part and the count of finished parts; 0 parts: number not known yet."""
         self.title, self._done, self._expected = title, number, parts
         self._update()
 
     def draw(self) -> None:
-        """Begin to draw."""
+        """Start drawing."""
         from rich import progress
         from rich.console import Console
 
@@ -225,7 +225,7 @@ class Bar:
         self._update()
 
     def close(self) -> None:
-        """Take the bar off the terminal."""
+        """Remove the bar from the terminal."""
         with self._lock:
             self._closed = True
             if self._drawn is not None:
@@ -264,7 +264,7 @@ def progress(title: str) -> Iterator[Bar]:
 
 
 def until_interrupted(items: Iterable[_Item]) -> tuple[list[_Item], bool]:
-    """Return all items, or those that were there at ^C and True; without any the interrupt goes on."""
+    """Return all items and False, or those before ^C and True; without any the interrupt goes on."""
     gathered: list[_Item] = []
     try:
         for item in items:

@@ -32,7 +32,7 @@ from rapid_des.report.writing import check_outputs
 from rapid_des.units import whole_number
 
 LARGEST = 2**31
-"""Of every dimension of an operator."""
+"""Largest value of every dimension of an operator."""
 MOST_EXPERTS = 2**16
 _size = click.IntRange(1, LARGEST)
 _CONDITIONS = ("clock", "launch", "l2", "library")
@@ -61,7 +61,7 @@ device_options = together(
     set_option,
     json_option,
 )
-"""A device, the conditions of its use, and what changes it; `open_device` reads them."""
+"""A device, its conditions and settings; `open_device` reads them."""
 
 
 def open_device(device: str, options: dict[str, Any]) -> Device:

@@ -39,7 +39,7 @@ Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 class Amount(click.FloatRange):
-    """A finite number in a range: `nan` is in every range to click."""
+    """A finite number in a range: click itself accepts `nan` in every range."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number that a text stands for."""
@@ -146,7 +146,7 @@ on_options = together(
     ),
     set_option,
 )
-"""A machine beside something else, and what changes it."""
+"""The option of a machine in addition to something else, and its settings."""
 job_options = together(click.argument("job", shell_complete=names_or_files("job")), on_options)
 """JOB on a machine; `open_job` reads them."""
 machine_options = together(
@@ -181,7 +181,7 @@ output_options = together(
     ),
     json_option,
 )
-"""What a run leaves behind."""
+"""The output files of a run."""
 
 
 def _integers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...]:  # noqa: ARG001
@@ -326,7 +326,7 @@ def _machine(machine: str, chosen: Settings, faults: Iterable[str]) -> Machine:
 
 
 def require_outputs(options: dict[str, Any]) -> None:
-    """Raise `InputError` if a file of `output_options` can not be written; ask before the work."""
+    """Raise `InputError` if a file of `output_options` can not be written; called before the work."""
     for name in ("ranks", "window", "messages"):
         if options[name] and options["timeline"] is None:
             raise InputError(f"--{name} says what is on a timeline: it needs --timeline OUT.json")
@@ -338,7 +338,7 @@ def require_outputs(options: dict[str, Any]) -> None:
 
 
 def timeline_extract(options: dict[str, Any]) -> Extract:
-    """Return what --ranks and --window want of a run on its timeline."""
+    """Return the extract of a run that --ranks and --window select for its timeline."""
     from rapid_des.report.timeline import Extract
 
     return Extract.parse(options["ranks"], options["window"])
@@ -359,7 +359,7 @@ def write_outputs(result: Result, options: dict[str, Any]) -> None:
 
 
 def echo(as_json: bool, plain: object, lines: Iterable[str]) -> None:
-    """Print plain data as JSON if asked for, else the lines, on a terminal no wider than it is."""
+    """Print plain data as JSON if asked for, else the lines, cut to the width of a terminal."""
     if not as_json and sys.stdout.isatty():
         lines = fitted(lines, shutil.get_terminal_size().columns)
     click.echo(json.dumps(plain, indent=1) if as_json else printable("\n".join(lines)))

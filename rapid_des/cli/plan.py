@@ -23,10 +23,10 @@ from rapid_des.report.pictures.charts import draw_tornado
 from rapid_des.report.plan_text import leaning_lines, plan_lines, sensitivity_lines
 from rapid_des.report.writing import check_outputs, write_text
 from rapid_des.simulation import MODES
+from rapid_des.studies.choices import CHOICES, choices_of
 from rapid_des.studies.executors import Executor, InProcess
 from rapid_des.studies.plan import AUTO, Wanted, plan
 from rapid_des.studies.sensitivity import How, leanings, sensitivity
-from rapid_des.studies.splits import CHOICES, choices_of
 from rapid_des.studies.worker_pools import executor_of
 
 
@@ -47,7 +47,7 @@ from rapid_des.studies.worker_pools import executor_of
     default=AUTO,
     show_default=True,
     help="In which the rows are simulated; auto: flattened where that takes seconds, else hierarchical; "
-    "analytical for experts on over 512 GPUs.",
+    "analytical on over 512 GPUs.",
 )
 @click.option("--pruned", is_flag=True, help="List every other layout with the reason why it is no row.")
 @click.option(

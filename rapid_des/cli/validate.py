@@ -17,7 +17,7 @@ from rapid_des.report.study_text import validation_lines
 from rapid_des.report.writing import check_folder, refuse_present, require_extra
 
 ROOT = Path(__file__).parents[2]
-"""The checkout, where there is one."""
+"""The checkout that contains this file, if there is one."""
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""What the fields of file formats mean, read from where it is said once: the docstring under each field."""
+"""The meaning of the fields of file formats, read from the docstring under each field."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Field:
     name: str
     meaning: str
     allowed: str
-    """Kind of value, unit and range, in words."""
+    """The kind of value, its unit and its range, as text."""
     default: str
-    """As a file would say it; empty: the key must be given."""
+    """The default as a file would state it; empty if the key is required."""
 
 
 def described_schema(spec: type[Spec]) -> Tree:
@@ -45,7 +45,7 @@ def described_schema(spec: type[Spec]) -> Tree:
 
 
 def explain(spec: type[Spec], key: str) -> tuple[Field, ...]:
-    """Return what a key such as `fabric.spans_inner` is, once for each struct that has it.
+    """Return the description of a key such as `fabric.spans_inner`, once for each struct that has it.
 
     Items of a list are left out of the path or numbered. A `ConfigError` names the keys that there are.
     """
@@ -114,7 +114,7 @@ def _keys(struct: types.StructType) -> list[str]:
 
 
 def _tag(struct: types.StructType) -> Field:
-    """Return the key by which a struct is told from others in its place."""
+    """Return the key whose value selects a struct of a union."""
     about = (struct.cls.__doc__ or "").partition("\n")[0]
     return Field(str(struct.tag_field), f"{struct.tag}: {about}", str(struct.tag), "")
 
@@ -181,9 +181,9 @@ def _noun(kind: types.Type) -> str:
         case types.FloatType():
             return "a number" + _range(kind)
         case types.StructType():
-            told = [f"{kind.tag_field}: {kind.tag}"] if kind.tag_field else []
+            tag = [f"{kind.tag_field}: {kind.tag}"] if kind.tag_field else []
             keys = [", ".join(field.encode_name for field in kind.fields)] if kind.fields else []
-            return "a mapping with " + " and ".join(told + [f"keys {names}" for names in keys])
+            return "a mapping with " + " and ".join(tag + [f"keys {names}" for names in keys])
     return _NOUNS.get(type(kind), "any value")
 
 

@@ -21,7 +21,7 @@ from rapid_des.errors import ConfigError
 from rapid_des.inputs import read_input
 
 Settings: TypeAlias = Mapping[str, Any] | Iterable[tuple[str, str]]
-"""Key paths and what is set there: Python values, or the YAML text of `--set`."""
+"""Settings over a file: key paths with Python values, or with the YAML text of `--set`."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Document:
     path: Path
     tree: Tree = field(hash=False)
     settings: tuple[tuple[str, str], ...] = ()
-    """What was set over the file: (as it was written, key path in the tree), for errors."""
+    """The settings that were applied, as (the text as written, the key path in the tree); errors quote them.
+    """
 
     @property
     def folder(self) -> Path:
@@ -63,7 +64,8 @@ def count_rows(path: Path) -> tuple[tuple[int, ...], ...]:
 
 
 _CACHED = 1 << 16
-"""Characters of a text up to which its tree is cached: nobody changes a document's tree in place."""
+"""The length of a text, in characters, up to which its tree is cached. Documents are never changed in place.
+"""
 
 
 @lru_cache(maxsize=256)
@@ -89,7 +91,7 @@ _QUANTITY = re.compile(
 )
 
 _FILES = re.compile(r"machine\.(?:device|fabric\.[0-9]+\.file)|job\.model|device\.operators")
-"""Settings that name a file."""
+"""The key paths whose values name a file."""
 _LEARNED = "learned:"
 
 
@@ -119,7 +121,7 @@ def apply_overrides(
 
     Keys are joined by dots and list items are numbers (`fabric.0.bandwidth`); keys that are there may have
     dots themselves (`constants.decode.trtllm-0.9.norm`). A value such as `0.73x`
-    multiplies the number or quantity that stands there. Missing mappings on the way are made; whether
+    multiplies the present number or quantity. Missing mappings along the path are created; whether
     the key is known is for the spec to say. A file that is named is looked for in `folder` first; `root` is
     what `--set` has before the keys.
     """
@@ -168,7 +170,7 @@ def _located(reference: str, folder: Path) -> str:
 
 @contextmanager
 def settings_named(document: Document) -> Iterator[None]:
-    """Have errors about what was set over a file name the setting instead of the file."""
+    """Make errors about a value that a setting replaced name the setting instead of the file."""
     try:
         yield
     except ConfigError as error:
@@ -183,7 +185,7 @@ def settings_named(document: Document) -> Iterator[None]:
 
 
 def _is_about(error: ConfigError, steps: list[str]) -> bool:
-    """Tell whether an error is about what stands at some steps, or about a key that they brought."""
+    """Return whether an error is about the value at some steps, or about a key that they introduced."""
     place = re.findall(r"[^.\[\]]+", error.key)
     if place == steps[: len(place)] and len(place) < len(steps):
         return f"unknown key {steps[len(place)]!r}" in error.message

@@ -119,7 +119,7 @@ def expanded(reference: str) -> Path:
 
 
 def _is_file(path: Path) -> bool:
-    """Tell whether a file is there; a name that no file can have (too long, a NUL) is none."""
+    """Return whether a file exists; a name that no file can have (too long, a NUL) does not."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -281,9 +281,9 @@ def _structs(kind: inspect.Type) -> list[inspect.StructType]:
 def _field_names(kind: inspect.Type, steps: list[str], value: object) -> list[str]:
     """Return the keys of the struct at `steps`, its tag first; of a union, of that whose tag `value` has."""
     structs = _structs(_type_at(kind, steps))
-    told = value if isinstance(value, Mapping) else {}
+    mapping = value if isinstance(value, Mapping) else {}
     structs = [
-        struct for struct in structs if struct.tag_field and told.get(struct.tag_field) == struct.tag
+        struct for struct in structs if struct.tag_field and mapping.get(struct.tag_field) == struct.tag
     ] or structs
     tags = [struct.tag_field for struct in structs if struct.tag_field]
     return list(dict.fromkeys([*tags, *(field.encode_name for struct in structs for field in struct.fields)]))
@@ -303,7 +303,7 @@ def _type_at(kind: inspect.Type, steps: list[str]) -> inspect.Type:
 
 
 def types_at(kind: inspect.Type, steps: list[str]) -> list[inspect.Type]:
-    """Follow keys through every part of every union on the way; items of lists are not counted as steps."""
+    """Follow keys through every part of every union; items of lists are not counted as steps."""
     kinds = [kind]
     for step in steps:
         kinds = [part for each in kinds for part in _step_into(_item(each), step)]
@@ -311,7 +311,7 @@ def types_at(kind: inspect.Type, steps: list[str]) -> list[inspect.Type]:
 
 
 def _item(kind: inspect.Type) -> inspect.Type:
-    """Return what stands in a list, of other kinds themselves."""
+    """Return the type of a list's items; other types are returned unchanged."""
     match kind:
         case inspect.ListType() | inspect.VarTupleType():
             return _item(kind.item_type)

@@ -18,9 +18,9 @@ from rapid_des.errors import ConfigError
 Tree: TypeAlias = dict[str, Any]
 
 DEEPEST = 64
-"""Levels of lists and mappings inside one another."""
+"""The deepest nesting of lists and mappings that is read."""
 MOST_NODES = 1_000_000
-"""Values of a document, with what aliases repeat."""
+"""The most values in one document, counting repetitions by aliases."""
 
 _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None} | {
@@ -31,14 +31,16 @@ _WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None} | {
 _INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)\Z")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?\Z")
 _AMBIGUOUS = re.compile(r"[-+]?(?:0[0-9]+|\.(?:inf|Inf|INF|nan|NaN|NAN))\Z")
-"""Numbers that the versions of YAML read differently, or that are none."""
+"""The numbers that YAML 1.1 and 1.2 read differently, or that look like numbers and are none."""
 _MOST_DIGITS = 400
 _MOST_WHOLE = 40
-"""Digits of a whole number, which any arithmetic takes; what a key allows is less."""
+"""The most digits of a whole number; the range of each key is narrower."""
 _LONGEST_TOML, _MOST_DOTS = 1 << 20, 1000
-"""Characters, and dots of a line: tomllib walks from the top for each part of a dotted key."""
+"""The most characters of a TOML text and the most dots in one line: tomllib starts at the root for each part
+of a dotted key.
+"""
 _MOST_JSON = 1 << 22
-"""Values of a JSON text, of 60 bytes and more each."""
+"""The most values in a JSON text; each takes 60 bytes or more."""
 
 
 def parse_text(text: str, path: Path) -> object:

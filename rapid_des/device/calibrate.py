@@ -38,9 +38,9 @@ from rapid_des.units import PS_PER_US
 _Case = TypeVar("_Case")
 
 SECTIONS = ("gemm", *BOUNDS)
-"""What `--section` may say."""
+"""The values that `--section` allows."""
 MOST_SAMPLES = 1200
-"""Rows that enter a fit: every evaluation prices each of them."""
+"""The most rows that enter a fit; every evaluation prices each row."""
 
 _LARGEST = 2.0**31
 _LONGEST_US = 1e12
@@ -54,7 +54,7 @@ COLUMNS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("mla_decode", "mla_prefill"), (*MLA_COLUMNS, *_MEASURED)),
     "vector": (*VECTOR_COLUMNS, *_MEASURED),
 }
-"""The columns of a section's file; `op` is mla_decode or mla_prefill, `kind` a vector kernel's."""
+"""The columns of each section's file; `op` is mla_decode or mla_prefill, `kind` names a vector kernel."""
 MLA_OPS = ("mla_decode", "mla_prefill")
 
 
@@ -66,7 +66,7 @@ class Wanted:
     scope: str = "default"
     where: Mapping[str, str] = field(default_factory=dict)
     names: Sequence[str] = ()
-    """All of the section if empty."""
+    """The names of the constants to fit; empty: all constants of the section."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Calibration:
     scope: str
     constants: Mapping[str, float]
     errors: Mapping[str, tuple[float, float]]
-    """`calibration` and, if it has rows, `test`: before, after."""
+    """The errors (before, after) in percent for the split `calibration` and, if it has rows, `test`."""
 
     def as_plain(self) -> dict[str, object]:
         """Return plain data."""

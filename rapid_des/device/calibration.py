@@ -50,7 +50,7 @@ BOUNDS: Mapping[str, Bounds] = {
     "attention": FLASH, "decode": DECODE, "decode_mha": DECODE, "mla_decode": DECODE, "mla_prefill": FLASH,
     "vector": KERNEL,
 }  # fmt: skip
-"""What may be fitted in each section, and how far."""
+"""The constants that a fit may change in each section, with their bounds."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Calls(Measured[tuple[Operator, ...]]):
 
     section: str
     dtype: str
-    """Of the cache, or of the vector kernels: it chooses the scope of the constants."""
+    """The dtype of the cache or of the vector kernels; it selects the scope of the constants."""
 
     @property
     def known(self) -> Mapping[str, float]:
@@ -147,7 +147,7 @@ def changed(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str
 
 
 def bounds_of(calls: Calls) -> dict[str, tuple[float, float]]:
-    """Return what may be fitted to the calls; `KIND_NAME` is the constant of one vector kind."""
+    """Return the bounds of the constants that the calls can fit; `KIND_NAME` is that of one vector kind."""
     known, shared = calls.known, BOUNDS[calls.section]
     starts = {name: limits for name, limits in shared.items() if name in known}
     return starts | {
@@ -201,7 +201,7 @@ def pattern_search(
     Those in `shares` stay at or below 1, those in `bounds` within them.
 
     Each pass tries every constant a step up and a step down (a factor), keeps what lowers the loss, goes on
-    that way, and halves the step of a constant that nothing helped. A bounded constant leaves 0 by a
+    in that direction, and halves the step of a constant that nothing helped. A bounded constant leaves 0 by a
     hundredth of its greatest value.
 
     >>> round(pattern_search({"x": 1.0}, lambda fit: (fit["x"] - 3.0) ** 2, ["x"])["x"], 1)

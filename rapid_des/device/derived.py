@@ -1,4 +1,4 @@
-"""What a device file states for the whole chip at its peak clock follows its SMs and that clock."""
+"""Quantities that a device file states for the whole chip, scaled with its SMs and its peak clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rapid_des.units import FlopRate
 
 _Quantity = TypeVar("_Quantity", bound=int)
 _OF_THE_CHIP = ("tensor_peak", "vector_peak", "registers", "shared", "l2")
-"""Keys with what is stated for the whole chip at its peak clock."""
+"""The keys whose values are stated for the whole chip at its peak clock."""
 
 
 def with_derived(document: Document, changed: Document, stated: AbstractSet[str], *, file: str) -> Document:

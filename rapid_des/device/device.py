@@ -180,7 +180,7 @@ class Device:
         return tuple(known[name] for name in names)
 
     def kernels(self, dtype: str, *, batched: bool = False, section: str = "") -> KernelMenu:
-        """Return what the library in use has for GEMMs of this dtype: the most specific menu.
+        """Return the most specific kernel menu of the library in use for GEMMs of this dtype.
 
         Batched GEMMs take the menu `DTYPE/batched` where there is one; a `section` has its own library's.
         """

@@ -73,7 +73,7 @@ class DataFolder:
     path: Path
     split: bool
     absent: list[str] = field(default_factory=list)
-    """Names that were asked for and are not there, in order of asking."""
+    """The requested file names that do not exist, in order of request."""
 
     def find(self, name: str) -> Path | None:
         """Return the file `name` or its `.gz` form; None, and remembered as absent, if neither exists."""
@@ -119,7 +119,7 @@ DTYPES: dict[str, str] = {
     "nvfp4": "fp4",
     "fp4": "fp4",
 }
-"""The dtype of an operator behind the spelling of a data file."""
+"""The dtype of an operator, by its spelling in a data file."""
 
 
 def dtype_of(text: str) -> Dtype:
@@ -140,7 +140,7 @@ def is_calibration(case_id: str) -> bool:
 
 
 def attention_operators(record: Record, library: str) -> tuple[Operator, ...]:
-    """Return what a row's call runs; vLLM writes the new keys and values first, in a kernel."""
+    """Return the operators of a row's call; vLLM first writes the new keys and values in a kernel."""
     attention = _attention(record)
     if library != "vllm":
         return (attention,)

@@ -1,4 +1,4 @@
-"""What the frontend asks a device: operators as frozen shapes, and the estimate that comes back.
+"""Operators as frozen shapes, and the estimate of an operator's time.
 
 Shapes know what follows from them alone: how many bytes they touch at the least and which pairs they compute.
 """
@@ -40,16 +40,17 @@ class Gemm:
     batch: int = 1
     dtype: Dtype = "bf16"
     out_dtype: Dtype | None = None
-    """None: as `dtype`."""
+    """The dtype of C; None: the same as `dtype`."""
     accumulate: bool = False
-    """C is read too (gradient accumulation)."""
+    """Whether C is read too (gradient accumulation)."""
     weight_dtype: Dtype | None = None
-    """Weight-only quantisation of B; None: as `dtype`."""
+    """The dtype of B under weight-only quantisation; None: the same as `dtype`."""
     quantised: bool = False
-    """A is in `dtype` already, where a library would bring it there from 16 bit first."""
+    """Whether A already has the type `dtype`, where a library would otherwise convert it from 16 bit."""
     across: int = 0
-    """Elements of A and B that stand across K, as a framework has made them: a kernel of its own transposes
-    them where the library multiplies only what stands along it."""
+    """The elements of A and B that a framework stores across K. A separate kernel transposes them where the
+    library multiplies only operands stored along K.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class GroupedGemm:
     k: int
     dtype: Dtype = "bf16"
     weight_dtype: Dtype | None = None
-    """Weight-only quantisation of the experts; None: as `dtype`."""
+    """The dtype of the experts' weights under weight-only quantisation; None: the same as `dtype`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +87,21 @@ class Attention:
     kv_heads: int
     head_dim: int
     value_dim: int | None = None
-    """None: as `head_dim`."""
+    """The size of a value head; None: the same as `head_dim`."""
     phase: Literal["forward", "backward"] = "forward"
     causal: bool = True
     window: int | None = None
-    """Sliding window in positions; None: none."""
+    """The sliding window in positions; None: no window."""
     dtype: Dtype = "bf16"
     kv_dtype: Dtype | None = None
     page_size: int | None = None
-    """Positions a page of a paged KV cache; None: contiguous."""
+    """The positions in a page of a paged KV cache; None: a contiguous cache."""
     fused: bool = True
-    """FlashAttention; False: scores and probabilities go through memory."""
+    """Whether FlashAttention is used; if not, scores and probabilities go through memory."""
     shared_latent: bool = False
-    """MLA, absorbed: keys and values are one latent of `head_dim` read once (value_dim of it as value)."""
+    """Whether keys and values are one latent of `head_dim` that is read once (absorbed MLA); its first
+    `value_dim` columns are the values.
+    """
 
     @property
     def value_width(self) -> int:
@@ -169,7 +172,7 @@ class Sizes:
 
     query: float
     keys: float
-    """K and V (one latent where it is shared)."""
+    """The bytes of K and V (one latent where it is shared)."""
     output: float
     flops: int
 
@@ -208,7 +211,7 @@ class HostWork:
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """What so many kernels take besides their work, one after the other: to be issued and to begin.
+    """The start-up time of several kernels in sequence: the time to issue and begin them, without their work.
 
     >>> Starts(16, 14_000_000).duration / 1e6  # microseconds
     224.0
@@ -216,7 +219,7 @@ class Starts:
 
     count: int
     each: int
-    """Picoseconds."""
+    """The time of each start in picoseconds."""
     dtype: Dtype = "bf16"
 
     @property
@@ -237,20 +240,21 @@ class Estimate:
     """
 
     duration: int
-    """Picoseconds, launch included."""
+    """The duration in picoseconds, launch included."""
     bound: Bound
     flops: int
     bytes: Mapping[str, int] = field(default_factory=dict)
-    """Bytes moved at each level: hbm, l2, shared."""
+    """The bytes moved at each level: hbm, l2, shared."""
     detail: Mapping[str, object] = field(default_factory=dict)
-    """Tile, waves, occupancy, energy_pj … for people and JSON."""
+    """Details for reports and JSON: tile, waves, occupancy, energy_pj, and others."""
     model: str = ""
-    """What priced it: `gemm`, `grouped`, `attention.flash`, `attention.decode`, `attention.unfused`,
-    `vector`, `roofline` or `learned:FILE`."""
+    """The name of the model that priced it: `gemm`, `grouped`, `attention.flash`, `attention.decode`,
+    `attention.unfused`, `vector`, `roofline` or `learned:FILE`.
+    """
 
 
 class OperatorModel(Protocol):
-    """What prices operators: equal operators get equal estimates."""
+    """A model that prices operators; equal operators get equal estimates."""
 
     def estimate(self, operator: Operator) -> Estimate:
         """Return the latency of one operator."""

@@ -1,4 +1,4 @@
-"""What prices operators on a device: its native models, the roofline, or regressors on measurements.
+"""Models that price operators on a device: native models, the roofline, or regressors on measurements.
 
 An operator model is made for one job; what it works out stays in the cache it was given, so that the next
 model of an equal device need not work it out again.
@@ -45,13 +45,13 @@ from rapid_des.device.vector import price_vector
 from rapid_des.errors import InputError
 
 MOST_PRICES = 1 << 15
-"""Estimates that are remembered for a device, each of about a kilobyte."""
+"""The number of estimates kept for a device, each of about a kilobyte."""
 _WEIGHT = 1 << 20
-"""Bytes, about, of the prices that a job asks for."""
+"""The approximate bytes of the prices that one job needs."""
 
 
 def operator_model(device: Device, memory: BoundedCache | None = None) -> OperatorModel:
-    """Return what prices operators as the device's file says; `memory` remembers prices for later models.
+    """Return the operator model of the device file; `memory` keeps prices for later models.
 
     >>> from rapid_des.device import load_device
     >>> operator_model(load_device("h100_sxm")).estimate(Gemm(4096, 4096, 4096)).bound
@@ -74,7 +74,7 @@ def operator_model(device: Device, memory: BoundedCache | None = None) -> Operat
 
 
 def estimate(operator: Operator, device: Device) -> Estimate:
-    """Return what one operator takes on a device as its conditions state, and why.
+    """Return the time of one operator on a device under its conditions, and what bounds it.
 
     Times are picoseconds, launch included, bytes those moved at each level. `InputError` for arithmetic or
     kernels that the device has not. Many operators are faster with one `operator_model`.

@@ -19,12 +19,12 @@ from rapid_des.device.operators import DTYPE_BITS, Dtype, Operator, Vector
 from rapid_des.units import PS_PER_S, Bandwidth, Duration, FlopRate, Frequency, Power, Size
 
 LEARNED = "learned:"
-"""What `operators` starts with where a file of regressors prices them."""
+"""The prefix of `operators` where a file of regressors prices the operators."""
 Constants = dict[str, dict[str, dict[str, float]]]
 """Fitted constants: section (`gemm`, …), scope (`default`, a dtype, a library or `library/dtype`), name."""
 
 _MOST = 2**20
-"""Of what a device counts: SMs, bytes of an L2 port a clock, rows of a GEMM's tile."""
+"""The upper limit of the counts of a device: SMs, bytes of an L2 port a clock, rows of a GEMM's tile."""
 _LONGEST_LAUNCH = Duration(PS_PER_S)
 
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=_MOST)]
@@ -35,28 +35,32 @@ class Clock(Spec, frozen=True):
     """The clock that the peaks are stated at, the highest of a short burst, and the power-limited one."""
 
     peak: Frequency
-    """The clock that the peaks are stated at."""
+    """The clock at which the peaks are stated."""
     boost: Frequency
-    """The highest clock, of a short burst."""
+    """The highest clock, reached in a short burst."""
     sustained: Frequency
-    """The clock of hours of matrix work, as power allows."""
+    """The power-limited clock during hours of matrix work."""
     sustained_by_dtype: dict[Dtype, Frequency] = {}
-    """The same while matrix work is in a dtype that holds another clock; set by hand, `sustained` holds for
-    all."""
+    """The sustained clock while matrix work is in a dtype that holds another clock. If `sustained` is set by
+    hand, it holds for all dtypes.
+    """
     sustained_from: Literal["measured", "scaled", "assumed"] = "assumed"
-    """Fitted to long GEMM loops on this device or one of equal chip and power; scaled from such a device by
-    power and SMs; or taken from boards' tables."""
+    """The source of `sustained`: fitted to long GEMM loops on this device or one of equal chip and power;
+    scaled from such a device by power and SMs; or assumed from boards' tables.
+    """
     sustained_within: Annotated[float, Meta(ge=0, le=1)] | None = None
-    """By what share of itself it may be off; unset: not known."""
+    """The largest relative error of the sustained clock, as a share of it; unset: not known."""
 
 
 class Store(Spec, frozen=True):
     """One level of the memory hierarchy: capacity in bytes, bandwidth in bytes/s at the peaks' clock."""
 
     capacity: Size
-    """Bytes; above 0. Of registers and shared memory: one SM's."""
+    """The capacity in bytes; above 0. For registers and shared memory it is that of one SM."""
     bandwidth: Bandwidth
-    """Bytes a second at the peaks' clock; above 0. Of registers and shared memory: all SMs' together."""
+    """The bandwidth in bytes a second at the peaks' clock; above 0. For registers and shared memory it is the
+    sum over all SMs.
+    """
 
     def __post_init__(self) -> None:
         if self.capacity < 1 or self.bandwidth < 1:
@@ -64,10 +68,10 @@ class Store(Spec, frozen=True):
 
 
 class Launch(Spec, frozen=True):
-    """What a kernel costs beyond its work: issued one by one by the host, or inside a CUDA graph."""
+    """The time of a kernel beyond its work: issued one by one by the host, or inside a CUDA graph."""
 
     eager: Duration
-    """What the host needs to launch one kernel; at most 1 s."""
+    """The time that the host needs to launch one kernel; at most 1 s."""
     graph: Duration
     """The gap between two kernels of a CUDA graph; at most 1 s."""
 
@@ -80,13 +84,13 @@ class Energy(Spec, frozen=True):
     """Picojoules a FLOP by dtype, and picojoules a byte moved at each level."""
 
     flop_pj: dict[Dtype, Picojoules]
-    """Picojoules of a floating-point operation, by dtype."""
+    """The energy of a floating-point operation in picojoules, by dtype."""
     shared_pj_per_byte: Picojoules
-    """Picojoules of a byte from shared memory."""
+    """The energy of a byte from shared memory, in picojoules."""
     l2_pj_per_byte: Picojoules
-    """Picojoules of a byte from L2."""
+    """The energy of a byte from L2, in picojoules."""
     hbm_pj_per_byte: Picojoules
-    """Picojoules of a byte from HBM."""
+    """The energy of a byte from HBM, in picojoules."""
 
 
 class DecodePolicy(Spec, frozen=True):
@@ -97,45 +101,49 @@ class DecodePolicy(Spec, frozen=True):
     """
 
     groups: tuple[Count, ...] | None = None
-    """Query heads of a key head; unset: any."""
+    """The allowed numbers of query heads of a key head; unset: any."""
     head_dims: tuple[Count, ...] | None = None
-    """Sizes of a head; unset: any."""
+    """The allowed sizes of a head; unset: any."""
     blocks_per_sm: Annotated[float, Meta(ge=0, le=1024)] = 0.0
-    """At least this many key heads, of all requests, for an SM of the GPU."""
+    """The least number of key heads, of all requests, for an SM of the GPU."""
     split: bool = True
-    """Whether the keys of a request are split over several blocks where there are few."""
+    """Whether the keys of a request are split over several blocks where blocks are few."""
 
 
 class Conditions(Spec, frozen=True):
     """How the device is used: part of what a measurement states, never fitted."""
 
     clock: Literal["boost", "sustained"]
-    """At `clock.boost` or at `clock.sustained`; training and the prefill of requests go to sustained."""
+    """The clock at which kernels run: `clock.boost` or `clock.sustained`. Training and the prefill of
+    requests use sustained.
+    """
     launch: Literal["eager", "graph"]
-    """Kernels launched one by one, or as a CUDA graph. Where a job's host issues them (`job.host`) they stand
-    as close as in a graph: launching takes the host's time."""
+    """Whether kernels are launched one by one or as a CUDA graph. Where a job's host issues them (`job.host`)
+    the gaps are those of a graph, and the host's time to launch is simulated.
+    """
     l2: Literal["cold", "activations", "warm"]
-    """What L2 still holds of a GEMM's operands, as far as they fit: nothing, the activations (the kernel
-    before wrote them), or the weights too (a benchmark that repeats one GEMM)."""
+    """The operands of a GEMM that L2 still holds, as far as they fit: none, the activations (the kernel
+    before wrote them), or the weights too (a benchmark that repeats one GEMM).
+    """
     library: str
-    """Whose kernels run: `cublas`, `vllm`, `trtllm` …; selects constants where a family has them."""
+    """The kernel library: `cublas`, `vllm`, `trtllm` …; it selects constants where a family has them."""
     attention: str | None = None
-    """Whose attention kernels run (`flash-2`, …); unset: the library's."""
+    """The library of the attention kernels (`flash-2`, …); unset: `library`."""
     experts: str | None = None
-    """Whose kernels multiply for the experts of a rank (`trtllm_min_latency`, …); unset: the library's."""
+    """The library of the experts' GEMM kernels on a rank (`trtllm_min_latency`, …); unset: `library`."""
     decode: DecodePolicy = DecodePolicy()
-    """How the library's version runs decode attention."""
+    """The rules by which the library's version runs decode attention."""
 
 
 class HostSide(Spec, frozen=True):
-    """What joins a GPU to the memory of its host, and its part of that, for offloading."""
+    """The connection between a GPU and its host's memory, for offloading."""
 
     to_host: Bandwidth
-    """Of copies of pinned memory to the host."""
+    """The bandwidth of copies to pinned memory of the host, in bytes a second."""
     from_host: Bandwidth
-    """Of copies from the host."""
+    """The bandwidth of copies from pinned memory of the host, in bytes a second."""
     memory: Bandwidth
-    """This GPU's part of the bandwidth of the host's memory, which an optimizer there is bound by."""
+    """This GPU's share of the bandwidth of the host's memory, which bounds an optimizer on the host."""
 
     def __post_init__(self) -> None:
         if not min(self.to_host, self.from_host, self.memory):
@@ -146,16 +154,17 @@ class DeviceSpec(Spec, frozen=True):
     """One device file; peaks are dense and at `clock.peak`, per-SM levels hold one SM's capacity."""
 
     name: str
-    """As measurements spell it: `validation/data` and samples find the device by it."""
+    """The device's name as measurements spell it: `validation/data` and samples find the device by it."""
     family: str | FamilySpec
     """The architecture: the name of a file below `families/`, or its content."""
     kind: Literal["gpu", "tpu"]
-    """What it is."""
+    """The kind of device."""
     sms: Count
-    """Streaming multiprocessors (TPU: cores) in use; at least 1. Set over a file by `--set`, it takes with it
-    what all SMs have together: peaks, and the bandwidths of registers and shared memory; L2 stays."""
+    """The number of streaming multiprocessors (TPU: cores) in use; at least 1. Set over a file by `--set`, it
+    scales the rates of all SMs: peaks, and the bandwidths of registers and shared memory, but not of L2.
+    """
     clock: Clock
-    """Its clocks."""
+    """The clocks of the device."""
     tensor_peak: dict[Dtype, FlopRate]
     """Dense peak of the matrix unit by dtype, all SMs together, at `clock.peak`."""
     vector_peak: dict[Dtype, FlopRate]
@@ -167,25 +176,25 @@ class DeviceSpec(Spec, frozen=True):
     l2: Store
     """The L2 cache."""
     l2_port_bytes_per_clock: Count
-    """What one SM takes from L2 in a clock."""
+    """The bytes that one SM reads from L2 in a clock."""
     hbm: Store
     """The main memory of the device."""
     launch: Launch
-    """What a kernel costs beyond its work."""
+    """The time of a kernel beyond its work."""
     conditions: Conditions
-    """How the device is used."""
+    """The conditions under which the device is used."""
     host: HostSide | None = None
-    """What joins it to its host; unset: nothing is offloaded."""
+    """The connection to the host; unset: nothing is offloaded."""
     power: Power | None = None
-    """Board power limit."""
+    """The board's power limit."""
     idle_power: Power | None = None
-    """What the board draws while a process holds it and no kernel runs."""
+    """The power that the board draws while a process holds it and no kernel runs."""
     energy: Energy | None = None
-    """Energy of arithmetic and traffic; unset: none is reported."""
+    """The energy of arithmetic and traffic; unset: no energy is reported."""
     operators: str = "native"
-    """`native`, `roofline`, or `learned:FILE` (relative to the device file)."""
+    """The model of operators: `native`, `roofline`, or `learned:FILE` (relative to the device file)."""
     constants: Constants = {}
-    """What holds for this device alone; anything missing comes from its family's file."""
+    """The constants of this device; a constant that is absent comes from its family's file."""
 
     def __post_init__(self) -> None:
         if not 0 < self.clock.sustained <= self.clock.boost or not 0 < self.clock.peak <= self.clock.boost:
@@ -213,12 +222,12 @@ class TileRule(Spec, frozen=True):
 
 
 class KernelMenu(Spec, frozen=True):
-    """What a kernel library has for a GEMM: facts of the library, not fitted."""
+    """The GEMM kernels of a library: facts of the library, not fitted constants."""
 
     rules: Annotated[list[TileRule], Meta(min_length=1)]
-    """In order of `up_to_m`; a GEMM takes the first rule that holds it."""
+    """The tile rules in order of `up_to_m`; a GEMM takes the first rule that holds for its rows."""
     splits: Annotated[list[Count], Meta(min_length=1)]
-    """Ways to cut K over several CTAs; [1]: never."""
+    """The numbers of CTAs over which K may be split; [1]: never split."""
     warp: tuple[Count, Count]
     """Largest part of a tile that one warp (or warp group) multiplies from shared memory."""
     k_bytes: Count
@@ -232,13 +241,14 @@ class KernelMenu(Spec, frozen=True):
 
 
 class FamilySpec(Spec, frozen=True):
-    """What all devices of one architecture share: kernel menus, and constants fitted on those measured."""
+    """The data that devices of one architecture share: kernel menus, and constants fitted on some of them."""
 
     name: str
     """The architecture."""
     kernels: dict[str, KernelMenu]
-    """By scope: `default`, a dtype, a library or `library/dtype`; the most specific wins. `DTYPE/batched` is
-    for GEMMs with a batch, `grouped` for those over experts."""
+    """The kernel menus by scope: `default`, a dtype, a library or `library/dtype`; the most specific wins.
+    `DTYPE/batched` is for GEMMs with a batch, `grouped` for those over experts.
+    """
     constants: Constants
     """Fitted constants: section (gemm, attention, …), scope (default, a dtype, a library, library/dtype),
     name."""
@@ -265,13 +275,13 @@ class Range:
 
 
 _TIME = Range(0, 1e6)
-"""Microseconds (of a row or an element: nanoseconds)."""
+"""The range of times, in microseconds (per row or element: in nanoseconds)."""
 _SHARE = Range(0, 1)
 _DIVISOR = Range(1e-4, 1)
-"""A utilisation: a share that something is divided by."""
+"""The range of a utilisation, by which a time is divided."""
 _FACTOR = Range(0, 1e4)
 _NORM = Range(1, 1000)
-"""An exponent that joins times: 1 adds them, a large one takes the longest."""
+"""The range of an exponent that joins times: 1 adds them, a large one takes the longest."""
 _FLAG = Range(0, 1, whole=True)
 _COUNT = Range(1, 2**16, whole=True)
 
@@ -328,7 +338,7 @@ LIBRARIES = frozenset(
      "marlin",
      "deepgemm", "vidur", "torch-eager", "torch-events", "torch-wall", "flash-1", "flash-2", "flash-3")
 )  # fmt: skip
-"""Kernel libraries that a device may run without constants of their own; others need some."""
+"""The kernel libraries that a device may use without constants of their own; other libraries need some."""
 
 
 def check_constants(constants: Constants) -> None:
@@ -378,11 +388,11 @@ class OperatorEnergy:
 
     arithmetic: float
     memory: float
-    """Of the bytes at every level that its model counts."""
+    """The energy of the bytes at every level that the operator's model counts."""
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The sum of both energies."""
         return self.arithmetic + self.memory
 
 

@@ -70,13 +70,13 @@ FUSIONS: Mapping[str, Mapping[tuple[str, ...], str]] = {
     "vllm": {**_EVERY_ENGINE, **_NORM_AND_SUM},
     "trtllm": {**_EVERY_ENGINE, **_NORM_AND_SUM},
 }
-"""Runs of operators that a policy executes as one kernel."""
+"""The sequences of operators that a fusion policy executes as one kernel, by policy."""
 
 
 _WEIGHT = 2
 """Bytes of a weight as kernels read it."""
 _PLAIN: Mapping[str, tuple[int, int]] = {"adam": (2, 14), "adamw": (2, 15), "sgd": (1, 4)}
-"""States of an element, and FLOPs."""
+"""The number of state values of an element and its FLOPs, by optimizer."""
 
 
 def kind_of(name: str) -> VectorKind:
@@ -98,7 +98,7 @@ def traffic_of(name: str, phase: str) -> Traffic:
 
 
 def bytes_per_element(traffic: Traffic, width: float) -> float:
-    """Return what an element of an operator's dtype, of so many bytes, moves in all, in bytes."""
+    """Return the bytes that an element moves in all, given the bytes of the operator's dtype."""
     return (traffic.reads + traffic.writes) * width + traffic.read_bytes + traffic.write_bytes
 
 

@@ -1,4 +1,4 @@
-"""What each kernel on the vector unit reads, writes and computes, an element of its result.
+"""The reads, writes and FLOPs of each kernel on the vector unit, for an element of its result.
 
 A table and no more: to add a kernel, add a line to `KINDS`; `rapid_des.device.vector` prices what it says.
 `columns` is the width of the result: `swiglu` reads 2 x columns, `embedding` reads the rows it looks up,
@@ -39,7 +39,7 @@ class VectorKind:
     forward: Traffic
     backward: Traffic | None = None
     kernels: int = 1
-    """Launches of the forward pass (two-stage reductions have two)."""
+    """The number of launches in the forward pass (two for two-stage reductions)."""
 
 
 def over_elements(

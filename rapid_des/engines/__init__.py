@@ -1,1 +1,1 @@
-"""What runs a program: `simpy`, the definition, and `compiled`, the same rules as one loop."""
+"""Engines that run a program: `simpy` defines the rules, `compiled` runs the same rules as one loop."""

@@ -78,7 +78,7 @@ def _waits(program: Program, records: Records, name: Namer) -> Iterator[str]:
 
 
 def _stands_at(program: Program, records: Records, position: int, group: str, sub: int) -> bool:
-    """Tell whether a rank has started, and not finished, a visit to the named group and sub-instance."""
+    """Return whether a rank has started, and not finished, a visit to the named group and sub-instance."""
     binding = program.bindings[position]
     table = program.programs[binding.program]
     offset = int(program.visits()[position])

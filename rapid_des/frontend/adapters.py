@@ -20,14 +20,14 @@ from rapid_des.frontend.operations import Operation, Shard
 from rapid_des.frontend.spec import AdaptersSpec
 
 A, B = "adapter.a", "adapter.b"
-"""What the factors' products are called, after their matrix's name."""
+"""Names of the factors' products, appended to the name of their matrix."""
 INPUT_GRADIENT, WEIGHT_GRADIENT = ".input_gradient", ".weight_gradient"
 _NEEDED_FOR_WEIGHTS = (WEIGHT_GRADIENT, ".bias_gradient", ".regather")
-"""Ends of the names of what only a weight's gradient needs."""
+"""Name endings of operations that only the gradient of a weight needs."""
 _AGAIN = "recompute."
 _ROUTER = "ffn.router"
 _ROUTED = ("ffn.in", "ffn.out")
-"""The matrices of a layer with a router that are its routed experts'."""
+"""The matrices of routed experts, in layers that have a router."""
 _NARROW_BITS = 4
 
 
@@ -78,12 +78,12 @@ class _Rewriting:
     shard: Shard
     rows: frozenset[str]
     weights: Mapping[str, int]
-    """Parameters of each matrix, in a backward."""
+    """For each matrix: the number of its parameters; only known in a backward."""
     routed: tuple[str, ...]
-    """Matrices of routed experts."""
+    """Names of the matrices of routed experts."""
 
     def rewritten(self, operations: Sequence[Operation]) -> tuple[Operation, ...]:
-        """Return the list with each operation in what takes its place, the last of which stands for it."""
+        """Return the list with each operation replaced; references go to the last of its replacements."""
         listed: list[Operation] = []
         ends: list[int] = []
         for operation in operations:
@@ -94,7 +94,7 @@ class _Rewriting:
         return tuple(listed)
 
     def _instead(self, operation: Operation, start: int) -> Iterator[Operation]:
-        """Yield what stands in an operation's place, from position `start` on."""
+        """Yield the replacements of an operation, at positions from `start` on."""
         again, _, name = operation.name.rpartition(_AGAIN)
         prefix = _AGAIN if again or operation.name.startswith(_AGAIN) else ""
         base = _without(name, (INPUT_GRADIENT, *_NEEDED_FOR_WEIGHTS))

@@ -1,4 +1,4 @@
-"""Which ranks run a block together, and of which of them the graph around blocks follows one."""
+"""Which ranks run a block together, and which group of them is represented by one rank in the outer graph."""
 
 from __future__ import annotations
 

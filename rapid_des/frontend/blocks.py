@@ -65,9 +65,9 @@ from rapid_des.frontend.trace import (
 )
 
 OUTER_LINES = (("cp",), ("cp", "dp"), ("pp",))
-"""The axes along which ranks exchange data outside blocks; cp alone where no block goes round it."""
+"""The axes along which ranks exchange data outside blocks; cp alone unless blocks contain its messages."""
 EXPERT_LINES = (("ep",), ("edp",))
-"""The same of the experts' layout."""
+"""The axes of the experts' layout along which ranks exchange data outside blocks."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,13 @@ class Cuts:
     """
 
     steps: tuple[int, ...]
-    """From cut to cut, once all is issued."""
+    """Picoseconds from each cut to the next, when all kernels have been issued beforehand."""
     issued: tuple[int, ...] = ()
-    """From the host's beginning with the block to each cut, if the GPU waits for it; empty: all at once."""
+    """Picoseconds from when the host starts issuing the block to each cut; empty: all is issued at once."""
 
     @classmethod
     def of(cls, passed: Sequence[int], issued: Sequence[int] = ()) -> Cuts:
-        """Return what follows from when the cuts are passed from the start of the block on.
+        """Return the cuts from their times since the start of the block, in picoseconds.
 
         >>> Cuts.of([5, 7]).steps
         (5, 2)
@@ -94,7 +94,7 @@ class Cuts:
 
 
 Durations = Mapping[PieceKey, Cuts]
-"""Of each block."""
+"""The cuts of each block."""
 
 
 @dataclass(frozen=True)
@@ -104,19 +104,20 @@ class Block:
     job: Job
     key: PieceKey
     piece: Piece
-    """Of the first place along ep."""
+    """The priced operator list, of ranks at the first place along ep."""
     programs: tuple[FinishedProgram, ...]
-    """Of the ranks at each place along ep, where experts' loads differ; else one for all."""
+    """One program for each place along ep if experts' loads differ; else one for all ranks."""
     cuts: tuple[int, ...]
     """Rows of the table, ascending; the last is the end of the block."""
     exchanges: frozenset[int]
-    """Of the cuts, those at which an exchange with other inner groups stands."""
+    """The cuts at which an exchange with other inner groups happens."""
     tail: bool
-    """Whether after the last cut but one there are only messages, beside which others may compute."""
+    """Whether only messages follow the last cut but one, so that other blocks may compute beside them."""
     gate: int | None
-    """The cut after which its first message may have to wait for those of another block's tail."""
+    """The cut after which the first message may have to wait for messages of another block's tail; None:
+    none."""
     hosted: tuple[FinishedProgram, ...]
-    """The programs after a node of the host that issues them node by node; empty: nobody does."""
+    """The programs with a host node that issues kernels one by one; empty: no host is modelled."""
 
     @property
     def table(self) -> NodeTable:
@@ -136,7 +137,7 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """A job taken apart: see the module's text. Equal to itself alone."""
+    """A job divided into blocks and an outer graph; see the module. Compares by identity."""
 
     priced: PricedJob
     blocks: Mapping[PieceKey, Block]
@@ -150,17 +151,17 @@ class Blocks:
 
     @cached_property
     def inner_groups(self) -> tuple[tuple[int, ...], ...]:
-        """Groups of ranks, ascending by first rank: of each the outer graph holds one."""
+        """Groups of ranks, ascending by first rank; the outer graph holds one rank of each."""
         return followed_groups(self.job)
 
     @cached_property
     def run_groups(self) -> tuple[tuple[int, ...], ...]:
-        """For each of these the ranks that its blocks are run on."""
+        """For each inner group, the ranks on which its blocks are simulated."""
         together = groups_run_together(self.job, self.inside)
         return tuple(together[group[0]] for group in self.inner_groups)
 
     def of(self, job: Job) -> Blocks:
-        """Return the same blocks of a job that runs them more or less often."""
+        """Return the same blocks for a job that repeats them another number of times."""
         return replace(self, priced=replace(self.priced, job=job))
 
     def stage(self, inner_group: int) -> int:
@@ -198,7 +199,7 @@ class Blocks:
         return self.assembled([self.outer_program(stage, times) for stage, times in enumerate(durations)])
 
     def assembled(self, programs: Sequence[FinishedProgram], place: int = 0) -> JobTrace:
-        """Return the outer graph of one program a stage, on the ranks at one place of each inner group."""
+        """Return the outer graph, one program per stage, for one rank of each inner group."""
         return self.priced.trace(programs, ranks=[group[place] for group in self.inner_groups])
 
     def outer_program(self, stage: int, durations: Durations) -> FinishedProgram:
@@ -242,7 +243,7 @@ def blocks(job: Job, operators: OperatorModel, *, decode_operators: OperatorMode
 
 
 def _pairs_batches(job: Job) -> bool:
-    """Tell whether some forward runs beside a backward."""
+    """Tell whether some forward runs beside a backward of another micro-batch."""
     training = job.spec.phase == "training"
     return training and any(item.paired for order in job.stage_orders.orders for item in order)
 
@@ -321,7 +322,7 @@ _NO_TIME = {
     Column.COLLECTIVE: UNSTATED,
     Column.GROUP: UNSTATED,
 }
-"""What stands for an exchange while its block runs alone."""
+"""Columns of the row that replaces an exchange while its block is simulated alone."""
 
 
 def separates(piece: Piece, row: int) -> bool:
@@ -368,7 +369,7 @@ def _timed(block: Block, cuts: Cuts | None) -> Piece:
 
 
 class _Part(TypedDict):
-    """Of a stretch of a block: picoseconds, what bounds its kernels, and their bytes to and from HBM."""
+    """A part of a block: its duration in picoseconds, what bounds its kernels, and their HBM bytes."""
 
     duration: int
     bound: NotRequired[int]
@@ -376,7 +377,7 @@ class _Part(TypedDict):
 
 
 def _by_bound(block: Block, begin: int, cut: int, time: int) -> Iterator[_Part]:
-    """Yield what a stretch of rows, which takes so long, is made of, as far as messages slow it.
+    """Yield the parts of a stretch of rows that messages slow differently; they add up to its duration.
 
     Gradients, parameters and pipeline messages travel beside blocks; what bounds a kernel tells how much of
     its rate they take. Kernels of one kind stand together, in the place of a node for each.
@@ -398,16 +399,17 @@ _SLOWED = (
     tuple(BOUNDS.index(bound) for bound in ("tensor", "vector", "shared", "l2")),
     (BOUNDS.index("hbm"),),
 )
-"""What kernels are slowed by alike, the first for all: messages' multiprocessors, or their bandwidth."""
+"""Groups of bounds whose kernels messages slow alike; the first bound of a group stands for it."""
 
 
 def _issues(block: Block, cuts: Cuts) -> Iterator[tuple[int, int]]:
-    """Yield what issuing takes until each cut from the one before, and the lead of its node.
+    """Yield for each cut the time to issue its rows, and the lead of its node, in picoseconds.
 
     The node of a cut starts no earlier than its step before the moment at which a host-bound block passes it:
     with h the issues until there and all times from the host's beginning with the block, at passed - step =
     h - (h + step - passed), the bracket being its lead.
     """
+    # Issue time of all rows up to and with each cut.
     needed = np.add.accumulate(block.piece.rows[:, Column.ISSUE])[list(block.cuts)].tolist()
     passed = cuts.issued or tuple(accumulate(cuts.steps))
     for before, until, step, moment in zip([0, *needed], needed, cuts.steps, passed, strict=False):

@@ -51,15 +51,15 @@ class PricedJob:
 
     job: Job
     operators: OperatorModel
-    """Prices what stands outside the lists, such as the optimizer."""
+    """The cost model for what stands outside the lists, such as the optimizer."""
     places: tuple[Pieces, ...]
-    """Of the ranks at each place along ep, where experts' loads differ; else one for all."""
+    """Priced pieces for each place along ep if experts' loads differ; else one entry for all ranks."""
     priced: tuple[PricedOperator, ...]
-    """What each distinct kernel costs, in the order in which the sections run."""
+    """The cost of each distinct kernel, in the order in which the sections run."""
 
     @property
     def pieces(self) -> Pieces:
-        """Those of the first place."""
+        """The pieces of ranks at the first place along ep."""
         return self.places[0]
 
     @property
@@ -73,19 +73,19 @@ class PricedJob:
         return tuple(section_counts(self.job, part) for part in range(self.job.parts))
 
     def program(self, stage: int, pieces: Pieces) -> FinishedProgram:
-        """Return the program of a stage's ranks, made of its own pieces or of others in their place."""
+        """Return the program of a stage's ranks, from its own pieces or from given ones."""
         if self.serves:
             return serving_program(self.job, stage, pieces)
         return stage_program(self.job, pieces, stage, self.operators)
 
     def trace(self, programs: Sequence[FinishedProgram], ranks: Sequence[int] | None = None) -> JobTrace:
-        """Return the trace of one program a stage, or a stage and place, on all ranks or on some."""
+        """Return the trace of all ranks, or of some, from one program a stage, or a stage and place."""
         notes = serving_notes(self.job) if self.serves else ()
         notes = (*notes, *self._load_notes())
         return job_trace(self.job, programs, ranks=ranks, notes=notes, operators=self.priced)
 
     def _load_notes(self) -> Iterator[str]:
-        """Yield how unlike experts' loads are and, of training, what that takes in a step."""
+        """Yield how uneven experts' loads are, and in training how much time that costs in a step."""
         loads = layer_loads(self.job) if self.job.model.has_experts else ()
         if not loads:
             return

@@ -36,7 +36,7 @@ class Layout:
     axes: tuple[str, ...]
     sizes: tuple[int, ...]
     numbering: tuple[int, ...] | None = None
-    """The rank at each place of that count; None: the places are the ranks."""
+    """The rank at each position of the mixed-radix count; None: positions are ranks."""
 
     @cached_property
     def _ranks(self) -> Int64s:
@@ -56,6 +56,7 @@ class Layout:
         position = self.axes.index(axis)
         stride = prod(self.sizes[:position])
         coordinates = np.empty(self.ranks, np.int64)
+        # Mixed radix: the position divided by the product of the inner sizes, modulo the size of the axis.
         coordinates[self._ranks] = np.arange(self.ranks) // stride % self.sizes[position]
         return coordinates
 
@@ -71,6 +72,7 @@ class Layout:
         """Return the groups as rows of one table."""
         inner = [axis for axis in reversed(self.axes) if axis in axes]
         outer = [axis for axis in reversed(self.axes) if axis not in axes]
+        # Reshape to one array axis a layout axis (outermost first), then move the axes of a group innermost.
         grid = self._ranks.reshape(self.sizes[::-1])
         order = [self.axes[::-1].index(axis) for axis in outer + inner]
         members = prod(self.size(axis) for axis in inner)
@@ -91,27 +93,27 @@ def byte_count(elements: int, dtype: str) -> int:
 
 @dataclass(frozen=True)
 class Volume:
-    """What the formulas see: elements of the tensor that is exchanged, its format, the members."""
+    """The arguments of the byte formulas: elements of the exchanged tensor, its format, the members."""
 
     elements: int
-    """Of the whole tensor, as if it stood on one rank of the group."""
+    """Elements of the whole tensor, as if one rank of the group held all of it."""
     dtype: str
     members: int
 
 
 @dataclass(frozen=True)
 class Role:
-    """One kind of message."""
+    """One kind of message, and how its bytes and group are found."""
 
     collective: CollectiveType | None
-    """None: a send."""
+    """The collective; None: a send."""
     axis: str
-    """The stream, and the axes of the group."""
+    """The stream of the message; also names the axes of its group."""
     group: str
-    """A key of `GROUPS`; of a send those along which it goes round, empty between stages."""
+    """A key of `GROUPS`; for a send the group round which it goes, empty between stages."""
     size: Callable[[Volume], int]
     tensor: str
-    """Which tensor, for people (`--explain`)."""
+    """Description of the tensor, for `--explain`."""
 
 
 def _whole(volume: Volume) -> int:
@@ -153,8 +155,7 @@ PARTS: Mapping[str, tuple[str, bool]] = {
     "expert_instances": ("expert_gradient", False),
     "expert_reshard": ("expert_gradient", True),
 }
-"""Groups that are parts of another's: of its members in order those that follow one another, or those that
-stand at the same place of each such run."""
+"""Groups that are parts of another: runs of consecutive members, or the members at equal places in runs."""
 EXPERT_AXES = frozenset(("etp", "ep", "edp"))
 """The axes of the second layout of a stage's ranks, that of its experts."""
 GROUP_SLOTS: tuple[str, ...] = tuple(GROUPS)
@@ -233,20 +234,20 @@ State: TypeAlias = Literal["parameters", "gradients", "optimizer"]
 
 @dataclass(frozen=True)
 class ShardingPolicy:
-    """One way to hold a model's state on its replicas."""
+    """How the replicas of a model hold its state."""
 
     split: frozenset[State]
-    """Of which states a replica holds only its part from step to step."""
+    """The states of which each replica holds only its part between steps."""
     reduce: str
     """The role (in `TRAFFIC`) by which a bucket of gradients is summed."""
     gather: str | None = None
     """The role by which updated parameters come back; None: every replica updates all of them."""
     exchange: str | None = None
-    """The role by which an optimizer of whole matrices gets these from their parts; None: they are whole."""
+    """The role by which an optimizer of whole matrices collects their parts; None: it has them whole."""
 
     @property
     def by_unit(self) -> bool:
-        """Whether parameters are whole only while their unit (a layer) computes, and gathered for that."""
+        """Whether parameters are gathered for each unit (a layer) and released after its computation."""
         return "parameters" in self.split
 
     def for_experts(self) -> ShardingPolicy:
@@ -267,7 +268,7 @@ DISTRIBUTED_OPTIMIZER = ShardingPolicy(
 
 
 FROZEN = ShardingPolicy(split=frozenset(), reduce="")
-"""Of weights that are not trained: neither gradients nor optimizer states."""
+"""The policy of weights that are not trained: neither gradients nor optimizer states."""
 
 
 ZERO_STAGES: Mapping[int, ShardingPolicy] = {
@@ -280,32 +281,33 @@ ZERO_STAGES: Mapping[int, ShardingPolicy] = {
         exchange="dp.matrices",
     ),
 }
-"""By `training.zero_stage` (Rajbhandari et al. 2020); 3 is what FSDP shards fully (Zhao et al. 2023)."""
+"""The policies by `training.zero_stage` (Rajbhandari et al. 2020); 3 is FSDP's full sharding (Zhao et al.
+2023)."""
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """A policy as one job uses it."""
+    """A sharding policy with the groups of one job."""
 
     policy: ShardingPolicy
     group: str
     """The process group of replicas that share a model's state: a key of `GROUPS`."""
     replicas: int
-    """How many they are."""
+    """Number of ranks in the group."""
     ahead: bool
-    """Gathers stand before the next forward, beside compute; otherwise after the optimizer."""
+    """Whether gathers run before the next forward, beside compute; otherwise after the optimizer."""
 
     each: bool = False
-    """Gradients are reduced after every micro-batch's backward, not only after the last one's."""
+    """Whether gradients are reduced after every micro-batch's backward, not only after the last one's."""
     instances: int = 1
-    """How many such groups there are, each with a whole state."""
+    """Number of such groups, each with a whole copy of the state."""
     across: str = ""
     """The role by which ranks that hold the same part of each copy sum its gradients."""
     reshard_ranks: int = 0
     """Over how many ranks that follow one another a unit's parameters stay split from its forward to its
     backward; 0: as at all times, or whole."""
     reshard_group: str = ""
-    """The process group of these."""
+    """The process group of the ranks that a unit stays split over between its passes."""
 
     @property
     def gathers(self) -> str | None:
@@ -314,7 +316,7 @@ class Sharding:
 
     @property
     def unit_gathers(self) -> str | None:
-        """The role by which parameters are gathered, of a unit or once a step; None where none travel."""
+        """The role by which parameters are gathered, per unit or per step; None: none are."""
         return self.policy.gather if self.replicas > 1 else None
 
     @property

@@ -23,7 +23,7 @@ class Halves(NamedTuple):
 
 
 def halves(operations: Sequence[Operation]) -> Halves:
-    """Return a backward's list as its two halves: weight gradients with what only they need, and the rest.
+    """Return a backward's list in two halves: all but weight gradients, then weight gradients.
 
     A list is written in the order of one stream, so an operation may stand behind a weight gradient that it
     does not need: it waits for what stands before that instead.
@@ -77,7 +77,7 @@ def gradient_bytes(operation: Operation) -> int:
 
 
 def following(first: Sequence[Operation], operations: Sequence[Operation]) -> tuple[Operation, ...]:
-    """Return a list behind another, whose end is its input."""
+    """Return a list with another appended, whose input is the end of the first."""
     count = len(first)
     moved = (
         replace(each, after=tuple(other + count if other >= INPUT else other for other in each.after))

@@ -56,7 +56,7 @@ from rapid_des.frontend.trace import FinishedProgram, ProgramWriter
 from rapid_des.units import ceil_divide
 
 COSTS = (Column.DURATION, Column.FLOPS, Column.BYTES, Column.BOUND)
-"""What a longer KV cache changes in the rows that depend on it."""
+"""The columns that a longer KV cache changes, in rows that depend on it."""
 
 
 @dataclass(frozen=True)
@@ -67,29 +67,29 @@ class Pass:
     """0 is the prefill, or a mix of prompts with what decodes; the last of several passes of prompts, those
     before it being -1, -2 and so on; from 1 on all decode."""
     groups: tuple[Group, ...]
-    """Of one micro-batch."""
+    """The groups of requests in one micro-batch."""
     alike: int
     """The first simulated step in which as many requests bring as many tokens: only what sees the KV cache
     differs from that."""
 
     @property
     def key_length(self) -> int:
-        """Positions that the last token of the longest request attends to."""
+        """Number of positions that the last token of the longest request attends to."""
         return max(group.key_length for group in self.groups)
 
     @property
     def tokens(self) -> int:
-        """Tokens that pass."""
+        """Number of tokens in the pass."""
         return sum(group.count * group.query_length for group in self.groups)
 
     @property
     def sampled(self) -> int:
-        """Tokens that are chosen."""
+        """Number of tokens that the pass samples."""
         return sum(group.count * group.samples for group in self.groups)
 
     @property
     def name(self) -> str:
-        """`prefill` or `decode`."""
+        """The phase: `prefill` or `decode`."""
         return "decode" if self.step > 0 else "prefill"
 
 
@@ -161,7 +161,7 @@ def cut(prompts: Sequence[Group], most: int) -> Iterator[tuple[Group, ...]]:
 
 
 def _joined(requests: Sequence[Group]) -> tuple[Group, ...]:
-    """Return neighbours that are alike as one group."""
+    """Return the groups with equal neighbours merged into one."""
     return tuple(replace(request, count=sum(1 for _ in alike)) for request, alike in groupby(requests))
 
 
@@ -185,7 +185,7 @@ def groups_of(job: Job, step: int) -> tuple[Group, ...]:
 
 
 def _steps(spec: InferenceSpec) -> Sequence[int]:
-    """Return the decode steps that are simulated: between two ends of requests the first and the last."""
+    """Return the simulated decode steps; between two ends of requests the first and the last."""
     if spec.decode_steps == "all":
         return range(1, spec.steps)
     ends = sorted({1, *map(spec.steps_of, spec.kinds)})
@@ -329,7 +329,7 @@ def _issuing(server: _Server, step: int, micro_batch: int) -> None:
 
 
 def _recosted(piece: Piece, costs: Int64s) -> Piece:
-    """Return a piece with other costs (rows of `COSTS`) where it depends on the KV cache."""
+    """Return a piece with new values of `COSTS` in the rows that depend on the KV cache."""
     values = {column: costs[:, index] for index, column in enumerate(COSTS)}
     return retimed(piece, list(piece.cache_rows), values)
 
@@ -351,15 +351,15 @@ def _stage_passes(job: Job, stage: int, pieces: Pieces) -> Iterator[Piece]:
 
 @dataclass
 class _Server:
-    """One stage's passes while its program is written."""
+    """The state of one stage while its serving program is written."""
 
     job: Job
     stage: int
     program: ProgramWriter
     first: int
-    """The first pass of prompts; 0 where there is one."""
+    """The step number of the first pass of prompts; 0 if there is only one."""
     tokens: dict[int, int] = field(default_factory=dict)
-    """By micro-batch: the position that makes, or receives, its newest token."""
+    """For each micro-batch: the position of the node that makes, or receives, its newest token."""
 
 
 def serving_program(job: Job, stage: int, pieces: Pieces) -> FinishedProgram:
@@ -399,7 +399,7 @@ def _place_pass(server: _Server, current: Pass, piece: Piece, micro_batch: int, 
 
 
 def _pass_token(server: _Server, number: int, micro_batch: int, done: int) -> None:
-    """Bring the sampled tokens from the last stage back to the first."""
+    """Send the sampled tokens from the last stage back to the first."""
     job, program = server.job, server.program
     size = byte_count(job.inference.total // job.micro_batches, "fp32")
     tag = number * job.stages + job.stages - 1

@@ -24,17 +24,17 @@ class Interleaved:
     """Two pieces as one; the input of the second is the port `SECOND`."""
 
     piece: Piece
-    """Its result is the first one's."""
+    """The combined piece; its result is the result of the first one."""
     rows: tuple[Int64s, Int64s]
-    """Where the rows of each stand in the whole."""
+    """The rows of each piece in the combined one."""
     marks: tuple[tuple[Mark, ...], tuple[Mark, ...]]
-    """Of each, at positions in the whole."""
+    """The marks of each piece, at rows of the combined one."""
     outputs: tuple[int, int]
-    """The result of each, likewise."""
+    """The row of each piece's result in the combined one."""
 
 
 def travels(piece: Piece) -> bool:
-    """Tell whether tokens travel to experts in a piece."""
+    """Tell whether a piece sends tokens to experts."""
     return bool((piece.rows[:, Column.STREAM] == _EXCHANGE).any())
 
 
@@ -74,7 +74,7 @@ def _merge_order(forward: Piece, backward: Piece) -> Iterator[Int64s]:
 
 
 def _stretches(piece: Piece, first: int) -> list[Int64s]:
-    """Return the rows up to and with each exchange, and the rest."""
+    """Return the rows in parts: each ends with an exchange, except the last."""
     ends = np.flatnonzero(piece.rows[:, Column.STREAM] == _EXCHANGE) + 1
     parts = np.split(np.arange(first, first + len(piece)), ends)
     return [part for part in parts if len(part)]

@@ -47,12 +47,12 @@ class Job:
 
     name: str = field(compare=False)
     file: str = field(compare=False)
-    """What it was read from, for errors."""
+    """Name of the file that it was read from, for error messages."""
     spec: JobSpec
     """The job file with its model and software in place of their names."""
     model: Model = field(hash=False)  # the spec holds what it follows from, and knows its hash
     changed: Callable[[Job, Mapping[str, object]], Job] = field(compare=False, repr=False)
-    """What reads it again with other values; reading stands above what is read."""
+    """Function that reads the job again with other values (loading is in a layer above)."""
 
     def replace(self, **changes: object) -> Job:
         """Return the job with other values, checked as a file is: keys of parallelism, training or inference.
@@ -76,14 +76,14 @@ class Job:
 
     @cached_property
     def layout(self) -> Layout:
-        """Where each rank stands; ep splits dp·cp and is no factor of the rank count."""
+        """The layout of ranks along tp, cp, dp and pp; ep splits dp·cp and is no axis of the rank count."""
         split = self.spec.parallelism
         sizes = {"tp": split.tp, "cp": split.cp, "ep": 1, "dp": split.dp, "pp": split.pp}
         return Layout(split.order, tuple(sizes[axis] for axis in split.order))
 
     @cached_property
     def expert_layout(self) -> Layout:
-        """The same ranks as etp, ep and edp lay those of each stage out for routed experts."""
+        """The layout of the same ranks along etp, ep and edp, for routed experts."""
         stages, split = self.stages, self.spec.parallelism
         sizes = (split.expert_ways, split.ep, self.gpus // stages // split.expert_ways // split.ep, stages)
         by_stage = np.argsort(self.layout.coordinates("pp"), kind="stable")
@@ -121,7 +121,7 @@ class Job:
 
     @cached_property
     def host(self) -> HostSpec | None:
-        """What issuing work takes the host of a rank, and which passes it captures; None: nothing."""
+        """The host's cost of issuing work, and which passes it captures as graphs; None: issuing is free."""
         host, serving = self.spec.host, self.spec.inference
         if host is None:
             return None
@@ -135,19 +135,19 @@ class Job:
 
     @cached_property
     def placement(self) -> Placement:
-        """By stage and chunk: which part of the model."""
+        """The part of the model that each chunk holds, by stage and chunk."""
         if self.spec.training is None:
             return tuple((stage,) for stage in range(self.stages))
         return self.schedule.placement(self.stages, self.shape.chunks)
 
     @cached_property
     def parts(self) -> int:
-        """Parts that the layers are cut into."""
+        """Number of parts that the layers are divided into."""
         return 1 + max(max(parts) for parts in self.placement)
 
     @cached_property
     def layers(self) -> tuple[int, ...]:
-        """Layers of each part of the model, in model order."""
+        """Number of layers of each part of the model, in model order."""
         rule, count, parts = self.spec.parallelism.layers, self.model.spec.layers, self.parts
         if isinstance(rule, tuple):
             return rule
@@ -177,7 +177,7 @@ class Job:
 
     @cached_property
     def kind_of_layer(self) -> tuple[int, ...]:
-        """For each layer its place in `kinds`."""
+        """For each layer its index in `kinds`."""
         return numbered(self._pattern)[1]
 
     @property
@@ -187,12 +187,12 @@ class Job:
 
     @cached_property
     def prediction_layer(self) -> LayerKind:
-        """The layer of such a module."""
+        """The layer inside a module that predicts a further token."""
         return self._as_run(self.model.pattern[-1:], (1,))[0]
 
     @property
     def vocabulary(self) -> int:
-        """The padded vocabulary."""
+        """Size of the padded vocabulary."""
         if self.spec.vocabulary_multiple is None:
             return self.model.spec.vocabulary
         multiple = self.spec.vocabulary_multiple * self.spec.parallelism.tp
@@ -214,18 +214,18 @@ class Job:
 
     @cached_property
     def shape(self) -> Shape:
-        """What is asked of the training schedule."""
+        """The arguments of the training schedule: stages, micro-batches, chunks and group size."""
         chunks = self.schedule.chunks or self.spec.parallelism.chunks
         return Shape(self.stages, self.micro_batches, chunks, self.training.micro_batch_group)
 
     @cached_property
     def stage_orders(self) -> StageOrders:
-        """What each stage runs of a training step, in which order."""
+        """The items of each stage in a training step, in order."""
         return self.schedule.stage_orders(self.shape)
 
     @cached_property
     def asks_by_need(self) -> bool:
-        """Whether stages ask for messages in the order of need, else in that in which these are made."""
+        """Whether stages post receives in the order of need, else in the order in which messages are made."""
         return self.schedule.by_need(self.shape)
 
     @property
@@ -235,19 +235,19 @@ class Job:
 
     @cached_property
     def overlaps_pipeline(self) -> bool:
-        """Whether pipeline messages travel beside compute."""
+        """Whether pipeline messages overlap compute."""
         chosen = self.training.overlap_pipeline
         return self.schedule.ahead if chosen is None else chosen
 
     @property
     def scatters_boundary(self) -> bool:
-        """Whether each tp rank sends its part of what all of them hold."""
+        """Whether each tp rank sends a part of the stage output that all of them hold."""
         split = self.spec.parallelism
         return self.training.scatter_gather and split.tp > 1 and not split.sequence_parallel
 
     @cached_property
     def message_bytes(self) -> int:
-        """Bytes of a rank's message to the next stage."""
+        """Bytes of one rank's message to the next stage."""
         parts = self.spec.parallelism.tp if self.scatters_boundary else 1
         return ceil_divide(self.training_shard.boundary_bytes, parts)
 
@@ -300,7 +300,7 @@ class Job:
         return np.sort(joined.reshape(len(chosen), -1), axis=1)
 
     def _part_rows(self, group: str) -> Int64s:
-        """Return the same of groups that are parts of others."""
+        """Return the rows of a group that is part of another one."""
         base, inner = PARTS[group]
         whole = self.rows(base)
         runs = whole.reshape(len(whole), -1, self._run(group))
@@ -308,7 +308,7 @@ class Job:
         return parts.reshape(-1, parts.shape[2])
 
     def _run(self, group: str) -> int:
-        """Return how many members of the group that one of `PARTS` is taken from follow one another."""
+        """Return how many consecutive members of the parent group one of `PARTS` spans."""
         if PARTS[group][0] == "cp":
             return self.spec.parallelism.head_ways
         if group.endswith("reshard"):
@@ -323,7 +323,7 @@ class Job:
 
     @cached_property
     def shardings(self) -> Mapping[Domain, Sharding]:
-        """How those of the model's own parameters do, and those of its routed experts."""
+        """The shardings of dense parameters, and of routed experts."""
         trained, found = ZERO_STAGES[self.training.zero_stage], dict[Domain, Sharding]()
         policies = (trained,) if self.training.adapters is None else (trained, trained.for_frozen())
         for policy, (model, experts) in zip(policies, DOMAINS, strict=False):
@@ -333,7 +333,7 @@ class Job:
         return found
 
     def _sharding(self, policy: ShardingPolicy, group: str, prefix: str) -> Sharding:
-        """Return how one group of replicas uses a policy: all of it, or each copy of the state."""
+        """Return how a group of replicas applies a policy: as a whole, or per copy of the state."""
         training, instances = self.training, self.spec.parallelism.dp_replicate
         each, reshard = training.reduce_each_micro_batch, training.reshard
         replicas = self.members(group) // instances
@@ -403,7 +403,7 @@ class Job:
         return self.spec.parallelism.dp * generated
 
     def _forward_flops(self, length: int) -> int:
-        """Return those of one document of every sequence of a training step."""
+        """Return the forward FLOPs of one document of every sequence of a training step."""
         batch, positions = self.training.global_batch, range(1, length + 1)
         forward = self.model.forward_flops(batch, positions, logits=batch * length)
         return forward + self.predictions * self.model.prediction_flops(batch, positions)
@@ -422,7 +422,7 @@ class Job:
         return sum(map(self._requests_flops, self.inference.kinds))
 
     def _requests_flops(self, kind: RequestsSpec) -> int:
-        """Return those of requests of one kind, to the last token."""
+        """Return the FLOPs of requests of one kind, up to their last token."""
         requests = kind.count * self.spec.parallelism.dp
         every = range(kind.cached + 1, kind.prompt_length + max(1, kind.output_length))
         return self.model.forward_flops(requests, every, logits=requests * kind.output_length)

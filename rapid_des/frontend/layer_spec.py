@@ -97,14 +97,14 @@ class GatedDeltaSpec(Spec, frozen=True, tag_field="kind", tag="gated_delta"):
 
 
 class AbsentSpec(Spec, frozen=True, tag_field="kind", tag="none"):
-    """A half that the layer does not have: it has only the other, with its norm."""
+    """A half that the layer lacks: it consists of the other one, with its norm."""
 
 
 class FeedForwardSpec(Spec, frozen=True, tag_field="kind", tag="dense"):
     """The dense feed-forward block; `swiglu` and `geglu` have a gate beside the up projection."""
 
     activation: Activation
-    """Between the matrices; swiglu and geglu with a gate (SiLU, GELU) beside the up projection."""
+    """Activation between the matrices; swiglu and geglu with a gate (SiLU, GELU) beside the up projection."""
     hidden: Count
     """Width between the two matrices; tp divides it."""
     bias: bool = False
@@ -124,7 +124,7 @@ class ExpertsSpec(Spec, frozen=True, tag_field="kind", tag="experts"):
     hidden: Count
     """Width of one routed expert; etp divides it."""
     activation: Activation = "swiglu"
-    """Between the matrices; swiglu and geglu with a gate (SiLU, GELU) beside the up projection."""
+    """Activation between the matrices; swiglu and geglu with a gate (SiLU, GELU) beside the up projection."""
     shared_hidden: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 0
     """Width of the shared experts together; 0: there are none. tp divides it."""
     shared_gate: bool = False

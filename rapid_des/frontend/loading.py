@@ -1,4 +1,4 @@
-"""Reading a job file and what it names: its software, model and schedule."""
+"""Loading a job file and the files that it names: its software, model and schedule."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _with_schedule(document: Document) -> tuple[Document, Path | None]:
 
 
 def _changed(job: Job, changes: Mapping[str, object]) -> Job:
-    """Return a job with other values; keys of its split and of its training or serving may stand alone."""
+    """Return a job with other values; keys of its parallelism and its phase's section may stand alone."""
     sections = ("parallelism", job.spec.phase)
     paths = {
         key: f"{section}.{key}" for section in sections for key in structs.asdict(getattr(job.spec, section))
@@ -110,7 +110,7 @@ def _changed(job: Job, changes: Mapping[str, object]) -> Job:
 
 @contextmanager
 def _named(schedule_file: Path | None) -> Iterator[None]:
-    """Have what is wrong with a job's schedule name the file that holds it."""
+    """Make errors in a job's schedule name the file that holds it."""
     try:
         yield
     except ConfigError as error:
@@ -169,7 +169,7 @@ _KINDS = {"attention": "attention", "feed_forward": "dense"}
 
 
 def kinds_named(document: Document, key: str = "") -> Document:
-    """Return a document with the usual `kind` in what says none: in its model (under `key`, or the whole)."""
+    """Return a document with the default `kind` filled in, in its model (under `key`, or the whole)."""
     model = document.tree.get(key) if key else document.tree
     if not isinstance(model, dict):
         return document

@@ -33,15 +33,15 @@ class Linear:
     inner: int
     bias: bool
     rows: int
-    """Positions that pass it."""
+    """Number of positions that pass through it."""
     narrow: bool = True
-    """Multiplies in the job's GEMM format with its stored weights; otherwise in that of activations."""
+    """Whether it multiplies in the job's GEMM format with its stored weights; otherwise as activations."""
     tied: bool = False
-    """Its weights are another operator's, whose backward completes their gradient."""
+    """Whether it shares its weights with another operator, whose backward completes their gradient."""
 
     @property
     def parameters(self) -> int:
-        """Weights and biases of this rank that are its own."""
+        """Number of its own weights and biases on this rank."""
         return self.columns * self.inner * (not self.tied) + self.columns * self.bias
 
 
@@ -63,7 +63,7 @@ class _Product:
 
     @classmethod
     def forward(cls, linear: Linear, shard: Shard, saved: int) -> _Product:
-        """Return that of a forward, of whose input so many bytes are kept."""
+        """Return the product of a forward; `saved` bytes of its input are kept."""
         weights = linear.columns * linear.inner if shard.is_narrow(linear.name, linear.narrow) else 0
         return cls(linear, linear.name, linear.columns, linear.inner, saved, weights)
 
@@ -304,7 +304,7 @@ def row_backward(operations: OperationList, shard: Shard, linear: Linear) -> Non
 def append_weight_gradient(
     operations: OperationList, shard: Shard, name: str, gemm: Gemm, *, after: int, **counts: Unpack[Counts]
 ) -> None:
-    """Append the product of a matrix's gradient, and what adds it to the accumulated one if it does not."""
+    """Append the product of a weight gradient, and an addition if the product does not accumulate."""
     counts["deferrable"] = True
     if shard.fused_accumulation:
         accumulating = replace(gemm, out_dtype=shard.precision.gradients, accumulate=True)

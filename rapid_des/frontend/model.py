@@ -53,7 +53,7 @@ class Model:
     name: str = field(compare=False)
     spec: ModelSpec
     pattern: tuple[Layer, ...]
-    """All layers in order, each by its kind."""
+    """All layers in order; layers of one kind are one object."""
 
     @cached_property
     def kinds(self) -> tuple[Layer, ...]:
@@ -67,7 +67,7 @@ class Model:
 
     @cached_property
     def kind_of_layer(self) -> tuple[int, ...]:
-        """For each layer its place in `kinds`."""
+        """For each layer its index in `kinds`."""
         numbers = {kind: number for number, kind in enumerate(self.kinds)}
         return tuple(numbers[layer] for layer in self.pattern)
 
@@ -121,7 +121,7 @@ class Model:
         return requests * layers + 2 * logits * self.embedding_parameters()
 
     def prediction_flops(self, requests: int, positions: range) -> int:
-        """Return those of a module that predicts a further token: projection, layer and head."""
+        """Return the forward FLOPs of a module that predicts a further token: projection, layer and head."""
         ends = 2 * len(positions) * (2 * self.spec.hidden**2 + self.embedding_parameters())
         return requests * (ends + sum(_causal_flops(half, positions) for half in self.pattern[-1].halves))
 
@@ -157,7 +157,7 @@ def _layer(spec: ModelSpec, number: int, file: str) -> Layer:
 
 
 LOSS_REDUCTIONS = ("maximum", "target", "sum")
-"""What vocabulary-parallel cross-entropy sums over tp, one fp32 a token each."""
+"""Sums over tp in vocabulary-parallel cross-entropy, each of one fp32 a token."""
 
 
 def _has_positions(shard: Shard) -> bool:
@@ -216,7 +216,7 @@ LOSSES: Mapping[str, str] = {
     "compiled": "cross_entropy_compiled",
     "online": "cross_entropy_online",
 }
-"""The kernels of a loss, as one kind each."""
+"""The kernel kind of each loss."""
 
 
 def _loss(shard: Shard, *, backward: bool) -> Vector:
@@ -334,7 +334,7 @@ def prediction_backward(shard: Shard, layer: LayerKind, *, has_table: bool) -> t
 
 
 def _joined(*lists: Sequence[Operation]) -> tuple[Operation, ...]:
-    """Return lists one behind the other."""
+    """Return the lists concatenated; each waits for the end of the one before."""
     joined: tuple[Operation, ...] = ()
     for operations in lists:
         joined = following(joined, operations) if joined else tuple(operations)

@@ -24,9 +24,9 @@ from rapid_des.frontend.template import Domain
 from rapid_des.frontend.trace import ProgramWriter
 
 ITERATIONS = 5
-"""Of Newton-Schulz, as Muon is published."""
+"""Number of Newton-Schulz iterations, as published with Muon."""
 MOMENTUM, NEWTON_SCHULZ, UPDATE = "optimizer.momentum", "optimizer.newton_schulz", "optimizer.update"
-"""What a step runs, by how their names begin; the first and the last on a rank's own part."""
+"""Name prefixes of a step's kernels; the first and the last run on a rank's own part."""
 
 
 class Matrix(NamedTuple):
@@ -38,11 +38,11 @@ class Matrix(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """What brings the parts of matrices of one shape together, or takes them back."""
+    """A message that collects the parts of matrices of one shape, or returns them."""
 
     role: str
     size: int
-    """Bytes of a rank's parts, and of the matrices that fall to it."""
+    """Bytes of a rank's parts, and of the matrices assigned to it."""
     group: str
 
 

@@ -19,20 +19,20 @@ from rapid_des.frontend.template import FETCHED, INPUT, Piece
 from rapid_des.frontend.trace import ProgramWriter
 
 _AHEAD = 1
-"""Layers ahead of the one whose backward runs that are fetched."""
+"""How many layers before the running backward activations are fetched."""
 
 
 @dataclass
 class Activations:
-    """Where the activations of one stage's layers are, while its program is written."""
+    """The activations of one stage's layers, on the GPU or the host, while its program is written."""
 
     job: Job
     stage: int
     operators: OperatorModel
     stored: dict[tuple[int, int, int], int] = field(default_factory=dict)
-    """By micro-batch, chunk and place in the chunk: where they have arrived in the host's memory."""
+    """For (micro-batch, chunk, layer): the position at which they have arrived in the host's memory."""
     fetched: dict[tuple[int, int, int], int] = field(default_factory=dict)
-    """Where they have come back."""
+    """For (micro-batch, chunk, layer): the position at which they are back on the GPU."""
 
     def __post_init__(self) -> None:
         self._sizes = {section: memory.away for section, memory in section_memory(self.job).items()}
@@ -69,7 +69,7 @@ class Activations:
             self.stored[item.micro_batch, item.chunk, place] = position
 
     def back(self, program: ProgramWriter, item: Item, place: int, after: Sequence[int]) -> dict[int, int]:
-        """Return the port of what comes back for a section's pass, as `come` has it; none if nothing does."""
+        """Return the port of a section's fetched activations (see `come`); empty if none are offloaded."""
         if item.phase not in ("backward", "input_gradient"):
             return {}
         back = self.come(program, item, place, after)

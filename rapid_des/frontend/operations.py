@@ -21,30 +21,30 @@ from rapid_des.frontend.template import DOMAINS, INPUT, Domain
 from rapid_des.units import ceil_divide
 
 FEW_TOKENS = 16
-"""The most tokens that a request decodes in one pass: rows of the narrowest tensor product."""
+"""The most tokens that a request decodes in one pass: the rows of the narrowest tensor product."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Requests of a pass that are alike."""
+    """Equal requests of a pass."""
 
     count: int
-    """How many."""
+    """Number of requests."""
     query_length: int
-    """Tokens of each that pass the model: a prompt, a chunk of one, or in decode the newest token."""
+    """New tokens of each request: a prompt, a chunk of one, or in decode the newest token."""
     cached: int = 0
-    """Tokens of each that stand in the KV cache already."""
+    """Tokens of each request that are in the KV cache already."""
     samples: int = 1
-    """After how many of its positions a token is chosen; 0 of a chunk that leaves some prompt over."""
+    """Number of tokens sampled for each request; 0 for a chunk that does not end its prompt."""
 
     @property
     def key_length(self) -> int:
-        """Positions that its last token attends to."""
+        """Number of positions that the last token of a request attends to."""
         return self.cached + self.query_length
 
     @property
     def decodes(self) -> bool:
-        """Whether it goes on from cached tokens by so few that a decode kernel takes them in one tile."""
+        """Whether it continues from cached tokens by so few that one tile of a decode kernel holds them."""
         return self.query_length == 1 or (self.cached > 0 and self.query_length <= FEW_TOKENS)
 
 
@@ -64,41 +64,41 @@ class Shard:
     query_length: int
     """Positions of a sequence on this rank."""
     key_length: int
-    """Positions that the last of them attends to."""
+    """Number of positions that the last of them attends to."""
     vocabulary: int
-    """Padded, whole."""
+    """Size of the padded vocabulary over all ranks."""
     cp: int = 1
     cp_kind: ContextKind = "all_gather"
     cp_heads: int = 1
-    """Of cp the ways that attention is split by heads, not by blocks of keys."""
+    """The degree of cp by which attention is split by heads, not by blocks of keys."""
     overlap_tp: TensorOverlap = "none"
     overlap_tp_gradients: bool = True
     cross_entropy: str = "one_pass"
     ep: int = 1
     etp: int = 1
     expert_place: int = 0
-    """Which of the ep ranks it is, where experts' loads differ."""
+    """The rank's place along ep, where experts' loads differ."""
     flash: bool = True
     dropout: bool = False
     fused_accumulation: bool = True
     logged_losses: int = 0
-    """Cross-entropies that a log takes besides the loss."""
+    """Number of cross-entropies that are computed for logs besides the loss."""
     core_again: bool = False
-    """Whether a backward runs the core of attention again."""
+    """Whether a backward recomputes the core of attention."""
     documents: tuple[int, ...] = ()
-    """Lengths of the documents of a sequence, which see nothing of each other; none: it is one."""
+    """Lengths of the documents of a sequence, which do not attend to each other; empty: one document."""
     serving: bool = False
-    """Whether the pass keeps what later tokens need in a cache."""
+    """Whether the pass writes a KV cache."""
     norm_in_sum: int = 0
-    """Bytes of a tensor-parallel sum up to which the norm behind it is in its kernel."""
+    """Tensor-parallel sums of up to this many bytes include the norm after them in their kernel."""
     partial: bool = False
-    """Whether outputs stay partial sums of their tp rank, for a later sum."""
+    """Whether outputs stay partial sums of their tp rank, to be summed later."""
     absorbs: bool = True
-    """Whether latent attention decodes over the latent itself."""
+    """Whether latent attention decodes directly over the latent."""
     shared_aside: bool = False
     """Whether shared experts run on the second stream of kernels."""
     padding: int = 0
-    """Tokens besides that a captured graph computes and nobody reads."""
+    """Padding tokens that a captured graph computes without use."""
     groups: tuple[Group, ...] = ()
     """While serving: sequences that are unlike, `sequences` together; `query_length` and `key_length` are
     then those of the longest."""
@@ -112,14 +112,14 @@ class Shard:
 
     @property
     def sampled(self) -> int:
-        """Sequences for which a token is chosen."""
+        """Number of sequences for which a token is sampled."""
         if self.groups:
             return sum(group.count * group.samples for group in self.groups)
         return self.sequences
 
     @property
     def decodes(self) -> bool:
-        """Whether all sequences go on from a cache by few tokens."""
+        """Whether all sequences continue from a cache by few tokens."""
         if self.groups:
             return all(group.decodes for group in self.groups)
         return self.serving and Group(1, self.query_length, self.key_length - self.query_length).decodes
@@ -151,12 +151,12 @@ class Shard:
 
     @property
     def norm_tokens(self) -> int:
-        """Positions in a tensor between blocks: a tp-th with sequence parallel."""
+        """Positions in a tensor between blocks: 1/tp of them with sequence parallelism."""
         return ceil_divide(self.tokens, self.tp) if self.sequence_parallel else self.tokens
 
     @property
     def cp_ring(self) -> int:
-        """Of cp the ways that attention is split by blocks of keys."""
+        """The degree of cp by which attention is split by blocks of keys."""
         return self.cp // self.cp_heads
 
     @property
@@ -186,7 +186,7 @@ class Shard:
 
     @property
     def recipe(self) -> Recipe | None:
-        """How training in narrow GEMMs finds its scales; None: they are as wide as activations."""
+        """How training in narrow GEMMs finds its scales; None: GEMMs use the format of activations."""
         precision = self.precision
         if self.serving or DTYPE_BITS[self.gemm_dtype] >= DTYPE_BITS[precision.activations]:
             return None
@@ -223,7 +223,7 @@ class Shard:
 
 
 def _kernel_of(group: Group, seen: Callable[[int], int]) -> tuple[bool, int, int]:
-    """Return by what requests share a kernel: tokens of what decodes; prompts all, but those that are cut."""
+    """Return the key by which requests share a kernel: decoded tokens; one for all prompts not cut."""
     if group.decodes:
         return True, group.query_length, 0
     cut = seen(group.key_length) < group.key_length
@@ -253,7 +253,7 @@ def _cut(group: Group, seen: Callable[[int], int]) -> int:
 
 
 class Counts(TypedDict, total=False):
-    """What an `Operation` keeps, makes and depends on, as keywords."""
+    """Keyword arguments of an `Operation`: what it keeps, makes and depends on."""
 
     saved: int
     core: int
@@ -274,23 +274,23 @@ class Operation:
 
     name: str
     after: tuple[int, ...]
-    """Positions in the list, or ports; a stream's own order holds besides."""
+    """Positions in the list, or ports, that it waits for besides the order of its stream."""
     operator: Operator | None = None
-    """None: a message."""
+    """The kernel; None: a message."""
     role: str = ""
-    """A key of `TRAFFIC`; empty: a kernel."""
+    """The message's key of `TRAFFIC`; empty: a kernel."""
     size: int = 0
-    """Bytes of a message (comm_size)."""
+    """Bytes of the message (comm_size)."""
     sends: bool = False
-    """Of a message between two ranks: whether it leaves; else it comes."""
+    """For a message between two ranks: whether it is sent; otherwise it is received."""
     step: int = 0
-    """Of such a message: how many places on in its group the other rank is; 0: a collective."""
+    """For a message between two ranks: distance of the other rank in the group; 0: a collective."""
     saved: int = 0
     """Bytes kept from this forward operation to the backward."""
     core: int = 0
-    """Bytes kept besides unless the attention core is recomputed."""
+    """Bytes kept in addition unless the attention core is recomputed."""
     logits: int = 0
-    """Bytes of logits kept besides."""
+    """Bytes of logits kept in addition."""
     held: int = 0
     """Bytes recomputed here and kept until the end of this list."""
     output: int = 0
@@ -306,30 +306,30 @@ class Operation:
     frozen: bool = False
     """Whether its parameters are not trained."""
     exchange: Exchange | None = None
-    """Of an all-to-all: how it spreads, where that is not every copy by itself and evenly."""
+    """How an all-to-all distributes its copies; None: each copy by itself, evenly."""
     deferrable: bool = False
     """Whether it makes gradients of weights, for which nothing in a backward waits."""
     aside: bool = False
-    """Of a kernel: whether it runs on the second stream of kernels."""
+    """Whether the kernel runs on the second stream of kernels."""
 
     @property
     def domain(self) -> Domain:
-        """Whose replicas hold its parameters."""
+        """The domain of its parameters, which decides their replicas."""
         return DOMAINS[self.frozen][self.expert]
 
 
 @dataclass
 class OperationList:
-    """Collects a list in order; each operation waits for the one before unless told otherwise."""
+    """Collects operations in order; each waits for the one before unless stated otherwise."""
 
     entries: list[Operation] = field(default_factory=list)
     aside: bool = False
     """Whether kernels that are appended run on the second stream."""
     _awaited: tuple[int, ...] = ()
-    """What the next operation waits for instead of the last one; empty: the last one."""
+    """Positions that the next operation waits for instead of the last one; empty: the last one."""
 
     def go_on_after(self, *positions: int) -> None:
-        """Have the next operation wait for these positions unless it is told otherwise."""
+        """Make the next operation wait for these positions unless it states others."""
         self._awaited = tuple(dict.fromkeys(positions))
 
     @property
@@ -341,7 +341,7 @@ class OperationList:
 
     @property
     def waits(self) -> tuple[int, ...]:
-        """All that the next operation waits for unless it is told otherwise."""
+        """All positions that the next operation waits for unless it states others."""
         return self._awaited or (self.last,)
 
     def finish(self) -> tuple[Operation, ...]:

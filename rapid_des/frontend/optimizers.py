@@ -35,12 +35,12 @@ from rapid_des.frontend.trace import ProgramWriter
 from rapid_des.units import ceil_divide
 
 _BLOCK = 256
-"""Values that share a scale of four bytes."""
+"""Number of values that share a scale of four bytes."""
 
 
 @dataclass(frozen=True)
 class OptimizerKind:
-    """What one optimizer keeps of a parameter."""
+    """The states that an optimizer keeps for each parameter."""
 
     states: tuple[str, ...]
     blocks: bool = False
@@ -60,7 +60,7 @@ OPTIMIZERS: Mapping[str, OptimizerKind] = {
     "sgd": OptimizerKind(("momentum",)),
     "muon": OptimizerKind(_MOMENTS),
 }
-"""By `training.optimizer`; `muon`: of what is no matrix of a layer. Each is a kernel of its own too."""
+"""The kinds by `training.optimizer`; `muon` is for parameters outside layers' matrices. Each is a kernel."""
 
 
 def states(job: Job, stage: int, domain: Domain, elements: int) -> Iterator[tuple[str, int]]:
@@ -98,7 +98,7 @@ def update_kernels(job: Job, stage: int, parameters: Mapping[Domain, int]) -> di
 
 
 def _updated(job: Job, stage: int, parameters: Mapping[Domain, int]) -> tuple[int, int]:
-    """Return of a rank's parameters by domain those that it updates: plainly, and as matrices by Muon."""
+    """Return the parameters by domain that a rank updates elementwise, and those that Muon updates."""
     plain = matrix = 0
     for domain, count in parameters.items():
         orthogonal, sharding = _orthogonal(job, stage, domain), job.shardings[domain]
@@ -120,7 +120,7 @@ def temporaries(job: Job, stage: int, parameters: Mapping[Domain, int]) -> Itera
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients that travel together: how many, and the last mark that completes them."""
+    """Gradients that are reduced together: their number, and the last mark that completes them."""
 
     parameters: int
     last_mark: int
@@ -143,20 +143,20 @@ def gradient_buckets(marks: Sequence[Mark], size: int) -> tuple[Bucket, ...]:
 
 
 def bucket_parameters(job: Job) -> int:
-    """Return the parameters from which on a gradient bucket travels."""
+    """Return the number of parameters at which a gradient bucket closes."""
     each = job.training.bucket_parameters_per_replica
     return max(job.training.bucket_parameters, each * job.sharding.replicas)
 
 
 Parts: TypeAlias = tuple[tuple[int, Domain], ...]
-"""How many parameters marks stand for, and of which domain, in backward order."""
+"""The number of parameters and the domain of each mark, in backward order."""
 
 
 class Reduction(NamedTuple):
     """The messages that reduce one bucket, and the last mark that completes it."""
 
     messages: tuple[tuple[str, str, int, str | None, int], ...]
-    """One after the other: name, role, size, group if not the role's, of how many replicas' parts."""
+    """In sequence: name, role, size, group if not the role's, number of replicas whose parts it sums."""
     last_mark: int
 
 
@@ -252,7 +252,7 @@ _GATHERS: Mapping[Domain, str] = {
 
 
 def gathered_as(job: Job, domain: Domain, *, layer: bool) -> str:
-    """Return the format in which parameters are gathered: as stored, of layers whose adapters are trained."""
+    """Return the format in which parameters are gathered; as stored for layers with adapters."""
     adapters = job.training.adapters
     stored = None if adapters is None or domain not in FROZEN or not layer else adapters.weights
     return stored or job.spec.precision.gathers
@@ -294,7 +294,7 @@ def gather_unit(  # noqa: PLR0913 - a gather, and when
 
 
 def _gathered(job: Job, units: Sequence[int]) -> list[int]:
-    """Return how many parameters each gather of a unit brings, whose matrices have so many."""
+    """Return the parameters of each gather of a unit, given those of its matrices."""
     if not job.training.gather_singly:
         return [sum(units)] if sum(units) else []
     return [elements for elements in units if elements >= int(job.training.gather_singly)]
@@ -340,13 +340,13 @@ def step_kernels(job: Job, stage: int, parameters: Mapping[Domain, int]) -> dict
 
 
 def _clearing(job: Job, parameters: Mapping[Domain, int]) -> Vector:
-    """Return what sets the gradients to zero that a rank holds from step to step."""
+    """Return the kernels that clear the gradients that a rank holds between steps."""
     held = (job.shardings[domain].held("gradients", n) for domain, n in _trained(parameters).items())
     return Vector("fill", 1, max(1, sum(held)), job.spec.precision.gradients)
 
 
 def _trained(parameters: Mapping[Domain, int]) -> Mapping[Domain, int]:
-    """Return what is not frozen; a stage that holds nothing launches its kernels on one element."""
+    """Return the parameters without frozen ones; a stage without any runs its kernels on one element."""
     trained: dict[Domain, int] = {
         domain: count for domain, count in parameters.items() if domain not in FROZEN and count
     }
@@ -354,7 +354,7 @@ def _trained(parameters: Mapping[Domain, int]) -> Mapping[Domain, int]:
 
 
 SUMS = {"gradient_unscale": "gradient_unscale.overflow", "gradient_norm": "gradient_norm.reduce"}
-"""The scalar that ranks agree on after a kernel, by the kernel's name."""
+"""For kernels whose scalar result all ranks sum: the name of that sum."""
 
 
 def zero_gradients(

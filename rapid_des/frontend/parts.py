@@ -1,4 +1,4 @@
-"""The distinct operator lists of a job, what each part of the model is made of, and what lists cost.
+"""The distinct operator lists of a job, the sections of each part of the model, and the costs of lists.
 
 Everything downstream reads these lists: the trace (priced, as pieces of nodes), the memory walk (bytes kept).
 """
@@ -40,27 +40,27 @@ class Section(NamedTuple):
 
     name: SectionName
     kind: int = 0
-    """Of a block: which of the job's kinds of layers (`Job.kinds`)."""
+    """For a block: the index of its layer kind in `Job.kinds`."""
 
 
 EMBEDDING, HEAD = Section("embedding"), Section("head")
 PREDICTION = Section("prediction")
-"""A module that predicts a further token; training alone runs it."""
+"""The section of a module that predicts a further token; only training runs it."""
 DRAFT = Section("draft")
-"""What drafts the next tokens in speculative decoding."""
+"""The section that drafts the next tokens in speculative decoding."""
 NORMS, OPTIMIZER = Section("norms"), Section("optimizer")
-"""Of a stage once a step: norm gradients summed over tp; what stands before and after all passes."""
+"""Sections that a stage runs once a step: norm gradients summed over tp; operations around all passes."""
 
 
 @dataclass(frozen=True)
 class PieceKey:
-    """Which operator list: a section of the model in one direction; `stage` where stages differ in it."""
+    """Identifies an operator list: a section in one direction; `stage` where stages differ."""
 
     section: Section
     phase: PassKind
     stage: int = -1
     step: int = 0
-    """Serving: 0 is the prefill, else the first decode step that runs it."""
+    """Serving: 0 is the prefill, else the first decode step that runs the list."""
 
 
 Lists: TypeAlias = Mapping[PieceKey, tuple[Operation, ...]]
@@ -152,7 +152,7 @@ def backward_gathers(job: Job, section: Section) -> int:
 
 
 def _halves(lists: Lists) -> dict[PieceKey, tuple[Operation, ...]]:
-    """Return each backward in its two halves, of which one may be empty."""
+    """Return the two halves of each backward; one of them may be empty."""
     lists_of: dict[PieceKey, tuple[Operation, ...]] = {}
     for key, operations in lists.items():
         if key.phase == "backward":
@@ -300,25 +300,25 @@ class PricedOperator:
     """One kernel of a job as it was priced, the same in all layers of a kind and all micro-batches."""
 
     name: str
-    """As in traces, without the layer: `forward.attention.core`."""
+    """Name as in traces, without the layer: `forward.attention.core`."""
     section: SectionName
     """The section of the model, or `optimizer`."""
     kind: int
-    """Of a block: which of the model's kinds of layers."""
+    """For a block: the index of the model's layer kind."""
     stage: int
-    """The pipeline stage where stages differ in it; -1: the same in all."""
+    """The pipeline stage where stages differ; -1: the same in all."""
     step: int
     """Serving: 0 is the prefill, else the (first) decode step."""
     duration: int
-    """Picoseconds."""
+    """Duration in picoseconds."""
     flops: int
     arithmetic: Dtype
-    """In what it calculates."""
+    """The number format of its arithmetic."""
     bytes: Mapping[str, int] = field(hash=False)
-    """Moved at each level: hbm, l2, shared."""
+    """Bytes moved at each memory level: hbm, l2, shared."""
     bound: str
     model: str
-    """Which operator model priced it."""
+    """Name of the operator model that priced it."""
 
 
 def kernel_node(

@@ -1,4 +1,4 @@
-"""Which activations a layer keeps for its backward, and what its backward runs again instead.
+"""Which activations a layer keeps for its backward, and which operators its backward recomputes.
 
 `full` keeps a layer's input and runs its whole forward again: one layer at a time, several together
 (uniform), or only the first ones of each part of the model (block), as Megatron-LM's `--recompute-method`.
@@ -25,19 +25,19 @@ Keeps: TypeAlias = Literal["operators", "input", "nothing"]
 
 @dataclass(frozen=True)
 class RecomputedKind(LayerKind):
-    """A layer of which something is run again."""
+    """A layer kind of which some operators are recomputed."""
 
     keeps: Keeps = "operators"
     """What of its forward waits for its backward: what its operators keep; its input; nothing, where several
     layers are run again together from the input of the first."""
     recomputed: tuple[str, ...] = ()
-    """Names of operators that are run again in its backward."""
+    """Names of operators that its backward recomputes."""
     early_stop: bool = False
-    """Whether layers that are run again stop before the last operator that keeps its input."""
+    """Whether recomputation stops before the last operator that keeps its input."""
 
     @property
     def waits(self) -> bool:
-        """Whether a layer behind it runs it again."""
+        """Whether a later layer recomputes it."""
         return self.keeps != "operators" and not self.before
 
     def forward(self, shard: Shard) -> tuple[Operation, ...]:
@@ -71,7 +71,7 @@ def layer_kinds(
 
 
 def refusals(training: TrainingSpec, kinds: Sequence[Layer], shard: Shard) -> Iterator[tuple[str, str]]:
-    """Yield keys of the training section that make no sense for layers of these kinds, and why."""
+    """Yield keys of the training section that do not fit layers of these kinds, and why."""
     full, chosen = training.recompute == "full", training.recompute
     if not full and (training.recompute_layers or training.recompute_method == "block"):
         yield "recompute_layers", "layers are counted and grouped with recompute full only"
@@ -88,7 +88,7 @@ def refusals(training: TrainingSpec, kinds: Sequence[Layer], shard: Shard) -> It
 
 
 def _unknown(chosen: Sequence[str], kinds: Sequence[Layer], shard: Shard) -> Iterator[tuple[str, str]]:
-    """Yield which operators that are to be run again there are not."""
+    """Yield names of operators to recompute that do not exist."""
     operations = [operation for layer in kinds for operation in layer.forward(shard)]
     for name in chosen:
         if not any(names(name, operation) for operation in operations):
@@ -150,7 +150,7 @@ def names(name: str, operation: Operation) -> bool:
 
 
 def _again(operations: Sequence[Operation], recomputed: Sequence[str]) -> frozenset[int]:
-    """Return the places of the operators that are run again."""
+    """Return the positions of the operators that are recomputed."""
     return frozenset(
         place
         for place, operation in enumerate(operations)
@@ -185,7 +185,7 @@ def _keeping(operations: Sequence[Operation], again: frozenset[int]) -> Iterator
 
 
 def _first(layers: Sequence[Layer], shard: Shard, *, early_stop: bool) -> Iterator[Operation]:
-    """Yield the forwards of layers that are run again, one behind the other."""
+    """Yield the forwards of recomputed layers, each waiting for the one before."""
     begun = 0
     for place, layer in enumerate(layers):
         distance = len(layers) - 1 - place
@@ -221,7 +221,7 @@ def _remade(operation: Operation, label: str, after: tuple[int, ...], held: int)
 def _starts(
     forward: Sequence[Operation], backward: Sequence[Operation], again: frozenset[int]
 ) -> Mapping[int, Sequence[Operation]]:
-    """Return what is run again by the place of the backward's operator that it stands before.
+    """Return the recomputed operators, by the position of the backward's operator that they precede.
 
     Operators that follow each other are run again together, before the first that needs one of them.
     """
@@ -240,7 +240,7 @@ def _starts(
 
 
 def _runs(places: Sequence[int]) -> Iterator[list[int]]:
-    """Yield neighbours together.
+    """Yield runs of consecutive numbers.
 
     >>> list(_runs([1, 2, 5]))
     [[1, 2], [5]]

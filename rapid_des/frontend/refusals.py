@@ -1,4 +1,4 @@
-"""Whether a job's numbers fit together: keys and problems, the first that counts first.
+"""Checks that a job's numbers fit together; each yields keys and problems, the most important first.
 
 Every refusal names both numbers.
 """

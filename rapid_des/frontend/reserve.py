@@ -14,16 +14,16 @@ class KvPool(Spec, frozen=True):
     """How an engine sets memory aside for keys and values before the first request comes."""
 
     share: Annotated[float, msgspec.Meta(gt=0, le=1)]
-    """Of what `of` says."""
+    """Share of the memory that `of` names."""
     of: Literal["used", "held", "free"]
     """`used`: of a GPU's memory, for weights, what a pass of `tokens` takes at its fullest, communicators and
     the pool (vLLM's gpu_memory_utilization and its profile run). `held`: of what is free before the weights,
     for these and the pool; passes run in the rest (SGLang's mem_fraction_static). `free`: of what all else
     leaves (TensorRT-LLM's free_gpu_memory_fraction)."""
     page: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
-    """Tokens of a page."""
+    """Tokens per page."""
     tokens: Annotated[int, msgspec.Meta(ge=1, le=2**30)]
-    """Of the largest pass that the engine is built or profiled for."""
+    """Tokens of the largest pass that the engine is built or profiled for."""
     sequences: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
     """Requests of that pass, each of which samples."""
     sampling: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
@@ -39,11 +39,11 @@ class FrameworkMemory(Spec, frozen=True):
     context: Size | None = None
     """The CUDA context with the code of loaded kernels, outside the allocator."""
     communicator: Size | None = None
-    """Of the communication library, for each process group of several ranks, outside the allocator."""
+    """Memory of the communication library for each process group of several ranks, outside the allocator."""
     peer: Size | None = None
-    """Of that library, for each other rank of the tp group, outside the allocator."""
+    """Memory of that library for each other rank of the tp group, outside the allocator."""
     workspace: Size | None = None
-    """Of matrix libraries, inside the allocator."""
+    """Memory of matrix libraries, inside the allocator."""
     fragmentation: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     """What the allocator holds and can not use, as a share of what comes and goes within a step."""
     gradient_copies: Literal["none", "buckets"] = "none"

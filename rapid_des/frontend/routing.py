@@ -1,4 +1,4 @@
-"""A job's routing of tokens to experts: in its model's layers, and what differs by rank because of it."""
+"""The job's routing of tokens to experts, applied to its model's layers, and how ranks differ by it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rapid_des.network.specs import DeepEp, HybridEp
 
 
 def with_products(model: Model, software: Software) -> Model:
-    """Return a model whose experts multiply as software does it."""
+    """Return a model whose experts multiply as the software profile states."""
     if software.experts == "one_kernel":
         return model
     start = int(software.expert_start or 0)
@@ -119,12 +119,12 @@ def differs_by_rank(job: Job) -> bool:
 
 
 def places(job: Job) -> int:
-    """Return how many kinds of ranks a stage has: as many as ep, where experts get unlike many copies."""
+    """Return the number of kinds of ranks in a stage: ep where experts' loads differ, else 1."""
     return job.spec.parallelism.ep if differs_by_rank(job) else 1
 
 
 def place_of_ranks(job: Job) -> Int64s:
-    """Return of each rank which of `places` it is."""
+    """Return the index of each rank's kind among `places`."""
     if places(job) == 1:
         return np.zeros(job.gpus, np.int64)
     return job.expert_layout.coordinates("ep")
@@ -132,7 +132,7 @@ def place_of_ranks(job: Job) -> Int64s:
 
 @dataclass(frozen=True)
 class LayerLoad:
-    """What ranks compute in the layers of a kind, as multiples of their mean."""
+    """The expert load of ranks in the layers of a kind, relative to their mean."""
 
     layers: tuple[int, ...]
     busiest_expert: float
@@ -159,7 +159,7 @@ def layer_loads(job: Job) -> tuple[LayerLoad, ...]:
 
 
 def heaviest_place(job: Job) -> int:
-    """Return which kind of rank computes most copies over all layers."""
+    """Return the kind of rank that computes most copies over all layers."""
     total = np.zeros(places(job), np.int64)
     if len(total) > 1:
         for number in job.model.kind_of_layer:
@@ -170,7 +170,7 @@ def heaviest_place(job: Job) -> int:
 
 
 def exchanges(job: Job) -> tuple[Exchange, ...]:
-    """Return the ways in which a job's all-to-alls spread that are not even."""
+    """Return the uneven distributions of a job's all-to-alls."""
     once = (True, False) if job.spec.phase == "inference" else (True,)
     spreads = (
         half.dispatch.exchange(returns=returns, packed=packed)

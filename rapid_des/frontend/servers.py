@@ -27,14 +27,14 @@ WorkloadName: TypeAlias = Literal[
 
 
 class StartupSpec(Spec, frozen=True):
-    """What a replica needs before it serves: its weights, and all else that its engine does."""
+    """The work of a replica before it serves: loading its weights, and its engine's initialisation."""
 
     initialise: Duration
-    """Process, communicators, memory, captured graphs: all but the weights."""
+    """Time for process, communicators, memory and captured graphs: all but the weights."""
     weights: Literal["storage", "peer"] = "storage"
-    """Whence weights come: storage, or the GPUs of another replica."""
+    """Source of the weights: storage, or the GPUs of another replica."""
     storage: Bandwidth | None = None
-    """What a node reads of its storage; with weights storage."""
+    """Rate at which a node reads its storage; with weights storage."""
 
     def __post_init__(self) -> None:
         if (self.storage is None) == (self.weights == "storage"):
@@ -45,27 +45,27 @@ class StartupSpec(Spec, frozen=True):
 
 
 class LoraSpec(Spec, frozen=True):
-    """Low-rank adapters, one a request, that a server holds of one model (vLLM: --enable-lora)."""
+    """Low-rank adapters of one model, of which each request names one (vLLM: --enable-lora)."""
 
     adapters: Count
-    """How many there are, all in the host's memory."""
+    """Number of adapters, all in the host's memory."""
     rank: Annotated[int, msgspec.Meta(ge=1, le=2**12)]
-    """Of both factors of an adapter."""
+    """Rank of the two factors of an adapter."""
     popularity: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
     """Requests name the i-th with a probability that goes as i to minus this (Zipf); 0: all alike."""
     max_loras: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 1
-    """How many of them are on a GPU, and in one iteration, at most (vLLM's name and default)."""
+    """Most adapters on a GPU, and in one iteration (vLLM's name and default)."""
     matrices: tuple[str, ...] = ("attention.qkv", "attention.output", "ffn.in", "ffn.out")
-    """Which matrices of every layer have one, by the names of their operators."""
+    """Matrices of every layer that have an adapter, by the names of their operators."""
 
 
 class PromptLayoutSpec(Spec, frozen=True):
-    """How replicas are split that compute prompts alone, in the words of `parallelism`."""
+    """Parallelism of the replicas that only compute prompts, in the words of `parallelism`."""
 
     tp: Count = 1
     """Ranks that split every layer's matrices."""
     dp: Count = 1
-    """How many replicas there are."""
+    """Number of replicas."""
     ep: Count = 1
     """Ranks over which experts are spread, of as many replicas as tp has to be multiplied with."""
     etp: Count | None = None
@@ -88,7 +88,7 @@ class ServingSpec(Spec, frozen=True):
     """Iterations that prompts wait, while requests decode, for others to come until all together have the
     tokens of `wait_share` (TensorRT-LLM: batch_wait_timeout_iters)."""
     wait_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    """Of `max_batched_tokens`, decoding requests' tokens among them (batch_wait_max_tokens_ratio)."""
+    """Share of `max_batched_tokens`, decoding requests' tokens included (batch_wait_max_tokens_ratio)."""
     schedule_ahead: bool = False
     """Whether an engine plans its next iteration while one runs (vLLM: async scheduling, SGLang and
     TensorRT-LLM: overlap scheduler), so that who comes meanwhile is in the one after it."""

@@ -34,18 +34,18 @@ from rapid_des.network.specs import LibraryChoice
 from rapid_des.units import PS_PER_S, Duration
 
 USUAL: Mapping[str, str] = {"training": "megatron-2025", "inference": "vllm-0.x"}
-"""The profile of a job that names none."""
+"""The default profile of each phase."""
 Wait = Literal["gradient_norm", "pipeline", "gathers"]
 TIMES = ("kernel", "collective", "tensor_rank", "list_rank", "graph", "step", "request", "prompt_token",
          "client")  # fmt: skip
-"""The times of a host."""
+"""The names of a host's times."""
 _LONGEST = Duration(PS_PER_S)
 _FLASH = {"forward": 1, "backward": 3}
 """Kernels of FlashAttention; backward: row sums of O·dO, gradients, dQ brought to its format."""
 _UNFUSED = {"forward": 3, "backward": 5}
 """Products and softmax, or their gradients, apart (`device.pricing.unfused_kernels`)."""
 _NORM_BACKWARD = 2
-"""Kernels of a norm's backward: gradients of the input, and the weight's summed over blocks of rows."""
+"""Kernels of a norm's backward: the input's gradient, and the weight's, summed over blocks of rows."""
 
 
 class Software(Spec, frozen=True):
@@ -104,18 +104,18 @@ def with_defaults(document: Document, software: Software) -> Document:
 
 
 def applied(software: Software) -> Software:
-    """Return a profile whose defaults a job's keys hold by now."""
+    """Return a profile without defaults, as the job's keys already hold them."""
     return structs.replace(software, defaults={})
 
 
 class _Holder(Spec, frozen=True):
-    """What a job file holds a profile in."""
+    """Decodes the software section of a job file."""
 
     software: Software
 
 
 def _under(stated: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return stated keys with defaults where they say nothing; sections are joined key by key."""
+    """Return the stated keys with defaults filled in; sections are merged key by key."""
     joined = dict(stated)
     for key, value in defaults.items():
         present = joined.get(key)
@@ -127,23 +127,23 @@ def _under(stated: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, 
 
 
 class HostSpec(Spec, frozen=True):
-    """What the host of a rank needs to issue work, as a framework's software has it."""
+    """The costs of issuing work on the host of a rank, as a framework's software has them."""
 
     kernel: Duration
-    """Issuing one kernel: the framework's code around it and the launch; at most 1 s."""
+    """Time to issue one kernel: the framework's code around it and the launch; at most 1 s."""
     collective: Duration
-    """Issuing one collective, or a send or receive between stages."""
+    """Time to issue one collective, or a send or receive between stages."""
     tensor_rank: Duration | None = None
     """What each rank of a tensor-parallel group adds to issuing one of its collectives."""
     list_rank: Duration | None = None
     """What each replica adds to issuing a gather of parameters, or a sum to their parts, whose parts are a
     list of tensors: torch.distributed copies each by itself. Unset: they lie in one buffer."""
     graph: Duration | None = None
-    """Launching one captured graph, whatever it holds; unset: as one kernel."""
+    """Time to launch one captured graph, whatever it holds; unset: as one kernel."""
     step: Duration | None = None
     """Before the first issue of a training step, or of a pass of requests (scheduling, sampled tokens)."""
     request: Duration | None = None
-    """Before the first pass of requests: receiving and tokenizing them."""
+    """Time before the first pass of requests: receiving and tokenizing them."""
     prompt_token: Duration | None = None
     """What each token of a prompt adds to that, of a server that takes requests as they come."""
     client: Duration | None = None
@@ -183,7 +183,7 @@ class HostSpec(Spec, frozen=True):
 
     @property
     def launch(self) -> int:
-        """Picoseconds of launching a captured graph."""
+        """Picoseconds to launch a captured graph."""
         return int(self.kernel if self.graph is None else self.graph)
 
     def in_pieces(self, tokens: int) -> bool:
@@ -191,13 +191,13 @@ class HostSpec(Spec, frozen=True):
         return self.captured == "decode" and tokens <= (self.captured_prompts or 0)
 
     def at_speed(self, speed: float) -> HostSpec:
-        """Return what a host needs whose cores are so many times as quick."""
+        """Return the costs of a host whose cores are so many times as fast."""
         stated = {name: getattr(self, name) for name in TIMES}
         times = {name: Duration(round(time / speed)) for name, time in stated.items() if time is not None}
         return structs.replace(self, **times)
 
     def of_group(self, ranks: int) -> HostSpec:
-        """Return what a host needs whose tensor-parallel groups have so many ranks, all of them together."""
+        """Return the costs of a host whose tensor-parallel groups have so many ranks."""
         each = int(self.tensor_rank or 0)
         return structs.replace(self, tensor_rank=Duration(each * ranks)) if each else self
 
@@ -206,7 +206,7 @@ class HostSpec(Spec, frozen=True):
         return int(self.collective) + int(self.tensor_rank or 0) * (axis == "tp")
 
     def of_list(self, ranks: int) -> int:
-        """Return the picoseconds that copies from or to a list of so many replicas' parts take besides."""
+        """Return the extra picoseconds of copies from, or to, a list of so many replicas' parts."""
         return int(self.list_rank or 0) * ranks
 
     def before(self, *, captured: bool = False, first: bool = False) -> int:
@@ -246,6 +246,7 @@ def issue_order(kind: Int64s, counts: Int64s, dependencies: Int64s) -> Int64s:
     issued_after = np.arange(len(kind))
     waits = np.flatnonzero(counts > 0)
     if len(waits):
+        # The last dependency of each row that has any; rows stand in program order.
         latest = np.maximum.reduceat(dependencies, (np.cumsum(counts) - counts)[waits])
         issued_after[waits] = np.where(kind[waits] == NodeKind.COLLECTIVE, latest, waits)
     return np.argsort(issued_after, kind="stable")

@@ -38,15 +38,15 @@ class LayerException(Spec, frozen=True):
     """Layers that differ from the others: `start`, `start + every`, … below `stop`."""
 
     start: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
-    """The first, counted from 0."""
+    """Number of the first layer, counted from 0."""
     stop: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | None = None
-    """The first that is not meant any more; unset: to the last layer."""
+    """Number after the last layer; unset: up to the last layer of the model."""
     every: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1
-    """Every so many."""
+    """Distance between the layers."""
     attention: Mixer | None = None
-    """Their attention; unset: as before."""
+    """Attention of these layers; unset: as before."""
     feed_forward: FeedForward | None = None
-    """Their feed-forward; unset: as before."""
+    """Feed-forward of these layers; unset: as before."""
 
 
 class ModelSpec(Spec, frozen=True):
@@ -55,7 +55,7 @@ class ModelSpec(Spec, frozen=True):
     hidden: Count
     """Width of the residual stream."""
     layers: Annotated[int, msgspec.Meta(ge=1, le=10_000)]
-    """How many layers."""
+    """Number of layers."""
     attention: Mixer
     """The attention of every layer."""
     feed_forward: FeedForward
@@ -69,7 +69,7 @@ class ModelSpec(Spec, frozen=True):
     max_positions: Count
     """The longest sequence; with learned positions the rows of their table."""
     tied_embeddings: bool
-    """The output head is the token embedding."""
+    """Whether the output head is the token embedding."""
     norms: Norms = "before"
     """Where each half has a norm: of what it reads, of what it adds (OLMo 2), or of both (Gemma 2)."""
     norm_bias: bool | None = None
@@ -112,10 +112,10 @@ class BalancedLoad(Spec, frozen=True, tag_field="kind", tag="balanced"):
 
 
 class HistogramLoad(Spec, frozen=True, tag_field="kind", tag="histogram"):
-    """Experts get what was counted: `counts` here, or in a `file`."""
+    """Experts get counted shares of copies: `counts` here, or in a `file`."""
 
     counts: tuple[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], ...] = ()
-    """Of each expert, in one row for all layers with experts, or one for each of them."""
+    """Copies of each expert, in one row for all layers with experts, or one for each of them."""
     file: str | None = None
     """A text file, by its path from the job's folder, whose lines are such rows, commas between numbers."""
 
@@ -124,9 +124,9 @@ class ZipfLoad(Spec, frozen=True, tag_field="kind", tag="zipf"):
     """The r-th expert, in an order drawn for each layer, gets r^-exponent."""
 
     exponent: Annotated[float, msgspec.Meta(ge=0, le=10)]
-    """0: all alike."""
+    """Exponent of the ranks; 0: all experts get the same."""
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**32)]
-    """Of the draw."""
+    """Seed of the draw."""
     layers: Count | None = None
     """How many different layers are drawn, which then repeat; unset: every layer."""
 
@@ -135,9 +135,9 @@ class DirichletLoad(Spec, frozen=True, tag_field="kind", tag="dirichlet"):
     """Shares drawn for each layer from a symmetric Dirichlet distribution."""
 
     concentration: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
-    """Of every expert; the smaller, the more uneven."""
+    """Concentration of every expert; the smaller, the more uneven."""
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**32)]
-    """Of the draw."""
+    """Seed of the draw."""
     layers: Count | None = None
     """How many different layers are drawn, which then repeat; unset: every layer."""
 
@@ -164,7 +164,7 @@ class RoutingSpec(Spec, frozen=True):
     nodes: Count | None = None
     """To how many nodes a token goes at most (DeepSeek-V3: 4); with deepep or hybridep. Unset: any."""
     dispatch: Dtype | None = None
-    """Format in which copies travel; unset: as activations. Results come back as activations."""
+    """Format in which copies travel; unset: as activations. Results return in the format of activations."""
     overlap_shared: bool = False
     """Shared experts compute while copies and results travel, as Megatron's moe-shared-expert-overlap."""
 
@@ -178,9 +178,9 @@ class ParallelismSpec(Spec, frozen=True):
     """How many ways each axis splits the job; ranks are laid out by mixed radix, `order` innermost first."""
 
     tp: Count = 1
-    """Tensor parallel: ways that matrices are split."""
+    """Tensor parallel: number of ranks that split matrices."""
     cp: Count = 1
-    """Context parallel: ways that sequences are split."""
+    """Context parallel: number of ranks that split sequences."""
     cp_kind: ContextKind = "all_gather"
     """How attention sees all of a sequence. `all_gather`: keys and values are gathered (Grattafiori et al.
     2024, section 3.3.2). `ring`: they pass from rank to rank beside the attention to those that are there
@@ -188,22 +188,22 @@ class ParallelismSpec(Spec, frozen=True):
     2023). `ulysses_ring`: that among `cp_heads` ranks, a ring of such groups (Megatron's a2a+p2p). All but
     ulysses balance causal work: a rank holds pieces i and 2·cp - 1 - i."""
     cp_heads: Annotated[int, msgspec.Meta(ge=2, le=10**9)] | None = None
-    """ulysses_ring: of cp the ways by heads, innermost; it divides cp."""
+    """ulysses_ring: the ranks of cp that split heads, innermost; divides cp."""
     ep: Count = 1
     """Expert parallel: ways that routed experts are spread; ep · etp divides tp · cp · dp. For experts the
     ranks of a stage, as `order` has them, are laid out apart: etp innermost, then ep, then replicas."""
     etp: Count | None = None
-    """Expert tensor parallel: ways that each routed expert is split. Unset: as tp."""
+    """Expert tensor parallel: number of ranks that split each routed expert. Unset: as tp."""
     dp: Count = 1
-    """Data parallel: replicas."""
+    """Data parallel: number of replicas."""
     dp_replicate: Count = 1
     """Copies of the state that replicas split (HSDP; Megatron-LM's distributed optimizer instances): so many
     groups of dp / dp_replicate replicas, ranks that follow one another. Parameters are gathered inside a
     group, gradients reduced inside and then summed over the copies."""
     pp: Count = 1
-    """Pipeline parallel: stages."""
+    """Pipeline parallel: number of stages."""
     order: tuple[Axis, ...] = ("tp", "cp", "ep", "dp", "pp")
-    """Axes of the rank count, innermost first."""
+    """Order of the axes in rank numbers, innermost first."""
     sequence_parallel: bool = False
     """Megatron's: norms and residuals split along the sequence over tp."""
     chunks: Count = 1
@@ -214,17 +214,17 @@ class ParallelismSpec(Spec, frozen=True):
 
     @property
     def expert_ways(self) -> int:
-        """Ways that each routed expert is split."""
+        """Number of ranks that split each routed expert."""
         return self.tp if self.etp is None else self.etp
 
     @property
     def passes_blocks(self) -> bool:
-        """Whether keys and values go round the cp ranks in blocks."""
+        """Whether blocks of keys and values are passed round the cp ranks."""
         return self.cp_kind in ("ring", "ulysses_ring") and self.cp > self.head_ways
 
     @property
     def head_ways(self) -> int:
-        """Of cp the ways that attention is split by heads, not by blocks of keys."""
+        """The degree of cp by which attention is split by heads, not by blocks of keys."""
         return {"ulysses": self.cp, "ulysses_ring": self.cp_heads or 1}.get(self.cp_kind, 1)
 
 
@@ -232,9 +232,9 @@ class PrecisionSpec(Spec, frozen=True):
     """Number formats; unset `gemm` and `kv_cache` follow `activations`, unset `weights` follows `gemm`."""
 
     activations: Dtype = "bf16"
-    """Of activations and their messages."""
+    """Format of activations and their messages."""
     gemm: Dtype | None = None
-    """In which GEMMs multiply; unset: as activations."""
+    """Format in which GEMMs multiply; unset: as activations."""
     recipe: Recipe | None = None
     """How narrow training finds scales, as Transformer Engine's recipes: `delayed` from earlier steps, so
     that a norm's kernel writes narrow values itself; `current` from the tensor, which is read once more;
@@ -244,27 +244,27 @@ class PrecisionSpec(Spec, frozen=True):
     """Inference in narrow GEMMs: what brings their inputs to that format: kernels of the GEMM's library,
     where it has some, or the kernels that make them, by scales that are known (TensorRT's engines)."""
     weights: Dtype | None = None
-    """As stored for the GEMMs; narrower than `gemm` is weight-only quantisation (inference)."""
+    """Stored format of GEMM weights; narrower than `gemm` is weight-only quantisation (inference)."""
     wide: Literal["nothing", "attention"] = "nothing"
     """Which layers' matrices `gemm` and `weights` leave out, and stay as activations (inference): those of
     attention, as checkpoints do that quantise feed-forwards alone (gpt-oss, DeepSeek-R1 in nvfp4)."""
     gradients: Dtype = "fp32"
-    """In which gradients are accumulated."""
+    """Format in which gradients are accumulated."""
     gradient_reduce: Dtype = "fp32"
-    """In which gradients travel between replicas."""
+    """Format in which gradients are reduced between replicas."""
     parameter_gather: Dtype | None = None
     """In which parameters travel where replicas gather them (zero_stage 3: narrower than products take them,
     they are widened); unset: as activations."""
     master_weights: Dtype | None = "fp32"
-    """The optimizer's own copy of the weights; null: none."""
+    """Format of the optimizer's own copy of the weights; null: none."""
     optimizer: Dtype = "fp32"
-    """Of each optimizer state."""
+    """Format of each optimizer state."""
     kv_cache: Dtype | None = None
-    """Of cached keys and values; unset: as activations."""
+    """Format of cached keys and values; unset: as activations."""
 
     @property
     def gathers(self) -> Dtype:
-        """In which parameters travel where replicas gather them."""
+        """The format in which replicas gather parameters."""
         return self.parameter_gather or self.activations
 
 
@@ -272,21 +272,21 @@ class AdaptersSpec(Spec, frozen=True):
     """Low-rank adapters (LoRA): the model's own weights are frozen, of these alone there are gradients."""
 
     rank: Annotated[int, msgspec.Meta(ge=1, le=2**16)]
-    """Of both factors of an adapter."""
+    """Rank of the two factors of an adapter."""
     matrices: tuple[str, ...] = ("attention.qkv", "attention.output", "ffn.in", "ffn.out")
-    """Which matrices of every layer have one, by the names of their operators."""
+    """Matrices of every layer that have an adapter, by the names of their operators."""
     weights: Dtype | None = None
-    """In which the frozen matrices of the layers are stored (QLoRA: fp4), and widened before each product.
-    Unset: as activations."""
+    """Format in which the frozen matrices of the layers are stored (QLoRA: fp4); they are widened before each
+    product. Unset: as activations."""
 
 
 class TrainingSpec(Spec, frozen=True):
     """One optimizer step."""
 
     global_batch: Count
-    """Sequences."""
+    """Sequences of a step."""
     micro_batch: Count
-    """Sequences a replica passes at once."""
+    """Sequences of a micro-batch of one replica."""
     sequence_length: Count
     """Tokens of a sequence."""
     schedule: ScheduleName | ScheduleSpec = "1f1b"
@@ -395,7 +395,7 @@ class SpeculativeSpec(Spec, frozen=True):
     """Who drafts: a smaller `model`; a module of a projection and a layer as the model's last, trained for it
     (EAGLE); that of a model with `predictions` (multi-token prediction)."""
     tokens: Count
-    """Tokens drafted for each request in each step."""
+    """Number of tokens drafted for each request in each step."""
     acceptance: tuple[Annotated[float, msgspec.Meta(ge=0, le=1)], ...]
     """For each drafted token: how often it is kept where all before it are, as measured."""
     model: str | ModelSpec | None = None
@@ -427,7 +427,7 @@ class RequestsSpec(Spec, frozen=True):
     output_length: Annotated[int, msgspec.Meta(ge=0, le=10**9)]
     """Tokens that each generates, the first by the prefill; 0: a prompt that does not end in this pass."""
     count: Count = 1
-    """How many."""
+    """Number of requests."""
     cached: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 0
     """Tokens of each prompt that stand in the KV cache before the first pass (a shared prefix, or chunks
     that have passed)."""
@@ -491,14 +491,14 @@ class InferenceSpec(Spec, frozen=True):
 
     @property
     def kinds(self) -> tuple[RequestsSpec, ...]:
-        """The requests by kind."""
+        """The kinds of requests."""
         if self.batch is None or self.prompt_length is None or self.output_length is None:
             return self.requests
         return (RequestsSpec(self.prompt_length, self.output_length, self.batch),)
 
     @property
     def total(self) -> int:
-        """Requests of all kinds."""
+        """Number of requests of all kinds."""
         return sum(kind.count for kind in self.kinds)
 
     @property
@@ -512,7 +512,7 @@ class InferenceSpec(Spec, frozen=True):
 
     @property
     def steps(self) -> int:
-        """Passes until the last token."""
+        """Number of passes until the last token."""
         return max(map(self.steps_of, self.kinds))
 
 
@@ -522,7 +522,7 @@ class JobSpec(Spec, frozen=True):
     model: str | ModelSpec
     """A model file by name or path, or what it would hold."""
     phase: Literal["training", "inference"]
-    """What the job is."""
+    """Whether the job trains or serves."""
     software: str | Software | None = None
     """The framework or engine: a profile by name (`rapid-des presets software`) or path, or what it would
     hold. Its `defaults` stand for keys that the job does not state. Unset: megatron-2025, or vllm-0.x."""
@@ -531,7 +531,7 @@ class JobSpec(Spec, frozen=True):
     precision: PrecisionSpec = PrecisionSpec()
     """Number formats."""
     routing: RoutingSpec = RoutingSpec()
-    """How tokens find their experts, in models that have such."""
+    """How tokens find their experts, in models with experts."""
     training: TrainingSpec | None = None
     """One optimizer step; with phase training."""
     inference: InferenceSpec | None = None
@@ -544,7 +544,7 @@ class JobSpec(Spec, frozen=True):
     """Inference: sums over tp of up to so many bytes take the residual and the RMS norm behind them into
     their kernel (FlashInfer's `trtllm_allreduce_fusion`); unset: the norm is a kernel by itself."""
     attention: Literal["flash", "unfused"] = "flash"
-    """One fused kernel, or scores, softmax and values apart."""
+    """Attention as one fused kernel (flash), or as separate kernels for scores, softmax and values."""
     cross_entropy: CrossEntropy = "one_pass"
     """Kernels of the loss in training. `separate`: PyTorch's, one for each of its steps, over fp32 logits
     (Megatron-LM's vocabulary-parallel cross-entropy); `compiled`: the same with steps joined by
@@ -557,7 +557,7 @@ class JobSpec(Spec, frozen=True):
     memory: FrameworkMemory = FrameworkMemory()
     """What the framework takes of a GPU's memory besides the model."""
     memory_reserve: Size | None = None
-    """Memory to leave free on a GPU besides all that. Unset: none."""
+    """Memory to leave free on a GPU in addition. Unset: none."""
 
     @property
     def speculative(self) -> SpeculativeSpec | None:

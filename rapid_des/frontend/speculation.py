@@ -29,11 +29,11 @@ from rapid_des.frontend.operations import FEW_TOKENS, Group, Operation, Shard
 from rapid_des.frontend.spec import ModelSpec, SpeculativeSpec
 
 ShardOf: TypeAlias = Callable[[Job, tuple[Group, ...]], Shard]
-"""A rank's dimensions in a pass of a job's requests."""
+"""Returns a rank's dimensions in a pass of a job's requests."""
 
 
 def drafting(job: Job) -> Job | None:
-    """Return the job of a model that drafts, split and stored as the one it drafts for; None of a module."""
+    """Return the job of the draft model, split and stored as the main one; None for a module."""
     spec = job.spec.speculative
     if spec is None or not isinstance(spec.model, ModelSpec):
         return None
@@ -48,7 +48,7 @@ def _model(spec: ModelSpec) -> Model:
 
 
 def draft_list(job: Job, groups: tuple[Group, ...], shard_of: ShardOf) -> tuple[Operation, ...]:
-    """Return what drafts the next tokens after a pass of these requests, one run behind the other."""
+    """Return the operators that draft the next tokens after a pass of these requests, run after run."""
     spec = job.spec.speculative
     assert spec is not None
     runs: tuple[Operation, ...] = ()
@@ -60,7 +60,7 @@ def draft_list(job: Job, groups: tuple[Group, ...], shard_of: ShardOf) -> tuple[
 
 
 def draft_run(job: Job, groups: tuple[Group, ...], shard_of: ShardOf) -> tuple[Operation, ...]:
-    """Return what one run over these tokens computes."""
+    """Return the operators of one run over these tokens."""
     draft = drafting(job)
     return _of_model(draft, shard_of(draft, groups)) if draft else _of_module(job, shard_of(job, groups))
 

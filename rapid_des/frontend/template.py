@@ -40,7 +40,7 @@ STREAMS = (
     "pp-recv-next",
     "compute-beside",
 )
-"""The host's where one issues what the others run; those after it where somebody uses them."""
+"""The streams of a rank. Those of the host, and the last ones, exist only where they are used."""
 STREAM_KINDS: Mapping[str, str] = {
     "compute": "compute", "tp": "tp", "cp": "cp", "ep": "ep", "dp": "dp", "pp-send": "pp", "pp-recv": "pp",
     "host": "host", "cp-send": "cp", "cp-recv": "cp", "dp-across": "dp", "tp-send": "tp", "tp-recv": "tp",
@@ -59,9 +59,9 @@ SECOND = -4
 FETCHED = -5
 """The port of activations that have come back from the host."""
 PORTS = (INPUT, PARAMETERS, GATE, FETCHED)
-"""What the first node of a piece waits for."""
+"""The ports that the first node of a piece waits for."""
 _BY_NUMBER = (FETCHED, SECOND, GATE, PARAMETERS, INPUT)
-"""All of them: the last is number -1."""
+"""All ports: the last one is number -1."""
 
 
 class Column(IntEnum):
@@ -91,7 +91,7 @@ class Node:
     kind: NodeKind
     stream: str
     after: tuple[int, ...]
-    """Positions in the piece, or ports."""
+    """Positions in the piece, or ports, that it waits for."""
     duration: int = UNSTATED
     size: int = 0
     collective: int = UNSTATED
@@ -101,7 +101,7 @@ class Node:
     flops: int = 0
     bytes: int = 0
     issue: int = 0
-    """Picoseconds that the host needs to issue it; of a node of the host itself, before its first issue."""
+    """Picoseconds to issue it; for a node of the host itself, picoseconds before its first issue."""
     lead: int = 0
     """How long before its issue is done it may start."""
     bound: int = UNSTATED
@@ -111,7 +111,7 @@ Domain: TypeAlias = Literal["dense", "expert", "frozen", "frozen_expert"]
 """Whose replicas hold some parameters, those of the model or those of the routed experts, and whether they
 are trained."""
 DOMAINS: tuple[tuple[Domain, Domain], ...] = ("dense", "expert"), ("frozen", "frozen_expert")
-"""Trained and frozen; of each those of the model, and of the routed experts."""
+"""Trained and frozen domains; each for dense parameters and for routed experts."""
 FROZEN: frozenset[Domain] = frozenset(DOMAINS[1])
 SectionName: TypeAlias = Literal["embedding", "block", "prediction", "head", "draft", "norms", "optimizer"]
 
@@ -132,10 +132,10 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """What the rows of a piece wait for, row after row: positions in the piece, or ports."""
+    """The dependencies of a piece, row after row: positions in the piece, or ports."""
 
     counts: Int64s
-    """How many each row has."""
+    """[row] number of dependencies."""
     targets: Int64s
 
     def by_row(self) -> list[list[int]]:
@@ -145,7 +145,7 @@ class Edges:
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A stretch of program: rows, their names, what they wait for, and the node that holds its result."""
+    """A stretch of program: rows, their names, their dependencies, and the node that holds its result."""
 
     rows: Int64s
     names: tuple[str, ...]
@@ -218,7 +218,7 @@ def chain(pieces: Sequence[Piece]) -> Piece:
 
 
 def _without_repeated(edges: Edges, ports: Mapping[int, int]) -> Edges:
-    """Return what rows wait for, each once, where several ports are the same node."""
+    """Return the dependencies without duplicates, where several ports are the same node."""
     first = {place: port for port, place in reversed(list(ports.items()))}
     targets = edges.targets.copy()
     for port, place in ports.items():
@@ -229,13 +229,13 @@ def _without_repeated(edges: Edges, ports: Mapping[int, int]) -> Edges:
 
 
 class _Placed(NamedTuple):
-    """A piece in its place."""
+    """A piece at its position in a writer."""
 
     piece: Piece
     edges: Edges
     offset: int
     ports: list[int]
-    """What stands for each, by its number (all negative, as in a list from its end)."""
+    """The position that each port stands for, by the port's (negative) number."""
 
 
 @dataclass
@@ -249,14 +249,14 @@ class Writer:
     _made: list[tuple[int, ...]] = field(default_factory=list)
     """Rows of nodes that may be appended one by one, each any number of times."""
     _single: list[int] = field(default_factory=list)
-    """Which of these was appended, in order."""
+    """Indices into `_made` of the appended nodes, in order."""
     _single_at: list[int] = field(default_factory=list)
     _single_tags: list[int] = field(default_factory=list)
     _single_after: list[Sequence[int]] = field(default_factory=list)
-    """What each of them waits for."""
+    """The dependencies of each appended node."""
     _names: dict[str, int] = field(default_factory=dict)
     _numbered: dict[Piece, Int64s] = field(default_factory=dict)
-    """Of each piece the rows with this writer's numbers of names."""
+    """For each piece: its rows with this writer's numbers of names."""
     _length: int = 0
 
     def __len__(self) -> int:
@@ -264,7 +264,7 @@ class Writer:
 
     @property
     def rows(self) -> Int64s:
-        """All rows so far."""
+        """Number of rows so far."""
         rows, single = np.empty((self._length, len(Column)), np.int64), self._is_single()
         if self._single:
             rows[single] = np.array(self._made, np.int64)[self._single]
@@ -316,23 +316,26 @@ class Writer:
         return single
 
     def _joined(self) -> tuple[Int64s, Int64s]:
-        """Return how many dependencies each row has, and all of them, row after row."""
+        """Return the number of dependencies of each row, and all of them, row after row."""
         single, counts = self._is_single(), np.zeros(self._length, np.int64)
         counts[single] = [len(after) for after in self._single_after]
         counts[~single], of_pieces = self._of_pieces()
         targets, by_single = np.empty(int(counts.sum()), np.int64), np.repeat(single, counts)
+        # Rows of single nodes and of pieces alternate: each kind fills its own places among all dependencies.
         targets[by_single] = [target for after in self._single_after for target in after]
         targets[~by_single] = of_pieces
         return counts, targets
 
     def _of_pieces(self) -> tuple[Int64s, Int64s]:
-        """Return the same of the rows of pieces alone."""
+        """Return the dependencies of the rows of pieces alone."""
         edges = [placed.edges for placed in self._placed]
         counts = joined([each.counts for each in edges], np.int64)
         targets = joined([each.targets for each in edges], np.int64)
         placed = rows_of([len(each.targets) for each in edges])
         ports = np.array([placed.ports for placed in self._placed], np.int64).reshape(-1, len(_BY_NUMBER))
         offsets = np.array([placed.offset for placed in self._placed], np.int64)
+        # A negative target is a port, looked up in the ports of its piece; any other is a row of the piece,
+        # moved by the offset of the piece.
         targets = np.where(targets < 0, ports[placed, np.minimum(targets, -1)], offsets[placed] + targets)
         waits = targets != _DROPPED
         return np.bincount(rows_of(counts)[waits], minlength=len(counts)), targets[waits]
@@ -379,7 +382,7 @@ class Writer:
 
 
 def _issues(rows: Int64s, counts: Int64s, dependencies: Int64s) -> tuple[Int32s, Int64s, Int64s]:
-    """Return by row who issues it, when after that one's start, and its duration.
+    """Return each row's issuer, its issue time after the issuer's start, and its duration.
 
     Each node of the host issues what follows until the next one, and lasts until it has.
     """
@@ -389,10 +392,13 @@ def _issues(rows: Int64s, counts: Int64s, dependencies: Int64s) -> tuple[Int32s,
     if not len(hosts):
         return issuer, issued, duration
     order = issue_order(rows[:, Column.KIND], counts, dependencies)
+    # `passed` is when the host has issued each row, in issue order, if it never waited. A host node ends one
+    # stretch and begins the next; times within a stretch count from its host node.
     passed = np.cumsum(rows[order, Column.ISSUE])
     starts = np.flatnonzero(rows[order, Column.STREAM] == HOST)
     begun = passed[starts] - rows[order[starts], Column.ISSUE]
     duration[order[starts]] = np.append(begun[1:], passed[-1]) - begun
+    # Index of the host node that precedes each row in issue order; -1: before the first one.
     stretch = np.searchsorted(starts, np.arange(len(rows)), side="right") - 1
     given = np.flatnonzero((stretch >= 0) & (rows[order, Column.STREAM] != HOST))
     issuer[order[given]] = order[starts[stretch[given]]]

@@ -29,48 +29,48 @@ from rapid_des.frontend.template import GATE, INPUT, PARAMETERS, SECOND, Domain,
 from rapid_des.frontend.trace import FinishedProgram, ProgramWriter
 
 Message = tuple[int, Result]
-"""A stage, and what it made."""
+"""The stage that sends, and the result that it sends."""
 
 
 @dataclass
 class _Stage:
-    """What is known while one stage's program is written."""
+    """The state of one stage while its program is written."""
 
     job: Job
     index: int
     pieces: Mapping[tuple[PassKind, int], tuple[Piece, ...]]
-    """By phase and chunk, in running order; some are empty."""
+    """Pieces by (phase, chunk), in running order; some are empty."""
     norms: Piece | None
     chained: Mapping[tuple[PassKind, int], Piece]
-    """The same as one piece, where it is not empty."""
+    """The pieces of (phase, chunk) joined into one, where not empty."""
     last: Mapping[tuple[int, bool], Item]
-    """By chunk, and whether of deferrable gradients: the item that completes them."""
+    """By (chunk, whether deferrable): the item that completes these gradients."""
     arrivals: deque[Message]
-    """What is still to be asked for, where stages do not ask in the order of need."""
+    """Messages still to be received, if stages do not post receives in the order of need."""
     program: ProgramWriter
     results: dict[Result, int] = field(default_factory=dict)
     newest: int = -1
-    """Where the last item ended; -1: nothing ran yet."""
+    """Position of the end of the last item; -1: no item ran yet."""
     before: int = -1
-    """Where the one before it ended."""
+    """Position of the end of the item before it."""
     received: dict[Message, int] = field(default_factory=dict)
     sent: int = -1
     gate: dict[int, int] = field(default_factory=dict)
     """The port of the last message, where the stage waits for each to leave."""
     final: dict[tuple[int, bool], list[Mark]] = field(default_factory=dict)
-    """By chunk, and whether deferrable: where gradients became final last."""
+    """By (chunk, whether deferrable): the marks where these gradients became final last."""
     gathered: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """By chunk: what its first forward waits for."""
+    """By chunk: the gathers that its first forward waits for."""
     reduced: list[int] = field(default_factory=list)
-    """Where gradients were reduced so far."""
+    """Positions of the gradient reductions so far."""
     offloaded: Activations | None = None
-    """Where the layers' activations are, if the host keeps some."""
+    """The activations on the host; None: none are offloaded."""
     placed: list[tuple[Piece, int]] = field(default_factory=list)
     """The pieces of the newest pass whose gradients are reduced after it, and where each begins."""
     held: dict[tuple[int, int], int] = field(default_factory=dict)
-    """By chunk and unit: where parameters were gathered that are still whole."""
+    """By (chunk, unit): the position of the gather of parameters that are still whole."""
     together: dict[tuple[tuple[PassKind, int], ...], Interleaved | None] = field(default_factory=dict)
-    """By phase and chunk of two items: their pieces as one."""
+    """By the (phase, chunk) of two items: their pieces interleaved into one; None: they run in sequence."""
 
     def marks(self, chunk: int) -> tuple[Mark, ...]:
         """Return the marks of a chunk's whole backward, relative to its start."""
@@ -85,7 +85,7 @@ class _Stage:
 
     @property
     def parameters(self) -> Counter[Domain]:
-        """Parameters of this rank by domain."""
+        """Number of this rank's parameters, by domain."""
         total = Counter[Domain]()
         for chunk in self.chunks:
             for mark in self.marks(chunk):
@@ -154,7 +154,7 @@ _COMPLETES: Mapping[PassKind, tuple[bool, ...]] = {
     "input_gradient": (False,),
     "weight_gradient": (True,),
 }
-"""Which gradients a phase makes: those that are not deferrable, those that are."""
+"""Which gradients a phase makes, by whether they are deferrable."""
 
 
 def _message(job: Job, message: Message) -> tuple[str, int]:
@@ -186,7 +186,7 @@ def _input(state: _Stage, item: Item) -> int | None:
 
 
 def _asked(arrivals: deque[Message], needed: Message) -> list[Message]:
-    """Take and return all messages up to the one that is needed."""
+    """Remove and return all messages up to the one that is needed."""
     batch = [arrivals.popleft()]
     while batch[-1] != needed:
         batch.append(arrivals.popleft())
@@ -276,7 +276,7 @@ def _together(state: _Stage, first: Item, second: Item) -> Interleaved | None:
 
 
 _Marked: TypeAlias = Sequence[tuple[Sequence[Mark], int]]
-"""Marks of pieces, with where each piece begins."""
+"""Marks of pieces, with the position where each piece begins."""
 
 
 def _close_item(state: _Stage, item: Item, start: int, end: int, marked: _Marked) -> None:

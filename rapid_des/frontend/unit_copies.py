@@ -29,7 +29,7 @@ _HALF_BYTE = 4
 
 
 def widens_parameters(job: Job) -> bool:
-    """Tell whether parameters travel in fewer bits than products take them in."""
+    """Tell whether parameters are gathered in fewer bits than products use."""
     return DTYPE_BITS[job.spec.precision.gathers] < DTYPE_BITS[job.training_shard.gemm_dtype]
 
 
@@ -59,11 +59,11 @@ _COPIES_OUT: Mapping[str, tuple[tuple[str, str], ...]] = {
     "per_parameter": (("unit.copy_out", "copy"),),
     "lists": (("unit.clear", "fill"), ("unit.copy_out", "copy")),
 }
-"""Names and kinds of the kernels around a gather, by what `unit_copies` says."""
+"""Names and kinds of the kernels around a gather, by the value of `unit_copies`."""
 
 
 def _before(job: Job, parameters: Mapping[Domain, int], times: int) -> Iterator[Operation]:
-    """Yield what makes parameters by domain, gathered so many times, what a pass uses."""
+    """Yield the kernels that turn gathered parameters, by domain, into those that a pass uses."""
     travels, adapters = job.spec.precision.gathers, job.training.adapters
     if not widens_parameters(job):
         kernels, count = _COPIES_OUT.get(job.training.unit_copies, ()), sum(parameters.values())
@@ -78,7 +78,7 @@ def _before(job: Job, parameters: Mapping[Domain, int], times: int) -> Iterator[
 
 
 def _by_domain(job: Job, backward: Sequence[Operation]) -> Counter[Domain]:
-    """Return a section's parameters by domain, of those that replicas split."""
+    """Return a section's parameters by domain, without those that replicas do not split."""
     counted: Counter[Domain] = Counter()
     for operation in backward:
         if operation.parameters and job.shardings[operation.domain].unit_gathers:
@@ -127,7 +127,7 @@ def _with_gradients_of_each(
 
 
 def _copies(job: Job, elements: int) -> Iterator[tuple[str, Vector]]:
-    """Yield the kernels between so many gradients as products leave them and as they travel."""
+    """Yield the kernels that convert so many gradients from products' output to the message's format."""
     made, travels = job.spec.precision.activations, job.spec.precision.gradient_reduce
     if job.training.unit_copies == "lists":
         yield "unit.divide", Vector("scale", 1, elements, made)

@@ -6,6 +6,9 @@ import msgspec
 
 from rapid_des.units import Duration, seconds
 
+FAR = 0.05
+"""From which share of a step on reports show its bound beside it."""
+
 
 class ModeBound(msgspec.Struct, frozen=True):
     """Where the flattened step lies, by what a mode leaves out; times in picoseconds.
@@ -33,12 +36,29 @@ class ModeBound(msgspec.Struct, frozen=True):
         """Return both ends in seconds."""
         return {"low": seconds(self.low), "high": seconds(self.high)}
 
+    def most(self, step: int) -> float:
+        """Return by what share the flattened step may be longer than a step of so many picoseconds.
+
+        >>> ModeBound(100, 120, None, "all").most(100)
+        0.2
+        """
+        return (self.high - step) / max(step, 1)
+
+    def row(self, step: int) -> dict[str, str]:
+        """Return where the flattened step lies, as a row of a report, where it may be far from a step.
+
+        >>> ModeBound(100_000, 120_000, None, "all").row(100_000)
+        {'flattened step': '100 ns to 120 ns'}
+        """
+        if self.most(step) <= FAR:
+            return {}
+        return {"flattened step": f"{Duration(self.low)} to {Duration(self.high)}"}
+
     def note(self, step: int) -> str:
         """Return what a report says of a step of so many picoseconds; empty where nothing is left out."""
         if not self.width:
             return ""
-        most = self.high - step
-        return f"{self.reason} would add at most {Duration(most)} ({most / max(step, 1):.1%})"
+        return f"{self.reason} would add at most {Duration(self.high - step)} ({self.most(step):.1%})"
 
 
 UNBOUNDED = ModeBound(0, 0, None, "not known")

@@ -37,9 +37,9 @@ from rapid_des.units import Duration
 Shape: TypeAlias = Callable[[Any, Routing], Block]
 
 LARGEST_FABRIC = 2**24
-"""GPUs."""
+"""The largest number of GPUs in a fabric."""
 LARGEST_LINK_TABLE = 2**27
-"""Links: about 4 GB of columns."""
+"""The largest number of links in a fabric: about 4 GB of columns."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,26 +17,28 @@ from rapid_des.network.fabric import Fabric, Router
 from rapid_des.network.metrics import diameter, spaced, surviving
 
 _ALL_PAIRS_UP_TO = 512
-"""GPUs up to which a check follows the routes of all pairs."""
+"""The number of GPUs up to which a check follows the routes of all pairs."""
 _SAMPLED = 192
-"""About as many GPUs stand for larger fabrics, fewer where their routes could add up to `_MOST_HOPS`."""
+"""The approximate number of GPUs sampled from a larger fabric; fewer where their routes could exceed
+`_MOST_HOPS` links.
+"""
 _MOST_HOPS = 2**23
 
 
 @dataclass(frozen=True)
 class RouteCheck:
-    """What a check of routes between GPUs found; they all reach each other."""
+    """The result of a check of routes between GPUs, all of which reach each other."""
 
     routes: int
-    """How many routes were followed."""
+    """The number of routes that were followed."""
     all_routes: bool
-    """Whether those are all there are."""
+    """Whether the routes of all pairs were followed."""
     dependency_cycle: tuple[int, ...]
-    """Links that may wait for each other in a circle; empty if none can."""
+    """Links that may wait for each other in a cycle; empty if there is no such cycle."""
 
 
 def check_routes(fabric: Fabric, router: Router, dead: frozenset[int], lost: frozenset[int]) -> RouteCheck:
-    """Return what a check finds; `FabricCutError` if some surviving GPUs can not reach each other.
+    """Return the result of a check; `FabricCutError` if some surviving GPUs can not reach each other.
 
     Deadlock freedom is that of the links as they are: a circle needs virtual channels or bubbles to be safe,
     as every torus does; our own replay does not block on buffers.

@@ -52,52 +52,55 @@ PRESETS = MappingProxyType(
         },
     }
 )
-"""What each preset states; `connectx` is a NIC's, so no thresholds of switches."""
+"""The values that each preset states; `connectx` is a NIC's preset and states no thresholds of switches."""
 
 
 class Dcqcn(Spec, frozen=True, kw_only=True):
-    """DCQCN: queues mark, receivers tell senders, those cut the rate of their messages to that GPU.
+    """DCQCN: queues mark packets, receivers notify senders, and these cut their rate to that GPU.
 
     Messages of a GPU to another share a rate, which outlives them; it acts between the parts of a message
     (rule R14). Keys are as Zhu et al. (SIGCOMM 2015) call them; what a preset states may be overruled.
     """
 
     preset: Literal["zhu_2015", "connectx"] | None = None
-    """The paper's constants, or the defaults of NVIDIA's NICs, without thresholds; unset: all are stated."""
+    """The constants of the paper, or the defaults of NVIDIA's NICs without thresholds; unset: all keys are
+    stated.
+    """
     kmin: Size | None = None
-    """What is queued at a port, in wire bytes, from which it marks."""
+    """The queue at a port, in wire bytes, from which packets are marked."""
     kmax: Size | None = None
-    """From which it marks everything."""
+    """The queue at a port, in wire bytes, from which every packet is marked."""
     pmax: Annotated[float, Meta(gt=0, le=1)] | None = None
-    """The probability that a packet is marked just below that; from `kmin` on it rises in proportion."""
+    """The probability of a mark just below `kmax`; it rises in proportion from `kmin` on."""
     cnp_interval: Duration | None = None
-    """How long a receiver that told a sender of marks tells it nothing more."""
+    """The least time between two notifications (CNPs) from a receiver to the same sender."""
     gain: Annotated[float, Meta(gt=0, lt=1)] | None = None
-    """How fast alpha, of which a cut takes half, follows: g."""
+    """The gain g with which alpha follows the marks; a cut reduces the rate by alpha / 2."""
     alpha_timer: Duration | None = None
-    """How long after a notice alpha begins to fall, and by what steps."""
+    """The time after a notification at which alpha begins to fall, and the interval of its steps."""
     rate_timer: Duration | None = None
-    """One step of recovery."""
+    """The time of one step of recovery."""
     byte_counter: Size | None = None
-    """What is sent from one step of recovery to the next, besides; 0 B: time alone counts."""
+    """The bytes sent between two steps of recovery, in addition to `rate_timer`; 0 B: only time counts."""
     fast_recovery: Annotated[int, Meta(ge=0, le=1000)] | None = None
-    """How many steps lead back towards the rate before the cut, before that rate itself is raised."""
+    """The number of steps that lead back towards the rate before the cut, before that rate itself rises."""
     additive_increase: Bandwidth | None = None
-    """By how much, a step."""
+    """The increase of the target rate at each additive step."""
     hyper_increase: Bandwidth | None = None
-    """By how much once both time and bytes have counted more steps than those of fast recovery."""
+    """The increase at each step once both time and bytes have counted more steps than `fast_recovery`."""
     minimum_rate: Bandwidth | None = None
-    """What no cut goes below."""
+    """The rate below which no cut goes."""
     clamp: Literal["every_cut", "after_timer"] | None = None
-    """Whether recovery aims at the rate before the last cut, or at that before the first one of several
-    between which the timer did not run out."""
+    """The target of recovery: the rate before the last cut, or the rate before the first of several cuts
+    between which the timer did not expire.
+    """
     dimensions: Annotated[tuple[str, ...], Meta(min_length=1)] | None = None
-    """Whose links mark: NVLink has none of this; unset: all."""
+    """The dimensions whose links mark packets (NVLink does not); unset: all."""
     seed: Annotated[int, Meta(ge=0, le=2**62)] = 0
-    """Of the draws of what is marked."""
+    """The seed of the draws that decide which packets are marked."""
 
     def whole(self) -> Dcqcn:
-        """Return it with what its preset states."""
+        """Return the block completed with the values of its preset."""
         preset: dict[str, Any] = dict(PRESETS[self.preset]) if self.preset is not None else {}
         return structs.replace(self, **{key: at for key, at in preset.items() if getattr(self, key) is None})
 

@@ -24,11 +24,11 @@ from rapid_des.network.specs import Dimension, Nic, Rate, Switched
 from rapid_des.units import PS_PER_S, Bandwidth, Duration
 
 UNSTATED = -1
-"""In `Fabric.dimension`: a link that belongs to no dimension."""
+"""The value in `Fabric.dimension` of a link that belongs to no dimension."""
 MOST_BANDWIDTH = 10**18
-"""Bytes a second of one link."""
+"""The largest bandwidth of one link in bytes a second."""
 MOST_LATENCY = 3600 * PS_PER_S
-"""Picoseconds of one link."""
+"""The largest latency of one link in picoseconds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,13 +48,13 @@ class Fabric:
     source: Int32s
     destination: Int32s
     bandwidth: Int64s
-    """Bytes a second."""
+    """The bandwidth of each link in bytes a second."""
     latency: Int64s
-    """Picoseconds."""
+    """The latency of each link in picoseconds."""
     dimension: NDArray[np.int16]
     """The dimension that a link belongs to; UNSTATED (-1) where a fabric has none (graphs)."""
     nics: int = 0
-    """How many of the nodes are NICs: ids gpus..gpus+nics-1."""
+    """The number of nodes that are NICs: ids gpus..gpus+nics-1."""
     dimensions: tuple[str, ...] = ()
     """The names of the dimensions."""
 
@@ -83,7 +83,7 @@ class Fabric:
 
     @cached_property
     def _hash(self) -> int:
-        """Of rates too: studies hold many fabrics that differ in nothing else."""
+        """The hash of all columns, rates included: studies hold many fabrics that differ in rates alone."""
         rates = self.bandwidth.tobytes(), self.latency.tobytes()
         return hash((self.name, self.extents, self.gpus, self.nodes, len(self), *rates))
 
@@ -202,9 +202,9 @@ class Router(Protocol):
         ...
 
     def joins_arms(self, gpus: Int64s) -> bool:
-        """Tell whether every route among GPUs is one way out of its source and one in to its destination.
+        """Return whether every route is a path out of its source followed by a path to its destination.
 
-        The way out is the same to all destinations, the way in from all sources.
+        The first part must be the same to all destinations, the second from all sources.
         """
         ...
 
@@ -213,10 +213,10 @@ NextNode: TypeAlias = Callable[[Int64s, Int64s, Int64s], Int64s]
 """(source, destination, current) to the next local node, elementwise; current differs from destination."""
 
 LARGEST_BLOCK = 2**25
-"""Links: a fully connected block of 5,793 positions. More is a mistake in the file."""
+"""The most links of a block: a fully connected block of 5,793 positions. More is a mistake in the file."""
 
 _PLANE, _NIC = 21, 22
-"""What is hashed beside a flow's ends."""
+"""The salts that are hashed with a flow's source and destination."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,10 +235,11 @@ class Block:
     latency: Int64s
     next_node: NextNode
     star: bool = False
-    """Every route is one path out of its source, to all destinations the same, and one path in to its
-    destination, from all sources the same."""
+    """Whether the first part of every route depends on the source alone and the rest on the destination
+    alone.
+    """
     nics_each: int = 1
-    """NICs of a position, where each has some of its own."""
+    """The number of NICs of a position, where positions have NICs of their own."""
 
     def __len__(self) -> int:
         return len(self.source)
@@ -386,14 +387,14 @@ def _beside(plane: Block, planes: int, *, apart: bool) -> Block:
 
 @dataclass(frozen=True)
 class _InPlane:
-    """As the shape goes, within the plane that both ends are in or that their hash says."""
+    """Routes of a shape within the plane that both ends are in or that the hash of both ends selects."""
 
     inner: NextNode
     planes: int
     positions: int
-    """Endpoints of a plane."""
+    """The number of endpoints of a plane."""
     switches: int
-    """Switches of a plane."""
+    """The number of switches of a plane."""
     apart: bool
 
     def __call__(self, source: Int64s, destination: Int64s, current: Int64s) -> Int64s:
@@ -429,9 +430,9 @@ class _ThroughNics:
     inner: NextNode
     positions: int
     gpus: int
-    """Neighbours that share NICs."""
+    """The number of neighbours that share NICs."""
     count: int
-    """NICs that they share."""
+    """The number of NICs that they share."""
 
     def __call__(self, source: Int64s, destination: Int64s, current: Int64s) -> Int64s:
         lane = hashed(source, destination, (_NIC,)) % self.count if self.count > 1 else 0

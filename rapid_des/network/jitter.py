@@ -25,7 +25,7 @@ Share: TypeAlias = Annotated[float, Meta(gt=0, lt=1)]
 GRAIN = 400
 """GPU speeds are whole multiples of 1/400: GPUs of equal speed share their prices and their blocks."""
 _BODY, _SLOW = 1, 2
-"""Tell draws of one seed and one GPU apart."""
+"""Constants that separate the draws of one seed and one GPU."""
 _NORMAL = NormalDist()
 
 
@@ -33,29 +33,29 @@ class Slow(Spec, frozen=True, kw_only=True):
     """A share of the GPUs, or of whole servers, that are slower than the others."""
 
     share: Share
-    """The probability that one of them is."""
+    """The probability that a GPU or server is slow."""
     speed: Share
-    """What is left of its clock, as a share."""
+    """The share of the clock that is left."""
     of: Literal["gpus", "nodes"]
-    """Whether single GPUs are slow, or servers with all their GPUs (needs `gpus_per_node`)."""
+    """The unit that is slow: single GPUs, or servers with all their GPUs (needs `gpus_per_node`)."""
 
 
 class GpuSpeed(Spec, frozen=True, kw_only=True):
     """How the clocks of GPUs differ; memory, links and hosts keep their rates."""
 
     lognormal: Sigma | None = None
-    """Standard deviation of the logarithm of a GPU's clock over the device file's, which is the median."""
+    """The standard deviation of the logarithm of a GPU's clock; its median is the device file's clock."""
     slow: Slow | None = None
-    """Slower ones besides."""
+    """The GPUs or servers that are slower in addition."""
 
 
 class LognormalDelay(Spec, frozen=True, kw_only=True):
     """Delays whose logarithm is normally distributed."""
 
     median: Duration
-    """Half of the delays are longer."""
+    """The median delay."""
     sigma: Annotated[float, Meta(gt=0, le=4)]
-    """Standard deviation of the logarithm."""
+    """The standard deviation of the logarithm of the delay."""
 
 
 class MessageDelay(Spec, frozen=True, kw_only=True):
@@ -64,22 +64,26 @@ class MessageDelay(Spec, frozen=True, kw_only=True):
     exponential: Duration | None = None
     """The mean of exponentially distributed delays."""
     lognormal: LognormalDelay | None = None
-    """Lognormally distributed ones."""
+    """The parameters of lognormally distributed delays."""
     share: Annotated[float, Meta(gt=0, le=1)] = 1
     """The probability that a message is delayed at all."""
     dimensions: tuple[str, ...] = ()
-    """Only messages that cross a link of one of these dimensions; unset: all."""
+    """The dimensions whose messages are delayed: a message is if it crosses a link of one of them; unset:
+    all.
+    """
 
 
 class Jitter(Spec, frozen=True, kw_only=True):
     """How GPUs differ from one another, and how late messages come; drawn with a seed."""
 
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)]
-    """Of all draws."""
+    """The seed of all draws."""
     gpu_speed: GpuSpeed | None = None
-    """How the clocks of GPUs differ."""
+    """The distribution of the GPUs' clocks."""
     message_delay: MessageDelay | None = None
-    """How late messages come. In mode flattened only: blocks stand for repetitions that draw otherwise."""
+    """The distribution of message delays. Only in mode flattened: a block of another mode represents
+    repetitions whose draws differ.
+    """
 
 
 def check_jitter(
@@ -112,7 +116,7 @@ def _problem(jitter: Jitter, dimensions: tuple[str, ...], gpus_per_node: int | N
 def gpu_speeds(
     fabric: Fabric, faults: Iterable[Fault], jitter: Jitter | None, gpus_per_node: int | None
 ) -> dict[int, GpuFactors]:
-    """Return what constant faults and jitter together make of GPUs' speeds, where not 1, by ascending id."""
+    """Return the speed of each GPU that constant faults and jitter slow or stop, by ascending id."""
     factors = gpu_factors(fabric, faults, gpus_per_node)
     if jitter is None:
         return factors

@@ -1,4 +1,4 @@
-"""What a fabric looks like in numbers: nodes, links, degrees, diameter, bisection.
+"""The figures of a fabric: nodes, links, degrees, diameter and bisection.
 
 Bisection bandwidth is what fits through the narrowest cut that halves the GPUs, in one direction:
 all halvings of a small fabric are tried, in larger ones swaps look for a narrow one.
@@ -20,9 +20,9 @@ from rapid_des.network.paths import UNREACHED, hops_from
 from rapid_des.network.specs import AnyDimension, FullyConnected, Hypercube, Mesh, Ring, Switch, Torus
 
 _MOST_HOPS_LOOKED_AT = 2**26
-"""Links that the searches for the diameter look at, all together."""
+"""The most links that the searches for the diameter visit, all together."""
 _MOST_FLOW_LINKS = 20_000
-"""Links between switches up to which a cut through them is solved as a maximum flow."""
+"""The number of links between switches up to which a cut through them is solved as a maximum flow."""
 _NEAR, _FAR, _BETWEEN = 0, 1, 2
 
 
@@ -123,7 +123,7 @@ def bisection(
     gpus = surviving(fabric, lost)
     sides = [np.split(gpus, [len(gpus) // 2]), *_axis_halves(fabric, gpus)]
     narrowest = min(
-        _one_way(fabric, alive, *ends) for low, high in sides for ends in ((low, high), (high, low))
+        _directed_cut(fabric, alive, *ends) for low, high in sides for ends in ((low, high), (high, low))
     )
     plain = not dead and _uniform(fabric)
     single = len(dimensions) == 1 and isinstance(dimensions[0], Switch) and dimensions[0].nic is None
@@ -135,7 +135,7 @@ def bisection(
     if least is not None:
         return Bisection(least, exact=True)
     cut = _by_swaps(fabric, alive, gpus)
-    others = [] if cut is None else [_one_way(fabric, alive, *ends) for ends in (cut, cut[::-1])]
+    others = [] if cut is None else [_directed_cut(fabric, alive, *ends) for ends in (cut, cut[::-1])]
     return Bisection(min([narrowest, *others]), exact=False)
 
 
@@ -149,7 +149,7 @@ def _axis_halves(fabric: Fabric, gpus: Int64s) -> Iterator[tuple[Int64s, Int64s]
         stride *= size
 
 
-def _one_way(fabric: Fabric, alive: Bools, near: Int64s, far: Int64s) -> int:
+def _directed_cut(fabric: Fabric, alive: Bools, near: Int64s, far: Int64s) -> int:
     """Return the capacity from GPUs `near` to GPUs `far`, all other nodes standing where it is least."""
     source, destination, bandwidth = fabric.source[alive], fabric.destination[alive], fabric.bandwidth[alive]
     side = np.full(fabric.nodes, _BETWEEN)
@@ -202,7 +202,7 @@ def _lower_bound(fabric: Fabric, dimensions: Sequence[AnyDimension]) -> int:
 
 
 def _axis_width(dimension: AnyDimension, size: int) -> int:
-    """Return how many links of one axis any halving cuts, one way; 0 where this is not known."""
+    """Return the number of links of one axis that any halving cuts in one direction; 0 if not known."""
     if isinstance(dimension, Ring | Torus):
         return 1 if size == 2 else 2
     if isinstance(dimension, Mesh):
@@ -214,12 +214,12 @@ def _axis_width(dimension: AnyDimension, size: int) -> int:
 
 
 _MOST_TRIED = 2**18
-"""Halvings times ways to place the switches that are joined to each other, all of which are tried."""
+"""The most combinations of halvings and placements of interconnected switches that are all tried."""
 _MOST_NODES = 1024
-"""Nodes up to which swaps are looked for, in a table of all pairs."""
+"""The number of nodes up to which swaps are tried, in a table of all pairs."""
 _STARTS = 8
 _LOOKED_AT = 16
-"""GPUs of each side, those that would gain most, of which the best pair is swapped."""
+"""The GPUs of each side that are candidates for a swap: those that would gain most."""
 
 
 def _narrowest(fabric: Fabric, alive: Bools, gpus: Int64s) -> int | None:

@@ -21,9 +21,9 @@ class NamedLink:
     source: str
     destination: str
     bandwidth: int
-    """Bytes a second."""
+    """The bandwidth in bytes a second."""
     latency: int
-    """Picoseconds."""
+    """The latency in picoseconds."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class NamedGraph:
     """The graph of a file."""
 
     nodes: dict[str, int]
-    """Local node of each name: GPUs, then NICs, then switches."""
+    """The local node of each name: GPUs, then NICs, then switches."""
     nics: int
     edges: list[NamedLink]
 

@@ -1,4 +1,4 @@
-"""What a link protocol adds to a message: packets, headers, acknowledgements, and the pipeline over hops.
+"""The costs of a link protocol: packets, headers, acknowledgements, and the pipeline over hops.
 
 Times are integer picoseconds, sizes bytes, rates bytes a second. Every link stores and forwards whole
 *units*: packets in `cut_through` and `fluid`, whole segments in `store_and_forward`. At zero load the units
@@ -31,15 +31,15 @@ class Protocol(Spec, frozen=True):
     """The `protocol` block of a machine file."""
 
     payload: Size
-    """Most payload bytes of a packet."""
+    """The largest payload of a packet in bytes."""
     header: Size
-    """Bytes that every packet adds on the wire."""
+    """The bytes that every packet adds on the wire."""
     acknowledgement: Size
-    """Wire bytes of an acknowledgement; 0 B where the link layer sends none that cost bandwidth."""
+    """The wire bytes of an acknowledgement; 0 B where the link layer sends none that cost bandwidth."""
     packets_per_acknowledgement: Annotated[int, msgspec.Meta(ge=1)]
-    """Data packets that one acknowledgement covers."""
+    """The number of data packets that one acknowledgement covers."""
     packet_time: Literal["exact", "whole_ns"]
-    """`whole_ns`: packet times on a link are rounded to nanoseconds, as ns-3 does, but to at least one."""
+    """The rounding of packet times. `whole_ns`: to nanoseconds, as ns-3 does, but to at least one."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class FluidService:
     """
 
     wire: int
-    """Bytes that its links carry."""
+    """The bytes that its links carry."""
     ratio: int
-    """Acknowledgement load on the route back as a share of its own, in 1 / `ACK_RATIO_ONE`."""
+    """The acknowledgement load on the route back as a share of its own load, in 1 / `ACK_RATIO_ONE`."""
     before: int
     after: int
 
@@ -203,9 +203,9 @@ def stored(protocol: Protocol | None, size: int, bandwidth: int) -> int:
 def _forwarded(
     count: int, times: tuple[Sequence[int], Sequence[int]], parts: int, lags: Sequence[int]
 ) -> CutThrough:
-    """Return the visits of `count` units, of which each link takes `times` for the first and for the last.
+    """Return the visits of `count` units; each link takes `times` for the first and for the last unit.
 
-    A picosecond has so many `parts`.
+    Times are in units of 1 / `parts` picoseconds.
     """
     full, rest = times
     head = tuple(ceil_divide(first, parts) for first in (full if count > 1 else rest))
@@ -272,7 +272,7 @@ def window_bytes(protocol: Protocol, hops: Hops, bandwidth_delay_products: float
 
 
 def fluid_service(protocol: Protocol, size: int, hops: Hops) -> FluidService:
-    """Return what a message is to the fluid mode; uncontended it arrives when its packets do, to the tick.
+    """Return the parameters of a message in the fluid mode; uncontended it arrives when its packets do.
 
     The latencies and the packet pipeline that a message needs besides its drain are cut in two: a link of its
     route is busy with it half of them after it starts, on average. Were they all to come after the drain, a

@@ -24,9 +24,10 @@ from rapid_des.network.paths import UNREACHED, hops_from, hops_to, levels
 from rapid_des.network.specs import Waypoint
 
 _ROOM = 2**24
-"""Nodes times destinations whose distances and next links a router may remember, at eight bytes each."""
+"""The most (node, destination) entries of distances and next links that a router keeps, at eight bytes each.
+"""
 _LISTED = 8
-"""Links and GPUs that an error names one by one."""
+"""The most links and GPUs that an error lists by name."""
 
 
 def as_pairs(pairs: Iterable[tuple[int, int]] | Int64s) -> Int64s:
@@ -50,7 +51,7 @@ class DimensionOrderRouter:
         return self.routes([(source, destination)]).of(0)
 
     def joins_arms(self, gpus: Int64s) -> bool:
-        """Tell whether GPUs differ along one dimension only, and that is a star."""
+        """Return whether GPUs differ along one dimension only, and that is a star."""
         digits = [(layout, gpus // layout.stride % layout.size) for layout in self.layout.layouts]
         varied = [layout for layout, digit in digits if (digit != digit[0]).any()]
         return len(varied) == 1 and varied[0].block.star
@@ -110,10 +111,10 @@ class AnyNodeRouter:
     fabric: Fabric
     between_gpus: Router
     hops: BoundedCache = field(init=False, repr=False, default_factory=lambda: BoundedCache(_ROOM))
-    """By destination: each node's hops to it."""
+    """The hops of each node to a destination, by destination."""
 
     def joins_arms(self, gpus: Int64s) -> bool:
-        """Tell what the router between GPUs tells."""
+        """Return the answer of the router between GPUs."""
         return self.between_gpus.joins_arms(gpus)
 
     def route(self, source: int, destination: int) -> tuple[int, ...]:
@@ -174,14 +175,14 @@ class WaypointRouter:
 
     planned: Router
     stated: Mapping[tuple[int, int], tuple[int, ...]]
-    """(source, destination) GPUs to links."""
+    """The links of a stated route, by its (source, destination) GPUs."""
 
     def route(self, source: int, destination: int) -> tuple[int, ...]:
         """Return the ids of the links between two nodes, in order."""
         return self.stated.get((source, destination)) or self.planned.route(source, destination)
 
     def joins_arms(self, gpus: Int64s) -> bool:
-        """Tell what the planned router tells; not if a pair among the GPUs has a route of its own."""
+        """Return the answer of the planned router; False if a pair among the GPUs has a stated route."""
         group = set(gpus.tolist())
         is_stated = any(group.issuperset(pair) for pair in self.stated)
         return not is_stated and self.planned.joins_arms(gpus)
@@ -259,7 +260,7 @@ class FaultAwareRouter:
     planned: Router
     dead: frozenset[int]
     descents: BoundedCache = field(init=False, repr=False, default_factory=lambda: BoundedCache(_ROOM))
-    """By destination: each node's hops to it, and its link to the lowest neighbour that is nearer."""
+    """The hops of each node to a destination, and its link to the lowest nearer neighbour; by destination."""
 
     @cached_property
     def alive(self) -> Bools:
@@ -284,7 +285,7 @@ class FaultAwareRouter:
         return replaced(planned, detours)
 
     def joins_arms(self, gpus: Int64s) -> bool:
-        """Tell what the planned router tells; not if there are detours, which may depend on both ends."""
+        """Return the planned router's answer; False if there are detours, which may depend on both ends."""
         return not self.dead and self.planned.joins_arms(gpus)
 
     def _detour(self, source: int, destination: int, planned: tuple[int, ...]) -> tuple[int, ...]:

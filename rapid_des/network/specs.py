@@ -1,4 +1,4 @@
-"""What a machine file says about its fabric: dimensions, routing, switching, collectives, links."""
+"""The fabric part of a machine file: dimensions, routing, switching, collectives, links."""
 
 from __future__ import annotations
 
@@ -21,52 +21,56 @@ class Rate(Spec, frozen=True, kw_only=True):
     """One kind of link in one direction."""
 
     bandwidth: Bandwidth
-    """Bytes a second that one link carries in one direction."""
+    """The bytes a second that one link carries in one direction."""
     latency: Duration
-    """Time from the end of sending at one end of the link to arrival at the other."""
+    """The time from the end of sending at one end of the link to arrival at the other."""
 
 
 class Nic(Rate, frozen=True, kw_only=True):
     """GPUs reach the dimension through NICs: the rate is that of the link between GPU and NIC (PCIe)."""
 
     gpus: Count
-    """How many GPUs share one NIC (or `count` of them); above 1 the dimension must span the inner ones."""
+    """The number of GPUs that share one NIC (or `count` NICs); above 1 the dimension must span the inner
+    ones.
+    """
     count: Count = 1
-    """How many NICs they share; of several, `spread` says which a message takes, the same at both ends."""
+    """The number of NICs that they share. With several, `spread` decides which one a message takes, the same
+    at both ends.
+    """
 
 
 class Dimension(Spec, frozen=True, kw_only=True, tag_field="shape"):
-    """What every shape states: bandwidth and latency are those of one directed link."""
+    """The keys that every shape has: bandwidth and latency are those of one directed link."""
 
     name: str
-    """What reports and faults call the dimension; unique in the machine."""
+    """The name of the dimension in reports and faults; unique in the machine."""
     bandwidth: Bandwidth
-    """Of one directed link, in its direction."""
+    """The bandwidth of one directed link."""
     latency: Duration
-    """Of one directed link: from the end of sending to arrival."""
+    """The latency of one directed link, from the end of sending to arrival."""
     reverse: Rate | None = None
-    """The negative direction's rate (towards lower positions; from a switch down), if it differs."""
+    """The rate of the negative direction (towards lower positions; from a switch down), if it differs."""
 
 
 class Ring(Dimension, frozen=True, kw_only=True, tag="ring"):
     """A cycle, both directions."""
 
     size: Count
-    """GPUs in the cycle."""
+    """The number of GPUs in the cycle."""
 
 
 class Mesh(Dimension, frozen=True, kw_only=True, tag="mesh"):
     """A grid without wrap-around."""
 
     size: Extent
-    """GPUs along each axis, innermost first; one number for a line."""
+    """The number of GPUs along each axis, innermost first; one number for a line."""
 
 
 class Torus(Dimension, frozen=True, kw_only=True, tag="torus"):
-    """A grid with wrap-around; an axis of size 2 has one link each way."""
+    """A grid with wrap-around; an axis of size 2 has one link in each direction."""
 
     size: Extent
-    """GPUs along each axis, innermost first; one number for a cycle."""
+    """The number of GPUs along each axis, innermost first; one number for a cycle."""
 
 
 class Twist(Spec, frozen=True, kw_only=True):
@@ -75,9 +79,9 @@ class Twist(Spec, frozen=True, kw_only=True):
     wrap: Axis
     """The axis whose wrap-around links are shifted; 0 is innermost."""
     along: Axis
-    """The axis along which they are; itself without a twist."""
+    """The axis along which these links are shifted; `wrap` itself without a twist."""
     by: Count
-    """How much further along that axis one is who goes up over the end of axis `wrap`."""
+    """The shift: how much further along that axis a message is that crosses the upper end of axis `wrap`."""
 
 
 class TwistedTorus(Dimension, frozen=True, kw_only=True, tag="twisted_torus"):
@@ -91,16 +95,16 @@ class TwistedTorus(Dimension, frozen=True, kw_only=True, tag="twisted_torus"):
     """
 
     size: Extent
-    """GPUs along each axis, innermost first."""
+    """The number of GPUs along each axis, innermost first."""
     twists: Annotated[tuple[Twist, ...], Meta(min_length=1)]
-    """Which wrap-around links are shifted."""
+    """The wrap-around links that are shifted."""
 
 
 class KingMesh(Dimension, frozen=True, kw_only=True, tag="king_mesh"):
     """A grid with diagonals: a chess king's moves."""
 
     size: Extent
-    """GPUs along each axis, innermost first."""
+    """The number of GPUs along each axis, innermost first."""
 
 
 class Hypercube(Dimension, frozen=True, kw_only=True, tag="hypercube"):
@@ -110,33 +114,37 @@ class Hypercube(Dimension, frozen=True, kw_only=True, tag="hypercube"):
     """
 
     size: Count
-    """GPUs; a power of two for a complete cube."""
+    """The number of GPUs; a power of two for a complete cube."""
 
 
 class FullyConnected(Dimension, frozen=True, kw_only=True, tag="fully_connected"):
     """A link from every position to every other."""
 
     size: Count
-    """GPUs."""
+    """The number of GPUs."""
 
 
 class Switched(Dimension, frozen=True, kw_only=True):
-    """What shapes with switches share."""
+    """The keys that shapes with switches share."""
 
     size: Count
-    """Endpoints: positions of this dimension. With several NICs a GPU, shapes count NICs of one plane."""
+    """The number of endpoints (positions) of this dimension. With several NICs a GPU, it counts the NICs of
+    one plane.
+    """
     nic: Nic | None = None
     """NICs between GPUs and switches; unset: GPUs are cabled to the switches."""
     planes: Count = 1
-    """Networks of this shape beside each other, no switch of which leads into another.
+    """The number of parallel networks of this shape, none of whose switches are connected to another.
 
-    One NIC a GPU (or none) has a port into each; of several, NIC n is in plane n % planes.
+    With one NIC a GPU (or none) it has a port into each; with several, NIC n is in plane n % planes.
     """
     spread: Literal["hash", "split"] | None = None
-    """How messages use several planes or NICs: each pair of GPUs takes one, by a hash of the two, or every
-    message is split evenly over all, which counts them as one of their common width."""
+    """The use of several planes or NICs by messages: each pair of GPUs takes one, by a hash of the two, or
+    every message is split evenly over all, which are then simulated as one of their common width.
+    """
     spans_inner: bool = False
-    """One block joins all coordinates of the inner dimensions instead of one block for each of them."""
+    """Whether one block joins all coordinates of the inner dimensions instead of one block for each of them.
+    """
 
 
 class Switch(Switched, frozen=True, kw_only=True, tag="switch"):
@@ -151,58 +159,60 @@ class Clos(Switched, frozen=True, kw_only=True, tag="clos"):
     """
 
     leaf_size: Count
-    """Nodes of one rail at a leaf switch."""
+    """The number of nodes of one rail at a leaf switch."""
     spines: Count
-    """Spine switches of a pod (of the whole dimension, where there are no pods)."""
+    """The number of spine switches of a pod (of the whole dimension, where there are no pods)."""
     uplink: Rate
-    """Of each link between a leaf and a spine."""
+    """The rate of each link between a leaf and a spine."""
     rails: Count = 1
-    """Endpoints of a node that have leaves of their own."""
+    """The number of endpoints of a node that have leaves of their own."""
     pod_leaves: Count | None = None
-    """Leaves in a pod; unset: no pods."""
+    """The number of leaves in a pod; unset: no pods."""
     cores: Count | None = None
-    """Core switches that spine j of every pod links to; with `pod_leaves`."""
+    """The number of core switches to which spine j of every pod links; with `pod_leaves`."""
     core_link: Rate | None = None
-    """Of each link between a spine and a core; with `pod_leaves`."""
+    """The rate of each link between a spine and a core; with `pod_leaves`."""
 
 
 class FatTree(Switched, frozen=True, kw_only=True, tag="fat_tree"):
     """A clos whose counts follow from the switch radix and the oversubscription of the leaves."""
 
     levels: Literal[2, 3]
-    """Levels of switches."""
+    """The number of levels of switches."""
     radix: Count
-    """Ports of a switch."""
+    """The number of ports of a switch."""
     oversubscription: Count
-    """Downward ports of a leaf for one upward port; 1 is full bisection."""
+    """The number of downward ports of a leaf for one upward port; 1 is full bisection."""
     uplink: Rate
-    """Of each link between a leaf and a spine."""
+    """The rate of each link between a leaf and a spine."""
     rails: Count = 1
-    """Endpoints of a node that have leaves of their own."""
+    """The number of endpoints of a node that have leaves of their own."""
     core_link: Rate | None = None
-    """Of each link between a spine and a core; with 3 levels."""
+    """The rate of each link between a spine and a core; with 3 levels."""
 
 
 class Dragonfly(Switched, frozen=True, kw_only=True, tag="dragonfly"):
     """Groups of fully connected routers, groups joined by global links."""
 
     hosts: Count
-    """Endpoints at a router."""
+    """The number of endpoints at a router."""
     routers: Count
-    """Routers in a group."""
+    """The number of routers in a group."""
     global_links: Count
-    """Global links (cables) of a router."""
+    """The number of global links (cables) of a router."""
     local_link: Rate
-    """Of each link between two routers of a group."""
+    """The rate of each link between two routers of a group."""
     global_link: Rate
-    """Of each cable between two groups; those between the same two routers are one link of their sum."""
+    """The rate of each cable between two groups; cables between the same two routers are one link of their
+    sum.
+    """
 
 
 class LowDiameter(Switched, frozen=True, kw_only=True):
-    """What networks of routers share whose routes may be other than minimal: `routing.non_minimal`."""
+    """The keys of networks of routers whose routes may be other than minimal: `routing.non_minimal`."""
 
     hosts: Count
-    """Endpoints at a router; in dragonfly_plus at a leaf."""
+    """The number of endpoints at a router; in dragonfly_plus at a leaf."""
 
 
 class HyperX(LowDiameter, frozen=True, kw_only=True, tag="hyperx"):
@@ -212,11 +222,12 @@ class HyperX(LowDiameter, frozen=True, kw_only=True, tag="hyperx"):
     """
 
     routers: Extent
-    """Routers along each axis, innermost first; endpoint e is at router e // hosts."""
+    """The number of routers along each axis, innermost first; endpoint e is at router e // hosts."""
     cables: Extent = 1
-    """Parallel cables between two routers, for each axis or for all: they count as one wider link."""
+    """The number of parallel cables between two routers, for each axis or for all: they are one wider link.
+    """
     router_link: Rate
-    """Of each cable between two routers."""
+    """The rate of each cable between two routers."""
 
 
 class SlimFly(LowDiameter, frozen=True, kw_only=True, tag="slim_fly"):
@@ -229,7 +240,7 @@ class SlimFly(LowDiameter, frozen=True, kw_only=True, tag="slim_fly"):
     q: Annotated[int, Meta(ge=3, le=64)]
     """A prime power; router y + q (x + q s) is at (x, y) of subgraph s, endpoint e at router e // hosts."""
     router_link: Rate
-    """Of each link between two routers."""
+    """The rate of each link between two routers."""
 
 
 class DragonflyPlus(LowDiameter, frozen=True, kw_only=True, tag="dragonfly_plus"):
@@ -241,22 +252,22 @@ class DragonflyPlus(LowDiameter, frozen=True, kw_only=True, tag="dragonfly_plus"
     """
 
     leaves: Count
-    """Leaves in a group."""
+    """The number of leaves in a group."""
     spines: Count
-    """Spines in a group, each linked to all its leaves."""
+    """The number of spines in a group, each linked to all its leaves."""
     global_links: Count
-    """Global cables of a spine."""
+    """The number of global cables of a spine."""
     local_link: Rate
-    """Of each link between a leaf and a spine."""
+    """The rate of each link between a leaf and a spine."""
     global_link: Rate
-    """Of each cable between two groups."""
+    """The rate of each cable between two groups."""
 
 
 class Graph(Dimension, frozen=True, kw_only=True, tag="graph"):
     """Any graph from an edge-list CSV or NetworkX node-link JSON; rates stated there go first."""
 
     size: Count
-    """How many GPUs the file must have."""
+    """The number of GPUs that the file must have."""
     file: str
     """Edge-list CSV or node-link JSON; relative to the machine file."""
 
@@ -265,17 +276,19 @@ class InfraGraph(Spec, frozen=True, kw_only=True, tag_field="shape", tag="infrag
     """A graph from an InfraGraph file, YAML or JSON: its xpu are the GPUs, in the order of the file."""
 
     name: str
-    """What reports and faults call the dimension."""
+    """The name of the dimension in reports and faults."""
     size: Count
-    """How many xpu the file must have."""
+    """The number of xpu that the file must have."""
     file: str
     """The InfraGraph file, YAML or JSON; relative to the machine file."""
     rates: dict[str, Rate] = {}
-    """Bandwidth and latency of links by name (link, or device.link), instead of what the file states."""
+    """The bandwidth and latency of links by name (link, or device.link), instead of what the file states."""
     leave_out: tuple[str, ...] = ()
-    """Links and components by name that no traffic between GPUs takes."""
+    """The names of links and components that no traffic between GPUs uses."""
     as_one: dict[str, Literal["switch", "nic"]] = {}
-    """Devices whose instances are one node each, without the ports and links inside, and what they are."""
+    """The devices whose instances are one node each, without their ports and links, and the kind of that
+    node.
+    """
 
     def __hash__(self) -> int:
         mappings = frozenset(self.rates.items()), frozenset(self.as_one.items())
@@ -311,11 +324,15 @@ class NonMinimal(Spec, frozen=True, kw_only=True):
     """
 
     through: Literal["router", "group"]
-    """Through a router (a leaf of dragonfly_plus), or in dragonfly_plus through a group that is neither's."""
+    """The place of a detour: a router (a leaf of dragonfly_plus), or in dragonfly_plus a group that is
+    neither's.
+    """
     share: Annotated[float, Meta(ge=0, le=1)]
-    """Of the pairs of endpoints at different routers (groups); the others' routes are minimal."""
+    """The share of the pairs of endpoints at different routers (groups) that take a detour; the others'
+    routes are minimal.
+    """
     seed: Annotated[int, Meta(ge=0, le=2**32)]
-    """Which pairs, and through which places."""
+    """The seed that decides which pairs take a detour, and through which places."""
 
 
 class Waypoint(Spec, frozen=True, kw_only=True):
@@ -326,30 +343,36 @@ class Waypoint(Spec, frozen=True, kw_only=True):
     destination: int | str
     """The GPU that receives."""
     through: str
-    """The node's name, such as switch0."""
+    """The name of the node, such as switch0."""
 
 
 class Routing(Spec, frozen=True, kw_only=True):
     """How a message is routed, and what decides where two routes are equal."""
 
     order: Literal["innermost_first", "outermost_first"]
-    """Which dimension a message crosses first, and inside a dimension which of its axes.
+    """The dimension that a message crosses first, and inside a dimension the axis.
 
     Axes are those of a size that is a list, and the bits of a hypercube, the lowest of which is innermost.
     """
     tie: Literal["positive", "lowest_id", "hash", "balanced"]
-    """Which direction a message takes where both are equally long: the positive one, that of the lower next
-    id, either by a hash of source and destination, or either in turn from one source to the next (balanced:
-    all-to-alls then load both directions alike). A balanced king mesh makes diagonal moves along the whole
-    route, where the others make them first."""
+    """The direction of a message where both are equally long: the positive one, that of the lower next id,
+    either by a hash of source and destination, or alternately from one source to the next (balanced:
+    all-to-alls then load both directions equally). A balanced king mesh makes diagonal moves along the whole
+    route, where the others make them first.
+    """
     ecmp: Literal["hash", "lowest_id", "destination"] = "hash"
-    """Between equal routes over switches: a hash of source and destination, the lowest id, or the
-    destination's number modulo the routes, as InfiniBand's routing of fat trees does (Zahavi, Concurrency
-    and Computation 24(3), 2012): messages to different destinations then share no link upwards."""
+    """The choice between equal routes over switches: a hash of source and destination, the lowest id, or the
+    destination's number modulo the routes, as InfiniBand's routing of fat trees does (Zahavi, Concurrency and
+    Computation 24(3), 2012): messages to different destinations then share no link upwards.
+    """
     non_minimal: NonMinimal | None = None
-    """Longer routes that spread load, in hyperx, slim_fly and dragonfly_plus; unset: all are minimal."""
+    """The longer routes that balance load in hyperx, slim_fly and dragonfly_plus; unset: all routes are
+    minimal.
+    """
     waypoints: tuple[Waypoint, ...] = ()
-    """Pairs of GPUs whose route is stated: as planned to a node, and as planned on from there."""
+    """The pairs of GPUs whose route passes a stated node: as planned to the node, and as planned on from
+    there.
+    """
 
 
 class Pause(Spec, frozen=True, kw_only=True):
@@ -360,18 +383,18 @@ class Pause(Spec, frozen=True, kw_only=True):
     """
 
     stop_above: Size
-    """Payload that waits behind a link above which it is stopped (XOFF)."""
+    """The payload waiting behind a link above which the link is stopped (XOFF)."""
     go_at: Size
-    """What it must fall to before the link goes on (XON)."""
+    """The payload to which it must fall before the link goes on (XON)."""
 
 
 class Congestion(Spec, frozen=True, kw_only=True, tag_field="control"):
-    """What holds senders back: each message has a queue pair, and those of a GPU take turns on its links."""
+    """A limit on senders: each message has a queue pair, and those of a GPU take turns on its links."""
 
     pause: Pause | None = None
-    """Links that stop while too much waits behind them; unset: there is room for all that comes."""
+    """Whether links stop while too much waits behind them; unset: buffers are unlimited."""
     dcqcn: Dcqcn | None = None
-    """Rates that fall where queues grow; unset: every message is sent as fast as it can."""
+    """The rate control by marks at queues; unset: every message is sent at the full rate."""
 
 
 class Unheld(Congestion, frozen=True, kw_only=True, tag="none"):
@@ -379,13 +402,14 @@ class Unheld(Congestion, frozen=True, kw_only=True, tag="none"):
 
 
 class Window(Congestion, frozen=True, kw_only=True, tag="window"):
-    """A message has so much on its way at most that is not acknowledged.
+    """A limit on the unacknowledged bytes of a message.
 
-    It acts between parts: one part of a message is always on its way.
+    It acts between parts: one part of a message is always in transit.
     """
 
     bandwidth_delay_products: Annotated[float, Meta(gt=0, le=1024)]
-    """The window in products of the slowest link's rate and the idle round trip, packet times included."""
+    """The window as a multiple of the slowest link's rate times the idle round trip, packet times included.
+    """
 
 
 class Spray(Spec, frozen=True, kw_only=True):
@@ -396,18 +420,25 @@ class Spray(Spec, frozen=True, kw_only=True):
     """
 
     ways: Annotated[int, Meta(ge=1, le=256)]
-    """Over how many, where there are so many; more than the choices that differ are not used."""
+    """The number of routes to use, where the pair has as many; more than the choices that differ are not
+    used.
+    """
     per: Literal["part", "message"]
-    """Whether the parts of a message take them in turn, or each message one by a hash of sender and time."""
+    """The unit that takes a route: the parts of a message in turn, or each whole message by a hash of sender
+    and time.
+    """
     weights: Literal["equal", "bandwidth"] = "equal"
-    """How often each is taken: alike, or by the bandwidth of its slowest link."""
+    """The frequency of each route: equal, or in proportion to the bandwidth of its slowest link."""
     choose: Literal["oblivious", "least_loaded"] = "oblivious"
-    """Blindly as said above, or at the source the route with the least queued on it at that instant (R12)."""
+    """The choice of the route: oblivious, by `per` and `weights` alone, or at the source the route with the
+    least queued on it at that instant (R12).
+    """
     detours: Annotated[int, Meta(ge=0, le=256)] = 0
-    """How many longer ones over a third switch stand beside them, with least_loaded (Valiant, SIAM J. Comput.
-    11(2), 1982; UGAL with all queues known: Kim, Dally, Scott and Abts, ISCA 2008)."""
+    """The number of longer routes over a third switch that are candidates too, with least_loaded (Valiant,
+    SIAM J. Comput. 11(2), 1982; UGAL with all queues known: Kim, Dally, Scott and Abts, ISCA 2008).
+    """
     bias: Duration | None = None
-    """By how much sooner a message must come over a detour; needed where there are detours."""
+    """The time by which a detour must be faster to be taken; needed where there are detours."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (key, what is wrong with it and what is allowed)."""
@@ -429,32 +460,36 @@ class Spray(Spec, frozen=True, kw_only=True):
 
 
 class Switching(Spec, frozen=True, kw_only=True):
-    """What a link does with a message: see the engine's rules for each mode's meaning."""
+    """The model of links under messages: see the engine's rules for each mode's meaning."""
 
     mode: Literal["store_and_forward", "cut_through", "fluid"]
-    """A link takes whole segments (store_and_forward), packets pipeline over hops (cut_through), or flows
-    share links max-min fairly (fluid)."""
+    """The model of a link: it takes whole segments (store_and_forward), packets pipeline over hops
+    (cut_through), or flows share links max-min fairly (fluid).
+    """
     segment: Size | None = None
-    """The unit that is forwarded; absent: packets in cut_through, the whole message in store_and_forward.
+    """The unit that is forwarded; unset: packets in cut_through, the whole message in store_and_forward.
 
-    In store_and_forward all segments of a message stand at its first link at once, so that those of another
-    message come after them: they take no turns, as the parts of cut_through do.
+    In store_and_forward all segments of a message are queued at its first link at once, so that segments of
+    another message come after them: they take no turns, as the parts of cut_through do.
     """
     protocol: Protocol | None = None
-    """Packets, headers and acknowledgements; unset: payload bytes only."""
+    """The packets, headers and acknowledgements; unset: payload bytes only."""
     parts: Count = 1
-    """Into how many parts of whole packets cut_through cuts a message at most: parts take turns on links.
+    """The largest number of parts of whole packets into which cut_through cuts a message: parts take turns on
+    links.
 
     Messages of a collective that is cut into chunks stay whole, as chunks follow one another. Messages to one
     peer take turns like all others, as if each had a queue pair; in one part they leave in order, as on one.
     """
     spray: Spray | None = None
-    """Spread messages over equal routes, with cut_through only; unset: all messages of a pair take one."""
+    """The distribution of messages over equal routes, with cut_through only; unset: all messages of a pair
+    take one.
+    """
     congestion: Unheld | Window | None = None
-    """What holds senders back, and with it acknowledgements on links; with cut_through only.
+    """The limit on senders, which adds acknowledgements to links; with cut_through only.
 
-    Unset: parts stand at their first link at the pace of the slowest link of their route, whoever else uses
-    that, and acknowledgements are free.
+    Unset: parts are handed to their first link at the rate of the slowest link of their route, whatever else
+    uses that, and acknowledgements are free.
     """
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -507,15 +542,15 @@ class LinkOverride(Spec, frozen=True, kw_only=True):
     both_directions: bool
     """Whether the opposite link gets the same rate."""
     bandwidth: Bandwidth | None = None
-    """Instead of the dimension's."""
+    """The bandwidth that replaces the dimension's."""
     latency: Duration | None = None
-    """Instead of the dimension's."""
+    """The latency that replaces the dimension's."""
 
 
 AUTO = "auto"
-"""The best algorithm on a group's links; what a file leaves open."""
+"""The name for the best algorithm on a group's links, which is used where a file states none."""
 MOST_CHUNKS = 4096
-"""Into how many parts one collective is cut."""
+"""The largest number of parts into which one collective is cut."""
 Chunks: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_CHUNKS)]
 
 
@@ -523,9 +558,10 @@ class Choice(Spec, frozen=True, kw_only=True):
     """The algorithm of one collective, or one for each dimension, and into how many chunks it is cut."""
 
     algorithm: str | Annotated[tuple[str, ...], Meta(min_length=1)]
-    """A name (`auto`: the best on a group's links), or a list of one for each dimension."""
+    """The algorithm's name (`auto`: the best on a group's links), or a list with one name for each dimension.
+    """
     chunks: Chunks = 1
-    """Into how many chunks the data is cut, which pipeline through the algorithm."""
+    """The number of chunks into which the data is cut; they pipeline through the algorithm."""
 
 
 Algorithm: TypeAlias = str | Annotated[tuple[str, ...], Meta(min_length=1)] | Choice
@@ -544,9 +580,12 @@ class Nccl(Library, frozen=True, kw_only=True, tag="nccl"):
 
     constants: str | None = None
     """The file of its constants on this kind of node and network: a path, or a name of topologies/fabrics.
-    Unset: the machine's `collectives.measured.nccl`."""
+    Unset: the machine's `collectives.measured.nccl`.
+    """
     multiprocessors: Annotated[int, Meta(ge=0, le=2**24)] | None = None
-    """SMs that a collective or message takes; unset: one a channel. 0: copy engines move the data."""
+    """The number of SMs that a collective or message uses; unset: one a channel. 0: copy engines move the
+    data.
+    """
     registered: bool = False
     """Whether the buffers are registered with NCCL, as in captured CUDA graphs or by NCCL's user buffers:
     switches then reduce them where they are, without copies."""
@@ -559,7 +598,7 @@ class CustomAllReduce(Library, frozen=True, kw_only=True, tag="custom_all_reduce
     """The file of its constants: a path, or a name of topologies/fabrics/serving. Unset: the machine's
     `collectives.measured.kernels`."""
     engine: Literal["vllm", "sglang", "trtllm", "trtllm-0.9"]
-    """Whose kernel; trtllm-0.9: as TensorRT-LLM had it to 0.10."""
+    """The engine that provides the kernel; trtllm-0.9: the kernel of TensorRT-LLM up to 0.10."""
 
 
 class DeepEp(Library, frozen=True, kw_only=True, tag="deepep"):
@@ -569,16 +608,17 @@ class DeepEp(Library, frozen=True, kw_only=True, tag="deepep"):
     """The file of its constants: a path, or a name of topologies/fabrics/serving. Unset: the machine's
     `collectives.measured.kernels`."""
     kernel: Literal["low_latency", "normal", "by_exchange"]
-    """Decoding takes the first, prefill and training the second; by_exchange: what sends copies of a token
-    once takes `normal`, what sends every copy by itself `low_latency`."""
+    """The kernel: low_latency for decoding, normal for prefill and training; by_exchange uses `normal` where
+    copies of a token are sent once and `low_latency` where every copy is sent separately.
+    """
     experts: Annotated[int, Meta(ge=1, le=2**24)]
-    """Routed experts of the layer, over all ranks."""
+    """The number of routed experts of the layer, over all ranks."""
     topk: Annotated[int, Meta(ge=1, le=2**24)]
-    """Experts that each token goes to."""
+    """The number of experts to which each token is sent."""
     multiprocessors: Annotated[int, Meta(ge=1, le=2**24)] = 20
-    """SMs that the normal kernel takes (DeepEP's own default: 20)."""
+    """The number of SMs that the normal kernel uses (DeepEP's own default: 20)."""
     direction: Literal["dispatch", "combine"] | None = None
-    """Which of both an all-to-all is; unset: the mean of both."""
+    """The direction of an all-to-all; unset: the mean of both."""
 
 
 class HybridEp(Library, frozen=True, kw_only=True, tag="hybridep"):
@@ -588,14 +628,16 @@ class HybridEp(Library, frozen=True, kw_only=True, tag="hybridep"):
     """The file of its constants: a path, or a name of topologies/fabrics/serving. Unset: the machine's
     `collectives.measured.kernels`."""
     multiprocessors: Annotated[int, Meta(ge=1, le=2**24)] = 32
-    """SMs that its kernels take (Megatron-Bridge's performance recipes: 32; its own default: 16)."""
+    """The number of SMs that its kernels use (Megatron-Bridge's performance recipes: 32; its own default:
+    16).
+    """
 
 
 class Sampled(Library, frozen=True, kw_only=True, tag="samples"):
     """Times measured on groups of the same shape, between the sizes sampled; it serves no others."""
 
     file: str
-    """CSV with the columns op, nodes, gpus_per_node, bytes, time_us; a path."""
+    """The path of a CSV file with the columns op, nodes, gpus_per_node, bytes, time_us."""
 
 
 AnyLibrary: TypeAlias = Native | Nccl | CustomAllReduce | DeepEp | HybridEp | Sampled
@@ -605,22 +647,22 @@ class LibraryChoice(Spec, frozen=True, kw_only=True):
     """Whose collectives serve which kind of group: that of the stream that they run on."""
 
     default: AnyLibrary | None = None
-    """Serves all kinds that are not named, and what the named one's library has no kernel for."""
+    """The library for all kinds that are not named, and for what the named library has no kernel for."""
     tp: AnyLibrary | None = None
-    """Serves tensor-parallel groups."""
+    """The library for tensor-parallel groups."""
     cp: AnyLibrary | None = None
-    """Serves context-parallel groups."""
+    """The library for context-parallel groups."""
     ep: AnyLibrary | None = None
-    """Serves expert-parallel groups."""
+    """The library for expert-parallel groups."""
     dp: AnyLibrary | None = None
-    """Serves data-parallel groups."""
+    """The library for data-parallel groups."""
     pp: AnyLibrary | None = None
-    """Serves messages between pipeline stages."""
+    """The library for messages between pipeline stages."""
 
     def of(self, kind: str) -> tuple[AnyLibrary, ...]:
         """Return the libraries that a kind of group asks, in turn; `native` asks no other after it.
 
-        What follows a hyphen tells streams of one kind apart.
+        The text after a hyphen distinguishes streams of one kind.
         """
         kind = kind.partition("-")[0]
         choice = getattr(self, kind) if kind in self.__struct_fields__ and kind != "default" else None
@@ -638,12 +680,14 @@ class LibraryChoice(Spec, frozen=True, kw_only=True):
 
 
 class Measured(Spec, frozen=True, kw_only=True):
-    """What was measured of libraries on such a fabric: their files of constants."""
+    """The files of constants of communication libraries that were measured on such a fabric."""
 
     nccl: str | None = None
-    """NCCL's: a path, or a name of topologies/fabrics. Unset: it is not used here."""
+    """The file of NCCL's constants: a path, or a name of topologies/fabrics. Unset: NCCL is not used here."""
     kernels: str | None = None
-    """Of serving engines' kernels: a path, or a name of topologies/fabrics/serving. Unset: as above."""
+    """The file of constants of serving engines' kernels: a path, or a name of topologies/fabrics/serving.
+    Unset: these kernels are not used here.
+    """
 
     def of(self, library: AnyLibrary) -> AnyLibrary | None:
         """Return a library with its file of constants; None where there is none for this fabric."""
@@ -655,7 +699,7 @@ class Measured(Spec, frozen=True, kw_only=True):
 
 
 class Collectives(Spec, frozen=True, kw_only=True):
-    """What serves which collective: an algorithm where one is stated, else a library, else `auto`.
+    """What serves each collective: an algorithm where one is stated, else a library, else `auto`.
 
     The libraries are the software's (of a job, or as a trace says): those of which something was measured.
 
@@ -663,34 +707,34 @@ class Collectives(Spec, frozen=True, kw_only=True):
     """
 
     measured: Measured = Measured()
-    """Files of constants of communication libraries on such a fabric."""
+    """The files of constants of communication libraries, measured on such a fabric."""
     libraries: LibraryChoice = LibraryChoice()
-    """Communication libraries, by kind of group, whatever the software asks for."""
+    """The communication libraries by kind of group; they replace what the software asks for."""
     contention: bool = True
-    """Whether libraries take SMs and memory bandwidth from the kernels beside them."""
+    """Whether libraries take SMs and memory bandwidth from concurrent kernels."""
 
     default: Algorithm | None = None
-    """Serves all that are not named here."""
+    """The algorithm for all collectives that are not named here."""
     all_reduce: Algorithm | None = None
-    """Sum of every member's data, for all."""
+    """The algorithm for the sum of every member's data, for all members."""
     reduce: Algorithm | None = None
-    """Sum of every member's data, for one."""
+    """The algorithm for the sum of every member's data, for one member."""
     all_gather: Algorithm | None = None
-    """Every member's data, for all."""
+    """The algorithm for every member's data, for all members."""
     gather: Algorithm | None = None
-    """Every member's data, for one."""
+    """The algorithm for every member's data, for one member."""
     scatter: Algorithm | None = None
-    """One member's data, a part for each."""
+    """The algorithm for one member's data, a part for each member."""
     broadcast: Algorithm | None = None
-    """One member's data, for all."""
+    """The algorithm for one member's data, for all members."""
     all_to_all: Algorithm | None = None
-    """A part of every member's data for each."""
+    """The algorithm for a part of every member's data for each member."""
     reduce_scatter: Algorithm | None = None
-    """Sum of every member's data, a part for each."""
+    """The algorithm for the sum of every member's data, a part for each member."""
     reduce_scatter_block: Algorithm | None = None
-    """As reduce_scatter, in equal blocks."""
+    """The algorithm for reduce_scatter in equal blocks."""
     barrier: Algorithm | None = None
-    """No data: everybody has arrived."""
+    """The algorithm for a barrier, which moves no data: all members have arrived."""
 
     def libraries_for(self, asked: LibraryChoice) -> LibraryChoice:
         """Return the libraries of software that asks for some, each with its file of constants."""
@@ -705,7 +749,7 @@ class Collectives(Spec, frozen=True, kw_only=True):
         return tuple(name for name in self.__struct_fields__ if name not in others)
 
     def choice(self, operation: str) -> Choice | None:
-        """Return what serves an operation of the schema, or None where the file leaves it open."""
+        """Return the choice for an operation of the schema, or None where the file leaves it open."""
         stated: Algorithm | None = getattr(self, operation)
         stated = self.default if stated is None else stated
         if stated is None or isinstance(stated, Choice):

@@ -20,11 +20,11 @@ from rapid_des.network.specs import Spray
 
 Path = tuple[int, ...]
 _PLACES = 64
-"""Length of the sequence that stands for unequal shares."""
+"""The length of the sequence that represents unequal shares."""
 _TRIES = 4
-"""Numbers that are tried for each route: some give one that is known."""
+"""The numbers that are tried for each route, since some give a route that is already known."""
 _THIRD, _AFTER = 21, 22
-"""What is hashed beside a flow's ends."""
+"""The salts that are hashed with a flow's source and destination."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Spread:
     routes: Routes
     starts: Int64s
     numbers: Int32s
-    """Of routes, row after row."""
+    """The route numbers, row after row."""
     minimal: Int32s
-    """[row] how many of its columns are no detours; these come first."""
+    """[row] the number of its columns that are not detours; these come first."""
 
 
 def spread(fabric: Fabric, dead: frozenset[int], routes: Routes, spray: Spray) -> Spread:
-    """Return what stands for each route: in the order of their use by parts, or each once to choose from."""
+    """Return the candidates for each route: in order of use by parts, or each once to choose from."""
     equal_routes = _EqualRoutes(fabric, dead)
     known = [routes.of(route) for route in range(len(routes))]
     rows, minimal = list[list[int]](), list[int]()
@@ -99,7 +99,7 @@ class _EqualRoutes:
         return list(paths)
 
     def detours(self, planned: Path, most: int) -> list[Path]:
-        """Return up to so many longer routes between the ends of a route that crosses no GPU."""
+        """Return up to `most` longer routes between the ends of a route that crosses no GPU."""
         longer, legs = dict[Path, None](), list(self._legs(planned))
         if most == 0 or len(legs) != 1:
             return []

@@ -17,7 +17,7 @@ from rapid_des.network.paths import UNREACHED, levels, pick
 from rapid_des.network.specs import Routing
 
 _ROOM = 2**24
-"""Distances, of four bytes each, that the trees of a fabric may remember."""
+"""The most distances, of four bytes each, that the trees of a fabric keep."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class SwitchTree:
     """The switches at which the paths of a group's members to one root meet, the root among them."""
 
     parents: tuple[int, ...]
-    """Of each member, then of each switch: the next switch up the tree, counted on after the members."""
+    """The parent switch of each member, then of each switch; switches are numbered after the members."""
     switches: tuple[int, ...]
-    """The fabric's nodes, in the order in which the members come upon them."""
+    """The fabric's node of each switch, in the order in which the members first reach them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +43,9 @@ class SwitchTrees:
     dead: frozenset[int]
     routing: Routing
     hops: BoundedCache = field(init=False, repr=False, default_factory=lambda: BoundedCache(_ROOM))
-    """By switch: the hops of every node to it and from it."""
+    """The hops of every node to a switch and from it, by switch."""
     trees: BoundedCache = field(init=False, repr=False, default_factory=lambda: BoundedCache(_ROOM))
-    """By group: its tree."""
+    """The tree of each group."""
 
     @cached_property
     def _alive(self) -> Bools:

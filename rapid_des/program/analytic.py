@@ -34,13 +34,13 @@ from rapid_des.program.templates import one_transfer, template_of
 from rapid_des.units import PS_PER_S
 
 _LARGE = 64
-"""Members of a group from which on what takes no link is one task for all."""
+"""From this many group members on, a collective that takes no link is one task for all members."""
 _INTERPRETED = 50_000
-"""Tasks up to which the longest chain is walked in Python; above, compiled."""
+"""Up to this many tasks the longest chain is computed by Python; above, by compiled code."""
 _SLACK = 1000
-"""A part of the links' own time, by which a pace may end later than that."""
+"""A pace may end later than the links' own time by one part in this many."""
 _TRIES = 8
-"""Steps towards a lag, or towards the share of the library's pace that fits: few, as both are near linear."""
+"""Iterations of the search for a lag, or for the share of the library's pace; it converges quickly."""
 
 
 def alone(
@@ -57,14 +57,14 @@ def alone(
 
 @dataclass(frozen=True)
 class PhaseAlone:
-    """What a phase of a collective takes alone."""
+    """The time that one phase of a collective takes without other traffic."""
 
     axis: int | None
-    """The dimension whose links it takes; None: of the whole group."""
+    """The dimension whose links the phase uses; None: the phase runs among the whole group."""
     time: int
-    """Picoseconds."""
+    """Duration of the phase, in picoseconds."""
     load: int
-    """Picoseconds of its busiest link."""
+    """Service time of the phase's busiest link, in picoseconds."""
 
 
 def pipelined(chunks: Sequence[Sequence[PhaseAlone]]) -> int:
@@ -112,7 +112,7 @@ def _through(chunks: Sequence[Sequence[PhaseAlone]], axis: int | None) -> int:
 def chain_and_load(
     schedule: Schedule, machine: Machine, ranks: Sequence[int], *, below: Sequence[Sequence[int]] = ()
 ) -> tuple[int, Int64s]:
-    """Return the longest chain of transfers at zero load, and every link's service of all that crosses it."""
+    """Return the end of the longest chain of transfers at zero load, and each link's total service time."""
     members = with_switches(machine.switch_trees, ranks, below) if schedule.switches else tuple(ranks)
     crossed = crossings(schedule, machine, members)
     return int(finish_times(schedule, crossed.time).max(initial=0)), crossed.load
@@ -120,7 +120,7 @@ def chain_and_load(
 
 @dataclass(frozen=True)
 class Crossings:
-    """Picoseconds at zero load: each transfer's on its way, of its slowest link, and each link's of all."""
+    """Zero-load times in ps: each transfer's transit and slowest link, and each link's total service."""
 
     time: Int64s
     occupancy: Int64s
@@ -128,7 +128,7 @@ class Crossings:
 
 
 def crossings(schedule: Schedule, machine: Machine, members: Sequence[int]) -> Crossings:
-    """Return what a schedule's transfers take; `members` are nodes: GPUs, then switches."""
+    """Return the zero-load times of a schedule's transfers; `members` are nodes: GPUs, then switches."""
     sizes = Sizes()
     template = template_of(schedule, sizes, name="")
     if not len(template.pair_source):
@@ -237,18 +237,18 @@ def _linkless(count: tuple[int, int], edges: Edges, arrivals: Edges, sizes: Size
 
 @dataclass(frozen=True)
 class TransferPaths:
-    """What the transfers of a schedule meet while nothing else is there, one row each."""
+    """The zero-load timing and the ports of a schedule's transfers; arrays with one entry per transfer."""
 
     crossing: Int64s
-    """Picoseconds on the way."""
+    """Picoseconds from injection to arrival."""
     occupancy: Int64s
-    """Picoseconds for which a transfer takes the slowest of its links."""
+    """Picoseconds for which a transfer occupies the slowest link of its route."""
     inter_node: Bools
-    """Whether it goes to another node."""
+    """Whether the transfer goes to another node."""
     nic: Int64s
-    """The NIC through which it leaves its node, if it does."""
+    """The NIC through which the transfer leaves its node, if it does."""
     send_order: Int64s
-    """The order in which its source would begin it among others: spread over peers, nodes and rails."""
+    """Its place in the order in which the source starts transfers: spread over peers, nodes and rails."""
     meshed: bool = False
     """Whether every two GPUs of a node have a link of their own, so that sends to several go at once."""
 
@@ -281,7 +281,7 @@ def _fingerprint(schedule: Schedule, paths: TransferPaths) -> bytes:
 
 @dataclass(frozen=True)
 class _Level:
-    """The transfers that are as many steps from the start, and what they await: each something, or none."""
+    """The transfers at one depth of the dependency graph, and what they wait for: each something, or none."""
 
     tasks: Int64s
     awaited: Int64s
@@ -300,8 +300,10 @@ def paced_ring(template: Template, cost: LibraryCost, hops: Int64s, steps: int) 
     `hops` are the picoseconds that a block takes from each member to the next, all round; it makes so many
     `steps` of them.
     """
+    # Prefix sums over enough turns of the ring: the time of `steps` hops from any member is a difference.
     around = np.concatenate(([0], np.cumsum(np.tile(hops, 1 + -(-steps // len(hops))))))
     alone = int((around[steps : steps + len(hops)] - around[: len(hops)]).max())
+    # What the closed form has beyond the links is the start, then an equal lag for each step.
     start = max(0, min(cost.start, cost.duration - alone))
     lag = max(0, cost.duration - alone - start) // steps
     return replace(
@@ -324,9 +326,12 @@ class _Alone:
         self._schedule, self._paths = schedule, paths
         rate = np.where(paths.inter_node, cost.inter_node_rate, cost.rate)
         pace = np.where(rate > 0, schedule.size * (PS_PER_S / np.maximum(rate, 1)), 0)
+        # Copies that a switch makes have no pace of their own.
         self._pace = np.where(schedule.source < schedule.members, pace, 0).astype(np.int64)
         width, each = schedule.members + schedule.switches, np.arange(len(schedule))
         multicast = schedule.source >= schedule.members
+        # Ports are numbered sender * 2 + (inter-node), so that each rank has one port for either.
+        # A multicast from a switch leaves through one port for each destination.
         senders = np.where(multicast, width + schedule.destination, schedule.source)
         self._leaves = senders * 2 + paths.inter_node
         self._nics = np.where(paths.inter_node, paths.nic, paths.nic.max(initial=0) + 1 + each)
@@ -336,9 +341,11 @@ class _Alone:
             self._use_links_apart(schedule)
         level = finish_times(schedule, np.ones(len(schedule), np.int64))
         self._depth = int(level.max(initial=0))
+        # The service of all transfers of each NIC: a lower bound of the whole collective.
         through = np.zeros(int(self._nics.max(initial=0)) + 1, np.int64)
         np.add.at(through, self._nics, paths.occupancy)
         self._busiest = int(through.max())
+        # Only the first transfers keep the pace: those after them are paced by what they wait for.
         self._pace = np.where(level == 1, self._pace, 0)
         self._queues = any(
             _meet(port * self._depth + level) for port in (self._leaves, self._nics, self._comes)
@@ -408,6 +415,7 @@ class _Alone:
         done = np.zeros(len(self._schedule), np.int64)
         for level in self._levels:
             tasks, ready = level.tasks, level.ready(done)
+            # A transfer leaves its rank, then its NIC, travels, and then enters the port of the destination.
             sent = _one_by_one(self._leaves[tasks], ready, hold[tasks], self._paths.send_order[tasks])
             before[tasks] = sent - ready
             occupancy, send_order = self._paths.occupancy[tasks], self._paths.send_order[tasks]
@@ -425,6 +433,7 @@ def _meet(places: Int64s) -> bool:
 
 def _by_level(schedule: Schedule, level: Int64s) -> Iterator[_Level]:
     order = np.argsort(level, kind="stable")
+    # Levels count from 1: rows bounds[k] to bounds[k + 1] of the sorted tasks are those of level k + 1.
     bounds = np.searchsorted(level[order], np.arange(1, int(level.max(initial=0)) + 2))
     lengths = np.diff(schedule.dependency_starts)
     for first, last in zip(bounds[:-1], bounds[1:], strict=True):
@@ -434,8 +443,11 @@ def _by_level(schedule: Schedule, level: Int64s) -> Iterator[_Level]:
 
 
 def _one_by_one(port: Int64s, ready: Int64s, hold: Int64s, send_order: Int64s) -> Int64s:
-    """Return when each begins of those that a port takes in the order of (ready, turn), one at a time."""
+    """Return when each transfer begins if a port serves one at a time, in the order of (ready, turn)."""
     order = np.lexsort((send_order, ready, port))
+    # In a queue, begin[k] = max(ready[k], begin[k-1] + hold[k-1]). Let `behind` be the sum of the holds
+    # before k: then begin[k] - behind[k] is the running maximum of ready - behind. Multiples of `apart` lift
+    # each port above the one before, so that one running maximum serves all ports.
     behind = np.cumsum(hold[order]) - hold[order]
     group = np.cumsum(np.append(False, port[order][1:] != port[order][:-1]))
     earliest = ready[order] - behind

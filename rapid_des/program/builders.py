@@ -39,24 +39,24 @@ _NARROW = {
     "template": NONE,
     "node": NONE,
 }
-"""The columns of 32 bits, and what stands in them unless stated."""
+"""The columns of 32 bits and their default values."""
 
 
 LINK_ORDERS = MOST_CHUNKS
-"""How many turns on links lie between two priorities of nodes."""
+"""How many orders of chunks fit between two node priorities on links."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class Occupancy:
-    """What a kernel takes of its GPU from those beside it."""
+    """The share of a GPU's resources that a kernel takes from kernels beside it."""
 
     sms: int = 0
     traffic: int = 0
-    """Bytes a second from and to HBM."""
+    """Bytes per second that the kernel reads from and writes to HBM."""
     chip: int = 0
-    """Of a kernel on another stream: how much of what calculates it uses, in 1 / `contention.WHOLE`."""
+    """For a kernel on another stream: how much of the arithmetic units it uses, in 1 / `contention.WHOLE`."""
     memory: int = 0
-    """The same of the memory bandwidth."""
+    """For a kernel on another stream: how much of the memory bandwidth it uses, in 1 / `contention.WHOLE`."""
 
 
 NOTHING = Occupancy()
@@ -70,11 +70,11 @@ class MemberVisit:
     template: int
     chunk: int
     server: int = NONE
-    """What else of the rank it takes meanwhile, such as a queue of its phases; NONE: nothing."""
+    """Another server of the rank that the visit occupies, such as a queue of its phases; NONE: none."""
     priority: int = 0
-    """Its place among those that wait for that server."""
+    """Priority among the visits that wait for that server; the smallest goes first."""
     link_order: int = 0
-    """Its place on links among transfers of nodes of equal priority, below `LINK_ORDERS` (R3)."""
+    """Order on links among transfers of nodes of equal priority, below `LINK_ORDERS` (R3)."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Expansion:
     slot: int
     members: tuple[MemberVisit, ...] = ()
     occupancy: Occupancy = NOTHING
-    """What it takes of its GPU from kernels beside it."""
+    """The GPU resources that the node takes from kernels beside it."""
 
     @property
     def holds(self) -> bool:
@@ -222,6 +222,7 @@ def expanded_program(  # noqa: PLR0913 - one call, all by name
     """
     extra = np.array([expansion.extra for expansion in expansions] or [0], np.int64)
     lengths = 1 + np.where(visits.expansion == NONE, 0, extra[visits.expansion])
+    # Node n becomes visits first[n] to first[n + 1]: the node itself, then its member visits and a join.
     first = np.concatenate(([0], np.cumsum(lengths)))
     columns = {
         name: _spread(getattr(visits, name), first, fill)
@@ -235,6 +236,7 @@ def expanded_program(  # noqa: PLR0913 - one call, all by name
     edges = [_dependencies(visits.nodes, first), *(_chain(first[chain]) for chain in chains)]
     if issues is not None:
         edges.append(replace(issues, origin=first[issues.origin], target=first[issues.target]))
+    # Expansions of at most one visit replace it in place; the others hold the stream for their visits.
     alone = np.array([not expansion.holds for expansion in expansions] or [False])
     at = np.flatnonzero(visits.expansion != NONE)
     _replace(columns, expansions, visits.expansion[at], first[at], alone)
@@ -289,6 +291,7 @@ def _expand(columns: Mapping[str, Int64s], expansion: Expansion, positions: Int6
     columns["kind"][positions] = int(VisitKind.HOLD)
     columns["slot"][positions] = expansion.slot
     columns["release"][positions] = join
+    # [node, member visit]: each node is followed by its member visits, then by the join.
     inner = positions[:, None] + 1 + np.arange(len(members))
     columns["kind"][inner] = int(VisitKind.MEMBER)
     columns["parent"][inner] = positions[:, None]
@@ -298,6 +301,8 @@ def _expand(columns: Mapping[str, Int64s], expansion: Expansion, positions: Int6
     for name in ("slot", "template", "server", "priority"):
         columns[name][inner] = [getattr(member, name) for member in members]
     chunk = np.array([member.chunk for member in members])
+    # Member visits of a chunk are a chain. A chunk begins at the start of the HOLD, and its last visit
+    # leads to the join.
     begins = np.append(True, chunk[1:] != chunk[:-1])
     last = inner[:, np.append(begins[1:], True)]
     origin = np.where(begins, positions[:, None], inner - 1)
@@ -404,9 +409,12 @@ def _by_streams(
     """Return the least finish of each node after its issuer's start, and whose issue its stream implies."""
     finish, told = lags + work, np.zeros(len(nodes), np.bool_)
     for rows in _stretches(nodes, unordered):
+        # On one stream finish[k] = max(lag[k], finish[k-1]) + work[k]. Less `after`, the sum of the work up
+        # to k, that is a running maximum.
         after = np.cumsum(work[rows])
         latest = np.maximum.accumulate(lags[rows] - after + work[rows])
         finish[rows] = latest + after
+        # The stream proves the issue of k if k - 1 can not finish before it.
         told[rows[1:]] = lags[rows[1:]] <= finish[rows[:-1]]
     return finish, told
 
@@ -416,6 +424,7 @@ def _stretches(nodes: NodeTable, unordered: frozenset[str]) -> Iterator[Int64s]:
     ordered = np.array([name not in unordered for name in nodes.streams], np.bool_)
     rows = np.flatnonzero((nodes.issuer != UNSTATED) & ordered[nodes.stream])
     rows = rows[np.lexsort((rows, nodes.issuer[rows], nodes.stream[rows]))]
+    # Sorted by stream and issuer: a run ends where either changes.
     changes = (np.diff(nodes.issuer[rows]) != 0) | (np.diff(nodes.stream[rows]) != 0)
     bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(rows)]
     yield from (rows[begin:end] for begin, end in pairwise(bounds) if end - begin > 1)

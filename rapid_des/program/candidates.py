@@ -36,9 +36,9 @@ from rapid_des.units import ceil_divide
 C = CollectiveType
 _Named = TypeVar("_Named")
 CHUNKS = (1, 4, 16)
-"""Into how many chunks what pipelines is cut."""
+"""The numbers of chunks that are tried for algorithms that pipeline."""
 TIE = 0.01
-"""Times that differ by less are equal."""
+"""Times whose relative difference is smaller count as equal."""
 _PIPELINES = {
     "ring": frozenset({C.BROADCAST, C.REDUCE}),
     "bidirectional_ring": frozenset({C.BROADCAST, C.REDUCE}),
@@ -47,16 +47,16 @@ _PIPELINES = {
     "mesh_tree": frozenset({C.ALL_REDUCE, C.BROADCAST, C.REDUCE}),
     "king_mesh_tree": frozenset({C.ALL_REDUCE, C.BROADCAST, C.REDUCE}),
 }
-"""What gains by chunks although it is one algorithm: data goes from member to member whole."""
+"""Single algorithms that gain by chunks: each member forwards the whole data to the next one."""
 _ALONG = ("ring", "bidirectional_ring", "direct", "halving_doubling", "bucket", "dissemination")
-"""What may serve one of several dimensions."""
+"""The algorithms that may serve one of several dimensions."""
 _LARGEST_RELAY = 256
-"""Members up to which a ring's scatters and gathers, of n² transfers, are looked at."""
+"""Largest group for which a ring's scatters and gathers, with n² transfers, are considered."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A collective of a group of a shape, `size` bytes a member."""
+    """A collective to choose an algorithm for: group shape and input of `size` bytes per member."""
 
     collective: CollectiveType
     extents: tuple[int, ...]
@@ -64,7 +64,7 @@ class Asked:
 
     @property
     def members(self) -> int:
-        """How many take part."""
+        """Number of members."""
         return prod(self.extents)
 
 
@@ -91,7 +91,7 @@ def _is_small(name: str, collective: CollectiveType, members: int) -> bool:
 
 
 def _suits(name: str, extents: Sequence[int]) -> bool:
-    """Tell whether a shaped algorithm is another than one without a shape."""
+    """Tell whether a shaped algorithm differs from one without a shape."""
     members = prod(extents)
     if name == "hypercube":
         return members > 2 and members & (members - 1) == 0
@@ -100,7 +100,7 @@ def _suits(name: str, extents: Sequence[int]) -> bool:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Picoseconds that an algorithm is estimated to take, and that it takes at the least."""
+    """The estimated duration of an algorithm, and a lower bound of it, in picoseconds."""
 
     time: float
     least: float

@@ -66,12 +66,13 @@ class Chooser:
     def _per_dimension(self, asked: Asked, ranks: tuple[int, ...]) -> tuple[Choice, ...]:
         key = ("auto", self._machine, self.likeness(ranks, asked.extents), asked)
         names = self._memory.get_or_make(key, lambda: self._group(asked, ranks).best_along(asked))
-        return tuple(Choice(algorithm=names, chunks=chunks) for chunks in CHUNKS)
+        shared = self._machine.switching.mode == "fluid"  # chunks share links, so all end a phase together
+        return tuple(Choice(algorithm=names, chunks=chunks) for chunks in (CHUNKS[:1] if shared else CHUNKS))
 
     def _between(
         self, asked: Asked, choices: tuple[Choice, ...], ranks: tuple[int, ...]
     ) -> Sequence[Mapping[Choice, float]]:
-        """Return the times of choices at a power of `STEP` and at the next."""
+        """Return the times of choices at two neighbouring powers of `STEP`, interpolated to the size."""
         sizes = asked, replace(asked, size=asked.size * STEP)
 
         def price() -> Sequence[Mapping[Choice, float]]:
@@ -148,7 +149,7 @@ class Planner:
         self._chooser = Chooser(self._known(machine), memory, families)
 
     def _known(self, machine: Machine) -> Machine:
-        """Return the machine that is chosen for."""
+        """Return the machine that algorithms are chosen for."""
         if not machine.faults and not machine.dead:
             return machine
         healthy = replace(machine, fabric=machine.healthy, router=machine.planned, faults=(), slowed={})
@@ -172,7 +173,7 @@ class Planner:
         return self._chooser.times(asked, ranks, repeats=self._repeats)
 
     def alike(self, ranks: tuple[int, ...], kinds: Iterable[CollectiveType]) -> bytes | None:
-        """Return a key of what is chosen for a group; None where all of its collectives are stated."""
+        """Return a key of the choice for a group; None where the file states all of its algorithms."""
         if len(ranks) < 2 or not any(leaves_open(self.machine.collectives, kind) for kind in kinds):
             return None
         return self._chooser.likeness(ranks, geometry(self.machine, ranks)[0])

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 Ranks = tuple[int, ...]
 Plans: TypeAlias = Mapping[Call, CollectivePlan]
-"""How the machine's algorithms do each collective."""
+"""Maps each collective to its plan by the machine's own algorithms."""
 
 
 def planner_of(
@@ -62,12 +62,12 @@ def planner_of(
 
 
 def _occupancy(cost: LibraryCost) -> Occupancy:
-    """Return what a library takes of each GPU while it needs its time."""
+    """Return the GPU resources that a library takes during its collective."""
     return Occupancy(cost.channels, cost.hbm_bytes * PS_PER_S // max(cost.duration, 1))
 
 
 TimeAlone: TypeAlias = tuple[int, Occupancy]
-"""Picoseconds, and what of a GPU is taken for so long."""
+"""A duration in picoseconds, and the GPU resources taken meanwhile."""
 
 
 class Communication:
@@ -91,13 +91,13 @@ class Communication:
         self.served: set[Served] = set()
         """What served which collectives, for reports."""
         self.plans: dict[Call, CollectivePlan] = {}
-        """How the machine's algorithms do each of them."""
+        """The plan of each collective that the machine's own algorithms serve."""
         self.places = bool(asked := Libraries(machine, libraries, remembered)) or analytic
         """Whether templates depend on where in the fabric a group lies."""
         self.likeness = cache(self._likeness)
         self.message = cache(self._message)
         self.occupancy: dict[int, Occupancy] = {}
-        """What of a GPU those templates take that are a library's."""
+        """The GPU resources that each library template takes, by template number."""
         self._machine, self._groups, self._libraries = machine, groups, asked
         self._remembered, self._repeats = remembered, repeats
         stores = machine.switching.mode == "store_and_forward"
@@ -111,7 +111,7 @@ class Communication:
 
     @cached_property
     def planner(self) -> Planner:
-        """What plans the collectives that no library does."""
+        """The planner of the collectives that no library serves."""
         families = self._groups.families
         return planner_of(self._machine, self._remembered, repeats=self._repeats, families=families)
 
@@ -130,7 +130,7 @@ class Communication:
         return signatures(machine, [tuple(dict.fromkeys(ranks))])[0]
 
     def whole(self, call: Call, kind: str, ranks: Ranks) -> int | None:
-        """Return the template of a collective that is one; None where it goes in phases (see `plan`).
+        """Return a collective's template if it is a single one; None where it goes in phases (see `plan`).
 
         `kind` is the stream that it runs on.
         """
@@ -151,13 +151,13 @@ class Communication:
         return self.templates.number(key, lambda: self._alone(call, kind, ranks))
 
     def _taking(self, number: int, cost: LibraryCost) -> int:
-        """Note what a template takes of its members' GPUs."""
+        """Record the GPU resources that a template takes."""
         if self._machine.collectives.contention:
             self.occupancy[number] = _occupancy(cost)
         return number
 
     def collective_alone(self, call: Call, kind: str, ranks: Ranks) -> TimeAlone | None:
-        """Return what a collective takes of time and GPU alone if a library does it; None: routes decide."""
+        """Return time and GPU resources of a library's collective alone; None: routes decide."""
         laid = self._laid_out(call, kind, ranks)
         if laid is None:
             return None
@@ -166,12 +166,12 @@ class Communication:
     def message_alone(
         self, size: int, kind: str, ends: tuple[int, int], within: Ranks | None
     ) -> TimeAlone | None:
-        """Return the same of a message between two GPUs; `within` as templates of messages have it."""
+        """Return time and GPU resources of a message between two GPUs; `within` as for message templates."""
         cost = self._libraries.message(kind, size, ends, ends if within is None else within)
         return None if cost is None else (cost.duration, _occupancy(cost))
 
     def plan(self, call: Call, ranks: Ranks, rank: int) -> CollectivePlan:
-        """Return the phases in which the machine's algorithms do a collective, and note these."""
+        """Return and record the phases in which the machine's algorithms do a collective."""
         chunks = self.planner.plan(call, ranks, rank)
         self.served.add(served_by(call, chunks))
         self.plans.setdefault(call, chunks)

@@ -43,9 +43,9 @@ from rapid_des.values import fields
 
 _ON_CHIP: frozenset[Bound] = frozenset({"tensor", "vector", "shared", "l2"})
 MOST_STATES = 4096
-"""Columns of a rank's table; were there more, a stream takes the most that any of its visits does."""
+"""Most columns of a rank's table. With more, a stream counts with its most demanding visit throughout."""
 WHOLE = 16
-"""Parts in which what kernels use of their GPU is counted, rounded up."""
+"""A kernel's use of its GPU is an integer in 1 / `WHOLE`, rounded up."""
 
 
 def slowdowns(device: Device, kernel: tuple[Bound, int, int], sms: Int64s, traffic: Int64s) -> Floats:
@@ -78,7 +78,7 @@ def with_contention(
     occupancy: tuple[Int32s, Sequence[Occupancy]],
     device: Device,
 ) -> RankProgram:
-    """Return the program of a node table with what its kernels are slowed by; as it is if by nothing.
+    """Return the program of a node table with the slowdown of its kernels; unchanged if nothing slows them.
 
     `occupancy` is which entry of a list each node takes, or NONE. Only kernels of known `bound` slow: a
     recorded duration holds already what ran beside it.
@@ -99,6 +99,7 @@ def with_contention(
         return program
     weight, states = np.zeros(len(program), np.int32), [NOTHING]
     for server, kinds in streams.items():
+        # A mixed-radix number: the weight of this stream is the number of states of the streams before it.
         digit = {occupant: _digit(occupant, kinds) * len(states) for occupant in dict.fromkeys(takers)}
         on_it = np.flatnonzero(program.server[visits] == server)
         weight[visits[on_it]] = np.array([*map(digit.__getitem__, takers), 0])[which[on_it]]
@@ -111,10 +112,11 @@ def with_contention(
 
 
 def _digits(servers: Int32s, occupancy: tuple[Int32s, Sequence[Occupancy]]) -> dict[int, list[Occupancy]]:
-    """Return by stream what its visits take, in order, with few enough sets of all streams."""
+    """Return, for each stream, the distinct occupancies of its visits, few enough for `MOST_STATES` sums."""
     which, takers = occupancy
     takes = (which != NONE) & (servers != NONE)
     pairs = distinct(servers[takes].astype(np.int64) * max(len(takers), 1) + which[takes])
+    # Only occupancies that occur on a stream become digits of it.
     occupied = {divmod(pair, len(takers)) for pair in pairs.tolist()}
     streams: dict[int, list[Occupancy]] = {}
     for server, occupant in sorted({(server, takers[occupant]) for server, occupant in occupied}):
@@ -126,7 +128,7 @@ def _digits(servers: Int32s, occupancy: tuple[Int32s, Sequence[Occupancy]]) -> d
 
 
 def _digit(occupant: Occupancy, kinds: Sequence[Occupancy]) -> int:
-    """Return which kind a taker on a stream is, from 1; 0 if it takes nothing, or is on another stream."""
+    """Return the number of an occupancy among a stream's kinds, from 1; 0 if it takes nothing."""
     if occupant == NOTHING:
         return 0
     return kinds.index(occupant) + 1 if occupant in kinds else len(kinds)
@@ -141,7 +143,7 @@ def _together(first: Occupancy, second: Occupancy) -> Occupancy:
 
 
 def _use(device: Device, row: Sequence[int]) -> Occupancy:
-    """Return how much of its GPU a kernel uses on average over its time alone.
+    """Return how much of its GPU a kernel uses, averaged over its duration alone.
 
     All that its work takes of what bounds it, and of the rest what its bytes and FLOPs (as if in 16 bits,
     since a node does not say in what) need at the peak.
@@ -163,6 +165,7 @@ def _shares(device: Device, row: Sequence[int], use: Occupancy, states: Sequence
         np.array([getattr(state, part) for state in states], np.int64) for part in fields(Occupancy)
     )
     slower = slowdowns(device, (cast(Bound, BOUNDS[bound]), duration, max(moved, 0)), sms, traffic)
+    # Where a kernel and its neighbours want more than WHOLE of a resource, all slow alike.
     beside = (chip + memory) > 0
     slower *= np.where(beside, np.maximum(WHOLE, np.maximum(chip + use.chip, memory + use.memory)) / WHOLE, 1)
     return np.maximum(1, np.floor(ALONE / slower)).astype(np.int64)

@@ -25,7 +25,7 @@ NOISE, RETRIES = 0, 1
 """What a draw is for."""
 _MOST_TIMEOUTS = 64
 _CELLS = 256
-"""Steps by which a distribution stands for each halving of the probability of a longer delay."""
+"""Number of steps that approximate a distribution for each halving of the tail probability."""
 
 
 def mix(state: int) -> int:
@@ -95,7 +95,7 @@ def delay_table(
 
 
 class _Rows:
-    """Rows of (limit, value), one after the other; equal ones once."""
+    """Rows of (limit, value) in one table; equal rows are stored once."""
 
     def __init__(self) -> None:
         self.lengths: list[int] = []
@@ -104,7 +104,7 @@ class _Rows:
         self._known: dict[tuple[tuple[int, int], ...], int] = {}
 
     def add(self, steps: Iterable[tuple[int, int]]) -> int:
-        """Return the number of a row."""
+        """Add a row if it is new; return its number."""
         row = tuple(steps)
         if row not in self._known:
             self._known[row] = len(self.lengths)
@@ -115,7 +115,7 @@ class _Rows:
 
 
 def _losses(machine: Machine, routes: Routes) -> tuple[Int32s, list[tuple[Fault, float]]]:
-    """Return the column of each route, and the fault and the share of packets that it loses by column."""
+    """Return each route's column, and the fault and packet loss rate of each column."""
     lossy: dict[int, Fault] = {}
     for fault, hit in hits(machine.healthy, machine.faults, machine.spec.gpus_per_node):
         for link in hit.links.tolist() if fault.timeout else ():
@@ -134,6 +134,7 @@ def _losses(machine: Machine, routes: Routes) -> tuple[Int32s, list[tuple[Fault,
             both = f"{crossed[0].words!r} and another one with timeout"
             raise InputError(f"{machine.path}: a message crosses links of {both}; allowed: one for its route")
         if crossed:
+            # A column for each fault and number of lossy links: losses on several links are independent.
             column_of[route] = columns.setdefault((crossed[0], len(crossed)), len(columns))
     return column_of, [(fault, 1 - (1 - float(fault.loss)) ** count) for fault, count in columns]
 
@@ -164,7 +165,7 @@ def retry_steps(fault: Fault, lost: float, size: int) -> Iterator[tuple[int, int
 
 
 def _in_a_row(lost: float, packets: int) -> Iterator[tuple[int, float]]:
-    """Yield (timeouts in a row, the probability that these are enough), until that is 1 to 32 bits."""
+    """Yield (timeouts in a row, the probability that these suffice), until that rounds to 1 in 32 bits."""
     for number in range(_MOST_TIMEOUTS):
         reached = exp(packets * log1p(-(lost ** (number + 1))))
         yield number, reached
@@ -173,11 +174,12 @@ def _in_a_row(lost: float, packets: int) -> Iterator[tuple[int, float]]:
 
 
 def _one_by_one(lost: float, packets: int) -> Iterator[tuple[int, float]]:
-    """Yield (losses, the probability of no more), from ten standard deviations below the mean on."""
+    """Yield (losses, the probability of no more), from ten standard deviations below the mean upwards."""
     mean = packets * lost / (1 - lost)
     spread = 10 * (mean / (1 - lost)) ** 0.5
     reached = 0.0
     for number in range(max(0, int(mean - spread)), int(mean + spread) + _MOST_TIMEOUTS):
+        # Negative binomial in logarithms: C(packets + n - 1, n) lost^n (1 - lost)^packets.
         log_ways = lgamma(packets + number) - lgamma(number + 1) - lgamma(packets)
         reached += exp(log_ways + number * log(lost) + packets * log1p(-lost))
         yield number, min(reached, 1.0)
@@ -199,11 +201,13 @@ def _steps(quantile: Callable[[float], float], share: float) -> Iterator[tuple[i
     `quantile` is that of the probability of more, above which each halving has its own steps, so that tails
     are as fine as the middle; `share` of all draws are delayed.
     """
+    # Draws below `before` are not delayed; the rest covers the distribution from short delays to long.
     late = round(share * 2**_BITS)
     before = 2**_BITS - late
     if before:
         yield before, 0
     for halving in range(_BITS):
+        # Each halving of the tail is cut into _CELLS cells; a cell takes the quantile of its middle.
         high = late >> halving
         low = late >> (halving + 1)
         for cell in range(_CELLS):

@@ -26,7 +26,7 @@ from rapid_des.units import PS_PER_S
 C = CollectiveType
 Floats = NDArray[np.float64]
 MOST_PAIRS = 1 << 16
-"""Pairs of members up to which a direct exchange is summed whole; above, over a sample of the distances."""
+"""Up to this many pairs of members a direct exchange is summed completely; above, distances are sampled."""
 
 _BLOCKWISE = frozenset({C.ALL_REDUCE, C.ALL_GATHER, C.REDUCE_SCATTER, C.REDUCE_SCATTER_BLOCK})
 _EXCHANGES = _BLOCKWISE | {C.ALL_TO_ALL, C.BARRIER}
@@ -35,7 +35,7 @@ _DIRECTIONS = {"ring": (1,), "bidirectional_ring": (1, -1), "bucket": (1, -1)}
 
 @dataclass(frozen=True, eq=False)
 class Load:
-    """What some links serve; no link stands twice."""
+    """Service times of some links; each link stands at most once."""
 
     links: Int64s
     service: Floats
@@ -46,12 +46,12 @@ class Load:
         return float(self.service.max(initial=0))
 
     def times(self, factor: float) -> Load:
-        """Return so many of the same."""
+        """Return the load of so many repetitions."""
         return Load(self.links, self.service * factor)
 
 
 def together(loads: Sequence[Load]) -> Load:
-    """Return what links serve in all."""
+    """Return the sum of loads, link by link."""
     if len(loads) == 1:
         return loads[0]
     links, place = np.unique(np.concatenate([load.links for load in loads]), return_inverse=True)
@@ -102,7 +102,7 @@ class _Wire:
 
 
 class _RoutedLoads:
-    """Routes with what a byte takes on them."""
+    """Routes with the time per byte of their links."""
 
     def __init__(self, fabric: Fabric, routes: Routes) -> None:
         first, inverse = routes.starts[:-1], PS_PER_S / fabric.bandwidth[routes.links]
@@ -115,11 +115,11 @@ class _RoutedLoads:
         self.others: Floats = np.add.reduceat(inverse, first) - self.slowest
 
     def times(self, wire: Floats, head: Floats, places: Int64s | slice) -> Floats:
-        """Return how long messages take on some of the routes."""
+        """Return how long messages take on some of the routes, in picoseconds."""
         return self.latency[places] + head * self.others[places] + wire * self.slowest[places]
 
     def load(self, wire: Floats) -> Load:
-        """Return what links serve if each route carries so many bytes."""
+        """Return the load of the links if each route carries so many bytes."""
         work = self._inverse * np.repeat(wire, self._lengths)
         return Load(self._links, _summed(self._place, work, len(self._links)))
 
@@ -186,14 +186,14 @@ class Lines:
         return self._sent((collective.name, direction), rows.get(collective, after), direction)
 
     def _sent(self, key: tuple[str, int], row: Floats, direction: int) -> Load:
-        """Return what links serve if the members of each line send so many bytes to the next one."""
+        """Return the load of the links if the members of each line send so many bytes to the next one."""
         if key not in self._loads:
             routed = self._forth if direction == 1 else self._back
             self._loads[key] = routed.load(np.broadcast_to(row[::direction], self._members.shape).ravel())
         return self._loads[key]
 
     def _direct(self, collective: CollectiveType, name: str, size: float) -> Traffic:
-        """Return the traffic of everybody's messages to all others, once or twice."""
+        """Return the traffic of messages from every member to every other, once or twice."""
         whole = name == "one_shot" or collective in (C.ALL_GATHER, C.BARRIER)
         shots = 2 if collective is C.ALL_REDUCE and name == "direct" else 1
         wire, head = self._wire.bytes_of(np.array([max(1.0, size if whole else size / self.size)]))
@@ -223,6 +223,7 @@ class Lines:
         if len(distances) > most:
             step = round(0.618 * len(distances))
             distances = 1 + np.arange(most) * step % len(distances)
+        # [distance, place]: the member that is so many places on, round the group.
         others = (np.arange(self.size) + distances[:, None]) % self.size
         targets = self._members[:, others]
         sources = np.broadcast_to(self._members[:, None, :], targets.shape)
@@ -230,13 +231,14 @@ class Lines:
 
 
 class _Walked:
-    """An algorithm whose transfers are walked: its schedule for `_UNIT` bytes, and its routes."""
+    """An algorithm that is estimated transfer by transfer: its schedule for `_UNIT` bytes, and its routes."""
 
     def __init__(self, machine: Machine, members: Int64s, unit: ShapedCollective, name: str) -> None:
         schedule = build_schedule(name, unit)
         self._moves = np.flatnonzero(schedule.source != schedule.destination)
         source, destination = schedule.source[self._moves], schedule.destination[self._moves]
         keys = source.astype(np.int64) * members.shape[1] + destination
+        # Many transfers run between the same two members: look up each pair once.
         keys, self._pair = np.unique(keys, return_inverse=True)
         ends = np.divmod(keys, members.shape[1])
         self._routed = _routed(machine, members[:, ends[0]], members[:, ends[1]])
@@ -246,6 +248,7 @@ class _Walked:
 
     def traffic(self, over: _Wire, size: float) -> Traffic:
         wire, head = over.bytes_of(np.maximum(self._share * size, 1.0))
+        # The lines run in step: a transfer counts with its longest time over all lines.
         crossing = np.zeros(len(self._schedule))
         for line in range(self._lines):
             times = self._routed.times(wire, head, line * self._pairs + self._pair)
@@ -256,7 +259,7 @@ class _Walked:
 
 
 _UNIT = 1 << 40
-"""Bytes of a collective whose blocks are cut evenly enough to tell what share of it a transfer carries."""
+"""Size of the collective in bytes; large enough that rounding of its blocks does not matter."""
 
 
 def _routed(machine: Machine, sources: Int64s, targets: Int64s) -> _RoutedLoads:

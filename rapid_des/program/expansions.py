@@ -40,12 +40,12 @@ class Lowering(Protocol):
 
 @dataclass(frozen=True)
 class Expanded:
-    """What the nodes of a table that communicate become: by node its place in `distinct`, or NONE."""
+    """What a table's communication nodes become: for each node its index in `distinct`, or NONE."""
 
     of_node: Int32s
     distinct: tuple[Expansion, ...]
     sub: Int32s
-    """By node: what tells apart those of a slot that are no k-th of each other."""
+    """For each node: the number that separates messages of one slot by tag."""
 
     def program(self, nodes: NodeTable, device: Device, traces: TraceSet, *, overlap: bool) -> RankProgram:
         """Return the program of a table; see `rank_program`."""
@@ -82,7 +82,7 @@ class Expansions:
         self.distinct: list[Expansion] = []
         self.of_node = np.full(len(nodes), NONE, np.int32)
         self.sub = np.zeros(len(nodes), np.int32)
-        """What tells apart those of a channel: their tags."""
+        """For each node: the tag that separates the messages of a channel."""
         self._collectives(nodes)
         self._messages(nodes)
 

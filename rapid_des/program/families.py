@@ -17,12 +17,12 @@ from rapid_des.machine import Machine
 from rapid_des.program.routes import COMPARED, all_pairs, telling_pairs
 
 MOST_RANKS = 1024
-"""Ranks of groups that are looked at together; of more those around the one that is asked for."""
+"""Most ranks whose groups are examined together; of larger sets only those around the group in question."""
 _MOST_PAIRS = 1 << 17
-"""Pairs of members up to which all routes are looked for; of more those that tell groups apart."""
+"""Most pairs of members whose routes are all examined; of larger sets a sample that tells groups apart."""
 
 Rows = Int64s
-"""[group, member] ranks of groups of one size that have no rank in common."""
+"""[group, member]: the ranks of groups of one size without common ranks."""
 
 
 def families_of(traces: TraceSet) -> tuple[Rows, ...]:
@@ -81,6 +81,7 @@ class Families:
             pairs = np.concatenate([telling_pairs(group) for group in rows])
         routes = self._machine.router.routes(pairs)
         group = np.repeat(np.arange(len(rows)), len(pairs) // len(rows))
+        # The distinct (link, group) pairs: which groups use which links.
         uses = np.unique(
             np.stack((np.asarray(routes.links, np.int64), np.repeat(group, np.diff(routes.starts)))), axis=1
         )

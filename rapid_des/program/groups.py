@@ -34,7 +34,7 @@ class Along:
     axis: int
     size: int
     stride: int
-    """How far members that differ only along the axis are apart in the group."""
+    """Distance in the group between members that are neighbours along the axis."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Channel:
 
     peer: int
     tag: int | None
-    """None: messages of all tags, which visits tell apart (`RankProgram.sub`)."""
+    """The tag of the messages; None: messages of all tags, which visits tell apart (`RankProgram.sub`)."""
     sends: bool
     tagged: bool = False
-    """Whether these do so by the tags themselves."""
+    """Whether visits tell messages apart by the tags themselves."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Memory:
     """A slot that is a memory outside the GPUs: a link of its own beside the fabric's."""
 
     sharers: int
-    """How many neighbouring ranks share it."""
+    """Number of neighbouring ranks that share the memory."""
 
 
 Slot = Whole | Along | Channel | Memory
@@ -64,7 +64,7 @@ Geometry = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class SlotTable:
-    """What the slots of one rank program are, which templates each runs, and how statistics call it."""
+    """The slots of one rank program: what each is, which templates run in it, its name in statistics."""
 
     slots: tuple[Slot, ...]
     templates: tuple[tuple[int, ...], ...]
@@ -72,7 +72,7 @@ class SlotTable:
 
 
 class SlotNumbers:
-    """Numbers the slots of one rank program as they come, and gathers what each runs and how it is called."""
+    """Numbers the slots of one rank program, and collects the templates and the label of each."""
 
     def __init__(self, slots: Iterable[Slot] = ()) -> None:
         self._numbers: dict[Slot, int] = {}
@@ -82,7 +82,7 @@ class SlotNumbers:
             self.number(slot)
 
     def number(self, slot: Slot, label: str | None = None) -> int:
-        """Return the number of a slot; the first label stays."""
+        """Return the number of a slot, a new one if needed; the first label stays."""
         number = self._numbers.setdefault(slot, len(self._numbers))
         if number == len(self._labels):
             self._templates.append(set())
@@ -92,16 +92,16 @@ class SlotNumbers:
         return number
 
     def label(self, number: int) -> str:
-        """Return how statistics call a slot."""
+        """Return the name of a slot in statistics."""
         return self._labels[number] or ""
 
     def use(self, number: int, template: int) -> int:
-        """Remember that a slot runs a template, and return that."""
+        """Record that a slot runs a template; return the template."""
         self._templates[number].add(template)
         return template
 
     def table(self) -> SlotTable:
-        """Return what was gathered."""
+        """Return the slots that were collected."""
         return SlotTable(
             slots=tuple(self._numbers),
             templates=tuple(tuple(sorted(templates)) for templates in self._templates),
@@ -116,12 +116,12 @@ class Routed:
     groups: tuple[Group, ...]
     routes: Routes
     return_routes: Int32s
-    """[route] the number of the route that its acknowledgements take."""
+    """[route] The number of the route that its acknowledgements take."""
     links: int
-    """Those of the fabric, then one for each memory."""
+    """Number of links: those of the fabric, then one for each memory."""
 
     def unanswered(self) -> Routed:
-        """Return them with one more route, of no links, which is every route's route back."""
+        """Return the routes plus an empty one, which becomes the return route of every route."""
         routes = Routes(np.append(self.routes.starts, self.routes.starts[-1]), self.routes.links)
         return replace(self, routes=routes, return_routes=np.full(len(routes), len(routes) - 1, np.int32))
 
@@ -158,7 +158,7 @@ class GroupTable:
 
     @staticmethod
     def label(nodes: NodeTable, stream: int) -> str:
-        """Return how statistics call messages on a stream."""
+        """Return the name of messages on a stream in statistics."""
         return nodes.streams[stream].removesuffix("-send").removesuffix("-recv")
 
     @cached_property

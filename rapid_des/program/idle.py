@@ -17,11 +17,11 @@ from rapid_des.network.collectives.schedule import Schedule
 from rapid_des.program.plans import Call, CollectivePlan
 
 Play: TypeAlias = Callable[[TraceSet], int]
-"""How long a trace lasts when it is simulated, in picoseconds."""
+"""Simulates a trace and returns its duration in picoseconds."""
 MOST_MEMBERS = 128
-"""Members of a group up to which a collective may be simulated by itself."""
+"""Largest group whose collective may be simulated by itself."""
 MOST_WORK = 50_000
-"""Messages, times what they go in or share links with, up to which one is: about 50 ms."""
+"""Largest number of messages, times their parts or shared links, that is simulated: about 50 ms."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class IdleTimes:
     play: Play
     memory: BoundedCache
     libraries: Hashable
-    """What serves collectives beside the machine."""
+    """The communication libraries that serve collectives, as part of the cache key."""
 
     def of(self, call: Call, kind: str, ranks: tuple[int, ...], likeness: Hashable) -> int:
         """Return the picoseconds of a collective whose members all arrive at once.
@@ -43,7 +43,7 @@ class IdleTimes:
         return self.memory.get_or_make(key, lambda: self.play(_trace(call, kind, ranks)))
 
     def is_small(self, schedules: Iterable[Schedule]) -> bool:
-        """Tell whether some transfers are few enough to be simulated."""
+        """Tell whether the transfers are few enough to be simulated."""
         return sum(map(self._work, schedules)) <= MOST_WORK
 
     def _work(self, schedule: Schedule) -> int:

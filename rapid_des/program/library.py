@@ -79,7 +79,7 @@ class LaidOut:
 
     @property
     def plain_ring(self) -> bool:
-        """Whether it is one ring of all members in order, each with a block of its own."""
+        """Whether the collective is one ring of all members in order, one block each."""
         nodes, collective = self.request.place.nodes, self.request.collective
         meshed = self.request.meshed and nodes == 1
         ring = self.cost.algorithm == "ring" or self.as_rings
@@ -87,7 +87,7 @@ class LaidOut:
 
     @property
     def served(self) -> Served:
-        """What serves the collective, for reports."""
+        """The library's operation, for reports."""
         operation, request = self.request.collective.name.lower(), self.request
         return served_by(self.library, self.cost, operation, request.place.ranks, request.size)
 
@@ -102,7 +102,7 @@ class LaidOut:
 
     @property
     def below(self) -> tuple[tuple[int, ...], ...]:
-        """The members below each tree of switches that it needs, those of a node; empty: all below one."""
+        """The members below each tree of switches, grouped by node; empty: one tree over all members."""
         if self.cost.algorithm != "nvls_tree":
             return ()
         return tuple(
@@ -326,7 +326,7 @@ class Libraries:
 
 
 def _to_neighbours(members: int, size: int) -> Schedule:
-    """Return one message from every member to the next, the last one's to the first."""
+    """Return one message from every member to the next; the last member sends to the first."""
     source = np.arange(members, dtype=np.int32)
     none = np.zeros(members + 1, np.int64)
     return Schedule(
@@ -353,7 +353,7 @@ def link_rates(machine: Machine) -> LinkRates:
 
 
 def _beyond(outer: Dimension) -> int:
-    """Return what a GPU has of a dimension beyond its node: all ports of its NICs, if messages are split."""
+    """Return a GPU's rate in a dimension beyond its node: all ports of its NICs, if messages are split."""
     if not isinstance(outer, Switched):
         return int(outer.bandwidth)
     nics, shared = (1, 1) if outer.nic is None else (outer.nic.count, outer.nic.gpus)

@@ -51,23 +51,23 @@ class Lowered:
     program: Program
     traces: TraceSet
     replicas: Replicas | None = None
-    """What the program is the first one of; None: it is the whole."""
+    """The replicas that this program stands for; None: it is the whole program."""
     served: frozenset[Served] = frozenset()
-    """Which algorithms its collectives got."""
+    """The algorithms that served its collectives."""
     plans: Plans = field(default_factory=dict)
-    """How each collective is done, by the first rank that was lowered."""
+    """The plan of each collective, as the first rank that was lowered has it."""
     sizes: Sizes = field(default_factory=Sizes)
-    """Of messages, in the order of their rows in the table of hops."""
+    """The message sizes in bytes, in the order of the rows of the hop table."""
     expanded: tuple[Expanded, ...] = ()
-    """Of each of the program's rank programs."""
+    """The expanded communication nodes of each rank program."""
 
     @property
     def copies(self) -> int:
-        """How often the ranks of the program stand beside themselves."""
+        """How many copies of the simulated ranks there are."""
         return 1 if self.replicas is None else self.replicas.count
 
     def of_every_rank(self, values: Sequence[int]) -> dict[int, int]:
-        """Return what all ranks have by rank, given what those of the program have."""
+        """Return values for all ranks, given those of the simulated ranks."""
         ranks = np.array([binding.rank for binding in self.program.bindings], np.int64)
         known = dict(zip(ranks.tolist(), values, strict=True))
         for _ in range(self.copies - 1):

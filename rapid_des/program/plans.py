@@ -35,14 +35,14 @@ from rapid_des.network.switches import SwitchTrees
 PLAIN: Mapping[CollectiveType, str] = {kind: "ring" for kind in CollectiveType} | {
     CollectiveType.BARRIER: "dissemination"
 }
-"""What serves a dimension that its stated algorithm does not serve."""
+"""The algorithm for a dimension whose stated algorithm does not support the collective."""
 SEND = "send"
-"""What reports call a message, of which only NCCL has its own way."""
+"""The name of point-to-point messages in reports."""
 SCALAR = "one_shot"
-"""What serves an all-reduce of fewer bytes than members, which can not be cut into pieces."""
+"""The algorithm of an all-reduce with fewer bytes than members, which can not be split."""
 
 Parents = tuple[int, ...]
-"""Of each member, then of each switch of a tree of switches: who is above; empty where there is no tree."""
+"""The parent of each member, then of each switch of a tree of switches; empty where there is no tree."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class TreesOver:
 
     whole: Parents = ()
     lines: tuple[Parents, ...] = ()
-    """For each of the group's extents: over this rank's line along it."""
+    """For each extent of the group: the tree over this rank's line along it."""
     axis: int | None = None
     """The flat axis of the fabric within which the group lies, if it is one."""
     who: str = field(default="", compare=False)
-    """The group's name, for people."""
+    """The group's name in messages."""
     cut: bool = field(default=False, compare=False)
-    """Whether it is dead links that took a tree away."""
+    """Whether dead links removed a tree."""
 
     def over(self, axis: int | None) -> Parents:
         """Return the tree over the group, or over this rank's line along one of its extents."""
@@ -74,16 +74,16 @@ class Call:
     collective: CollectiveType
     size: int
     extents: tuple[int, ...]
-    """The group's geometry: the grid that its members are by position, innermost first, else (members,)."""
+    """The group's geometry: the grid of its members by position, innermost first, else (members,)."""
     dimensions: tuple[int, ...]
-    """Along which flat axes of the fabric; empty for a group that is no such grid."""
+    """The flat axes of the fabric along which the group lies; empty for a group that is no such grid."""
     above: TreesOver = NO_TREES
     exchange: Exchange | None = None
-    """How an all-to-all spreads what it carries, where that is not evenly."""
+    """How an all-to-all distributes its bytes where that is not evenly; None: evenly."""
 
     @property
     def members(self) -> int:
-        """How many ranks take part."""
+        """Number of ranks that take part."""
         return prod(self.extents)
 
 
@@ -92,7 +92,7 @@ class AxisPhase:
     """One phase of a chunk: a collective among those ranks that differ only along one axis of the group."""
 
     axis: int | None
-    """Position in `Call.extents`; None: all members on one logical ring."""
+    """Index into `Call.extents`; None: all members on one logical ring."""
     collective: CollectiveType
     algorithm: str
     size: int
@@ -162,7 +162,7 @@ def plan(call: Call, machine: Machine, auto: Callable[[], Choice]) -> Collective
 
 
 def as_chosen(choice: Choice, call: Call) -> CollectivePlan:
-    """Return the plan of what `auto` chose, which is nothing inside switches."""
+    """Return the plan of an algorithm that `auto` chose, which never works inside switches."""
     name, chunks = choice.algorithm, int(choice.chunks)
     if isinstance(name, tuple):
         return _along(name, chunks, call)
@@ -237,24 +237,24 @@ def _per_axis(stated: tuple[str, ...], call: Call, machine: Machine) -> tuple[st
 
 @dataclass(frozen=True, order=True)
 class Served:
-    """What served a collective of a size, or a send, in a run, and what it took of each GPU."""
+    """What served a collective of a size, or a send, in a run, and the GPU resources that it took."""
 
     operation: str
     ranks: int
     size_bytes: int
-    """Of each rank's input buffer; of a send the message's."""
+    """Bytes of each rank's input buffer; for a send, of the message."""
     algorithm: str
-    """One for each dimension that the group goes along, innermost first, or one for all."""
+    """One algorithm for each dimension of the group, innermost first, or one for all."""
     protocol: str = ""
-    """A library's: ll, ll128, simple, …; empty for the machine's own algorithms, which take links alone."""
+    """The library's protocol (ll, ll128, simple, …); empty for the machine's own algorithms."""
     channels: int = 0
-    """A library's CTAs, each on an SM of its own."""
+    """The library's CTAs (thread blocks), each on an SM of its own."""
     hbm_bytes: int = 0
     """Bytes that a library reads from and writes to each GPU's HBM."""
 
 
 def served_by(call: Call, chunks: CollectivePlan) -> Served:
-    """Return what a plan of a call serves it with."""
+    """Return what serves a call by its plan."""
     along = {phase.axis or 0: phase.algorithm for phase in chunks[0]}
     algorithm = "/".join(along[axis] for axis in sorted(along))
     return Served(call.collective.name.lower(), call.members, call.size, algorithm)

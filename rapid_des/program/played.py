@@ -21,9 +21,9 @@ from rapid_des.program.plans import AxisPhase, Call, as_chosen, cut_in_chunks
 from rapid_des.program.side_by_side import Lines, Play
 
 MOST_PAIRS = 1 << 14
-"""Pairs of members, of all groups together, up to which collectives are played."""
+"""Most pairs of members, over all groups, for which collectives are simulated."""
 MOST_VISITS = 1 << 14
-"""Visits to links of one play; messages go in fewer parts where there would be more."""
+"""Most link visits of one simulation; with more, messages are split into fewer parts."""
 
 Groups = Sequence[tuple[int, ...]]
 

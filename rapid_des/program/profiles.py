@@ -10,14 +10,14 @@ from rapid_des.network.fabric import Fabric, Routes
 from rapid_des.program.program import NONE
 
 _BATCH = 1 << 18
-"""Routes that are looked at together."""
+"""Number of routes that are processed at a time, which bounds memory."""
 
 Profile = tuple[tuple[int, int], ...]
-"""(bandwidth, latency) of each link of a route."""
+"""(bandwidth in bytes/s, latency in ps) of each link of a route."""
 
 
 def by_link(fabric: Fabric, routes: Routes) -> tuple[list[Profile], Int32s]:
-    """Return the distinct links as profiles of one hop, and as a hop's class the place of its link's."""
+    """Return each distinct (bandwidth, latency) as a profile of one hop, and the class of each hop."""
     kinds, places = np.unique(np.stack([fabric.bandwidth, fabric.latency], 1), axis=0, return_inverse=True)
     profiles: list[Profile] = [((int(bandwidth), int(latency)),) for bandwidth, latency in kinds]
     return profiles, places.reshape(-1).astype(np.int32)[routes.links]
@@ -27,6 +27,7 @@ def by_route(fabric: Fabric, routes: Routes) -> tuple[list[Profile], Int32s]:
     """Return the distinct profiles, and as a hop's class its profile's base plus its position."""
     used = np.zeros(len(fabric), np.bool_)
     used[routes.links] = True
+    # Number the distinct (bandwidth, latency) of the links in use; the kind of unused links is never read.
     kinds, kind = np.unique(
         np.stack([fabric.bandwidth[used], fabric.latency[used]], 1), axis=0, return_inverse=True
     )
@@ -34,6 +35,8 @@ def by_route(fabric: Fabric, routes: Routes) -> tuple[list[Profile], Int32s]:
     link_kind[used] = kind.reshape(-1)
     firsts, profile = _kinds_of_routes(routes, link_kind, len(kinds))
     order = sorted(range(len(firsts)), key=lambda number: firsts[number][0])
+    # Classes are numbered profile by profile in the order of first use: class = base[profile] + hop.
+    # A route without links has profile NONE (-1), which reads the last entry of `base`.
     base = np.zeros(len(firsts) + 1, np.int32)  # the last is that of messages to oneself
     total = 0
     for number in order:
@@ -43,6 +46,7 @@ def by_route(fabric: Fabric, routes: Routes) -> tuple[list[Profile], Int32s]:
     for begin in range(0, len(routes), _BATCH):
         starts = routes.starts[begin : begin + _BATCH + 1]
         lengths = np.diff(starts)
+        # Position of each hop within its route: the flat index less the start of its route.
         hop = np.arange(starts[0], starts[-1]) - np.repeat(starts[:-1], lengths)
         classes[starts[0] : starts[-1]] = np.repeat(base[profile[begin : begin + _BATCH]], lengths) + hop
     rates = [(int(bandwidth), int(latency)) for bandwidth, latency in kinds]
@@ -52,7 +56,7 @@ def by_route(fabric: Fabric, routes: Routes) -> tuple[list[Profile], Int32s]:
 def _kinds_of_routes(
     routes: Routes, link_kind: Int32s, kinds: int
 ) -> tuple[list[tuple[int, tuple[int, ...]]], Int32s]:
-    """Return each distinct route of kinds of links after its first start, and the number of each route's."""
+    """Return the distinct sequences of link kinds, each with its first start, and each route's sequence."""
     firsts: dict[tuple[int, ...], int] = {}
     begun: list[int] = []
     profile = np.full(len(routes), NONE, np.int32)
@@ -62,6 +66,7 @@ def _kinds_of_routes(
         for length in distinct(lengths[lengths > 0]).tolist():  # a message to oneself takes no link
             places = np.flatnonzero(lengths == length)
             begins = starts[places]
+            # Routes of one length form a rectangle [route, hop], so that equal routes are equal rows.
             rows = link_kind[routes.links[begins[:, None] + np.arange(length)]]
             first, place = _alike(rows, kinds)
             numbers = np.empty(len(first), np.int32)
@@ -74,9 +79,10 @@ def _kinds_of_routes(
 
 
 def _alike(rows: Int32s, kinds: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the first of each kind of equal rows, and each row's kind; much faster than sorting rows."""
+    """Return the first row of each set of equal rows, and each row's set; much faster than sorting rows."""
     if (rows == rows[0]).all():
         return np.zeros(1, np.int64), np.zeros(len(rows), np.int64)
+    # Read each row as one integer in base `kinds`. Before that could exceed 64 bits, renumber the codes.
     code = rows[:, 0].astype(np.int64)
     for column in rows.T[1:]:
         if int(code.max(initial=0)) > 2**62 // kinds:

@@ -142,9 +142,9 @@ NONE = -1
 UNLIMITED = 2**31 - 1
 
 Progress = Callable[[int], None]
-"""Told now and then during a run how much is done, of about `expected_hops`."""
+"""Called now and then during a run with the number of finished hops, of about `expected_hops`."""
 Namer = Callable[[int, int], str]
-"""(position in bindings, visit) to a name that a person knows."""
+"""Maps (position in bindings, visit) to a name for messages."""
 
 
 class VisitKind(IntEnum):
@@ -177,14 +177,14 @@ class Level(IntEnum):
 
 @dataclass(frozen=True)
 class Edges:
-    """Dependencies in any order, a row each."""
+    """Dependencies in any order, one row each."""
 
     origin: Rows
     target: Rows
     lag: Int64s | int = 0
-    """A number: all lag alike."""
+    """Picoseconds from the anchor; a single number applies to all edges."""
     at_start: Bools | bool = False
-    """Which are anchored at the origin's start, a task's injection."""
+    """Whether the edge is anchored at the origin's start (a task's injection); one value applies to all."""
 
     def by_origin(self, origins: int) -> tuple[Int64s, Int32s, Int64s, Bools]:
         """Return where the rows of each origin start, and targets, lags and anchors, ascending by target.
@@ -228,7 +228,7 @@ def joined(parts: Sequence[Edges]) -> Edges:
 
 
 def _one_after_another(columns: Sequence[Any], counts: Sequence[int], dtype: type[np.generic]) -> Any:
-    """Return columns joined, each of which may be one value; one value if that is all of them."""
+    """Return the columns concatenated; one value if every column is that value."""
     if all(np.ndim(column) == 0 and column == columns[0] for column in columns):
         return columns[0]
     rows = (np.broadcast_to(column, count) for column, count in zip(columns, counts, strict=True))
@@ -244,11 +244,11 @@ class Contention:
     """
 
     weight: Int32s
-    """[visit] what it adds; 0 for one that takes nothing from others, and for one without a server."""
+    """[visit] its weight in the sum; 0 for one that slows nothing, and for one without a server."""
     kind: Int32s
-    """[visit] a row of `shares`, or NONE: as fast beside others. On servers of capacity 1 only."""
+    """[visit] its row of `shares`, or NONE: never slowed. Only visits on servers of capacity 1 have a row."""
     shares: Int32s
-    """[kind, sum] in 1 / `timetable.ALONE`, above 0."""
+    """[kind, sum] remaining share of the rate in 1 / `timetable.ALONE`, above 0."""
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ class RankProgram:
     priority: Int64s
     """Of the waiting visits a server takes the smallest (priority, ready time, visit)."""
     link_priority: Int64s
-    """The same on links, of transfers: the node's priority, then the chunk of its collective (R3)."""
+    """Priority of its transfers on links: the node's priority, then the collective's chunk (R3)."""
     release: Int32s
     slot: Int32s
     """HOLD and MEMBER: which of the rank's groups; else NONE."""
@@ -289,7 +289,7 @@ class RankProgram:
     node: Int32s
     """Position in the trace's NodeTable that this visit stands for, or NONE for a helper visit."""
     contention: Contention | None = None
-    """None: what it serves at the same time does not slow each other."""
+    """How visits that run together slow each other; None: not at all."""
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -325,11 +325,11 @@ class Template:
     arrival_lag: Int64s
     member_need: Int32s
     name: str = ""
-    """For people: the collective, its algorithm and size."""
+    """The collective, its algorithm and size, for messages to users."""
     below: tuple[tuple[int, ...], ...] = ()
     """The members below each tree of switches; empty: one tree is over them all."""
     shape: Hashable = None
-    """Templates of one shape differ in sizes and names only; who changes more takes it away (None)."""
+    """Templates with equal shape differ in sizes and names only; None: the template shares nothing."""
     ahead: bool = False
     """Whether parts of messages are handed over at the rate of their first link (`PartTable`)."""
 
@@ -342,13 +342,13 @@ class Template:
 
 
 def shapes(templates: Sequence[Template]) -> list[Hashable]:
-    """Return what templates have in common that share all columns but sizes: the shape, else a number."""
+    """Return a key per template, equal for those that share all columns but sizes."""
     return [number if template.shape is None else template.shape for number, template in enumerate(templates)]
 
 
 @dataclass(frozen=True)
 class RankBinding:
-    """Which program a rank runs and what its slots mean."""
+    """The program that a rank runs, and the meaning of its slots."""
 
     rank: int
     program: int
@@ -419,25 +419,25 @@ class HopTable:
     bytes: Int64s
     """Payload of each size row."""
     parts: PartTable | None = None
-    """None: every message goes in one part."""
+    """How messages are split; None: every message is one part."""
     tails: TailTable | None = None
-    """None: no last byte is followed, as no link follows a timetable and no message has a queue pair."""
+    """Where last bytes are; None: untracked, no link has a timetable and no message a queue pair."""
 
 
 @dataclass(frozen=True)
 class FluidTable:
-    """R7: what messages are to links that all flows share; instead of hop services."""
+    """R7: the capacity of links and the load of messages in the fluid mode; replaces hop services."""
 
     capacity: Int64s
-    """[link] bytes a second that full packets get through."""
+    """[link] bytes per second that it transmits in full packets."""
     wire: Int64s
-    """[size row] bytes that links carry."""
+    """[size row] bytes on the wire."""
     ratio: Int64s
     """[size row, profile] acknowledgement load on the route back, as `protocol.FluidService` has it."""
     before: Int64s
     after: Int64s
     profile: Int32s
-    """[route] which kind of route it is."""
+    """[route] the number of its profile."""
     back: Int32s
     """[route] the route of its acknowledgements."""
 
@@ -466,20 +466,20 @@ class SprayTable:
     starts: Int64s
     routes: Int32s
     load: LoadTable | None = None
-    """Which column is taken where that is decided by load (R12); None: as said above."""
+    """How a column is chosen by load (R12); None: by the rule above."""
 
 
 class DelayTable(NamedTuple):
     """R11: how much later messages arrive than their last bytes; rows of limits that ascend to 2**32."""
 
     seed: Int64s
-    """The one seed."""
+    """The seed of all draws, an array of one entry."""
     rank: Int32s
-    """[position in bindings]"""
+    """[position in bindings] the rank's number, for draws."""
     starts: Int64s
     limits: Int64s
     values: Int64s
-    """Picoseconds."""
+    """Delays in picoseconds."""
     noise: Int32s
     """[route of a pair] the row of its messages, or NONE."""
     losses: Int32s
@@ -487,14 +487,14 @@ class DelayTable(NamedTuple):
     retries: Int32s
     """[size row, column] the row of such messages."""
     loss_seed: Int64s
-    """[column]"""
+    """[column] the seed of its draws."""
 
 
 class PauseTable(NamedTuple):
     """R13: when nodes stop links and let them go."""
 
     stop_above: int
-    """Bytes in a link's buffer."""
+    """Upper threshold: bytes in a link's buffer above which the link is stopped."""
     go_at: int
     latency: Int64s
     """[link] picoseconds, at least one, from the node behind it to the one that stops sending."""
@@ -504,17 +504,17 @@ class RateTable(NamedTuple):
     """R14: when parts are marked, and the rates of routes (`rates` names the columns)."""
 
     first: Int64s
-    """[link] picoseconds that wait from which parts are marked with a probability; NONE: it marks nothing."""
+    """[link] queue in picoseconds above which marking begins; NONE: the link marks nothing."""
     full: Int64s
-    """[link] picoseconds from which all are."""
+    """[link] queue in picoseconds from which all parts are marked."""
     packets: Int64s
-    """[size row] of a part."""
+    """[size row] packets of a part."""
     echo: Int64s
-    """[route] picoseconds, at least one, that a notice takes back."""
+    """[route] picoseconds, at least one, until a notice is back at the sender."""
     control: Int64s
-    """What is alike for all."""
+    """Constants of the controller, by the columns of `rates`."""
     rows: Int64s
-    """[route, column] the state of each rate at the begin."""
+    """[route, column] the initial state of each rate."""
 
 
 @dataclass(frozen=True)
@@ -530,20 +530,20 @@ class QueuePairTable:
     """[size row of a part, service class of its last hop] picoseconds from its arrival until its sender may
     hand over one more; negative where that needs a byte before its last one."""
     acknowledgements: Int64s
-    """[size row]"""
+    """[size row] number of acknowledgements of a part."""
     acknowledgement_time: Int64s
-    """[link] picoseconds that one takes."""
+    """[link] picoseconds that an acknowledgement occupies it."""
     back: Int32s
     """[route] the route of its acknowledgements."""
     pause: PauseTable | None = None
-    """None: no link is stopped."""
+    """Thresholds of priority flow control; None: no link is stopped."""
     rates: RateTable | None = None
-    """None: nothing is marked."""
+    """How parts are marked; None: no part is marked."""
 
 
 _ROW, _TABLE, _ROUTES = np.zeros(0, np.int64), np.zeros((0, 0), np.int64), np.zeros(0, np.int32)
 NO_FLUID = FluidTable(_ROW, _ROW, _TABLE, _TABLE, _TABLE, _ROUTES, _ROUTES)
-"""Of a program whose links serve hops."""
+"""The table of a program whose links serve hops."""
 NO_TAILS = TailTable(_TABLE, _TABLE)
 NO_SPRAY = SprayTable(per_message=False, starts=_ROW, routes=_ROUTES)
 NO_DELAYS = DelayTable(_ROW, _ROUTES, _ROW, _ROW, _ROW, _ROUTES, _ROUTES, _TABLE.astype(np.int32), _ROW)
@@ -587,9 +587,9 @@ class Program:
     delays: DelayTable | None = None
     link_timetables: dict[int, Timetable] = field(default_factory=dict)
     stated_pace: dict[int, Timetable] | None = None
-    """The timetables that senders go by as they hand parts over; None: those of the links."""
+    """The timetables by which senders hand parts over; None: those of the links."""
     visit_timetables: dict[tuple[int, int], Timetable] = field(default_factory=dict)
-    """(position in bindings, COMPUTE visit on a server) to the rate of that server at its work."""
+    """Maps (position in bindings, COMPUTE visit on a server) to the rate of its server during that visit."""
 
     @property
     def pace_timetables(self) -> dict[int, Timetable]:
@@ -598,7 +598,7 @@ class Program:
 
     @cached_property
     def template_tasks(self) -> Int64s:
-        """How many tasks each template has."""
+        """The number of tasks of each template."""
         return np.array([len(template) for template in self.templates], np.int64)
 
     def visits(self) -> Int64s:
@@ -609,13 +609,13 @@ class Program:
 
 @dataclass(frozen=True)
 class Records:
-    """What an engine saw, by flat visit (see `Program.visits`) and by link."""
+    """What an engine recorded, by flat visit (see `Program.visits`) and by link."""
 
     start: Int64s
-    """Picoseconds; NONE if the visit never started."""
+    """[visit] picoseconds; NONE if the visit never started."""
     finish: Int64s
     met: Int64s
-    """MEMBER: when the last member of its instance arrived; else NONE."""
+    """[visit] MEMBER: when the last member of its instance arrived, in picoseconds; else NONE."""
     link_bytes: Int64s
     """[link, label]: payload bytes."""
     link_busy: Int64s
@@ -630,12 +630,12 @@ class Records:
     link_stopped: Int64s | None = None
     """[link] picoseconds that it was stopped (R13), NONE if it still is; None where no link can be."""
     rates: RateRecords | None = None
-    """What marks did (R14); None where nothing is marked."""
+    """The results of marking (R14); None where nothing is marked."""
     ties: int = 0
     """How often a link chose by rank among transfers that became ready at one instant (R3)."""
     trail: Trail | None = None
     beyond: bool = False
-    """Whether something would have happened past 2**62 ps, the last moment that a simulation reaches."""
+    """Whether an event lies beyond 2**62 ps, the latest time of a simulation."""
 
     @property
     def finished(self) -> bool:
@@ -644,17 +644,17 @@ class Records:
 
     @property
     def makespan(self) -> int:
-        """The finish of the last visit."""
+        """The finish of the last visit, in picoseconds."""
         return int(self.finish.max(initial=0))
 
 
 class RateRecords(NamedTuple):
-    """R14: what was marked, and what became of rates."""
+    """R14: marked parts and the resulting rates."""
 
     marks: Int64s
-    """[link] parts that it marked."""
+    """[link] number of parts that it marked."""
     cuts: Int64s
-    """[route]"""
+    """[route] number of cuts of its rate."""
     held: Int64s
     """[route] picoseconds by which parts were handed over later than their first link would have let them."""
     slowest: Int64s
@@ -663,14 +663,14 @@ class RateRecords(NamedTuple):
 
 @dataclass(frozen=True)
 class Trail:
-    """Every hop, if asked for: columns of one row a hop in start order."""
+    """Every hop, if recorded: columns with one row a hop in start order."""
 
     link: Int32s
     start: Int64s
     finish: Int64s
     arrival: Int64s
     visit: Int64s
-    """Flat visit of the source member."""
+    """Flat index of the source member's visit."""
     task: Int32s
     position: Int32s
-    """0 for the first hop of a route."""
+    """Position of the hop in its route, from 0."""

@@ -25,7 +25,7 @@ from rapid_des.program.services import packets
 from rapid_des.units import ceil_divide
 
 _ALL = 2**31
-"""More parts than a message has."""
+"""A number of parts that no message reaches."""
 
 
 def queue_pair_table(
@@ -77,7 +77,7 @@ def _pauses(fabric: Fabric, switching: Switching) -> PauseTable | None:
 def _rates(
     fabric: Fabric, switching: Switching, routes: Routes, parts: tuple[Sequence[int], Int32s]
 ) -> RateTable | None:
-    """Return what marks which parts (bytes by size row; ways back), if anything does."""
+    """Return the marking table, if anything marks (`parts`: bytes by size row and return routes)."""
     if switching.congestion is None or switching.congestion.dcqcn is None:
         return None
     from rapid_des.program.rate_tables import rate_table
@@ -90,7 +90,7 @@ def _answers(protocol: Protocol, size: int) -> int:
 
 
 def _columns(blocks: Sequence[Sequence[Sequence[int]]], rows: int) -> Int64s:
-    """Return [size row, class] of what is given by profile, size and hop."""
+    """Return an array [size row, class] of a value that depends on profile, size and hop."""
     parts = [np.array(block, np.int64).reshape(rows, -1) for block in blocks]
     return np.ascontiguousarray(np.concatenate([np.zeros((rows, 0), np.int64), *parts], axis=1))
 

@@ -37,13 +37,13 @@ def rate_table(
 
 
 def _queue(size: int, bandwidth: Int64s) -> Int64s:
-    """Return the picoseconds that bytes take each link."""
+    """Return the time that each link needs for so many bytes, in picoseconds."""
     times = [min(ceil_divide(size * PS_PER_S, rate), rates.LONGEST) for rate in bandwidth.tolist()]
     return np.array(times, np.int64)
 
 
 def _echo(fabric: Fabric, protocol: Protocol, routes: Routes) -> Int64s:
-    """Return what a notice takes over each route, as an acknowledgement that meets nobody; at least 1 ps."""
+    """Return a notice's time on each route: that of an acknowledgement on idle links, at least 1 ps."""
     known = {
         rate: acknowledgement_time(protocol, [(rate, 0)]) for rate in np.unique(fabric.bandwidth).tolist()
     }
@@ -70,7 +70,7 @@ def _control(stated: Dcqcn) -> Int64s:
 
 
 def _rows(fabric: Fabric, stated: Dcqcn, routes: Routes, marking: Bools) -> Int64s:
-    """Return the state of each route's rate: at that of its NIC."""
+    """Return the initial state of each route's rate: the rate of its NIC."""
     injection, line = _line_rates(fabric, routes, marking)
     rows = np.zeros((len(injection), rates.COLUMNS), np.int64)
     cap = _shares(line.tolist(), injection)

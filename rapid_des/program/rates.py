@@ -19,9 +19,9 @@ from rapid_des.program.timetable import FULL_RATE
 BITS = 24
 ONE = 1 << BITS
 LONGEST = 1 << 38
-"""Thresholds in picoseconds of a link's time are no longer, so that no product reaches 2**63."""
+"""Upper limit of thresholds in picoseconds, so that no product reaches 2**63."""
 UNUSED = 32 - BITS
-"""Bits of a draw that are not looked at."""
+"""Number of bits of a draw that are not used."""
 _MOST_TICKS = 1 << 41
 
 COLUMNS = 18
@@ -39,7 +39,7 @@ probability of a mark at the upper threshold, and the seed of draws."""
 
 
 def power(part: int, times: int) -> int:
-    """Return a part of `ONE`, to a power.
+    """Return a fraction in 1 / `ONE` raised to a power.
 
     >>> power(ONE // 2, 3) == ONE // 8, power(0, 0) == ONE
     (True, True)
@@ -70,12 +70,12 @@ def chance(waiting: int, thresholds: tuple[int, int], most: int, packets: int) -
 
 
 def which(part: int, place: int) -> int:
-    """Return what a draw is for: a part at one of its hops."""
+    """Return the purpose of a draw: a part at one of its hops."""
     return part * 256 + place
 
 
 def notifies(row: Any, control: Any, now: int) -> bool:
-    """Tell whether the receiver of a marked part sends a notice; it then has."""
+    """Tell whether the receiver of a marked part sends a notice, and record that it did."""
     if row[TOLD] >= 0 and now - row[TOLD] < control[INTERVAL]:
         return False
     row[TOLD] = now
@@ -83,7 +83,7 @@ def notifies(row: Any, control: Any, now: int) -> bool:
 
 
 def lasts(service: int, rate: int) -> int:
-    """Return how long a part of a service time goes at a rate.
+    """Return the duration of a part at a rate, given its service time at full rate.
 
     >>> lasts(1000, FULL_RATE), lasts(1001, FULL_RATE // 2), lasts(10, FULL_RATE // 3)
     (1000, 2002, 31)
@@ -93,7 +93,7 @@ def lasts(service: int, rate: int) -> int:
 
 
 def paced(row: Any, control: Any, now: int, part: tuple[int, int]) -> int:
-    """Count a part (bytes, service time) that sets off; return how long it goes at the pair's rate."""
+    """Count a part (bytes, service time) that is handed over; return its duration at the pair's rate."""
     size, service = part
     advance(row, control, now)
     row[FRESH] += size
@@ -102,7 +102,7 @@ def paced(row: Any, control: Any, now: int, part: tuple[int, int]) -> int:
 
 
 def cut(row: Any, control: Any, now: int) -> None:
-    """Have a notice come to the sender."""
+    """Cut the sender's rate, as a notice arrives."""
     advance(row, control, now)
     released, alpha = row[CURRENT] == row[CAP], ONE
     if not released:

@@ -34,17 +34,17 @@ _TIMES_ROUND = {
     CollectiveType.ALL_GATHER: 1,
     CollectiveType.ALL_REDUCE: 2,
 }
-"""How often blocks go round a ring in the collectives whose rings have a cut."""
+"""How often blocks go round the ring, for the collectives whose rings have a cut."""
 _DIRECTIONS = {"ring": (1,), "bidirectional_ring": (1, -1)}
 
 
 @dataclass(frozen=True)
 class Replicas:
-    """How often a part of a job stands beside itself."""
+    """How many copies of a part a job has, and how they map onto each other."""
 
     count: int
     image: Int64s
-    """[rank] the rank that does the same in the next replica; the last replica's is the first."""
+    """[rank] the corresponding rank in the next replica; the last replica maps to the first."""
 
     def simulated(self, ranks: tuple[int, ...], present: Int64s) -> int:
         """Return how many members of a group its cut has: its first ones, those that are `present`.
@@ -81,7 +81,7 @@ class Replicas:
 
 @dataclass(frozen=True)
 class Mates(Replicas):
-    """Ranks of which one stands for all of its stage, where nothing takes a link.
+    """Ranks of which one stands for all of its stage, in runs where nothing takes a link.
 
     All run one program and reach what they share together; `image` goes round the ranks of a stage. Who makes
     them has shown that what their groups do, and their messages, last as long.
@@ -104,7 +104,7 @@ class Mates(Replicas):
 
 @dataclass(frozen=True)
 class Cut:
-    """The part that some members of a collective have in it, one row a transfer."""
+    """The part of a collective that some members have, one row per transfer."""
 
     source: Int32s
     distance: Int32s
@@ -158,7 +158,7 @@ def cut_of(phase: AxisPhase, members: int, simulated: int) -> Cut:
 
 
 def _one_shot_cut(phase: AxisPhase, members: int, simulated: int) -> Cut:
-    """Everybody sends to everybody else."""
+    """Return the cut of an exchange in which every member sends to every other."""
     distance, source = np.divmod(np.arange((members - 1) * simulated, dtype=np.int32), simulated)
     return Cut(
         source.astype(np.int32),
@@ -169,7 +169,7 @@ def _one_shot_cut(phase: AxisPhase, members: int, simulated: int) -> Cut:
 
 
 def _ring_cut(phase: AxisPhase, members: int, simulated: int) -> Cut:
-    """In every round a member sends to its neighbour what it received in the round before."""
+    """Return the cut of a ring: in every round a member forwards what it received in the round before."""
     parts = 1 if phase.collective is CollectiveType.ALL_GATHER else members
     block, rest = divmod(phase.size, parts)
     directions = _DIRECTIONS[phase.algorithm]
@@ -211,10 +211,12 @@ def link_orbits(machine: Machine, replicas: Replicas, pairs: Int64s) -> tuple[In
     images = links[:, first]  # [replica, link of replica 0]
     if not (images[:, hop.reshape(-1)] == links).all():
         raise UnsupportedByEngine("a link has two images in one replica")
+    # Turn each column so that the smallest link comes first: links of one orbit then have equal columns.
     begin = images.argmin(axis=0)  # links of one orbit have the same images, but begin elsewhere among them
     turned = images[(begin + np.arange(replicas.count)[:, None]) % replicas.count, np.arange(len(first))]
     _, lowest, orbit = np.unique(turned[0], return_index=True, return_inverse=True)
     orbits = turned[:, lowest]
+    # Equal first entries must mean equal columns, and no link may stand in two orbits.
     if not (orbits[:, orbit.reshape(-1)] == turned).all() or len(np.unique(orbits)) != orbits.size:
         raise UnsupportedByEngine("a link serves two replicas")
     number = np.full(len(fabric), NONE, np.int32)

@@ -27,7 +27,7 @@ class Rounds:
     partner: Int32s
     pair: Int32s
     size: Int32s
-    """Row of the hop tables by round."""
+    """[round] row of the hop tables."""
     lag: Int64s
 
     def columns(self) -> dict[str, Any]:
@@ -38,6 +38,8 @@ class Rounds:
         member = np.arange(members, dtype=np.int32)
         target = np.empty((rounds, members, 2), np.int32)
         following = (np.arange(1, rounds + 1, dtype=np.int32) * members)[:, None]
+        # Task k of a member leads to round k + 1 of its receiver, by its arrival, and of itself, by its
+        # injection. After the last round the targets are the members themselves (T + m).
         target[:, :, 0] = following + self.partner[pattern]
         target[:, :, 1] = following + member
         need = np.full(tasks, 2, np.int32)
@@ -93,7 +95,7 @@ class RoundsAtOnce(Rounds):
 
 @dataclass(frozen=True)
 class RoundsTemplate(Template):
-    """A template that is rounds: its own columns of tasks are empty, `expanded` has them."""
+    """A template made of rounds: its own task columns are empty, `expanded` returns them."""
 
     rounds: Rounds = field(kw_only=True)
 

@@ -22,23 +22,23 @@ from rapid_des.program.plans import tree_pairs, with_switches
 from rapid_des.program.program import LoadTable, SprayTable, Template, shapes
 
 COMPARED = 64
-"""Members above which not all pairs of a group are compared."""
+"""Largest group of which all pairs are compared."""
 _LARGE = 1 << 12
-"""Pairs of a pattern from which on its routes are looked for among those of equal members only."""
+"""Patterns with at least this many pairs are routed one group at a time, without deduplication."""
 _BATCH = 1 << 18
-"""Pairs that are routed at a time."""
+"""Pairs that are routed at a time, which bounds memory."""
 
 _DENSE = 1 << 3
-"""Pairs of nodes for each pair in use up to which all are marked in one table instead of sorted."""
+"""Pairs are deduplicated by a dense table if nodes² is at most this many times their number; else sorted."""
 
 Line = tuple[int, ...]
 """The GPUs of a group in member order."""
 _Shape = tuple[bytes, int]
-"""Who sends to whom in a template, as a digest, and how many GPUs a group has that runs it."""
+"""A digest of a template's sources and destinations, and the number of GPUs in the group that runs it."""
 
 
 class Wired(Protocol):
-    """What has links, routes over them and maybe trees of switches: a machine, or a network alone."""
+    """An object with links, routes and possibly trees of switches: a machine, or a network alone."""
 
     @property
     def fabric(self) -> Fabric:
@@ -47,7 +47,7 @@ class Wired(Protocol):
 
     @property
     def router(self) -> Router:
-        """Where messages go."""
+        """Returns the routes of messages."""
         ...
 
     @property
@@ -61,7 +61,7 @@ class GroupRoutes:
     """The routes of every group's templates."""
 
     of_group: tuple[dict[int, Int32s], ...]
-    """By group: template to the route of each of its pairs; groups that are equal in both share it."""
+    """For each group: maps a template to the route of each of its pairs. Equal entries share one mapping."""
     routes: Routes
     return_routes: Int32s
     """[route] the number of the route that its acknowledgements take."""
@@ -69,7 +69,7 @@ class GroupRoutes:
 
 @dataclass(frozen=True)
 class _Pattern:
-    """Who sends to whom, and the groups in which they do."""
+    """The (source, destination) pairs of a template, and the groups that use them."""
 
     source: Int32s
     destination: Int32s
@@ -78,17 +78,18 @@ class _Pattern:
     lines: dict[Line, None]
 
     def pairs(self, lines: Sequence[Line], machine: Wired) -> Int64s:
-        """Return source * nodes + destination of the pairs, a row for each line."""
+        """Return the pairs, each as source * nodes + destination, as an array [line, pair]."""
         (pairs,) = self.batches(lines, machine, len(self.source))
         return pairs
 
     def batches(self, lines: Sequence[Line], machine: Wired, batch: int) -> Iterator[Int64s]:
-        """Yield `pairs` by so many columns; what a batch holds beside the result is of its size."""
+        """Yield `pairs` in blocks of so many columns; temporary memory is proportional to a block."""
         if self.source.max(initial=0) >= self.members:
             lines = [with_switches(machine.switch_trees, line, self.below) for line in lines]
         nodes = np.array(lines, np.int64)
         for begin in range(0, len(self.source) or 1, batch or 1):
             columns = slice(begin, begin + batch)
+            # A pair of nodes is one integer, source * nodes + destination.
             yield nodes[:, self.source[columns]] * machine.fabric.nodes + nodes[:, self.destination[columns]]
 
 
@@ -140,11 +141,13 @@ def _numbered(
     nodes = machine.fabric.nodes
     keys = [pattern.pairs(list(pattern.lines), machine) for pattern in patterns.values()]
     pairs = np.concatenate([np.zeros(0, np.int64), *[part.reshape(-1) for part in keys]])
+    # Swap both ends of each encoded pair.
     reverse = pairs % nodes * nodes + pairs // nodes if both_directions else pairs[:0]
     distinct, places = _distinct(np.concatenate((pairs, reverse)), nodes)
     there, back = np.split(places, [len(pairs)])
     return_routes = np.zeros(len(distinct) if both_directions else 0, np.int32)
     if both_directions:
+        # Each pair and its reverse are the return routes of each other.
         return_routes[there], return_routes[back] = back, there
     flat, begin = there, 0
     rows: dict[tuple[bytes, Line], Int32s] = {}
@@ -160,6 +163,7 @@ def _distinct(pairs: Int64s, nodes: int) -> tuple[Int64s, Int32s]:
     if nodes * nodes > _DENSE * len(pairs):
         distinct, places = np.unique(pairs, return_inverse=True)
         return distinct, places.reshape(-1).astype(np.int32)
+    # Dense pairs: a table over all pairs of nodes replaces the sort of np.unique.
     marks = np.zeros(nodes * nodes, np.bool_)
     marks[pairs] = True
     distinct = np.flatnonzero(marks)
@@ -228,14 +232,14 @@ def compared_pairs(groups: Sequence[Sequence[int]]) -> Int64s:
 
 @dataclass(frozen=True, eq=False)
 class Reach:
-    """Which links are on the routes of which user (a group, or a place): one row for each that is."""
+    """The links on the routes of each user (a group, or a place): one row for each (link, user)."""
 
     links: Int64s
     users: Int64s
 
     @classmethod
     def of(cls, machine: Wired, pairs: Sequence[Int64s]) -> Reach:
-        """Return that of users with these pairs of nodes."""
+        """Return the table for users with these pairs of nodes."""
         rows = [np.zeros((0, 2), np.int64)]
         for user, ends in enumerate(pairs):
             links = np.unique(np.asarray(machine.router.routes(ends.reshape(-1, 2)).links, np.int64))
@@ -269,7 +273,7 @@ def signatures(machine: Machine, groups: Sequence[Sequence[int]]) -> list[bytes]
 
 
 def route_keys(machine: Machine, groups: Sequence[tuple[bytes, Int64s]]) -> list[bytes]:
-    """Return a key of the routes of each (what tells it apart, pairs of nodes), but for names of links."""
+    """Return a key of the routes of each (label, node pairs), independent of the names of links."""
     routes = machine.router.routes(np.concatenate([pairs for _, pairs in groups]))
     ends = np.cumsum([0, *(len(pairs) for _, pairs in groups)])
     fabric, known, keys = machine.fabric, dict[tuple[bytes, ...], bytes](), []
@@ -286,8 +290,9 @@ def route_keys(machine: Machine, groups: Sequence[tuple[bytes, Int64s]]) -> list
 
 
 def _canonical(fabric: Fabric, links: Int64s, lengths: Int64s) -> bytes:
-    """Return the routes with links numbered by first use, and what each such link is like."""
+    """Return the routes with links numbered by first use, and each link's bandwidth and latency."""
     _, first_use, names = np.unique(links, return_index=True, return_inverse=True)
+    # np.unique numbers links in ascending order; renumber them by their first use in the routes.
     number = np.empty(len(first_use), np.int64)
     number[np.argsort(first_use, kind="stable")] = np.arange(len(first_use))
     used = links[np.sort(first_use)]

@@ -35,10 +35,10 @@ from rapid_des.program.timetable import FOREVER
 from rapid_des.units import PS_PER_S, Bandwidth, Size, ceil_divide
 
 LONGEST_S = 100_000
-"""What a message may take on a link, in seconds: times are 63 bits of picoseconds (107 days) in all."""
+"""Longest time of a message on a link, in seconds; all times fit into 63 bits of picoseconds (107 days)."""
 
 Visit: TypeAlias = Sequence[Sequence[int]]
-"""Occupancy, head and lag of a hop, each for every size."""
+"""Occupancy, head and lag of a hop in picoseconds, each as a list over sizes."""
 
 
 class Sizes:
@@ -130,6 +130,7 @@ def _table(
     if longest > LONGEST_S * PS_PER_S:
         problem = f"a message would take {longest / PS_PER_S:.3g} s on one link; allowed: {LONGEST_S} s"
         raise TopologyError(f"{fabric.name}: {problem}")
+    # `visits` is [class][field][size]; the tables are [size, class], one contiguous array a field.
     table = np.array(visits, np.int64).reshape(len(visits), 3, len(sizes)).transpose(1, 2, 0)
     occupancy, head, lag = (np.ascontiguousarray(part) for part in table)
     payload = np.array(sizes, np.int64)
@@ -137,11 +138,12 @@ def _table(
 
 
 def with_tails(hops: HopTable, fabric: Fabric, switching: Switching, routes: Routes) -> HopTable:
-    """Return the services of `hop_table` with when the last byte of each message crosses its hops (R6)."""
+    """Return `hop_table`'s services with the time at which each message's last byte crosses its hops."""
     if switching.mode != "cut_through":
         return hops
     profiles, _ = by_route(fabric, routes)
     sizes, protocol = hops.bytes.tolist(), packets(switching)
+    # Each profile gives [size, field, hop]; side by side, the hops of all profiles are the classes.
     columns = [np.array([tails(protocol, size, profile) for size in sizes]) for profile in profiles]
     table = np.concatenate([np.zeros((len(sizes), 2, 0), np.int64), *columns], axis=2)
     across, along = (np.ascontiguousarray(table[:, which]) for which in (0, 1))
@@ -167,7 +169,7 @@ def part_sizes(switching: Switching, size: int) -> list[int]:
 
 
 def _cut_up(protocol: Protocol, size: int, most: int) -> tuple[int, int, int]:
-    """Return into how many parts of equally many packets a message is cut, their bytes and the last one's."""
+    """Return the number of parts of a message, the bytes of each, and of the last, which may be smaller."""
     packets, _ = units(size, protocol.payload)
     part = ceil_divide(packets, most) * protocol.payload
     count, last = units(size, part)
@@ -191,6 +193,7 @@ def part_table(
                 places[part_size] = len(rows)
                 rows.append(part_size)
         table.append((count, places[part], places[last]) if count > 1 else (1, row, row))
+    # The rows of parts themselves are never cut again.
     table += [(1, row, row) for row in range(len(table), len(rows))]
     columns = np.array(table, np.int32).reshape(-1, 3).T.copy()
     return PartTable(*columns), rows
@@ -241,7 +244,7 @@ def _by_hop(messages: Sequence[CutThrough]) -> list[Visit]:
 _BARE = 1
 """Bytes of a packet where the machine states no protocol: no hop waits for more."""
 _MOST_WIRE = 2**58
-"""Bytes of a message that the fluid mode's arithmetic holds."""
+"""Largest message, in bytes on the wire, that the fluid mode's arithmetic holds."""
 
 
 def fluid_table(machine: Machine, routed: Routed, sizes: Sequence[int]) -> FluidTable:
@@ -272,6 +275,7 @@ def fluid_table(machine: Machine, routed: Routed, sizes: Sequence[int]) -> Fluid
         ],
         np.int64,
     ).reshape(len(sizes), len(profiles) - len(empty), 4)
+    # Routes without links have no service: their profiles get columns of zeros.
     for number in empty:
         table = np.insert(table, number, 0, axis=1)
     distinct = {rate: effective_bandwidth(protocol, rate) for rate in np.unique(fabric.bandwidth).tolist()}
@@ -287,7 +291,7 @@ def fluid_table(machine: Machine, routed: Routed, sizes: Sequence[int]) -> Fluid
 
 
 def widest(program: Program) -> int:
-    """Return the most links that a route and its route back have together."""
+    """Return the largest number of links of a route and its return route together."""
     lengths = np.diff(program.route_starts)
     table = program.fluid
     assert table is not None

@@ -24,10 +24,10 @@ from rapid_des.program.services import Sizes, hop_table, services_of, uncongeste
 from rapid_des.program.templates import template_of
 
 MOST_SERVED = 100_000
-"""Visits to links up to which they are served one by one, in about half a second."""
+"""Most visits to links that are simulated one by one, in about half a second."""
 
 Lines: TypeAlias = Sequence[tuple[Schedule, Sequence[int]]]
-"""Schedules that run side by side, each with the ranks that are its members."""
+"""Schedules that run side by side, each with its member ranks."""
 Chunks: TypeAlias = Sequence[Sequence[Lines]]
 """By chunk, which run side by side, and phase, which follow one another: a member begins when it is done."""
 Coming: TypeAlias = tuple[int, int, int, int, int, int, int]
@@ -35,9 +35,9 @@ Coming: TypeAlias = tuple[int, int, int, int, int, int, int]
 
 In the order in which links take them (R3)."""
 _CHOOSES = -2
-"""Hop of the entry that has a link, in the place of the task, choose."""
+"""Hop of the entry that makes a link, given in place of the task, choose."""
 _LAST = 1 << 62
-"""Part of that entry, so that it comes after all others of its instant."""
+"""Part number of that entry, so that it comes after all others of its instant."""
 Leg: TypeAlias = tuple[int, int, int, int]
 """A link, and the occupancy, head and lag of a part on it."""
 
@@ -87,10 +87,10 @@ class Play:
         self._route: list[int] = []
         self._row: list[int] = []
         self._first: list[list[tuple[int, int]]] = []
-        """The edges of members that begin."""
+        """The edges from each member's arrival."""
         self._chunk: list[int] = []
         self._templates: dict[int, Template] = {}
-        """By schedule."""
+        """The template of each schedule, by the schedule's id."""
         for number, chunk in enumerate(chunks):
             before: dict[int, int] = {}
             for lines in chunk:
@@ -181,7 +181,7 @@ class Play:
             heapq.heappush(self._coming, asks)
 
     def _queue(self, coming: Coming) -> None:
-        """Have a part wait for its link, which chooses when it is free and everything of an instant came."""
+        """Queue a part at its link, which chooses when it is free and all arrivals of the instant are in."""
         time, task, hop, row = coming[0], coming[4], coming[5], coming[6]
         link = self._legs_of(self._route[task], row)[hop][0]
         if link not in self._waiting:
@@ -193,7 +193,7 @@ class Play:
         heapq.heappush(self._coming, (moment, _LAST, 0, 0, link, _CHOOSES, 0))
 
     def _choose(self, time: int, link: int) -> None:
-        """Serve the first of those that wait for a link."""
+        """Serve the first of the parts that wait for a link."""
         waiting = self._waiting[link]
         coming = heapq.heappop(waiting)[1]
         self._serve((time, *coming[1:]))

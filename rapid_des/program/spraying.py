@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _WORD, _GOLDEN = 0xFFFFFFFF, 0x61C88647
-"""32-bit multiplicative hashing: no product reaches 2**63."""
+"""Constants of 32-bit multiplicative hashing: no product reaches 2**63."""
 
 
 def message_hash(position: int, injected: int, task: int) -> int:

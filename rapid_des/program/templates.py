@@ -84,7 +84,7 @@ class Templates:
 
 
 def _weight(made: tuple[bytes, Template, Int64s]) -> int:
-    """Return about how many bytes a remembered template takes; its shape may be another's too."""
+    """Return roughly the bytes of a cached template; templates may share a shape."""
     _, shape, sizes = made
     columns = (getattr(shape, name) for name in fields(shape))
     return 1000 + sizes.nbytes + sum(column.nbytes for column in columns if isinstance(column, np.ndarray))
@@ -146,10 +146,12 @@ def _last_transfers(schedule: Schedule, origin: Int32s, target: Int32s) -> tuple
     tasks, members = [], []
     for end in (schedule.source, schedule.destination):
         proven = np.zeros(len(schedule), np.bool_)
+        # A later transfer to or from the same member proves that this one has arrived there.
         proven[origin[(later_source == end[origin]) | (later_destination == end[origin])]] = True
         last = np.flatnonzero(~proven & (end < schedule.members))
         tasks.append(last)
         members.append(end[last])
+    # Encode (task, member) as one integer to drop transfers that both ends must see, such as to oneself.
     both = np.sort(np.concatenate(tasks) * schedule.members + np.concatenate(members))
     both = both[np.append(True, both[1:] != both[:-1])] if len(both) else both
     task, member = np.divmod(both, schedule.members)
@@ -186,8 +188,10 @@ def _segmented(schedule: Schedule, segment: int) -> Schedule:
     counts = np.maximum(1, -(-schedule.size // segment))
     first = np.concatenate(([0], np.cumsum(counts)))
     origin = np.repeat(np.arange(len(schedule)), counts)
+    # Number of each segment within its transfer.
     place = np.arange(first[-1]) - first[origin]
     size = np.minimum(segment, schedule.size[origin] - place * segment)
+    # What follows a transfer waits for all of its segments.
     rows = [
         np.concatenate(
             [np.arange(first[before], first[before + 1]) for before in befores] or [np.zeros(0, np.int64)]

@@ -10,9 +10,9 @@ from typing import Any
 FULL_RATE = 1 << 20
 """Rate 1 of a timetable: rates are integers in this unit."""
 ALONE = 1 << 12
-"""What a visit has of its server's rate beside nobody: shares are integers in this unit."""
+"""The share of its server's rate that an uncontended visit has: shares are integers in this unit."""
 FOREVER = 1 << 62
-"""A moment that no simulation reaches."""
+"""A time later than any simulation reaches."""
 
 
 def advance(time: Any, rate: Any, start: int, work: int) -> int:
@@ -99,7 +99,7 @@ def shared(speed: int, share: int) -> int:
 
 
 def without(ticks: int, parts: int, gone: int, speed: int) -> tuple[int, int]:
-    """Return what is left of work after `gone` ticks at a rate."""
+    """Return the work that is left after `gone` ticks at a rate."""
     parts -= gone % FULL_RATE * speed
     ticks -= gone // FULL_RATE * speed - parts // FULL_RATE
     return ticks, parts % FULL_RATE
@@ -175,7 +175,7 @@ def rate_at(time: Any, rate: Any, moment: int) -> int:
 
 
 def steps_until(time: Any, moment: int) -> int:
-    """Return how many steps have come by a moment: many flaps cost a few looks, not one each.
+    """Return how many steps lie at or before a time; a binary search, as a flapping link has many steps.
 
     >>> steps_until([100, 200], 199), steps_until([100, 200], 200)
     (1, 2)

@@ -34,7 +34,7 @@ OTHER = "other"
 SLOWED = "kernels slowed by messages"
 _NUMBER = re.compile(r"\.\d+\Z")
 Attribution = Mapping[str, Mapping[str, int]]
-"""Part of the breakdown to name to picoseconds."""
+"""Maps each part of the breakdown to picoseconds by name."""
 
 
 def attribution(
@@ -59,7 +59,7 @@ def attribution(
 
 
 def _outside(rank: RankRun, repeated: Repetition | None) -> dict[tuple[str, str], int]:
-    """Return the picoseconds of each part and name of a whole step, blocks as nodes."""
+    """Return the picoseconds by part and name of a whole step, in which blocks are single nodes."""
     nodes = rank.lowered.traces.ranks[rank.position].nodes
     amounts, idle = rank.painted_whole(repeated)
     short = _unnumbered(nodes.names)
@@ -74,14 +74,14 @@ def _outside(rank: RankRun, repeated: Repetition | None) -> dict[tuple[str, str]
 
 @lru_cache(maxsize=256)
 def _unnumbered(nodes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of operators and of messages, all layers' and micro-batches' together."""
+    """Return the names of operators and of messages without layer and micro-batch numbers."""
     return tuple(_NUMBER.sub("", name) for name in operator_names(nodes))
 
 
 def _with_blocks(
     named: Mapping[tuple[str, str], int], done: BlockRun, computed: Mapping[str, int], rank: RankRun
 ) -> Mapping[tuple[str, str], int]:
-    """Return names with operators, and communication between them, in place of blocks."""
+    """Return the names with blocks replaced by their operators and inner communication."""
     outside = Counter({key: time for key, time in named.items() if key[0] != COMPUTE})
     outside.update({(COMPUTE, name): time for name, time in computed.items()})
     outside.update(_communication(done, rank))
@@ -90,7 +90,7 @@ def _with_blocks(
 
 
 def _slowed(done: BlockRun, rank: RankRun, end: int | None) -> dict[tuple[str, str], int]:
-    """Return by how much kernels that a rank begins before `end` last longer beside messages than alone."""
+    """Return by how much messages lengthen the kernels that a rank begins before `end`."""
     nodes, times = done.trace.traces.ranks[rank.position].nodes, rank.times
     kernels = (nodes.kind == NodeKind.COMPUTE) & (nodes.bound != UNSTATED) & ~nodes.on_cpu
     if end is not None:
@@ -111,7 +111,7 @@ def _communication(done: BlockRun, rank: RankRun) -> Counter[tuple[str, str]]:
 
 
 def _fitted(named: Mapping[str, int], spent: int, *, stretched: bool) -> dict[str, int]:
-    """Return the names of a part, which with `other` add up to what it takes, the largest first.
+    """Return the names of a part, largest first; with `other` they add up to its time.
 
     `stretched` tells that the run left decode steps out, which are like those that it has.
     """

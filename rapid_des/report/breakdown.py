@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 from rapid_des.units import Duration
 
 KIND_ORDER = ("tp", "cp", "ep", "dp", "pp", "offload")
-"""Which kind of exposed communication an instant counts as when several are in progress."""
+"""The kinds of exposed communication by precedence, for instants at which several are in progress."""
 BUBBLE, HOST, IDLE, COMPUTE = "bubble", "host", "idle", "compute"
 _BOUND = 0.2
-"""Share of a step that the GPU waits for its host from which on a report explains it."""
+"""From this share of a step in which the GPU waits for its host, a report explains it."""
 _TOLD = 1e-3
-"""Share of a rank's time from which on a report tells how much slower its kernels are."""
+"""From this share of a rank's time by which kernels are slowed, a report says so."""
 _LAYER = re.compile(r"\.L\d+(?=\.)")
 
 Int64s = NDArray[np.int64]
@@ -43,12 +43,12 @@ _Key = TypeVar("_Key", str, tuple[str, str])
 
 @dataclass(frozen=True)
 class RankTimes:
-    """One rank's nodes as they ran, in picoseconds; one row a node of its table."""
+    """The times of one rank's nodes in a run, in picoseconds; arrays with one entry per node of its table."""
 
     start: Int64s
     finish: Int64s
     met: Int64s
-    """When the last member of a node's collective or message was there; NONE where it is none."""
+    """When the last member of the node's collective or message arrived; NONE for other nodes."""
 
 
 def rank_times(lowered: Lowered, records: Records, position: int) -> RankTimes:
@@ -67,7 +67,7 @@ def rank_times(lowered: Lowered, records: Records, position: int) -> RankTimes:
 
 
 def finish_times(lowered: Lowered, records: Records) -> Int64s:
-    """Return when each rank's last node finished, in the order of the bindings."""
+    """Return the finish of each rank's last node, in the order of the bindings."""
     offsets = lowered.program.visits()
     return np.array(
         [
@@ -85,17 +85,17 @@ def critical_position(lowered: Lowered, records: Records) -> int:
 
 @dataclass(frozen=True)
 class Part:
-    """What a rank's time may count as, interval by interval, and the node that each is about."""
+    """Intervals that a rank's time may count as, and the node that each is about."""
 
     rows: Int64s
     start: Int64s
     finish: Int64s
-    """Before `start` where there is nothing."""
+    """End of each interval; before `start` where it is empty."""
 
 
 @dataclass(frozen=True, eq=False)
 class RankRun:
-    """One rank of a run: how its nodes ran and what its time counts as, worked out once for who asks often.
+    """One rank of a run: the times of its nodes and the parts of its time, cached.
 
     `kinds` maps streams to kinds, by default a stream is its own kind; given them, compute on a stream of
     communication stands for that.
@@ -109,12 +109,12 @@ class RankRun:
 
     @cached_property
     def times(self) -> RankTimes:
-        """The times of its nodes."""
+        """The times of the rank's nodes."""
         return rank_times(self.lowered, self.records, self.position)
 
     @cached_property
     def parts(self) -> dict[str, Part]:
-        """The parts of its time; see `breakdown`."""
+        """The parts of the rank's time; see `breakdown`."""
         return parts_of(self.lowered, self.times, self.position, kinds=self.kinds)
 
     def painted(self, end: int | None) -> tuple[dict[str, Int64s], int]:
@@ -125,7 +125,7 @@ class RankRun:
         return self._paintings[until]
 
     def painted_whole(self, repeated: Repetition | None) -> tuple[dict[str, Int64s], int]:
-        """Return `painted` of a whole step, with what its run left out."""
+        """Return `painted` for the whole step, including repetitions that the run left out."""
         amounts, idle = self.painted(None)
         if repeated is None:
             return amounts, idle
@@ -153,7 +153,7 @@ def breakdown(rank: RankRun, *, end: int | None = None) -> dict[str, int]:
 def parts_of(
     lowered: Lowered, times: RankTimes, position: int, *, kinds: Mapping[str, str] | None = None
 ) -> dict[str, Part]:
-    """Return the parts of a rank's time, first those that lie over the others; see `breakdown`."""
+    """Return the parts of a rank's time, those with precedence first; see `breakdown`."""
     nodes = lowered.traces.ranks[position].nodes
     serves = np.isin(nodes.kind, (NodeKind.COMPUTE, NodeKind.MEM_LOAD, NodeKind.MEM_STORE)) & ~nodes.on_cpu
     talks = times.met != NONE
@@ -178,11 +178,12 @@ def _part(chosen: NDArray[np.bool_], start: Int64s, finish: Int64s) -> Part:
 
 
 def _unissued(nodes: NodeTable, times: RankTimes, late: NDArray[np.bool_]) -> tuple[Int64s, Int64s]:
-    """Return from when until when what the host issues waits for nothing else: the end is before if never."""
+    """Return start and end of each node's wait for its host alone; the end is before the start if none."""
     ready, finish = np.zeros(len(nodes), np.int64), times.finish.copy()
     # what waits for its host's own wait waits for no one else meanwhile
     finish[nodes.issuer[late]] = times.start[nodes.issuer[late]]
     np.maximum.at(ready, rows_of(np.diff(nodes.dependency_starts)), finish[nodes.dependencies])
+    # The predecessor of each node on its stream: its neighbour after a stable sort by stream.
     order = np.argsort(nodes.stream, kind="stable")
     same = nodes.stream[order[1:]] == nodes.stream[order[:-1]]
     ready[order[1:][same]] = np.maximum(ready[order[1:][same]], times.finish[order[:-1][same]])
@@ -214,6 +215,7 @@ def painted(parts: Mapping[str, Part], end: int) -> tuple[dict[str, Int64s], int
     """
     sides = [np.minimum(side, end) for part in parts.values() for side in (part.start, part.finish)]
     edges = distinct(np.concatenate([np.array([0, end]), *sides]))
+    # Cut time at all starts and ends: between two edges nothing changes. `bare`: not covered by any part yet.
     lengths = np.diff(edges)
     bare = np.ones(len(lengths), np.bool_)
     result = {}
@@ -221,12 +223,15 @@ def painted(parts: Mapping[str, Part], end: int) -> tuple[dict[str, Int64s], int
         start, finish = (np.searchsorted(edges, np.minimum(side, end)) for side in (part.start, part.finish))
         order = np.argsort(start, kind="stable")
         begun, ended = start[order], finish[order]
+        # Within a part the earlier interval has precedence: begin where all earlier ones have ended.
         covered_to = np.maximum.accumulate(np.concatenate([np.zeros(1, np.int64), ended]))[:-1]
         begun = np.minimum(np.maximum(begun, covered_to), np.maximum(begun, ended))
+        # Prefix sums of the uncovered time: what an interval gets is a difference.
         free = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.where(bare, lengths, 0))])
         spent = np.zeros(len(order), np.int64)
         spent[order] = np.maximum(free[ended] - free[begun], 0)
         result[name] = spent
+        # +1 at each start, -1 at each end: the running sum is above 0 where the part covers an edge interval.
         ends = np.bincount(np.maximum(begun, ended), minlength=len(edges))
         bare &= np.cumsum(np.bincount(begun, minlength=len(edges)) - ends)[:-1] <= 0
     return result, int(lengths[bare].sum())
@@ -300,7 +305,7 @@ def with_inside(
 
 
 def inside_of(done: BlockRun) -> str:
-    """Return which parallelism pays for communication inside blocks."""
+    """Return which parallelism the communication inside blocks counts for."""
     job = done.blocks.job
     return "cp" if job.spec.parallelism.passes_blocks and job.members("tp") == 1 else "tp"
 
@@ -322,7 +327,7 @@ def inside_times(done: BlockRun, rank: RankRun) -> Counter[str]:
 def in_whole_step(
     until: Callable[[int | None], Mapping[_Key, int]], repeated: Repetition | None
 ) -> dict[_Key, int]:
-    """Return the amounts of a whole step, given those of its run until a moment (None: its end)."""
+    """Return the amounts of a whole step, given a function of those until a moment (None: the end)."""
     whole = dict(until(None))
     if repeated is not None:
         before, after = until(repeated.begin), until(repeated.end)
@@ -398,8 +403,12 @@ def contention_notes(
 
 
 def congestion_notes(run: Run) -> Iterator[str]:
-    """Yield what priority flow control held, and what marks made of rates."""
+    """Yield what priority flow control held, what marks made of rates, and how coarsely routes are chosen."""
     yield from _pauses(run)
+    if run.lowered.program.spray is not None:
+        from rapid_des.report.routes_text import choice_notes
+
+        yield from choice_notes(run.lowered.program, run.machine)
     if run.execution.records.rates is not None:
         from rapid_des.report.rates_text import rate_notes
 

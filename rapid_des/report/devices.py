@@ -1,4 +1,4 @@
-"""Devices and operators' estimates in words and as plain data: what commands print."""
+"""Devices and operators' estimates as text and as plain data."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _conditions(device: Device) -> Mapping[str, str]:
 
 
 def _in_seconds(detail: Mapping[str, object]) -> dict[str, Any]:
-    """Return details with their times, and those of kernels among them, in seconds.
+    """Return details with their times, and those of kernels in them, in seconds.
 
     >>> _in_seconds({"launch_ps": 1_000_000, "tile": (128, 64), "kernels": [{"duration_ps": 10**12}]})
     {'launch_s': 1e-06, 'tile': (128, 64), 'kernels': [{'duration_s': 1.0}]}
@@ -80,7 +80,7 @@ def _in_seconds(detail: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _detail(name: str, value: Any) -> str:
-    """Return a detail as people write it; its name loses the unit that the value then carries."""
+    """Return a detail as text; its name loses the unit that the value then carries."""
     base, _, unit = name.rpartition("_")
     if unit == "pj":
         name, value = base, f"{value * 1e-12:.3g} J"

@@ -43,13 +43,13 @@ from rapid_des.report.measured import GEMM_DTYPES, JOBS, MEASURED
 from rapid_des.units import Duration, seconds
 
 LEVEL = 0.8
-"""Of how many like jobs an interval holds the measurement."""
+"""The share of similar jobs whose measurement lies in an interval."""
 STEP, FIRST_TOKEN, PER_TOKEN = "step", "first_token", "per_token"
 COMMUNICATION = "communication"
 ROUTER = "router"
-"""Kernels that choose experts: of all mixtures, whatever computes their experts."""
+"""Kernels that choose experts: they occur in all mixtures of experts, whatever computes the experts."""
 _ENOUGH = 9
-"""Cases from which on the tenth and the ninetieth percentile are within a sample: 1 / (n + 1) is a tenth."""
+"""From this many cases on, the 10th and 90th percentiles lie within a sample: 1 / (n + 1) is a tenth."""
 _DRAWS = 200
 _CLASSES = {"gemm": "gemm", "grouped": "experts", "attention": "attention", "vector": "vector"}
 _WAITING = ("bubble", "host", "idle")
@@ -71,7 +71,7 @@ def measured_topics(device: Device, dtype: str) -> tuple[str, ...]:
 
 @cache
 def _preset(name: str) -> DeviceSpec:
-    """Return a preset as it stands in its file, read once: every result asks."""
+    """Return a preset from its file, cached: every result asks."""
     return load_device(name).spec
 
 
@@ -103,7 +103,7 @@ def unmeasured(job: Job, device: Device) -> list[str]:
 
 
 def unmeasured_in(result: Mapping[str, Any] | None) -> list[str]:
-    """Return the device of a result as JSON if there are no measurements of it as it was stated."""
+    """Return the device of a result as JSON if there are no measurements of it as stated there."""
     priced: Mapping[str, Any] = (result or {}).get("priced_with") or {}
     return [priced["device"]] if "device" in priced and not priced.get("validated") else []
 
@@ -128,24 +128,24 @@ _SERVED = tuple(field.name for field in fields(Served))
 
 @dataclass(frozen=True)
 class Basis:
-    """What a run was priced with; of foreign traces, whose durations are stated, the collectives alone."""
+    """What priced a run; for foreign traces, whose durations are stated, only the collectives."""
 
     collectives: Mapping[str, str]
     """The algorithm by collective that the machine file asks for, `default` for those that it leaves open."""
     served: tuple[Served, ...] = ()
-    """What the run's collectives got."""
+    """What served the run's collectives."""
     device: Device | None = None
-    """At the clock, and with the launches, that the job runs at."""
+    """The device, at the clock and with the launches that the job runs at."""
     decode_device: Device | None = None
-    """The same for decode steps; None in training."""
+    """The device in decode steps; None in training."""
     validated: tuple[str, ...] = ()
-    """Of what there are measurements of this device."""
+    """The topics that this device was measured in."""
     matrix_dtype: str = ""
-    """Of the job's matrix products."""
+    """Number format of the job's matrix products."""
     software: str = ""
     """The job's framework or engine."""
     host: HostSpec | None = None
-    """What issuing its work takes; None: launches are in the kernels' times."""
+    """The cost of issuing work; None: launches are in the kernels' times."""
 
     @property
     def launch(self) -> str:
@@ -156,7 +156,7 @@ class Basis:
 
     @property
     def apart(self) -> tuple[Served, ...]:
-        """What collectives got where the machine file leaves that open, as a list of algorithms does."""
+        """The algorithms of collectives that the machine file leaves open, in words."""
         return tuple(
             library_row
             for library_row in self.served
@@ -287,7 +287,7 @@ def host_line(host: HostSpec) -> str:
 
 @dataclass(frozen=True)
 class Interval:
-    """Where a predicted time's measurement is expected, of jobs like it.
+    """An interval in which a predicted time's measurement is expected, for similar jobs.
 
     >>> Interval(Duration(100), Duration(90), Duration(120), 12, "vLLM 0.x on A100").holds(1.1)
     True
@@ -297,13 +297,23 @@ class Interval:
     low: Duration
     high: Duration
     cases: int
-    """Measured jobs behind it."""
+    """Number of measured jobs behind it."""
     source: str
-    """What those ran."""
+    """Software and device of those jobs."""
 
     def holds(self, ratio: float) -> bool:
         """Return whether the time times this, a measured ratio to it, lies inside."""
         return self.low <= ratio * self.time <= self.high
+
+    def widened(self, low: float, high: float) -> Interval:
+        """Return the interval of a time that may itself be `low` to `high` times what it is.
+
+        >>> interval = Interval(Duration(100), Duration(90), Duration(120), 12, "vLLM 0.x on A100")
+        >>> interval.widened(0.5, 1.5).low, interval.widened(0.5, 1.5).high
+        (Duration('45 ps'), Duration('180 ps'))
+        """
+        ends = (min(self.low, self.time) * low, max(self.high, self.time) * high)
+        return replace(self, low=Duration(round(ends[0])), high=Duration(round(ends[1])))
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data for JSON; times in seconds."""
@@ -313,7 +323,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Origin:
-    """Whose measurements a run's are like: its device, its job's software, and what the time is of."""
+    """Identifies similar measurements: the device, the job's software, and the kind of time."""
 
     device: str
     software: str
@@ -386,7 +396,7 @@ def intervals(times: Mapping[str, int], work: Mapping[str, int], origin: Origin)
 
 
 def in_order(intervals: Mapping[str, Interval]) -> list[Interval]:
-    """Return intervals as reports list the times: first token, each next one, the whole."""
+    """Return intervals in the order of reports: first token, each next one, the whole."""
     return [intervals[figure] for figure in (FIRST_TOKEN, PER_TOKEN, STEP) if figure in intervals]
 
 
@@ -418,7 +428,7 @@ def told_apart(
 
 
 def stratum(figure: str, work: Mapping[str, int]) -> str:
-    """Return which jobs' errors a time's are like: mixtures of experts are predicted less well than others.
+    """Return the class of jobs with similar errors: mixtures of experts are predicted less well.
 
     >>> stratum(STEP, {"gemm": 5, "router": 3})
     'step with experts'
@@ -442,12 +452,12 @@ def _errors(origin: Origin, group: str) -> tuple[Sequence[float], str]:
 
 @cache
 def residuals() -> Mapping[str, Any]:
-    """Return what the fit wrote: residuals of kernels, errors of jobs and of pairs of their layouts."""
+    """Return the fitted residuals of kernels, errors of jobs, and errors of pairs of their layouts."""
     tree: Mapping[str, Any] = json.loads(files(__package__).joinpath("residuals.json").read_text("utf-8"))
     return tree
 
 
 def forget() -> None:
-    """Have `residuals.json` read again, which somebody wrote."""
+    """Drop the cached `residuals.json`, after it was rewritten."""
     residuals.cache_clear()
     _factors.cache_clear()

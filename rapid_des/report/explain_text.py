@@ -21,9 +21,9 @@ from rapid_des.units import Duration, Size
 
 _MIB, _GIB = 2**20, 2**30
 _FIRST = 8
-"""Ranks of a group up to which all are listed."""
+"""Largest group of which all ranks are listed."""
 _SHORT = 8
-"""Characters of a size that is printed exactly."""
+"""Longest size, in characters, that is printed exactly."""
 _NUMBERED = re.compile(r"\.\d+$")
 _PHASES: tuple[PassKind, ...] = ("forward", "backward")
 _REST = "between passes and once a step"
@@ -115,7 +115,7 @@ def _section_row(section: SectionKind) -> Row:
 
 @dataclass(frozen=True)
 class _Messages:
-    """Messages of a stage that only differ in a bucket's number and size."""
+    """Messages of a stage that differ only in a bucket's number and size."""
 
     name: str
     what: str
@@ -165,7 +165,7 @@ def _runs(members: Sequence[MessageKind]) -> str:
 
 
 def _served_by(result: Result, message: MessageKind) -> list[str]:
-    """Return the algorithm and protocol that such messages got in the run; nothing where it is not known."""
+    """Return the algorithm and protocol of such messages in the run; empty where it is not known."""
     served = () if result.basis is None else result.basis.served
     wanted = message.what, message.members, message.size
     same = (
@@ -207,9 +207,9 @@ def _operator_lines(result: Result) -> Iterator[str]:
 
 _GIB = 2**30
 _STAGES = 4
-"""Different stages up to which all are printed by tensor; of more the first, the fullest, the last."""
+"""Up to this many different stages are printed by tensor; of more the first, the fullest, the last."""
 _TENSORS = 16
-"""Tensors of a stage that are printed; the others are summed up."""
+"""Number of tensors of a stage that are printed; the others are summed up."""
 
 
 def memory_lines(stages: Sequence[StageMemory]) -> Iterator[str]:

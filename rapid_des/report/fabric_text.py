@@ -1,4 +1,4 @@
-"""Fabrics, routes and checks for people and for JSON: plain trees, and the lines that show them."""
+"""Fabrics, routes and checks as plain data for JSON, and as lines of text."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _span(ends: list[str]) -> str:
 
 
 def shown_route(fabric: Fabric, links: Sequence[int], source: int) -> Tree:
-    """Return a route's hops, its latency and what its narrowest link lets through."""
+    """Return a route's hops, its latency and the bandwidth of its narrowest link."""
     hops = [
         {
             "link": link,

@@ -33,13 +33,13 @@ LEFT_OUT = ("links", "nics", "hosts", "cooling")
 
 @dataclass(frozen=True)
 class KindTimes:
-    """Requests of a batch that are alike: picoseconds; their first token is that of all."""
+    """Times of equal requests of a batch, in picoseconds; all requests share the first token's time."""
 
     count: int
     prompt_length: int
     output_length: int
     per_output_token: Duration
-    """Mean over the tokens after the first."""
+    """Mean time per token after the first."""
     total: Duration
 
     def as_json(self) -> dict[str, Any]:
@@ -55,18 +55,18 @@ class KindTimes:
 
 @dataclass(frozen=True)
 class RequestTimes:
-    """A static batch of requests: picoseconds."""
+    """Times of a static batch of requests, in picoseconds."""
 
     first_token: Duration
-    """Of the request that has it last."""
+    """Time to the first token of the request that has it last."""
     earliest: Duration
-    """Of the request that has it first: where prompts take several passes."""
+    """Time to the first token of the request that has it first, if prompts take several passes."""
     per_output_token: Duration
-    """Mean over the tokens after the first, of all requests."""
+    """Mean time per token after the first, over all requests."""
     total: Duration
-    """To the last token of the last request."""
+    """Time to the last token of the last request."""
     kinds: tuple[KindTimes, ...] = ()
-    """By kind of requests, in the job's order."""
+    """Times by kind of requests, in the job's order."""
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data for JSON; times in seconds."""
@@ -90,7 +90,7 @@ class JobFigures:
     tokens: int
     tokens_per_s: float
     mfu: float
-    """Model FLOPs, attention as far as causal, over the step time and `peak` of all GPUs."""
+    """Model FLOPs (attention under the causal mask) over the step time and `peak` of all GPUs."""
     peak: FlopRate
     """Of one GPU: the dense matrix peak of the job's precision that the device file states, or what the clock
     in use gives where that is more."""
@@ -99,7 +99,7 @@ class JobFigures:
     requests: RequestTimes | None = None
     energy: EnergyFigures | None = None
     kv_cache: KvCapacity | None = None
-    """Of requests: what the engine's pool holds."""
+    """The KV pool of an inference job; None in training."""
 
     @property
     def shortage(self) -> str:
@@ -232,7 +232,7 @@ def _kind_times(
 def until_last_token(
     parts: Callable[[int | None], dict[str, int]], requests: RequestTimes | None, makespan: int
 ) -> tuple[int, dict[str, int]]:
-    """Return the step time and its parts, with the decode steps that were not simulated."""
+    """Return the step time and its parts, including decode steps that were not simulated."""
     whole = parts(None)
     if requests is None or requests.total == makespan:
         return makespan, whole
@@ -261,33 +261,33 @@ class EnergyFigures:
     arithmetic_j: float
     memory_j: float
     idle_j: float
-    """What the boards draw in that time even if no kernel runs."""
+    """Idle energy of the boards over that time, in joules."""
     gpus: int
     duration_s: float
     tokens: int
     limit_w: float | None
-    """Of one board, as its device file states it."""
+    """Power limit of one board in watts, as its device file states it."""
     constants: Energy
-    """The device file's."""
+    """The energy constants of the device file."""
 
     @property
     def joules(self) -> float:
-        """Of all parts."""
+        """Sum of all parts."""
         return self.arithmetic_j + self.memory_j + self.idle_j
 
     @property
     def average_power_w(self) -> float:
-        """Of one GPU."""
+        """Average power of one GPU, in watts."""
         return self.joules / (self.duration_s * self.gpus)
 
     @property
     def tokens_per_joule(self) -> float:
-        """Trained, or generated."""
+        """Tokens trained on, or generated, per joule."""
         return self.tokens / self.joules
 
     @property
     def text(self) -> str:
-        """One line of a report."""
+        """The energy as one line of a report."""
         limit = "" if self.limit_w is None else f" of {self.limit_w:,.0f}"
         return (
             f"{_joules(self.joules)}, {self.average_power_w:,.0f}{limit} W a GPU, "
@@ -296,7 +296,7 @@ class EnergyFigures:
 
     @property
     def notes(self) -> Iterator[str]:
-        """What a reader must know: an average that no board would draw."""
+        """A warning if the average power is above what a board can draw."""
         if self.limit_w is not None and self.average_power_w > self.limit_w:
             yield (
                 f"energy: the modelled {self.average_power_w:,.0f} W a GPU are above the board's limit of "
@@ -349,7 +349,7 @@ def energy_figures(trace: JobTrace, device: Device, step_time: int) -> EnergyFig
 
 
 _Pair = tuple[float, float]
-"""Picojoules of arithmetic and of memory."""
+"""Picojoules of arithmetic, and of memory traffic."""
 
 
 def _costs(priced: Iterable[PricedOperator], constants: Energy) -> list[tuple[PricedOperator, _Pair]] | None:

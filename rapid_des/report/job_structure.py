@@ -1,4 +1,4 @@
-"""What a job comes down to, for people who check it against theory: groups, stages, and every message."""
+"""The structure of a job, to check it against theory: groups, stages, and every message."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ class GroupKind:
 
 @dataclass(frozen=True)
 class MessageKind:
-    """Messages of a stage's rank that are alike: the same in every layer and micro-batch."""
+    """Equal messages of a stage's rank: the same in every layer and micro-batch."""
 
     stage: int
     name: str
-    """With `L*` for the layer."""
+    """Name of the message, with `L*` for the layer."""
     what: str
-    """The collective, `send` or `recv`."""
+    """Operation: the collective, `send` or `recv`."""
     group: str
     """The kind of process group; empty for a send or receive."""
     members: int
     size: int
     """comm_size in bytes: the input buffer of one member."""
     count: int
-    """In one step (or batch of requests), as simulated."""
+    """Number of messages in one step (or batch of requests), as simulated."""
     layers: int
-    """In how many of the stage's layers; 0: in none. So many passes run each: count over layers."""
+    """Number of the stage's layers that send it, 0 for none; each runs it count / layers times."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one rank runs of a section in one pass of one micro-batch."""
+    """What one rank computes of a section in one pass of one micro-batch."""
 
     kernels: int
     collectives: int
@@ -64,30 +64,30 @@ class Work:
 
 @dataclass(frozen=True)
 class SectionKind:
-    """One distinct section of the model: embedding, head, or layers that are alike."""
+    """One distinct section of the model: embedding, head, or equal layers."""
 
     name: str
-    """Of layers the names of their halves, `experts` for a feed-forward of routed ones."""
+    """Name; of layers the names of their halves, `experts` for routed experts."""
     layers: tuple[int, ...]
-    """Their numbers in the model; empty for embedding and head."""
+    """Numbers of its layers in the model; empty for embedding and head."""
     parameters: int
-    """Of one rank, in one such section."""
+    """Number of parameters of one rank, in one such section."""
     passes: Mapping[PassKind, Work]
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """A job's derived structure."""
+    """The derived structure of a job."""
 
     groups: tuple[GroupKind, ...]
     layers: tuple[int, ...]
-    """Of each part of the model."""
+    """Number of layers of each part of the model."""
     placement: Placement
-    """By stage and chunk: which part."""
+    """The part of the model that each chunk holds, by stage and chunk."""
     sections: tuple[SectionKind, ...]
     messages: tuple[MessageKind, ...]
     loads: tuple[LayerLoad, ...] = ()
-    """Of layers whose experts get unlike many copies of tokens."""
+    """Loads of layers whose experts get unequal numbers of copies."""
 
 
 def explain(trace: JobTrace) -> Explanation:

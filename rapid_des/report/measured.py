@@ -25,7 +25,7 @@ MEASURED: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "TPU-v6e-1": ("tpu_v6e", ("layers",)),
     "V100-SXM2-16GB": ("v100_sxm2", ("gemm",)),
 }
-"""Devices that `validation/data` holds measurements of: name, preset, and of what."""
+"""Devices with measurements in `validation/data`: name, preset, and topics."""
 
 
 GEMM_DTYPES: Mapping[str, tuple[str, ...]] = {
@@ -38,7 +38,7 @@ GEMM_DTYPES: Mapping[str, tuple[str, ...]] = {
     "T4": ("fp16", "fp32"),
     "V100-SXM2-16GB": ("fp16", "fp32"),
 }
-"""In which dtypes `validation/data` holds GEMMs of those devices."""
+"""The number formats in which `validation/data` has GEMMs of those devices."""
 
 
 JOBS: Mapping[str, tuple[str, ...]] = {
@@ -57,4 +57,4 @@ JOBS: Mapping[str, tuple[str, ...]] = {
     "nanotron": ("H100-SXM-80GB",),
     "vLLM 0.x": ("A100-PCIE-80GB", "A100-SXM4-80GB"),
 }  # fmt: skip
-"""On which devices `validation/data` holds whole jobs of a software profile, by its name."""
+"""The devices on which `validation/data` has whole jobs of a software profile, by its name."""

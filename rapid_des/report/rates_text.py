@@ -15,7 +15,7 @@ from rapid_des.units import Duration, Size
 
 
 def rate_notes(program: Program, rates: RateRecords, machine: Machine) -> Iterator[str]:
-    """Yield what was marked and what became of rates; where there was nothing to do, that."""
+    """Yield how many parts were marked and how rates changed, or that nothing was marked."""
     yield _rates(program, rates, machine.healthy)
     yield from _coarse(program, machine)
 

@@ -82,36 +82,36 @@ class Result:
     engine: str
     switching: str
     wall_s: float = field(compare=False)
-    """Seconds that the simulation took."""
+    """Wall time of the simulation in seconds."""
     hops: int
     folded: float = 1.0
-    """How many ranks each simulated rank stood for (symmetry folding, exact)."""
+    """Number of ranks that each simulated rank stood for (symmetry folding, exact)."""
     figures: JobFigures | None = None
     basis: Basis | None = None
-    """What the run was priced with."""
+    """What priced the run."""
     compute_bound: str = "compute"
     """What limits most of the critical rank's kernels; `compute` is arithmetic and the caches."""
     notes: tuple[str, ...] = ()
     mode_bound: ModeBound | None = None
-    """Where the flattened step lies, as far as a mode knows; None of a flattened one."""
+    """Bounds of the flattened step, as far as a mode knows them; None for a flattened result."""
     work: Mapping[str, int] = field(default_factory=dict)
-    """Of a job: picoseconds of the critical rank's work by class, of which intervals are made."""
+    """For jobs: picoseconds of the critical rank's work by class, from which intervals are computed."""
     run: Run | None = field(default=None, repr=False, compare=False)
     stream_kinds: Mapping[str, str] | None = field(default=None, repr=False, compare=False)
-    """Of a job: which parallelism pays for what runs on a stream."""
+    """For jobs: the parallelism that each stream's time counts for."""
     priced: tuple[PricedOperator, ...] = field(default=(), repr=False, compare=False)
-    """Of a job: what its distinct kernels cost, and why."""
+    """For jobs: the cost of each distinct kernel, with details."""
     blocks: BlockRun | None = field(default=None, repr=False, compare=False)
-    """What stands behind a result in blocks."""
+    """The runs of blocks behind a result of the modes of blocks."""
     computed: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
-    """Picoseconds that the critical rank computes each operator."""
+    """Picoseconds that the critical rank computes, by operator."""
     trace: JobTrace | None = field(default=None, repr=False, compare=False)
-    """Of a job: what was run, in blocks the graph around them."""
+    """For jobs: the trace that was run; with blocks, the outer graph."""
 
     critical: RankRun | None = field(default=None, repr=False, compare=False)
-    """The critical rank as it ran."""
+    """The run of the critical rank."""
     attributed: Attribution | None = field(default=None, repr=False, compare=False)
-    """Of a result without its run: `attribution`, worked out before."""
+    """The attribution, computed in advance, of a result without its run."""
 
     def __hash__(self) -> int:
         return hash((self.step_time, self.mode, self.switching, *self.breakdown.items()))
@@ -141,6 +141,8 @@ class Result:
     def intervals(self) -> Mapping[str, evidence.Interval]:
         """Where the measurements of the job's times are expected; nothing on devices that were not measured.
 
+        They contain what the mode leaves out.
+
         `step`, and of requests `first_token` and `per_token`.
         """
         requests = self.figures.requests if self.figures else None
@@ -150,11 +152,15 @@ class Result:
                 evidence.FIRST_TOKEN: requests.first_token,
                 evidence.PER_TOKEN: requests.per_output_token,
             }
-        return {} if self.origin is None else evidence.intervals(times, self.work, self.origin)
+        found = {} if self.origin is None else evidence.intervals(times, self.work, self.origin)
+        if self.mode_bound is None:
+            return found
+        low, high = (end / max(self.step_time, 1) for end in (self.mode_bound.low, self.mode_bound.high))
+        return {name: each.widened(low, high) for name, each in found.items()}
 
     @property
     def origin(self) -> evidence.Origin | None:
-        """Whose measurements the times are like; None on devices that were not measured."""
+        """Identifies the measurements that times are compared to; None on devices that were not measured."""
         basis = self.basis
         if basis is None or basis.device is None or not basis.validated:
             return None
@@ -170,7 +176,7 @@ class Result:
 
     @property
     def light(self) -> Result:
-        """The result without what only rows and pictures need: it is small, and travels."""
+        """The result without what only rows and pictures need: small enough to send to another process."""
         return replace(
             self,
             run=None,
@@ -186,6 +192,8 @@ class Result:
     def _repr_html_(self) -> str:
         """Return the result for a notebook: the step, and where its time goes."""
         rows = [("step time", str(self.step_time), "")]
+        if self.mode_bound is not None:
+            rows += [(name, text, "") for name, text in self.mode_bound.row(self.step_time).items()]
         if self.figures is not None:
             rows.append(("tokens/s", f"{self.figures.tokens_per_s:,.0f}", f"MFU {self.figures.mfu:.1%}"))
             rows.append(("memory", str(Size(self.figures.memory.fullest.peak)), self.figures.shortage))

@@ -166,6 +166,8 @@ def _figure_lines(result: Result, figures: JobFigures) -> Iterator[str]:
         rows["step time"] = f"{result.step_time}"
     else:
         rows |= _request_rows(result, figures.requests)
+    if result.mode_bound is not None:
+        rows |= result.mode_bound.row(result.step_time)
     rows |= _interval_rows(result.intervals)
     fullest = figures.memory.fullest
     each = "" if figures.requests is None else f", {figures.tokens_per_s / figures.gpus:,.1f} a GPU"
@@ -221,7 +223,9 @@ def modes_lines(results: Mapping[str, Result | str]) -> Iterator[str]:
             continue
         gap = "" if isinstance(reference, str) else f"{result.step_time / reference.step_time - 1:+.2%}"
         cost = f"{result.wall_s:.3f} s, {result.hops:,} hops"
-        yield f"{mode:<14} {result.step_time!s:>12}  {gap:>8}  simulated in {cost}"
+        bound = result.mode_bound
+        most = "" if bound is None else f"; by its bound at most {bound.most(result.step_time):+.1%}"
+        yield f"{mode:<14} {result.step_time!s:>12}  {gap:>8}  simulated in {cost}{most}"
 
 
 def astra_lines(result: AstraResult, title: str) -> Iterator[str]:

@@ -33,12 +33,12 @@ class OperatorRow:
     runs: int
     time_s: float
     flops: int
-    """Of all runs, as are the bytes."""
+    """FLOPs of all runs together, as are the bytes."""
     hbm_bytes: int
     bound: str
     """What limits it; several, with a slash between, where its runs differ. Empty for foreign traces."""
     model: str
-    """Which operator model priced it, likewise."""
+    """The operator models that priced its runs, likewise."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class MessageRow:
     operation: str
     """all_reduce, …, send, recv."""
     kind: str
-    """The parallelism that pays for it; of foreign traces their stream."""
+    """The parallelism that its time counts for; of foreign traces the stream."""
     group: str
     """The process group; of messages the peer's rank."""
     bytes: int
@@ -150,13 +150,13 @@ class LinkRow:
     kind: str
     bytes: int
     busy_s: float
-    """Time in service."""
+    """Time in service, in seconds."""
     queue_s: float
-    """The sum of all transfers' waits."""
+    """Sum of the waits of all transfers, in seconds."""
     utilisation: float
-    """Busy time over the makespan."""
+    """Busy time divided by the makespan."""
     stopped_s: float = 0.0
-    """How long priority flow control held it, whatever it carries."""
+    """Seconds for which priority flow control stopped the link, for all kinds of traffic."""
 
 
 COLUMNS = tuple(field.name for field in fields(LinkRow))

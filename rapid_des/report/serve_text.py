@@ -1,4 +1,4 @@
-"""A served workload in words."""
+"""Results of serving as text."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _outages(plain: Mapping[str, Any], replicas: int) -> Iterator[str]:
 
 
 def _sampling(plain: Mapping[str, Any]) -> Iterator[str]:
-    """Yield how far means may be from those of many more requests, where there are enough to tell."""
+    """Yield the sampling uncertainty of means, where there are enough requests to tell."""
     names = {"ttft_s": "first token", "tpot_s": "per token", "e2e_s": "end to end"}
     widths = [f"{name} ± {_time(plain[key]['mean'])}" for key, name in names.items() if plain[key]]
     if widths:

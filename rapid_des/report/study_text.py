@@ -123,7 +123,7 @@ def _table(configurations: Sequence[Plain]) -> Iterator[str]:
 
 
 _MOST_SHOWN = 3
-"""Configurations whose slowest draws are shown, and how many are the best by a figure."""
+"""Number of configurations whose slowest draws are shown, and of the best ones by each figure."""
 
 
 def _orders(configurations: Sequence[Plain]) -> Iterator[str]:
@@ -310,7 +310,7 @@ def validation_lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _remarks(name: str, figures: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a topic has to say besides its line of figures."""
+    """Yield the remarks of a topic besides its line of figures."""
     if figures.get("shares_pct"):
         shares = ", ".join(f"{part} {share:.1f} %" for part, share in figures["shares_pct"].items())
         yield f"{name}: {shares}{_blame(figures.get('bias_by_part_pct'))}"
@@ -321,7 +321,7 @@ def _remarks(name: str, figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 _SMALL = 0.05
-"""Percent below which a part is not named."""
+"""Changes below this many percent are not named."""
 
 
 def _blame(errors: Mapping[str, float] | None) -> str:

@@ -27,7 +27,7 @@ _NAMES = {
 
 
 def heading(name: str) -> str:
-    """Return what people call a column.
+    """Return the title of a column.
 
     >>> heading("step_time_s"), heading("tp")
     ('step time', 'tp')
@@ -36,7 +36,7 @@ def heading(name: str) -> str:
 
 
 def cell(name: str, value: Any) -> str:
-    """Return a value of a column as people read it.
+    """Return a value of a column as text.
 
     >>> cell("step_time_s", 0.0015), cell("mfu", 0.5), cell("memory_bytes", 2**30), cell("mfu", None)
     ('1.5 ms', '50.0 %', '1 GiB', '-')

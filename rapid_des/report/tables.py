@@ -24,7 +24,7 @@ def table(title: str, header: Row, sides: str, rows: Iterable[Row]) -> Iterator[
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """Return numbers with neighbours drawn together.
+    """Return numbers as text, with runs of consecutive ones as ranges.
 
     >>> spans((2, 0, 1, 5))
     '0-2 5'

@@ -26,44 +26,44 @@ from rapid_des.report.writing import replacing
 from rapid_des.units import PS_PER_US, Duration
 
 LINKS_PROCESS = 1_000_000
-"""Process number of the link tracks, above every rank."""
+"""Process number of the link tracks, larger than every rank."""
 LARGEST = 200_000_000
-"""Bytes of a timeline, before packing, that is written without being asked twice; more is slow to open."""
+"""Largest timeline in bytes, before packing, that is written without --force; larger ones open slowly."""
 
 _SLICE_BYTES, _HOP_BYTES = 165, 250
-"""What a node and a message's hop take in the file, about."""
+"""Approximate bytes in the file of a node, and of a message's hop."""
 _AT_ONCE = 1 << 14
-"""Events that are text at a time."""
+"""Number of events that are converted to text at a time."""
 
 
 @dataclass(frozen=True)
 class Extract:
-    """What of a run stands on its timeline.
+    """The part of a run that is written to its timeline.
 
     >>> Extract.parse("0,4-6", "10ms:20ms")
     Extract(ranks=frozenset({0, 4, 5, 6}), begin=10000000000, end=20000000000)
     """
 
     ranks: frozenset[int] | None = None
-    """None: all."""
+    """The ranks to write; None: all."""
     begin: int = 0
     end: int | None = None
     """The window in picoseconds: what ends after `begin` and starts before `end`."""
 
     @classmethod
     def parse(cls, ranks: str | None, window: str | None) -> Extract:
-        """Return what is meant by ranks such as 0,4,8-15 and a window such as 10ms:20ms, both or neither."""
+        """Return the extract for ranks such as 0,4,8-15 and a window such as 10ms:20ms, if given."""
         begin, end = (0, None) if window is None else _window(window)
         return cls(None if ranks is None else _ranks(ranks), begin, end)
 
     def rows(self, start: Int64s, finish: Int64s) -> Int64s:
-        """Return which of some slices fall into the window; what takes no time is left out."""
+        """Return which slices fall into the window; slices without duration are left out."""
         end = np.iinfo(np.int64).max if self.end is None else self.end
         shown: Bools = (finish > start) & (finish > self.begin) & (start < end)
         return np.flatnonzero(shown)
 
     def positions(self, lowered: Lowered) -> list[int]:
-        """Return the positions of the ranks; `InputError` if the run has not all of them."""
+        """Return the positions of the ranks; `InputError` if the run lacks one of them."""
         ranks = [binding.rank for binding in lowered.program.bindings]
         missing = sorted((self.ranks or frozenset()).difference(ranks))
         if missing:
@@ -170,7 +170,7 @@ def _chosen(lowered: Lowered, records: Records, position: int, extract: Extract)
 
 
 def _hops(lowered: Lowered, records: Records, extract: Extract, positions: list[int]) -> Int64s:
-    """Return the rows of the trail that are wanted: in the window, and sent by one of the ranks."""
+    """Return the rows of the trail in the window that one of the ranks sent."""
     trail = records.trail
     if trail is None:
         return np.zeros(0, np.int64)
@@ -216,7 +216,7 @@ _COMMUNICATES = (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV)
 
 
 def _blocks(rows: Int64s) -> Iterator[Int64s]:
-    """Yield rows a block at a time: Python's integers take ten times the room of numpy's."""
+    """Yield blocks of rows as Python integers, which take ten times the memory of arrays."""
     for first in range(0, len(rows), _AT_ONCE):
         yield rows[first : first + _AT_ONCE]
 
@@ -258,7 +258,7 @@ def _sender(lowered: Lowered, position: int, visit: int) -> tuple[int, str, int]
 
 
 def _slice(name: str, track: tuple[int, int], start: int, finish: int, arguments: str) -> str:
-    """Return a slice; the name is JSON already."""
+    """Return a slice as JSON; the name is JSON already."""
     times = f'"ts":{start / PS_PER_US!r},"dur":{(finish - start) / PS_PER_US!r}'
     return f'{{"ph":"X","name":{name},"pid":{track[0]},"tid":{track[1]},{times},"args":{{{arguments}}}}}'
 

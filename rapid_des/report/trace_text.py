@@ -56,7 +56,7 @@ def _work(flops: int) -> str:
 
 @dataclass(frozen=True)
 class NodeRow:
-    """One node: times in picoseconds and sizes in bytes, None where the trace does not say."""
+    """One node of a trace: times in picoseconds and sizes in bytes, None where the trace does not say."""
 
     id: int
     kind: str
@@ -75,7 +75,7 @@ class NodeRow:
     needs: tuple[int, ...]
 
     def amount(self) -> str:
-        """Return what the node takes or moves, for people."""
+        """Return the duration or the bytes of a node as text."""
         parts = []
         if self.duration is not None:
             parts.append(str(Duration(self.duration)))
@@ -86,7 +86,7 @@ class NodeRow:
         return ", ".join(parts) or "-"
 
     def partner(self) -> str:
-        """Return the group or the peer that the node talks to, for people."""
+        """Return the group or the peer of a node as text."""
         if self.group is not None:
             return f"{self.collective or 'unknown'} on {self.group}"
         if self.peer is not None:

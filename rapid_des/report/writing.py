@@ -1,4 +1,4 @@
-"""Files that are put out, checked before the work and written beside their place; a key in words."""
+"""Output files, checked before the work and replaced atomically; descriptions of keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rapid_des.config.descriptions import Field
 
 PICTURES = (".png", ".svg", ".pdf")
-"""What the name of a picture may end in."""
+"""Allowed endings of a picture's name."""
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _begun(target: Path) -> Path:
-    """Return a new empty file beside a path, of its kind."""
+    """Create an empty file of the same kind beside a path; return it."""
     beside = target.with_name(f".{target.stem}.{os.urandom(6).hex()}{target.suffix}")
     beside.touch(exist_ok=False)
     return beside
@@ -108,7 +108,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _check_place(path: Path, *, named: Path | None = None) -> None:
-    """Try what writing begins with: what a user may do says less, as that root may write below /sys."""
+    """Try to create a file there: permissions alone do not tell, as root may not write below /sys."""
     folder = path.resolve().parent
     why = None
     if path.is_dir():
@@ -127,7 +127,7 @@ def _check_place(path: Path, *, named: Path | None = None) -> None:
 
 
 def field_lines(key: str, kinds: Mapping[str, Sequence[Field]]) -> Iterator[str]:
-    """Yield what a key is in each kind of file that has it."""
+    """Yield the meaning of a key in each kind of file that has it."""
     for kind, fields in kinds.items():
         yield f"{key.removeprefix(f'{kind}.')} in a {kind} file"
         for field in fields:

@@ -1,4 +1,4 @@
-"""Requests that name low-rank adapters (LoRA): who may run together, what they add to an iteration, loads.
+"""Requests that name low-rank adapters (LoRA): who may run together, what adapters add to iterations.
 
 As in vLLM at most `max_loras` adapters are on a GPU, those of running requests among them; a request whose
 adapter has no place lets the next ones pass; an adapter that is not there is copied from the host before the
@@ -34,7 +34,7 @@ from rapid_des.units import ceil_divide, serialization_time
 
 @dataclass
 class Slots:
-    """Adapters on a replica's GPUs.
+    """The adapters in a replica's GPU memory.
 
     >>> slots = Slots(2)
     >>> [slots.take(adapter) for adapter in (7, 8, 7)], slots.leave(7), slots.leave(7), slots.take(9)
@@ -43,15 +43,15 @@ class Slots:
 
     most: int
     running: Counter[int] = field(default_factory=Counter)
-    """By adapter: its requests that run."""
+    """For each adapter: the number of its running requests."""
     decoding: Counter[int] = field(default_factory=Counter)
-    """Those of them that decode."""
+    """For each adapter: the number of its decoding requests."""
     loads: int = 0
     _there: dict[int, None] = field(default_factory=dict)
-    """Those that are in memory, idle for longest first."""
+    """The adapters in memory, the least recently used first."""
 
     def candidates(self, waiting: Iterable[Request]) -> Iterator[Request]:
-        """Yield who waits and may run with those that run, and with those before it."""
+        """Yield the waiting requests that may join the running ones, and those before them in the queue."""
         named = set(self.running)
         for request in waiting:
             if request.adapter in named or len(named) < self.most:
@@ -59,7 +59,7 @@ class Slots:
                 yield request
 
     def take(self, adapter: int) -> bool:
-        """Note that a request runs; tell whether its adapter must be loaded."""
+        """Record that a request runs; tell whether its adapter must be loaded."""
         missing = adapter not in self._there
         if missing:
             self.loads += 1
@@ -71,11 +71,11 @@ class Slots:
         return missing
 
     def leave(self, adapter: int) -> None:
-        """Note that a request runs no more."""
+        """Record that a request runs no more."""
         _less(self.running, adapter)
 
     def stop_decoding(self, adapter: int) -> None:
-        """Note that a request decodes no more."""
+        """Record that a request decodes no more."""
         _less(self.decoding, adapter)
 
 
@@ -86,7 +86,7 @@ def _less(counter: Counter[int], key: int) -> None:
 
 
 class Lora:
-    """What adapters of a job cost on a machine."""
+    """The cost of a job's adapters on a machine."""
 
     def __init__(self, job: Job, machine: Machine, spec: LoraSpec) -> None:
         self.slots = spec.max_loras
@@ -100,11 +100,11 @@ class Lora:
             problem = f"device {machine.device.spec.name} states no bandwidths of its `host`, to load from"
             raise ConfigError(problem, file=job.file, key="serving.lora")
         self.load = serialization_time(self.bytes, int(host.from_host))
-        """Picoseconds that an adapter takes from the host."""
+        """Picoseconds to copy an adapter from the host."""
 
     @property
     def bytes(self) -> int:
-        """What an adapter takes of a GPU, of the stage with most."""
+        """Bytes of an adapter on a GPU, of the stage with most."""
         return max(
             byte_count(sum(count * self._rank * (n + k) for (n, k), count in stage.items()), self._dtype)
             for stage in self._stages
@@ -128,7 +128,7 @@ class Lora:
 
 
 def _products(job: Job, spec: LoraSpec) -> Iterator[Counter[tuple[int, int]]]:
-    """Yield of each stage how many matrices of which columns and inner width have adapters."""
+    """Yield for each stage how many matrices with adapters have which columns and inner width."""
     lists = pass_lists(job, Pass(1, (Group(1, 1, 1),), 1))
     blocks = {section: lists[section] for section in lists if section.name == "block"}
     known = dict.fromkeys(name for operations in blocks.values() for name in matrices(operations))
@@ -146,37 +146,37 @@ def _products(job: Job, spec: LoraSpec) -> Iterator[Counter[tuple[int, int]]]:
 
 
 class AdapterUse:
-    """Which adapters the requests of a replica use, and what that takes; nothing where there are none."""
+    """The adapters that requests of a replica use, and their cost; neutral where there are none."""
 
     def __init__(self, lora: Lora | None) -> None:
         self._lora = lora
         self.slots = Slots(0 if lora is None else lora.slots)
 
     def candidates(self, waiting: Iterable[Request]) -> Iterable[Request]:
-        """Return who waits and may run beside those that run."""
+        """Return the waiting requests that may join the running ones."""
         return waiting if self._lora is None else self.slots.candidates(waiting)
 
     def admit(self, request: Request) -> int:
-        """Note that a request runs; return the picoseconds that its adapter loads."""
+        """Record that a request runs; return the picoseconds to load its adapter."""
         return self._lora.load if self._lora is not None and self.slots.take(request.adapter) else 0
 
     def leave(self, request: Request) -> None:
-        """Note that it runs no more."""
+        """Record that it runs no more."""
         if self._lora is not None:
             self.slots.leave(request.adapter)
 
     def decode(self, request: Request) -> None:
-        """Note that it decodes."""
+        """Record that it decodes."""
         if self._lora is not None:
             self.slots.decoding[request.adapter] += 1
 
     def stop_decoding(self, request: Request) -> None:
-        """Note that it decodes no more."""
+        """Record that it decodes no more."""
         if self._lora is not None:
             self.slots.stop_decoding(request.adapter)
 
     def time(self, tokens: int, prompts: Iterable[int] = (), *, decodes: bool = True) -> int:
-        """Return what adapters, those of prompts and of who decodes, add to an iteration."""
+        """Return the picoseconds that adapters of prompts and of decoding requests add to an iteration."""
         if self._lora is None:
             return 0
         return self._lora.time(tokens, len({*prompts, *(self.slots.decoding if decodes else ())}))

@@ -1,4 +1,4 @@
-"""What an iteration computes, and what is asked of those who say how long it lasts."""
+"""The content of an iteration, and the interface of what prices it."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from rapid_des.frontend.operations import Group
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What an iteration computes: the newest token each of `decodes` requests, and chunks of prompts."""
+    """The content of an iteration: the newest token of each of `decodes` requests, and chunks of prompts."""
 
     decodes: int = 0
     keys: int = 0
-    """Positions that the decoding requests attend to, all together, their own new tokens among them."""
+    """Sum of the positions that the decoding requests attend to, their new tokens included."""
     chunks: tuple[Group, ...] = ()
     checked: int = 1
-    """Tokens of each decoding request: its newest one, and drafts."""
+    """Tokens of each decoding request: its newest one, and drafted ones."""
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of chunks."""
+        """Number of tokens in the chunks."""
         return sum(chunk.count * chunk.query_length for chunk in self.chunks)
 
     @property
     def tokens(self) -> int:
-        """Tokens that pass the model."""
+        """Number of tokens that pass the model."""
         return self.decodes * self.checked + self.prompt_tokens
 
     @property
     def sampled(self) -> int:
-        """Positions after which a token is chosen."""
+        """Number of positions after which a token is sampled."""
         return self.decodes * self.checked + sum(chunk.count * chunk.samples for chunk in self.chunks)
 
     @property
     def requests(self) -> int:
-        """Requests that take part."""
+        """Number of requests that take part."""
         return self.decodes + sum(chunk.count for chunk in self.chunks)
 
     def groups(self) -> tuple[Group, ...]:
-        """Return it as a static run takes it, decoding requests at their mean length."""
+        """Return the batch as groups of a static run, decoding requests at their mean length."""
         if not self.decodes:
             return self.chunks
         return (decoding_group(self.decodes, -(-self.keys // self.decodes), self.checked), *self.chunks)
@@ -54,24 +54,24 @@ def decoding_group(decodes: int, length: int, checked: int) -> Group:
 
 
 class Costs(Protocol):
-    """What iterations take, in picoseconds."""
+    """Durations of iterations, in picoseconds."""
 
     def time(self, batch: Batch) -> int:
-        """Return how long one lasts."""
+        """Return the duration of an iteration."""
         ...
 
     def ends(self, decodes: int, keys: Int64s) -> Int64s:
-        """Return when each of some pure decode steps ends, given the positions that each attends to."""
+        """Return the ends of consecutive decode steps, given the positions that each attends to."""
         ...
 
 
 class SharedCosts(Costs, Protocol):
-    """What iterations of replicas take that share experts, each with a batch of its own."""
+    """Durations of iterations of replicas that share experts, each with a batch of its own."""
 
     def together(self, batches: Sequence[Batch]) -> int:
-        """Return how long one lasts."""
+        """Return the duration of a joint iteration."""
         ...
 
     def ends_together(self, decoding: Sequence[tuple[int, Int64s]]) -> Int64s:
-        """Return when each of some pure decode steps ends, given each one's requests and their positions."""
+        """Return the ends of consecutive decode steps, given requests and positions of each replica."""
         ...

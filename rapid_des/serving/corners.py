@@ -1,4 +1,4 @@
-"""Where costs of iterations are worked out, and what lies between: corners of token counts and KV lengths."""
+"""Interpolation of iteration costs: the token counts and KV lengths between which costs are linear."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable
 from rapid_des.units import ceil_divide
 
 _KEYS, _FINE = 64, 32
-"""Decode kernels take keys in blocks of so many; corners of long KV lengths in each doubling."""
+"""Block of keys of decode kernels; number of corners in each doubling of long KV lengths."""
 _EXACT_TOKENS, _MANY_TOKENS = 256, 2048
-"""Tokens up to which every count is a corner, and from which on corners are farther apart."""
+"""Below the first every token count is a corner; above the second corners are farther apart."""
 _FEW_ROWS, _MANY_ROWS = 32, 64
-"""Tiles of matrix products end at such multiples of rows: first and last row of each are corners."""
+"""Row counts of matrix product tiles: first and last row of each tile are corners."""
 _TOLERANCE = 0.002
-"""Of a pass: how far the rest may be from the line between two corners, in their middle."""
+"""Largest deviation from a line, at the middle between two corners, as a share of the pass."""
 
 _CLOSE = 1 / 16
-"""Of a number: corners of what jumps between them are no closer."""
+"""Smallest relative distance of two corners, reached where the function jumps."""
 
 
 class Refined:
@@ -34,12 +34,13 @@ class Refined:
         self._values: dict[int, int] = {}
 
     def __call__(self, number: int) -> int:
-        """Return the value."""
+        """Return the interpolated value."""
         if number not in self._values:
             self._values[number] = self._between(number)
         return self._values[number]
 
     def _between(self, number: int) -> int:
+        # Bisect from the powers of two around the number until the line fits, or the number is a corner.
         below = 1 << (number.bit_length() - 1)
         upper = 2 * below
         while below < number:
@@ -88,16 +89,16 @@ def around(length: int) -> tuple[int, int]:
 
 
 def fineness(length: int) -> int:
-    """Return how many KV lengths around this one are between two corners."""
+    """Return the distance of neighbouring corners around a KV length."""
     return max(_KEYS, (1 << (length - 1).bit_length() >> 1) // _FINE)
 
 
 def stretch(number: int, step: int) -> tuple[int, int]:
-    """Return the first and the last number of the stretch of so many that a number lies in."""
+    """Return the first and the last number of the interval of length `step` that contains a number."""
     upper = ceil_divide(number, step) * step
     return upper - step + 1, upper
 
 
 def _corner_or_both(number: int, ends: tuple[int, int]) -> tuple[int, int]:
-    """Return both ends of a stretch, or an end twice that the number is: what it costs may jump there."""
+    """Return both ends of an interval, or the number twice if it is an end: costs may jump there."""
     return (number, number) if number in ends else ends

@@ -1,4 +1,4 @@
-"""What an iteration takes: kernels as static runs price them, and the rest as static runs simulate it.
+"""The duration of an iteration: kernels as static runs price them, the rest as static runs simulate it.
 
     time(batch) = kernels that depend on token counts   exact, remembered by count
                 + attention                             by kernel, linear between corners of the KV length
@@ -36,22 +36,22 @@ from rapid_des.serving.kernels import Body, Kernels, Opening, in_graphs, kind_of
 from rapid_des.simulation import simulate
 
 _CORNERS, _FEW = 64, 1 << 14
-"""Passes that are simulated, about; prices of chunks that are kept: few come twice."""
+"""Rough number of passes that are simulated; number of priced chunks that are cached (few repeat)."""
 _SHORT = 16
 """Tokens of a prompt that is too long for a decode kernel."""
 _BLOCK = 64
-"""Tokens of a prompt up to which its attention is worked out for each length."""
+"""Up to this many tokens of a prompt, its attention is priced for each length."""
 _USUAL = 64
-"""Tokens of a decode step, of which stages have their shares."""
+"""Tokens of the decode step by which the stages' shares are computed."""
 
 
 Operations = Sequence[Operation]
 Part = tuple[int, Operations]
-"""An operator list, and how many times it passes."""
+"""An operator list, and how often it runs in a pass."""
 
 
 class PassCosts:
-    """Costs of a job's replica on a machine; of the last of `copies` alike that stand in a row."""
+    """Costs of a job's replica on a machine; with `copies`, of the last of as many equal ones in a row."""
 
     def __init__(
         self, job: Job, machine: Machine, cache: BoundedCache | None = None, *, copies: int = 1
@@ -59,7 +59,7 @@ class PassCosts:
         self._machine, self._cache = machine, BoundedCache() if cache is None else cache
         self._copies = copies
         self._whole = issued_on(of_replica(job), machine)
-        """With what drafts tokens."""
+        """The replica's job, including its draft model."""
         self._job = drafting_so_many(self._whole, 0)
         spec = job.inference.speculative
         self.checked = 1 if spec is None else 1 + spec.tokens
@@ -83,7 +83,7 @@ class PassCosts:
         self._lines: dict[tuple[int, int], Int64s] = {}
 
     def time(self, batch: Batch) -> int:
-        """Return how long an iteration lasts."""
+        """Return the duration of an iteration in picoseconds."""
         decoding = not batch.chunks
         passed, seen = self._base(batch), self._seen(batch, decoding)
         if decoding and self._graph:
@@ -91,7 +91,7 @@ class PassCosts:
         return self._issued(passed.then(seen), self._late(batch.tokens, seen.time, decoding))
 
     def ends(self, decodes: int, keys: Int64s) -> Int64s:
-        """Return when each of some pure decode steps ends, given the positions that each attends to."""
+        """Return the ends of consecutive decode steps, given the positions that each attends to."""
         base = self._step(decodes)
         lengths = -(-keys // decodes)
         first = int(lengths[0])
@@ -105,7 +105,7 @@ class PassCosts:
         return np.cumsum(on_gpu)
 
     def together(self, batches: Sequence[Batch]) -> int:
-        """Return how long an iteration lasts of replicas that share experts, each with its own batch.
+        """Return the duration of an iteration of replicas that share experts, each with its own batch.
 
         Attention and what else each computes for itself lasts as long as the longest; experts compute the
         tokens of all, and messages carry them. Captured graphs are padded to the largest batch.
@@ -118,7 +118,7 @@ class PassCosts:
         return max(self._beside(batch, len(batches), at_work) for batch in at_work)
 
     def _beside(self, batch: Batch, replicas: int, at_work: Sequence[Batch]) -> int:
-        """Return how long an iteration lasts if this is the batch that all wait for."""
+        """Return the duration of an iteration if all replicas wait for this batch."""
         decoding = not any(each.chunks for each in at_work)
         mean = -(-sum(each.tokens for each in at_work) // replicas)
         seen = self._seen(batch, decoding)
@@ -129,7 +129,7 @@ class PassCosts:
         return self._issued(passed.then(seen), self._late(batch.tokens, seen.time, decoding))
 
     def ends_together(self, decoding: Sequence[tuple[int, Int64s]]) -> Int64s:
-        """Return when each of some pure decode steps ends, given each replica's requests and positions."""
+        """Return the ends of consecutive decode steps, given requests and positions of each replica."""
         most = max(decodes for decodes, _ in decoding)
         unlike = {(decodes, keys.tobytes()): keys for decodes, keys in decoding}
         alone = [
@@ -139,7 +139,7 @@ class PassCosts:
         return np.cumsum(np.max(alone, axis=0) + self._step(most).time)
 
     def _attention_from(self, decodes: int, lengths: Int64s) -> Int64s:
-        """Return decode attention at mean KV lengths that ascend."""
+        """Return decode attention for ascending mean KV lengths."""
         first, last = int(lengths[0]), int(lengths[-1])
         below, above = stretch(first, fineness(first))
         table, start = self._line(decodes, below, above), below
@@ -149,7 +149,7 @@ class PassCosts:
         return table[lengths - start]
 
     def _line(self, decodes: int, below: int, above: int) -> Int64s:
-        """Return decode attention of every mean KV length from one corner to the next."""
+        """Return decode attention for every mean KV length from one corner to the next."""
         key = decodes, below
         if key not in self._lines:
             low, high = (self._attention_at(decodes, corner, True).time for corner in (below, above))
@@ -158,7 +158,7 @@ class PassCosts:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Which part of an iteration each pipeline stage takes: as its kernels of a decode step do."""
+        """The share of an iteration that each pipeline stage takes, by its kernels in a decode step."""
         lists = pass_lists(self._job, _pass_of(_USUAL, decoding=True))
         stages = (stage_sections(self._job, stage).items() for stage in range(self._job.stages))
         parts = ([(count, lists[section]) for section, count in sections] for sections in stages)
@@ -166,7 +166,7 @@ class PassCosts:
         return tuple(time / sum(times) for time in times)
 
     def parts(self, batch: Batch) -> dict[str, int]:
-        """Return what kernels, communication and the host take of an iteration."""
+        """Return the kernels, communication and host time of an iteration."""
         decoding = not batch.chunks
         messages = self._rest(batch.tokens, batch.requests, decoding)
         kernels = self._base(batch).time - messages + self._seen(batch, decoding).time
@@ -174,42 +174,42 @@ class PassCosts:
         return {"kernels": kernels, "communication": messages, "host": host}
 
     def _step(self, decodes: int) -> Kernels:
-        """Return all but attention of a decode step."""
+        """Return the cost of a decode step without attention."""
         if decodes not in self._steps:
             self._steps[decodes] = self._base(Batch(decodes, decodes, checked=self.checked))
         return self._steps[decodes]
 
     def _base(self, batch: Batch) -> Kernels:
-        """Return all but attention."""
+        """Return the cost of an iteration without attention."""
         decoding, tokens = not batch.chunks, batch.tokens
         rest = Kernels(self._rest(tokens, batch.requests, decoding), 0)
         passed = self._body(tokens, decoding).then(self._head(batch.sampled, decoding))
         return passed.then(rest).then(self._drafting(batch))
 
     def _drafting(self, batch: Batch) -> Kernels:
-        """Return what drafts the next tokens, but its attention."""
+        """Return the cost of drafting the next tokens, without attention."""
         if self._drafts is None:
             return Kernels(0, 0)
         return self._drafts.base(batch.tokens, batch.requests, decoding=not batch.chunks)
 
     def _rest(self, tokens: int, requests: int, decoding: bool) -> int:
-        """Return what a pass takes beyond its kernels."""
+        """Return the part of a pass's duration that is not kernels."""
         if decoding:
             return self._rests[True](-(-self._passing(tokens, decoding) // self.checked))
         return self._rests[False](tokens) + (self._checking(requests) if self._drafts is not None else 0)
 
     def _passing(self, tokens: int, decoding: bool) -> int:
-        """Return how many tokens pass: where a captured graph is padded more than there are."""
+        """Return the number of tokens that pass, with the padding of a captured graph."""
         host = self._host
         return tokens + host.padding(tokens) if decoding and host is not None else tokens
 
     def _issued(self, passed: Kernels, late: int) -> int:
-        """Return how long a pass lasts that the host issues kernel by kernel."""
+        """Return the duration of a pass whose kernels the host issues one by one."""
         host = self._host
         return passed.time if host is None else host.before() + max(passed.time + late, passed.issue)
 
     def _late(self, tokens: int, attention: int, decoding: bool) -> int:
-        """Return how long the GPU waits for its host until this is ahead: within the first layer.
+        """Return how long the GPU waits for its host in the first layer, after which the host is ahead.
 
         Attention and messages are taken as alike in all layers.
         """
@@ -218,7 +218,7 @@ class PassCosts:
         return opening.late(attention // self._layers, message)
 
     def _body(self, tokens: int, decoding: bool) -> Kernels:
-        """Return the kernels of embedding and layers that no KV length changes.
+        """Return the kernels of embedding and layers that do not depend on KV lengths.
 
         Linear between the corners of `_token_corners`.
         """
@@ -229,7 +229,7 @@ class PassCosts:
         return low.between(self._body_at(above, decoding).kernels, tokens - below, above - below)
 
     def _experts(self, tokens: int, decoding: bool) -> Kernels:
-        """Return those of them that compute the tokens of all replicas that share experts."""
+        """Return the kernels that process the tokens of all replicas that share experts."""
         below, above = token_corners(tokens)
         low, high = (self._body_at(corner, decoding).experts for corner in (below, above))
         return low.between(high, tokens - below, max(1, above - below))
@@ -251,7 +251,7 @@ class PassCosts:
         return self._bodies[key]
 
     def _opening(self, lists: Mapping[Section, Operations], decoding: bool, launch: int | None) -> Opening:
-        """Return embedding and first layer in order."""
+        """Return the operations of embedding and first layer in order."""
         first = next(section for section, _ in self._sections if section.name == "block")
         operations = [operation for section in (EMBEDDING, first) for operation in lists[section]]
         count = sum(
@@ -267,7 +267,7 @@ class PassCosts:
         return kernels if launch is None else in_graphs(kernels, operations, launch)
 
     def _head(self, sampled: int, decoding: bool) -> Kernels:
-        """Return the kernels of the head, which choose so many tokens.
+        """Return the kernels of the output head for so many sampled tokens.
 
         They are the last, so that who is late with issuing still waits for them to end.
         """
@@ -283,7 +283,7 @@ class PassCosts:
     def _kernels(
         self, parts: Iterable[Part], operators: OperatorModel, *, cached: bool, launch: int | None = None
     ) -> Kernels:
-        """Return what operator lists, each so many times, hold of operations that see the KV cache or not.
+        """Return the kernels of operator lists, each with its count, that see the KV cache or do not.
 
         `launch`: of the graphs that those are which do not; None: each is issued by itself.
         """
@@ -325,14 +325,14 @@ class PassCosts:
         return self._remembered(decoding_group(decodes, length, self.checked), decoding)
 
     def _seen(self, batch: Batch, decoding: bool) -> Kernels:
-        """Return attention of a batch."""
+        """Return the attention kernels of a batch."""
         seen = Kernels(0, 0)
         if batch.decodes:
             seen = self._decode_attention(batch.decodes, batch.keys, decoding)
         return seen.then(self._prompt_attention(batch)) if batch.chunks else seen
 
     def _prompt_attention(self, batch: Batch) -> Kernels:
-        """Return attention of chunks; of a whole prompt alone linear between corners of its length.
+        """Return attention of chunks; of one whole prompt, linear between corners of its length.
 
         Short prompts are no corner's: other kernels attend from a few tokens than from a block of them.
         """
@@ -360,7 +360,7 @@ class PassCosts:
         *,
         beside: bool,
     ) -> Kernels:
-        """Return the kernels that see the KV cache in one pass, of prompts `beside` others that decode."""
+        """Return the kernels of a pass that see the KV cache; `beside`: prompts beside decoding requests."""
         shard = serving_shard(self._job, Pass(0, groups, 0))
         kinds = self._job.kinds
         parts = (
@@ -374,7 +374,7 @@ class PassCosts:
         return passed.then(self._drafts.attention(groups, decoding=decoding, beside=beside))
 
     def _rest_at(self, decoding: bool, number: int) -> tuple[int, int]:
-        """Return what a simulated pass takes beyond its kernels, and what it takes.
+        """Return a simulated pass's duration without its kernels, and its whole duration, in picoseconds.
 
         It is of so many decoding requests, or prompt tokens after which one token is drafted.
         """
@@ -395,7 +395,7 @@ class PassCosts:
         return rest - self._rests[False](requests * self.checked + _SHORT), took
 
     def _beyond(self, job: Job, groups: tuple[Group, ...], *, decoding: bool) -> tuple[int, int]:
-        """Return what a simulated pass of these requests takes beyond its kernels, and what it takes."""
+        """Return a simulated pass's duration without its kernels, and its whole duration, in picoseconds."""
         result = simulate(
             one_pass(in_a_row(job, self._copies), groups),
             self._machine,
@@ -416,5 +416,5 @@ class PassCosts:
 
 
 def _pass_of(tokens: int, decoding: bool) -> Pass:
-    """Return a pass of so many tokens, each of a request of its own."""
+    """Return a pass of so many tokens, each from a different request."""
     return Pass(1, (Group(tokens, 1, int(decoding)),), 1)

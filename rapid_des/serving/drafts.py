@@ -1,4 +1,4 @@
-"""Speculative decoding in a server: how many tokens a step makes of each request, and what drafting adds.
+"""Speculative decoding in a server: the tokens that a step makes of each request, and the cost of drafts.
 
 A step passes the newest token of a request and k drafted ones through the model and makes as many tokens as
 are kept, and one more (`rapid_des.frontend.speculation`). Whether the i-th is kept where all before it are is
@@ -26,15 +26,15 @@ from rapid_des.serving.kernels import Kernels
 from rapid_des.serving.requests import Decoding, Request
 
 _STREAM, _AHEAD = 7, 1024
-"""Of random numbers, beside those of a workload; steps that a table of the future begins with."""
+"""Number of the random stream (a workload has others); first length of tables of future steps."""
 
 
 @dataclass(frozen=True)
 class Drafts:
-    """How many drafted tokens are kept."""
+    """Draws how many drafted tokens are kept."""
 
     acceptance: tuple[float, ...]
-    """Of each drafted token, where all before it are kept."""
+    """For each drafted token: the probability that it is kept if all before it are."""
     seed: int = 0
 
     @property
@@ -62,22 +62,22 @@ class Drafts:
 
 
 class SpeculativeDecoding(Decoding):
-    """Requests that get several tokens each iteration: tokens and pages of each step to come are kept."""
+    """Decoding requests that get several tokens a step; future tokens and pages are tabulated."""
 
     def __init__(self, page_size: int, drafts: Drafts) -> None:
         super().__init__(page_size)
         self._drafts, self._held, self._target = drafts, 0, 0
         self._made: dict[int, Int64s] = {}
         self._courses, self._origin = np.zeros((2, _AHEAD), np.int64), 0
-        """Stored tokens and pages in each step from `_origin` on."""
+        """[2, step]: stored tokens and pages in each step, from step `_origin` on."""
 
     @property
     def checked(self) -> int:
-        """Tokens of each that pass in a step."""
+        """Tokens of each request that pass the model in a step."""
         return self._drafts.checked
 
     def join(self, request: Request) -> None:
-        """Take a request all of whose tokens but the newest are stored."""
+        """Add a request whose tokens are all stored except the newest."""
         made = self._drafts.made(request)
         request.joined = self.step
         self._members[request.number], self._made[request.number] = request, made
@@ -88,10 +88,11 @@ class SpeculativeDecoding(Decoding):
         self._settle()
 
     def leave(self, request: Request) -> None:
-        """Let a request go, with what it has by now."""
+        """Remove a request, with the tokens and pages that it has by now."""
         del self._members[request.number]
         made, passed = self._made.pop(request.number), self.step - request.joined
         course = self._course(request, made)
+        # Take the future steps of the request out of the sums again.
         self._lay(-course[:, passed:], self.step)
         self._held -= int(course[1, passed - 1]) if passed else request.pages
         self._target -= request.computed + request.output - request.generated
@@ -102,15 +103,17 @@ class SpeculativeDecoding(Decoding):
         self._settle()
 
     def _course(self, request: Request, made: Int64s) -> Int64s:
-        """Return a request's stored tokens before each of its steps, and its pages in it."""
+        """Return [2, step]: a request's stored tokens before each of its steps, and its pages in it."""
+        # Before its k-th step a request has stored what the steps before have made.
         stored = np.concatenate(([0], made[:-1])) + request.computed
         pages = -(-(stored + self.checked) // self.page_size)
         return np.stack((stored, np.maximum(pages, request.pages)))
 
     def _lay(self, course: Int64s, step: int) -> None:
-        """Add what a request has in the steps from this one on."""
+        """Add a request's tokens and pages to the table, from this step on."""
         begin, steps = step - self._origin, course.shape[1]
         if begin + steps > self._courses.shape[1]:
+            # The table is full: drop past steps, and double what is left.
             now = self._courses[:, self.step - self._origin :]
             begin, self._origin = step - self.step, self.step
             self._courses = np.zeros((2, 2 * (now.shape[1] + steps) + _AHEAD), np.int64)
@@ -127,27 +130,27 @@ class SpeculativeDecoding(Decoding):
         return self._courses[row, begin : begin + steps]
 
     def keys_in(self, steps: int) -> Int64s:
-        """Return how many positions the tokens of each of the next steps attend to."""
+        """Return the number of positions that tokens attend to, for each of the next decode steps."""
         return self._coming(0, steps) + self.checked * len(self)
 
     def to_come_after(self, steps: int) -> int:
-        """Return how many tokens they have still to make when so many steps have passed."""
+        """Return the number of tokens still to be made after so many steps."""
         return self._target - int(self._coming(0, steps + 1)[-1]) if self._members else 0
 
     def pages_within(self, steps: int) -> int:
-        """Return how many pages the next so many steps take."""
+        """Return the number of new pages in the next so many steps."""
         return int(self._coming(1, steps)[-1]) - self._held if steps and self._members else 0
 
     def new_pages(self, ahead: int = 0) -> int:
-        """Return how many pages the next step takes, or that so many steps after it."""
+        """Return the number of new pages in the next step, or in a later one."""
         return self.pages_within(ahead + 1) - self.pages_within(ahead)
 
     def steps_within(self, free: int, most: int) -> int:
-        """Return how many steps, `most` at most, so many free pages suffice for."""
+        """Return for how many steps, at most `most`, so many free pages suffice."""
         return int(np.searchsorted(self._coming(1, most) - self._held, free, side="right"))
 
     def advance(self, steps: int) -> list[Request]:
-        """Let so many steps pass; return those that then have all their tokens, which have left."""
+        """Advance by so many steps; return the requests that have all their tokens and left."""
         self._held += self.pages_within(steps)
         self.step += steps
         ended = []
@@ -165,7 +168,7 @@ class SpeculativeDecoding(Decoding):
 
 
 Price = Callable[[Iterable[Operation], bool, bool], Kernels]
-"""Prices operations of a pass, in which all decode or not, that see the KV cache or do not."""
+"""Prices operations of a pass: (operations, whether all requests decode, whether they see the KV cache)."""
 
 
 class DraftCosts:
@@ -177,7 +180,7 @@ class DraftCosts:
         self._known: dict[tuple[Group, bool], Kernels] = {}
 
     def base(self, tokens: int, requests: int, *, decoding: bool) -> Kernels:
-        """Return what no KV length changes after a pass of so many tokens of so many requests."""
+        """Return the drafting kernels that do not depend on KV lengths, after a pass of so many tokens."""
         newest = decoding and self._spec.method == "draft"
         read, unread = (Group(requests, 1, int(decoding), samples) for samples in (1, 0))
         head = self._run(read, decoding).less(self._run(unread, decoding))
@@ -196,7 +199,7 @@ class DraftCosts:
         return total
 
     def _body(self, tokens: int, decoding: bool) -> Kernels:
-        """Return a run over so many tokens without its head, linear between corners of their number."""
+        """Return a draft run over so many tokens without its head, linear between corners."""
         below, above = token_corners(tokens)
         unread = (Group(corner, 1, int(decoding), samples=0) for corner in (below, above))
         low, high = (self._run(group, decoding) for group in unread)

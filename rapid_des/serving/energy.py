@@ -28,35 +28,35 @@ from rapid_des.simulation import simulate
 from rapid_des.units import PS_PER_S
 
 _LENGTHS = 1024, 3072
-"""KV lengths of the passes that tell what decoding takes."""
+"""KV lengths of the two passes from which the energy of decoding is interpolated."""
 _WIDE = 64
-"""Requests of those that tell what a position takes."""
+"""Number of requests in the passes that measure the energy per position."""
 _MILLIWATTS = 1000
 
 
 @dataclass(frozen=True)
 class ServedEnergy:
-    """Joules of all GPUs."""
+    """Energy of all GPUs, in joules."""
 
     kernels_j: float
     idle_j: float
-    """What the boards draw in that time even if no kernel runs."""
+    """Idle energy of the boards over that time, in joules."""
     output_tokens: int
     gpu_seconds: float
 
     @property
     def joules(self) -> float:
-        """Of both parts."""
+        """Sum of both parts."""
         return self.kernels_j + self.idle_j
 
     @property
     def joules_per_output_token(self) -> float:
-        """Prompts and idle time among them."""
+        """Joules per generated token, including prompts and idle time."""
         return self.joules / max(self.output_tokens, 1)
 
     @property
     def average_power_w(self) -> float:
-        """Of one GPU."""
+        """Average power of one GPU, in watts."""
         return self.joules / self.gpu_seconds
 
     def as_json(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class ServedEnergy:
 def served_energy(
     result: ServeResult, job: Job, machine: Machine, *, cache: BoundedCache | None = None
 ) -> ServedEnergy | None:
-    """Return the energy of a served workload; None where the device file states no constants of it."""
+    """Return the energy of a served workload; None if the device file states no energy constants."""
     cache, loads, total = BoundedCache() if cache is None else cache, iter(result.loads), 0.0
     idle, seconds = machine.device.spec.idle_power, result.elapsed / PS_PER_S
     for pool in pools_of(job):
@@ -97,12 +97,12 @@ class _Passes:
 
     @property
     def _checked(self) -> int:
-        """Tokens of a decoding request that pass in a step."""
+        """Number of tokens of a decoding request that pass in a step."""
         spec = self.job.inference.speculative
         return 1 if spec is None else 1 + spec.tokens
 
     def of(self, load: Mapping[str, Int64s]) -> NDArray[np.float64]:
-        """Return the joules of every stretch of iterations that a replica has done."""
+        """Return the joules of each row of iterations of a replica."""
         steps, decodes, prompts = (load[name] for name in ("steps", "decodes", "prompt_tokens"))
         made = decodes * self.job.inference.tokens_a_step
         keys = load["keys"] * steps + made * (steps * (steps - 1) // 2)
@@ -129,13 +129,13 @@ class _Passes:
         return self.kernels(prompts_of(self.job, tokens)) or 0.0
 
     def _of_position(self) -> float:
-        """Return the joules of a position that a decoding request attends to."""
+        """Return the joules for each position that a decoding request attends to."""
         groups = (decoding_group(_WIDE, length, self._checked) for length in _LENGTHS)
         short, long = (self.kernels((group,)) or 0.0 for group in groups)
         return (long - short) / (_WIDE * (_LENGTHS[1] - _LENGTHS[0]))
 
     def kernels(self, groups: Sequence[Group]) -> float | None:
-        """Return the joules of a pass beyond what the boards draw idle; None: no constants."""
+        """Return the joules of a pass above the boards' idle energy; None: no energy constants."""
 
         def make() -> float | None:
             job = one_pass(self.job, groups)

@@ -1,4 +1,4 @@
-"""What the replicas of a server have in common."""
+"""The settings that all replicas of a server share."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from rapid_des.serving.requests import Decoding
 
 Process: TypeAlias = Generator[Any, Any, None]
 MOST_STEPS = 1 << 12
-"""Decode steps that pass at once, at most."""
+"""Most decode steps that are advanced at once."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """What replicas have in common."""
+    """The settings of an engine, shared by its replicas."""
 
     policy: Policy
     costs: Costs
     pages: int
-    """Of a replica's KV cache."""
+    """Number of pages of a replica's KV cache."""
     page_size: int
     max_batched_tokens: int
     max_sequences: int
     order: str = "fcfs"
-    """In which order requests wait (`rapid_des.serving.order`)."""
+    """Order of waiting requests (`rapid_des.serving.order`)."""
     swap: int = 0
-    """Picoseconds a token of a preempted request takes to the host, and back; 0: it is computed again."""
+    """Picoseconds per token to move a preempted request to the host, or back; 0: it is recomputed."""
     lora: Lora | None = None
-    """Of adapters; None: requests name none."""
+    """Costs of adapters; None: requests name none."""
     host_pages: int = 0
-    """Pages that idle sessions may have in the host's memory."""
+    """Number of pages in the host's memory for idle sessions."""
     fetch: int = 0
-    """Picoseconds a token of theirs takes back."""
+    """Picoseconds per token to copy an idle session back from the host."""
     habits: Habits = Habits()
     shares: tuple[float, ...] = (1.0,)
-    """Of an iteration, by pipeline stage."""
+    """Share of an iteration that each pipeline stage takes."""
     drafts: Drafts | None = None
-    """Which drafted tokens are kept; None: none are drafted."""
+    """Draws which drafted tokens are kept; None: no tokens are drafted."""
     together: int = 1
-    """Replicas that share experts, and step together."""
+    """Number of replicas that share experts, and step together."""
     stepwise: bool = False
-    """Wait for every iteration, also for those that could pass at once (the results are the same)."""
+    """Simulate every decode step by itself, for tests; the results are the same."""
 
     def nobody(self) -> Decoding:
-        """Return an empty group of requests that decode."""
+        """Return an empty group of decoding requests."""
         if self.drafts is None:
             return Decoding(self.page_size)
         return SpeculativeDecoding(self.page_size, self.drafts)
 
     @property
     def is_steady(self) -> bool:
-        """Whether who waits is left waiting until somebody ends or comes."""
+        """Whether waiting requests stay waiting until a request ends or arrives."""
         return self.policy.steady and self.order != "fair"

@@ -1,4 +1,4 @@
-"""A fleet of replicas, who sends requests to them and what becomes of these: SimPy processes on one clock."""
+"""A fleet of replicas, the clients of requests, and routing, faults and answers: SimPy processes."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from rapid_des.serving.outages import Event
 
 Watch = Callable[[int, int], None]
-"""Told how many requests are done, of how many."""
+"""Called with the number of finished requests and the number of all."""
 _MOST_IN_VAIN = 1_000
 _TOLD = 64
-"""Requests between two tellings."""
+"""Number of requests between two progress reports."""
 
 
 class Clock(simpy.Environment):
-    """A server's clock, which ends before the integers of 64 bits do in which its times are kept."""
+    """A server's clock; it ends before its times exceed 64-bit integers."""
 
     def step(self) -> None:
-        """Let the next event happen."""
+        """Process the next event."""
         if self.peek() > LATEST_PS and self.peek() < inf:
             problem = f"the server runs for more than {LATEST_S / 86400:.0f} days"
             raise InputError(
@@ -47,48 +47,48 @@ class Clock(simpy.Environment):
 
 @dataclass
 class Fleet:
-    """Replicas of one engine, who sends requests to them, and what has come of it."""
+    """Replicas of one engine, the source of their requests, and the results so far."""
 
     engine: Engine
-    """Of replicas that answer."""
+    """The engine of the replicas that answer."""
     workload: Workload
     router: Router
     replicas: int = 1
     prompting: int = 0
-    """Replicas, the first ones, that compute prompts alone; 0: all do both."""
+    """Number of replicas, the first ones, that only compute prompts; 0: all replicas do both."""
     prompting_engine: Engine | None = None
-    """Of those; None: as the others."""
+    """The engine of these; None: the same engine."""
     transfer: Transfer = lambda env, *_: env.timeout(0)
     """Moves keys and values from one replica to another."""
     client: int = 0
     """Picoseconds that a request takes from its client to a replica, where one front end receives and
     tokenizes all of them, one after the other."""
     tokenizing: int = 0
-    """What each token of its prompt adds."""
+    """Additional picoseconds for each token of its prompt."""
     latency: int = 0
-    """What lies between client and replica besides, for each request by itself."""
+    """Additional picoseconds between client and replica, for each request independently."""
     watch: Watch = lambda *_: None
     outages: Sequence[Iterator[Event]] = ()
     startup: int = 0
     """Picoseconds from the end of an outage until a replica serves."""
     lose: bool = False
-    """Whether requests of a replica that stops are lost."""
+    """Whether requests of a stopped replica are lost."""
     priced: Callable[[int, Sequence[str]], Costs] | None = None
-    """Tells what iterations of a replica take while faults are there; None: there are none."""
+    """Returns the iteration costs of a replica under given faults; None: there are no faults."""
     done: list[Request] = field(default_factory=list)
     lost: list[Request] = field(default_factory=list)
     stops: list[Stop] = field(default_factory=list)
     env: simpy.Environment = field(default_factory=Clock)
 
     def run(self) -> bool:
-        """Serve all requests; whether that was not interrupted."""
+        """Serve all requests; return False if that was interrupted."""
         self._sent = self._inside = self._since = self.area = self._front = 0
         self._held: list[Request] = []
         self._faults: dict[int, list[str]] = defaultdict(list)
         self._in_vain = 0
-        """Outages that stopped requests since one was answered."""
+        """Number of times that outages stopped requests since one was answered."""
         self._stranded: list[Request] = []
-        """Requests whose prompts are computed and whose keys and values no replica is there to take."""
+        """Requests with computed prompts for whose keys and values no decoding replica is up."""
         self._end = self.env.event()
         self.members = self._begun(range(self.prompting), self.prompting_engine or self.engine)
         self.members += self._begun(range(self.prompting, self.replicas), self.engine)
@@ -106,7 +106,7 @@ class Fleet:
         return True
 
     def _begun(self, numbers: Sequence[int], engine: Engine) -> list[Replica]:
-        """Return replicas of an engine that serve."""
+        """Return started replicas of an engine."""
         members = [
             _kind_of(engine)(
                 self.env, number, engine, self._deliver, self._hand_over if number < self.prompting else None
@@ -123,7 +123,7 @@ class Fleet:
         return members
 
     def _count(self, change: int) -> None:
-        """Note that so many more requests are between sending and answer."""
+        """Change the number of requests between sending and answer."""
         now = int(self.env.now)
         self.area += self._inside * (now - self._since)
         self._inside, self._since = self._inside + change, now
@@ -136,7 +136,7 @@ class Fleet:
             self._send_next()
 
     def _send_next(self) -> None:
-        """Have the next request of the workload sent now."""
+        """Send the next request of the workload now."""
         number, work = self._sent, self.workload
         self._sent += 1
         self._count(1)
@@ -162,7 +162,7 @@ class Fleet:
             self._held.append(request)
 
     def _break(self, events: Iterator[Event]) -> Process:
-        """Have replicas fail as events say, and come back."""
+        """Stop replicas at the given outages, and restart them."""
         for event in events:
             if event.at > self.env.now:
                 yield self.env.timeout(event.at - self.env.now)
@@ -173,7 +173,7 @@ class Fleet:
                 yield from self._stop(member, event.down)
 
     def _slow(self, member: Replica, fault: str, down: int) -> Process:
-        """Have a replica, and who waits for it, go on under a fault for a while."""
+        """Slow a replica, and those in lockstep with it, by a fault for a while."""
         now = int(self.env.now)
         self.stops.append(Stop(member.number, now, now + down, fault))
         self._faults[member.number].append(fault)
@@ -183,7 +183,7 @@ class Fleet:
         self._reprice(member)
 
     def _reprice(self, member: Replica) -> None:
-        """Have a replica's iterations, and those that wait for it, take what its faults make them take."""
+        """Price the iterations of a replica, and of those in lockstep with it, under its faults."""
         assert self.priced is not None
         faults = dict.fromkeys(fault for mate in member.mates for fault in self._faults[mate.number])
         costs = self.priced(member.number, tuple(faults))
@@ -191,7 +191,7 @@ class Fleet:
             mate.price(costs)
 
     def _stop(self, member: Replica, down: int) -> Process:
-        """Have a replica, and who can not go on without it, stop for a while."""
+        """Stop a replica, and those that can not run without it, for a while."""
         now, mates = int(self.env.now), member.mates
         self.stops += [Stop(mate.number, now, now + down + self.startup) for mate in mates]
         had = [request for mate in mates for request in mate.stop()]
@@ -211,7 +211,7 @@ class Fleet:
             raise DeadlockError(f"{problem}: state a longer mtbf, or a shorter down or startup")
 
     def _go_on(self) -> None:
-        """Send on the requests for which no replica was there, now that one is."""
+        """Send the requests that had no replica, now that one is up."""
         held, self._held = self._held, []
         for request in held:
             self._route(request)
@@ -220,7 +220,7 @@ class Fleet:
             self._hand_over(request)
 
     def _leave(self, request: Request) -> None:
-        """Send a request of a replica that has stopped to another, or lose it."""
+        """Send a request of a stopped replica to another one, or lose it."""
         if not self.lose:
             request.again()
             self._route(request)
@@ -231,7 +231,7 @@ class Fleet:
         self._answered()
 
     def _hand_over(self, request: Request) -> None:
-        """Send a request on to a replica that decodes; its keys and values travel."""
+        """Send a request to a decoding replica, and its keys and values after it."""
         alive = [member for member in self.members[self.prompting :] if member.alive]
         if not alive:
             self._stranded.append(request)
@@ -242,7 +242,7 @@ class Fleet:
         sent.callbacks.append(lambda _: self._arrive(request, target))
 
     def _arrive(self, request: Request, target: Replica) -> None:
-        """Have a request decode whose keys and values have arrived, if anybody is there by then."""
+        """Start decoding a request whose keys and values have arrived, if a replica is still up."""
         request.transfer = int(self.env.now) - request.first_token
         if target.alive:
             target.submit(request)
@@ -250,7 +250,7 @@ class Fleet:
             self._leave(request)
 
     def _deliver(self, request: Request) -> None:
-        """Take an answered request; its client may send the next one."""
+        """Record an answered request; its client may send the next one."""
         self._count(-1)
         self.done.append(request)
         self._in_vain = 0
@@ -259,7 +259,7 @@ class Fleet:
         self._answered()
 
     def _answered(self) -> None:
-        """Go on after a request has left: its client may send the next one."""
+        """Let the client of a finished request send the next one."""
         if len(self.done) + len(self.lost) == len(self.workload):
             self._end.succeed()
         elif self.workload.arrival is None and self._sent < len(self.workload):
@@ -269,7 +269,7 @@ class Fleet:
                 self._send_next()
 
     def _ask(self) -> None:
-        """Have a client that has thought send its next request, unless others have sent all by now."""
+        """Send the next request of a client after its think time, unless all have been sent."""
         if self._sent < len(self.workload):
             self._send_next()
 

@@ -1,4 +1,4 @@
-"""Who has come to a replica and is not yet seen by its policy: what an engine's loop does besides."""
+"""Requests that have arrived at a replica and that its policy has not seen yet."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from rapid_des.serving.requests import Request
 
 @dataclass(frozen=True)
 class Habits:
-    """When an engine's loop looks for requests, and when it lets prompts wait."""
+    """When an engine's loop polls for requests, and when it delays prompts."""
 
     ahead: bool = False
-    """Whether the next iteration is planned while one runs: who comes meanwhile is in the one after it."""
+    """Whether the next iteration is planned while one runs: a request then waits for the one after it."""
     receive_interval: int = 1
-    """Decode steps between two looks for new requests."""
+    """Number of decode steps between two polls for new requests."""
     wait_iterations: int = 0
-    """Iterations that prompts wait for others while requests decode, at most."""
+    """Most iterations that prompts wait for others while requests decode."""
     wait_tokens: float = 0.0
-    """Tokens of an iteration from which on they do not."""
+    """Number of tokens of an iteration from which prompts do not wait."""
 
     @property
     def looks_seldom(self) -> bool:
-        """Whether decode steps pass in which nobody looks."""
+        """Whether some decode steps pass without a poll."""
         return self.receive_interval > 1
 
 
@@ -35,7 +35,7 @@ class Intake:
 
     habits: Habits
     waited: int = 0
-    """Iterations that prompts have waited for others by now."""
+    """Iterations that prompts have waited for others so far."""
     _unseen: list[Request] = field(default_factory=list)
     _noticed: list[Request] = field(default_factory=list)
     _unlooked: int = 0
@@ -48,17 +48,17 @@ class Intake:
         yield from self._unseen
 
     def add(self, request: Request) -> None:
-        """Take a request that comes."""
+        """Add a request that has arrived."""
         self._unseen.append(request)
 
     def clear(self) -> list[Request]:
-        """Forget all requests, and return them."""
+        """Remove and return all requests."""
         had = list(self)
         self._unseen, self._noticed, self._unlooked, self.waited = [], [], 0, 0
         return had
 
     def take(self, *, decodes: bool, idle: bool) -> list[Request]:
-        """Return who is seen from now on; `idle`: no prompt is half computed."""
+        """Return the requests that the policy sees from now on; `idle`: no prompt is partly computed."""
         seen, self._noticed = self._noticed, []
         if self._unlooked >= self.habits.receive_interval or not decodes:
             come, self._unseen, self._unlooked = self._unseen, [], 0
@@ -69,18 +69,18 @@ class Intake:
         return seen
 
     def passed(self, steps: int, *, prompts: bool = False) -> None:
-        """Note iterations: after one with prompts, an engine looks at once."""
+        """Record iterations: after one with prompts, an engine polls at once."""
         self._unlooked += self.habits.receive_interval if prompts else steps
 
     @property
     def steps(self) -> int:
-        """Decode steps that may pass before somebody is to be seen."""
+        """Number of decode steps before the next request may be seen."""
         if self._noticed:
             return 1
         return self.habits.receive_interval - self._unlooked if self.habits.looks_seldom else sys.maxsize
 
     def gathered(self, selection: Selection, decoding: int, begun: Sequence[Request]) -> Selection:
-        """Return the selection, without its prompts while these wait for others to come."""
+        """Return the selection, without its prompts if these still wait for others."""
         tokens = decoding + sum(tokens for _, tokens in selection.chunks)
         few = bool(selection.chunks) and decoding > 0 and tokens < self.habits.wait_tokens
         if few and not begun and self.waited < self.habits.wait_iterations:

@@ -1,4 +1,4 @@
-"""Jobs that stand for a server's replica, and for passes of it."""
+"""Jobs that represent a server's replica, and single passes of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rapid_des.units import Duration
 
 
 def drafting_so_many(job: Job, tokens: int) -> Job:
-    """Return a job that drafts so many of the tokens that it does, or none."""
+    """Return the job with at most so many drafted tokens, or without drafting."""
     spec = job.inference.speculative
     if spec is None:
         return job
@@ -36,21 +36,21 @@ def of_replica(job: Job) -> Job:
 
 
 def in_a_row(job: Job, copies: int) -> Job:
-    """Return the job of so many replicas, each with the same batch."""
+    """Return the job of several replicas, each with the same batch."""
     split = job.spec.parallelism
     repeated = structs.replace(split, dp=split.dp * copies)
     return replace(job, spec=structs.replace(job.spec, parallelism=repeated)) if copies > 1 else job
 
 
 def prompts_of(job: Job, tokens: int) -> tuple[Group, ...]:
-    """Return so many tokens as prompts, as long as the model takes, and a part of one."""
+    """Return so many tokens as prompts of the largest length, and one shorter one."""
     longest = min(tokens, job.model.spec.max_positions - 1)
     whole, rest = divmod(tokens, longest)
     return (Group(whole, longest), *((Group(1, rest),) if rest else ()))
 
 
 def without_host(job: Job) -> Job:
-    """Return a job that its host issues at once."""
+    """Return the job without the cost of issuing by a host."""
     host = job.host
     if host is None:
         return job

@@ -1,4 +1,4 @@
-"""Kernels of a pass: what the GPU needs for them, and the host to issue them."""
+"""Kernels of a pass: GPU time, and host time to issue them."""
 
 from __future__ import annotations
 
@@ -12,45 +12,46 @@ from rapid_des.frontend.operations import Operation
 
 
 class Kernels(NamedTuple):
-    """Some kernels of a pass."""
+    """The sum of some kernels of a pass, in picoseconds."""
 
     time: int
     issue: int
-    """What the host needs to issue them one by one."""
+    """Host time to issue them one by one."""
 
     def then(self, other: Kernels) -> Kernels:
-        """Return these and others."""
+        """Return the sum of both."""
         return Kernels(self.time + other.time, self.issue + other.issue)
 
     def less(self, other: Kernels) -> Kernels:
-        """Return these without others."""
+        """Return the difference of both."""
         return Kernels(self.time - other.time, self.issue - other.issue)
 
     def between(self, other: Kernels, part: int, whole: int) -> Kernels:
-        """Return what lies that part of the way between these and others."""
+        """Return the linear interpolation towards the other, at `part` of `whole`."""
         return Kernels(self.time + (other.time - self.time) * part // whole, self.issue)
 
 
 class Opening(NamedTuple):
-    """What a pass begins with, until its first layer is over: of each kernel what came before it, and it."""
+    """The kernels of a pass up to the end of its first layer; arrays with one entry per kernel."""
 
     issued: Int64s
-    """What the host needs until it has issued the kernel."""
+    """Picoseconds until the host has issued the kernel."""
     kernels: Int64s
-    """What the GPU needs for the kernels before, but attention."""
+    """Picoseconds of all kernels before it, without attention."""
     attention: Int64s
-    """How many attention kernels are before."""
+    """Number of attention kernels before it."""
     message: Int64s
-    """How many messages."""
+    """Number of messages before it."""
     messages: int
-    """Of a whole pass."""
+    """Number of messages in the whole pass."""
 
     @classmethod
     def of(cls, kernels: Sequence[Kernels], kinds: Sequence[str], messages: int) -> Opening:
-        """Return what these kernels, in order, come to."""
+        """Return the arrays for these kernels in order."""
         kind = np.array(kinds)
         times = np.array([kernel.time for kernel in kernels], np.int64)
         before = [
+            # Exclusive prefix sums: what stands before each kernel.
             np.cumsum(each) - each
             for each in (np.where(kind == "kernel", times, 0), kind == "attention", kind == "message")
         ]
@@ -58,22 +59,23 @@ class Opening(NamedTuple):
         return cls(issued, before[0], before[1], before[2], messages)
 
     def late(self, attention: int, message: int) -> int:
-        """Return how long the GPU waits in all, given what each attention kernel and message takes."""
+        """Return the GPU's total wait for the host, given the times of an attention kernel and a message."""
+        # The GPU would reach a kernel after `passed`; in all it waits for the largest delay of the host.
         passed = self.kernels + self.attention * attention + self.message * message
         return max(0, int((self.issued - passed).max()))
 
 
 class Body(NamedTuple):
-    """A pass of so many tokens, but for attention, head and messages."""
+    """The kernels of a pass without attention, head and messages."""
 
     kernels: Kernels
     experts: Kernels
-    """Of those what computes the tokens of all replicas that share experts."""
+    """The part of the kernels that processes the tokens of all replicas that share experts."""
     opening: Opening
 
 
 def of_all(operations: Sequence[Operation]) -> list[Operation]:
-    """Return what lies between the way to the experts and the way back, but for shared experts."""
+    """Return the operations from sending tokens to experts to receiving results, but shared experts."""
     chosen, inside = list[Operation](), False
     for operation in operations:
         if operation.name.startswith("ffn.shared"):
@@ -96,7 +98,7 @@ def in_graphs(kernels: Sequence[Kernels], operations: Sequence[Operation], launc
 
 
 def kind_of(operation: Operation) -> str:
-    """Return `message`, `attention` or `kernel`."""
+    """Return the kind of an operation: `message`, `attention` or `kernel`."""
     if operation.operator is None:
         return "message"
     return "attention" if operation.sees_cache else "kernel"

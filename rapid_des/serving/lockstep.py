@@ -21,17 +21,17 @@ from rapid_des.serving.replica import Replica, passed
 
 
 class LockstepReplica(Replica):
-    """One of them: the group has it step."""
+    """A replica of a lockstep group, which the group advances."""
 
     group: LockstepGroup
 
     @property
     def mates(self) -> Sequence[Replica]:
-        """Who stops and comes back with it: all whose experts it shares."""
+        """The replicas that stop and restart with it: all that share its experts."""
         return self.group.members
 
     def resume(self) -> None:
-        """Serve, with nothing in memory but weights."""
+        """Start serving, with only weights in memory."""
         self.alive = True
         self.group.start()
 
@@ -53,18 +53,18 @@ class LockstepGroup:
             member.group = self
 
     def start(self) -> None:
-        """Serve, if it does not yet."""
+        """Start serving, if it does not yet."""
         if self._process is None:
             self._process = self._env.process(self._serve())
 
     def halt(self) -> None:
-        """Serve no more until `start`."""
+        """Stop serving until `start`."""
         if self._process is not None:
             self._process.interrupt()
             self._process = None
 
     def wake(self) -> None:
-        """End a wait for who comes."""
+        """End the wait for a request."""
         if not self._come.triggered:
             self._come.succeed()
 
@@ -94,7 +94,7 @@ class LockstepGroup:
                 yield from self._decode_on()
 
     def _iterate(self, selections: Sequence[Selection]) -> Process:
-        """Let one iteration of all pass."""
+        """Run one iteration of all replicas."""
         begun = [member.begin(selection) for member, selection in zip(self.members, selections, strict=True)]
         batches = [batch for batch, _ in begun]
         if any(batch.tokens for batch in batches):
@@ -107,7 +107,7 @@ class LockstepGroup:
             member.complete(selection, batch)
 
     def _decode_on(self) -> Process:
-        """Let decode steps pass until a request of any ends, pages run short, or somebody comes."""
+        """Advance decode steps until a request ends, pages run short, or a request arrives."""
         at_work = [member for member in self.members if member.decoding]
         steps = min(member.steps_at_once for member in at_work)
         ends = self._costs.ends_together([(member.decoding, member.keys_in(steps)) for member in at_work])

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class NamedWorkload:
-    """Texts of `--arrivals` (None: to be stated), `--prompt` and `--output`."""
+    """The texts of `--arrivals` (None: to be stated), `--prompt` and `--output`."""
 
     arrivals: str | None
     prompt: str

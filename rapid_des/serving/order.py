@@ -14,19 +14,19 @@ from dataclasses import dataclass, field
 from rapid_des.serving.requests import Request
 
 _PROMPT, _OUTPUT = 1, 2
-"""What a token counts."""
+"""The weight of a prompt token, and of an output token."""
 
 
 @dataclass
 class Fairness:
-    """Virtual token counters of users; those of decoding requests grow with the steps of their group."""
+    """Virtual token counters of users; those of decoding requests grow with each step."""
 
     tokens_a_step: float = 1.0
-    """Tokens that a step makes of a request, on average."""
+    """Mean number of tokens that a step makes of a request."""
     _settled: Counter[int] = field(default_factory=Counter)
     _decoding: Counter[int] = field(default_factory=Counter)
     _joined: Counter[int] = field(default_factory=Counter)
-    """By user the steps at which its decoding requests joined, summed."""
+    """For each user: the sum of the steps at which its decoding requests joined."""
     _active: Counter[int] = field(default_factory=Counter)
 
     @property
@@ -38,7 +38,7 @@ class Fairness:
         return self._settled[user] + self._of_step * (self._decoding[user] * step - self._joined[user])
 
     def arrive(self, user: int, step: int) -> None:
-        """Note a request; a user that was idle is lifted to the least of the others."""
+        """Record a request; the counter of an idle user is lifted to the least of the others."""
         if not self._active[user]:
             others = [self.value(each, step) for each, count in self._active.items() if count]
             self._settled[user] += max(0, min(others, default=0) - self.value(user, step))
@@ -53,23 +53,23 @@ class Fairness:
         self._settled[user] += _OUTPUT
 
     def join(self, user: int, step: int) -> None:
-        """Note that a request decodes from this step on."""
+        """Record that a request decodes from this step on."""
         self._decoding[user] += 1
         self._joined[user] += step
 
     def leave(self, user: int, joined: int, step: int) -> None:
-        """Note that it does so no more."""
+        """Record that it decodes no more."""
         self._settled[user] += self._of_step * (step - joined)
         self._decoding[user] -= 1
         self._joined[user] -= joined
 
     def answer(self, user: int) -> None:
-        """Note that a request is answered."""
+        """Record that a request is answered."""
         self._active[user] -= 1
 
 
 def in_turn(waiting: deque[Request], order: str, fairness: Fairness, step: int) -> None:
-    """Bring who waits into the order of their turns: `fcfs` as they came, `priority` or `fair`."""
+    """Sort the waiting requests by their order: `fcfs`, `priority` or `fair`."""
     if order == "priority":
         by_priority(waiting)
     elif order == "fair":
@@ -77,12 +77,12 @@ def in_turn(waiting: deque[Request], order: str, fairness: Fairness, step: int) 
 
 
 def by_priority(waiting: deque[Request]) -> None:
-    """Order requests by importance, the more important first, equal ones as they came."""
+    """Sort requests by priority, the highest first; equal ones in order of arrival."""
     _sort(waiting, [(-request.priority, request.number) for request in waiting])
 
 
 def by_fairness(waiting: deque[Request], fairness: Fairness, step: int) -> None:
-    """Order requests by their users' counters, of one user as they came."""
+    """Sort requests by their users' counters; of one user in order of arrival."""
     _sort(waiting, [(fairness.value(request.user, step), request.number) for request in waiting])
 
 

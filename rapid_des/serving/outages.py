@@ -1,4 +1,4 @@
-"""Replicas that stop, come back cold, or run on slowed links or GPUs for a while.
+"""Replicas that stop and restart cold, or run on slowed links or GPUs for a while.
 
 An outage takes a replica's requests and its KV cache. After `down` it loads its weights (`startup`) and
 serves again; its requests are sent to replicas that live, from the start, or are lost, as the job's
@@ -30,24 +30,24 @@ from rapid_des.simulation import replay
 from rapid_des.units import PS_PER_S, Duration, ceil_divide
 
 Meets = Callable[[int, str], bool]
-"""Whether a replica meets a fault."""
+"""Tells whether a fault affects a replica."""
 
 
 class Outage(Spec, frozen=True):
-    """When a replica is out, or slow, and for how long."""
+    """When, and for how long, a replica is down or slow."""
 
     replica: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Which; unset: the one of `gpu`, else each that meets the fault, or each if drawn."""
     gpu: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """A GPU that dies, by its id: the replica that it is of stops."""
+    """The id of a GPU that fails: the replica that contains it stops."""
     at: Duration | None = None
-    """From when on; unset: drawn."""
+    """Start of the outage; unset: drawn."""
     mtbf: Duration | None = None
-    """Drawn: exponential times of this mean from the end of one to the next."""
+    """Mean of the drawn exponential times from the end of one outage to the start of the next."""
     down: Duration = Duration(0)
-    """How long; what a restart takes comes on top."""
+    """Duration; the restart comes in addition."""
     fault: str | None = None
-    """A fault of the machine, in the words of --fault, by which it is slowed in place of being out."""
+    """A fault of the machine, as for --fault, that slows the replica instead of stopping it."""
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**32)] = 0
 
 
@@ -86,7 +86,7 @@ def parse_outage(text: str) -> Outage:
 
 
 def located(outage: Outage, pools: Sequence[Pool], first: int = 0) -> Outage:
-    """Return an outage with the number of the replica that its GPU is of; `first`: the server's first GPU."""
+    """Return an outage with the replica that contains its GPU; `first`: the server's first GPU."""
     if outage.gpu is None:
         return outage
     before = 0

@@ -26,7 +26,7 @@ from rapid_des.serving.requests import Decoding, Request
 
 @dataclass
 class Stages:
-    """When each stage of a pipeline is done with what has been sent in.
+    """The times at which each pipeline stage is done with the batches sent so far.
 
     >>> stages = Stages((0.5, 0.5))
     >>> stages.enter(0, 100), stages.enter(0, 100), stages.enter(0, 40), stages.enter(500, 100)
@@ -39,7 +39,7 @@ class Stages:
         self._free = [0] * len(self.shares)
 
     def enter(self, now: int, duration: int) -> int:
-        """Send in a batch that takes so long alone; return when it has passed them all."""
+        """Send in a batch with a given total duration; return when it leaves the last stage."""
         cuts = [round(duration * share) for share in accumulate(self.shares, initial=0.0)]
         for stage, (begin, end) in enumerate(pairwise(cuts)):
             now = self._free[stage] = max(now, self._free[stage]) + end - begin
@@ -48,27 +48,27 @@ class Stages:
 
 @dataclass
 class _Flight:
-    """A batch on its way."""
+    """A batch in the pipeline."""
 
     batch: Batch
     began: int
     end: int
     group: Decoding
-    """Who gets a token at its end."""
+    """The requests that get a token at its end."""
     complete: list[Request]
-    """Whose prompt is computed by then."""
+    """The requests whose prompt is computed at its end."""
 
     @property
     def requests(self) -> list[Request]:
-        """Who waits for its end."""
+        """The requests that wait for its end."""
         return [*self.complete, *self.group]
 
 
 class PipelinedReplica(Replica):
-    """One replica of several stages; what the base class says of who decodes is of those in no batch."""
+    """A replica of several stages; the base class' decoding group holds requests in no batch."""
 
     def resume(self) -> None:
-        """Serve, with nothing in memory but weights."""
+        """Start serving, with only weights in memory."""
         self._flights = deque[_Flight]()
         self._stages, self._ended = Stages(self.engine.shares), 0
         self.max_sequences = self.engine.max_sequences
@@ -80,28 +80,28 @@ class PipelinedReplica(Replica):
 
     @property
     def to_come(self) -> int:
-        """Tokens that those have still to make, and who is in a batch."""
+        """Number of tokens still to be made, including those of requests in a batch."""
         return super().to_come + sum(flight.group.to_come for flight in self._flights)
 
     @property
     def outstanding(self) -> int:
-        """Requests that it has and has not answered."""
+        """Number of requests not yet answered."""
         return super().outstanding + len(self._flying)
 
     @property
     def outstanding_tokens(self) -> int:
-        """Tokens that it has to compute and to make for those."""
+        """Number of tokens still to be computed and made for them."""
         flying = sum(request.output - request.generated for request in self._flying)
         return super().outstanding_tokens + flying
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Requests that wait, requests that run, pages held."""
+        """Numbers of waiting requests, running requests, and held pages."""
         waiting, running, held = super().sizes
         return waiting, running + len(self._flying), held
 
     def stop(self) -> list[Request]:
-        """Serve no more until `resume`; return the requests that it had."""
+        """Stop serving until `resume`; return the requests that it held."""
         flying = self._flying
         self._flights.clear()
         return [*super().stop(), *flying]
@@ -124,7 +124,7 @@ class PipelinedReplica(Replica):
             yield from self._land()
 
     def _take_off(self, selection: Selection) -> None:
-        """Send a batch into the first stage."""
+        """Start a batch in the first stage."""
         batch, group = self._batch(selection), self.engine.nobody()
         self._begin(selection)
         if batch.decodes:
@@ -159,7 +159,7 @@ class PipelinedReplica(Replica):
         self._have_tokens(flight.complete)
 
     def _join(self, group: Decoding) -> None:
-        """Have a batch's requests decode with those that are in none."""
+        """Move a batch's requests to the decoding group of those in no batch."""
         if not self._group:
             group, self._group = self._group, group
         for request in list(group):

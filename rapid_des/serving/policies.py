@@ -31,84 +31,84 @@ _EXPECTED, _EXPECTED_LEAST, _DECAY_STEPS, _LONGEST_GUESS = 0.7, 0.098, 600, 4096
 
 
 class View(Protocol):
-    """What a policy may look at."""
+    """What a policy reads of a replica."""
 
     @property
     def waiting(self) -> Sequence[Request]:
-        """Requests that hold nothing yet, first the one whose turn it is."""
+        """Requests that hold nothing yet, in the order of their turns."""
         ...
 
     @property
     def candidates(self) -> Iterable[Request]:
-        """Of those, in their order, who may run beside those that do (adapters)."""
+        """Waiting requests, in order, that may run beside the running ones (adapters)."""
         ...
 
     @property
     def prefilling(self) -> Sequence[Request]:
-        """Requests whose prompt is computed in part, in order of admission."""
+        """Requests whose prompt is partly computed, in order of admission."""
         ...
 
     @property
     def decoding(self) -> int:
-        """How many requests decode."""
+        """Number of decoding requests."""
         ...
 
     @property
     def decoding_tokens(self) -> int:
-        """Tokens of theirs that pass in an iteration: more than these where drafts are checked."""
+        """Number of their tokens in an iteration: larger than `decoding` where drafts are checked."""
         ...
 
     @property
     def to_come(self) -> int:
-        """Tokens that those have still to make."""
+        """Number of tokens that they still have to make."""
         ...
 
     @property
     def calm(self) -> int:
-        """Iterations since one was last preempted."""
+        """Iterations since the last preemption."""
         ...
 
     @property
     def pages(self) -> int:
-        """All pages."""
+        """Number of all pages."""
         ...
 
     @property
     def free_pages(self) -> int:
-        """Pages that are free once the decoding requests have theirs."""
+        """Number of free pages after the decoding requests get theirs."""
         ...
 
     @property
     def promised_pages(self) -> int:
-        """Pages that the running requests will hold at the ends of their answers."""
+        """Number of pages that the running requests will hold at their ends."""
         ...
 
     @property
     def page_size(self) -> int:
-        """Tokens of a page."""
+        """Tokens per page."""
         ...
 
     @property
     def max_batched_tokens(self) -> int:
-        """Tokens of an iteration at most."""
+        """Most tokens of an iteration."""
         ...
 
     @property
     def max_sequences(self) -> int:
-        """Requests of an iteration at most."""
+        """Most requests of an iteration."""
         ...
 
     def pages_for(self, request: Request, tokens: int) -> int:
-        """Return how many more pages a request needs for so many further tokens."""
+        """Return the number of pages that a request needs in addition for so many further tokens."""
         ...
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What the next iteration computes."""
+    """The content of the next iteration."""
 
     chunks: tuple[tuple[Request, int], ...] = ()
-    """Prompts and how many tokens of each."""
+    """Prompts, and the number of tokens of each."""
     decodes: bool = True
     """Whether decoding requests get a token."""
 
@@ -123,9 +123,9 @@ class Policy:
 
     select: Select
     victim: Callable[[Iterable[Request]], Request]
-    """Of running requests, in order of admission, the one that is preempted."""
+    """Chooses the request to preempt among running ones, which stand in order of admission."""
     steady: bool = True
-    """Whether it leaves waiting who waits until somebody ends or comes."""
+    """Whether waiting requests stay waiting until a request ends or arrives."""
 
 
 def vllm_v1(view: View) -> Selection:
@@ -200,13 +200,13 @@ def _chunks(
 
 
 def latest(running: Iterable[Request]) -> Request:
-    """Return who was admitted last."""
+    """Return the request that was admitted last."""
     *_, last = running
     return last
 
 
 def least_done(running: Iterable[Request]) -> Request:
-    """Return who has the fewest tokens out, of several the one with the longest prompt."""
+    """Return the request with the fewest generated tokens; of several the longest prompt."""
     return min(running, key=lambda request: (request.generated, -request.prompt, -request.number))
 
 

@@ -1,4 +1,4 @@
-"""Replicas of a server by what they do: those that compute prompts alone, and those that answer."""
+"""The replicas of a server by role: those that only compute prompts, and those that answer."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from rapid_des.units import ceil_divide
 
 @dataclass(frozen=True)
 class Pool:
-    """Replicas of one layout, one after the other on a machine's GPUs."""
+    """Replicas of one layout, on consecutive GPUs of a machine."""
 
     job: Job
     replicas: int
     first: int = 0
-    """Their first GPU."""
+    """The first GPU."""
 
     @cached_property
     def alone(self) -> Job:
-        """The job of one of them, or of those that share its experts."""
+        """The job of one replica, or of those that share experts."""
         return of_replica(self.job)
 
     @property
     def each(self) -> int:
-        """GPUs of a replica."""
+        """Number of GPUs of a replica."""
         split = self.job.spec.parallelism
         return split.tp * split.cp * split.pp
 
     @property
     def end(self) -> int:
-        """The first GPU after theirs."""
+        """The first GPU after the pool."""
         return self.first + self.replicas * self.each
 
     def held(self, tokens: int) -> int:
-        """Return what keys and values of a request of so many tokens take of a GPU, of the fullest stage."""
+        """Return the bytes of keys and values of so many tokens on a GPU of the fullest stage."""
         shard = self.alone.shard(1, 1, 1)
         return max(
             sum(
@@ -69,7 +69,7 @@ class Pool:
 
 
 def pools_of(job: Job) -> tuple[Pool, ...]:
-    """Return a server's replicas: all together, or those that compute prompts and those that answer.
+    """Return a server's pools: one of all replicas, or one for prompts and one for answers.
 
     Those of another layout begin at a GPU where one of their replicas, or those that share experts, could if
     they were alone on the machine.
@@ -99,7 +99,7 @@ def server_gpus(job: Job) -> int:
 
 
 def _of_prompts(job: Job) -> Pool:
-    """Return the replicas of a layout of their own, checked as a job's layout is."""
+    """Return the job of prompt replicas with their own layout, checked like any job."""
     assert job.spec.serving is not None
     stated, key = job.spec.serving.prefill_parallelism, "serving.prefill_parallelism"
     assert stated is not None

@@ -1,4 +1,4 @@
-"""Keys and values of idle sessions that stay until their room is wanted, on the GPU and the host.
+"""Keys and values of idle sessions, kept on GPU and host until their memory is needed.
 
 What leaves the GPU stays in the host's memory if that has room (LMCache: copied there when it becomes idle,
 beside the iterations; what was used longest ago makes room). A session goes on from the longer of both.
@@ -13,7 +13,7 @@ from rapid_des.units import ceil_divide
 
 @dataclass
 class Prefixes:
-    """What a replica keeps of sessions between two requests of theirs.
+    """The idle sessions that a replica keeps.
 
     >>> kept = Prefixes(page_size=16)
     >>> kept.keep(7, 40)
@@ -28,21 +28,21 @@ class Prefixes:
 
     page_size: int
     host_pages: int = 0
-    """What the host has room for."""
+    """Number of pages in the host's memory."""
     pages: int = 0
     _tokens: dict[int, int] = field(default_factory=dict)
-    """By session, the one that was used longest ago first."""
+    """Tokens on the GPU by session, the least recently used first."""
     _host: dict[int, int] = field(default_factory=dict)
-    """The same, in the host's memory."""
+    """Tokens in the host's memory by session, the least recently used first."""
     _hosted: int = 0
 
     def hit(self, session: int, most: int) -> int:
-        """Return how many tokens of a session's next prompt are here: whole pages, at most `most` tokens."""
+        """Return the cached tokens of a session's next prompt: whole pages, at most `most` tokens."""
         held = max(self._tokens.get(session, 0), self._host.get(session, 0))
         return min(held, most) // self.page_size * self.page_size
 
     def fetched(self, session: int, tokens: int) -> int:
-        """Return how many of so many tokens that were hit come from the host."""
+        """Return how many of the hit tokens come from the host."""
         there = self._tokens.get(session, 0) // self.page_size * self.page_size
         held = self._host.get(session, 0) // self.page_size * self.page_size
         return max(0, min(tokens, held) - there)
@@ -59,7 +59,7 @@ class Prefixes:
         self.pages -= ceil_divide(self._tokens.pop(session, 0), self.page_size)
 
     def shrink(self, room: int) -> list[int]:
-        """Drop sessions from the GPU until the rest fits into so many pages; return which."""
+        """Drop sessions from the GPU until the rest fits into so many pages; return those dropped."""
         dropped = []
         while self.pages > room:
             dropped.append(next(iter(self._tokens)))
@@ -67,7 +67,7 @@ class Prefixes:
         return dropped
 
     def _copy(self, session: int, tokens: int) -> None:
-        """Copy a session to the host, whose oldest ones make room."""
+        """Copy a session to the host, dropping the least recently used there."""
         size = ceil_divide(tokens, self.page_size)
         if size > self.host_pages:
             return

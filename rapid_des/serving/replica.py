@@ -27,7 +27,7 @@ Deliver = Callable[[Request], None]
 
 
 class Replica(ReplicaState):
-    """One replica."""
+    """One replica of a server."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class Replica(ReplicaState):
 
     @property
     def mates(self) -> Sequence[Replica]:
-        """Who stops and comes back with it, itself among them."""
+        """The replicas that stop and restart with it, itself included."""
         return (self,)
 
     def submit(self, request: Request) -> None:
-        """Take a request."""
+        """Accept a request."""
         request.replica = self.number
         if not request.carried:
             request.computed = self._hit(request)
@@ -59,12 +59,12 @@ class Replica(ReplicaState):
         self._wake()
 
     def _wake(self) -> None:
-        """End a wait for who comes."""
+        """End the wait for a request."""
         if not self._come.triggered:
             self._come.succeed()
 
     def resume(self) -> None:
-        """Serve, with nothing in memory but weights."""
+        """Start serving, with only weights in memory."""
         self.alive = True
         self.process = self._env.process(self._serve())
 
@@ -72,7 +72,7 @@ class Replica(ReplicaState):
         self.process.interrupt()
 
     def stop(self) -> list[Request]:
-        """Serve no more until `resume`; return the requests that it had."""
+        """Stop serving until `resume`; return the requests that it held."""
         had = [*self.waiting, *self._intake.clear(), *self.prefilling, *self._group]
         self.waiting.clear()
         self.prefilling.clear()
@@ -85,7 +85,7 @@ class Replica(ReplicaState):
         return had
 
     def price(self, costs: Costs) -> None:
-        """Have iterations take what these costs say, from the next one on."""
+        """Use these costs from the next iteration on."""
         self.costs = costs
         self._wake()
 
@@ -94,7 +94,7 @@ class Replica(ReplicaState):
             yield from self._run()
 
     def _hit(self, request: Request) -> int:
-        """Return how many tokens of a prompt need not be computed; the last one always is."""
+        """Return the number of prompt tokens found in the cache; the last one is always computed."""
         most = request.prompt - 1
         return max(min(request.prefix, most), self.prefixes.hit(request.session, most))
 
@@ -111,7 +111,7 @@ class Replica(ReplicaState):
             yield from self._pass(selection)
 
     def look(self) -> Selection:
-        """Take in who has come, and plan the next iteration."""
+        """Admit requests that have arrived, and plan the next iteration."""
         self.waiting.extend(self._intake.take(decodes=bool(self._group), idle=not self.prefilling))
         self._make_room()
         in_turn(self.waiting, self.engine.order, self.fairness, self._group.step)
@@ -119,24 +119,24 @@ class Replica(ReplicaState):
         return self._intake.gathered(self.engine.policy.select(self), len(self._group), self.prefilling)
 
     def paused(self) -> int:
-        """Return how long swapped keys and values travel before the next iteration."""
+        """Return the time that swapped keys and values need before the next iteration."""
         pause, self._pause = self._pause, 0
         return pause
 
     def _pass(self, selection: Selection) -> Process:
-        """Let what was planned pass."""
+        """Run the planned iteration."""
         if self.iterates(selection):
             yield from self._iterate(selection)
         elif self._group:
             yield from self._decode_on()
 
     def iterates(self, selection: Selection) -> bool:
-        """Tell whether the next iteration passes by itself: not one of many decode steps at once."""
+        """Tell whether the next iteration is run by itself, not as one of many decode steps."""
         unsteady = bool(self.waiting) and (self._intake.waited > 0 or not self.engine.is_steady)
         return bool(selection.chunks) or unsteady or self.engine.stepwise
 
     def _admit_carried(self) -> None:
-        """Let decode on who comes with keys and values, as far as there are pages."""
+        """Start decoding requests that bring keys and values, as far as pages suffice."""
         while (request := next(iter(self.candidates), None)) and request.carried:
             full = len(self._group) + len(self.prefilling) >= self.max_sequences
             if full or self.pages_for(request, self._group.checked) > self.free_pages:
@@ -157,7 +157,7 @@ class Replica(ReplicaState):
         self.fairness.take_up(request.user, request.missing)
 
     def _fetch(self, request: Request) -> None:
-        """Begin to load what a request needs from the host: its adapter, and its session."""
+        """Start loading what a request needs from the host: its adapter, and its session."""
         self._loading += self.adapters.admit(request)
         if request.session != NEVER and not request.carried:
             self._loading += self.engine.fetch * self.prefixes.fetched(request.session, request.computed)
@@ -169,7 +169,7 @@ class Replica(ReplicaState):
         self._forget()
 
     def _forget(self) -> None:
-        """Drop idle sessions whose pages are needed; who waits for them computes what is nowhere else."""
+        """Drop idle sessions whose pages are needed; requests that counted on them compute the rest."""
         dropped = self.prefixes.shrink(self._free)
         if dropped:
             for request in (*self.waiting, *self._intake):
@@ -184,12 +184,12 @@ class Replica(ReplicaState):
         self.fairness.join(request.user, self._group.step)
 
     def _make_room(self) -> None:
-        """Preempt who came last until the others can decode on, or compute their prompts."""
+        """Preempt the latest requests until the others can continue."""
         while self.free_pages < 0 or self._is_stuck():
             self._preempt(self.engine.policy.victim(self.prefilling or self._group))
 
     def _is_stuck(self) -> bool:
-        """Tell whether prompts that are half computed hold all pages and nobody decodes."""
+        """Tell whether partly computed prompts hold all pages and no request decodes."""
         held = not self._group and len(self.prefilling) > 1
         return held and self.pages_for(self.prefilling[0], 1) > self._free
 
@@ -215,7 +215,7 @@ class Replica(ReplicaState):
         self._queued += request.to_do
 
     def _leave(self, request: Request) -> None:
-        """Take a request out of those that decode."""
+        """Remove a request from the decoding ones."""
         self._decodes_no_more(request)
         self._group.leave(request)
 
@@ -224,7 +224,7 @@ class Replica(ReplicaState):
         self.adapters.stop_decoding(request)
 
     def _iterate(self, selection: Selection) -> Process:
-        """Compute chunks of prompts, and a token each of who decodes."""
+        """Compute chunks of prompts, and one token of each decoding request."""
         batch, besides = self.begin(selection)
         duration = self.costs.time(batch) + besides
         self.load.iteration(self._now, duration, batch, self)
@@ -232,7 +232,7 @@ class Replica(ReplicaState):
         self.complete(selection, batch)
 
     def begin(self, selection: Selection) -> tuple[Batch, int]:
-        """Begin an iteration; return what costs are asked for, and what adapters and loads add."""
+        """Begin an iteration; return the batch to price, and the time of adapters and loads."""
         batch = self._batch(selection)
         self._begin(selection)
         prompts = (request.adapter for request, _ in selection.chunks)
@@ -241,7 +241,7 @@ class Replica(ReplicaState):
         return batch, besides
 
     def complete(self, selection: Selection, batch: Batch) -> None:
-        """Hand out the tokens of an iteration that has ended."""
+        """Hand out the tokens of a finished iteration."""
         self.calm += 1
         self._intake.passed(1, prompts=bool(selection.chunks))
         if batch.decodes:
@@ -250,7 +250,7 @@ class Replica(ReplicaState):
         self._have_tokens(self._computed(selection))
 
     def _batch(self, selection: Selection) -> Batch:
-        """Return what costs are asked for."""
+        """Return the batch to price."""
         chunks = tuple(
             Group(1, tokens, request.computed, samples=tokens == request.missing)
             for request, tokens in selection.chunks
@@ -271,7 +271,7 @@ class Replica(ReplicaState):
             self._hold(request, pages)
 
     def _computed(self, selection: Selection) -> list[Request]:
-        """Bring chunks to account; return whose prompt is complete."""
+        """Record computed chunks; return the requests whose prompt is complete."""
         for request, tokens in selection.chunks:
             request.computed += tokens
         complete = [request for request, _ in selection.chunks if not request.missing]
@@ -279,7 +279,7 @@ class Replica(ReplicaState):
         return complete
 
     def _have_tokens(self, complete: Iterable[Request]) -> None:
-        """Give those whose prompt is complete their next token."""
+        """Give the requests with complete prompts their next token."""
         for request in complete:
             request.generated += 1
             if request.first_token == NEVER:
@@ -293,7 +293,7 @@ class Replica(ReplicaState):
                 self._decode(request)
 
     def _decode_on(self) -> Process:
-        """Let decode steps pass until one of the requests ends, pages run short, or somebody comes."""
+        """Advance decode steps until a request ends, pages run short, or a request arrives."""
         steps = self.steps_at_once
         ends = self.costs.ends(len(self._group), self._group.keys_in(steps)) + self.added(steps)
         self._come = self._env.event()
@@ -303,25 +303,25 @@ class Replica(ReplicaState):
 
     @property
     def steps_at_once(self) -> int:
-        """How many decode steps pass before one of the requests ends, or pages run short."""
+        """Number of decode steps before a request ends, or pages run short."""
         group = self._group
         return group.steps_within(self._free, min(group.steps_to_end(), self._intake.steps, MOST_STEPS))
 
     def keys_in(self, steps: int) -> Int64s:
-        """Return how many positions the tokens of each of the next decode steps attend to."""
+        """Return the number of positions that tokens attend to, for each of the next decode steps."""
         return self._group.keys_in(steps)
 
     def added(self, steps: int) -> Int64s:
-        """Return by how much later each of so many decode steps ends, for adapters and loads."""
+        """Return the delay of each of the next decode steps due to adapters and loads."""
         loading, self._loading = self._loading, 0
         return self.adapters.time(self.decoding_tokens) * np.arange(1, steps + 1) + loading
 
     def decode_until(self, ends: Int64s) -> None:
-        """Note that decode steps have begun, which will end so long from now."""
+        """Record the start of decode steps that will end so long from now."""
         self._under_way = self._now, ends
 
     def decoded(self, ends: Int64s) -> None:
-        """Hand out the tokens of decode steps that ended so long after they began."""
+        """Hand out the tokens of decode steps, given their ends after the start."""
         began, _ = self._under_way
         self._under_way = began, ends[:0]
         batch = Batch(len(self._group), self._group.keys, checked=self._group.checked)
@@ -336,7 +336,7 @@ class Replica(ReplicaState):
         self._forget()
 
     def _advance(self, steps: int) -> list[Request]:
-        """Let so many decode steps pass; return who then has all tokens."""
+        """Advance by so many decode steps; return the requests that have all tokens."""
         ended = self._group.advance(steps)
         for request in ended:
             self._decodes_no_more(request)
@@ -352,7 +352,7 @@ class Replica(ReplicaState):
             self._deliver(request)
 
     def _give_back(self, request: Request) -> None:
-        """Take the pages of a request that is done here."""
+        """Free the pages of a request that is done here."""
         self._free += request.pages
         request.pages = 0
         self.adapters.leave(request)
@@ -363,7 +363,7 @@ class Replica(ReplicaState):
 def passed(
     env: simpy.Environment, ends: Int64s, come: simpy.Event | None
 ) -> Generator[simpy.Event, Any, int]:
-    """Let steps pass that end so long from now, to the end of the one in which somebody comes; how many."""
+    """Run steps with these ends until the end of the one in which a request arrives; return how many."""
     began, steps = int(env.now), len(ends)
     last = env.timeout(int(ends[-1]))
     yield last if come is None else last | come

@@ -1,4 +1,4 @@
-"""What a replica has at a moment, as policies (`policies.View`) and routers see it."""
+"""The state of a replica, as policies (`policies.View`) and routers see it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rapid_des.units import ceil_divide
 
 
 class ReplicaState:
-    """Requests that wait and that run, and the pages that they hold."""
+    """Waiting and running requests, and the pages that they hold."""
 
     def __init__(self, env: simpy.Environment, engine: Engine) -> None:
         self._env, self.engine = env, engine
@@ -34,7 +34,7 @@ class ReplicaState:
         self._under_way = 0, np.zeros(0, np.int64)
 
     def _empty(self) -> None:
-        """Hold nothing besides weights."""
+        """Drop everything besides weights."""
         engine = self.engine
         self.prefixes = Prefixes(engine.page_size, engine.host_pages)
         self.fairness = Fairness(1.0 if engine.drafts is None else engine.drafts.tokens_a_step)
@@ -47,58 +47,58 @@ class ReplicaState:
 
     @property
     def candidates(self) -> Iterable[Request]:
-        """Who waits and may run beside those that run."""
+        """Waiting requests that may run beside the running ones."""
         return self.adapters.candidates(self.waiting)
 
     @property
     def decoding(self) -> int:
-        """How many requests decode."""
+        """Number of decoding requests."""
         return len(self._group)
 
     @property
     def decoding_tokens(self) -> int:
-        """Tokens of theirs that pass in an iteration."""
+        """Number of their tokens in an iteration."""
         return len(self._group) * self._group.checked
 
     @property
     def to_come(self) -> int:
-        """Tokens that those have still to make."""
+        """Number of tokens that they still have to make."""
         return self._group.to_come
 
     @property
     def free_pages(self) -> int:
-        """Pages that are free once the decoding requests have theirs."""
+        """Number of free pages after the decoding requests get theirs."""
         return self._free - self._group.new_pages()
 
     @property
     def outstanding(self) -> int:
-        """Requests that it has and has not answered."""
+        """Number of requests not yet answered."""
         return len(self._intake) + len(self.waiting) + len(self.prefilling) + len(self._group)
 
     @property
     def outstanding_tokens(self) -> int:
-        """Tokens that it has to compute and to make for those."""
+        """Number of tokens still to be computed and made for them."""
         begun = sum(request.missing + request.output - request.generated for request in self.prefilling)
         return self._queued + begun + self._group.to_come_after(self._passed)
 
     @property
     def spare_pages(self) -> int:
-        """Pages that are free, less those that waiting requests want."""
+        """Number of free pages, less those that waiting requests need."""
         wanted = self._group.pages_within(self._passed) + ceil_divide(self._queued, self.page_size)
         return self._free - wanted
 
     @property
     def _passed(self) -> int:
-        """Of the decode steps that pass at once, how many have by now."""
+        """Number of the decode steps advanced at once that are over by now."""
         began, ends = self._under_way
         return int(np.searchsorted(ends, self._now - began, side="right"))
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Requests that wait, requests that run, pages held."""
+        """Numbers of waiting requests, running requests, and held pages."""
         running = len(self.prefilling) + len(self._group)
         return len(self._intake) + len(self.waiting), running, self.pages - self._free
 
     def pages_for(self, request: Request, tokens: int) -> int:
-        """Return how many more pages a request needs for so many further tokens."""
+        """Return the number of pages that a request needs in addition for so many further tokens."""
         return ceil_divide(request.computed + tokens, self.page_size) - request.pages

@@ -1,4 +1,4 @@
-"""A request on its way through a server, and those that decode together."""
+"""A request on its way through a server, and the group of decoding requests."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ NEVER = -1
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request; times are picoseconds, `NEVER` where it has not happened."""
+    """One request; times are picoseconds, `NEVER` before the event."""
 
     number: int
-    """Its place in the workload."""
+    """Index in the workload."""
     arrival: int
     prompt: int
-    """Tokens of its prompt."""
+    """Number of prompt tokens."""
     output: int
-    """Tokens that it asks for."""
+    """Number of tokens that it asks for."""
     computed: int = 0
-    """Tokens of its prompt (and, after a preemption, of what it had generated) in the KV cache."""
+    """Tokens in the KV cache: of its prompt and, after a preemption, of what it had generated."""
     generated: int = 0
-    """Tokens out; while it decodes those before it joined."""
+    """Tokens generated; while it decodes, those before it joined the decoding group."""
     pages: int = 0
-    """Pages held; while it decodes those when it joined."""
+    """Pages held; while it decodes, those when it joined."""
     joined: int = 0
     """The step of its group at which it began to decode."""
     session: int = NEVER
-    """Each request of a session begins with what the one before held; `NEVER`: of none."""
+    """Its session, whose earlier requests hold the start of its prompt; `NEVER`: none."""
     user: int = 0
     adapter: int = NEVER
-    """Which low-rank adapter it names; `NEVER`: none."""
+    """The low-rank adapter that it names; `NEVER`: none."""
     priority: int = 0
-    """The higher, the sooner."""
+    """Priority; the highest goes first."""
     prefix: int = 0
-    """Tokens of its prompt that are in the KV cache when it comes."""
+    """Number of prompt tokens that are in the KV cache when it arrives."""
     carried: bool = False
-    """Whether `computed` tokens of keys and values come with it: from the host, or from another replica."""
+    """Whether keys and values of `computed` tokens come with it: from the host, or another replica."""
     replica: int = NEVER
     received: int = 0
-    """When it had come from its client, and was first sent to a replica."""
+    """When it arrived from its client, and was first sent to a replica."""
     started: int = NEVER
-    """When an iteration first computed something of it."""
+    """When an iteration first computed a part of it."""
     first_token: int = NEVER
     transfer: int = 0
-    """From then on, until its keys and values were at the replica that decodes, if that is another."""
+    """Time from the first token until keys and values are at the replica that decodes, if another."""
     finished: int = NEVER
     preemptions: int = 0
     retries: int = 0
-    """How often its replica stopped, and it was sent to another."""
+    """How often its replica stopped and it was sent to another."""
 
     def again(self) -> None:
-        """Forget what a replica did that has stopped."""
+        """Reset what a stopped replica did for it."""
         self.computed = self.generated = self.pages = self.joined = 0
         self.carried = False
         self.replica = self.started = self.first_token = NEVER
@@ -67,7 +67,7 @@ class Request:
 
     @property
     def target(self) -> int:
-        """Tokens that must be in the KV cache before the next one comes out."""
+        """Number of tokens that must be in the KV cache before the next one is generated."""
         return self.prompt + self.generated
 
     def pages_at_end(self, size: int) -> int:
@@ -76,37 +76,37 @@ class Request:
 
     @property
     def to_do(self) -> int:
-        """Tokens to compute and to make, while it waits."""
+        """Number of tokens to compute and to generate, while it waits."""
         return self.missing + self.output - self.generated
 
     @property
     def missing(self) -> int:
-        """Tokens that are to be computed before it decodes."""
+        """Number of tokens to compute before it decodes."""
         return self.target - self.computed
 
 
 @dataclass
 class Decoding:
-    """Requests that get a token each iteration: what changes with every token is kept of all together."""
+    """The decoding requests; quantities that change with every token are kept for the whole group."""
 
     page_size: int
     step: int = 0
-    """Iterations so far."""
+    """Number of steps so far."""
     stored: int = 0
-    """Their tokens in the KV cache."""
+    """Number of their tokens in the KV cache."""
     to_come: int = 0
-    """Tokens that they have still to make."""
+    """Number of tokens that they still have to make."""
     _members: dict[int, Request] = field(default_factory=dict)
     _ends: list[tuple[int, int]] = field(default_factory=list)
     _phases: list[int] = field(default_factory=list)
-    """By stored tokens less steps, modulo a page: how many."""
+    """Number of requests by (stored tokens - step) modulo the page size."""
 
     def __post_init__(self) -> None:
         self._phases = [0] * self.page_size
 
     @property
     def checked(self) -> int:
-        """Tokens of each that pass in a step."""
+        """Tokens of each request that pass the model in a step."""
         return 1
 
     def __len__(self) -> int:
@@ -120,19 +120,19 @@ class Decoding:
 
     @property
     def keys(self) -> int:
-        """Positions that their next tokens attend to, those tokens themselves among them."""
+        """Number of positions that the next tokens attend to, these tokens included."""
         return self.stored + self.checked * len(self._members)
 
     def keys_in(self, steps: int) -> Int64s:
-        """Return how many positions the tokens of each of the next steps attend to."""
+        """Return the number of positions that tokens attend to, for each of the next decode steps."""
         return self.keys + len(self._members) * np.arange(steps)
 
     def to_come_after(self, steps: int) -> int:
-        """Return how many tokens they have still to make when so many steps have passed."""
+        """Return the number of tokens still to be made after so many steps."""
         return self.to_come - steps * len(self._members)
 
     def join(self, request: Request) -> None:
-        """Take a request all of whose tokens but the newest are stored."""
+        """Add a request whose tokens are all stored except the newest."""
         request.joined = self.step
         self._members[request.number] = request
         self.stored += request.computed
@@ -141,7 +141,7 @@ class Decoding:
         heappush(self._ends, (self.step + request.output - request.generated, request.number))
 
     def leave(self, request: Request) -> None:
-        """Let a request go, with what it has by now."""
+        """Remove a request, with the tokens and pages that it has by now."""
         del self._members[request.number]
         self._phases[(request.computed - request.joined) % self.page_size] -= 1
         passed = self.step - request.joined
@@ -152,16 +152,17 @@ class Decoding:
         self.to_come -= request.output - request.generated
 
     def new_pages(self, ahead: int = 0) -> int:
-        """Return how many pages the next step takes, or that so many steps after it."""
+        """Return the number of new pages in the next step, or in a later one."""
         return self._phases[-(self.step + ahead) % self.page_size]
 
     def pages_within(self, steps: int) -> int:
-        """Return how many pages the next so many steps take."""
+        """Return the number of new pages in the next so many steps."""
+        # Every request needs one new page in each `page_size` steps, at a step given by its phase.
         rounds, rest = divmod(steps, self.page_size)
         return rounds * len(self._members) + sum(map(self.new_pages, range(rest)))
 
     def steps_within(self, free: int, most: int) -> int:
-        """Return how many steps, `most` at most, so many free pages suffice for."""
+        """Return for how many steps, at most `most`, so many free pages suffice."""
         whole = max(0, free // max(1, len(self._members)) - 1) * self.page_size
         if whole >= most:
             return most
@@ -173,13 +174,13 @@ class Decoding:
         return most
 
     def steps_to_end(self) -> int:
-        """Return after how many steps the first of them has all its tokens."""
+        """Return the number of steps until the first request has all its tokens."""
         while self._ends and not self._is_there(*self._ends[0]):
             heappop(self._ends)
         return self._ends[0][0] - self.step
 
     def advance(self, steps: int) -> list[Request]:
-        """Let so many steps pass; return those that then have all their tokens, which have left."""
+        """Advance by so many steps; return the requests that have all their tokens and left."""
         self.step += steps
         self.stored += steps * len(self._members)
         self.to_come -= steps * len(self._members)

@@ -1,4 +1,4 @@
-"""Weights on their way from the layout of a training job to that of a server, as messages on the fabric.
+"""Messages that move weights from the layout of a training job to that of a server.
 
 Every tensor is a stretch of parameters. Training holds stretches by tensor-parallel rank, expert-parallel
 rank, pipeline stage and, where parameters are sharded over replicas (ZeRO-3, FSDP), by replica; a server
@@ -24,11 +24,11 @@ from rapid_des.machine import Machine
 from rapid_des.units import PS_PER_S, ceil_divide
 
 Tensor = tuple[str, int, Domain]
-"""Section, number of the layer (0 for the ends), and whose ranks split it."""
+"""Section, layer number (0 for the ends), and the domain whose ranks split it."""
 
 
 class Stretch(NamedTuple):
-    """A GPU holds, or needs, the parts `low` to before `high` of `of` equal parts of a tensor."""
+    """The parts `low` to `high` (excluded), of `of` equal parts of a tensor, that a GPU holds or needs."""
 
     gpu: int
     low: int
@@ -38,15 +38,15 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True)
 class Transfers:
-    """What travels from GPU to GPU, and what each copies within its own memory, in bytes."""
+    """The messages between GPUs, and the copies within each GPU's memory, in bytes."""
 
     between: dict[tuple[int, int], int]
-    """By source and destination."""
+    """Bytes by (source, destination)."""
     within: dict[int, int]
 
     @property
     def total(self) -> int:
-        """Bytes on links."""
+        """Bytes of all messages."""
         return sum(self.between.values())
 
 
@@ -70,7 +70,7 @@ class _TransferBuilder:
     sent: dict[int, int] = field(default_factory=dict)
 
     def add(self, holders: Sequence[Stretch], wanted: Sequence[Stretch], size: int) -> None:
-        """Have all who want stretches of one tensor of `size` bytes get them."""
+        """Move the stretches of one tensor of `size` bytes to all GPUs that need them."""
         parts = lcm(*{stretch.of for stretch in (*holders, *wanted)})
         held = [
             (holder.low * parts // holder.of, holder.high * parts // holder.of, holder.gpu)
@@ -195,7 +195,7 @@ def as_traces(transfers: Transfers, gpus: int, memory_bandwidth: int) -> TraceSe
 
 
 def _table(nodes: Sequence[tuple[NodeKind, int, int]]) -> NodeTable:
-    """Return the table of one GPU: every message on a stream of its own."""
+    """Return the table of one GPU, with each message on its own stream."""
     count = len(nodes)
     peers = {peer: slot for slot, peer in enumerate(dict.fromkeys(peer for _, peer, _ in nodes))}
     kinds = np.array([kind for kind, _, _ in nodes], np.int8).reshape(count)

@@ -1,4 +1,4 @@
-"""What came of serving: latencies of requests, throughput, and the load of replicas over time."""
+"""Results of serving: latencies of requests, throughput, and the load of replicas over time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _COLUMNS = (
 
 
 class Served(Protocol):
-    """What a result reads of a fleet (`fleet.Fleet`)."""
+    """The attributes of a fleet (`fleet.Fleet`) that a result reads."""
 
     done: list[Request]
     members: list[Replica]
@@ -78,28 +78,28 @@ class ServeResult:
     name: str
     gpus: int
     requests: Mapping[str, Int64s]
-    """Columns of the answered requests, by number."""
+    """Columns of the answered requests, by request number."""
     loads: Sequence[Mapping[str, Int64s]]
-    """Of each replica what its iterations did (`records.COLUMNS`)."""
+    """For each replica, the columns of its iterations (`records.COLUMNS`)."""
     gaps: Int64s
-    """Tokens by the time since the one before, in bins."""
+    """Number of tokens by the time since the one before, in bins."""
     pages: Sequence[int]
-    """Of each replica's KV cache."""
+    """Number of pages of each replica's KV cache."""
     elapsed: int
-    """When the last one was answered, or the run interrupted."""
+    """When the last request was answered, or the run interrupted."""
     interrupted: bool = False
     lost: Sequence[int] = ()
-    """When requests came that replicas had which stopped, and which were never answered."""
+    """Arrival times of requests that a stopped replica held and that were never answered."""
     stops: Sequence[Stop] = ()
-    """Outages, of replicas that were out or slow."""
+    """Intervals in which replicas were down or slow."""
     startup: int = 0
-    """What a replica that was out needs until it serves."""
+    """Picoseconds that a replica needs after an outage until it serves."""
     device: str = ""
-    """Whose measured servers tell how far means may be off."""
+    """Device name; its measured servers give the intervals of means."""
     drafts: bool = False
-    """Whether steps check drafted tokens."""
+    """Whether decode steps check drafted tokens."""
     inside: int = 0
-    """Requests between sending and answer, summed over time: request-picoseconds."""
+    """Number of requests between sending and answer, integrated over time: request-picoseconds."""
 
     def __post_init__(self) -> None:
         # Little's law: the mean number inside is the rate of requests times the mean time of each
@@ -138,32 +138,32 @@ class ServeResult:
 
     @cached_property
     def ttft(self) -> Int64s:
-        """From a request to its first token."""
+        """Time from sending each request to its first token."""
         return self.requests["first_token"] - self.requests["arrival"]
 
     @cached_property
     def client(self) -> Int64s:
-        """Of that, what it took from its client to a replica: the front end's line and its tokenizer."""
+        """Part of it from the client to a replica: the front end's queue and its tokenizer."""
         return self.requests["received"] - self.requests["arrival"]
 
     @cached_property
     def queue(self) -> Int64s:
-        """Of that, what it waited at its replica until an iteration took it up."""
+        """Part of it in the replica's queue, until an iteration computes a part of the request."""
         return self.requests["started"] - self.requests["received"]
 
     @cached_property
     def prefill(self) -> Int64s:
-        """Of that, from then on."""
+        """The rest of it, from then to the first token."""
         return self.requests["first_token"] - self.requests["started"]
 
     @cached_property
     def e2e(self) -> Int64s:
-        """From a request to its last token."""
+        """Time from sending each request to its last token."""
         return self.requests["finished"] - self.requests["arrival"]
 
     @cached_property
     def tpot(self) -> Floats:
-        """The mean time of a request's tokens after the first, of requests that have such."""
+        """Mean time per token after the first, for requests that have such tokens."""
         later = self.requests["output"] - 1
         return ((self.e2e - self.ttft) / np.maximum(later, 1))[later > 0]
 
@@ -215,7 +215,7 @@ class ServeResult:
 
     @property
     def kv_occupancy(self) -> dict[str, float]:
-        """Share of the pages that are held: over the time of iterations, and at most."""
+        """Share of the pages that are held: mean over the time of iterations, and maximum."""
         time = sum(int(load["duration"].sum()) for load in self.loads)
         shares = [load["pages"] / pages for load, pages in zip(self.loads, self.pages, strict=True)]
         held = sum(
@@ -226,7 +226,7 @@ class ServeResult:
 
     @property
     def tokens_a_step(self) -> float | None:
-        """Tokens that a decode step made of a request; None where none were drafted."""
+        """Mean number of tokens that a decode step made of a request; None: no tokens were drafted."""
         if not self.drafts:
             return None
         steps = sum(int((load["steps"] * load["decodes"]).sum()) for load in self.loads)
@@ -270,7 +270,7 @@ class ServeResult:
 
     @property
     def _gaps(self) -> dict[str, float]:
-        """Of all times between two tokens of a request; empty where there are none."""
+        """Quantiles of the times between two tokens of a request; empty if there are none."""
         shares = gap_quantiles(self.gaps, tuple(SHARES.values()))
         if not shares:
             return {}
@@ -367,7 +367,7 @@ class Slo:
         return cls(text, limits)
 
     def met_by(self, result: ServeResult) -> NDArray[np.bool_]:
-        """Return which requests keep them; one of a single token keeps any time per token."""
+        """Return which requests keep all limits; a request of one token keeps any limit per token."""
         later = np.maximum(result.requests["output"] - 1, 1)
         times = {"ttft": result.ttft, "e2e": result.e2e, "tpot": (result.e2e - result.ttft) / later}
         within = np.ones(len(result), np.bool_)

@@ -34,7 +34,7 @@ from rapid_des.units import Duration, ceil_divide, seconds
 
 
 class RolloutSpec(Spec, frozen=True):
-    """A rollout file: two jobs of one model, and what is generated between two updates of its weights."""
+    """A rollout file: two jobs of one model, and the answers generated between two updates of its weights."""
 
     training: str | dict[str, Any]
     """The training job: a file by name or path, or what it would hold. Its `global_batch` follows from the
@@ -42,15 +42,15 @@ class RolloutSpec(Spec, frozen=True):
     serving: str | dict[str, Any]
     """The inference job that generates; its `serving` section says by which policy, its `dp` are replicas."""
     prompts: Count
-    """Prompts of a step."""
+    """Number of prompts of a step."""
     samples: Count = 1
-    """Answers to each prompt."""
+    """Number of answers to each prompt."""
     prompt: str | int = "512"
-    """Tokens of prompts, in the words of `rapid-des serve --prompt`."""
+    """Number of tokens of prompts, as for `rapid-des serve --prompt`."""
     output: str | int = "lognormal mean=1024 cv=1 most=8192"
-    """Tokens of answers."""
+    """Number of tokens of answers."""
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**32)] = 0
-    """Of the lengths."""
+    """Seed of the lengths."""
     placement: Literal["shared", "apart"] = "shared"
     """Whether both jobs take turns on the same GPUs, or the server has those behind the trainer's."""
     overlap: Literal["none", "one_step"] = "none"
@@ -69,7 +69,7 @@ class Rollout:
 
     @property
     def answers(self) -> int:
-        """Answers of a step."""
+        """Number of answers of a step."""
         return self.spec.prompts * self.spec.samples
 
     @property
@@ -79,7 +79,7 @@ class Rollout:
 
     @property
     def gpus(self) -> int:
-        """GPUs of both."""
+        """Number of GPUs of both jobs."""
         return max(self.training.gpus, self.first + self.server.gpus)
 
 
@@ -141,7 +141,7 @@ def _check_texts(rollout: Rollout) -> None:
 
 @dataclass(frozen=True)
 class RolloutResult:
-    """What a step takes: its parts and the results behind them; times are picoseconds."""
+    """The duration of a step: its parts and the results behind them; times are picoseconds."""
 
     rollout: Rollout
     generation: ServeResult
@@ -149,7 +149,7 @@ class RolloutResult:
     resharding: Duration
     transfers: Transfers
     sequences: int
-    """That the model trains on."""
+    """Number of sequences that the model trains on."""
 
     @cached_property
     def breakdown(self) -> dict[str, Duration]:
@@ -163,18 +163,18 @@ class RolloutResult:
 
     @property
     def step_time(self) -> Duration:
-        """From weights to weights."""
+        """Duration of the step, from one update of the weights to the next."""
         return Duration(sum(self.breakdown.values()))
 
     @property
     def tail(self) -> Duration:
-        """How long generation goes on after nine in ten answers are there."""
+        """Time that generation continues after nine in ten answers are complete."""
         finished = np.sort(self.generation.requests["finished"])
         return Duration(self.generation.elapsed - int(finished[ceil_divide(len(finished) * 9, 10) - 1]))
 
     @property
     def tokens(self) -> int:
-        """Of prompts and answers."""
+        """Number of tokens of prompts and answers."""
         return int(self.generation.requests["prompt"].sum() + self.generation.requests["output"].sum())
 
     def as_json(self) -> dict[str, Any]:

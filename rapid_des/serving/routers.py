@@ -20,35 +20,35 @@ Router = Callable[[Sequence[Replica], Request], Replica]
 
 
 def round_robin(replicas: Sequence[Replica], request: Request) -> Replica:
-    """Take turns."""
+    """Return each replica in turn."""
     return replicas[request.number % len(replicas)]
 
 
 def random(replicas: Sequence[Replica], request: Request) -> Replica:
-    """Take any."""
+    """Return a replica by a hash of the request's number."""
     return _hashed(replicas, f"request {request.number}")
 
 
 def least_requests(replicas: Sequence[Replica], request: Request) -> Replica:
-    """Take the replica with the fewest requests, of several the first."""
+    """Return the replica with the fewest requests, of several the first."""
     del request
     return min(replicas, key=lambda replica: replica.outstanding)
 
 
 def least_tokens(replicas: Sequence[Replica], request: Request) -> Replica:
-    """Take the replica with the fewest tokens to compute and to make."""
+    """Return the replica with the fewest tokens to compute and to make."""
     del request
     return min(replicas, key=lambda replica: replica.outstanding_tokens)
 
 
 def kv_aware(replicas: Sequence[Replica], request: Request) -> Replica:
-    """Take the replica with the most pages that neither running nor waiting requests want."""
+    """Return the replica with the most pages that neither running nor waiting requests need."""
     del request
     return max(replicas, key=lambda replica: replica.spare_pages)
 
 
 def session(replicas: Sequence[Replica], request: Request) -> Replica:
-    """Take the replica of the request's session."""
+    """Return the replica of the request's session."""
     return _hashed(replicas, f"session {request.session}")
 
 

@@ -124,7 +124,7 @@ def _messages(pools: Sequence[Pool], source: int, target: int, tokens: int) -> I
 def _fail(
     fleet: Fleet, pools: Sequence[Pool], where: tuple[Machine, int], cache: BoundedCache | None
 ) -> None:
-    """Have a fleet's replicas fail as the job says, and be slow as the machine's faults make them.
+    """Start the outages of a fleet's replicas, and the faults of the machine that slow them.
 
     `where`: the machine, and the server's first GPU.
     """
@@ -224,7 +224,7 @@ def _host_pages(job: Job, page: int, spec: ServingSpec) -> int:
 
 
 def _swap(job: Job, machine: Machine, key: str) -> int:
-    """Return the picoseconds that keys and values of a token take between a GPU and its host."""
+    """Return the picoseconds to move the keys and values of a token between a GPU and its host."""
     host = machine.device.spec.host
     if host is None:
         problem = f"device {machine.device.spec.name} states no bandwidths of its `host`, to swap to"
@@ -239,7 +239,7 @@ def _drafts(job: Job, seed: int) -> Drafts | None:
 
 
 def _check(job: Job, pools: Sequence[Pool], gpus: int) -> None:
-    """Raise a `ConfigError` for what no server does, and if the machine has too few GPUs."""
+    """Raise a `ConfigError` for jobs that can not serve, and if the machine has too few GPUs."""
     if job.spec.parallelism.cp > 1:
         problem = f"cp {job.spec.parallelism.cp} splits the prompts of static batches (`run`), not a server's"
         raise ConfigError(problem, file=job.file, key="parallelism.cp")

@@ -1,4 +1,4 @@
-"""What iterations of each replica take under faults of the machine: those that its own GPUs meet.
+"""Iteration costs of each replica under the machine's faults that affect its own GPUs.
 
 A replica that stands behind others is priced as the last of a row of replicas with like batches, as faults
 that the others meet are left away: who waits for nobody lasts as long as the slowest of them, itself.
@@ -22,12 +22,12 @@ from rapid_des.serving.pools import Pool
 
 @dataclass(frozen=True)
 class Place:
-    """Where a replica stands, with those that share its experts."""
+    """The GPUs of a replica and of those that share its experts."""
 
     job: Job
-    """Of the replica, or of those that share experts."""
+    """The job of the replica, or of those that share experts."""
     number: int
-    """Which of such it is on the machine, counted from the first GPU."""
+    """Index of the replica (or group) on the machine, counted from the first GPU."""
 
     @property
     def gpus(self) -> range:
@@ -38,19 +38,19 @@ class Place:
 
 @dataclass
 class Slowness:
-    """Costs of iterations under the machine's constant faults and those of outages."""
+    """Iteration costs under the machine's constant faults and those of outages."""
 
     pools: Sequence[Pool]
     machine: Machine
     healthy: Callable[[Job], PassCosts]
-    """Tells what iterations take where there is no fault."""
+    """Returns the iteration costs without faults."""
     first: int = 0
     """The server's first GPU."""
     _links: dict[Place, frozenset[int]] = field(default_factory=dict)
     _costs: dict[tuple[Place, tuple[Fault, ...]], PassCosts] = field(default_factory=dict)
 
     def costs(self, replica: int, faults: Sequence[str] = ()) -> PassCosts:
-        """Return what a replica's iterations take while these faults are there too."""
+        """Return the iteration costs of a replica while these faults are present too."""
         place = self._place(replica)
         every = (*self.machine.faults, *map(parse_fault, faults))
         met = tuple(fault for fault in every if self._meets(place, fault))
@@ -60,7 +60,7 @@ class Slowness:
         return self._costs[key]
 
     def check(self, replica: int, fault: str) -> None:
-        """Raise `ConfigError` for a fault that a replica meets nothing of."""
+        """Raise `ConfigError` for a fault that affects no part of a replica."""
         place = self._place(replica)
         if not self._meets(place, parse_fault(fault)):
             gpus = f"GPUs {place.gpus[0]} to {place.gpus[-1]}"
@@ -68,7 +68,7 @@ class Slowness:
             raise ConfigError(problem, file="--outage", key="fault")
 
     def meets(self, replica: int, fault: str) -> bool:
-        """Tell whether a fault is of a replica's GPUs, or of links between them."""
+        """Tell whether a fault affects a replica's GPUs, or links between them."""
         return self._meets(self._place(replica), parse_fault(fault))
 
     def _priced(self, place: Place, met: tuple[Fault, ...]) -> PassCosts:

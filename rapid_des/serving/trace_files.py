@@ -40,14 +40,14 @@ MARKS = {
     "priority": "priority",
     "prefix_tokens": "prefix",
 }
-"""Columns that may be there, by the names that requests have for them."""
+"""Optional columns, by the names of the attributes of requests."""
 _LATEST, _MOST = 1e10, 10**9
-"""Seconds (since 1970 too), and whatever is counted."""
+"""Largest time in seconds (also since 1970), and largest count."""
 
 Read = Callable[[str], float]
 _MOST_ROWS = 1 << 24
 _LONGEST = 1 << 16
-"""Characters of a line."""
+"""Longest line, in characters."""
 
 
 def read_trace(file: str) -> dict[str, NDArray[np.float64]]:
@@ -69,7 +69,7 @@ def read_lengths(file: str, column: str) -> Int64s:
 
 @contextmanager
 def _opened(file: str) -> Iterator[tuple[Sequence[str], Iterator[tuple[int, list[str]]]]]:
-    """Yield the names of columns, and rows with their lines, to be read one by one."""
+    """Yield the names of columns, then numbered rows one by one."""
     try:
         with TextIOWrapper(open_input(Path(file), REQUESTS), encoding="utf-8-sig", newline="") as text:
             reader = csv.reader(_lines(text, file), skipinitialspace=True)
@@ -114,7 +114,7 @@ def _columns(
 
 
 class _Column:
-    """A column of a file, as what it means is read."""
+    """A column of a file and the conversion of its entries."""
 
     def __init__(self, names: Sequence[str], meaning: str, column: str, file: str) -> None:
         self.meaning, self._column, self._file = meaning, column, file
@@ -123,7 +123,7 @@ class _Column:
         self.values = array("d")
 
     def take(self, line: int, row: Sequence[str]) -> None:
-        """Take the entry of a row."""
+        """Convert the entry of a row."""
         text = row[self._place] if self._place < len(row) else ""
         try:
             self.values.append(self._read(text.strip()))

@@ -1,4 +1,4 @@
-"""Keys and values on their way from replicas that compute prompts to those that decode, over the fabric.
+"""Transfers of keys and values over the fabric, from replicas that compute prompts to those that decode.
 
 Every GPU gets its part from the GPU of its place in the other replica, or, of another layout, from those that
 have it (`pools`), all at once when a prompt is computed.
@@ -26,42 +26,42 @@ from rapid_des.program.timetable import FOREVER, advance
 from rapid_des.units import PS_PER_S, ceil_divide
 
 Transfer = Callable[[simpy.Environment, int, int, int], simpy.Event]
-"""Begins to move keys and values of so many tokens from one replica to another; tells when they are there."""
+"""Starts to move keys and values of so many tokens between two replicas; the event is their arrival."""
 Messages: TypeAlias = Callable[[int, int, int], Iterable[tuple[int, int, int]]]
-"""Tells of two replicas and so many tokens which GPU sends how many bytes to which, all alike."""
+"""Returns, for two replicas and a number of tokens, (source GPU, destination GPU, bytes); all alike."""
 _Table: TypeAlias = tuple[Sequence[int], Sequence[int], Sequence[int]]
 _MOST_ROUTES = 1 << 12
-"""Ways of messages that are remembered."""
+"""Number of cached routes."""
 
 
 class _Hop(NamedTuple):
-    """A message on one link, in picoseconds."""
+    """The service of a message on one link, in picoseconds."""
 
     link: int
     occupancy: int
     head: int
-    """Until the next link may begin, with `lag`."""
+    """Time until the next link may begin, `lag` included."""
     lag: int
     rest: int
-    """From when the link has served it until it is there, alone."""
+    """Time from the end of its service on the link until it has arrived, without other traffic."""
 
 
 @dataclass
 class Links:
-    """The links of a fabric, on a server's clock, with what the messages on them leave."""
+    """The links of a fabric on a server's clock, and when each is free."""
 
     machine: Machine
     page: int
-    """Tokens of a page: whole pages travel."""
+    """Tokens per page; transfers consist of whole pages."""
     messages: Messages
     free: dict[int, int] = field(default_factory=dict)
-    """By link: when it will have served all that has reached it."""
+    """For each link: when it has served everything that has reached it, in picoseconds."""
     _routes: BoundedCache = field(default_factory=lambda: BoundedCache(_MOST_ROUTES))
     _tables: dict[int, _Table] = field(default_factory=dict)
     _horizon: int = 0
 
     def send(self, env: simpy.Environment, tokens: int, source: int, target: int) -> simpy.Event:
-        """Begin to move keys and values from one replica to another; the event is when all are there."""
+        """Start to move keys and values from one replica to another; the event is when all have arrived."""
         pages = ceil_divide(tokens, self.page)
         routes = self._routes.get_or_make(
             (pages, source, target), lambda: self._routed(pages, source, target)
@@ -69,7 +69,7 @@ class Links:
         return env.all_of([env.process(self._travel(env, hops)) for hops in routes])
 
     def _routed(self, pages: int, source: int, target: int) -> list[list[_Hop]]:
-        """Return the hops of every GPU's message, all of which are as large."""
+        """Return the hops of every GPU's message; all messages have one size."""
         messages = np.array(list(self.messages(source, target, pages * self.page)), np.int64)
         routes = self.machine.router.routes(messages[:, :2])
         machine, size = self.machine, int(messages[0, 2])
@@ -83,7 +83,7 @@ class Links:
         return [_hops(every[begin:end]) for begin, end in zip(starts, starts[1:], strict=False)]
 
     def _travel(self, env: simpy.Environment, hops: Sequence[_Hop]) -> Generator[simpy.Event, Any, None]:
-        """Let one message pass its links, its head ahead of its end."""
+        """Pass one message along its links, its head ahead of its end."""
         end = 0
         for hop in hops:
             start = max(int(env.now), self.free.get(hop.link, 0))
@@ -94,7 +94,7 @@ class Links:
         yield env.timeout(max(0, end - int(env.now)))
 
     def _served(self, hop: _Hop, start: int) -> tuple[int, int]:
-        """Return when a link has served a message, and by how much this comes later on it for now."""
+        """Return when a link has served a message, and the extra lag of the link now."""
         if start >= self._horizon:
             self._lay_out(start)
         table = self._tables.get(hop.link)
@@ -109,7 +109,7 @@ class Links:
         return done, lags[now] if now >= 0 else 0
 
     def _lay_out(self, moment: int) -> None:
-        """Lay out the faults that come and go, some time beyond a moment."""
+        """Tabulate the timed faults up to some time after a moment."""
         self._horizon = 2 * max(moment, 100 * PS_PER_S)
         faults = [fault for fault in self.machine.faults if fault.timed]
         machine = self.machine

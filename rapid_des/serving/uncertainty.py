@@ -33,6 +33,6 @@ def intervals(means: Mapping[str, float], device: str) -> dict[str, Interval]:
 
 @cache
 def residuals() -> Mapping[str, Any]:
-    """Return what the fit wrote."""
+    """Return the fitted residuals."""
     tree: Mapping[str, Any] = json.loads(files(__package__).joinpath("residuals.json").read_text("utf-8"))
     return tree

@@ -34,7 +34,7 @@ Share: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Floats = NDArray[np.float64]
 LATEST_S = 8_640_000
 LATEST_PS = LATEST_S * PS_PER_S
-"""The latest moment of a server's clock, 100 days."""
+"""The latest time of a server's clock, 100 days, in picoseconds."""
 
 
 class _Rated(Spec, frozen=True):
@@ -46,20 +46,20 @@ class _Rated(Spec, frozen=True):
 
 
 class Poisson(_Rated, frozen=True, tag_field="kind", tag="poisson"):
-    """Independent requests: exponential times between them."""
+    """Independent requests, with exponential times between them."""
 
     def times(self, count: int, random: Generator) -> Int64s:
-        """Return when requests come."""
+        """Return the arrival times."""
         return _summed(random.exponential(1 / self.rate.per_second, count))
 
 
 class Gamma(_Rated, frozen=True, tag_field="kind", tag="gamma"):
-    """Gamma times between requests; a coefficient of variation above 1 comes in bursts."""
+    """Gamma times between requests; a coefficient of variation above 1 makes bursts."""
 
     cv: Burstiness
 
     def times(self, count: int, random: Generator) -> Int64s:
-        """Return when requests come."""
+        """Return the arrival times."""
         shape = self.cv**-2
         return _summed(random.gamma(shape, 1 / (shape * self.rate.per_second), count))
 
@@ -68,25 +68,25 @@ class Constant(_Rated, frozen=True, tag_field="kind", tag="constant"):
     """Requests at equal distances."""
 
     def times(self, count: int, random: Generator) -> Int64s:
-        """Return when requests come: the first after one distance."""
+        """Return the arrival times: the first after one interval."""
         del random
         return _summed(np.full(count, 1 / self.rate.per_second))
 
 
 class Clients(Spec, frozen=True, tag_field="kind", tag="clients"):
-    """A closed loop: so many clients, each with one request at a time."""
+    """A closed loop: a number of clients, each with one request at a time."""
 
     count: Annotated[int, msgspec.Meta(ge=1, le=10**6)]
-    """Clients, which all begin at 0."""
+    """Number of clients, which all start at 0."""
     think: Duration | None = None
-    """Between an answer and the next request of a client; unset: none."""
+    """Time between an answer and the client's next request; unset: none."""
 
 
 class Diurnal(_Rated, frozen=True, tag_field="kind", tag="diurnal"):
     """Poisson at a mean rate that follows the day: rate · (1 + swing · sin(2π · time / period))."""
 
     swing: Share
-    """How far it goes up and down, as a share of the mean."""
+    """Amplitude of the rate, as a share of the mean."""
     period: Duration
 
     def __post_init__(self) -> None:
@@ -95,7 +95,7 @@ class Diurnal(_Rated, frozen=True, tag_field="kind", tag="diurnal"):
             raise ValueError("period 0 s: state one above 0")
 
     def times(self, count: int, random: Generator) -> Int64s:
-        """Return when requests come: unit-rate ones at the inverse of the rate's integral."""
+        """Return the arrival times: unit-rate ones at the inverse of the rate's integral."""
         rate, period = self.rate.per_second, self.period / PS_PER_S
         wanted = np.cumsum(random.exponential(1.0, count))
         omega = 2 * np.pi / period
@@ -116,7 +116,7 @@ class Trace(Spec, frozen=True, tag_field="kind", tag="trace"):
 
     file: str
     faster: Faster = 1.0
-    """So many times as fast."""
+    """Factor by which arrivals are sped up."""
 
 
 Open: TypeAlias = Poisson | Gamma | Constant | Diurnal
@@ -124,7 +124,7 @@ Arrivals: TypeAlias = Open | Clients | Trace
 
 
 class Fixed(Spec, frozen=True, tag_field="kind", tag="fixed"):
-    """All alike."""
+    """All lengths equal."""
 
     tokens: Tokens
 
@@ -135,7 +135,7 @@ class Fixed(Spec, frozen=True, tag_field="kind", tag="fixed"):
 
 
 class Uniform(Spec, frozen=True, tag_field="kind", tag="uniform"):
-    """Any from `low` to `high`, both included."""
+    """Any length from `low` to `high`, both included."""
 
     low: Tokens
     high: Tokens
@@ -164,13 +164,13 @@ class Lognormal(Spec, frozen=True, tag_field="kind", tag="lognormal"):
 
 
 class Quantiles(Spec, frozen=True, tag_field="kind", tag="quantiles"):
-    """Lengths with these quantiles, between them geometrically; none is longer than the last."""
+    """Lengths with these quantiles, interpolated geometrically; none is longer than the last."""
 
     p50: Tokens
     p90: Tokens
     p99: Tokens
     low: Tokens = 1
-    """The shortest."""
+    """The shortest length."""
 
     def __post_init__(self) -> None:
         if not self.low <= self.p50 <= self.p90 <= self.p99:
@@ -184,7 +184,7 @@ class Quantiles(Spec, frozen=True, tag_field="kind", tag="quantiles"):
 
 
 class Sampled(Spec, frozen=True, tag_field="kind", tag="sampled"):
-    """Drawn with replacement from a column of a CSV file."""
+    """Lengths drawn with replacement from a column of a CSV file."""
 
     file: str
     column: str
@@ -256,23 +256,23 @@ def _value(text: str) -> object:
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests in the order in which they come."""
+    """Requests in order of arrival."""
 
     prompt: Int64s
-    """Tokens."""
+    """Number of tokens of each prompt."""
     output: Int64s
     arrival: Int64s | None
-    """Picoseconds, ascending; None: clients ask for the next one when they have an answer."""
+    """Arrival times in picoseconds, ascending; None: clients send the next request after an answer."""
     clients: int = 0
     think: int = 0
-    """Picoseconds."""
+    """Think time of clients, in picoseconds."""
     marks: Mapping[str, Int64s] = field(default_factory=dict)
-    """What else is known of each: `session`, `user`, `adapter`, `priority`, `prefix`."""
+    """Optional columns: `session`, `user`, `adapter`, `priority`, `prefix`."""
     seed: int = 0
-    """Of what is drawn while they are served: which drafted tokens are kept."""
+    """Seed of draws during serving: which drafted tokens are kept."""
 
     def request(self, number: int, now: int) -> Request:
-        """Return one of them, sent now."""
+        """Return one request, sent now."""
         request = Request(number, now, int(self.prompt[number]), int(self.output[number]))
         for name, column in self.marks.items():
             setattr(request, name, int(column[number]))
@@ -284,16 +284,16 @@ class Workload:
 
 @dataclass(frozen=True)
 class Marks:
-    """What else is drawn of requests."""
+    """The optional columns that are drawn for requests."""
 
     prefix: Lengths | None = None
     sessions: int | None = None
     users: int = 1
     adapters: tuple[int, float] | None = None
-    """How many there are, and how uneven they are asked for (Zipf's exponent)."""
+    """Number of adapters, and the Zipf exponent of their popularity."""
 
     def drawn(self, count: int, seed: int) -> dict[str, Int64s]:
-        """Return a column each."""
+        """Return the columns."""
         columns = {}
         if self.prefix is not None:
             columns["prefix"] = self.prefix.lengths(count, default_rng([seed, 3]))
@@ -311,7 +311,7 @@ class Marks:
 def draw(
     arrivals: Arrivals, lengths: tuple[Lengths, Lengths], count: int, seed: int, marks: Marks | None = None
 ) -> Workload:
-    """Return so many requests; of a trace its own lengths, and no more than it has."""
+    """Return so many requests; a trace has its own lengths, and limits their number."""
     drawn = (marks or Marks()).drawn(count, seed)
     if isinstance(arrivals, Trace):
         traced = _traced(arrivals, count)

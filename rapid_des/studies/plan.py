@@ -32,7 +32,7 @@ Told = Callable[[str, int, int], None]
 _S_PER_HOUR = 3600
 AUTO = "auto"
 _MOST_GPUS = 512
-"""GPUs up to which rows with experts are simulated unasked: a hierarchical run may take minutes beyond."""
+"""GPUs up to which rows are simulated unasked: a hierarchical run may take minutes beyond."""
 
 
 @dataclass(frozen=True)
@@ -197,8 +197,8 @@ class Wanted:
     vary: Mapping[str, Sequence[Any] | None] = field(default_factory=dict, hash=False)
     """By choice (`splits.CHOICES`) the values to take; None: all. Others take their usual ones."""
     mode: str = AUTO
-    """Of the rows; auto: flattened where that takes seconds, else hierarchical, but closed forms for jobs
-    with experts on more than 512 GPUs."""
+    """Of the rows; auto: flattened where that takes seconds, else hierarchical, but closed forms for
+    more than 512 GPUs."""
     pruned: bool = False
     """Whether to say of every other candidate why it was left out."""
     price: float | None = None
@@ -256,8 +256,7 @@ class _Search:
     pruned: list[Pruned] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        large = self.space.gpus > _MOST_GPUS and self.space.job.model.has_experts
-        usual = "analytical" if large else FINEST
+        usual = FINEST if self.space.gpus <= _MOST_GPUS else "analytical"
         mode = usual if self.wanted.mode == AUTO else self.wanted.mode
         deadline = Deadline(self.wanted.within_s)
         self.refinement = Refinement(self.space, self.machine, mode, self._dropped, deadline)

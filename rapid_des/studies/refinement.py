@@ -163,11 +163,14 @@ class Refinement:
         """Estimate the step of one candidate that fits, by closed forms, where no time is left for more."""
         while self.queue and all(entry.result is None for entry in self.queue):
             entry = heapq.heappop(self.queue)
-            if entry.level < WALKED:
-                self._put(list(self._closer(entry)))
+            if entry.level < WALKED:  # no tighter bounds: one by one, as many as fit
+                ones = [one for family in self._left(entry) for one in family.along("orders")]
+                self._put([
+                    entry.part(place, one, level=WALKED, least=0) for place, one in enumerate(ones)
+                ])  # fmt: skip
                 continue
             outcome = attempt(_fitting, self._point(entry), self.cache)
-            self._put([self._found(entry, outcome)])
+            self._put([_refused(entry.family) or self._found(entry, outcome)])
 
     def nearest(self) -> Job | None:
         """Return the candidate that misses memory by least, of all that are asked for; None without any.

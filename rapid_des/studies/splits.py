@@ -14,12 +14,10 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import permutations
-from pathlib import Path
 from typing import Any, Literal
 
 from msgspec import structs
 
-from rapid_des.config.texts import parse_text
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import Job
 from rapid_des.frontend.groups import ZERO_STAGES
@@ -28,23 +26,9 @@ from rapid_des.frontend.loading import with_ep, with_spec
 from rapid_des.frontend.schedules import SCHEDULES, from_file
 from rapid_des.frontend.spec import JobSpec, TrainingSpec
 from rapid_des.machine import Machine
+from rapid_des.studies.choices import CHOICES, ORDER
 from rapid_des.studies.orders import told_apart
 
-CHOICES: Mapping[str, str] = {
-    "tp": "parallelism.tp",
-    "cp": "parallelism.cp",
-    "pp": "parallelism.pp",
-    "ep": "parallelism.ep",
-    "etp": "parallelism.etp",
-    "sequence_parallel": "parallelism.sequence_parallel",
-    "order": "parallelism.order",
-    "chunks": "parallelism.chunks",
-    "micro_batch": "training.micro_batch",
-    "schedule": "training.schedule",
-    "recompute": "training.recompute",
-    "zero_stage": "training.zero_stage",
-}
-"""What is chosen, by the key of a job file that says it; dp follows from the number of GPUs."""
 _LEAST_TOKENS = 2048
 """Tokens of a sequence that context parallelism leaves a rank at least, unless --vary says which cp."""
 _USUAL_SCHEDULES = ("1f1b", "interleaved_1f1b")
@@ -211,7 +195,7 @@ class Space:
                 self.of_ep[ep] = with_ep(self.job, ep)
             for etp in etps if tp > 1 else [None]:
                 split = structs.replace(
-                    stated, tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, etp=etp, chunks=1, order=_ORDER,
+                    stated, tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, etp=etp, chunks=1, order=ORDER,
                     dp_replicate=1, sequence_parallel=tp > 1 and self.job.spec.training is not None,
                 )  # fmt: skip
                 placed = self._placed(self.of_ep[ep], split, self._plain())
@@ -312,16 +296,13 @@ class Space:
         """Return orders of the axes that differ in where ranks stand: usually dp inside pp, or outside."""
         split = base.spec.parallelism
         sizes = {"tp": split.tp, "cp": split.cp, "dp": split.dp, "pp": split.pp}
-        usual = [_ORDER, ("tp", "cp", "ep", "pp", "dp"), self.job.spec.parallelism.order]
+        usual = [ORDER, ("tp", "cp", "ep", "pp", "dp"), self.job.spec.parallelism.order]
         every = [("ep", *order) for order in permutations(("tp", "cp", "dp", "pp"))]
         distinct, plain = dict[Hashable, Any](), not self.job.model.has_experts  # who lie across the axes
         for order in self._values("order", usual, every):
             axes = [(axis, sizes[axis]) for axis in order if sizes.get(axis, 1) > 1]
             distinct.setdefault(told_apart(axes, self.machine) if plain else tuple(axes), order)
         return list(distinct.values())
-
-
-_ORDER = ("tp", "cp", "ep", "dp", "pp")
 
 
 def _feed_forwards(job: Job) -> list[Any]:
@@ -358,45 +339,3 @@ def checked(candidate: Candidate, refused: Callable[[str], None]) -> Job | None:
     except ConfigError as error:
         refused(f"{error.key}: {error.message}" if error.key else error.message)
         return None
-
-
-_WORDS: Mapping[str, Sequence[Any]] = {
-    "sequence_parallel": (True, False),
-    "schedule": tuple(SCHEDULES),
-    "recompute": ("none", "selective", "full"),
-    "zero_stage": tuple(ZERO_STAGES),
-}
-
-
-def choices_of(texts: Iterable[str]) -> dict[str, Sequence[Any] | None]:
-    """Return what `NAME` (all values) and `NAME=value,…` stand for, by choice.
-
-    >>> choices_of(["tp=2,4", "order"])
-    {'tp': [2, 4], 'order': None}
-    """
-    choices: dict[str, Sequence[Any] | None] = {}
-    for text in texts:
-        name, equals, values = text.partition("=")
-        if name not in CHOICES or name in choices:
-            raise ConfigError(f"{name!r} is not one of {', '.join(CHOICES)}, each once", file="--vary")
-        choices[name] = _stated(name, values) if equals else None
-    return choices
-
-
-def _stated(name: str, text: str) -> list[Any]:
-    parsed = parse_text(f"[{text}]", Path(f"--vary {name}"))
-    assert isinstance(parsed, list), "of what stands in brackets"
-    values = [tuple(value) if isinstance(value, list) else value for value in parsed]
-    for value in values:
-        if name == "order":
-            legal = isinstance(value, tuple) and sorted(map(str, value)) == sorted(_ORDER)
-            allowed = "lists of tp, cp, ep, dp and pp, as [tp, cp, ep, pp, dp]"
-        elif name in _WORDS:
-            legal, allowed = value in _WORDS[name], ", ".join(map(str, _WORDS[name]))
-        else:
-            legal, allowed = type(value) is int and value > 0, "whole numbers from 1 on"
-        if not legal:
-            raise ConfigError(f"{value!r}; allowed: {allowed}", file="--vary", key=name)
-    if not values:
-        raise ConfigError("no values", file="--vary", key=name)
-    return values

@@ -29,7 +29,7 @@ def test_a_key_is_explained_once_for_each_struct_that_says_it_differently():
     (field,) = explain(MachineSpec, "fabric.spans_inner")
     assert field.allowed == "true or false"
     assert field.default == "false"
-    assert field.meaning.startswith("One block joins all coordinates")
+    assert field.meaning.startswith("Whether one block joins all coordinates")
     assert len(explain(MachineSpec, "fabric.0.size")) > 3
 
 

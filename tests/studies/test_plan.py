@@ -17,6 +17,7 @@ from rapid_des.frontend.memory import shown
 from rapid_des.machine import load_machine
 from rapid_des.report.plan_text import plan_lines
 from rapid_des.simulation import simulate
+from rapid_des.studies.choices import choices_of
 from rapid_des.studies.deadline import Deadline, TimeIsUp
 from rapid_des.studies.earliest import held
 from rapid_des.studies.executors import InProcess, attempt
@@ -25,7 +26,7 @@ from rapid_des.studies.front import ESTIMATED, FINAL, WALKED, Entry, Front
 from rapid_des.studies.orders import told_apart
 from rapid_des.studies.pass_walk import walked_micro_batches
 from rapid_des.studies.plan import Plan, Wanted, plan
-from rapid_des.studies.splits import Space, checked, choices_of
+from rapid_des.studies.splits import Space, checked
 
 SMALL = {"model.layers": 8, "training.global_batch": 16, "training.sequence_length": 2048}
 FEW = {"recompute": ["none", "full"], "zero_stage": [0, 1, 3], "order": [("tp", "cp", "ep", "dp", "pp")]}

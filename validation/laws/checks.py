@@ -33,10 +33,6 @@ _ROUNDED = 1e-6
 """What times are rounded by, as a share: work at a shared rate ends at a whole picosecond."""
 _NEARLY = 0.02
 """What turns taken in another order may change, and latencies of packets that a timetable does not slow."""
-_LATER = 1.5
-"""Of an outage: how much later a step may be; what was cut off goes again, and other kernels are slowed."""
-_EARLIER = 0.02
-"""By what share a step may end sooner where a message is late: others then take turns in another order."""
 _SERVED = 2e-3
 """What a server's interpolated costs may be off."""
 
@@ -217,23 +213,22 @@ def folding(trial: Trial) -> str:
 
 
 def outage(trial: Trial) -> str:
-    """Check that a step survives a short outage, of an only link too, and how much later it ends."""
+    """Check that a step survives a short outage, of an only link above all, with any policy.
+
+    How much later it ends is no law: groups that no longer work side by side share links otherwise.
+    """
     step = int(trial.healthy.step_time)
     chance = trial.case.chance
-    only = _only_links(trial.machine)
-    link = chance.choice(only or _links(trial.machine))
+    link = chance.choice(_only_links(trial.machine) or _links(trial.machine))
     begin, lasts = step * chance.randint(0, 90) // 100, max(step // chance.choice([100, 20, 5]), 1)
-    latest = step + _LATER * lasts + _EARLIER * step if only else inf
     for policy in ("wait", "reroute detection=1us", "replan detection=1us")[
         : 1 if trial.holds_back else None
     ]:
         fault = f"link={link} down=true {_window(begin, begin + lasts)} policy={policy}"
         try:
-            ended = trial.run(fault).step_time
-        except rd.RapidDesError as error:
+            trial.run(fault)
+        except rd.CannotFinishError as error:
             return f"{fault}: {error}"
-        if not step * (1 - _EARLIER) <= ended <= latest:
-            return f"{fault}: {(ended - step) / lasts:+.2f} outages later"
     return ""
 
 

@@ -17,7 +17,9 @@ from rapid_des.units import PS_PER_S
 from rapid_des.values import fields
 
 NEVER, GROUPED, ALWAYS = 0, 1, 2
-"""When a kernel splits keys (the constant `split`): never, only where heads share a KV head, always."""
+"""The values of the constant `split`: a kernel never splits keys, only where heads share a KV head, or
+always.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +62,10 @@ class Grid:
     """The thread blocks of one decode kernel."""
 
     groups: int
-    """Blocks before the keys are split."""
+    """The number of blocks before the keys are split."""
     splits: int
     tiles: int
-    """Key tiles of each block."""
+    """The number of key tiles that each block processes."""
 
     @property
     def blocks(self) -> int:
@@ -163,7 +165,7 @@ def choose_splits(groups: int, slots: int, most: int, tiles: int) -> int:
 
 
 def _tile_seconds(attention: Attention, kernel: DecodeKernel, device: Device) -> float:
-    """Return what one key tile takes a lone block: its products, or drawing its bytes."""
+    """Return the time of one key tile in a lone block: its products, or the transfer of its bytes."""
     columns = attention.head_dim + attention.value_width
     stored = attention.head_dim if attention.shared_latent else columns
     size = kernel.tile_kv * stored * width(attention.cache_dtype)
@@ -176,7 +178,7 @@ def _tile_seconds(attention: Attention, kernel: DecodeKernel, device: Device) ->
 
 
 def _waves(blocks: int, block: float, transfer_seconds: float, *, kernel: DecodeKernel, sms: int) -> float:
-    """Add up the waves: each as long as its blocks' loop at that crowding and its share of the transfer."""
+    """Return the time of all waves; each takes the longer of its blocks' loop and its share of a transfer."""
     slots = sms * int(kernel.resident)
     full, tail = divmod(blocks, slots)
 

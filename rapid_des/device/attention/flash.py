@@ -26,7 +26,9 @@ from rapid_des.units import PS_PER_S
 from rapid_des.values import fields
 
 SIMULATED_ROUNDS = 12
-"""Rounds of resident blocks that are simulated; a longer grid repeats its period at the steady rate."""
+"""The rounds of resident blocks that are simulated; a longer grid is extended at the steady rate of its
+period.
+"""
 INTERPRETED_BLOCKS = 60_000
 """Blocks that are simulated as Python, 1 µs each: a job has a tenth of them, and a scheduler that goes on
 to more is likely to have the many for which loading the compiled form (0.04 s) or compiling it (1 s) pays."""
@@ -180,7 +182,8 @@ class FlashKernel:
     kernel_us: float
     input_passes: float
     norm: float
-    """Exponent of the norm that joins compute and transfer: 1 they add up, infinity they hide each other."""
+    """The exponent of the norm that joins compute and transfer times: 1 adds them, infinity takes the longer.
+    """
 
     @classmethod
     def of(cls, device: Device, section: str, dtype: str) -> FlashKernel:

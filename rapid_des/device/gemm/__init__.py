@@ -36,7 +36,7 @@ from rapid_des.units import PS_PER_US
 
 _GEMV_ROWS = 16
 _CHUNK = 32
-"""GEMMs priced together: their arrays stay in the processor's cache."""
+"""The number of GEMMs priced together, so that their arrays fit the processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class GemmModel:
     fit: GemmConstants
     l2: str
     burst: bool
-    """Whether the clock starts at boost and falls with the kernel's duration."""
+    """Whether the clock starts at boost and decreases with the kernel's duration."""
 
     def price(self, work: Work) -> Priced:
         """Price every GEMM of `work`: kernel microseconds without the launch, and what was chosen."""
@@ -320,5 +320,6 @@ def gated_ffn_us(
 
 
 MOE_NAMES = ("route_us", "row_ns", "move")
-"""Constants of section `moe`: fixed time of the routing, permutation and combination kernels (µs), their time
-for a row (ns), and the share of the HBM bandwidth at which they move the activations."""
+"""The constants of section `moe`: the fixed time of the routing, permutation and combination kernels (µs),
+their time for a row (ns), and the share of the HBM bandwidth at which they move the activations.
+"""

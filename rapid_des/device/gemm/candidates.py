@@ -30,13 +30,13 @@ _REGISTERS_FOR_ACCUMULATORS = 0.7
 _MOST_CTAS_A_SM = 4
 
 BAND = 8.0
-"""Tiles in a raster band: the swizzle of cuBLAS and CUTLASS kernels."""
+"""The number of tiles in a raster band, as in the swizzle of cuBLAS and CUTLASS kernels."""
 OVERFETCH = 1.05
-"""Sectors that a profiler counts for each sector of the operands, on every row that fits L2."""
+"""The sectors read per operand sector in profiler counts, on every row that fits L2."""
 _USABLE_L2 = 0.8
 _STRIP_SHARE = 0.5
 _DRIFT_ALONE, _DRIFT_TOGETHER = 0.9, 1.2
-"""How often a shared operand is read again when it exceeds L2: one CTA an SM, several."""
+"""How often a shared operand is read again when it exceeds L2: with one CTA on an SM, and with several."""
 
 
 @dataclass(frozen=True)
@@ -47,27 +47,28 @@ class GemmConstants:
     """
 
     start_us: float
-    """A kernel's fixed cost beyond the launch: grid start, descriptor fetch, drain."""
+    """The fixed cost of a kernel beyond the launch: grid start, descriptor fetch and drain."""
     gemv_start_us: float
-    """The same for a matrix-vector kernel."""
+    """The fixed cost of a matrix-vector kernel beyond the launch."""
     prologue_us: float
-    """Filling the load pipeline of a CTA: first L2 and HBM latency."""
+    """The time to fill the load pipeline of a CTA: the first latency of L2 and HBM."""
     epilogue_us: float
-    """Ending a CTA, without the store itself."""
+    """The time to end a CTA, without the store itself."""
     step_us: float
-    """Least time of one pipeline step of a lone CTA: load latency over the stages in flight."""
+    """The least time of a pipeline step of a lone CTA: the load latency over the stages in flight."""
     split_us: float
-    """Joining the parts of a split K: semaphores or a second kernel."""
+    """The time to combine the parts of a split K by semaphores or a second kernel."""
     throttle_us: float
-    """Kernel duration by which half of the way from burst to power-limited clock is gone."""
+    """The kernel duration at which the clock is midway between the burst and the power-limited clock."""
     quantise_us: float
-    """Fixed cost of the kernels that quantise the activations first, where the library does …"""
+    """The fixed cost of the kernels that quantise the activations first, where the library has such kernels.
+    """
     quantise_row_us: float
-    """… what one SM spends there on a row of activations …"""
+    """The time of one SM to quantise a row of activations, without its elements."""
     quantise_element_ns: float
-    """… and on each of its elements."""
+    """The time of one SM to quantise one element of the activations."""
     overlap: float
-    """Exponent that joins SM and HBM time: 1 adds them, infinity overlaps them fully."""
+    """The exponent that joins SM and HBM time: 1 adds them, infinity overlaps them fully."""
     tensor: float
     """Share of the tensor peak that a steady main loop reaches."""
     vector: float
@@ -79,15 +80,15 @@ class GemmConstants:
     hbm: float
     """Share of the HBM bandwidth."""
     store: float
-    """Share of a tile's store that the next tile's main loop does not hide."""
+    """The share of a tile's store that the next tile's main loop does not hide."""
     multicast: float
     """Share of a cluster's doubly needed operand that one L2 read serves."""
     stream_k: float
     """Share of the last wave's imbalance that persistent and stream-K kernels even out."""
     throttled: float
-    """Power-limited clock over burst clock at full tensor load."""
+    """The ratio of the power-limited clock to the burst clock at full tensor load."""
     power_load: float
-    """Share of full tensor load up to which the power limit leaves the clock alone."""
+    """The share of full tensor load up to which the power limit does not lower the clock."""
 
 
 UTILISATIONS = tuple(name for name, span in RANGES["gemm"].items() if span.high == 1)
@@ -118,9 +119,9 @@ class Candidates:
     by_rows: bool
     """Whether the menu depends on the number of rows."""
     low_m: Floats
-    """The GEMM must have more rows than this …"""
+    """The number of rows that the GEMM must exceed."""
     high_m: Floats
-    """… and at most these."""
+    """The largest number of rows of the GEMM."""
     pad_m: Floats
     span_m: Floats
     """Rows that the tiles of one cluster cover together."""
@@ -133,11 +134,15 @@ class Candidates:
     residency: Floats
     """CTAs that fit one SM by shared memory and registers, at most four."""
     together: float
-    """CTAs that load an operand they share at the same time: 1, with multicast in clusters of two up to 2."""
+    """The number of CTAs that load a shared operand at the same time: 1; with multicast in clusters of two,
+    up to 2.
+    """
     l2_bytes: Floats
-    """The same after multicast inside a cluster."""
+    """The bytes that a CTA's step reads from L2, after multicast inside a cluster."""
     step_us: Floats
-    """The longest of tensor, shared memory and SM port time of one step."""
+    """The time of one pipeline step: the longest of its times on the tensor unit, the shared memory and the
+    SM port.
+    """
     math_us: Floats
     shared_us: Floats
     port_us: Floats
@@ -207,7 +212,7 @@ class Work:
     b_bytes: Floats
     c_bytes: Floats
     row_tiles: Floats | None = None
-    """Tiles along M of all matrices, by candidate; None: `matrices` equal ones of `high` rows."""
+    """The tiles along M over all matrices, by candidate. None: `matrices` equal matrices of `high` rows."""
 
     @property
     def flops(self) -> Floats:
@@ -225,9 +230,9 @@ class Timing:
     joining: Floats
     ctas: Floats
     units_us: Floats
-    """The busiest SM's main loop if only its tensor unit, shared memory and port limited it …"""
+    """The time of the busiest SM's main loop if only its tensor unit, shared memory and port limited it."""
     l2_us: Floats
-    """… and if only L2 did."""
+    """The time of the main loop if only L2 limited it."""
     hbm_read: Floats
     l2_read: Floats
 

@@ -27,7 +27,7 @@ from rapid_des.inputs import LEARNED_FILE, open_input
 
 FORMAT = "rapid-des learned operators 1"
 _MOST_UNPACKED = 1 << 28
-"""Bytes that a file's arrays may take."""
+"""The most bytes that a file's arrays may take."""
 _LONGEST_US = 1e12
 _MOST_NAMES = 8
 
@@ -50,7 +50,7 @@ class LearnedFile:
     source: str
     fallback: Fallback
     left_out: Mapping[str, LeftOut] = field(default_factory=dict)
-    """Samples that were read and not used, by their own names."""
+    """The samples that were read and not used, by the names in their file."""
 
     def save(self, path: Path) -> None:
         """Write a `.npz` of plain arrays and one JSON text: no code, the same bytes for the same model."""
@@ -100,7 +100,7 @@ def _check_size(file: BinaryIO) -> None:
 
 
 class LearnedOperators:
-    """What prices one job's operators by a file of regressors, and tells where the two miss each other."""
+    """A model that prices one job by a file of regressors, and records where file and job differ."""
 
     def __init__(self, file: LearnedFile, name: str, fallback: OperatorModel, prices: BoundedCache) -> None:
         self.file, self.name = file, name

@@ -1,7 +1,7 @@
-"""Samples of the operators that arXiv 2509.22832 takes a training step apart into, as samples of ours.
+"""Samples of the operators into which arXiv 2509.22832 divides a training step, as samples of this package.
 
 Its names are those of GPT-NeoX's modules, its sizes b (micro-batch), l (positions), dim (hidden), h (heads)
-and mp (tensor parallel ways). `linear1` to `linear4` are QKV, attention output, and both matrices of a
+and mp (tensor-parallel degree). `linear1` to `linear4` are QKV, attention output, and both matrices of a
 feed-forward of 4·dim; `linear_final` is the head. A backward is one of its samples and two kernels of ours:
 it is split between them as the native models of a device split it. Scores, softmax and values of unfused
 attention are three samples and one operator: a regressor of each is fitted, and their sums are the
@@ -20,7 +20,7 @@ from rapid_des.device.operators import Attention, Dtype, Gemm, Operator, Operato
 from rapid_des.errors import InputError
 
 VOCABULARY = 50257
-"""GPT-NeoX's, which it pads to a multiple of 128·mp."""
+"""The vocabulary of GPT-NeoX, which it pads to a multiple of 128·mp."""
 _DTYPE: Dtype = "fp16"
 
 
@@ -106,7 +106,7 @@ OPERATORS: Mapping[str, Mapping[str, Kernels]] = {
     "parallel_cross_entropy_128": _vector("cross_entropy", _rows, lambda size: size.words, dtype="fp32"),
     "optimizer": {"step": lambda size: (Vector("adamw", 1, size.params, "fp32"),)},
 }
-"""What each sample is here, by operator and phase."""
+"""The operators of this package that make up each sample, by operator and phase."""
 WITHOUT_MEANING: Mapping[str, str] = {
     "fillmask": "no kernel here fills a mask beside the fused softmax",
     "firstStage_optimizer": "a stage's parameters are not among its sizes",
@@ -114,9 +114,9 @@ WITHOUT_MEANING: Mapping[str, str] = {
     "lastStage_optimizer": "a stage's parameters are not among its sizes",
     "res_add": "its backward is a copy of its forward",
 }
-"""What is refused, and why."""
+"""The samples that are refused, with the reason."""
 PARTS = ("baddbmm", "ScaledUpperTriangMaskedSoftmax", "bmm")
-"""Of unfused attention: scores, softmax, values."""
+"""The parts of unfused attention: scores, softmax and values."""
 
 
 @dataclass(frozen=True)
@@ -135,11 +135,11 @@ class Converted:
 
     timed: list[Timed] = field(default_factory=list)
     rows: Counter[str] = field(default_factory=Counter)
-    """Samples read, by `op/phase`."""
+    """The number of samples read, by `op/phase`."""
     left_out: dict[str, LeftOut] = field(default_factory=dict)
-    """Samples that price nothing here, by `op/phase`."""
+    """The samples that no operator here can use, by `op/phase`."""
     parts: dict[str, dict[str, list[Part]]] = field(default_factory=dict)
-    """Of unfused attention: the samples of each part, by phase and name."""
+    """The samples of each part of unfused attention, by phase and part name."""
 
     def leave_out(self, name: str, reason: str) -> None:
         """Note that all samples of a name (`op/phase`) are left out, and why."""
@@ -154,7 +154,7 @@ class Part:
     length: int
     heads: int
     head_dim: int
-    """0: the part's time does not depend on it (softmax)."""
+    """The size of a head; 0 where the part's time does not depend on it (softmax)."""
     time_us: float
 
     @property
@@ -193,7 +193,9 @@ def kernels_of(sample: Mapping[str, str]) -> tuple[Operator, ...]:
 
 
 COLUMNS = ("mp", "b", "l", "h", "dim", "params")
-"""The sizes of a sample; a blank one is of an operator that has not it, one GPU or one head."""
+"""The columns with the sizes of a sample. A blank means that the operator has no such size, or 1 for GPUs and
+heads.
+"""
 
 
 def sizes_of(sample: Mapping[str, str]) -> Sizes:

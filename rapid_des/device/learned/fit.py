@@ -31,7 +31,7 @@ from rapid_des.errors import InputError
 
 FOLDS = 3
 LEAST_ROWS = 12
-"""Samples below which no regressor is fitted."""
+"""The number of samples below which no regressor is fitted."""
 _TOO_FEW = f"a regressor needs {LEAST_ROWS} samples"
 
 TREES: Mapping[str, Mapping[str, Any]] = {
@@ -45,7 +45,7 @@ TREES: Mapping[str, Mapping[str, Any]] = {
 """The candidates and their settings."""
 
 BOOSTERS: Mapping[str, str] = {"xgboost": "xgboost", "lightgbm": "lightgbm"}
-"""Names of the candidates, and the module that each needs."""
+"""The names of the boosting candidates, each with the module that it needs."""
 
 _ROUNDS = 250
 _RATE = 0.06

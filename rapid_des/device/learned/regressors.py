@@ -25,10 +25,10 @@ class Regressor:
     """One operator's model: sizes to microseconds."""
 
     names: tuple[str, ...]
-    """The sizes, in order."""
+    """The names of the sizes, in order."""
     low: Floats
     high: Floats
-    """The sampled range of each size."""
+    """The upper end of the sampled range of each size; `low` holds the lower end."""
     kind: str
     trend: Trend
     forest: Forest

@@ -22,7 +22,7 @@ ATTENTION_SIZES = ("batch", "query_length", "key_length", "heads", "kv_heads", "
 VECTOR_SIZES = ("rows", "columns")
 SIZES = tuple(dict.fromkeys(GEMM_SIZES + ATTENTION_SIZES + VECTOR_SIZES))
 COLUMNS = ("operator", *SIZES, "time_us", "spread_us", "device", "method")
-"""The columns that `rapid-des device sample` writes; a size that an operator has not is blank."""
+"""The columns that `rapid-des device sample` writes; a size that an operator does not have is blank."""
 
 
 _LARGEST = 1e15

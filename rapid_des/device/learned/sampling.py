@@ -2,7 +2,7 @@
 
 Each operator stands for one call of PyTorch on random operands (`call_of`). On a GPU it is captured into a
 CUDA graph several times over, so that no Python launch is inside, and the graph is replayed between two
-events. `l2="cold"` gives each call other operands in rotation, so many that L2 holds none of them;
+events. `l2="cold"` gives each call other operands in rotation, enough that L2 holds none of them;
 `l2="warm"` repeats one call. The median of several replays counts.
 """
 
@@ -27,7 +27,7 @@ Call = Callable[[], object]
 
 MOST_COPIES = 24
 LEAST_WINDOW_US = 300.0
-"""A replay lasts at least this long, so that the events' resolution does not show."""
+"""The least duration of a replay in microseconds, so that the resolution of the events does not matter."""
 
 DTYPES: Mapping[str, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
 
@@ -39,7 +39,7 @@ class Sampling:
     backend: Backend
     l2: L2 = "cold"
     repeats: int = 7
-    """Replays, of which the median counts."""
+    """The number of replays; the result is their median."""
 
 
 def sample(operators: Iterable[Operator], sampling: Sampling) -> Iterator[dict[str, object]]:
@@ -345,4 +345,4 @@ VECTORS: Mapping[str, Callable[[Any, Vector, str], Call]] = {
     "cross_entropy": _cross_entropy,
     "adamw": _adamw,
 }
-"""The vector kernels that PyTorch has a call for."""
+"""The vector kernels for which PyTorch has a call."""

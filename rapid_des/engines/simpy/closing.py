@@ -1,4 +1,4 @@
-"""R8: links close in mid-flight, and what crossed them, or would have, is planned again.
+"""R8: links close while messages cross them, and the affected messages are rerouted.
 
 When a link closes, the piece of a message that it serves keeps the whole segments that got through; they go
 on, and later links serve only them. The rest, and whoever waits for the link or comes to it while it is
@@ -31,20 +31,22 @@ from rapid_des.program.timetable import FULL_RATE, hop_times, tail_crosses, work
 
 @dataclass(eq=False)
 class Waiting:
-    """Messages that closed links stopped; each gets another route once that is noticed, and sets off again.
+    """Messages stopped by closed links; each is sent again on another route once the closure is noticed.
 
     All that has stopped until the end of an instant and shall leave at that instant is routed as one batch.
     """
 
     links: Links
     closures: Closures
-    sets_off: Callable[[Message, tuple[int, ...], int, int], None]
-    """Given a message, the links that so many bytes of it take now, and the number of that piece."""
+    resend: Callable[[Message, tuple[int, ...], int, int], None]
+    """Sends again what was stopped: called with the message, the links of its new route, the bytes that take
+    it, and the number of that piece.
+    """
     waker: Chooser
-    """Who calls `wake` at the end of an instant."""
+    """The arbiter's server that calls `wake` at the end of an instant."""
     touch: Callable[[Chooser], None]
     _batches: dict[int, list[tuple[Message, Stopped]]] = field(default_factory=dict)
-    """By the time at which the closure is noticed."""
+    """The stopped pieces by the time, in picoseconds, at which their closure is noticed."""
     _again: int = 0
 
     def stop(
@@ -59,7 +61,7 @@ class Waiting:
         self._keep(moment, message, Stopped((*message.order, *which), remaining, together))
 
     def _keep(self, moment: int, message: Message, stopped: Stopped) -> None:
-        """Keep what stopped until a time at which it may set off."""
+        """Keep a stopped piece until the time at which it may be sent again."""
         env = self.links.env
         if moment not in self._batches:
             self._batches[moment] = []
@@ -79,7 +81,7 @@ class Waiting:
         for which, route in found.routes:
             message, rest = batch[which]
             self._again += 1
-            self.sets_off(message, route, rest.remaining.size, self._again)
+            self.resend(message, route, rest.remaining.size, self._again)
         for which in found.waiting:
             self._keep(found.again, *batch[which])
 
@@ -93,16 +95,16 @@ class ClosingLinks:
         self.env = links.env
         self.links = links
         self.closures = closures
-        self.waiting = Waiting(links, closures, self._set_off, self, Arbiter(self.env, Level.STOPPED).touch)
+        self.waiting = Waiting(links, closures, self._resend, self, Arbiter(self.env, Level.STOPPED).touch)
         for moment, closing in groupby(closures.closures, key=attrgetter("start")):
             self.env.at(moment, partial(self._close, sorted({closure.link for closure in closing})))
 
     def choose(self) -> None:
-        """Let what stopped set off again."""
+        """Send again the pieces that may leave now."""
         self.waiting.wake()
 
     def around(self, message: Message, parts: Parts) -> Parts:
-        """Return the parts of a message that sets off, on a route without closed links that were noticed."""
+        """Return the parts of a message that starts now, on a route without links known to be closed."""
         avoided, piece = self.closures.avoided(self.env.now), Piece(message, parts[0][1], message.size)
         if avoided.isdisjoint(_route(piece)):
             return parts
@@ -119,7 +121,7 @@ class ClosingLinks:
         return True
 
     def go_on(self, piece: Piece, hop: Hop, interrupt: Interrupt) -> Generator[Event, Any, bool]:
-        """Go on with what got through before a hop's link closed; tell whether anything did.
+        """Continue with the bytes that got through before a hop's link closed; return whether there are any.
 
         The piece waits for `hop`, or is on it; the link that closed is that of this hop or of an earlier one.
         """
@@ -197,7 +199,7 @@ class ClosingLinks:
         return tail_crosses(service[3:], table, hop.start, free, before)
 
     def _shorten(self, hop: Hop, free: int, size: int) -> None:
-        """Have a link done with a hop earlier, after fewer bytes."""
+        """End a link's service of a hop earlier, after fewer bytes."""
         label = hop.piece.message.label
         self.links.book(hop.link, label, size=size - hop.size, busy=free - hop.free)
         hop.arrival += free - hop.free
@@ -213,7 +215,7 @@ class ClosingLinks:
         rest = self.closures.left_of(route[: place + 1], route, size)
         self.waiting.stop(piece.message, (piece.part, piece.number), rest, route[place : place + 1])
 
-    def _set_off(self, message: Message, route: tuple[int, ...], size: int, number: int) -> None:
+    def _resend(self, message: Message, route: tuple[int, ...], size: int, number: int) -> None:
         self.links.start(Piece(message, legs_of(self.closures, route, size), size, number=number))
 
 
@@ -233,13 +235,13 @@ class ClosingFlows:
         self.env = fluid.env
         self.fluid = fluid
         self.closures = closures
-        self.waiting = Waiting(fluid.links, closures, self._set_off, fluid, fluid.arbiter.touch)
+        self.waiting = Waiting(fluid.links, closures, self._resend, fluid, fluid.arbiter.touch)
         for closure in closures.closures:
             self.env.at(closure.start, partial(fluid.arbiter.touch, fluid))
         self._starts = frozenset(closure.start for closure in closures.closures)
 
     def around(self, message: Message, shared: Shared) -> Shared:
-        """Return what a message that sets off is, on a route without closed links that were noticed."""
+        """Return the parameters of a flow that starts now, on a route without links known to be closed."""
         avoided = self.closures.avoided(self.env.now)
         if avoided.isdisjoint((*shared.links, *shared.back)):
             return shared
@@ -262,7 +264,7 @@ class ClosingFlows:
         self.waiting.wake()
 
     def _cut(self, slot: int, now: int) -> None:
-        """Have the whole packets of a flow that got through arrive; the rest stops."""
+        """Deliver the whole packets of a flow that got through; the rest stops."""
         left, fraction = remaining(self.fluid.fluid, slot, now)
         flow = self.fluid.take(slot)
         through = self.closures.got_through(bytes_out(flow.shared.wire, left, fraction))
@@ -282,13 +284,13 @@ class ClosingFlows:
         rest = self.closures.left_of(flow.shared.links[:1], flow.shared.links, size)
         self.waiting.stop(flow.message, (0, flow.number), rest, _crossed(flow.shared))
 
-    def _set_off(self, message: Message, route: tuple[int, ...], size: int, number: int) -> None:
+    def _resend(self, message: Message, route: tuple[int, ...], size: int, number: int) -> None:
         dead = down_at(self.fluid.program.link_timetables, self.env.now)
         self.fluid.start(Flow(message, shared_of(self.closures, route, dead, size), number))
 
 
 def shared_of(closures: Closures, route: tuple[int, ...], dead: frozenset[int], size: int) -> Shared:
-    """Return what some bytes are to the links of a route; acknowledgements go back around dead ones."""
+    """Return the flow parameters of some bytes on a route; acknowledgements return around dead links."""
     service = closures.flow(route, size)
     return Shared(
         links=route,

@@ -19,9 +19,13 @@ if TYPE_CHECKING:
     from rapid_des.engines.simpy.fluid_links import FluidLinks, Shared
 
 Key = tuple[int, int, int]
-"""A collective instance: group, number k, sub-instance (which chunk and phase of the collective)."""
+"""The key of a collective instance: its group, its number k, and its sub-instance (the chunk and phase of the
+collective).
+"""
 Member = tuple[int, int, int]
-"""Who is a member: position of its rank, its visit in the records, the priority of its messages on links."""
+"""A member of an instance: the position of its rank, its visit in the records, and the priority of its
+messages on links.
+"""
 
 
 class TemplateTable:
@@ -72,7 +76,7 @@ class Instance:
         self.absent = self.undone = template.members
 
     def parts(self, links: Links, task: int) -> Parts:
-        """Return what is sent for a task, and over which links."""
+        """Return the message of a task and the links that it crosses."""
         source = self.members[self.template.source[task]]
         assert source is not None, "a member sends before it arrived"
         size = self.template.size[task]
@@ -80,7 +84,7 @@ class Instance:
         return links.parts(route, size)
 
     def shared(self, fluid: FluidLinks, task: int) -> Shared | None:
-        """Return what is sent for a task where flows share links; None if it crosses none."""
+        """Return the message of a task where flows share links; None if it crosses no link."""
         return fluid.shared(self.routes[self.template.pair[task]], self.template.size[task])
 
 
@@ -122,7 +126,7 @@ class Collectives:
         return done
 
     def _count(self, instance: Instance, target: int, lag: int) -> None:
-        """Have an edge to a task or member pass; it is ready when enough have (R1)."""
+        """Count an edge to a task or member, which is ready when enough edges have passed (R1)."""
         left = instance.pending[target] - 1
         if left < 0:
             return  # a counting predecessor beyond the n that were needed

@@ -77,7 +77,7 @@ class RankTable:
 
 
 def _contention(program: RankProgram) -> tuple[list[int], list[list[int] | None]]:
-    """Return what each visit adds while it is served, and its shares beside others; None if it has all."""
+    """Return each visit's weight in service, and its shares beside others; None for a full share."""
     contention = program.contention
     if contention is None:
         return [0] * len(program), [None] * len(program)
@@ -144,7 +144,7 @@ class Simulation:
         return FluidLinks(self.program, arbiter, self.links)
 
     def _replanning(self, closures: Closures | None) -> Replanning | None:
-        """Have links close if the program says so; only then is that imported."""
+        """Return the replanning of collectives, if the program has closures; only then import its module."""
         if closures is None:
             return None
         from rapid_des.engines.simpy.closing import ClosingFlows, ClosingLinks
@@ -163,7 +163,7 @@ class Simulation:
             self.env.run(end)
 
     def records(self) -> Records:
-        """Return what happened so far."""
+        """Return the records of the simulation so far."""
         fluid = self.collectives.fluid
         return Records(
             start=np.array(self.start, np.int64),
@@ -243,7 +243,7 @@ class Simulation:
         self._pass(position, self.tables[position].at_finish[visit])
 
     def _pass(self, position: int, edges: list[tuple[int, int]]) -> None:
-        """Have edges to other visits of the rank pass; a visit is ready when enough have (R1)."""
+        """Count the edges to other visits of the rank; one is ready when enough edges have passed (R1)."""
         pending, ready, now = self.pending[position], self.ready[position], self.env.now
         for target, lag in edges:
             if pending[target] == 0:
@@ -286,7 +286,7 @@ class Simulation:
 
 
 def _links_of(program: Program) -> type[Links]:
-    """Return what the links are; queue pairs are imported only where there are any."""
+    """Return the model of the links; queue pairs are imported only where a program has any."""
     if program.queue_pairs is None:
         return Links
     from rapid_des.engines.simpy.queue_pairs import PairedLinks

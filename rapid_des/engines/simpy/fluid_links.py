@@ -30,11 +30,11 @@ from rapid_des.units import PS_PER_S
 
 @dataclass(frozen=True)
 class Shared:
-    """What a message is to the links of its route, see `protocol.FluidService`."""
+    """The parameters of a message on the links of its route, see `protocol.FluidService`."""
 
     links: tuple[int, ...]
     back: tuple[int, ...]
-    """The route of its acknowledgements."""
+    """The links of the route of its acknowledgements."""
     size: int
     wire: int
     ratio: int
@@ -49,16 +49,18 @@ class Flow:
     message: Message
     shared: Shared
     number: int = 0
-    """How many pieces closed links had stopped and sent again when this one was; 0: none did so with it."""
+    """The number of pieces that closed links had stopped and sent again when this piece was; 0 for a first
+    piece.
+    """
     late: int = 0
-    """Picoseconds that timetables of its links add."""
+    """The picoseconds that the timetables of its links add."""
 
 
 class Closing(Protocol):
-    """What happens where links close (see `closing`)."""
+    """The actions taken where links close (see `closing`)."""
 
     def around(self, message: Message, shared: Shared) -> Shared:
-        """Return what a message that sets off is, on a route without closed links that were noticed."""
+        """Return the parameters of a flow that starts now, on a route without links known to be closed."""
         ...
 
     def act(self) -> None:
@@ -90,7 +92,7 @@ class FluidLinks:
                 self._later(moment, partial(self.changing.add, link))
 
     def shared(self, route: int, size: int) -> Shared | None:
-        """Return what a message of a size row is on a route; None if it is one to oneself."""
+        """Return the flow parameters of a message of a size row on a route; None if it crosses no link."""
         if (route, size) not in self._shared:
             self._shared[route, size] = self._shared_on(route, size)
         return self._shared[route, size]
@@ -110,22 +112,22 @@ class FluidLinks:
         )
 
     def send(self, message: Message, shared: Shared) -> None:
-        """Have a message set off."""
+        """Start a message."""
         if self.closing is not None:
             shared = self.closing.around(message, shared)
         message.pieces = 1
         self.start(Flow(message, shared))
 
     def start(self, flow: Flow) -> None:
-        """Have a flow set off."""
+        """Start a flow."""
         self._later(self.env.now + flow.shared.before, partial(self.joining.append, flow))
 
     def never_end(self) -> bool:
-        """Whether a flow that drains does so for longer than can be told."""
+        """Whether a draining flow ends later than the largest representable time."""
         return never_end(self.fluid)
 
     def choose(self) -> None:
-        """Let what happened at this instant change the rates."""
+        """Update the rates after all events of this instant."""
         now = self.env.now
         if self.closing is not None:
             self.closing.act()
@@ -159,7 +161,7 @@ class FluidLinks:
         return flow
 
     def pass_turn(self, flow: Flow) -> None:
-        """Have the next flow of a channel join a tick after this one, if it had its turn."""
+        """Let the next flow of a channel join one tick later, if this flow was the channel's first."""
         channel = flow.message.channel
         if channel and channel[0] is flow:
             channel.popleft()
@@ -167,14 +169,14 @@ class FluidLinks:
                 self._later(self.env.now + 1, partial(self.joining.append, channel[0]))
 
     def _has_turn(self, flow: Flow) -> bool:
-        """Tell whether a flow may join now; if not it waits for those before it in its channel."""
+        """Return whether a flow may join now; if not, it waits for those before it in its channel."""
         channel = flow.message.channel
         if not channel or channel[0] is not flow:
             channel.append(flow)
         return channel[0] is flow
 
     def leave(self, flow: Flow) -> None:
-        """Have what is through all links arrive, and book it as if each link had served it alone."""
+        """Deliver a flow that has left all links; record its service as if each link had served it alone."""
         shared = flow.shared
         for link in shared.links:
             busy = int(float(shared.wire) * PS_PER_S / float(self.table.capacity[link]))
@@ -192,7 +194,7 @@ class FluidLinks:
             self.links.deliver(message)
 
     def _later(self, moment: int, change: Callable[[], object]) -> None:
-        """Have something change at the end of a coming instant, or of this one."""
+        """Schedule a change for the end of a later instant, or of this one."""
 
         def happens(_: object = None) -> None:
             change()
@@ -230,5 +232,5 @@ class FluidLinks:
 
 
 def _handed_over(flow: Flow) -> tuple[tuple[int, ...], int]:
-    """Return what orders flows that come to join at one instant."""
+    """Return the key that orders flows which join at one instant."""
     return flow.message.order, flow.number

@@ -25,13 +25,13 @@ from rapid_des.program.spraying import message_hash
 from rapid_des.program.timetable import advance, hop_times, tail_crosses
 
 Steps = Generator[Event, Any, None]
-"""What a SimPy process goes through."""
+"""The generator of a SimPy process."""
 Service: TypeAlias = tuple[int, int, int, int, int]
-"""(occupancy, head, lag, across, along) of a hop, see `HopTable` and `TailTable`."""
+"""The times (occupancy, head, lag, across, along) of a hop, see `HopTable` and `TailTable`."""
 Legs: TypeAlias = Sequence[tuple[int, Service]]
-"""The links of a route, each with what it takes to cross it."""
+"""The links of a route, each with the times to cross it."""
 Parts: TypeAlias = Sequence[tuple[int, Legs]]
-"""Bytes and legs of each part of a message, which all take one route."""
+"""The bytes and the legs of each part of a message; all parts take one route."""
 NO_TIMETABLE: tuple[list[int], list[int], list[int]] = ([], [], [])
 NO_PACE: tuple[list[int], list[int]] = ([], [])
 
@@ -41,21 +41,22 @@ class Message:
     """A transfer in flight."""
 
     arrives: Callable[[], None]
-    """What happens when it has arrived."""
+    """The function to call when the message has arrived."""
     priority: int
     order: tuple[int, int, int, int, int]
-    """Who goes first of equal priority and ready time (R3): position of the source rank, time of injection,
-    source visit, sub-instance, task."""
+    """The order among messages of equal priority and ready time (R3): position of the source rank, time of
+    injection, source visit, sub-instance, task.
+    """
     label: int
     size: int
     ahead: bool
     """Whether its parts are handed over at the rate of their first link."""
     channel: deque[Any] = field(default_factory=deque)
-    """The flows of its collective that go where it goes, in order (R7); the first one has its turn."""
+    """The flows of its collective on the same route, in order (R7); only the first of them may be sent."""
     pieces: int = 0
-    """How many are on their way or stopped."""
+    """The number of its pieces that are in transit or stopped."""
     arrived: int = 0
-    """Bytes that have."""
+    """The bytes that have arrived."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,15 +67,17 @@ class Piece:
     legs: Legs
     size: int
     part: int = 0
-    """Which part of its message it is."""
+    """The number of its part of the message."""
     number: int = 0
-    """How many pieces closed links had stopped and sent again when this one was; 0: none did so with it."""
+    """The number of pieces that closed links had stopped and sent again when this piece was; 0 for a first
+    piece.
+    """
     hops: list[Hop] = field(default_factory=list)
-    """Those that a link has begun to serve."""
+    """The hops that a link has begun to serve."""
     crossed: int = 0
-    """When its last byte has crossed the last of them."""
+    """The time at which its last byte has crossed the last of `hops`, in picoseconds."""
     cut: int = NONE
-    """The farthest hop at which bytes were cut off: what earlier hops still serve is lost."""
+    """The farthest hop at which bytes were cut off; what earlier hops still serve is lost."""
 
 
 class RoutedParts(list[tuple[int, Legs]]):
@@ -89,17 +92,17 @@ class Hop(Request):
     """A piece asks to cross one link."""
 
     ready = NONE
-    """Since when it asks."""
+    """The time of the request, in picoseconds."""
     start = NONE
     size = NONE
     free = NONE
-    """When the link is free again."""
+    """The time at which the link is free again, in picoseconds."""
     onward = NONE
-    """When the piece is ready for its next hop, or has arrived."""
+    """The time at which the piece is ready for its next hop or has arrived, in picoseconds."""
     arrival = NONE
-    """When the last byte is at the other end."""
+    """The time at which the last byte is at the other end, in picoseconds."""
     process: Process | None = None
-    """That of the piece, to be interrupted if links close."""
+    """The piece's SimPy process, which closing links interrupt."""
 
     def __init__(self, server: Server[Hop], key: Key, piece: Piece, place: int) -> None:
         super().__init__(server, key)
@@ -114,10 +117,10 @@ class Hop(Request):
 
 
 class Closing(Protocol):
-    """What happens where links close (see `closing`)."""
+    """The actions taken where links close (see `closing`)."""
 
     def around(self, message: Message, parts: Parts) -> Parts:
-        """Return the parts of a message that sets off, on a route without closed links that were noticed."""
+        """Return the parts of a message that starts now, on a route without links known to be closed."""
         ...
 
     def stops(self, piece: Piece, place: int) -> bool:
@@ -125,7 +128,7 @@ class Closing(Protocol):
         ...
 
     def go_on(self, piece: Piece, hop: Hop, interrupt: Interrupt) -> Generator[Event, Any, bool]:
-        """Go on with what got through before a hop's link closed; tell whether anything did."""
+        """Continue with the bytes that got through before a link closed; return whether there are any."""
         ...
 
 
@@ -216,7 +219,7 @@ class Links:
         return sprayed.choose(route, first, message_hash(position, self.env.now, task))
 
     def load(self, link: int) -> int:
-        """Return what a link has left of what it serves, and of who waits since an earlier instant (R12)."""
+        """Return the service left on a link, with that of requests waiting since an earlier instant (R12)."""
         server, now = self._servers.get(link), self.env.now
         if server is None:
             return 0
@@ -225,7 +228,7 @@ class Links:
         return left + sum(service_time_of(hop.piece, hop.place) for hop in waiting)
 
     def route_of(self, message: Message, parts: RoutedParts, part: int) -> tuple[int, Legs]:
-        """Return the route that a part takes which sets off now, and its legs."""
+        """Return the route, with its legs, of a part that starts now."""
         legs, sprayed = parts[part][1], self.sprayed
         if sprayed is None or sprayed.per_message or not sprayed.by_load or not legs:
             return self.part_route(parts.route, part), legs
@@ -240,7 +243,7 @@ class Links:
         return list(zip(program.route_links[hops].tolist(), rows, strict=True))
 
     def send(self, message: Message, parts: Parts) -> None:
-        """Have a message set off."""
+        """Start a message."""
         if self.closing is not None:
             parts = self.closing.around(message, parts)
         message.pieces = len(parts)
@@ -254,7 +257,7 @@ class Links:
             wait += self._pace(message, legs)
 
     def _part_by_part(self, message: Message, parts: Parts) -> Steps:
-        """Have parts set off one after the other, each on the route that it chooses then."""
+        """Start parts one after another, each on the route that it chooses then."""
         for part, (size, planned) in enumerate(parts):
             legs = self.route_of(message, parts, part)[1] if isinstance(parts, RoutedParts) else planned
             self.start(Piece(message, legs, size, part))
@@ -262,7 +265,7 @@ class Links:
                 yield Timeout(self.env, self._pace(message, legs))
 
     def _pace(self, message: Message, legs: Legs) -> int:
-        """Return how long after a part that sets off now the next one does.
+        """Return the time from the start of one part to the start of the next.
 
         A sender hands parts over at the rate of the slowest link of their route as that is by then.
         """
@@ -273,9 +276,9 @@ class Links:
         return moment - now
 
     def start(self, piece: Piece, wait: int = 0) -> None:
-        """Have a piece set off after a while."""
+        """Start a piece after a delay."""
         if not piece.legs:
-            wait = 1  # to oneself: no link, but a tick, so that an instant ends (R4)
+            wait = 1  # a message to its own GPU: no link, but a tick, so that an instant ends (R4)
         self.env.process(self._travel(piece, wait))
 
     def _travel(self, piece: Piece, wait: int) -> Steps:
@@ -299,7 +302,7 @@ class Links:
         self.arrive(piece)
 
     def arrive(self, piece: Piece) -> None:
-        """Have a piece arrived, and with the last one its message."""
+        """Record the arrival of a piece, and with the last piece that of its message."""
         message = piece.message
         message.arrived += piece.size
         message.pieces -= 1
@@ -350,7 +353,7 @@ class Links:
         return onward - now
 
     def deliver(self, message: Message) -> None:
-        """Have a message arrived."""
+        """Deliver a message."""
         self.received += message.size
         message.arrives()
 
@@ -366,7 +369,7 @@ class Links:
         return None
 
     def rates(self) -> RateRecords | None:
-        """Return what marks did (R14); None where nothing is marked."""
+        """Return the records of marks and rates (R14); None where nothing is marked."""
         return None
 
     def _new_server(self, link: int) -> Server[Hop]:

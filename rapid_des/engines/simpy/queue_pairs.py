@@ -34,7 +34,8 @@ from rapid_des.program.program import NONE, Level, PauseTable, Program, QueuePai
 from rapid_des.program.timetable import advance, left_at
 
 TRANSIT, LOCAL = 0, 1
-"""What waits for a link: what came over another one, and parts at their first hop."""
+"""The two classes of requests for a link: pieces that came over another link, and parts at their first hop.
+"""
 
 
 class Port(Server[Hop]):
@@ -86,7 +87,7 @@ class Port(Server[Hop]):
         self.arbiter.touch(self)
 
     def owe(self, time: int) -> None:
-        """Have acknowledgements to send that take so long."""
+        """Add the time of acknowledgements to send, in picoseconds."""
         self._owed, self._posted = self.left(self.env.now) + time, self.env.now
 
     def take(self, free: int) -> None:
@@ -94,7 +95,7 @@ class Port(Server[Hop]):
         self.free, self._owed = free, 0
 
     def left(self, moment: int) -> int:
-        """Return what is left of acknowledgements at a moment: an idle link has been sending them."""
+        """Return the time of unsent acknowledgements at a moment: an idle link has been sending them."""
         return left_at(self._pace, max(self.free, self._posted), moment, self._owed)
 
     def held_up(self, moment: int) -> int:
@@ -103,7 +104,7 @@ class Port(Server[Hop]):
 
 
 class Buffer:
-    """What came over a link and waits at the node behind it; full, it stops the link (R13)."""
+    """The bytes that came over a link and wait at the node behind it; when full, it stops the link (R13)."""
 
     def __init__(self, port: Port, arbiter: Arbiter, table: PauseTable) -> None:
         self.order = port.order
@@ -113,18 +114,18 @@ class Buffer:
         self._full = False
 
     def add(self, size: int) -> None:
-        """Hold so much more, or less."""
+        """Add bytes to the buffer; a negative number removes them."""
         self._held += size
         self._arbiter.touch(self)
 
     def choose(self) -> None:
         """Stop the link, or let it go."""
         if not self._full and self._held > self._table.stop_above:
-            self._tell(full=True, act=self._port.stop)
+            self._notify(full=True, act=self._port.stop)
         elif self._full and self._held <= self._table.go_at:
-            self._tell(full=False, act=self._port.go)
+            self._notify(full=False, act=self._port.go)
 
-    def _tell(self, *, full: bool, act: Callable[[], None]) -> None:
+    def _notify(self, *, full: bool, act: Callable[[], None]) -> None:
         self._full = full
         env = self._arbiter.env
         env.at(env.now + self._latency, act)
@@ -138,17 +139,17 @@ class Flow:
     parts: RoutedParts
     back: Sequence[int]
     acknowledgements: Sequence[int]
-    """By part."""
+    """The number of acknowledgements of each part."""
     credits: int
-    """Parts that it may hand over."""
+    """The number of parts that it may still hand over."""
     awaited: int
-    """Acknowledgements that will let it hand over more."""
+    """The number of parts whose acknowledgement will allow it to hand over another part."""
     handed: int = 0
-    """Parts that it has handed over."""
+    """The number of parts that it has handed over."""
     idle: bool = True
-    """Its first link is done with what was handed over."""
+    """Whether its first link has finished what was handed over."""
     end: int = 0
-    """The start tag of its last part, and that one's service."""
+    """The start tag of its last part plus that part's service time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -157,9 +158,9 @@ class Part(Piece):
 
     flow: Flow | None = None
     tag: int = 0
-    """Its start tag at the first link."""
+    """The start tag at the first link, in picoseconds of service."""
     answer: int = 0
-    """Picoseconds from its arrival until the window moves on."""
+    """The picoseconds from its arrival until the window advances."""
     marked: bool = False
 
 
@@ -178,7 +179,7 @@ class PairedLinks(Links):
         self._rates = None if table is None else PairRates(program, table, self.env)
 
     def send(self, message: Message, parts: Parts) -> None:
-        """Have a message set off, to others on a queue pair of its own."""
+        """Start a message; one to another GPU has a queue pair of its own."""
         if not parts[0][1]:
             super().send(message, parts)
             return
@@ -202,7 +203,7 @@ class PairedLinks(Links):
         return int(self._table.answer[size, self.program.route_class[self._starts[route + 1] - 1]])
 
     def _hand_over(self, flow: Flow) -> None:
-        """Have the next part set off, if the flow may send one."""
+        """Start the next part, if the flow may send one."""
         if flow.idle and flow.credits and flow.handed < len(flow.parts):
             route, legs = self.route_of(flow.message, flow.parts, flow.handed)
             part = Part(flow.message, legs, flow.parts[flow.handed][0], flow.handed, flow=flow)
@@ -244,7 +245,7 @@ class PairedLinks(Links):
         return delay
 
     def _sent(self, piece: Piece, flow: Flow, hop: Hop) -> None:
-        """Have a flow go on when its first link is done with its newest part, and its rate allows."""
+        """Continue a flow when its first link has finished its newest part and its rate allows another."""
         moment, more = hop.free, flow.handed < len(flow.parts)
         if self._rates is not None:
             part = piece.size, service_time_of(piece, 0)
@@ -253,7 +254,7 @@ class PairedLinks(Links):
             self.env.at(moment, lambda: self._left(flow))
 
     def _hold(self, piece: Piece, place: int, size: int) -> None:
-        """Have so much more of a piece that stands before a hop in the buffer of the link that it came by."""
+        """Add bytes of a piece that waits before a hop to the buffer of the link by which it came."""
         if self._table.pause is None or not place:
             return
         link = piece.legs[place - 1][0]
@@ -272,7 +273,7 @@ class PairedLinks(Links):
         return times
 
     def rates(self) -> RateRecords | None:
-        """Return what marks did; None where nothing is marked."""
+        """Return the records of marks and rates; None where nothing is marked."""
         return None if self._rates is None else self._rates.records()
 
     def _left(self, flow: Flow) -> None:
@@ -284,7 +285,7 @@ class PairedLinks(Links):
         self._hand_over(flow)
 
     def arrive(self, piece: Piece) -> None:
-        """Have a part arrived: its acknowledgements go back."""
+        """Record the arrival of a part, whose acknowledgements go back."""
         if isinstance(piece, Part) and piece.flow is not None:
             count = piece.flow.acknowledgements[piece.part]
             for link in piece.flow.back:
@@ -314,7 +315,7 @@ class PairRates:
         self._marks = np.zeros(program.links, np.int64)
 
     def marks(self, piece: Piece, hop: Hop, waiting: int) -> bool:
-        """Mark a part that a link takes while so much waits there, or not."""
+        """Return whether a part is marked on a link, given the service that waits there."""
         link, (position, _, visit, _, task) = hop.link, piece.message.order
         thresholds = int(self._table.first[link]), int(self._table.full[link])
         packets = int(self._table.packets[self._sizes[piece.size]])
@@ -334,14 +335,14 @@ class PairRates:
         return moment
 
     def arrives_marked(self, route: int) -> None:
-        """Tell the sender of a marked part, if it was told of none lately."""
+        """Notify the sender of a marked part, unless it was notified within the CNP interval."""
         now, row = self._env.now, self._rows[route]
         if rates.notifies(row, self._control, now):
             moment = now + int(self._table.echo[route])
             self._env.at(moment, lambda: rates.cut(row, self._control, moment))
 
     def records(self) -> RateRecords:
-        """Return what was marked, and what became of the rates."""
+        """Return the marks and the resulting rates."""
         rows = np.array(self._rows, np.int64).reshape(-1, rates.COLUMNS)
         return RateRecords(
             self._marks, *(rows[:, which] for which in (rates.CUTS, rates.HELD, rates.SLOWEST))

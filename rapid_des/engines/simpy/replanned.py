@@ -1,10 +1,10 @@
-"""R8: collectives that begin while a closure is noticed are planned for what survives.
+"""R8: collectives that begin while a closure is noticed are planned for the surviving links.
 
 Collectives that begin while a link whose policy is `replan` is closed and noticed are planned for the fabric
 without all links that are closed and noticed, as on a machine where those are down from the beginning under a
 constant fault with this policy. A collective is planned once, when the first of its members arrives at it,
 and keeps its plan to its end. A group that those links cut apart for a while keeps the plan it was lowered
-to, and its messages wait. Of one that is under way when a closure is noticed, and of one that outlasts
+to, and its messages wait. Of one that has begun when a closure is noticed, and of one that outlasts
 the closure, only the routes of messages change. So bytes that were sent stay sent, no member has to forget
 what it holds, and every member follows the same plan whenever it arrives.
 """
@@ -37,13 +37,13 @@ class PlannedInstance(Instance):
         self._closures = closures
 
     def parts(self, _: Links, task: int) -> Parts:
-        """Return what is sent for a task, and over which links while nothing is closed."""
+        """Return the message of a task and the links that it crosses while nothing is closed."""
         route = self._step.routes[self.template.pair[task]]
         sizes = self._step.parts[self.template.size[task]]
         return [(size, legs_of(self._closures, route, size)) for size in sizes]
 
     def shared(self, _: FluidLinks, task: int) -> Shared | None:
-        """Return the same in the fluid mode."""
+        """Return the message of a task in the fluid mode."""
         route = self._step.routes[self.template.pair[task]]
         (size,) = self._step.parts[self.template.size[task]]
         return shared_of(self._closures, route, frozenset(), size) if route else None
@@ -54,20 +54,20 @@ class StartedCollective:
     """A collective that has begun: what it is planned around, and its ranks so far."""
 
     dead: frozenset[int] | None
-    """The links that it is planned around; None: as lowered."""
+    """The links that its plan avoids; None: it runs as lowered."""
     template: int
-    """That of its first visit: members must agree."""
+    """The template of its first visit; the other members' visits must have the same."""
     ranks: dict[int, RankPart] = field(default_factory=dict)
-    """By position."""
+    """The work of each rank in it, by the position of the rank."""
 
 
 @dataclass(eq=False)
 class RankPart:
-    """What one rank does in a replanned collective."""
+    """The work of one rank in a replanned collective."""
 
     done: Event
     visits: list[int]
-    """Those that stand for it in the records."""
+    """The rank's visits in the records that represent this collective."""
 
 
 class Replanning:

@@ -1,4 +1,4 @@
-"""What a visit or a message asks to be served: resources that choose at the end of an instant (R2, R3, R4).
+"""Servers of visits and messages: resources that choose at the end of an instant (R2, R3, R4).
 
 `Server` and `Request` are used as SimPy's `Resource` and its requests are, and are none: a `simpy.Resource`
 grants a request while it is being made, by what has been asked until then. Here an `Arbiter` waits until all
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from rapid_des.program.program import Progress
 
 Key = tuple[object, ...]
-"""(priority, ready time, …): of the waiting requests the smallest is served; no two are equal."""
+"""The order key (priority, ready time, …): the smallest waiting request is served; no two are equal."""
 _AFTER_NORMAL_EVENTS = 2
-"""SimPy takes events of an instant by priority: 0 is urgent, 1 normal."""
-_TOLD_EVERY = 1024
-"""Actions from one report of progress to the next, some milliseconds."""
+"""The SimPy priority that follows all normal events of an instant: 0 is urgent, 1 normal."""
+_PROGRESS_EVERY = 1024
+"""The number of actions between two reports of progress (some milliseconds)."""
 
 
 class Clock(Environment):
@@ -49,9 +49,9 @@ class Clock(Environment):
         return any(time > moment for time, *_ in self._queue)
 
     def at(self, moment: int, action: Callable[[], None]) -> None:
-        """Have something happen at a moment: at once if that is now."""
+        """Schedule an action at a moment; an action for the present moment runs at once."""
         self.actions += 1
-        if self._progress is not None and self.actions % _TOLD_EVERY == 0:
+        if self._progress is not None and self.actions % _PROGRESS_EVERY == 0:
             self._progress(self.actions)
         if moment == self.now:
             action()
@@ -70,7 +70,7 @@ class EndOfInstant(Event):
 
 
 class Chooser(Protocol):
-    """What an arbiter calls at the end of an instant."""
+    """An object that an arbiter calls at the end of an instant."""
 
     order: int
 
@@ -88,7 +88,7 @@ class Arbiter:
         self._touched: dict[int, Chooser] = {}
 
     def touch(self, server: Chooser) -> None:
-        """Have `server` choose at the end of this instant."""
+        """Let `server` choose at the end of this instant."""
         if not self._touched:
             EndOfInstant(self.env, self.level, self._choose)
         self._touched[server.order] = server

@@ -9,7 +9,7 @@ from rapid_des.program.services import services_of
 from rapid_des.program.spraying import column_of
 
 Load = Callable[[int], int]
-"""A link to the picoseconds of what is ahead there."""
+"""Maps a link to the picoseconds of work that wait there."""
 
 
 class SprayedRoutes:
@@ -39,7 +39,7 @@ class SprayedRoutes:
         return row[column_of(number, place, minimal, len(row))]
 
     def _crossing(self, route: int, size: int) -> int:
-        """Return what a route takes when idle, and what is ahead on its links."""
+        """Return the time to cross an idle route plus the work that waits on its links."""
         program = self._program
         hops = slice(*program.route_starts[route : route + 2].tolist())
         rows = list(services_of(program.hops, size, program.route_class[hops]))

@@ -1,4 +1,4 @@
-"""What the numbers of another tool's file may be, checked before anybody makes lists of that length."""
+"""Bounds of the numbers in other tools' files, checked before lists of such lengths are built."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rapid_des.errors import ConfigError
 T = TypeVar("T")
 
 MOST = 10**40
-"""The largest number, either way: some files state 10**30 for no limit."""
+"""The largest absolute value: some files state 10**30 for no limit."""
 MOST_LAYERS = 10_000
-"""As in model files."""
+"""Largest number of layers, as in model files."""
 COUNTS_OF_LAYERS = frozenset((
     "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers", "encoder-num-layers",
     "first_k_dense_replace", "full_attention_interval", "interleave_moe_layer_step", "max_window_layers",
@@ -25,7 +25,7 @@ COUNTS_OF_LAYERS = frozenset((
 
 
 def bounded(tree: T, file: Path) -> T:
-    """Return a file's tree; a `ConfigError` names a number in it that no such file has.
+    """Return a file's tree; a `ConfigError` names a number in it that is out of bounds.
 
     Larger ones and such as are not finite may stand in lists, as in `time_step_limit: [0, Infinity]`.
     """

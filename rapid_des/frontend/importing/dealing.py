@@ -1,4 +1,4 @@
-"""How Megatron-LM deals layers to the stages of a pipeline and their chunks."""
+"""How Megatron-LM assigns layers to the stages of a pipeline and their chunks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def chunks_of(arguments: Arguments, pp: int) -> int:
 
 
 def layers_of(arguments: Arguments, parts: int) -> str | list[int] | None:
-    """Return how layers are dealt to parts; None: alike."""
+    """Return the number of layers of each part; None: equal numbers."""
     embedding = arguments.given("account-for-embedding-in-pipeline-split")
     loss = arguments.given("account-for-loss-in-pipeline-split")
     total = arguments.count("num-layers")

@@ -74,18 +74,18 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "seed_oss": llama.seed_oss,
     "smollm3": llama.smollm3,
 }
-"""By `model_type`."""
+"""The importing functions by `model_type`."""
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A model with where it comes from."""
+    """A model and where it was imported from."""
 
     model: Model
     architecture: str
     """The `model_type` of the config."""
     notes: tuple[str, ...]
-    """What the model file does not say."""
+    """What the imported file implies and the model file does not say."""
     ignored: tuple[Ignored, ...]
     """The keys that change nothing, each with the reason."""
 

@@ -19,11 +19,11 @@ _OF_EXPERTS = (
 )  # fmt: skip
 NOTHING: Tree = {"kind": "none"}
 MIXERS, FEED_FORWARDS = "M*", "-E"
-"""In a pattern: Mamba-2, attention; dense, experts."""
+"""Letters of a pattern. Mixers: Mamba-2, attention; feed-forwards: dense, experts."""
 
 
 def mamba2(keys: Keys) -> Tree:
-    """Read Mamba-2: layers of nothing but their mixer."""
+    """Read Mamba-2: every layer consists of a mixer only."""
     hidden = keys.count("hidden_size", 4096)
     heads, head_dim = keys.count("num_heads", 128), keys.count("head_dim", 64)
     inner = int(keys.get("expand", float, 2) * hidden)

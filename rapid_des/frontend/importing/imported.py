@@ -1,4 +1,4 @@
-"""The job that comes of another tool's file, checked, with what a user must know of it."""
+"""A job imported from another tool's file, checked, with notes for the user."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rapid_des.frontend.loading import load_job
 
 @dataclass(frozen=True)
 class ImportedJob:
-    """A job with where it comes from."""
+    """A job and where it was imported from."""
 
     job: Job
     tree: Tree
     """What the job file says; what it leaves to the software's defaults is not in it."""
     source: str
-    """The tool and file."""
+    """The name of the tool and its file."""
     notes: tuple[str, ...]
-    """What the job file does not say, or says by assumption."""
+    """What the imported file leaves open, and which assumptions fill it."""
     ignored: tuple[Ignored, ...]
     """The keys that change nothing, each with the reason."""
 

@@ -24,24 +24,24 @@ _REQUIRED: Any = object()
 
 
 class Ignored(msgspec.Struct, frozen=True):
-    """A key that the tool's file states and that changes nothing here."""
+    """A key of the tool's file that has no effect here."""
 
     key: str
-    """Its path in the file, joined by dots."""
+    """Path of the key in the file, joined by dots."""
     value: str
-    """What stands there; long values are cut."""
+    """Its value as text; long values are cut."""
     reason: str
-    """Why it changes nothing: what follows `ignored, as`."""
+    """Why it has no effect: the text that follows `ignored, as`."""
 
 
 @dataclass
 class Outcomes:
-    """What a user must know of an import: assumptions, and keys that change nothing."""
+    """The notes of an import: assumptions, and keys that have no effect."""
 
     notes: list[str] = field(default_factory=list)
     ignored: list[Ignored] = field(default_factory=list)
     asked: frozenset[str] = frozenset()
-    """Keys that the user has asked to ignore, by their path or their last name."""
+    """Keys that the user asked to ignore, by their path or their last name."""
 
     def lines(self) -> tuple[str, ...]:
         """Return the notes, then the ignored keys by their reason."""
@@ -69,7 +69,7 @@ def commented(lines: Iterable[str]) -> str:
 
 @dataclass
 class Keys:
-    """A mapping of a file while an importer reads it; null stands for a key that is not there."""
+    """A mapping of a file while an importer reads it; null counts as a missing key."""
 
     tree: Mapping[str, Any]
     file: str
@@ -84,7 +84,7 @@ class Keys:
 
     @property
     def notes(self) -> list[str]:
-        """What a user must know of what comes of the file."""
+        """The notes of the import for the user."""
         return self.outcomes.notes
 
     def error(self, problem: str, key: str = "") -> ConfigError:
@@ -165,7 +165,7 @@ class Keys:
         return self.enter(inner, key)
 
     def enter(self, tree: Mapping[str, Any], key: str) -> Self:
-        """Return a mapping at a path below this one, the same each time; `finish` looks into it too."""
+        """Return the mapping at a path below this one, cached; `finish` checks it too."""
         inside = self._inside.setdefault(
             key, type(self)(tree, self.file, f"{self.name}{key}.", self.outcomes)
         )
@@ -173,29 +173,29 @@ class Keys:
         return inside
 
     def ignore(self, reason: str, *keys: str) -> None:
-        """Say why keys that nobody has asked for change nothing here; of mappings, all that they hold."""
+        """Record why unread keys have no effect here; a mapping counts with all its keys."""
         self.overrule(reason, *(key for key in keys if key not in self._read))
 
     def overrule(self, reason: str, *keys: str) -> None:
-        """Say why keys change nothing in this file, though they were asked for."""
+        """Record why keys have no effect in this file although an importer read them."""
         for key in keys:
             if key in self:
                 self.outcomes.ignored += _leaves(f"{self.name}{key}", self.tree[key], reason)
             self._read.add(key)
 
     def ignore_known(self, reasons: Mapping[str, Iterable[str]]) -> None:
-        """Ignore what nobody has asked for and is known to change nothing, here and in the sections."""
+        """Ignore unread keys that are known to have no effect, here and in the sections."""
         for reason, names in reasons.items():
             self.ignore(reason, *(key for key in self.unread() if key in names))
         for inside in self._inside.values():
             inside.ignore_known(reasons)
 
     def unread(self) -> list[str]:
-        """Return the keys that nobody has asked for, sorted, without those that hold null."""
+        """Return the keys that no importer read, sorted, without those that hold null."""
         return sorted(key for key in self.tree.keys() - self._read if self.tree[key] is not None)
 
     def finish(self) -> None:
-        """Refuse what nobody has asked for, here and in the sections, by name."""
+        """Refuse keys that no importer read, here and in the sections, by name."""
         strange = dict(self.strange())
         asked = self.outcomes.asked
         for key in [key for key in strange if key in asked or key.rpartition(".")[2] in asked]:
@@ -206,7 +206,7 @@ class Keys:
             raise ConfigError(problem, file=self.file)
 
     def strange(self) -> Iterator[tuple[str, Any]]:
-        """Yield path and value of what nobody has asked for, here and in the sections."""
+        """Yield path and value of each unread key, here and in the sections."""
         yield from ((f"{self.name}{key}", self.tree[key]) for key in self.unread())
         for inside in self._inside.values():
             yield from inside.strange()
@@ -221,5 +221,5 @@ def _leaves(key: str, value: object, reason: str) -> Iterator[Ignored]:
 
 
 def shortened(text: str, most: int = 40) -> str:
-    """Return the begin of a long text."""
+    """Return the beginning of a long text."""
     return text if len(text) < most else text[: most - 4] + " …"

@@ -1,4 +1,4 @@
-"""Llama and those that differ from it in some keys: what each reads, as a model file says it."""
+"""Llama and its variants: which keys each has, and the model file that they make."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rapid_des.frontend.importing.without_meaning import DROPOUT
 Tree = dict[str, Any]
 
 ANGLES = "it changes by which angles positions rotate, no shape"
-"""Why what is said of rotary embeddings changes nothing, but for how much of a head is rotated."""
+"""Reason why keys of rotary embeddings have no effect, except the rotated share of a head."""
 GATED = {"silu": "swiglu", "swish": "swiglu"}
 
 
@@ -41,7 +41,7 @@ def llama(keys: Keys, *, qk_norm: str = "none", qkv_bias: bool = False, tied: bo
 
 
 def attention_of(keys: Keys) -> Tree:
-    """Return heads, their width and how much of them is rotated."""
+    """Return the attention section: heads, their width, and the rotated share."""
     heads = keys.count("num_attention_heads")
     tree = {"heads": heads, "kv_heads": keys.count("num_key_value_heads", heads)}
     if "head_dim" in keys:
@@ -51,7 +51,7 @@ def attention_of(keys: Keys) -> Tree:
 
 
 def rotated_share(keys: Keys, key: str, default: float) -> float:
-    """Return how much of a head is rotated, which newer files say among their `rope_parameters`."""
+    """Return the rotated share of a head, which newer files state in `rope_parameters`."""
     rope = keys.section("rope_parameters", optional=True)
     if key in keys:
         rope.ignore(f"{key} stands beside it", "partial_rotary_factor")

@@ -19,7 +19,7 @@ from rapid_des.frontend.importing.megatron_model import model_of, routing_of
 from rapid_des.frontend.importing.shell import Arguments, Launch, by_name, read_launch
 
 MARKS = frozenset(("--num-layers", "--hidden-size", "--tensor-model-parallel-size", "--micro-batch-size"))
-"""What tells the arguments of a model from those of other programs that a script runs."""
+"""Arguments by which the command that trains a model is recognised in a script."""
 RECIPES = {"delayed": "delayed", "tensorwise": "current", "blockwise": "blockwise", "mxfp8": "mxfp8"}
 SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 CONTEXTS = {"p2p": "ring", "all_gather": "all_gather", "a2a": "ulysses", "a2a+p2p": "ulysses_ring"}
@@ -27,7 +27,7 @@ FLASH = {"auto": "flash", "flash": "flash", "fused": "flash", "unfused": "unfuse
 
 LOSSES = {"native": "compiled", "te": "online"}
 OF_EXPERTS = ("moe-", "expert-model-parallel-size", "expert-tensor-parallel-size")
-"""How arguments begin that only models with experts read."""
+"""Prefixes of arguments that only models with experts read."""
 _SHARDING = ("use-distributed-optimizer", "data-parallel-sharding-strategy")
 SWITCHED_OFF = {"no-gradient-accumulation-fusion": "fused_accumulation",
                 "no-async-tensor-model-parallel-allreduce": "overlap_tp_gradients"}  # fmt: skip
@@ -63,7 +63,7 @@ def import_megatron(
 
 
 def _world(launch: Launch, file: str) -> int:
-    """Return the GPUs that torchrun starts ranks on."""
+    """Return the number of GPUs on which torchrun starts ranks."""
     options = bounded(by_name(launch.launcher), Path(file))
     each, nodes = options.get("nproc-per-node"), options.get("nnodes", 1)
     if not isinstance(each, int) or not isinstance(nodes, int):
@@ -189,7 +189,7 @@ def _training(arguments: Arguments, parallelism: Tree) -> Tree:
 
 
 def _drops(arguments: Arguments) -> bool:
-    """Tell whether something is dropped; how much of it changes no kernel."""
+    """Tell whether any dropout is above 0; its rate does not change the kernels."""
     shares = {kind: arguments.get(f"{kind}-dropout", float, 0.1) for kind in ("attention", "hidden")}
     arguments.overrule(
         "that anything is dropped counts, how much does not", *(f"{kind}-dropout" for kind in shares)

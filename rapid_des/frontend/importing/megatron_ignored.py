@@ -135,4 +135,4 @@ OF_ARGUMENTS: Mapping[str, frozenset[str]] = {
         "ddp-average-in-collective", "ddp-pad-buckets-for-high-nccl-busbw", "no-gradient-reduce-div-fusion",
     )),
 }  # fmt: skip
-"""By the reason."""
+"""The ignored arguments by the reason."""

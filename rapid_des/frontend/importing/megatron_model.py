@@ -11,7 +11,7 @@ from rapid_des.frontend.importing.places import spread
 from rapid_des.frontend.importing.shell import Arguments
 
 VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
-"""Tokenizers whose size is known without their files."""
+"""Vocabulary sizes of tokenizers that are known without their files."""
 POSITIONS = {
     "learned_absolute": "learned", "rope": "rope", "mrope": "rope", "yarn": "rope", "none": "none",
 }  # fmt: skip
@@ -23,7 +23,7 @@ _LATENT = ("q-lora-rank", "kv-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", 
 
 
 def model_of(arguments: Arguments, vocabulary: int | None) -> Tree:
-    """Return the keys of a model file; `vocabulary` goes before what the arguments say."""
+    """Return the keys of a model file; `vocabulary` overrides the arguments."""
     hidden, layers = arguments.count("hidden-size"), arguments.count("num-layers", least=1)
     bias = not arguments.given("disable-bias-linear")
     gated = arguments.given("swiglu")
@@ -124,7 +124,7 @@ def _experts(arguments: Arguments, dense: Tree, layers: int) -> Tree:
 
 
 def routing_of(arguments: Arguments) -> Tree:
-    """Return how tokens travel to experts; allgather where nothing is said, as its parser has it."""
+    """Return how tokens travel to experts; allgather by default, as in Megatron-LM's parser."""
     dispatcher = arguments.choice("moe-token-dispatcher-type", DISPATCHERS, "allgather")
     flex, backends = dispatcher == "flex", {"deepep": "deepep", "hybridep": "hybridep"}
     if not flex:
@@ -139,7 +139,7 @@ def routing_of(arguments: Arguments) -> Tree:
 
 
 def _expert_layers(arguments: Arguments, layers: int) -> set[int]:
-    """Return which layers have experts: every so many, or a list such as ([0]*3+[1]*58)."""
+    """Return which layers have experts, from a period or from a list such as ([0]*3+[1]*58)."""
     stated = arguments.value("moe-layer-freq", 1)
     if isinstance(stated, int) and stated > 0:
         return set(range(0, layers, stated))

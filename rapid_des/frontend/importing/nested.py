@@ -1,4 +1,4 @@
-"""Models that see or hear: the text model inside, which is what this simulates, and Llama 4, published so."""
+"""Multimodal models, of which only the text model inside is simulated, and Llama 4, published as such."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ OF_IMAGES = (
     "image_token_id", "video_token_id", "vision_start_token_id",
     "vision_end_token_id",
 )  # fmt: skip
-"""Keys beside `text_config` that say nothing of the text model."""
+"""Keys beside `text_config` that do not concern the text model."""
 GEMMA3_TEXT = dict(
     vocab_size=262_208, hidden_size=2304, intermediate_size=9216, num_hidden_layers=26, num_attention_heads=8,
     num_key_value_heads=4, head_dim=256, max_position_embeddings=131_072,
 )  # fmt: skip
-"""What Gemma3TextConfig holds where a config.json says nothing."""
+"""Defaults of transformers' Gemma3TextConfig."""
 
 
 def _text_model(read: Callable[[Keys], Tree], usual: Mapping[str, Any]) -> Callable[[Keys], Tree]:
-    """Return what reads `text_config` with `read`; `usual` holds where that says nothing."""
+    """Return an importer that reads `text_config` with `read`; `usual` holds defaults."""
 
     def whole(keys: Keys) -> Tree:
         keys.ignore("the tower for images and its projector are left out", "vision_config", *OF_IMAGES)

@@ -1,4 +1,4 @@
-"""Numbered layers as the exceptions of a model file."""
+"""Numbered layers expressed as the exceptions of a model file."""
 
 from __future__ import annotations
 

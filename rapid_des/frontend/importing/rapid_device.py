@@ -7,7 +7,7 @@ from rapid_des.frontend.importing.keys import Tree
 from rapid_des.frontend.importing.rapid_keys import BUDGETS, NOT_READ, Section
 
 BASES = {1024: "h100_sxm", 512: "a100_sxm_80gb", 128: "v100_sxm2"}
-"""Devices whose kernels stand for a tensor core of so many FLOPs a clock."""
+"""The preset device for each number of FLOPs per tensor core and clock."""
 STORES = {"DRAM": "hbm", "SRAM-L2": "l2", "SRAM-L1": "shared", "SRAM-R": "registers"}
 LEVELS = {"l0": ("SRAM-R", "mcu"), "l1": ("SRAM-L1", "mcu-bundle"), "l2": ("SRAM-L2", "global"),
           "l3": ("DRAM", "global")}  # fmt: skip

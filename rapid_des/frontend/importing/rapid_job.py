@@ -15,14 +15,14 @@ from rapid_des.frontend.refusals import MOST_GPUS, MOST_NODES, NODES_A_LAYER
 FORMATS = {"mxfp4": "fp4", "int4": "fp4", "fp8": "fp8", "int8": "fp8", "fp16": "fp16", "bf16": "bf16",
            "fp32": "fp32", "0.5": "fp4", "1": "fp8", "2": "bf16", "4": "fp32",
            "1.0": "fp8", "2.0": "bf16", "4.0": "fp32"}  # fmt: skip
-"""By name, or by bytes a value, which is all that RAPID-LLM takes of it."""
+"""Number formats by name, or by bytes per value, which is all that RAPID-LLM uses of them."""
 SAMPLED = 64
-"""Decode steps that are simulated where a trace can not hold all of them, spread over them."""
+"""Number of decode steps that are simulated, spread evenly, where a trace can not hold all."""
 _MODES = {"LLM": None, "llm": None}
 
 
 def is_training(soft: Section) -> bool:
-    """Tell whether a model file means training; what is no decoder is refused."""
+    """Tell whether a model file means training; models other than decoders are refused."""
     model = soft.section("model_param")
     mode = model.get("mode", str, "LLM")
     if mode.upper() == "GEMM":
@@ -35,7 +35,7 @@ def is_training(soft: Section) -> bool:
 
 
 def degrees_of(hard: Section, soft: Section) -> dict[str, int]:
-    """Return the ranks of each axis, by RAPID-LLM's names; all together are no more than a job may have."""
+    """Return the ranks of each axis, by RAPID-LLM's names; their product is within a job's limit."""
     degrees = _degrees(hard, soft)
     if prod(degrees.values()) > MOST_GPUS:
         said = " · ".join(f"{axis} {shortened(str(size))}" for axis, size in degrees.items())
@@ -129,7 +129,7 @@ def _beside_experts(hard: Section, split: Split) -> list[str]:
 
 
 def _experts(hard: Section, degrees: Mapping[str, int], *, training: bool, experts: bool) -> Tree:
-    """Return over which ranks experts and the tokens of a sequence are spread."""
+    """Return the axes over which experts and the tokens of a sequence are split."""
     keys, tp = hard.section("parallelism"), degrees["tp"]
     inner = keys.section("train" if training else "inference", optional=True)
     if not (training and experts and tp > 1):
@@ -244,7 +244,7 @@ def _requests(hard: Section, soft: Section, degrees: Mapping[str, int]) -> Tree:
 
 
 def _micro_batches(hard: Section, batch: int, pp: int) -> Tree:
-    """Return the requests that pass a pipeline together, which has `mb` parts of a batch."""
+    """Return the number of requests of a micro-batch; a batch has `mb` micro-batches."""
     keys = hard.section("parallelism")
     if pp == 1:
         keys.ignore("one stage passes all requests together", "mb")
@@ -259,7 +259,7 @@ def _micro_batches(hard: Section, batch: int, pp: int) -> Tree:
 
 
 def _sampled(soft: Section, decoded: int, *, fits: bool) -> Tree:
-    """Return how many decode steps are simulated: those that RAPID-LLM samples, if the file says it."""
+    """Return the number of simulated decode steps: as RAPID-LLM samples them, if stated."""
     keys, steps = soft.section("inference_param", optional=True), max(1, decoded - 1)
     every = keys.count("sample_every", -1, least=-1)
     if every == 0:

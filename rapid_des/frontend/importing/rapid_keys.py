@@ -1,4 +1,4 @@
-"""The keys of RAPID-LLM's files: quantities in its units, and what none of its times depends on."""
+"""The keys of RAPID-LLM's files: quantities in its units, and keys that its times do not depend on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OF_INFERENCE = "a training step reads parallelism.train and passes whole sequenc
 
 
 class Section(Keys):
-    """A mapping of RAPID-LLM's files."""
+    """A section of RAPID-LLM's files, with readers of its quantities."""
 
     def quantity(self, key: str, default: float | None = None) -> float:
         """Return a number with a unit of RAPID-LLM: `80 GB` is 80 · 1024³, `8 Gb` an eighth of that."""
@@ -26,7 +26,7 @@ class Section(Keys):
         return self.amount(value, key)
 
     def amount(self, value: object, key: str) -> float:
-        """Return what a value of the file counts."""
+        """Return a value of the file as a number in base units."""
         if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < MOST_AMOUNT:
             return float(value)
         match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
@@ -46,7 +46,7 @@ class Section(Keys):
 
 
 def known(table: Mapping[str, str], value: object, keys: Keys, key: str) -> str:
-    """Return what a word stands for, however it is written; another one is refused with those allowed."""
+    """Return the value of a word, in any case; unknown words are refused with those allowed."""
     word = re.sub(r"[-_\s]", "", str(value)).lower()
     if word not in table:
         raise keys.error(f"{value!r} is not understood; allowed: {', '.join(table)}", key)

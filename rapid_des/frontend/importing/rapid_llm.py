@@ -37,7 +37,7 @@ _MESSAGES = "links and their parts (switching) say how messages take turns"
 
 @dataclass(frozen=True)
 class ImportedFiles:
-    """A run of RAPID-LLM: its job, and the machine and device files that go with it."""
+    """The job, machine and device file of a RAPID-LLM run."""
 
     job: ImportedJob
     machine: Tree
@@ -94,7 +94,7 @@ def _check(machine: Tree, device: Tree, file: str) -> None:
 
 
 def _documents(hardware: Path, model: Path, settings: Settings) -> tuple[Document, Document]:
-    """Read both files; what is set goes to the one that has such a section."""
+    """Read both files; a setting goes to the one that has its section."""
     chosen = as_pairs(settings)
     of_model = [pair for pair in chosen if pair[0].split(".")[0] in _OF_MODEL]
     of_hardware = [pair for pair in chosen if pair not in of_model]
@@ -111,7 +111,7 @@ def _bounded(document: Document) -> Document:
 
 
 def _ignore(hard: Section, soft: Section) -> None:
-    """Say of the keys that no job, machine or device has why they change nothing."""
+    """Record why keys without counterpart in a job, machine or device have no effect."""
     hard.ignore(BUDGETS, "power_breakdown", "area_breakdown", "perimeter_breakdown")
     for keys in (hard, soft):
         keys.ignore("it says where a file comes from", "metadata")

@@ -1,4 +1,4 @@
-"""The model of a model file of RAPID-LLM as that of a job file."""
+"""The model section of a job file from a model file of RAPID-LLM."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rapid_des.frontend.importing.keys import Tree
 from rapid_des.frontend.importing.rapid_keys import Section
 
 TYPES = {"gpt": "gpt", **dict.fromkeys(("llama", "deepseek_v3", "glm4_moe", "glm4", "glm"), "llama")}
-"""By `model_type`: GPT's layers, or those of Llama."""
+"""The layer type by `model_type`: GPT's layers, or those of Llama."""
 MOST_EXPERTS = 2**16
 _LATENT = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _OF_EXPERTS = ("top_k", "moe_intermediate_size", "n_shared_experts", "expert_imbalance_factor",
@@ -72,7 +72,7 @@ def _attention(keys: Section) -> Tree:
 
 
 def _experts(moe: Section, dense: Tree, chosen: range) -> Tree:
-    """Return what gives layers their experts; nothing where none has any."""
+    """Return the expert keys of a model file; empty where no layer has experts."""
     if not chosen:
         reason = "first_k_dense_replace and moe_layer_freq leave no layer with experts"
         moe.ignore(reason, *_OF_EXPERTS)

@@ -19,16 +19,16 @@ ALGORITHMS = {"auto": "auto", "ring": "ring", "direct": "direct", "halvingdoubli
               "doublebinarytree": "double_binary_tree"}  # fmt: skip
 OPERATIONS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
 AUTOMATIC = {"fully_connected": "direct", "switch": "halving_doubling", "hypercube": "halving_doubling"}
-"""What `auto` becomes on a shape where others have algorithms of their own; on any other one ring."""
+"""The algorithm that `auto` means, by shape; on all other shapes a ring."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """The ranks of each axis, by RAPID-LLM's names."""
+    """The number of ranks along each axis, by RAPID-LLM's names."""
 
     degrees: Mapping[str, int]
     order: tuple[str, ...]
-    """Axes as the dimensions of the network hold them, innermost first."""
+    """The axes as the network's dimensions hold them, innermost first."""
 
 
 def split_of(network: Section, degrees: Mapping[str, int]) -> Split:
@@ -44,7 +44,7 @@ def split_of(network: Section, degrees: Mapping[str, int]) -> Split:
 
 
 def machine_of(hard: Section, split: Split) -> Tree:
-    """Return a machine file; of dimensions those with more than one rank."""
+    """Return a machine file with the dimensions of more than one rank."""
     network = hard.section("network")
     reason = "overlap falls out of the simulation"
     network.section("overlap", optional=True).ignore(reason, "tp_overlap", "tp_sp_overlap", "cp_overlap")
@@ -86,7 +86,7 @@ def _axes(keys: Section) -> list[str]:
 
 
 def _name_apart(blocks: Iterable[Block]) -> None:
-    """Give dimensions of one name numbers."""
+    """Append numbers to the names of dimensions that have the same name."""
     seen = set[str]()
     for block in blocks:
         name, number = block["name"], 2
@@ -96,13 +96,13 @@ def _name_apart(blocks: Iterable[Block]) -> None:
 
 
 def _override(keys: Section) -> Mapping[str, str]:
-    """Return the algorithms that a dimension states for itself."""
+    """Return the algorithms that one dimension states for itself."""
     named = "collective_override" if keys.value("collective_override", {}) else "collectives"
     return _algorithms(keys.section(named, optional=True))
 
 
 def _algorithms(keys: Section) -> dict[str, str]:
-    """Return what is stated of each collective, `auto` aside."""
+    """Return the stated algorithm of each collective, except `auto`."""
     chosen = {}
     for operation in OPERATIONS:
         key = operation if operation in keys else operation.replace("_", "-")
@@ -142,7 +142,7 @@ def _automatic(block: Block, operation: str) -> str:
 
 
 def _fault(link: Any, network: Section) -> Tree:
-    """Return a fault of [source, destination, share that is left]."""
+    """Return a fault from [source, destination, remaining share of bandwidth]."""
     fits = (
         isinstance(link, list) and len(link) == 3 and all(type(end) is int and end >= 0 for end in link[:2])
     )

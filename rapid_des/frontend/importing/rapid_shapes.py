@@ -16,7 +16,7 @@ SHAPES = {
     "fcring2d": "fc_ring", "superpod": "superpod",
 }  # fmt: skip
 SIDES = {"torus": ("ring", "ring"), "mesh": ("mesh", "mesh"), "fc_ring": ("fully_connected", "ring")}
-"""The shapes of both sides of a grid, where each has a rate of its own."""
+"""The shapes of both sides of a grid whose sides have different rates."""
 _GRIDS = ("torus2d", "mesh2d", "kingmesh2d", "fcring2d")
 _SUPERPOD = ("superpod_variant", "leaf_size", "leaf_switches_per_su", "spine_switches_per_su")
 _UNUSED = "nothing travels on a dimension of one rank"
@@ -24,7 +24,7 @@ _MOST_UNITS = 16
 
 
 def blocks_of(keys: Section, axes: Sequence[str], degrees: Mapping[str, int]) -> list[Block]:
-    """Return what stands for a dimension; nothing where its axes have one rank."""
+    """Return the dimensions of a machine file for one of RAPID-LLM's; none if its axes have one rank."""
     ranks = prod(degrees[axis] for axis in axes)
     sides = _sides(keys, ranks, {axis: degrees[axis] for axis in axes})
     if ranks == 1:
@@ -55,7 +55,7 @@ def blocks_of(keys: Section, axes: Sequence[str], degrees: Mapping[str, int]) ->
 
 
 _Part = tuple[str, str, Any, float]
-"""What is added to the name, shape, size, bytes a second."""
+"""Suffix of the name, shape, size, bytes per second."""
 
 
 def _sides(keys: Section, ranks: int, axes: Mapping[str, int]) -> tuple[int, int] | None:
@@ -82,7 +82,7 @@ def _sides(keys: Section, ranks: int, axes: Mapping[str, int]) -> tuple[int, int
 
 
 def _side(entry: object, keys: Section, axes: Mapping[str, int]) -> int | None:
-    """Return one side of a grid; None: what is left."""
+    """Return the length of one side of a grid; None: it follows from the other."""
     text = str(entry).strip().lower()
     if text == "auto":
         return None

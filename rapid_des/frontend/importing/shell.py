@@ -36,18 +36,18 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 }
 _MOST_DEEP = 50
 _LONGEST = 1 << 18
-"""Characters of a script."""
+"""Largest script, in characters."""
 _MOST_EXPANDED = 1 << 22
-"""Characters that the variables of a script stand for."""
+"""Most characters that all variables of a script may expand to."""
 _LONGEST_VALUE, _MOST_VARIABLES = 1 << 16, 1 << 12
-"""Characters that those of one word stand for, which would double for ever where they refer to themselves."""
+"""Limits of one word's characters and of variables, which stop variables that refer to themselves."""
 _LONGEST_SUM = 400
 _INT64 = range(-(2**63), 2**63)
 
 
 @dataclass
 class _Value:
-    """What a variable holds, as text between blanks, and which variables that depends on."""
+    """The value of a variable, and which other variables it depends on."""
 
     text: str
     uses: set[str] = field(default_factory=set)
@@ -58,9 +58,9 @@ class Launch:
     """One program started by a script."""
 
     launcher: Words
-    """What stands before the program: torchrun and its options."""
+    """The words before the program: torchrun and its options."""
     arguments: Words
-    """What stands after it."""
+    """The words after the program."""
     conditional: tuple[str, ...]
     """Variables in them that the script sets in a branch or loop."""
 
@@ -93,12 +93,12 @@ def _sorted(names: set[str]) -> tuple[str, ...]:
 
 @dataclass
 class _Script:
-    """A script while its lines are read."""
+    """A script that is being read: its variables so far."""
 
     variables: dict[str, _Value]
     fixed: frozenset[str]
     file: str = ""
-    """For errors."""
+    """Name of the file, for error messages."""
     conditional: set[str] = field(default_factory=set)
     depth: int = 0
     room: int = _MOST_EXPANDED
@@ -141,7 +141,7 @@ class _Script:
             raise ConfigError(f"more than {_MOST_VARIABLES:,} variables", file=self.file)
 
     def _expanded(self, text: str, *, sums: bool = True) -> _Value:
-        """Return a text with what its variables hold; `sums`: and what its sums come to."""
+        """Return a text with variables replaced; with `sums` also arithmetic."""
         uses: set[str] = set()
         room = _LONGEST_VALUE
 
@@ -172,7 +172,7 @@ class _Script:
         return _Value(text, uses)
 
     def _sum(self, text: str, used: set[str]) -> str | None:
-        """Return what a sum comes to, in which names need no `$`; None where it is none."""
+        """Return the value of an arithmetic expression, in which names need no `$`; None if it is invalid."""
         named = self._expanded(re.sub(r"\b([A-Za-z_]\w*)\b", r"$\1", text.replace("$", "")), sums=False)
         used.update(named.uses)
         result = _calculated(named.text)
@@ -180,7 +180,7 @@ class _Script:
 
 
 def _calculated(text: str) -> int | None:
-    """Return a sum of whole numbers; None where it is none.
+    """Return the value of an integer expression; None if it is invalid.
 
     >>> _calculated("8 * (2 + 1)"), _calculated("8 * $NODES")
     (24, None)
@@ -194,7 +194,7 @@ def _calculated(text: str) -> int | None:
 
 
 def _sum_of(node: ast.expr) -> int:
-    """Return what a sum comes to in 64 bits, as a shell has it; `ValueError` where it is none."""
+    """Return the value of an expression in 64 bits, as in a shell; `ValueError` if it is invalid."""
     value = None
     if isinstance(node, ast.Constant) and type(node.value) is int:
         value = node.value
@@ -226,14 +226,14 @@ def _statements(text: str) -> Iterator[str]:
 
 @dataclass
 class _Going:
-    """Whether a statement goes on in the next line, as its lines are read."""
+    """Whether a statement continues in the next line: open quotes, lists and loops so far."""
 
     quote: str = ""
     brackets: int = 0
     listed: bool = False
 
     def take(self, text: str) -> None:
-        """Take a line."""
+        """Read a line."""
         *_, self.quote = ("", *_quotes(text, self.quote))
         self.brackets += text.count("(") - text.count(")")
         self.listed = self.listed or bool(re.search(r"\w\+?=\(", text))
@@ -267,7 +267,7 @@ def _without_comment(line: str) -> str:
 
 
 def _split(text: str) -> Iterator[str]:
-    """Yield what semicolons and keywords outside quotes part."""
+    """Yield the parts of a statement between semicolons and keywords outside quotes."""
     start, opened = 0, ["", *_quotes(text)]
     for match in re.finditer(r";+|&&|\|\|", text):
         if not opened[match.start()]:
@@ -324,7 +324,7 @@ class Arguments(Keys):
         return value
 
     def given(self, key: str) -> bool:
-        """Tell whether a flag stands there."""
+        """Tell whether a flag is given."""
         return self.flag(key, default=False)
 
 

@@ -37,7 +37,7 @@ SECTIONS: Mapping[str, Iterable[str]] = {
     _LOGS: ("debug", "memory_estimation", "metrics", "profiling"),
     "steps of validation are no steps of training": ("validation",),
 }
-"""Sections that change nothing, by the reason."""
+"""Sections that have no effect, by the reason."""
 IGNORED: Mapping[str, Iterable[str]] = {
     _DATA: ("dataset", "dataset_path", "dataloader", "hf_assets_path", "tokenizer_path"),
     _LOGS: ("deterministic", "print_after_conversion", "enable_compiled_autograd",
@@ -48,7 +48,7 @@ IGNORED: Mapping[str, Iterable[str]] = {
     "it says of which norm there is one": ("norm_type",),
     "compiled kernels are those of Inductor": ("backend",),
 }  # fmt: skip
-"""Keys of other sections that change nothing, by the reason."""
+"""Keys of other sections that have no effect, by the reason."""
 SCHEDULES = {
     "1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved_1f1b", "loopedbfs": "breadth_first",
     "zbvzerobubble": "zb_v", "dualpipev": "dualpipe_v",
@@ -170,7 +170,7 @@ def _parallelism(keys: Keys, gpus: int | None) -> Tree:
 
 
 def _routing(keys: Keys, split: Tree) -> Tree:
-    """Return how tokens travel to experts, where these are spread."""
+    """Return how tokens travel to experts, if experts are split over ranks."""
     if "ep" not in split:
         keys.ignore("expert_parallel_degree is 1", "expert_parallel_comm_backend")
         return {}

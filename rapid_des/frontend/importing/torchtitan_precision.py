@@ -9,7 +9,7 @@ DTYPES = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
 CONVERTERS = {
     "float8": "current", "quantize.linear.float8": "current", "mx": "mxfp8", "quantize.linear.mx": "mxfp8",
 }  # fmt: skip
-"""What converts a model's matrices, and by which recipe."""
+"""The scaling recipe of each converter of a model's matrices."""
 WIDE = ("output", "router.gate")
 
 
@@ -50,7 +50,7 @@ def precision_of(keys: Keys) -> Tree:
 
 
 def _recipe(keys: Keys) -> str | None:
-    """Return how matrices of a converted model are scaled; None: they stay wide."""
+    """Return the scaling recipe of a converted model's matrices; None: they are not converted."""
     model = of(keys, "model")
     names = model.get("converters", list, [])
     plain = [str(name) for name in names if not str(name).startswith("quantize.grouped_mm.")]

@@ -62,4 +62,4 @@ OF_CONFIGS: Mapping[str, frozenset[str]] = {
         "typical_p",
     )),
 }  # fmt: skip
-"""By the reason; generation, tasks and tokenizers are what older versions of transformers write."""
+"""The ignored keys by the reason; older transformers also write keys of generation, tasks and tokenizers."""

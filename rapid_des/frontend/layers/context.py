@@ -193,7 +193,7 @@ def _ring_backward(
 
 
 def _part(shard: Shard, place: int) -> str:
-    """Return which pairs a rank computes of the block `place` ranks back, for the rank in the middle."""
+    """Return the pairs that a rank computes with the block of `place` ranks before, for the middle rank."""
     if place == 0:
         return "own"
     return "early_keys" if place <= shard.cp // 2 else "late_queries"

@@ -26,7 +26,7 @@ from rapid_des.frontend.spec import ModelSpec, ParallelismSpec
 from rapid_des.units import ceil_divide
 
 RULE_FLOPS = 8
-"""Of one position and element of the state, forward: as Megatron-LM counts them."""
+"""Forward FLOPs of one position and state element, as Megatron-LM counts them."""
 _STATE_BYTES = 4
 
 
@@ -40,7 +40,7 @@ class GatedDelta:
     key_dim: int
     value_dim: int
     window: int
-    """Positions that the convolution of queries, keys and values sees."""
+    """Number of positions that the convolution of queries, keys and values covers."""
     chunk: int
 
     name = "delta"

@@ -44,7 +44,7 @@ from rapid_des.frontend.spec import (
 from rapid_des.units import ceil_divide
 
 _UNIT = 10**9
-"""What drawn shares are multiples of: weights are integers, so that runs agree to the bit."""
+"""Denominator of drawn shares: weights are integers, so that runs agree to the bit."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class Placed:
     """The physical experts of a layer in the order of the ranks that hold them."""
 
     weights: tuple[int, ...]
-    """Which part of all copies each gets, in any unit; of an expert that stands twice, its half."""
+    """The relative share of copies that each physical expert gets; copies of one expert divide its share."""
     ranks: int
-    """As many stand on each."""
+    """Number of ranks; each holds equally many experts."""
 
     @property
     def local(self) -> int:
-        """Physical experts of a rank."""
+        """Number of physical experts on a rank."""
         return len(self.weights) // self.ranks
 
     def of_ranks(self, capacity: float | None) -> tuple[int, ...]:
@@ -82,6 +82,7 @@ class Placed:
         reached = [0]
         for weight in self.weights:
             reached.append(reached[-1] + weight)
+        # Cut the total at the prefix sums of the weights, rounded down: the shares add up exactly.
         bounds = np.array([part * total // reached[-1] for part in reached], np.int64)
         return bounds[1:] - bounds[:-1]
 
@@ -119,6 +120,7 @@ def _drawn(load: ZipfLoad | DirichletLoad, experts: int, layer: int) -> tuple[in
         shares = (1.0 + generator.permutation(experts)) ** -load.exponent
     else:
         shares = generator.dirichlet(np.full(experts, load.concentration))
+    # Integers instead of fractions: sums then do not depend on the order of addition.
     whole = np.maximum(1, np.round(shares / shares.sum() * _UNIT))
     return tuple(int(share) for share in whole)
 
@@ -144,6 +146,7 @@ def _copies(weights: Sequence[int], redundant: int) -> list[int]:
 
 def _packed(physical: Sequence[int], each: Sequence[int], ranks: int) -> list[int]:
     """Return the experts in the order of ranks: the heaviest first, to the lightest rank with room."""
+    # Longest processing time first: a greedy bin packing with equally many experts a rank.
     room, held, carried = len(physical) // ranks, [list[int]() for _ in range(ranks)], [0] * ranks
     for expert in sorted(physical, key=lambda expert: (-each[expert], expert)):
         rank = min((rank for rank in range(ranks) if len(held[rank]) < room), key=lambda r: (carried[r], r))
@@ -153,17 +156,17 @@ def _packed(physical: Sequence[int], each: Sequence[int], ranks: int) -> list[in
 
 
 _SCALED = 128
-"""Elements of narrow tokens that share a scale, of four bytes (DeepSeek-AI 2024, section 3.3.2)."""
+"""Elements of narrow tokens that share a scale of four bytes (DeepSeek-AI 2024, section 3.3.2)."""
 _CHOICE_BYTES = 5
-"""Of a token and expert: whether it was chosen, and an fp32 weight."""
+"""Bytes for each token and expert: whether it was chosen, and an fp32 weight."""
 
 
 @dataclass(frozen=True)
 class Overlapped:
-    """What computes while tokens travel."""
+    """Operations that run while tokens travel."""
 
     start: int
-    """The position after which it may begin."""
+    """The position after which they may begin."""
     append: Callable[[], None]
 
 
@@ -176,7 +179,7 @@ class _TokenMove(Protocol):
 
 @dataclass(frozen=True)
 class Dispatch:
-    """The way of tokens to `topk` of `experts` and back."""
+    """How tokens travel to `topk` of `experts` experts, and results back."""
 
     hidden: int
     experts: int
@@ -184,16 +187,16 @@ class Dispatch:
     capacity: float | None
     routing: RoutingSpec = RoutingSpec()
     placed: Placed | None = None
-    """Where experts stand that get unlike many copies; None: in their order, all alike."""
+    """The placement of experts with uneven loads; None: experts stand in order, all loaded alike."""
 
     @property
     def physical(self) -> int:
-        """Experts with their further copies."""
+        """Number of experts including redundant copies."""
         return self.experts + self.routing.redundant
 
     @staticmethod
     def travels(shard: Shard) -> bool:
-        """Tell whether ranks have tokens of their own, whose copies go to the ranks of their experts."""
+        """Tell whether ranks have different tokens, which then travel to the ranks of their experts."""
         return shard.tp == 1 or shard.sequence_parallel
 
     def spread(self, shard: Shard) -> bool:
@@ -210,11 +213,11 @@ class Dispatch:
 
     @property
     def uneven(self) -> Placed | None:
-        """Where experts stand, if what they compute differs."""
+        """The placement of experts if their loads differ; else None."""
         return None if self._pads else self.placed
 
     def _most(self, shard: Shard) -> int | None:
-        """Return the most copies that an expert takes of one rank's tokens."""
+        """Return the most copies that one expert takes from one rank's tokens."""
         copies = self.tokens(shard) * self.topk
         return None if self.capacity is None else math.ceil(self.capacity * copies / self.experts)
 

@@ -45,43 +45,43 @@ class Experts:
     shared: DenseFeedForward | None
     shared_gate: bool
     latent: int | None = None
-    """Channels in which tokens travel and are multiplied; None: all."""
+    """Channels in which tokens travel and are multiplied; None: all channels."""
     kernel_each: bool = False
     """Whether products are GEMMs of their own, one for each local expert."""
     start: int = 0
-    """Picoseconds that each kernel of theirs takes besides, casts too."""
+    """Additional picoseconds of each kernel of an expert, casts included."""
 
     name = "ffn"
     output_bias = False
 
     @property
     def experts(self) -> int:
-        """Routed experts."""
+        """Number of routed experts."""
         return self.dispatch.experts
 
     @property
     def _projections(self) -> int:
-        """Matrices side by side in an expert's first one: up, and the gate if there is one."""
+        """Number of matrices side by side in an expert's first product: up, and the gate if there is one."""
         return 2 if self.activation in GATED else 1
 
     @property
     def _width(self) -> int:
-        """Channels that routed experts see."""
+        """Number of channels that routed experts read."""
         return self.latent or self.hidden
 
     @property
     def _expert(self) -> int:
-        """Weights of one routed expert."""
+        """Number of weights of one routed expert."""
         return self._width * self.inner * (self._projections + 1)
 
     @property
     def _biases(self) -> int:
-        """Biases of one routed expert."""
+        """Number of biases of one routed expert."""
         return (self.inner * self._projections + self._width) * self.bias
 
     @property
     def _latent(self) -> int:
-        """Weights of the projections to latent channels and back."""
+        """Number of weights of the projections to latent channels and back."""
         return 2 * self.hidden * (self.latent or 0)
 
     @property
@@ -234,7 +234,7 @@ class Experts:
         return self._sum_of(operations, shard, parts)
 
     def _sum_of(self, operations: OperationList, shard: Shard, parts: Sequence[int]) -> int:
-        """Append additions of gradients of one input, one after the other; return the place of the sum."""
+        """Append the sum of several gradients of one input; return the position of the result."""
         rows, ready = self.dispatch.tokens(shard), parts[0]
         add = shard.vector("residual_add", rows, self.hidden)
         output = shard.activation_bytes(rows * self.hidden)
@@ -264,7 +264,7 @@ class Experts:
             operations.go_on_after(column_backward(operations, _alone(shard), self._from_latent(shard)))
 
     def _to_latent_backward(self, operations: OperationList, shard: Shard) -> int:
-        """Append its backward, if there is one; return the position of the tokens' gradient."""
+        """Append the backward of the latent projection, if there is one; return the tokens' gradient."""
         if not self.latent:
             return operations.last
         return column_backward(operations, _alone(shard), self._to_latent(shard))

@@ -37,7 +37,7 @@ class LatentAttention:
     hidden: int
     core: AttentionCore
     q_rank: int
-    """Width of the queries' latent; 0: they are projected from the residual stream."""
+    """Width of the queries' latent; 0: queries are projected from the residual stream."""
     kv_rank: int
     rope_dim: int
     """Channels of a query head, and of the one key, that are rotated."""
@@ -47,12 +47,12 @@ class LatentAttention:
 
     @property
     def _nope_dim(self) -> int:
-        """Channels of a query or key head that are not rotated."""
+        """Number of channels of a query or key head that are not rotated."""
         return self.core.head_dim - self.rope_dim
 
     @property
     def _latents(self) -> int:
-        """Columns of the down-projection: the latents, and the key that is rotated."""
+        """Columns of the down-projection: the latents, and the rotated key."""
         return self.q_rank + self.kv_rank + self.rope_dim
 
     @property

@@ -36,20 +36,20 @@ ONE_SUM: frozenset[Policy] = frozenset({"trtllm"})
 
 @dataclass(frozen=True)
 class Parameters:
-    """Parameters of one half of a layer, without its norm, on all tp ranks together."""
+    """Numbers of parameters of one half of a layer, without its norm, over all tp ranks."""
 
     matrices: int
-    """Weight matrices, which tp splits."""
+    """Weights of matrices, which tp splits."""
     split_vectors: int = 0
-    """Biases of column-parallel matrices."""
+    """Biases of column-parallel matrices, which tp splits."""
     whole_vectors: int = 0
-    """What every tp rank has whole: biases of row-parallel matrices, routers."""
+    """Parameters that every tp rank has whole: biases of row-parallel matrices, routers."""
     experts: int = 0
-    """Matrices of routed experts, which ep and etp split."""
+    """Weights of routed experts, which ep and etp split."""
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Sum of all parameters."""
         return self.matrices + self.split_vectors + self.whole_vectors + self.experts
 
 
@@ -71,7 +71,7 @@ class Sublayer(Protocol):
 
     @property
     def parameters(self) -> Parameters:
-        """Its parameters."""
+        """Numbers of its parameters."""
         ...
 
     def flops(self, sequence: int) -> int:
@@ -119,30 +119,30 @@ class Absent:
     parameters = Parameters(0)
 
     def flops(self, sequence: int) -> int:
-        """Return nothing."""
+        """Return 0: an absent half computes nothing."""
         del sequence
         return 0
 
     def refusal(self, split: ParallelismSpec) -> str | None:
-        """Split nothing."""
+        """Return None: every split is allowed."""
         del split
         return None
 
     def context_refusal(self, split: ParallelismSpec) -> str | None:
-        """Split nothing."""
+        """Return None: every split is allowed."""
         del split
         return None
 
     def cache_bytes(self, shard: Shard, positions: int) -> int:
-        """Keep nothing."""
+        """Return 0: an absent half caches nothing."""
         del shard, positions
         return 0
 
     def forward(self, operations: OperationList, shard: Shard) -> None:
-        """Append nothing."""
+        """Append no operations."""
 
     def backward(self, operations: OperationList, shard: Shard) -> int:
-        """Append nothing; the gradient is the incoming one."""
+        """Append no operations; the gradient is the incoming one."""
         del shard
         return operations.last
 
@@ -169,7 +169,7 @@ class Layer:
 
     @property
     def norm_count(self) -> int:
-        """How many norms it has."""
+        """Number of its norms."""
         halves = len(self.halves)
         before = 0 if self.norms == "after" else 1 if self.block == "parallel_one_norm" else halves
         return before + halves * (self.norms != "before")
@@ -228,15 +228,15 @@ class Layer:
 
 @dataclass(frozen=True)
 class LayerKind:
-    """A layer as a job runs it; a value that is hashed by content. This one keeps what its operators keep."""
+    """A layer as a job runs it, hashed by content. This kind keeps what its operators keep."""
 
     layer: Layer
     before: tuple[Layer, ...] = ()
-    """Layers that are run again at the start of its backward, in forward order, itself the last."""
+    """The layers, in forward order, that are recomputed at the start of its backward, itself the last."""
 
     @property
     def waits(self) -> bool:
-        """Whether a layer behind it runs it again."""
+        """Whether a later layer recomputes it."""
         return False
 
     def forward(self, shard: Shard) -> tuple[Operation, ...]:
@@ -247,7 +247,7 @@ class LayerKind:
         )
 
     def made_again(self, shard: Shard) -> tuple[Operation, ...]:
-        """Return the forward with what its operators keep from when they are run again."""
+        """Return the recomputed forward, with what its operators keep from then on."""
         return LayerKind.forward(self, shard)
 
     def backward(self, shard: Shard) -> tuple[Operation, ...]:
@@ -256,7 +256,7 @@ class LayerKind:
 
 
 CORE = "attention.core"
-"""The kernel whose cost depends on the KV length."""
+"""Name of the kernel whose cost depends on the KV length."""
 
 
 @dataclass(frozen=True)
@@ -266,17 +266,17 @@ class AttentionCore:
     heads: int
     kv_heads: int
     head_dim: int
-    """Of queries and keys."""
+    """Width of query and key heads."""
     value_dim: int
     window: int | None = None
-    """Positions that a query sees, itself the last; None: all before it."""
+    """Number of positions that a query sees, itself the last; None: all before it."""
     chunk: int | None = None
-    """Positions of a chunk, before whose start its queries see nothing; None: one chunk."""
+    """Chunk length in positions: queries see nothing before their chunk; None: one chunk."""
     softcap: bool = False
 
     @property
     def reach(self) -> int | None:
-        """The most positions that a query sees; None: no bound."""
+        """The most positions that a query sees; None: unlimited."""
         bounds = [bound for bound in (self.window, self.chunk) if bound is not None]
         return min(bounds, default=None)
 
@@ -326,7 +326,7 @@ class AttentionCore:
         return self.local_kv_heads(shard) * self.value_dim
 
     def result_width(self, shard: Shard) -> int:
-        """Return the columns of what a rank's core makes."""
+        """Return the columns of the core's result on a rank."""
         return self.local_heads(shard) * self.value_dim
 
     def saved_bytes(self, shard: Shard) -> int:
@@ -402,7 +402,7 @@ class AttentionCore:
         return self._kernel(shard, shard.query_length, shard.query_length, backward=backward)
 
     def _in_chunks(self, shard: Shard, chunk: int, *, backward: bool) -> tuple[Attention, ...]:
-        """Return a kernel over all whole chunks, and one over what is left."""
+        """Return a kernel over all whole chunks, and one over the rest."""
         whole, rest = divmod(shard.query_length, chunk)
         if shard.query_length < shard.key_length:
             keys = (shard.key_length - 1) % chunk + 1

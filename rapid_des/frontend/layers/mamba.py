@@ -26,7 +26,7 @@ from rapid_des.frontend.spec import ModelSpec, ParallelismSpec
 from rapid_des.units import ceil_divide
 
 SCAN_FLOPS = 7
-"""Of one position and element of the state, forward: as Megatron-LM counts them."""
+"""Forward FLOPs of one position and state element, as Megatron-LM counts them."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Mamba:
     state: int
     groups: int
     window: int
-    """Positions that the convolution before the scan sees."""
+    """Number of positions that the convolution before the scan covers."""
     chunk: int
     window_bias: bool
     bias: bool

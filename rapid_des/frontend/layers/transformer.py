@@ -41,7 +41,7 @@ class GroupedQueryAttention:
     qkv_bias: bool
     output_bias: bool
     rotary_dim: int
-    """Channels of a head that are rotated (RoPE)."""
+    """Number of channels of a head that are rotated (RoPE)."""
     qk_norm: str
     sinks: bool
     output_gate: bool
@@ -209,7 +209,7 @@ def grouped_query_attention(spec: AttentionSpec, model: ModelSpec, file: str) ->
 
 
 def _rotary_dim(spec: AttentionSpec, model: ModelSpec, head_dim: int, file: str) -> int:
-    """Return the channels of a head that are rotated; all where positions are rotary and nothing is said."""
+    """Return the number of rotated channels of a head; by default all if positions are rotary."""
     if spec.rotary is None:
         return head_dim if model.position == "rope" else 0
     if model.position != "rope":
@@ -240,7 +240,7 @@ class DenseFeedForward:
 
     @property
     def _projections(self) -> int:
-        """Matrices side by side in the first one: up, and the gate if there is one."""
+        """Number of matrices side by side in the first product: up, and the gate if there is one."""
         return 2 if self.activation in GATED else 1
 
     @property

@@ -1,4 +1,4 @@
-"""What is missing of a GPU's memory, and which changes of a job would make it fit."""
+"""How much GPU memory is missing, and which changes of a job would make it fit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _with = msgspec.structs.replace
 
 
 def shortage(needed: JobMemory, capacity: int) -> str:
-    """Return what is missing of a GPU's memory, with the largest categories."""
+    """Return how much GPU memory is missing, with the largest categories."""
     full = needed.fullest
     parts = sorted(full.categories.items(), key=lambda entry: -entry[1])
     largest = ", ".join(f"{name} {shown(size)}" for name, size in parts[:4] if size)
@@ -52,7 +52,7 @@ def _fitting(job: Job, capacity: int, memory: Callable[[Job], JobMemory]) -> Ite
 
 
 def changed_to(job: Job, spec: JobSpec) -> Job | None:
-    """Return the job with another specification; None where that is refused."""
+    """Return the job with another specification; None if that is refused."""
     try:
         return with_spec(job, spec)
     except ConfigError:

@@ -27,30 +27,30 @@ CATEGORIES = (
     "kv_cache", "workspace", "fragmentation", "framework", "reserve",
 )  # fmt: skip
 MOVING = frozenset(("activations", "logits", "temporary"))
-"""What comes and goes within a step."""
+"""Categories that are allocated and released within a step."""
 OUTSIDE = frozenset(("framework", "reserve"))
-"""What a framework's allocator does not see."""
+"""Categories outside the framework's allocator."""
 
 
 class Tensor(NamedTuple):
-    """Tensors of one name and category."""
+    """Tensors of one name and category, added up."""
 
     name: str
     category: str
     size: int
-    """Bytes of all of them."""
+    """Bytes of all of them together."""
     number: int = 1
-    """How many."""
+    """Number of tensors."""
 
 
 class Moment(NamedTuple):
-    """The fullest moment of a stretch of a step: a pass of the schedule, or the optimizer's."""
+    """The peak of a part of a step: of a pass of the schedule, or of the optimizer's step."""
 
     name: str
     """`forward`, `backward`, or `optimizer`."""
     categories: Mapping[str, int]
     left: Mapping[str, int]
-    """By category, once it has ended."""
+    """Bytes by category after the part has ended."""
     micro_batch: int = 0
     chunk: int = 0
 
@@ -70,18 +70,18 @@ def _inside(categories: Mapping[str, int]) -> int:
 
 
 class Instant(NamedTuple):
-    """What is held and lent, bytes of gradients of the pass, and what stands of the section that runs."""
+    """The state of memory: sections held and lent, gradients of the pass, and the running section."""
 
     held: dict[tuple[Section, bool], int]
     lent: dict[Section, int]
     passed: int
     here: Sequence[Tensor]
     outputs: int
-    """Micro-batches, by chunk, in flight."""
+    """Number of micro-batches in flight, over all chunks."""
 
 
 class Passed(NamedTuple):
-    """What an item leaves: its fullest moment, that behind it, and which state."""
+    """The states of memory at the peak of an item and after it."""
 
     fullest: Instant | None
     left: Instant
@@ -90,15 +90,15 @@ class Passed(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline(Sequence[Moment]):
-    """The moments of a step, made when somebody looks: many items leave few states."""
+    """The moments of a step, computed on demand: many items share few states."""
 
     items: tuple[Item, ...]
     passed: tuple[Passed, ...]
-    """What each item left."""
+    """The states of each item."""
     end: Moment
-    """The optimizer's step."""
+    """The peak of the optimizer's step."""
     sizes: Callable[[Passed], tuple[Mapping[str, int], Mapping[str, int]]] = field(compare=False)
-    """Bytes by category at the fullest moment of an item, and behind it."""
+    """Returns the bytes by category at the peak of an item, and after it."""
 
     def __len__(self) -> int:
         return len(self.items) + 1
@@ -120,18 +120,18 @@ class Timeline(Sequence[Moment]):
 
 @dataclass(frozen=True)
 class StageMemory:
-    """The fullest moment of one rank of a pipeline stage, in bytes."""
+    """The peak memory of one rank of a pipeline stage, in bytes."""
 
     stage: int
     parameters: int
     categories: Mapping[str, int] = field(hash=False)
-    """At the peak; keys are `CATEGORIES`."""
+    """Bytes at the peak by category; keys are `CATEGORIES`."""
     tensors: tuple[Tensor, ...] = ()
-    """At the peak, largest first; their sizes sum to `peak`."""
+    """Tensors at the peak, largest first; their sizes add up to `peak`."""
     activations: int = 0
-    """Training: the most that waits for its backward, logits left out."""
+    """Training: the largest sum of activations kept for backwards, without logits, in bytes."""
     timeline: Sequence[Moment] = field(default=(), hash=False)
-    """Training: each pass in the order of the schedule, then the optimizer's step."""
+    """Training: the peak of each pass in the order of the schedule, then of the optimizer's step."""
 
     @property
     def peak(self) -> int:
@@ -140,7 +140,7 @@ class StageMemory:
 
     @property
     def reserved(self) -> int:
-        """Bytes of it that the framework's allocator holds (PyTorch: `max_memory_reserved`)."""
+        """Bytes of the peak that the framework's allocator holds (PyTorch: `max_memory_reserved`)."""
         return _inside(self.categories)
 
 
@@ -161,7 +161,7 @@ class JobMemory:
 
     @property
     def light(self) -> JobMemory:
-        """The same without timelines, of which only pictures are made."""
+        """The same memory without timelines, which only pictures need."""
         return JobMemory(tuple(replace(stage, timeline=()) for stage in self.stages))
 
 
@@ -178,7 +178,7 @@ def by_category(tensors: Iterable[Tensor]) -> dict[str, int]:
 
 
 def merged(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """Return tensors with those of one name and category together, largest first, none of no bytes.
+    """Return tensors merged by name and category, largest first, without empty ones.
 
     >>> merged([Tensor("a", "logits", 3), Tensor("b", "logits", 4), Tensor("a", "logits", 3)])[0]
     Tensor(name='a', category='logits', size=6, number=2)
@@ -192,7 +192,7 @@ def merged(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
 
 
 def shown(size: int) -> str:
-    """Return a size for people.
+    """Return a size as text, such as 1.5 GiB.
 
     >>> shown(3 * 2**29), shown(512)
     ('1.5 GiB', '512 B')
@@ -206,34 +206,34 @@ def shown(size: int) -> str:
 
 @dataclass(frozen=True)
 class SectionMemory:
-    """What one section keeps between its forward and backward, and has at the fullest moment of either."""
+    """The tensors that a section keeps between forward and backward, and those at the peak of either."""
 
     saved: tuple[Tensor, ...]
-    """From forward to backward."""
+    """Tensors kept from the forward to the backward."""
     fullest: Mapping[PassKind, tuple[Tensor, ...]]
-    """What is kept by then, and what stands besides."""
+    """For each phase, the tensors at its peak: those kept by then, and temporary ones."""
     deferred: tuple[Tensor, ...] = ()
-    """From the first half of a backward to the second."""
+    """Tensors kept from the first half of a backward to the second."""
     remade: tuple[Tensor, ...] = ()
-    """Of a layer that is run again with those behind it: what it keeps from then to its backward."""
+    """For a layer that is recomputed with later ones: tensors kept from then until its backward."""
     others: int = 0
-    """How many layers, the ones just before it, its backward makes so for theirs."""
+    """Number of preceding layers that its backward recomputes for their backwards."""
     away: int = 0
-    """Bytes of activations besides those kept that are in the host's memory between forward and backward."""
+    """Bytes of activations that are offloaded to the host's memory between forward and backward."""
 
     @cached_property
     def activations(self) -> int:
-        """Bytes kept but for logits."""
+        """Bytes kept, without logits."""
         return size_of(self.saved, "activations")
 
     @cached_property
     def logits(self) -> int:
-        """Bytes of logits kept."""
+        """Bytes of logits that are kept."""
         return size_of(self.saved, "logits")
 
     @cached_property
     def highest(self) -> Mapping[PassKind, int]:
-        """Bytes at the fullest moment of each phase."""
+        """Bytes at the peak of each phase."""
         return {phase: sum(tensor.size for tensor in tensors) for phase, tensors in self.fullest.items()}
 
 
@@ -267,7 +267,7 @@ def _offloaded(memory: SectionMemory, share: float) -> SectionMemory:
 
 
 def size_of(tensors: Iterable[Tensor], category: str) -> int:
-    """Return the bytes of tensors of one category."""
+    """Return the sum of the sizes of one category, in bytes."""
     return sum(tensor.size for tensor in tensors if tensor.category == category)
 
 
@@ -345,12 +345,12 @@ def _shrinking(saved: Sequence[Tensor], ends: Sequence[int], count: int) -> Iter
 
 
 def transient(operations: Sequence[Operation]) -> tuple[Tensor, ...]:
-    """Return what stands at the fullest moment of a list that keeps nothing."""
+    """Return the tensors at the peak of a list that keeps nothing."""
     return _fullest(operations, iter([[]] * len(operations)))
 
 
 def _fullest(operations: Sequence[Operation], saved: Iterator[list[Tensor]]) -> tuple[Tensor, ...]:
-    """Return what stands at the fullest moment of a list: kept, recomputed so far, a result, its inputs."""
+    """Return the tensors at the peak of a list: kept, recomputed so far, a result, its inputs."""
     most, fullest = -1, tuple[Tensor, ...]()
     again: list[Tensor] = []
     for operation, standing in zip(operations, saved, strict=True):

@@ -1,4 +1,4 @@
-"""The memory of a rank that serves: weights, the KV cache, one pass; what an engine's pool holds."""
+"""The memory of a serving rank: weights, KV cache, one pass; and the tokens of an engine's KV pool."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ from rapid_des.units import ceil_divide
 
 @dataclass(frozen=True)
 class KvCapacity:
-    """What the pool of a replica holds (with attention data parallelism: of one of its ranks)."""
+    """The KV pool of a replica (with attention data parallelism: of one of its ranks)."""
 
     size: int
-    """Bytes of the pool, on a GPU of the stage that holds fewest tokens; below 0: so many are missing."""
+    """Bytes of the pool on a GPU of the stage that holds fewest tokens; negative: the bytes missing."""
     pages: int
     page: int
-    """Tokens of a page."""
+    """Tokens per page."""
     needed: int
-    """Tokens that the job's requests take to their last ones, in whole pages."""
+    """Tokens that the job's requests hold at their ends, in whole pages."""
     rule: str
-    """How the engine sizes it, for people."""
+    """How the engine sizes the pool, in words."""
 
     @property
     def tokens(self) -> int:
-        """Tokens of requests as long as the job's."""
+        """Tokens that fit, for requests as long as the job's."""
         return self.pages * self.page
 
     @property
@@ -101,7 +101,7 @@ def kv_capacity(job: Job, capacity: int) -> KvCapacity | None:
 
 
 def _rule(pool: KvPool) -> str:
-    """Return in words what a pool takes."""
+    """Return in words how the pool is sized."""
     share, largest = f"{pool.share:.0%}", f"a pass of {pool.tokens:,} tokens"
     return {
         "used": f"weights, communicators, {largest} and the pool take {share} of the memory",
@@ -111,7 +111,7 @@ def _rule(pool: KvPool) -> str:
 
 
 def _pool_size(job: Job, counts: Mapping[Section, int], pool: KvPool, capacity: int) -> int:
-    """Return the bytes of the pool on a rank of a stage; less than 0 where all else needs more."""
+    """Return the bytes of the pool on a rank of a stage; negative if everything else needs more."""
     every = tuple(framework(job))
     context = sum(tensor.size for tensor in every if tensor.name == "context")
     besides, weights = _bytes(every) - context, _weights(job, counts)
@@ -145,7 +145,7 @@ def _stage(job: Job, stage: int) -> StageMemory:
 
 
 def _fullest(job: Job) -> Pass:
-    """Return the pass of prompts that takes most: of a batch that decodes already its first."""
+    """Return the pass of prompts with the highest peak; of a decoding batch its first pass."""
     every = first_passes(job)
     return max(
         (each for each in every if each.step <= max(0, every[0].step)), key=lambda p: (p.tokens, p.sampled)
@@ -153,7 +153,7 @@ def _fullest(job: Job) -> Pass:
 
 
 def _active(job: Job, counts: Mapping[Section, int], current: Pass) -> list[Tensor]:
-    """Return what a pass takes at its fullest."""
+    """Return the temporary memory of a pass at its peak."""
     size, lists = serving_shard(job, current).boundary_bytes, pass_lists(job, current, heaviest_place(job))
     between = 1 + job.spec.memory.held_outputs
     standing = [
@@ -170,7 +170,7 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _cache_bytes(job: Job, counts: Mapping[Section, int]) -> int:
-    """Return what a stage's layers keep of all requests at their last token."""
+    """Return the cache of a stage's layers for all requests at their last token, in bytes."""
     return sum(
         kind.count * _request_bytes(job, counts, kind.prompt_length + kind.output_length)
         for kind in job.inference.kinds
@@ -178,7 +178,7 @@ def _cache_bytes(job: Job, counts: Mapping[Section, int]) -> int:
 
 
 def _request_bytes(job: Job, counts: Mapping[Section, int], positions: int) -> int:
-    """Return what a stage's layers keep of one request of so many positions."""
+    """Return the cache of a stage's layers for one request of so many positions, in bytes."""
     shard, positions = job.shard(1, 1, 1), ceil_divide(positions, job.spec.parallelism.cp)
     drafts = draft_cache_bytes(job, shard, positions) if DRAFT in counts else 0
     return drafts + sum(

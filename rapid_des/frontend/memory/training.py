@@ -1,4 +1,4 @@
-"""The memory of a training rank: what stands through the whole step, and the events of its schedule."""
+"""The memory of a training rank: what stays through the whole step, and the events of its schedule."""
 
 from __future__ import annotations
 
@@ -78,40 +78,40 @@ def _sum(standing_sizes: Mapping[str, int], moving: Mapping[str, int]) -> dict[s
 
 
 _State: TypeAlias = tuple[dict[tuple[Section, bool], int], dict[Section, int], int, int, int]
-"""How many of each section are held and lent (see `_Walk`), their bytes with and without logits, outputs."""
+"""Numbers of sections held and lent (see `_Walk`), their bytes with and without logits, outputs."""
 
 
 @dataclass
 class _Walk:
-    """What comes and goes on one stage while it runs its items in order."""
+    """The activations of one stage while it runs its items in order."""
 
     job: Job
     stage: int
     by_section: Mapping[Section, SectionMemory]
     standing: Mapping[str, int]
-    """Bytes of what stands beside, by category."""
+    """Bytes that stay for the whole step, by category."""
     activations: int = 0
-    """The most that waited for its backward so far, logits left out."""
+    """The largest sum of kept activations so far, without logits, in bytes."""
     items: list[Item] = field(default_factory=list)
     passed: list[Passed] = field(default_factory=list)
-    """What each item left."""
+    """The states that each item left."""
     _held: dict[tuple[Section, bool], int] = field(init=False)
-    """Sections between their forward and backward, or between its halves (true)."""
+    """Numbers of sections between forward and backward, or (True) between halves of a backward."""
     _lent: dict[Section, int] = field(init=False)
-    """Sections before their backward, whose layers were run again with those behind them."""
+    """Numbers of sections that were recomputed with later layers and wait for their backward."""
     _base: int = 0
-    """Bytes of what they keep."""
+    """Bytes that held and lent sections keep."""
     _activations: int = 0
-    """The same without logits."""
+    """Bytes that they keep without logits."""
     _outputs: int = 0
-    """Micro-batches, by chunk, in flight."""
+    """Number of micro-batches in flight, over all chunks."""
     _passed: int = 0
-    """Bytes of gradients of the pass that runs."""
+    """Bytes of gradients of the current pass."""
     _most: int = -1
     _fullest: Instant | None = None
-    """The fullest moment so far, of so many bytes."""
+    """The peak so far, with its bytes."""
     _known: dict[tuple[int, str, int], Passed] = field(default_factory=dict)
-    """By what is held when an item begins: items of a settled pipeline begin alike."""
+    """Results by state at the start of an item: items of a settled pipeline start in few states."""
     _states: list[_State] = field(default_factory=list)
     _numbers: dict[tuple[int, ...], int] = field(default_factory=dict)
     _state: int = 0
@@ -151,7 +151,7 @@ class _Walk:
         return job.spec.memory.held_outputs * job.training_shard.boundary_bytes * (job.stages > 1)
 
     def run(self, item: Item) -> None:
-        """Run one item; one that begins as another did leaves what that left."""
+        """Run one item; an item that starts in a known state reuses its result."""
         begins = self._state, item.phase, item.chunk
         known = self._known.get(begins)
         if known is None:
@@ -188,18 +188,18 @@ class _Walk:
 
     @property
     def peak(self) -> tuple[Tensor, ...]:
-        """What comes and goes, at the fullest moment so far."""
+        """The tensors that come and go, at the peak so far."""
         return () if self._fullest is None else tuple(self._tensors(self._fullest))
 
     def sizes(self, passed: Passed) -> tuple[dict[str, int], dict[str, int]]:
-        """Return the bytes by category at the fullest moment of an item, and behind it."""
+        """Return the bytes by category at the peak of an item, and after it."""
         fullest = () if passed.fullest is None else tuple(self._tensors(passed.fullest))
         moving = by_category((*fullest, *fragments(self.job, fullest)))
         left = by_category(self._tensors(passed.left))
         return _sum(self.standing, moving), _sum(self.standing, left)
 
     def _leaves(self) -> int:
-        """Return the number of what is held now."""
+        """Return the number of the current state."""
         state = self._held, self._lent, self._base, self._activations, self._outputs
         number = self._numbers.setdefault(
             (*self._held.values(), *self._lent.values(), self._outputs), len(self._states)
@@ -220,7 +220,7 @@ class _Walk:
         self.activations = max(self.activations, self._activations + self._outputs * self._output)
 
     def _lend(self, sections: Sequence[Section], count: int) -> None:
-        """Hold, or give back, what a layer behind these has made again for them."""
+        """Hold, or release, what a layer behind these recomputed for them."""
         for section in sections:
             self._lent[section] += count * bool(self.by_section[section].remade)
             self._base += count * sum(tensor.size for tensor in self.by_section[section].remade)
@@ -229,7 +229,7 @@ class _Walk:
         return Instant({**self._held}, {**self._lent}, self._passed, here, self._outputs)
 
     def _tensors(self, instant: Instant) -> Iterator[Tensor]:
-        """Yield what comes and goes at an instant."""
+        """Yield the tensors that come and go at an instant."""
         yield from instant.here
         for (section, deferred), count in instant.held.items():
             for name, category, size, _ in self._saved(section, deferred=deferred) if count else ():
@@ -251,7 +251,7 @@ Sizes = Mapping[Section, Counter[Domain]]
 def standing(
     job: Job, stage: int, parameters: Mapping[Domain, int], known: Sizes | None = None
 ) -> Iterator[Tensor]:
-    """Yield what stands from the start of a step to its end, of a rank of so many parameters by domain."""
+    """Yield what stays for the whole step, on a rank of so many parameters by domain."""
     sizes = section_parameters(job) if known is None else known
     for domain, elements in parameters.items():
         if domain in FROZEN:
@@ -357,7 +357,7 @@ def _buffers(job: Job, parameters: Mapping[Domain, int]) -> Iterator[Tensor]:
 
 
 def framework(job: Job) -> Iterator[Tensor]:
-    """Yield what the framework takes besides the model."""
+    """Yield the memory of the framework itself."""
     spec = job.spec.memory
     groups = sum(job.members(group) > 1 for group in _groups(job))
     yield Tensor("context", "framework", int(spec.context or 0))
@@ -369,7 +369,7 @@ def framework(job: Job) -> Iterator[Tensor]:
 
 
 def _groups(job: Job) -> Iterator[str]:
-    """Yield the kinds of process groups that a job of this model makes."""
+    """Yield the kinds of process groups that a job of this model creates."""
     for group, axes in GROUPS.items():
         if group in PARTS and job.members(group) == job.members(PARTS[group][0]):
             continue
@@ -380,7 +380,7 @@ def _groups(job: Job) -> Iterator[str]:
 
 
 def updating(job: Job, parameters: Mapping[Domain, int]) -> Iterator[Tensor]:
-    """Yield what stands besides while the optimizer runs and updated parameters travel."""
+    """Yield what is allocated while the optimizer runs and updated parameters are gathered."""
     if not job.spec.memory.gather_copies:
         return
     for domain, elements in parameters.items():
@@ -392,6 +392,6 @@ def updating(job: Job, parameters: Mapping[Domain, int]) -> Iterator[Tensor]:
 
 
 def fragments(job: Job, moving: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield what the allocator loses to what comes and goes."""
+    """Yield the memory that the allocator loses to fragmentation."""
     size = sum(tensor.size for tensor in moving if tensor.category in MOVING)
     yield Tensor("fragmentation", "fragmentation", round(job.spec.memory.fragmentation * size))

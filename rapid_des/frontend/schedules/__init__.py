@@ -73,7 +73,7 @@ def _alternate(forward: Sequence[Item], backward: Sequence[Item], warm_up: int) 
 
 
 def interleaved_bound(shape: Shape) -> int:
-    """Return what the first stage holds: its warm-up and one (Korthikanti et al. 2022, section 4.2.3)."""
+    """Return the peak of the first stage: its warm-up and one (Korthikanti et al. 2022, section 4.2.3)."""
     warm_up = 2 * (shape.stages - 1) + (shape.chunks - 1) * shape.in_group
     most = shape.micro_batches * shape.chunks
     return most if shape.micro_batches == shape.stages else min(most, warm_up + 1)
@@ -95,13 +95,13 @@ def interleaved_refusal(shape: Shape) -> str | None:
 
 
 def _groups(shape: Shape) -> str:
-    """Return what else could be chosen."""
+    """Return the group sizes that could be chosen instead, in words."""
     fits = [group for group in range(shape.stages, shape.micro_batches + 1) if shape.fits(group)]
     return f"; training.micro_batch_group may be {', '.join(map(str, fits[:6]))}" if fits else ""
 
 
 def breadth_first_refusal(shape: Shape) -> str | None:
-    """Return why there is no loop."""
+    """Return why the schedule can not run; None if it can."""
     if shape.chunks < 2 or shape.stages < 2:
         return (
             f"breadth_first needs pp and chunks of at least 2, they are {shape.stages} and {shape.chunks}; "
@@ -111,7 +111,7 @@ def breadth_first_refusal(shape: Shape) -> str | None:
 
 
 PAIRABLE = ("1f1b", "interleaved_1f1b")
-"""Schedules that warm up and then turn to one forward and one whole backward at a time."""
+"""Schedules that warm up and then alternate one forward and one whole backward."""
 
 
 def pairs_refusal(chosen: object, stages: int, *, ep: int, by_unit: bool) -> str | None:

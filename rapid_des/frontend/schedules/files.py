@@ -30,7 +30,7 @@ from rapid_des.frontend.schedules.schedule import (
 _WORD = re.compile(r"([FBIW])(\d{1,7})(?:-(\d{1,7}))?(?:\.(\d{1,4}))?")
 _ALLOWED = "allowed: F0, B0, I0 and W0, F0-3 for a run of them, F0.1 for chunk 1, F1&B0 for a pair, wait"
 _MOST = 2**22
-"""Items of a stage."""
+"""Most items of a stage."""
 
 
 class ScheduleSpec(Spec, frozen=True):
@@ -76,7 +76,7 @@ def from_file(spec: ScheduleSpec) -> Schedule:
 
 
 def _unreadable(order: str) -> str | None:
-    """Return why an order can not be read."""
+    """Return why an order can not be parsed."""
     count = 0
     for word in order.replace("&", " ").split():
         match = _WORD.fullmatch(word)
@@ -111,7 +111,7 @@ def _items(order: str) -> Iterator[Item]:
 
 
 def _misplaced(placement: Placement) -> str | None:
-    """Return why parts do not stand on stages."""
+    """Return why a placement is invalid."""
     held = [part for parts in placement for part in parts]
     missing = sorted(set(range(max(held, default=0) + 1)) - set(held))
     if missing:
@@ -142,7 +142,7 @@ def refusal(spec: ScheduleSpec, shape: Shape) -> str | None:
 
 
 def _incomplete(order: Order, chunks: int) -> str | None:
-    """Return what of a stage's items is there twice, without its other direction, or of a chunk too many."""
+    """Return which items of a stage are duplicated, lack their other direction, or name a missing chunk."""
     for item, times in Counter(item[:3] for item in order if item.phase != "wait").items():
         if times > 1:
             return f"{Item(*item)} stands there {times} times"
@@ -162,7 +162,7 @@ def _incomplete(order: Order, chunks: int) -> str | None:
 
 
 def _missing(stage_orders: StageOrders, micro_batches: int) -> str | None:
-    """Return which micro-batch passes a part not once."""
+    """Return which micro-batch does not pass a part exactly once."""
     passed = Counter(
         (stage_orders.placement[stage][item.chunk], item.micro_batch)
         for stage, order in enumerate(stage_orders.orders)

@@ -139,14 +139,14 @@ def dual_pipe_v(shape: Shape) -> tuple[Order, ...]:
 
 
 def dual_pipe_refusal(shape: Shape) -> str | None:
-    """Return why micro-batches do not fill both directions."""
+    """Return why the number of micro-batches does not fill both directions."""
     if shape.stages % 2 or shape.micro_batches % 2:
         return f"dualpipe needs pp and micro-batches even, they are {shape.stages} and {shape.micro_batches}"
     return _too_few("dualpipe", shape)
 
 
 def dual_pipe_v_refusal(shape: Shape) -> str | None:
-    """Return why micro-batches do not fill the V."""
+    """Return why the number of micro-batches does not fill the V."""
     return _too_few("dualpipe_v", shape)
 
 

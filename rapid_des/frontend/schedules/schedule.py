@@ -25,11 +25,11 @@ class Shape(NamedTuple):
     micro_batches: int
     chunks: int = 1
     group: int | None = None
-    """Interleaving; None: the smallest that leaves none over, or as many as stages."""
+    """Interleaving: micro-batches per group; None: the smallest group that `fits`, else as many as stages."""
 
     @property
     def in_group(self) -> int:
-        """Micro-batches that pass a chunk one after the other.
+        """Number of micro-batches that pass a chunk consecutively.
 
         >>> [Shape(4, micro_batches, 2).in_group for micro_batches in (8, 10, 9, 3)]
         [4, 5, 5, 4]
@@ -54,12 +54,12 @@ PHASES: Mapping[str, PassKind] = {letter: phase for phase, letter in LETTERS.ite
 
 
 def direction_of(phase: PassKind) -> Direction:
-    """Return in which direction a pass goes through the model."""
+    """Return the direction in which a pass goes through the model."""
     return "forward" if phase == "forward" else "backward"
 
 
 class Item(NamedTuple):
-    """One micro-batch through one chunk of one stage, in one phase.
+    """One micro-batch in one chunk of one stage, in one phase.
 
     >>> str(Item("forward", 3)), str(Item("weight_gradient", 0, 1))
     ('F3', 'W0.1')
@@ -73,11 +73,11 @@ class Item(NamedTuple):
 
     @property
     def direction(self) -> Direction:
-        """Which way it passes the model."""
+        """The direction in which it passes the model."""
         return direction_of(self.phase)
 
     def __str__(self) -> str:
-        """Return it as schedule files write it."""
+        """Return the item as schedule files write it."""
         if self.phase == "wait":
             return LETTERS["wait"]
         return f"{LETTERS[self.phase]}{self.micro_batch}{f'.{self.chunk}' if self.chunk else ''}"
@@ -85,11 +85,11 @@ class Item(NamedTuple):
 
 Order: TypeAlias = tuple[Item, ...]
 Placement: TypeAlias = tuple[tuple[int, ...], ...]
-"""By stage and chunk: which part of the model."""
+"""The part of the model of each chunk, by stage and chunk."""
 
 
 class Result(NamedTuple):
-    """What an item makes for others: an activation, or the gradient of its input."""
+    """What an item passes on: an activation, or the gradient of its input."""
 
     direction: Direction
     micro_batch: int
@@ -97,7 +97,7 @@ class Result(NamedTuple):
 
 
 class BlockedError(ValueError):
-    """Stages' orders wait for each other."""
+    """The orders of stages wait for each other in a circle."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class StageOrders:
 
     @cached_property
     def holders(self) -> Mapping[int, tuple[tuple[int, int], ...]]:
-        """By part: stage and chunk of each of its copies."""
+        """For each part: stage and chunk of each of its copies."""
         stages: dict[int, tuple[tuple[int, int], ...]] = {}
         for stage, chunks in enumerate(self.placement):
             for chunk, part in enumerate(chunks):
@@ -118,7 +118,7 @@ class StageOrders:
 
     @cached_property
     def _copy_of(self) -> Mapping[tuple[int, int], tuple[int, int]]:
-        """By part and micro-batch: stage and chunk of the copy that it passes."""
+        """For each (part, micro-batch): stage and chunk of the copy that it passes."""
         return {
             (self.placement[stage][item.chunk], item.micro_batch): (stage, item.chunk)
             for stage, order in enumerate(self.orders)
@@ -178,7 +178,7 @@ class StageOrders:
 
     @cached_property
     def phases(self) -> frozenset[PassKind]:
-        """The phases of all items."""
+        """The phases that occur among the items."""
         return frozenset(item.phase for order in self.orders for item in order)
 
     def execution(self) -> Iterator[tuple[int, Item]]:
@@ -212,7 +212,7 @@ class StageOrders:
         return needed is None or needed in done
 
     def _blocked(self, position: list[int]) -> str:
-        """Return who waits for whom, from the first stage that is not done."""
+        """Return a description of the circular wait, from the first stage that is not done."""
         waits = []
         for stage, order in enumerate(self.orders):
             if position[stage] < len(order):
@@ -239,7 +239,7 @@ def in_flight(order: Order) -> int:
 
 
 Run = tuple[str, int]
-"""A pattern such as "I1 W F1", and how often it comes (less than once: never)."""
+"""A pattern such as "I1 W F1", and its number of repetitions (below 1: none)."""
 
 
 @lru_cache(maxsize=256)
@@ -327,13 +327,13 @@ class Schedule:
 
     orders: Callable[[Shape], tuple[Order, ...]]
     bound: Callable[[Shape], int]
-    """The most chunks that a stage holds in flight: forwards whose backwards are not done."""
+    """Returns the most chunks that a stage holds in flight: forwards whose backwards are not done."""
     placement: Callable[[int, int], Placement] = looping
-    """From stages and chunks."""
+    """Returns the placement for a number of stages and chunks."""
     chunks: int | None = 1
-    """Chunks a stage holds; None: as many as the job says."""
+    """Number of chunks of a stage; None: as the job states."""
     refusal: Callable[[Shape], str | None] = _no_refusal
-    """Why it can not run; None: it can."""
+    """Returns why the schedule can not run for a shape; None: it can."""
     ahead: bool = True
     """Messages are asked for ahead of need (stages would block each other), and travel beside compute unless
     the job says otherwise, as in Megatron-LM."""
@@ -344,13 +344,13 @@ class Schedule:
     """Whether the last stage runs nothing between a micro-batch's loss and its backward."""
 
     def stage_orders(self, shape: Shape) -> StageOrders:
-        """Return what each stage runs; of short ones the last few are kept."""
+        """Return the orders of all stages; recently used short ones are cached."""
         passes = shape.stages * shape.chunks * shape.micro_batches
         return (_kept if passes <= _SHORT else _stage_orders)(self, shape)
 
 
 _SHORT = 1 << 13
-"""Passes one way."""
+"""Largest number of passes in one direction for which orders are cached."""
 
 
 def _stage_orders(schedule: Schedule, shape: Shape) -> StageOrders:

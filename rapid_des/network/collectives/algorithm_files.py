@@ -39,14 +39,14 @@ _SENDS = {"s", "rcs", "rrs", "rrcs"}
 _KNOWN = _RECEIVES | _SENDS | {"cpy", "re", "nop"}
 MOST_STEPS = 2**16
 MOST_CHUNKS = 2**20
-"""Also the largest number that an attribute may be."""
+"""The most chunks of an algorithm, and the largest number that an attribute may state."""
 Slot = tuple[int, str, int]
-"""GPU, buffer, offset."""
+"""A place for a chunk: (GPU, buffer, offset)."""
 
 
 @dataclass
 class _Message:
-    """What one send carries: logical blocks, one transfer for every run of neighbours."""
+    """The content of one send: logical blocks, one transfer for every run of neighbours."""
 
     blocks: list[int]
     numbers: list[int]

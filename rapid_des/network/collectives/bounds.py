@@ -29,7 +29,9 @@ _FROM_ROOT = frozenset({C.BROADCAST, C.SCATTER})
 _TO_ROOT = frozenset({C.REDUCE, C.GATHER})
 _IN_PARTS = frozenset({C.REDUCE_SCATTER, C.REDUCE_SCATTER_BLOCK, C.ALL_TO_ALL, C.SCATTER})
 _MOST_SOURCES = 64
-"""Members whose distances are computed; with more members the latency bound stays valid, if not tight."""
+"""The most members whose distances are computed; with more members the latency bound stays valid but may be
+loose.
+"""
 
 
 @dataclass(frozen=True)
@@ -58,17 +60,17 @@ class Traffic:
     """Bytes that must move, whatever the algorithm."""
 
     total: Fraction
-    """Sent (and received) by all members together."""
+    """The bytes that all members together send (and receive)."""
     send: Fraction
-    """By the member that must send most."""
+    """The bytes that the busiest sender sends."""
     receive: Fraction
-    """By the member that must receive most."""
+    """The bytes that the busiest receiver receives."""
     crossing: Fraction
-    """From one half of the members to the other, one way."""
+    """The bytes that cross a halving of the members in one direction."""
 
 
 def traffic(collective: CollectiveType, members: int, size: int) -> Traffic:
-    """Return what must move for an input buffer of `size` bytes a member (a shard for all-gather, gather).
+    """Return the bytes to move for an input buffer of `size` bytes a member (a shard for all-gather, gather).
 
     Parts are whole bytes: one of n has size / n rounded up or down, and the root may keep a larger one.
     """
@@ -126,7 +128,7 @@ def _time(size: Fraction, rate: int) -> int:
 
 
 def _latency(fabric: Fabric, group: Sequence[int], collective: CollectiveType, size: int) -> int:
-    """Return the longest of the shortest ways that somebody's data must take."""
+    """Return the longest of the least latencies that any required transfer of data has."""
     if size == 0 and collective != C.BARRIER:
         return 0
     all_have_parts = collective not in _IN_PARTS or size >= len(group)
@@ -154,7 +156,7 @@ def _farthest(fabric: Fabric, sources: Sequence[int], destinations: Sequence[int
 
 
 def _distances(hops: Callable[[int], list[tuple[int, int]]], source: int, wanted: set[int]) -> dict[int, int]:
-    """Return the least latency to every wanted node that is reached, and to those on the way."""
+    """Return the least latency to every wanted node that is reached, and to the nodes before them."""
     settled: dict[int, int] = {}
     waiting, missing = [(0, source)], set(wanted)
     while waiting and missing:

@@ -1,4 +1,4 @@
-"""What a machine file may state of the algorithms of its collectives; errors name the key."""
+"""Checks of the algorithms that a machine file states for its collectives; errors name the key."""
 
 from __future__ import annotations
 

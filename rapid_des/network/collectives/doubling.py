@@ -32,7 +32,7 @@ class _Core:
         """Core indices and the transfers that arrive at them, round by round."""
 
     def exchange(self, distance: int, low: Int64s, high: Int64s, *, reduces: bool) -> None:
-        """Let core member i send the interval low[i]..high[i] to the one at `distance`."""
+        """Add the transfer of interval low[i]..high[i] from core member i to the member at `distance`."""
         index = np.arange(self.size)
         partner = index ^ distance
         sent = self.draft.add(self.member, self.member[partner], (low, high), reduces=reduces)
@@ -41,12 +41,12 @@ class _Core:
         self.arrivals.append((partner, sent))
 
     def fold_in(self, low: Int64s, high: Int64s, *, reduces: bool) -> None:
-        """Let the odd members hand an interval to their even partners."""
+        """Add transfers of an interval from the odd members to their even partners."""
         sent = self.draft.add(self.odd, self.even, (low, high), reduces=reduces)
         self.arrivals.append((np.arange(len(self.even)), sent))
 
     def unfold(self, low: Int64s, high: Int64s) -> None:
-        """Let the even members hand a finished interval back."""
+        """Add transfers of a finished interval from the even members back to the odd ones."""
         sent = self.draft.add(self.even, self.odd, (low, high))
         folded = len(self.even)
         for at, transfers in self.arrivals:
@@ -105,15 +105,15 @@ def exchange_all_reduce(demand: Demand) -> Schedule:
 
 
 def dissemination_barrier(demand: Demand) -> Schedule:
-    """In round k everybody tells the member 2**k further on that it, and all it has heard of, are there."""
+    """In round k each member signals the member 2**k further on that all members known to it are there."""
     draft = Draft(demand)
     member = np.arange(demand.members)
     rounds: list[Int64s] = []
     for round_ in range((demand.members - 1).bit_length()):
         target = (member + (1 << round_)) % demand.members
         sent = draft.add(member, target, draft.everything, reduces=True)
-        for earlier, heard in enumerate(rounds):
-            draft.wait(sent, heard[(member - (1 << earlier)) % demand.members])
+        for earlier, arrived in enumerate(rounds):
+            draft.wait(sent, arrived[(member - (1 << earlier)) % demand.members])
         rounds.append(sent)
     return draft.seal()
 
@@ -135,7 +135,7 @@ def bruck_all_gather(demand: Demand) -> Schedule:
         sent = np.stack(
             [draft.add(member, (member - distance) % members, part) for part in (straight, wrapped)]
         )
-        for earlier, heard in arrivals:
-            draft.wait(sent[:, None, :], heard[None, :, (member + earlier) % members])
+        for earlier, arrived in arrivals:
+            draft.wait(sent[:, None, :], arrived[None, :, (member + earlier) % members])
         arrivals.append((distance, sent))
     return draft.seal()

@@ -62,7 +62,8 @@ def _walk_out(draft: Draft, reduced: Int64s | None) -> None:
 def _steps(members: int, direction: int, *, inwards: bool) -> tuple[Int64s, Int64s]:
     """Return (distance, owner) of all transfers along one direction, the first to go first.
 
-    Inwards, sums come in direction `direction` from `distance` away; outwards copies go the other way.
+    Inwards, sums come in direction `direction` from `distance` away; outwards copies go the opposite
+    direction.
     """
     distance, owner = np.meshgrid(np.arange(1, members), np.arange(members), indexing="ij")
     start = owner - direction * distance

@@ -31,7 +31,7 @@ from rapid_des.units import ceil_divide
 C = CollectiveType
 _REDUCE_SCATTERS = frozenset({C.REDUCE_SCATTER, C.REDUCE_SCATTER_BLOCK})
 HIERARCHICAL = frozenset({C.ALL_REDUCE, C.ALL_GATHER, C.ALL_TO_ALL, C.BARRIER}) | _REDUCE_SCATTERS
-"""What can be done one dimension after the other."""
+"""The collectives that can be done one dimension after another."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class DimensionPhase:
     collective: CollectiveType
     algorithm: str
     size: int
-    """Bytes of the input buffer on each member, rounded up where blocks are uneven."""
+    """The bytes of each member's input buffer, rounded up where blocks are uneven."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def flatten(
 
 @dataclass(frozen=True)
 class _DimensionStep:
-    """What the lines along one dimension do, and after which dimensions."""
+    """The operation of the lines along one dimension, and the dimensions that come before."""
 
     dimension: int
     collective: CollectiveType

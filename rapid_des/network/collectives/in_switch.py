@@ -47,7 +47,7 @@ def nvls(demand: Demand, chunks: int = 1) -> Schedule:
 
 
 def _fetch(draft: Draft, bounds: Int64s, *, after: Sequence[Int64s]) -> Int64s:
-    """Let every member fetch its block, summed by the switch of what all send it; return what arrives."""
+    """Add the fetch of each member's block, summed by the switch from all members; return the arrivals."""
     members, blocks = draft.members, (bounds[:-1], bounds[1:])
     owner = np.repeat(np.arange(members), members)
     payload = bounds[owner], bounds[owner + 1]
@@ -60,7 +60,7 @@ def _fetch(draft: Draft, bounds: Int64s, *, after: Sequence[Int64s]) -> Int64s:
 
 
 def _multicast(draft: Draft, bounds: Int64s, *, owners: Int64s, after: Sequence[Int64s] = ()) -> None:
-    """Let every owner send its block up, and the switch send it on to all others."""
+    """Add transfers of each owner's block to the switch, and from there to all other members."""
     members = draft.members
     stored = draft.add(owners, members, (bounds[:-1], bounds[1:]))
     for before in after:
@@ -150,10 +150,12 @@ IN_SWITCH: dict[str, frozenset[CollectiveType]] = {
     "switch_tree": _BLOCKS | {C.REDUCE, C.BARRIER},
     "sharp": _BLOCKS | {C.REDUCE, C.BARRIER},
 }
-"""What is done inside switches, by name: `nvls` in one, the others, which are the same, in a tree of them."""
+"""The collectives of each in-switch algorithm: `nvls` uses one switch; the others, which are the same, use a
+tree of switches.
+"""
 
 
 def fits(name: str, parents: Sequence[int], members: int) -> bool:
-    """Tell whether an algorithm of `IN_SWITCH` works in a tree of switches; empty `parents`: no tree."""
+    """Return whether an algorithm of `IN_SWITCH` works in a tree of switches; empty `parents`: no tree."""
     switches = len(parents) - members
     return switches == 1 or (switches > 1 and name != "nvls")

@@ -34,11 +34,13 @@ class ShapedCollective:
     root: int = 0
     chunks: int = 1
     parents: tuple[int, ...] = ()
-    """The tree of switches over the group, of members, then of switches; empty: `extents[0]` at each leaf."""
+    """The tree of switches over the group: the parent of each member, then of each switch. Empty:
+    `extents[0]` members at each leaf.
+    """
 
     @property
     def demand(self) -> Demand:
-        """What it has to move."""
+        """The blocks that it moves."""
         return demand(self.collective, prod(self.extents), self.size, root=self.root)
 
 
@@ -54,7 +56,7 @@ _ALONG = {"torus": "bidirectional_ring", "mesh_bucket": "bucket", "hypercube": "
 
 
 def hierarchy_of(name: str, collective: CollectiveType, extents: tuple[int, ...]) -> tuple[Hierarchy, bool]:
-    """Return what each dimension does in an algorithm of `PER_DIMENSION`, and whether chunks rotate.
+    """Return the algorithm of each dimension for one of `PER_DIMENSION`, and whether chunks rotate.
 
     Chunks that rotate begin along another dimension each. A rail goes directly within the node (the first
     dimension) and in rings along the rails; a hypercube exchanges along every bit of the member's number.
@@ -103,9 +105,11 @@ ON_FABRIC: dict[str, tuple[ShapedBuild, frozenset[CollectiveType]]] = {
     "king_mesh_tree": (partial(_grid_tree, diagonal=True), _TREES),
     **{name: (_nvls if name == "nvls" else _switch_tree, does) for name, does in IN_SWITCH.items()},
 }
-"""By name: the function, and what it does. Those of `IN_SWITCH` have switches among their members."""
+"""The function and the collectives of each algorithm, by name. Algorithms of `IN_SWITCH` have switches among
+their members.
+"""
 PER_DIMENSION = (*_ALONG, "rail")
-"""Those that go along one dimension after the other (see `hierarchy_of`)."""
+"""The algorithms that handle one dimension after another (see `hierarchy_of`)."""
 
 
 def on_fabric(name: str, shaped: ShapedCollective) -> Schedule:
@@ -120,7 +124,7 @@ def on_fabric(name: str, shaped: ShapedCollective) -> Schedule:
 
 
 def collectives_of(name: str) -> frozenset[CollectiveType]:
-    """Return what an algorithm of either registry does; `InputError` names all of them if there is none."""
+    """Return the collectives of an algorithm of either registry; `InputError` lists all algorithms."""
     if name in ON_FABRIC:
         return ON_FABRIC[name][1]
     if name in ALGORITHMS:

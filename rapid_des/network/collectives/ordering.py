@@ -26,7 +26,7 @@ RingOrder: TypeAlias = tuple[int, ...]
 """The member at each position of a logical ring."""
 C = CollectiveType
 _OWNED = SHARDED_INPUT | {C.REDUCE_SCATTER, C.REDUCE_SCATTER_BLOCK, C.SCATTER}
-"""Block b is member b's, wherever that stands."""
+"""The collectives whose block b belongs to member b, whatever that member's position in the ring."""
 
 
 def ordered_schedule(

@@ -103,7 +103,7 @@ def start_of(demand: Demand, cells: Cells, switches: int) -> Held:
 
 
 def _end(demand: Demand, cells: Cells) -> tuple[Held, Bools]:
-    """Return what every member must hold and the (member, cell) for which that is asked."""
+    """Return the contents that every member must hold, and the (member, cell) pairs that are checked."""
     member = np.arange(demand.members)
     contribution = np.zeros((len(cells.start), demand.members), dtype=np.bool_)
     cell = np.arange(len(cells.start))
@@ -135,13 +135,13 @@ _BY_BLOCK = frozenset(
 
 
 class _Flow:
-    """What every transfer carries, found in the schedule's own order (dependencies point back)."""
+    """The contents of every transfer, found in the schedule's own order (dependencies point back)."""
 
     def __init__(self, schedule: Schedule, cells: Cells, held: Held, *, idempotent: bool) -> None:
         self.schedule, self.held, self.idempotent = schedule, held, idempotent
         self.cells = carried(schedule, cells)
         self.payload: list[Held] = []
-        self.heard: list[frozenset[int]] = []
+        self.received: list[frozenset[int]] = []
         """The transfers into its source that each transfer has waited for, also through joins."""
 
     def run(self) -> None:
@@ -151,9 +151,9 @@ class _Flow:
         ends = zip(schedule.source.tolist(), schedule.destination.tolist(), strict=True)
         for transfer, (source, destination) in enumerate(ends):
             awaited = schedule.dependencies[starts[transfer] : starts[transfer + 1]].tolist()
-            heard = frozenset(number for other in awaited for number in self._brings(other, source))
-            self.heard.append(heard)
-            self.payload.append(self._state(source, sorted(heard))[self.cells[transfer]])
+            received = frozenset(number for other in awaited for number in self._brings(other, source))
+            self.received.append(received)
+            self.payload.append(self._state(source, sorted(received))[self.cells[transfer]])
             if not self.payload[-1].any(axis=1).all():
                 raise InputError(f"{name(schedule, transfer)} carries data that its source need not have yet")
             if source != destination:
@@ -165,7 +165,7 @@ class _Flow:
         if self.schedule.destination[transfer] != member:
             return frozenset()
         is_join = self.schedule.source[transfer] == member
-        return self.heard[transfer] if is_join else frozenset({transfer})
+        return self.received[transfer] if is_join else frozenset({transfer})
 
     def _state(self, member: int, arrived: list[int]) -> Held:
         state: Held = self.held[member].copy()

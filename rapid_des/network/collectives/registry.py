@@ -64,12 +64,12 @@ ALGORITHMS: dict[str, Algorithm] = {
     ),
     "bidirectional_ring": _algorithm(
         "bidirectional_ring",
-        (ring.two_way_ring_reduction, _REDUCTIONS),
-        (ring.two_way_ring_all_to_all, (C.ALL_TO_ALL,)),
-        (ring.two_way_chain_broadcast, (C.BROADCAST,)),
-        (ring.two_way_chain_reduce, (C.REDUCE,)),
-        (ring.two_way_chain_scatter, (C.SCATTER,)),
-        (ring.two_way_chain_gather, (C.GATHER,)),
+        (ring.bidirectional_ring_reduction, _REDUCTIONS),
+        (ring.bidirectional_ring_all_to_all, (C.ALL_TO_ALL,)),
+        (ring.bidirectional_chain_broadcast, (C.BROADCAST,)),
+        (ring.bidirectional_chain_reduce, (C.REDUCE,)),
+        (ring.bidirectional_chain_scatter, (C.SCATTER,)),
+        (ring.bidirectional_chain_gather, (C.GATHER,)),
     ),
     "direct": _algorithm(
         "direct",

@@ -1,4 +1,4 @@
-"""Ring algorithms: data goes round (one way or both ways), so that every link carries the same."""
+"""Ring algorithms: data goes round in one or both directions, so that every link carries the same load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def ring_reduction(demand: Demand) -> Schedule:
     return draft.seal()
 
 
-def two_way_ring_reduction(demand: Demand) -> Schedule:
+def bidirectional_ring_reduction(demand: Demand) -> Schedule:
     """Like `ring_reduction` with half of every block clockwise and the other half anticlockwise."""
     draft = Draft(demand)
     low, high = draft.bounds[:-1], draft.bounds[1:]
@@ -53,8 +53,8 @@ def ring_all_to_all(demand: Demand) -> Schedule:
     return _relayed_all_to_all(demand, clockwise=demand.members - 1)
 
 
-def two_way_ring_all_to_all(demand: Demand) -> Schedule:
-    """Blocks take the shorter way round (clockwise on a tie)."""
+def bidirectional_ring_all_to_all(demand: Demand) -> Schedule:
+    """All-to-all in which blocks take the shorter direction (clockwise on a tie)."""
     return _relayed_all_to_all(demand, clockwise=demand.members // 2)
 
 
@@ -83,8 +83,8 @@ def chain_broadcast(demand: Demand) -> Schedule:
     return draft.seal()
 
 
-def two_way_chain_broadcast(demand: Demand) -> Schedule:
-    """Half of the ring hears it clockwise, the other half anticlockwise."""
+def bidirectional_chain_broadcast(demand: Demand) -> Schedule:
+    """Broadcast to half of the ring clockwise and to the other half anticlockwise."""
     draft = Draft(demand)
     up = draft.members // 2
     _walk(draft, demand.root, 1, up, (0, draft.bounds[-1]))
@@ -100,13 +100,13 @@ def _walk(draft: Draft, start: int, direction: int, hops: int, payload: tuple[in
 
 
 def chain_reduce(demand: Demand) -> Schedule:
-    """Partial sums go from the root's successor all the way round to the root."""
+    """Reduce with partial sums that pass from the root's successor round the ring to the root."""
     draft = Draft(demand)
     _fold(draft, demand.root, 1, draft.members - 1)
     return draft.seal()
 
 
-def two_way_chain_reduce(demand: Demand) -> Schedule:
+def bidirectional_chain_reduce(demand: Demand) -> Schedule:
     """Partial sums come to the root from both sides."""
     draft = Draft(demand)
     up = draft.members // 2
@@ -128,8 +128,8 @@ def chain_scatter(demand: Demand) -> Schedule:
     return draft.seal()
 
 
-def two_way_chain_scatter(demand: Demand) -> Schedule:
-    """Each block takes the shorter way round."""
+def bidirectional_chain_scatter(demand: Demand) -> Schedule:
+    """Scatter in which each block takes the shorter direction."""
     draft = Draft(demand)
     up = demand.members // 2
     _relay(draft, demand.root, 1, up, outwards=True)
@@ -144,8 +144,8 @@ def chain_gather(demand: Demand) -> Schedule:
     return draft.seal()
 
 
-def two_way_chain_gather(demand: Demand) -> Schedule:
-    """Every block takes the shorter way round to the root."""
+def bidirectional_chain_gather(demand: Demand) -> Schedule:
+    """Gather in which each block takes the shorter direction to the root."""
     draft = Draft(demand)
     up = demand.members // 2
     _relay(draft, demand.root, 1, up, outwards=False)

@@ -1,4 +1,4 @@
-"""What a collective has to move, and what an algorithm returns: transfers joined by dependencies.
+"""The data that a collective has to move, and the result of an algorithm: transfers joined by dependencies.
 
 A logical buffer names every byte once, whoever holds it: the one tensor that all-reduce, reduce and
 broadcast work on; the concatenated shards of all-gather and gather; the full tensor that reduce-scatter and
@@ -103,7 +103,7 @@ def demand(collective: CollectiveType, members: int, size: int, *, root: int = 0
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """What each transfer carries where that is not one interval: rows of a compressed sparse table.
+    """The payloads of transfers that carry several intervals: rows of a compressed sparse table.
 
     Transfer t carries the intervals `offset[i], size[i]` for i in `starts[t] : starts[t + 1]`; their sizes
     add up to the transfer's.
@@ -123,7 +123,7 @@ class Schedule:
     arrived and every transfer from it and to it has arrived.
     A *join* (source equals destination, 0 bytes) moves nothing and arrives the instant it may start: it
     stands for "all of these have arrived here"; no other transfer has 0 bytes.
-    Members `members … members + switches - 1` are switches that combine or multiply data on the way; they
+    Members `members … members + switches - 1` are switches that combine or multiply data in transit; they
     have nothing of their own, arrive at once, and whoever uses the schedule says which switches they are.
     """
 
@@ -131,24 +131,28 @@ class Schedule:
     source: Int32s
     destination: Int32s
     size: Int64s
-    """Bytes."""
+    """The bytes of each transfer."""
     reduces: Bools
-    """The receiver combines the payload with its own copy instead of replacing it."""
+    """Whether the receiver combines the payload with its own copy instead of replacing it."""
     offset: Int64s
-    """Where the payload stands in the logical buffer of the collective (the data property reads this)."""
+    """The offset of the payload in the logical buffer of the collective; the proof of the data property reads
+    it.
+    """
     dependency_starts: Int64s
     dependencies: Int32s
     """Transfer t waits for dependencies[dependency_starts[t] : dependency_starts[t + 1]]."""
     switches: int = 0
     pieces: Pieces | None = None
-    """Payloads of several intervals; None: transfer t carries the one at `offset[t]` of `size[t]` bytes."""
+    """The payloads that have several intervals; None: transfer t carries the one at `offset[t]` of `size[t]`
+    bytes.
+    """
 
     def __len__(self) -> int:
         return len(self.source)
 
 
 Payload: TypeAlias = tuple[ArrayLike, ArrayLike]
-"""Start and end of each transfer's interval in the draft's own (local) order of the blocks."""
+"""The start and end of each transfer's interval in the draft's own (local) order of the blocks."""
 
 
 class Draft:

@@ -1,4 +1,4 @@
-"""Tokens on their way to experts: what goes from whom to whom, and the transfers that carry it.
+"""Token exchanges with experts: the bytes between each two ranks, and the transfers that carry them.
 
 All tokens of a group choose their experts with the same odds. An all-to-all that carries every copy by itself
 sends each member its share of the copies. One that sends a copy *once* (DeepEP's normal kernels) expects a

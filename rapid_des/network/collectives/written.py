@@ -28,9 +28,9 @@ from rapid_des.network.collectives.schedule import Demand, Draft, Schedule, dema
 from rapid_des.units import whole_number
 
 MOST_STATE = 2**30
-"""Bytes of who holds what, (members + switches) x members x blocks, that a proof may take."""
+"""The most bytes of a proof's state: (members + switches) x members x blocks."""
 MOST_WORK = 2**35
-"""Of transfers x members x blocks."""
+"""The most work of a proof: transfers x members x blocks."""
 _CUT_ANYWHERE = (CollectiveType.ALL_REDUCE, CollectiveType.BROADCAST, CollectiveType.REDUCE)
 
 
@@ -55,13 +55,13 @@ class WrittenFile(Spec, frozen=True, kw_only=True):
     """An algorithm as its file states it."""
 
     collective: str
-    """Which collective it is, such as all_reduce."""
+    """The name of the collective, such as all_reduce."""
     members: int
-    """How many GPUs take part."""
+    """The number of GPUs that take part."""
     blocks: int
-    """Into how many equal blocks the buffer is cut."""
+    """The number of equal blocks into which the buffer is cut."""
     switches: int = 0
-    """How many switches take part; they are numbered after the members."""
+    """The number of switches that take part; they are numbered after the members."""
     root: int = 0
     """The member that a rooted collective begins or ends at."""
     transfers: tuple[WrittenTransfer, ...]
@@ -94,7 +94,7 @@ class WrittenAlgorithm:
 
 
 def _cut(demand: Demand, blocks: int) -> Demand:
-    """Return the demand with its buffer in `blocks` parts, in so many each block where blocks have owners."""
+    """Return the demand with its buffer in `blocks` parts, several to a block where blocks have owners."""
     if demand.collective in _CUT_ANYWHERE:
         bounds = even_bounds(demand.total, blocks)
         return replace(demand, offset=bounds[:-1].copy(), size=np.diff(bounds))
@@ -189,7 +189,7 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _number(text: str | Sequence[str] | None) -> object:
-    """Return what a cell states; text that is no number is for the spec to refuse."""
+    """Return the number in a cell; text that is no number is returned for the spec to refuse."""
     try:
         return whole_number(text.strip(), least=-(2**63)) if isinstance(text, str) else text
     except ValueError:

@@ -26,16 +26,18 @@ _CALL = re.compile(r"([A-Za-z_]+)\((.*)\)\Z", re.DOTALL)
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?\Z")
 _NORMAL = NormalDist()
 _LEAST_MASS = 1e-9
-"""Probability that a distribution must leave for what is allowed."""
+"""The least probability that a distribution must have within the allowed range."""
 _MOST_CUT = 1e-5
-"""Of a uniform distribution: 0 may stand for the least that is allowed."""
+"""The largest share of a uniform distribution that may be cut off, so that 0 may be stated for the least
+allowed value.
+"""
 _MOST_COUNT = 100_000
 _LEAST = 1e-6
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What a key's numbers are: how they are read, which are allowed, and how one is written."""
+    """The measure of a key's numbers: how they are read, which are allowed, and how one is written."""
 
     low: float
     high: float
@@ -90,7 +92,7 @@ MEASURES: Mapping[str, Measure] = {
     "from_progress": Measure(0.0, 1.0),
     "until_progress": Measure(0.0, 1.0),
 }
-"""The keys whose numbers may be drawn."""
+"""The keys whose numbers may be drawn, with their measures."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +107,9 @@ class Distribution:
     text: str
     measure: Measure
     quantile: Callable[[float], float]
-    """Of what is allowed: from a number between 0 and 1."""
+    """The inverse distribution function within the allowed range, for arguments between 0 and 1."""
     values: tuple[tuple[float, float], ...] = ()
-    """(value, probability) of all values, where these are few and stated."""
+    """The (value, probability) pairs of all values, where the distribution lists its values."""
 
     def at(self, uniform: float) -> str | int | float:
         """Return the draw that a number between 0 and 1 stands for, as a document holds it."""
@@ -152,11 +154,11 @@ class _Family:
 
     arguments: tuple[str, ...]
     quantities: int
-    """How many of them, from the first on, are in the key's own unit; the others are plain numbers."""
+    """The number of leading arguments in the key's own unit; the other arguments are plain numbers."""
     make: Callable[[Sequence[float]], tuple[Callable[[float], float], Callable[[float], float]]]
-    """Its distribution function and its inverse."""
+    """Returns the distribution function and its inverse for the given arguments."""
     bounds: bool = False
-    """Whether two more arguments may cut it off."""
+    """Whether two more arguments may limit the range."""
 
 
 def _truncated(name: str, arguments: Sequence[str], measure: Measure) -> Callable[[float], float]:

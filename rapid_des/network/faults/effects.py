@@ -1,4 +1,4 @@
-"""What faults hit, what they do to links and GPUs, and the fabric that constant ones leave.
+"""The links and GPUs that faults hit, the effects on them, and the fabric under constant faults.
 
 A fault hits links, nodes and GPUs by name, drawn from a seed, or by conditions, those of `where`:
 `dimension = rail and source.a0 < 4`.
@@ -41,7 +41,7 @@ _MASK = 2**64 - 1
 
 @dataclass(frozen=True)
 class LinkEffect:
-    """What is done to a link: a share of the healthy rate is left (0: down), picoseconds are added.
+    """The effect on a link: the share of the healthy rate that is left (0: down), and added picoseconds.
 
     Other tenants take the share `load` of what is left.
     """
@@ -62,14 +62,14 @@ class LinkEffect:
 
 @dataclass(frozen=True)
 class GpuFactors:
-    """What is left of a GPU: shares of its arithmetic and of its memory bandwidth (both 0: down)."""
+    """The speed of a GPU: the shares of its arithmetic and memory bandwidth that are left (0: down)."""
 
     compute: Fraction
     hbm: Fraction
 
     @classmethod
     def whole(cls) -> GpuFactors:
-        """Return those of a healthy GPU."""
+        """Return the factors of a healthy GPU."""
         return cls(ONE, ONE)
 
     def combined(self, other: GpuFactors) -> GpuFactors:
@@ -139,7 +139,7 @@ def _part_names(fabric: Fabric, fault: Fault, gpus_per_node: int | None) -> list
 
 
 def link_effect(fault: Fault, bandwidth: int, latency: int) -> LinkEffect:
-    """Return what a fault, while it lasts, leaves of a link of this bandwidth and latency."""
+    """Return the effect of an active fault on a link of this bandwidth and latency."""
     if fault.down:
         return LinkEffect(STOPPED, 0)
     steady = STOPPED if fault.load is None or fault.burst is not None else share(fault.load)
@@ -154,7 +154,7 @@ def touches_links(fault: Fault) -> bool:
 
 
 def gpu_effect(fault: Fault) -> GpuFactors:
-    """Return what a fault, while it lasts, leaves of a GPU that it hits."""
+    """Return the speed of a GPU under an active fault that hits it."""
     if fault.down:
         return GpuFactors(STOPPED, STOPPED)
     return GpuFactors(share(fault.compute), share(fault.hbm))
@@ -209,7 +209,7 @@ def apply_static(
 def gpu_factors(
     fabric: Fabric, faults: Iterable[Fault], gpus_per_node: int | None = None
 ) -> dict[int, GpuFactors]:
-    """Return what the constant faults leave of each GPU that they slow or stop, by ascending id."""
+    """Return the speed of each GPU that constant faults slow or stop, by ascending id."""
     left: dict[int, GpuFactors] = {}
     for fault, hit in hits(fabric, faults, gpus_per_node):
         effect = gpu_effect(fault)
@@ -221,16 +221,16 @@ def gpu_factors(
 
 @dataclass(frozen=True, eq=False)
 class Hit:
-    """What one fault hits."""
+    """The links and GPUs that one fault hits."""
 
     links: Int64s
-    """Link ids, ascending."""
+    """The ids of the links, ascending."""
     gpus: Int64s
-    """GPUs whose own speed the fault changes, ascending; empty where only links were named."""
+    """The GPUs whose own speed the fault changes, ascending; empty where only links were named."""
 
 
 def hit_by(fabric: Fabric, fault: Fault, gpus_per_node: int | None) -> Hit:
-    """Return what a fault hits; `TopologyError` where it names what is not there."""
+    """Return the links and GPUs that a fault hits; `TopologyError` where a name does not exist."""
     if fault.link is not None:
         return _links(np.array(find_links(fabric, fault.link)))
     if fault.dimension is not None:
@@ -371,7 +371,7 @@ def links_where(fabric: Fabric, conditions: str | None) -> Int64s:
 
 
 def nodes_where(fabric: Fabric, conditions: str | None, ids: Int64s) -> Int64s:
-    """Return those of a kind's nodes `ids` that meet conditions on id (0, 1, …) and coordinates a0, a1, …."""
+    """Return the nodes among `ids` of a kind that meet conditions on id and coordinates a0, a1, …."""
     columns = {"id": np.arange(len(ids)), **_axes(fabric, ids)}
     return ids[_mask(fabric, columns, conditions, len(ids))]
 

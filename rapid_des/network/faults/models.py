@@ -31,12 +31,12 @@ Sampling: TypeAlias = Literal["independent", "latin"]
 Draw: TypeAlias = tuple[Fault, ...]
 """The faults of one draw, each naming what it hits; none where a drawn count is 0."""
 _Part: TypeAlias = tuple[str, str | int]
-"""A target's key and value, such as ("link", "gpu0-gpu1")."""
+"""The key and the value of a target, such as ("link", "gpu0-gpu1")."""
 
 DOMAINS = ("nodes", "switches", "rails", "dimensions")
-"""Of `within`."""
+"""The values that `within` allows."""
 ROUND = 30
-"""Draws of a round of Latin hypercube sampling: each variate falls once into each thirtieth."""
+"""The number of draws in a round of Latin hypercube sampling: each variate falls once into each thirtieth."""
 _TARGETS: Mapping[str, str] = {
     "gpus": "gpu",
     "nics": "nic",
@@ -57,7 +57,7 @@ class Variates:
 
     seed: int
     number: int
-    """The draw's id, 0 the first."""
+    """The number of the draw, from 0."""
     sampling: Sampling = "independent"
 
     def uniform(self, fault: int, name: str, part: int = 0) -> float:
@@ -82,13 +82,13 @@ class FaultModel:
 
     text: str
     stated: tuple[tuple[str, object], ...]
-    """What is no distribution, as a document holds it."""
+    """The keys with fixed values, as a document holds them."""
     numbers: tuple[tuple[str, Distribution], ...]
     within: str | None = None
 
     @property
     def kind(self) -> Kind | None:
-        """What is drawn, if the place is."""
+        """The kind of part that is drawn, if the place is random."""
         return cast(Kind | None, dict(self.stated).get("random"))
 
     @property

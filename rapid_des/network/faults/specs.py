@@ -1,4 +1,4 @@
-"""What a fault says, the same in `faults:` of a machine file and as `key=value` words after `--fault`."""
+"""Faults: the same keys in `faults:` of a machine file and as `key=value` words after `--fault`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TARGETS = ("link", "flow", "dimension", "rail", "gpu", "nic", "switch", "node", 
 LINK_EFFECTS = ("bandwidth", "latency", "packet_loss", "bit_error_rate", "down", "jitter", "load")
 GPU_EFFECTS = ("compute", "hbm")
 _SPANS = (("from_", "until"), ("from_step", "until_step"), ("from_progress", "until_progress"))
-"""Beginning and end in time, in steps, and in progress."""
+"""The keys of begin and end in time, in steps, and in progress."""
 
 
 _DECIMAL = re.compile(
@@ -47,15 +47,20 @@ class Fault(Spec, frozen=True, kw_only=True):
     """
 
     link: str | None = None
-    """A-B both directions, A>B one, #17 a link id; ends are gpu5 or 5, nic0, switch2, coordinates (1, 0)."""
+    """A link: A-B for both directions, A>B for one, #17 for a link id. Ends are gpu5 or 5, nic0, switch2, or
+    coordinates (1, 0).
+    """
     flow: str | None = None
-    """A>B the links of the route from one GPU to another, A-B of both; several with `;` between them. What a
-    link has on several of these routes it has as often: loads add up."""
+    """The links of a flow's route: A>B from one GPU to another, A-B in both directions; several flows with
+    `;` between them. The effect on a link is applied once for each of these routes that uses it: loads add
+    up.
+    """
     dimension: str | None = None
     """All links of the dimension of this name."""
     rail: Natural | None = None
-    """All links of the NICs that stand at this place of every server, 0 the first; where there are no NICs,
-    those that leave servers from the GPU at this place (needs `gpus_per_node`)."""
+    """A rail: all links of the NICs at this position in every server, from 0. Without NICs: the links that
+    leave servers from the GPU at this position (needs `gpus_per_node`).
+    """
     gpu: Named | None = None
     """A GPU by id or coordinates: its links, or its own speed with `compute` and `hbm`."""
     nic: Named | None = None
@@ -65,86 +70,90 @@ class Fault(Spec, frozen=True, kw_only=True):
     node: Natural | None = None
     """A server: its GPUs and NICs and the switches that serve only them (needs `gpus_per_node`)."""
     all: Kind | None = None
-    """Everything of a kind that `where` admits."""
+    """All parts of a kind that meet `where`."""
     random: Kind | None = None
-    """`count` of a kind, drawn with `seed` from those that `where` admits."""
+    """A kind of part: `count` of those that meet `where` are drawn with `seed`."""
     count: Count | None = None
-    """With `random`: how many are drawn."""
+    """With `random`: the number of parts that are drawn."""
     seed: Natural | None = None
-    """With `random`, `jitter`, `burst` and `timeout`: of the draw."""
+    """With `random`, `jitter`, `burst` and `timeout`: the seed of the draw."""
     where: str | None = None
     """Conditions joined by `and`, as in: dimension = rail and source.a0 < 4."""
 
     bandwidth: Factor | None = None
-    """What is left of each link's bandwidth, as a share."""
+    """The share of each link's bandwidth that is left."""
     latency: Duration | None = None
-    """Added to each link's own."""
+    """The latency added to each link's own."""
     packet_loss: Probability | None = None
-    """Probability that a packet is lost and sent again."""
+    """The probability that a packet is lost and sent again."""
     bit_error_rate: Probability | None = None
-    """Probability that a bit is wrong, which costs its packet."""
+    """The probability that a bit is wrong, which loses its packet."""
     packet: Size | None = None
-    """Bytes on the wire that one loss or bit error costs."""
+    """The bytes on the wire that one loss or bit error costs."""
     retransmission: Literal["selective_repeat", "go_back_n"] | None = None
-    """What is sent again after a loss: the packet, or all in flight since."""
+    """The packets that are sent again after a loss: the lost packet, or all in flight since."""
     timeout: Duration | None = None
-    """With losses: how long after a packet that is lost its sender misses it.
+    """With losses: the time after which the sender detects a lost packet.
 
-    Each message then draws with `seed` how often that happens to it, and arrives so much later; without it
-    all messages are late by the mean of retries that a round trip tells.
+    Each message then draws with `seed` how many times it waits, and arrives that much later; without it all
+    messages are late by the mean number of retries of one round trip each.
     """
     backoff: Annotated[float, Meta(ge=1, le=16)] | None = None
-    """With `timeout` and selective_repeat: by how much a packet's next timeout is longer; unset: 1."""
+    """With `timeout` and selective_repeat: the factor by which a packet's next timeout is longer; unset: 1.
+    """
     down: bool = False
-    """Nothing passes; of a GPU: it does not compute either."""
+    """Whether nothing passes; a GPU that is down does not compute either."""
     jitter: Duration | None = None
-    """Every `jitter_every`, links draw an added latency from 0 to this, with `seed`."""
+    """The largest added latency: every `jitter_every`, links draw one between 0 and this with `seed`."""
     jitter_every: Duration | None = None
-    """With `jitter`: how long a drawn latency holds."""
+    """With `jitter`: the time for which a drawn latency holds."""
     load: Load | None = None
-    """Share of each link's rate that other tenants take on average; theirs add up.
+    """The average share of each link's rate that other tenants use; shares of several faults add up.
 
-    Steady unless `burst` is stated. What is left serves the job; waits behind single foreign packets, well
-    below a microsecond, are no part of it.
+    Steady unless `burst` is stated. The rest serves the job; waits behind single foreign packets, well below
+    a microsecond, are not included.
     """
     burst: Duration | None = None
-    """With `load`: their traffic comes in bursts of this mean length, drawn with `seed`, each link its own.
+    """With `load`: the mean length of the bursts in which other tenants' traffic comes, drawn with `seed` for
+    each link.
 
     Bursts and the gaps between them are exponentially distributed (an interrupted Poisson source).
     """
     peak: Factor | None = None
-    """With `burst`: share of the rate that a burst takes, at least `load`; 0.5 is one flow's fair share."""
+    """With `burst`: the share of the rate that a burst uses, at least `load`; 0.5 is one flow's fair share.
+    """
     compute: Factor | None = None
-    """What is left of a GPU's clock, as a share."""
+    """The share of a GPU's clock that is left."""
     hbm: Factor | None = None
-    """What is left of a GPU's memory bandwidth, as a share."""
+    """The share of a GPU's memory bandwidth that is left."""
 
     from_: Duration | None = msgspec.field(name="from", default=None)
-    """When it begins; unset: it was always there."""
+    """The time at which the fault begins; unset: it is always there."""
     until: Duration | None = None
-    """When it ends; unset: never."""
+    """The time at which the fault ends; unset: never."""
     every: Duration | None = None
-    """Flapping: there for `for` at the beginning of each period, from `from` on."""
+    """The period of flapping: the fault is there for `for` at the beginning of each period, from `from` on.
+    """
     for_: Duration | None = msgspec.field(name="for", default=None)
-    """With `every`: how long it is there in each period."""
+    """With `every`: the time for which the fault is there in each period."""
     from_step: Natural | None = None
-    """Begins at the start of this step, 0 the first; a run is one step."""
+    """The step at whose start the fault begins, from 0; a run is one step."""
     until_step: Natural | None = None
-    """Ends at the start of this step."""
+    """The step at whose start the fault ends."""
     from_progress: Progress | None = None
-    """Begins at this share of the healthy step."""
+    """The share of the healthy step at which the fault begins."""
     until_progress: Progress | None = None
-    """Ends at this share of the healthy step."""
+    """The share of the healthy step at which the fault ends."""
 
     policy: Literal["wait", "reroute", "replan"] = "wait"
-    """While a link is down, its traffic waits, or after `detection` is rerouted or replanned.
+    """What traffic does while a link is down: it waits, or after `detection` is rerouted or replanned.
 
-    Where no other route is left it waits until links come back; only what is cut off for ever is an error.
-    `replan` also plans collectives that begin once it is noticed for what survives. Of a constant fault,
-    which traffic always avoids, it is the one policy that changes anything, and needs no `detection`.
+    Without another route it waits until links come back; only traffic that is cut off for ever is an error.
+    `replan` also plans collectives that begin after detection for the surviving links. For a constant fault,
+    which traffic always avoids, only `replan` has an effect, and it needs no `detection`.
     """
     detection: Duration | None = None
-    """How long after a link closes its traffic finds other routes; with reroute and replan."""
+    """With reroute and replan: the time after a link closes until its traffic finds other routes."""
 
     @property
     def words(self) -> str:
@@ -204,7 +213,7 @@ class Fault(Spec, frozen=True, kw_only=True):
 
 @cache
 def _keys() -> tuple[msgspec.structs.FieldInfo, ...]:
-    """Return the keys of a fault: msgspec reads the types of all anew each time."""
+    """Return the keys of a fault; cached, because msgspec evaluates the types at every call."""
     return msgspec.structs.fields(Fault)
 
 
@@ -286,7 +295,7 @@ def _timeout_problem(fault: Fault) -> str:
 
 def _jitter_problem(fault: Fault) -> str:
     if (fault.jitter is None) != (fault.jitter_every is None) or fault.jitter_every == 0:
-        return "jitter: needs jitter_every above 0 and the other way round"
+        return "jitter: needs jitter_every above 0, and jitter_every needs jitter"
     return "jitter: needs seed" if fault.jitter is not None and fault.seed is None else ""
 
 
@@ -372,7 +381,7 @@ def _spelled(value: object) -> str:
 
 
 def read_value(text: str) -> object:
-    """Return what a word's value is in a document: a truth value, a number or text."""
+    """Return the value of a word as a document holds it: a truth value, a number or text."""
     if text in {"true", "false"}:
         return text == "true"
     try:

@@ -30,13 +30,13 @@ from rapid_des.network.faults.specs import Fault
 from rapid_des.units import Duration
 
 RATE_ONE = 1 << 20
-"""A rate of 1 in a timetable."""
+"""The integer that represents a rate of 1 in a timetable."""
 LEAST_RATE = Fraction(1, 10_000)
-"""Of what comes and goes: a timetable's steps are then within half a percent of what the fault states."""
+"""The least rate left by a timed fault; a timetable's rounding is then within half a percent of it."""
 MOST_STEPS = 1_000_000
-"""Changes of one fault up to the horizon; more is a mistake in the file."""
+"""The most changes of one fault up to the horizon; more is a mistake in the file."""
 MOST_BURSTS = 2_000_000
-"""Bursts of one fault up to the horizon, on all links that it hits: these take ten seconds to lay out."""
+"""The most bursts of one fault up to the horizon, on all its links; to compute these takes ten seconds."""
 
 _Effect = TypeVar("_Effect")
 Interval: TypeAlias = tuple[int, int | None]
@@ -216,7 +216,7 @@ def _exponential(mean: int, *numbers: int) -> int:
 def _swept(
     spans: list[_Span[_Effect]], healthy: _Effect, joined: Callable[[_Effect, _Effect], _Effect]
 ) -> list[tuple[int, _Effect]]:
-    """Return what is left from each time on at which it changes: all spans there at once, joined."""
+    """Return the combined effect of all spans from each time on at which it changes."""
     waiting = sorted(spans, key=lambda span: span.start, reverse=True)
     ends = {span.end for span in spans if span.end is not None}
     active: list[_Span[_Effect]] = []

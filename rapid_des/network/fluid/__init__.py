@@ -54,9 +54,13 @@ __all__ = [
 ]
 
 ACKNOWLEDGEMENT_PASSES = 4
-"""Each pass takes the acknowledgements of the pass before; the rest error is their share to this power."""
+"""The passes of `settle`. Each uses the acknowledgements of the pass before; the remaining error is their
+share to this power.
+"""
 LIGHT = RATIO_ONE // 8
-"""Acknowledgement load, as a share of its own and of links on the route back, up to which it goes first."""
+"""The acknowledgement load up to which acknowledgements go first, as a share of a flow's own load and of the
+links on the route back.
+"""
 
 
 @compilable
@@ -228,7 +232,7 @@ def _untouch(fluid: Fluid, flow: int) -> None:
 
 @compilable
 def _least_capacity(fluid: Fluid, flow: int) -> int:
-    """Return the capacity of the slowest link on a flow's way out."""
+    """Return the capacity of the slowest link on a flow's route."""
     start = flow * stride(fluid)
     least = NEVER
     for hop in range(start, start + fluid.hops[flow]):

@@ -16,9 +16,11 @@ from rapid_des.compiling import compilable
 from rapid_des.errors import TopologyError
 
 SCALE = 16
-"""Work units a byte, and rate units a byte a second."""
+"""The work units in a byte, and the rate units in a byte a second."""
 MOST_BANDWIDTH = 10**14
-"""Bytes a second that the arithmetic holds, with 5,000 flows on one link; at a thousandth, with 5 million."""
+"""The largest bandwidth, in bytes a second, that the arithmetic holds with 5,000 flows on one link; at a
+thousandth of it, 5 million.
+"""
 NEVER = 2**63 - 1
 RATIO_ONE = 65_536
 """Acknowledgement ratios are integers in this unit."""
@@ -95,11 +97,11 @@ class Fluid(NamedTuple):
     capacity: Int64s
     """[link] in rate units of 1/16 byte a second, as all rates here."""
     demand: Int64s
-    """[link] what its flows and acknowledgements would load if each had its ceiling."""
+    """[link] the load if every flow, with its acknowledgements, had its ceiling."""
     background: Int64s
-    """[link] load now of the acknowledgements that go first."""
+    """[link] the present load of the acknowledgements that go first."""
     weight: Int64s
-    """[link] what loads it at each unit of its flows' rates, in 1/65,536: a flow weighs 1."""
+    """[link] the load for each unit of its flows' rates, in 1/65,536: a flow weighs 1."""
     first: Int64s
     """[link] its first hop in the list of hops, or NONE."""
     link: Int64s
@@ -113,18 +115,18 @@ class Fluid(NamedTuple):
     sharing: Int64s
     """[flow] hops, from position 0, that share links: its route, with the route back if answers are heavy."""
     ceiling: Int64s
-    """[flow] the rate that it has if no other flow is there."""
+    """[flow] the rate that it has without any other flow."""
     ratio: Int64s
     """[flow] acknowledgement load as a share of its own, in 1/65,536."""
     rate: Int64s
     left: Int64s
-    """[flow] work left at `since`, in 1/16 byte, and `fraction` in 1e-12 of that."""
+    """[flow] the work left at `since`, in 1/16 byte; `fraction` holds the rest in 1e-12 of that."""
     fraction: Int64s
     since: Int64s
     finish: Int64s
-    """[flow] the tick by which its last byte is out at the present rate; NEVER if it stands still."""
+    """[flow] the tick by which its last byte is out at the present rate; NEVER at rate 0."""
     changed: Int64s
-    """Scratch from here on."""
+    """[flow] the flows whose rate changed; this and all columns below are scratch space."""
     trial: Int64s
     touched: Int64s
     position: Int64s
@@ -174,7 +176,7 @@ def widened(fluid: Fluid, flows: int) -> Fluid:
 
 
 def lengthened(fluid: Fluid, hops: int) -> Fluid:
-    """Return the state with room for flows of so many links there and back; itself if it has that."""
+    """Return the state with room for flows of this many links; the same state if it has that room."""
     had, flows = len(fluid.link) // len(fluid.hops), len(fluid.hops)
     if hops <= had:
         return fluid
@@ -196,7 +198,7 @@ def lengthened(fluid: Fluid, hops: int) -> Fluid:
 
 
 def never_end(fluid: Fluid) -> bool:
-    """Whether a flow that drains does so for longer than can be told; not one that stands still."""
+    """Return whether a draining flow ends later than the largest representable time."""
     return bool(((fluid.rate > 0) & (fluid.finish == NEVER)).any())
 
 

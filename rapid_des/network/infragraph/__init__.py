@@ -1,8 +1,8 @@
 """An expanded InfraGraph file as a fabric: GPUs, NICs and switches in the order of the file, and links.
 
 Components of choice xpu are the GPUs and those of choice nic the NICs; all others forward messages, as
-switches do. An edge is a link each way; one that is written twice is one, while parallel cables between nodes
-that stand for whole devices are one link of their summed bandwidth.
+switches do. An edge is a link in each direction; one that is written twice is one, while parallel cables
+between nodes that stand for whole devices are one link of their summed bandwidth.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rapid_des.network.specs import InfraGraph
 from rapid_des.units import Bandwidth, Duration
 
 Rates = tuple[int, int]
-"""Bytes a second, picoseconds."""
+"""The rates of a link: (bytes a second, picoseconds)."""
 _BANDWIDTHS = {"gigabits_per_second": "Gb/s", "gigabytes_per_second": "GB/s"}
 _KINDS = {"xpu": "gpu", "nic": "nic"}
 
@@ -102,7 +102,7 @@ def _edges(
 
 
 class _Rates:
-    """What the links of a file let through: what the machine file states goes first."""
+    """The rates of a file's links; those that the machine file states take precedence."""
 
     def __init__(self, dimension: InfraGraph, file: Infrastructure, path: str) -> None:
         self._dimension, self._path = dimension, path

@@ -23,15 +23,15 @@ from rapid_des.errors import ConfigError
 Positive: TypeAlias = Annotated[float, Meta(ge=1e-6, le=1e9)]
 NotNegative: TypeAlias = Annotated[float, Meta(ge=0, le=1e12)]
 Plain: TypeAlias = Annotated[str, Meta(pattern=r"^[^.\[\]]+$")]
-"""A name that stands in dotted names and slices."""
+"""A name that dotted names and slices may contain."""
 Many: TypeAlias = Annotated[int, Meta(ge=1, le=2**24)]
 Kind: TypeAlias = Literal["custom", "device", "cpu", "xpu", "nic", "memory", "port", "switch"]
 
 MOST_PIECES = 2**20
-"""Devices and components of a file that are expanded."""
+"""The most devices and components of a file that are expanded."""
 MOST_EDGES = 2**21
 DEEPEST = 32
-"""Devices inside each other."""
+"""The deepest nesting of devices."""
 
 
 class LinkBandwidth(Spec, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ class LinkLatency(Spec, frozen=True, kw_only=True):
 
 
 class Physical(Spec, frozen=True, kw_only=True):
-    """What is known of a link."""
+    """The physical properties of a link that a file states."""
 
     bandwidth: LinkBandwidth | None = None
     latency: LinkLatency | None = None
@@ -145,7 +145,7 @@ class Infrastructure(Spec, frozen=True, kw_only=True):
     instances: tuple[Instance, ...]
     edges: tuple[InstanceEdge, ...] = ()
     annotations: Any = None
-    """Not read."""
+    """Annotations, which are not read."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Node:
     path: str
     choice: Kind
     inside: tuple[tuple[str, str], ...]
-    """(device, path) of each device around it, outermost first."""
+    """The (device, path) of each enclosing device, outermost first."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Edge:
     ends: tuple[str, str]
     link: str
     scope: str
-    """The device whose link it is; empty: the infrastructure's."""
+    """The device that defines the link; empty: the infrastructure."""
 
 
 def read(path: Path) -> Infrastructure:
@@ -352,7 +352,7 @@ def indices(element: str, count: int) -> range:
 
 
 def paths(device: Device, name: str, devices: Mapping[str, Device]) -> list[str]:
-    """Return what a dotted name means inside a device: `cx5.0.port.1`, the last element counting fastest."""
+    """Return the components that a dotted name means inside a device, the last element counting fastest."""
     reached, inside = [""], device
     elements = name.split(".")
     for position, element in enumerate(elements):

@@ -22,4 +22,4 @@ SHAPES: Mapping[str, str] = {
     "graph": "graphs.graph",
     "infragraph": "graphs.graph",
 }
-"""By name: the module here and the function in it. A machine imports the shapes that it has."""
+"""The module here and the function in it, by shape. A machine imports only the shapes that it uses."""

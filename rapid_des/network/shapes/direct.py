@@ -13,7 +13,7 @@ from rapid_des.network.fabric import Block, block, both_directions, check_links,
 from rapid_des.network.specs import FullyConnected, Hypercube, KingMesh, Mesh, Ring, Routing, Torus
 
 _TIE = 2
-"""What is hashed beside a flow's ends."""
+"""The salt that is hashed with a flow's source and destination."""
 
 
 def grid(dimension: Ring | Mesh | Torus | KingMesh, routing: Routing) -> Block:
@@ -38,7 +38,7 @@ def _axis_offsets(axes: int) -> list[tuple[int, ...]]:
 
 
 def _king_offsets(axes: int) -> list[tuple[int, ...]]:
-    """Half of a king's moves, those that lead to higher positions; the others are their opposites."""
+    """Return the half of a king's moves that leads to higher positions; the others are their opposites."""
     moves = itertools.product((-1, 0, 1), repeat=axes)
     return [move for move in moves if move[::-1] > (0,) * axes]
 
@@ -107,7 +107,7 @@ class _AxisByAxis:
 
 @dataclass(frozen=True)
 class _KingMoves:
-    """Along all axes in which the goal is off at once."""
+    """Routes of a king mesh that move along all axes in which the goal is off at once."""
 
     sizes: tuple[int, ...]
 
@@ -121,7 +121,7 @@ class _KingMoves:
 
 @dataclass(frozen=True)
 class _KingLine:
-    """Along the straight line to the goal, rounded to the grid: diagonals stand between straight moves.
+    """Routes along the straight line to the goal, rounded to the grid: diagonals lie between straight moves.
 
     After move j of the m that the longest axis needs, an axis that is off by d is at d·j/m, rounded.
     """

@@ -14,7 +14,7 @@ from rapid_des.network.shapes.low_diameter import OverRouters, takes_detour, thi
 from rapid_des.network.specs import DragonflyPlus, NonMinimal, Rate, Routing
 
 _UP, _CABLE, _LEAF, _SECOND = 5, 6, 7, 8
-"""What is hashed beside a flow's ends where it has a choice."""
+"""The salts that are hashed with a flow's source and destination at each choice."""
 
 
 def dragonfly_plus(dimension: DragonflyPlus, routing: Routing) -> Block:
@@ -41,10 +41,10 @@ class _Groups:
 
     count: int
     leaves: int
-    """Of a group, as `spines`."""
+    """The number of leaves in a group; `spines` is the number of its spines."""
     spines: int
     each: int
-    """Global cables of a spine."""
+    """The number of global cables of a spine."""
 
     @classmethod
     def of(cls, dimension: DragonflyPlus) -> _Groups:
@@ -94,7 +94,7 @@ def _cables(groups: _Groups, rate: Rate) -> Wires:
 
 @dataclass(frozen=True)
 class _UpOverDown:
-    """Leaf, spine, spine of the other group, leaf; within a group over one spine."""
+    """Minimal routes: leaf, spine, spine of the other group, leaf; within a group over one spine."""
 
     groups: _Groups
     routing: Routing
@@ -116,7 +116,7 @@ class _UpOverDown:
 
 @dataclass(frozen=True)
 class _OverGroups:
-    """Minimal paths, for the stated share of the flows between groups over a third group.
+    """Minimal routes, but over a third group for the stated share of the flows between groups.
 
     There they go on from the spine they came to, if it has a cable to the last group, else over a leaf.
     """
@@ -124,7 +124,7 @@ class _OverGroups:
     groups: _Groups
     minimal: _UpOverDown
     hosts: int
-    """Endpoints at a leaf."""
+    """The number of endpoints at a leaf."""
     detour: NonMinimal
 
     def __call__(self, source: Int64s, destination: Int64s) -> Int64s:

@@ -25,7 +25,7 @@ from rapid_des.network.specs import Graph, InfraGraph, Routing
 from rapid_des.units import Bandwidth, Duration
 
 _ROOM = 2**25
-"""Distances, of four bytes each, that the routes of a graph may remember."""
+"""The most distances, of four bytes each, that the routes of a graph keep."""
 _NUMBERED = re.compile(r"(?:gpu)?(0|[1-9][0-9]{0,8})\Z")
 _COLUMNS = ("source", "destination", "bandwidth", "latency", "direction")
 
@@ -55,7 +55,7 @@ class _ShortestPaths:
     names: tuple[str, ...]
     routing: Routing
     hops: BoundedCache = field(init=False, repr=False, default_factory=lambda: BoundedCache(_ROOM))
-    """Each node's hops to the destinations that were asked for."""
+    """The hops of each node to a destination, by destination."""
 
     @cached_property
     def _outgoing(self) -> tuple[Int64s, Int64s]:

@@ -20,14 +20,16 @@ from rapid_des.network.paths import pick
 from rapid_des.network.specs import HyperX, LowDiameter, NonMinimal, Rate, Routing, SlimFly
 
 Paths: TypeAlias = Callable[[Int64s, Int64s], Int64s]
-"""(source, destination) endpoints to a row of routers for each flow, repeats among them, its goal at last."""
+"""Maps (source, destination) endpoints to a row of routers for each flow; a row ends with the destination's
+router and may repeat routers.
+"""
 Minimal: TypeAlias = Callable[[Int64s, Int64s, tuple[Int64s, Int64s]], Int64s]
-"""(start, goal) routers and the flow's ends to such rows."""
+"""Maps (start, goal) routers and the flow's ends to rows as in `Paths`."""
 
 _WHETHER, _WHERE = 11, 12
-"""What is hashed beside a flow's ends."""
+"""The salts that are hashed with a flow's source and destination."""
 _PARTS = 2**32
-"""Of what a share is a multiple."""
+"""The resolution of a share: it is a multiple of 1 / this."""
 
 
 def with_hosts(dimension: LowDiameter, routers: int, laid: list[Wires], paths: Paths) -> Block:
@@ -61,11 +63,11 @@ def require_routers(dimension: LowDiameter, detour: NonMinimal | None) -> None:
 
 @dataclass(frozen=True)
 class RouterToRouter:
-    """From a flow's row of routers the next one; where it comes by one twice, on from the last time."""
+    """The router after the present one in a flow's row; if it occurs twice, after its last occurrence."""
 
     paths: Paths
     hosts: int
-    """Endpoints at a router."""
+    """The number of endpoints at a router."""
     first: int
     """The local node of the first router."""
 
@@ -83,13 +85,13 @@ class RouterToRouter:
 
 @dataclass(frozen=True)
 class OverRouters:
-    """Minimal paths, for the stated share of the flows over a third router."""
+    """Minimal paths, but over a third router for the stated share of the flows."""
 
     minimal: Minimal
     hosts: int
-    """Endpoints at a router."""
+    """The number of endpoints at a router."""
     routers: int
-    """Of those 0..routers-1 one may be the third."""
+    """The number of routers that may be the third: 0..routers-1."""
     detour: NonMinimal | None
 
     def __call__(self, source: Int64s, destination: Int64s) -> Int64s:
@@ -116,7 +118,7 @@ def third(detour: NonMinimal, flow: tuple[Int64s, Int64s], ends: tuple[Int64s, I
 
 
 _SALT = 4
-"""What is hashed beside a flow's ends."""
+"""The salt that is hashed with a flow's source and destination."""
 
 
 def hyperx(dimension: HyperX, routing: Routing) -> Block:

@@ -24,7 +24,7 @@ def switch(dimension: Switch, routing: Routing) -> Block:  # noqa: ARG001 - noth
 
 @dataclass(frozen=True)
 class _UpAndDown:
-    """To the switch, which is local node `size`, and down."""
+    """Routes to the switch, which is local node `size`, and down."""
 
     size: int
 
@@ -148,7 +148,7 @@ def _core_links(tree: _ClosNodes, rate: Rate) -> list[Wires]:
 
 @dataclass(frozen=True)
 class _UpNoFurther:
-    """Up to the first switch from which the destination can be reached going down; ECMP among equals."""
+    """Routes up to the first switch from which the destination is reachable downwards; ECMP among equals."""
 
     tree: _ClosNodes
     routing: Routing
@@ -177,7 +177,7 @@ def dragonfly(dimension: Dragonfly, routing: Routing) -> Block:
     Global links are spread by the palm tree arrangement; where two groups share several, a flow takes one of
     those that need fewest local hops. Several between the same two routers are one link of their bandwidth
     together. Minimal is meant as in Kim, Dally, Scott and Abts, ISCA 2008: no route crosses two global links,
-    though by way of a third group that would at times be a hop shorter.
+    though a route through a third group would at times be a hop shorter.
     """
     groups = _Groups.of(dimension)
     size, first, each = dimension.size, dimension.size, dimension.routers
@@ -210,9 +210,9 @@ class _Groups:
     hosts: int
     routers: int
     ports: int
-    """Global links of a router."""
+    """The number of global links of a router."""
     copies: int
-    """Global links between two groups."""
+    """The number of global links between two groups."""
 
     @classmethod
     def of(cls, dimension: Dragonfly) -> _Groups:
@@ -263,7 +263,7 @@ class _Groups:
 
 @dataclass(frozen=True)
 class _MinimalHops:
-    """To the router that holds the global link to the goal's group, over it, and to the goal's router."""
+    """Routes to the router with the global link to the goal's group, over it, and to the goal's router."""
 
     groups: _Groups
     first: int

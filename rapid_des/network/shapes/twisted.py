@@ -15,7 +15,7 @@ from rapid_des.network.paths import UNREACHED
 from rapid_des.network.specs import Routing, Twist, TwistedTorus
 
 _SALT = 3
-"""What is hashed beside a flow's ends."""
+"""The salt that is hashed with a flow's source and destination."""
 
 
 def twisted_torus(dimension: TwistedTorus, routing: Routing) -> Block:
@@ -108,7 +108,7 @@ class _Lattice:
 
 @dataclass(frozen=True)
 class _Shortest:
-    """Along one of the shortest vectors, one axis after the other in the order that the routing states."""
+    """Routes along one of the shortest vectors, one axis after another in the routing's order."""
 
     lattice: _Lattice
     routing: Routing

@@ -21,7 +21,7 @@ from rapid_des.program.faults.planning import CollectiveReplanner
 from rapid_des.program.services import flow_protocol, hop_table, services_of, with_tails
 
 Services = tuple[tuple[int, int, int, int, int], ...]
-"""(occupancy, head, lag, across, along) in picoseconds of each hop, see `HopTable` and `TailTable`."""
+"""(occupancy, head, lag, across, along) of each hop, in picoseconds; see `HopTable` and `TailTable`."""
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,19 @@ class Closure:
     start: int
     end: int | None
     noticed: int
-    """From then on new transfers avoid the link, and those that it stopped get new routes."""
+    """When the closure is detected: then new transfers avoid the link and stopped ones are rerouted."""
     together: bool
     """Policy `replan`: what remains is planned as a whole, and collectives that begin later are replanned;
     else each transfer is routed on its own."""
 
     def covers(self, moment: int) -> bool:
-        """Whether the link is closed."""
+        """Tell whether the link is closed at this time."""
         return self.start <= moment and (self.end is None or moment < self.end)
 
 
 @dataclass(frozen=True)
 class Remaining:
-    """What is left of a transfer, on a node that holds it."""
+    """What is left of a transfer, and the node that holds it."""
 
     source: int
     destination: int
@@ -53,36 +53,36 @@ class Remaining:
 
 @dataclass(frozen=True)
 class Stopped:
-    """What a closed link stopped of a message, until that is noticed."""
+    """The rest of a message that a closed link stopped, until the closure is detected."""
 
     order: tuple[int, ...]
     """Who gets a route first: that of the message (R3), then its part, then how often it set off again."""
     remaining: Remaining
     together: bool
-    """Planned with all else that stopped; else routed on its own."""
+    """Whether it is planned with everything else that stopped; otherwise it is routed on its own."""
 
 
 @dataclass(frozen=True, eq=False)
 class Closures:
-    """All closures of a run, and what replanning needs."""
+    """All closures of a run, and what rerouting and replanning need."""
 
     closures: tuple[Closure, ...]
     """Ascending by (start, link)."""
     fabric: Fabric
     router_around: Callable[[frozenset[int]], Router]
     services: Callable[[tuple[int, ...], int], Services]
-    """Of a message of some bytes on a route of links."""
+    """Returns the hop services of a message of some bytes on a route of links."""
     flow: Callable[[tuple[int, ...], int], FluidService]
-    """The same in the fluid mode."""
+    """Returns the service of a flow of some bytes on a route of links, in the fluid mode."""
     packet: Protocol
-    """What of a flow that is cut has got through, in the fluid mode: whole packets, bytes without them."""
+    """Fluid mode: the packets of a flow. When a flow is cut, whole packets (or bytes) have arrived."""
     segment: int | None
-    """What a link forwards at once: of a visit in service, whole ones count as served."""
+    """Bytes that a link forwards at once: of an interrupted visit the complete ones count as served."""
     holds: bool
     """Whether GPUs on the route hold whole messages (store_and_forward): what remains goes on from the last
     one it reached. Else it is sent again from its source, as packets in flight are dropped."""
     answered: bool
-    """Whether what flows needs a way back for its acknowledgements, in the fluid mode."""
+    """Fluid mode: whether a flow needs a return route for its acknowledgements."""
     collectives: CollectiveReplanner | None
     """Replans collectives; None if no closure asks for it."""
 
@@ -100,7 +100,7 @@ class Closures:
         return frozenset(closure.link for closure in self._noticed(moment))
 
     def planned_around(self, moment: int) -> frozenset[int] | None:
-        """Return what a collective that begins now is planned around; None if nothing asks for that."""
+        """Return the dead links that a collective which begins now is planned around; None: none are."""
         noticed = self._noticed(moment)
         asked = any(closure.together for closure in noticed)
         return frozenset(closure.link for closure in noticed) if asked else None
@@ -127,7 +127,7 @@ class Closures:
         return Remaining([nodes[0], *held][-1], int(self.fabric.destination[route[-1]]), size)
 
     def return_route(self, route: Sequence[int], dead: frozenset[int]) -> tuple[int, ...]:
-        """Return the links that acknowledgements of what takes a route go back on, around dead ones.
+        """Return the links on which the acknowledgements of a route go back, around dead ones.
 
         None where they take none of a link's time; `FabricCutError` if there is no route.
         """

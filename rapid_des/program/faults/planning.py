@@ -53,13 +53,13 @@ REPAIRS: Mapping[str, tuple[str, ...]] = {
 that does not close, in one chunk: several side by side would use both directions at once, as no ring does."""
 
 LARGEST_RING = 1024
-"""Members; larger groups keep their plans, as looking for an order takes the square of them."""
+"""Largest group that is replanned: the search for a ring order takes quadratic time."""
 
 Ranks = tuple[int, ...]
 
 
 class FaultPlanner(Planner):
-    """Plans for a machine whose dead links shall be planned around; what was found once is remembered."""
+    """Plans collectives around dead links; results are kept."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class FaultPlanner(Planner):
         return machine
 
     def _concern(self, ranks: Ranks) -> bool:
-        """Tell whether any two of a group lost their planned route; if not, its plans stay as they were."""
+        """Tell whether any pair of the group lost its planned route; if not, its plans stay as they were."""
         return len(ranks) > LARGEST_RING or (len(ranks) > 1 and self._lose_routes(all_pairs([ranks])))
 
     def plan(self, call: Call, ranks: Ranks, rank: int) -> CollectivePlan:
@@ -207,7 +207,7 @@ class FaultPlanner(Planner):
 
 @dataclass(frozen=True, eq=False)
 class RoutedPhase:
-    """The transfers of one phase among its members: what each carries, and its route if nothing is closed."""
+    """The transfers of one phase among its members: bytes of each, and its route if nothing is closed."""
 
     template: Template
     parts: Sequence[Sequence[int]]
@@ -221,13 +221,13 @@ class RankPhase:
     """One rank's part in one phase of a collective."""
 
     number: int
-    """Tells the phases of a collective, and the lines that take one side by side, apart."""
+    """Identifies the phase within a collective, and the line among those that run it side by side."""
     member: int
     phase: RoutedPhase
 
 
 class CollectiveReplanner:
-    """What the ranks of a trace do instead where links are closed."""
+    """Replans the collectives of a trace around closed links."""
 
     def __init__(self, traces: TraceSet, machine: Machine) -> None:
         self._traces, self._machine = traces, machine
@@ -242,7 +242,7 @@ class CollectiveReplanner:
         return bool(self._traces.ranks[position].nodes.kind[node] == NodeKind.COLLECTIVE)
 
     def kinds(self, position: int, nodes: Int32s) -> Int64s:
-        """Return a number for each of a rank's nodes that is a collective, else NONE.
+        """Return a number for each collective node of a rank, else NONE. Equal numbers share `steps_of`.
 
         Of equal numbers are those of which `steps_of` says the same.
         """
@@ -329,7 +329,7 @@ class CollectiveReplanner:
 
 @dataclass(frozen=True, eq=False)
 class _Surviving:
-    """What plans go by while some links are down."""
+    """The fabric as plans see it while some links are down."""
 
     machine: Machine
     planner: FaultPlanner

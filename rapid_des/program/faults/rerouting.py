@@ -17,18 +17,18 @@ from rapid_des.program.timetable import FOREVER, rate_at, steps_until
 from rapid_des.units import PS_PER_S, Duration
 
 Timetables = Mapping[int, Timetable]
-"""Those of a program's links."""
+"""The timetables of a program's links, by link."""
 
 
 class Rerouted(NamedTuple):
-    """Of all that stopped, by its place: what goes on now, and what no route is left for."""
+    """New routes of stopped transfers, and the transfers that no route is left for."""
 
     routes: list[tuple[int, tuple[int, ...]]]
-    """(which, the links that it takes), in the order of messages."""
+    """(index of the transfer, links of its new route), in the order of messages."""
     waiting: list[int]
-    """What waits for links that come back."""
+    """Indices of the transfers that wait for links to come back."""
     again: int
-    """Picoseconds at which the first of the links comes back that are down now."""
+    """Time in picoseconds at which the first of the links that are down comes back."""
 
 
 def new_routes(

@@ -16,7 +16,7 @@ from rapid_des.network.faults import GpuFactors
 from rapid_des.program.builders import service_times
 
 Pace: TypeAlias = Callable[[int, GpuFactors], Int64s]
-"""(position of a rank, what is left of its GPU) to the picoseconds that each of its nodes then takes."""
+"""Maps (position of a rank, remaining share of its GPU) to the duration of each node in picoseconds."""
 _Priced = TypeVar("_Priced")
 _HOW_STATED_TIMES_GROW = (
     "slowed GPUs: stated kernel durations grow by the compute factor only, memory nodes by the hbm factor"

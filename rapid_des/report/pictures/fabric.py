@@ -44,7 +44,7 @@ def is_hypercube(fabric: Fabric) -> bool:
 
 
 def _karnaugh(count: int) -> Points:
-    """Lay a hypercube flat as a Karnaugh map: half of the bits across, half up, both in Gray's order.
+    """Lay out a hypercube as a Karnaugh map: half of the bits across, half up, both in Gray's order.
 
     Each bit's links then run along a row or a column, next to each other or in arcs of one pattern.
     """
@@ -113,7 +113,7 @@ def _tiers(fabric: Fabric) -> Int64s:
 
 
 def _spread(fabric: Fabric, members: Int64s, x: Points, tier: Int64s, width: float) -> Points:
-    """Return even places for a tier's nodes, in the order of the middle of what they serve below."""
+    """Return even places for a tier's nodes, ordered by the mean place of the nodes below them."""
     lower = (tier[fabric.source] == tier[members[0]] - 1) & np.isin(fabric.destination, members)
     served = np.bincount(fabric.destination[lower], x[fabric.source[lower]], fabric.nodes)[members]
     count = np.maximum(np.bincount(fabric.destination[lower], minlength=fabric.nodes)[members], 1)
@@ -136,31 +136,31 @@ _SCALES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """What a drawing shows of a fabric."""
+    """The content of a fabric's drawing."""
 
     title: str
     fabric: Fabric
     healthy: Fabric
-    """The same links without faults: those that lost bandwidth or gained latency are marked."""
+    """The fabric without faults: links with less bandwidth or more latency than there are marked."""
     dead: frozenset[int]
     changing: frozenset[int]
-    """Links that timed faults hit."""
+    """Links that timed faults affect."""
     load: Mapping[int, float] | None
     """Utilisation of links, 0 to 1: colours them instead of their dimensions; if empty they are grey."""
     circular: bool
     """Whether a fabric of one axis and without switches is drawn as a circle rather than as a line."""
     load_label: str = "utilisation of the busier direction"
-    """What `load` is."""
+    """Description of `load`."""
     gpu_load: Mapping[int, float] | None = None
-    """The same of GPUs, which it colours."""
+    """Utilisation of GPUs, 0 to 1, which colours them."""
     node_load: Mapping[int, float] | None = None
-    """The same of the fabric's nodes: fills NICs and switches, and outlines GPUs that `gpu_load` fills."""
+    """Utilisation of all nodes, 0 to 1: fills NICs and switches, and outlines GPUs that `gpu_load` fills."""
     per_server: int | None = None
-    """GPUs of a server."""
+    """Number of GPUs of a server."""
 
     @property
     def most(self) -> float:
-        """The load that the darkest colour stands for: a round share not below any of the loads."""
+        """The load of the darkest colour: a round share not below any of the loads."""
         loads = [0.0, *(self.load or {}).values(), *(self.gpu_load or {}).values()]
         loads += (self.node_load or {}).values()
         return next((share for share in _SCALES if share >= max(loads)), 1.0)
@@ -254,7 +254,7 @@ def _add(axes: Any, collections: Any, lines: Points, **style: Any) -> None:
 
 
 def _sorts(fabric: Fabric, first: Int64s) -> tuple[Int64s, Sequence[str]]:
-    """Return the sort of each cable, which its colour shows, and the names of the sorts.
+    """Return the colour class of each cable, and the names of the classes.
 
     A sort is a dimension; of hypercubes a bit, of deep grids an axis, which would be hard to tell apart.
     """
@@ -282,7 +282,7 @@ def axis_of(fabric: Fabric, first: Int64s) -> Int64s:
 
 
 def axis_name(fabric: Fabric, dimension: int, axis: int) -> str:
-    """Return what cables of a dimension along an axis are called."""
+    """Return the label of cables of a dimension along an axis."""
     name = fabric.dimensions[dimension] if fabric.dimensions else "links"
     if fabric.nodes > fabric.gpus or len(fabric.axes) < 2:  # noqa: PLR2004 - one axis needs no number
         return name
@@ -305,7 +305,7 @@ def busier(load: Mapping[int, float], cables: Int64s) -> Points:
 
 
 def busy_colours() -> Any:
-    """Return the colours of loads: what is idle is light grey, the busiest nearly black."""
+    """Return the colours of loads, from light grey (idle) to nearly black."""
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("busy", _BUSY)
@@ -392,7 +392,7 @@ def _draw_nodes(axes: Any, picture: Picture, points: Points, scale: float) -> No
 
 
 def _filling(picture: Picture, nodes: range, colour: str) -> dict[str, Any]:
-    """Return how nodes of one kind are filled and outlined: by their load where it is given."""
+    """Return fill and outline of nodes of one kind: by their load where it is given."""
     loads, on_gpus = picture.node_load or {}, nodes.start < picture.fabric.gpus
     node_loads = picture.gpu_load if on_gpus and picture.gpu_load is not None else loads
     style: dict[str, Any] = {"edgecolors": "black", "linewidths": 0.6, "c": colour}

@@ -21,12 +21,12 @@ from rapid_des.units import PS_PER_S
 
 _GIB = 2**30
 _Steps = tuple[list[int], list[Mapping[str, int]]]
-"""Times in picoseconds and the bytes by category that are held from each on."""
+"""Times in picoseconds, and the bytes by category from each time on."""
 _WIDTH, _DPI = 12.0, 150
 _STAGES = 8
-"""Stages up to which all are drawn; of more the first and the last ones, and the fullest."""
+"""Up to this many stages are all drawn; of more the first and the last ones, and the fullest."""
 _MOVING = frozenset(("activations", "logits", "temporary", "fragmentation"))
-"""What is drawn above all that stands."""
+"""Categories that are drawn above the constant ones."""
 _COLOURS: Mapping[str, tuple[float, float, float]] = {
     "weights": (0.17, 0.36, 0.68),
     "gradients": (0.40, 0.60, 0.85),
@@ -93,7 +93,7 @@ def _draw_stage(axes: Any, steps: _Steps, names: Sequence[str], *, unit: float) 
 
 
 def _steps(stage: StageMemory, ran: Sequence[Box], end: int) -> _Steps:
-    """Return from when on the stage holds what by category, from the step's start to its end."""
+    """Return from when on a stage holds how many bytes by category, from the step's start to its end."""
     at = {(moment.name, moment.micro_batch, moment.chunk): moment for moment in stage.timeline}
     times, sizes = [0], [stage.timeline[-1].left]
     for box in sorted(ran, key=lambda box: (box.start, box.finish)):

@@ -36,7 +36,7 @@ from rapid_des.report.pictures.fabric import (
 from rapid_des.units import Bandwidth, Duration
 
 MOST_NODES = 400
-"""Of more nodes (GPUs, NICs and switches) an overview is drawn."""
+"""With more nodes (GPUs, NICs and switches) an overview is drawn instead of every node."""
 _MOST_COLUMNS = 128
 _KINDS = ("GPU", "NIC", "switch")
 _FILLS = ("white", "#BBBBBB", "#555555")
@@ -44,15 +44,15 @@ _FILLS = ("white", "#BBBBBB", "#555555")
 
 @dataclass(frozen=True, eq=False)
 class _Row:
-    """A tier's nodes, or cables of one sort."""
+    """The nodes of a tier, or the cables of one class."""
 
     label: str
     members: Int64s
-    """Nodes, or cables."""
+    """Indices of the nodes, or of the cables."""
     kind: int
-    """Of nodes: 0 GPUs, 1 NICs, 2 switches."""
+    """Kind of nodes: 0 GPUs, 1 NICs, 2 switches."""
     joins: tuple[int, int] | None = None
-    """Of cables: the tiers at their ends, by number from below."""
+    """For cables: the tiers at their ends, by number from below."""
     dimension: int = 0
 
 
@@ -119,14 +119,14 @@ def _label(fabric: Fabric, links: Int64s, dimension: int, axis: int) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _Cells:
-    """Rows times groups of GPUs."""
+    """Load and faults by row and group of GPUs."""
 
     load: Points
-    """The largest of a cell's loads; NaN where it has no cables or nodes, or they have none."""
+    """[row, column] the largest load in a cell; NaN without cables or nodes, or without load."""
     faults: Int64s
-    """2 where a cable is down, 1 where one is derated or a timed fault hits it."""
+    """[row, column] 2 where a cable is down, 1 where one is derated or a timed fault affects it."""
     group: int
-    """GPUs of a column."""
+    """Number of GPUs per column."""
 
 
 def _cells(picture: Picture, rows: list[_Row]) -> _Cells:
@@ -170,7 +170,7 @@ def _fill(cells: Points, where: Int64s, values: Points | None) -> None:
 
 
 def _widen(cells: Points) -> None:
-    """Let what serves several columns, as a switch does, fill those that are nearer to it than to others."""
+    """Extend what serves several columns, such as a switch, over those that are nearest to it."""
     there = np.flatnonzero(np.isfinite(cells))
     if len(there):
         borders = (there[1:] + there[:-1]) / 2

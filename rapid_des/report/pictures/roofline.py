@@ -29,13 +29,13 @@ _LABEL, _DOT = (9.0, 8.0), (7.0, 7.0)
 
 
 class _Mark(NamedTuple):
-    """An operator in a roofline's picture."""
+    """An operator in the roofline picture."""
 
     label: str
     intensity: float
-    """FLOP per byte of HBM."""
+    """Arithmetic intensity in FLOP per byte of HBM."""
     rate: float
-    """FLOP/s."""
+    """Arithmetic rate in FLOP/s."""
     bound: str
 
 

@@ -25,7 +25,7 @@ from rapid_des.units import PS_PER_S, Duration
 
 _OPTIMIZER, _EXCHANGE = "optimizer", "exchange"
 _PASSLESS = (_OPTIMIZER, _EXCHANGE)
-"""Boxes that belong to no micro-batch."""
+"""Boxes without a micro-batch."""
 _COLOURS: Mapping[str, tuple[float, float, float]] = {
     "forward": (0.17, 0.36, 0.68),
     "backward": (0.13, 0.50, 0.25),
@@ -44,15 +44,15 @@ _NAMES = {
 }
 _WIDTH, _DPI, _LEFT = 14.0, 150, 0.6
 _HEIGHT = 0.86
-"""Of a box, of its row's."""
+"""Height of a box as a share of its row."""
 _SMALLEST = 4
-"""Points of a font that can be read."""
+"""Smallest readable font, in points."""
 _BRIGHT = 1.75
-"""Red, green and blue of a colour on which black is read better than white."""
+"""From this sum of red, green and blue on, text on a colour is black instead of white."""
 _FEW = 300
-"""Boxes of a row that are told apart by lines between them."""
+"""Up to this many boxes of a row are separated by lines."""
 _GAP = 1 / 2000
-"""Share of the step that is too narrow to see: kernels or collectives closer than that share a box."""
+"""Gaps below this share of the step are not drawn: the boxes on both sides are joined."""
 
 
 class Box(NamedTuple):
@@ -65,21 +65,21 @@ class Box(NamedTuple):
     start: int
     finish: int
     half: int = 0
-    """1 and 2: above and below in its row; 0: all of it."""
+    """1 and 2: upper and lower half of its row; 0: the whole row."""
 
     @property
     def middle(self) -> float:
-        """Where it stands in its row, the row's own middle being its stage's number."""
+        """Vertical position of its middle; the middle of a row is its stage's number."""
         return self.stage + (0, -_HEIGHT / 4, _HEIGHT / 4)[self.half]
 
     @property
     def height(self) -> float:
-        """Its share of the row."""
+        """Height as a share of the row."""
         return _HEIGHT / 2 if self.half else _HEIGHT
 
 
 def boxes(trace: JobTrace, run: Run) -> Iterator[Box]:
-    """Yield what is drawn: each pass as one box, then what follows a stage's last pass, where it runs."""
+    """Yield the boxes: one for each pass, then those of the operations after a stage's last pass."""
     gap = int(run.execution.records.makespan * _GAP)
     for stage, segments, seen in _stages(trace, run):
         passes = list(_segments(stage, [each for each in segments if each.name != _OPTIMIZER], seen))
@@ -104,7 +104,7 @@ def _stages(trace: JobTrace, run: Run) -> Iterator[tuple[int, Sequence[Segment],
 
 
 class _Seen(NamedTuple):
-    """When each node of a rank ran, and which nodes are kernels and collectives."""
+    """The times of a rank's nodes, and which of them are kernels and collectives."""
 
     times: RankTimes
     computes: np.ndarray
@@ -129,7 +129,7 @@ def _segments(stage: int, segments: Sequence[Segment], seen: _Seen) -> Iterator[
 
 
 def _after_passes(stage: int, segment: Segment, seen: _Seen, shown: tuple[int, int]) -> Iterator[Box]:
-    """Yield the optimizer's kernels and collectives after a time, those that a gap joins as one box."""
+    """Yield the optimizer's kernels and collectives after a time, merged over short gaps."""
     begin, gap = shown
     here = slice(segment.start, segment.stop)
     for name, chosen, half in ((_OPTIMIZER, seen.computes, 1), (_EXCHANGE, seen.collectives, 2)):
@@ -140,7 +140,7 @@ def _after_passes(stage: int, segment: Segment, seen: _Seen, shown: tuple[int, i
 
 
 def _joined(spans: Iterable[tuple[int, int]], begin: int, gap: int) -> list[tuple[int, int]]:
-    """Return the parts of (start, finish) spans after `begin`, those at most `gap` apart as one.
+    """Return the parts of (start, finish) spans after `begin`, merged if at most `gap` apart.
 
     >>> _joined([(0, 4), (5, 6), (2, 3), (20, 21)], begin=1, gap=1)
     [(1, 6), (20, 21)]
@@ -183,7 +183,7 @@ def draw_schedule(trace: JobTrace, run: Run, path: Path, *, title: str) -> int:
 
 
 def _ticks(end: float) -> tuple[list[float], list[str]]:
-    """Return the places and labels of round times and, as the last, of the step's end."""
+    """Return positions and labels of round times and, last, of the step's end."""
     from matplotlib.ticker import MaxNLocator
 
     round_times = [tick for tick in MaxNLocator(8).tick_values(0, end) if 0 <= tick < 0.96 * end]

@@ -16,11 +16,11 @@ from rapid_des.report.timeline import write_events
 from rapid_des.units import PS_PER_MS, PS_PER_S, PS_PER_US
 
 _POINTS = 400
-"""Of a curve over time, each the mean of a stretch."""
+"""Number of points of a curve over time, each the mean of an interval."""
 
 
 class Drawn(Protocol):
-    """What is read of a result."""
+    """The attributes of a serving result that are drawn."""
 
     @property
     def requests(self) -> Mapping[str, Int64s]:
@@ -29,42 +29,42 @@ class Drawn(Protocol):
 
     @property
     def loads(self) -> Sequence[Mapping[str, Int64s]]:
-        """Of each replica what its iterations did."""
+        """For each replica, the columns of its iterations."""
         ...
 
     @property
     def pages(self) -> Sequence[int]:
-        """Of each replica."""
+        """Number of pages of each replica."""
         ...
 
     @property
     def elapsed(self) -> int:
-        """Picoseconds in all."""
+        """Duration of the run in picoseconds."""
         ...
 
     @property
     def tokens_a_step(self) -> float | None:
-        """Tokens that a decode step made of a request; None: one."""
+        """Mean number of tokens that a decode step made of a request; None: one."""
         ...
 
     @property
     def ttft(self) -> Int64s:
-        """Times to first tokens."""
+        """Times to first tokens, in picoseconds."""
         ...
 
     @property
     def queue(self) -> Int64s:
-        """Times in queues."""
+        """Times in queues, in picoseconds."""
         ...
 
     @property
     def e2e(self) -> Int64s:
-        """Times to last tokens."""
+        """Times to last tokens, in picoseconds."""
         ...
 
     @property
     def tpot(self) -> NDArray[np.float64]:
-        """Mean times of later tokens."""
+        """Mean times per later token, in picoseconds."""
         ...
 
 

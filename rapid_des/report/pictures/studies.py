@@ -35,7 +35,7 @@ def draw_sweep(plain: Mapping[str, Any], columns: Mapping[str, Any], path: Path,
 
 
 def _failed(plain: Mapping[str, Any]) -> str:
-    """Return how many points have no step, for a title: those that do not fit into memory apart."""
+    """Return in words how many points failed, those that do not fit into memory separately."""
     counts = {failure["error"]: failure["points"] for failure in plain["failed"]}
     large = counts.pop(InfeasibleJobError.__name__, 0)
     said = f", {large:,} do not fit into memory" if large else ""
@@ -126,7 +126,7 @@ def _draw_pair(figure: Any, axes: Any, plain: Mapping[str, Any], columns: Mappin
 
 
 def _more(plain: Mapping[str, Any]) -> bool:
-    """Tell whether more of the objective is better."""
+    """Tell whether a larger objective is better."""
     return any(
         level["best"] > level["typical"] for effect in plain["main_effects"] for level in effect["levels"]
     )

@@ -35,11 +35,11 @@ Integers = NDArray[np.int64]
 Heights = NDArray[np.float64]
 _COLUMN_INCHES, _LINE_INCHES = 1.75, 0.62
 _GAP = 1.7
-"""Lines from one band to the next."""
+"""Distance between bands, in lines."""
 _LABEL = 30
-"""Characters of a label's line: what a column is wide enough for."""
+"""Longest line of a label, in characters; columns are wide enough for it."""
 _SHAPE = 1.6
-"""Width to height that a picture should have."""
+"""Desired ratio of width to height."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class Layout:
     """Where each node of a window is drawn, its dependencies inside it, and the chain that takes longest."""
 
     column: Integers
-    """Depth, folded into bands as text is into lines."""
+    """[node] depth, folded into bands as text is into lines."""
     height: Heights
-    """Upwards, in lines."""
+    """[node] vertical position in lines, upwards."""
     band: Integers
     edges: tuple[Integers, Integers]
     critical: Integers
-    """A node's place on the chain that takes longest, counted from 1; 0 elsewhere."""
+    """[node] position on the longest chain, counted from 1; 0 elsewhere."""
 
 
 _PER_NODE = (

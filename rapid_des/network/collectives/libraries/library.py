@@ -1,9 +1,9 @@
-"""A communication library is data and one function: what it does with a collective, and what that costs.
+"""Communication libraries as data and one function: the library's choice for a collective, and its cost.
 
     (kind of group, collective, place, size) ──► LibraryCost ──► Schedule (the transfers that cost stands for)
 
 The cost is the closed form that measurements score. `program.analytic` gives the transfers the lags by which
-they take as long if nothing is in their way.
+they take as long on idle links.
 """
 
 from __future__ import annotations
@@ -66,15 +66,17 @@ from rapid_des.units import ceil_divide
 C = CollectiveType
 _TREE_CHUNK = 2**20
 _MOST_CHUNKS = 16
-"""A tree, or a reduction in a switch, goes in chunks of 1 MiB, up to 16 of them."""
+"""The most chunks of 1 MiB in which a tree, or a reduction in a switch, sends its data."""
 _NODE_CHUNK = 2**26
 _MOST_NODE_CHUNKS = 128
-"""A tree over nodes and their switches goes in more from 1 GiB on: filling eight nodes takes 12 % with 16."""
+"""The most chunks of a tree over nodes and their switches from 1 GiB on: with 16 chunks the fill of eight
+nodes takes 12 % of the time.
+"""
 
 
 @dataclass(frozen=True)
 class LinkRates:
-    """What the rates of a library follow, bytes a second: a GPU's links in its node, and its NIC."""
+    """The link rates that scale a library's rates, in bytes a second: a GPU's in-node links, and its NIC."""
 
     node: int
     network: int | None = None
@@ -87,15 +89,15 @@ class Request:
     collective: CollectiveType
     size: int
     counts: tuple[int, ...]
-    """Its ranks on each node."""
+    """The number of the group's ranks on each node."""
     switched: bool = False
-    """Whether one switch in each node is at all of its ranks there."""
+    """Whether one switch in each node connects all of the group's ranks there."""
     nic_blocks: int = 0
-    """As in its place."""
+    """The blocks of an all-to-all that the busiest NIC sends, see `Place.nic_blocks`."""
     meshed: bool = False
-    """Whether every two GPUs of a node have a link of their own: NCCL's rings then take all of them."""
+    """Whether every two GPUs of a node have a direct link; NCCL's rings then use all of these links."""
     exchange: Exchange | None = None
-    """How an all-to-all spreads what it carries; None: evenly, every copy by itself."""
+    """How an all-to-all distributes its data; None: evenly, with every copy sent separately."""
 
     @property
     def busiest(self) -> int:
@@ -114,7 +116,7 @@ class Request:
 
 
 def cost_of(library: AnyLibrary, request: Request, rates: LinkRates) -> LibraryCost | None:
-    """Return what a library takes for a collective; None where it has no kernel for that.
+    """Return a library's cost of a collective; None where it has no kernel for it.
 
     `InputError` where its constants know no network and the group spans nodes.
     """
@@ -145,7 +147,7 @@ def cost_of(library: AnyLibrary, request: Request, rates: LinkRates) -> LibraryC
 def message_cost(
     library: AnyLibrary, place: Place, size: int, rates: LinkRates, *, inter_node: bool
 ) -> LibraryCost | None:
-    """Return what a message within a communicator takes; None for libraries without messages."""
+    """Return the cost of a message within a communicator; None for libraries without messages."""
     if isinstance(library, Sampled):
         return sampled_send(load_samples(library.file), size, inter_node=inter_node)
     if not isinstance(library, Nccl):
@@ -168,12 +170,12 @@ def _on(library: Nccl, cost: LibraryCost) -> LibraryCost:
 
 
 def library_name(library: AnyLibrary) -> str:
-    """Return what a machine file calls a library."""
+    """Return the name of a library in machine files."""
     return str(library.__struct_config__.tag)
 
 
 def uses_switches(library: AnyLibrary, counts: Sequence[int]) -> bool:
-    """Tell whether a library reduces in the switches of nodes that have so many ranks of a group."""
+    """Return whether a library reduces in the switches of nodes with this many ranks of a group."""
     if isinstance(library, CustomAllReduce):
         kernel = load_kernels(_file(library.kernels)).all_reduce.get(library.engine)
         return len(counts) == 1 and kernel is not None and kernel.symmetric is not None

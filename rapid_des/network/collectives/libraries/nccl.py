@@ -33,10 +33,12 @@ _PEER_CHANNELS, _NIC_CHANNELS = 4, 8
 _CHAIN_CHUNK = 512 * 2**10
 _MOST_CHUNKS = 512
 _SEND_GRAIN = 16 * 2**20
-"""A send in a node gets its share of 32 channels, or one for each 16 MiB if that is more."""
+"""The bytes per channel of a send in a node, which gets its share of 32 channels or one for each such grain
+if that is more.
+"""
 
 # NCCL's own latencies by which it chooses (microseconds; public in its tuning source since 2.19), not
-# measurements: NCCL is often wrong about the time, and the choice must be wrong in the same way.
+# measurements: NCCL is often wrong about the time, and the choice must be equally wrong.
 TUNER_BASE: Mapping[str, float] = {"ll": 6.6, "ll128": 14.0, "simple": 8.4}
 TUNER_NODE_HOP: Mapping[str, float] = {"ll": 0.6, "ll128": 1.9, "simple": 3.4}
 _TUNER_NVLS = 25.0
@@ -51,7 +53,8 @@ class Place:
     nodes: int
     per_node: int
     nic_blocks: int = 0
-    """Blocks of an all-to-all that the busiest NIC sends; it gets one of each rank of other nodes."""
+    """The blocks of an all-to-all that the busiest NIC sends; it receives one from each rank of other nodes.
+    """
 
     @property
     def railed(self) -> bool:
@@ -70,33 +73,34 @@ class LibraryCost:
     algorithm: str
     protocol: str
     start: int = 0
-    """From launch to the first byte."""
+    """The time from launch to the first byte."""
     rate: int = 0
-    """Bytes a second at which a rank's sends leave that it could begin at once; 0: as links take them."""
+    """The rate, in bytes a second, of a rank's sends that could all begin at once; 0: the rate of the links.
+    """
     inter_node_rate: int = 0
-    """As `rate`, to other nodes."""
+    """The rate, in bytes a second, of sends to other nodes, with the meaning of `rate`."""
     slack: int = 0
-    """What of the duration its own transfers lose where they meet on links."""
+    """The part of the duration that its own transfers lose where they share links."""
     channels: int = 0
-    """CTAs of the kernel, each on an SM of its own."""
+    """The number of CTAs of the kernel, each on an SM of its own."""
     hbm_bytes: int = 0
-    """Bytes that each GPU reads from and writes to its HBM."""
+    """The bytes that each GPU reads from and writes to its HBM."""
     intra_node_share: float = 1.0
-    """Of the bytes for others in the node, what is sent: the rest is copied once it is there."""
+    """The share of the bytes for others in the node that is sent; the rest is copied on arrival."""
     inter_node_share: float = 1.0
-    """As `intra_node_share`, of the bytes for other nodes."""
+    """The share of the bytes for other nodes that is sent; the rest is copied on arrival."""
 
 
 @dataclass(frozen=True)
 class Ring:
-    """What goes round: the whole buffer, among how many, in which steps."""
+    """The data of a ring: the buffer, the number of ranks, and the steps."""
 
     size: int
     ranks: int
     rounds: int
     network_steps: int
     copies: bool
-    """Nothing is added up (all-gather)."""
+    """Whether blocks are only copied, not reduced (all-gather)."""
 
     @property
     def steps(self) -> int:
@@ -170,7 +174,7 @@ def peer_channels(place: Place) -> int:
 
 
 def halved(channels: int, ranks: int, room: int) -> int:
-    """Return channels halved as long as so many ranks exceed what they have room for."""
+    """Return the channels, halved as long as the ranks exceed the room that they have."""
     while channels > 1 and channels * ranks > room:
         channels //= 2
     return max(1, channels)
@@ -216,7 +220,7 @@ def link_share(node: Node, ranks: int) -> float:
 def choice_in_node(node: Node, steps: int, wire: float, *, in_switch: float | None) -> str:
     """Return "ll", "ll128", "simple" or "nvls" for a ring of `steps` that moves `wire` bytes a rank.
 
-    `in_switch` bytes would go through the NVLink switch each way; None where it can not reduce.
+    `in_switch` bytes would go through the NVLink switch in each direction; None where it can not reduce.
     """
     ring = node.tuner.ring / MICRO
     rates = {
@@ -261,7 +265,7 @@ def ring_channels(node: Node, ring: Ring) -> int:
 
 
 def _in_switch_bytes(node: Node, ring: Ring) -> float | None:
-    """Return what a GPU sends to the switch: all of the buffer to be reduced, and its reduced share."""
+    """Return the bytes that a GPU sends to the switch: the buffer to be reduced, and its reduced share."""
     if node.nvls is None or ring.rounds == 1 or ring.ranks < node.nvls.least_ranks:
         return None
     return ring.size * (ring.ranks + 1) / ring.ranks

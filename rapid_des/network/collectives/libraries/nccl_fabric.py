@@ -36,15 +36,15 @@ class NcclProtocol(Spec, frozen=True, kw_only=True):
     """One NCCL protocol: LL and LL128 send flags with the data, Simple synchronises by chunk."""
 
     hop: Duration
-    """One step of a ring with next to no data."""
+    """The time of one step of a ring with almost no data."""
     link: Bandwidth
-    """Payload that a GPU sends over its in-node links."""
+    """The payload rate at which a GPU sends over its in-node links."""
     copy_rate: Bandwidth
-    """A rank's own block from its input to its output, in the same kernel."""
+    """The rate at which the kernel copies a rank's own block from its input to its output."""
     combine_rate: Bandwidth
-    """A rank's own block of a reduction: added to what arrives."""
+    """The rate at which a reduction adds a rank's own block to the data that arrives."""
     exposed: float
-    """The part of a chunk's time that the next step waits for (1: all of it; 0.5: two slices alternate)."""
+    """The share of a chunk's time that the next step waits for (1: all of it; 0.5: two slices alternate)."""
 
 
 class PointToPoint(Spec, frozen=True, kw_only=True):
@@ -52,9 +52,10 @@ class PointToPoint(Spec, frozen=True, kw_only=True):
 
     base: Duration
     peer: Duration
-    """For each other rank."""
+    """The added time for each other rank."""
     link: Bandwidth
-    """In an all-to-all; a send alone gets the ring's rate, or `channel` for each of its channels."""
+    """The rate in an all-to-all; a single send gets the ring's rate, or `channel` for each of its channels.
+    """
     channel: Bandwidth
     copy_rate: Bandwidth
     ramp: Ramp
@@ -65,9 +66,11 @@ class InSwitch(Spec, frozen=True, kw_only=True):
 
     base: Duration
     link: Bandwidth
-    """Each GPU sends (and receives) all data once and 1/n of it a second time at this rate."""
+    """The rate at which each GPU sends (and receives) all data once and 1/n of it a second time."""
     registered: Bandwidth | None = None
-    """As `link`, of registered buffers: nothing is copied to NCCL's own. Unset: not measured, as `link`."""
+    """The rate with registered buffers, which need no copy to NCCL's own. Unset: not measured, equal to
+    `link`.
+    """
     ramp: Ramp
     least_ranks: int
 
@@ -82,7 +85,7 @@ class Tuner(Spec, frozen=True, kw_only=True):
 
 
 class Sharing(Spec, frozen=True, kw_only=True):
-    """What is left of a link's rate when this many ranks cross the same host bridges."""
+    """The share of a link's rate that is left when this many ranks cross the same host bridges."""
 
     ranks: int
     rate: float
@@ -92,25 +95,29 @@ class Node(Spec, frozen=True, kw_only=True):
     """The GPUs of one node: NVLink with or without a switch, or PCIe."""
 
     wire: Bandwidth
-    """One direction of a GPU's links, at first where this was measured; on other links rates follow it."""
+    """The rate of one direction of a GPU's links where this was measured; on other links the rates are scaled
+    in proportion.
+    """
     channels: Annotated[int, Meta(ge=1, le=64)]
-    """CTAs, each on an SM of its own, with which NCCL runs a ring here."""
+    """The number of CTAs, each on an SM of its own, with which NCCL runs a ring here."""
     base: Duration
-    """From launch to the first byte."""
+    """The time from launch to the first byte."""
     spread: Duration
-    """More for a message that uses all channels (from 32 KiB a rank on)."""
+    """The added time of a message that uses all channels (from 32 KiB a rank on)."""
     line: Duration
-    """More for every LL step once a step fills a line of 4 KiB."""
+    """The added time of every LL step once a step fills a line of 4 KiB."""
     ll: NcclProtocol
     ll128: NcclProtocol
     simple: NcclProtocol
     ramp: Ramp
     copy_window: Size
-    """A rank's own block costs time up to this size; the rest hides behind chunks under way."""
+    """The bytes up to which copying a rank's own block costs time; the rest overlaps chunks in transit."""
     point_to_point: PointToPoint
     nvls: InSwitch | None = None
     sharing: tuple[Sharing, ...] = ()
-    """Empty where every GPU has its full link rate to every other (a switch, or direct links)."""
+    """The slowdown by ranks that share host bridges; empty where every GPU has its full link rate to every
+    other (a switch, or direct links).
+    """
     tuner: Tuner
 
 
@@ -119,62 +126,64 @@ class NetworkTree(Spec, frozen=True, kw_only=True):
 
     base: Duration
     level: Duration
-    """For each level of the tree, up and down."""
+    """The time of each level of the tree, up and down."""
     nic: Bandwidth
-    """Payload of one NIC in one direction."""
+    """The payload rate of one NIC in one direction."""
     least_ranks: int = 1
-    """Ranks on a node from which on NCCL takes such trees: switches of a node reduce for all of its GPUs."""
+    """The least number of ranks on a node for such trees, in which switches reduce for all GPUs of a node."""
     in_node: Bandwidth
     """The rate at which a node reduces and distributes the buffer (bytes of the buffer a second)."""
     ramp: Ramp
-    """Its loss is of each level, up and down: chunks have to fill all of them."""
+    """The loss of short messages at each level, up and down, since chunks have to fill all levels."""
 
 
 class SmallMessages(Spec, frozen=True, kw_only=True):
     """All-reduce of small messages across nodes: the node's own, then up and down a tree of nodes."""
 
     level: Duration
-    """One level of the tree, one way."""
+    """The time of one level of the tree in one direction."""
     ramp: Ramp
-    """Against the NICs' full rate."""
+    """The loss of short messages relative to the NICs' full rate."""
     limit: Size
-    """The largest message that goes this way."""
+    """The largest message that this algorithm serves."""
 
 
 class Network(Spec, frozen=True, kw_only=True):
     """The network between nodes, as the rings and sends of one job use it."""
 
     wire: Bandwidth
-    """One direction of one NIC where this was measured; on faster or slower ones rates follow it."""
+    """The rate of one direction of one NIC where this was measured; on other NICs the rates are scaled in
+    proportion.
+    """
     nic: Bandwidth
-    """Payload of one NIC in one direction; every rank has one."""
+    """The payload rate of one NIC in one direction; every rank has one."""
     link: Bandwidth
-    """What a ring's in-node links give when it also crosses nodes."""
+    """The rate of a ring's in-node links when the ring also crosses nodes."""
     base: Duration
     ll128_hop: Duration
     simple_hop: Duration
     ll128_share: float
-    """Payload of an LL128 line (120 of 128 bytes, at most)."""
+    """The share of payload in an LL128 line (120 of 128 bytes, at most)."""
     exposed: float
     ramp: Ramp
     exchange_nic: Bandwidth
-    """Payload of a NIC in an all-to-all."""
+    """The payload rate of a NIC in an all-to-all."""
     exchange_crowding: float
-    """Less of it with more than two nodes: divided by 1 + this · (1 - 2/nodes)."""
+    """The reduction of `exchange_nic` with more than two nodes: it is divided by 1 + this · (1 - 2/nodes)."""
     exchange_copy_rate: Bandwidth
-    """A rank's own block, before or after what it exchanges."""
+    """The rate at which a rank's own block is copied, before or after the exchange."""
     exchange_base: Duration
     exchange_peer: Duration
     exchange_ramp: Ramp
     channel: Bandwidth
-    """A send to one peer over one channel; over c channels it gets `c ** channel_scaling` times that."""
+    """The rate of a send to one peer over one channel; c channels give `c ** channel_scaling` times that."""
     channel_scaling: float
     tree: NetworkTree | None = None
     small: SmallMessages
     tuner_ring: Bandwidth
-    """A NIC's rate in NCCL's tuning table."""
+    """The rate of a NIC in NCCL's tuning table."""
     tuner_ll128_channels: int
-    """Channels that NCCL's LL128 limit counts; 36.7 GB/s each."""
+    """The number of channels that NCCL's LL128 limit counts, at 36.7 GB/s each."""
 
 
 class NcclFabric(Spec, frozen=True, kw_only=True):
@@ -183,12 +192,12 @@ class NcclFabric(Spec, frozen=True, kw_only=True):
     name: str
     source: str
     version: str = ""
-    """The library that was measured, as the source states it; empty: it does not."""
+    """The library version that was measured, as its source states it; empty: not stated."""
     node: Node
     network: Network | None = None
 
     def reduces_over_nodes(self, per_node: int) -> bool:
-        """Whether the switches of nodes with so many ranks of a group reduce in its trees over nodes."""
+        """Whether the switches of nodes with this many ranks of a group reduce in its trees over nodes."""
         tree = None if self.network is None else self.network.tree
         least = self.node.nvls.least_ranks if self.node.nvls else 1 if tree is None else tree.least_ranks
         return tree is not None and 1 < least <= per_node
@@ -210,7 +219,7 @@ def fabric_names() -> list[str]:
 
 
 def with_registered_buffers(fabric: NcclFabric) -> NcclFabric:
-    """Return what NCCL does with buffers that are registered with it."""
+    """Return the fabric with the constants of registered buffers."""
     in_switch = fabric.node.nvls
     if in_switch is None or in_switch.registered is None:
         return fabric
@@ -219,7 +228,7 @@ def with_registered_buffers(fabric: NcclFabric) -> NcclFabric:
 
 
 def on_links(fabric: NcclFabric, *, node: float, network: float) -> NcclFabric:
-    """Return a fabric whose links in the node and whose NICs are so many times as fast as those measured.
+    """Return a fabric whose in-node links and NICs are faster than the measured ones by these factors.
 
     What crosses them follows; copies within a GPU and latencies stay.
     """

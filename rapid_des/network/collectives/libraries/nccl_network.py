@@ -38,16 +38,17 @@ from rapid_des.network.collectives.libraries.nccl_fabric import NcclFabric, Netw
 from rapid_des.units import PS_PER_US
 
 _MEETING, _MEETING_AT_ROOT = 0.24, 0.155
-"""Of the mean wait in an M/D/1 queue, what chunks stand at each hop behind those of other rails' chains: of a
-broadcast, and of a reduction, whose chains begin apart. Read off simulations of 4 to 64 ranks, the former in
-12 parts: the least value by which none is more than 2 % off, rounded up."""
+"""The added wait of a chunk at each hop, as a share of the mean wait in an M/D/1 queue, behind chunks of
+other rails' chains: for a broadcast, and for a reduction, whose chains begin apart. Fitted to simulations of
+4 to 64 ranks (the broadcast in 12 parts): the least value, rounded up, with which every one is within 2 %.
+"""
 _MOST_LOAD = 0.9
 _TUNER_NETWORK_HOP: Mapping[str, float] = {"ll": 2.7, "ll128": 4.0, "simple": 14.0}
-"""See `nccl.TUNER_BASE`."""
+"""The latency of a network hop in NCCL's tuning model in microseconds, by protocol; see `nccl.TUNER_BASE`."""
 _PLATEAU = 1.4
-"""By how much NCCL lengthens the latency of Simple all-reduce rings over nodes ("plateau effect")."""
+"""The factor by which NCCL lengthens the latency of Simple all-reduce rings over nodes ("plateau effect")."""
 _LL128_ALONE = 0.7
-"""Of a ring's rate, what NCCL counts on with LL128 where a node has one rank."""
+"""The share of a ring's rate that NCCL expects of LL128 where a node has one rank."""
 _LL128_CHANNEL = 36.7e3
 
 
@@ -159,7 +160,7 @@ def _network_ring(network: Network, ring: Ring, per_node: int, choice: str) -> f
 def _large_tree(
     fabric: NcclFabric, tree: NetworkTree, ring: Ring, per_node: int, *, switched: bool
 ) -> list[LibraryCost]:
-    """Return what a tree of nodes takes, which reduces in their switches where these can; nothing if none."""
+    """Return the cost of a tree of nodes, with reductions in switches where possible; empty if no tree."""
     in_switches = fabric.reduces_over_nodes(per_node)
     if per_node < tree.least_ranks or (in_switches and not switched):
         return []
@@ -199,8 +200,8 @@ def _small_tree(node: Node, network: Network, ring: Ring, per_node: int) -> Libr
 def _exchange(node: Node, network: Network, size: int, place: Place) -> LibraryCost:
     block, inside, outside = size / place.ranks, place.per_node - 1, place.ranks - place.per_node
     each = exchange_block(node, size, place)
-    crowding = 1 + network.exchange_crowding * (1 - 2 * place.per_node / place.ranks)
-    nic = min(network.exchange_nic / crowding, _peer_rate(network, place) * outside) / MICRO
+    slowdown = 1 + network.exchange_crowding * (1 - 2 * place.per_node / place.ranks)
+    nic = min(network.exchange_nic / slowdown, _peer_rate(network, place) * outside) / MICRO
     each_outside = block / nic * slowdown_of(network.exchange_ramp, block)
     start = (network.exchange_base + outside * network.exchange_peer) / PS_PER_US
     wire = max(max(place.nic_blocks, outside) * each_outside, inside * each)
@@ -223,7 +224,7 @@ def _to_one(node: Node, network: Network, size: int, place: Place) -> LibraryCos
 def _chain(node: Node, network: Network, size: int, place: Place, *, begins: int) -> LibraryCost:
     """Return the cost of a broadcast or a reduction to one rank: chunks follow one another along a ring.
 
-    So many ranks begin, each with a part of the data.
+    `begins` ranks start a chain, each with a part of the data.
     """
     ring = Ring(size * place.ranks, place.ranks, 1, place.nodes - 1, copies=True)
     inner = ring.steps - ring.network_steps

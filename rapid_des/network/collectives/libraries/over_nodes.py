@@ -46,7 +46,7 @@ C = CollectiveType
 
 
 def rail_rings(of: Demand, counts: Sequence[int], *, payloads: bool = True) -> Schedule:
-    """Return the transfers of an all-reduce, all-gather or reduce-scatter over nodes of so many ranks.
+    """Return the transfers of an all-reduce, all-gather or reduce-scatter over nodes with these ranks.
 
     Every block has at least as many bytes as there are rings. Without `payloads` it is left open which bytes
     a transfer carries (`Schedule.offset` is 0): time does not need that, and it takes many times the memory.
@@ -74,7 +74,7 @@ def rail_rings(of: Demand, counts: Sequence[int], *, payloads: bool = True) -> S
 
 
 def rail_chains(of: Demand, counts: Sequence[int], chunks: int) -> Schedule:
-    """Return the transfers of a broadcast, or of a reduction to one rank, over nodes of so many ranks.
+    """Return the transfers of a broadcast, or of a reduction to one rank, over nodes with these ranks.
 
     As many chains as there are rails, each with its share of the data in `chunks` chunks.
     """
@@ -137,7 +137,7 @@ def _node_of(member: int, nodes: Sequence[Int64s]) -> int:
 
 
 class _Rings:
-    """Who is where in which ring, and what he holds."""
+    """The position of each member in each ring, and the blocks that it holds."""
 
     def __init__(self, of: Demand, counts: Sequence[int]) -> None:
         self._rings, self._members = np.arange(min(counts)), of.members
@@ -164,7 +164,7 @@ class _Rings:
         self._size = np.diff(bounds, axis=1)
 
     def owners(self, behind: int) -> Int64s:
-        """Return whose block each member sends in each ring: that of the one so many places behind it."""
+        """Return the owner of the block that each member sends in each ring: the one `behind` places back."""
         owners: Int64s = self._at[(self._position - behind) % self._members, self._rings]
         return owners
 
@@ -175,7 +175,7 @@ class _Rings:
         return sizes
 
     def dependencies(self, steps: int) -> tuple[Int64s, Int32s]:
-        """Return the dependencies of so many steps: a member sends on what came in the step before."""
+        """Return the dependencies of a number of steps: a member passes on what came in the step before."""
         count = len(self.source)
         transfer = self._transfer.reshape(self._before.shape)
         key = np.sort((transfer * count + transfer[self._before, self._rings]).ravel())
@@ -197,7 +197,7 @@ class _Rings:
 
 
 def node_trees(size: int, counts: Sequence[int], *, switched: bool = False, chunks: int = 1) -> Schedule:
-    """Return the transfers of an all-reduce of `size` bytes over nodes of so many ranks.
+    """Return the transfers of an all-reduce of `size` bytes over nodes with these numbers of ranks.
 
     With `switched` each node has a switch: the members behind the ranks, in the order of the nodes.
     """

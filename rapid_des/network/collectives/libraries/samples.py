@@ -30,7 +30,7 @@ OPERATIONS: Mapping[str, str] = {
     "allgather": "all_gather", "reduce_scatter": "reduce_scatter", "reducescatter": "reduce_scatter",
     "all_to_all": "all_to_all", "alltoall": "all_to_all", "send": "send", "p2p": "send",
 }  # fmt: skip
-"""Operations by how files spell them."""
+"""The operation of each spelling in files."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Curve:
     log_us: Floats
 
     def microseconds(self, size: int) -> float:
-        """Return the time of so many bytes: linear in the logarithms, at the last rate beyond the ends."""
+        """Return the time of a size: linear in the logarithms, at the last rate beyond the ends."""
         low, high = float(np.exp(self.log_bytes[0])), float(np.exp(self.log_bytes[-1]))
         inside = min(max(float(size), low), high)
         time = float(np.exp(np.interp(np.log(inside), self.log_bytes, self.log_us)))
@@ -49,7 +49,7 @@ class Curve:
 
 
 Samples = Mapping[tuple[str, int, int], Curve]
-"""By operation, nodes, and ranks a node."""
+"""The measured curves by operation, nodes, and ranks on a node."""
 
 
 @cache
@@ -91,7 +91,7 @@ def _curve(times: Mapping[int, list[float]]) -> Curve:
 
 
 def sampled_cost(samples: Samples, collective: CollectiveType, place: Place, size: int) -> LibraryCost | None:
-    """Return what a collective of such a group was measured to take; None where none was."""
+    """Return the measured cost of a collective of such a group; None where none was measured."""
     curve = samples.get((collective.name.lower(), place.nodes, place.per_node))
     if curve is None or place.ranks != place.nodes * place.per_node:
         return None
@@ -100,7 +100,7 @@ def sampled_cost(samples: Samples, collective: CollectiveType, place: Place, siz
 
 
 def sampled_send(samples: Samples, size: int, *, inter_node: bool) -> LibraryCost | None:
-    """Return what a message was measured to take, within a node or between two."""
+    """Return the measured cost of a message, within a node or between two."""
     curve = samples.get(("send", 2, 1) if inter_node else ("send", 1, 2))
     return None if curve is None else _cost(curve, size, "direct")
 

@@ -32,27 +32,30 @@ from rapid_des.network.specs import DeepEp, HybridEp
 from rapid_des.units import PS_PER_US, Bandwidth, Duration, Size, ceil_divide
 
 ONCE = "normal"
-"""The protocol of an exchange in which a token goes to each node, and to each rank, once."""
+"""The protocol of an exchange that sends a token once to each node and once to each rank."""
 _MICRO = 1e6
 _SCALE_BLOCK = 128
 _SCALE_BYTES = 4
 _HEADER = 16
 _ALL_REDUCE_BLOCKS = 36
-"""CTAs of vLLM's custom all-reduce (its own default); the other engines' are near."""
+"""The number of CTAs of vLLM's custom all-reduce (its own default); the other engines' numbers are similar.
+"""
 _WARP = 32
 _PACK = 16
-"""Bytes that a thread moves at a time."""
+"""The bytes that a thread moves at a time."""
 
 
 class Limits(Spec, frozen=True, kw_only=True):
-    """Which kernel serves what sizes of a group of so many ranks."""
+    """The kernels that serve a group of this many ranks, by size."""
 
     ranks: int
     one_shot_below: Size
     below: Size
-    """Two-shot serves the rest up to here."""
+    """The upper limit of two-shot, which serves sizes above one-shot's limit."""
     symmetric_below: Size = Size(0)
-    """PyTorch's kernels on symmetric memory serve from `below` up to here (0: they do not), and then NCCL."""
+    """The upper limit of PyTorch's kernels on symmetric memory, which serve sizes from `below` on (0: not
+    used); NCCL serves larger ones.
+    """
 
 
 class SymmetricMemory(Spec, frozen=True, kw_only=True):
@@ -60,10 +63,10 @@ class SymmetricMemory(Spec, frozen=True, kw_only=True):
 
     base: Duration
     two_shot: Bandwidth
-    """With the copies, and so is `multimem`."""
+    """The rate of two-shot, copies included; that of `multimem` includes them too."""
     multimem: Bandwidth
     least_multimem: int
-    """Ranks from which on the switch reduces and multicasts."""
+    """The least number of ranks from which the switch reduces and multicasts."""
 
 
 class Blocks(Spec, frozen=True, kw_only=True):
@@ -77,9 +80,9 @@ class Blocks(Spec, frozen=True, kw_only=True):
     most: int
     threads: int
     rate: Bandwidth
-    """What one block moves."""
+    """The rate at which one block moves data."""
     block: Duration
-    """For each block (flags)."""
+    """The added time for each block (flags)."""
 
     def of_one_shot(self, size: int) -> int:
         """Return the blocks that sum `size` bytes in one step."""
@@ -102,18 +105,18 @@ class AllReduceKernel(Spec, frozen=True, kw_only=True):
 
     base: Duration
     rank: Duration
-    """For each other rank (flags)."""
+    """The added time for each other rank (flags)."""
     second: Duration
-    """What two-shot takes more: its second synchronisation, and more of each step."""
+    """The added time of two-shot: its second synchronisation, and more of each step."""
     link: Bandwidth
     limits: tuple[Limits, ...]
-    """One a group size; groups of other sizes are NCCL's."""
+    """The limits of each group size; NCCL serves groups of other sizes."""
     symmetric: SymmetricMemory | None = None
     blocks: Blocks | None = None
-    """None: there are always enough of them."""
+    """The limit by blocks of threads; None: there are always enough blocks."""
 
     def limits_of(self, ranks: int) -> Limits | None:
-        """Return the limits of groups of so many ranks, if the library serves any."""
+        """Return the limits of groups of this many ranks, if the library serves any."""
         return next((limits for limits in self.limits if limits.ranks == ranks), None)
 
 
@@ -122,13 +125,13 @@ class LowLatency(Spec, frozen=True, kw_only=True):
 
     base: Duration
     expert: Duration
-    """For each expert of the layer."""
+    """The added time for each expert of the layer."""
     node: Duration
-    """For each further doubling of the number of nodes."""
+    """The added time for each further doubling of the number of nodes."""
     link: Bandwidth
     nic: Bandwidth
     expert_rate: Bandwidth
-    """The copies of one expert."""
+    """The rate at which the copies of one expert are sent."""
 
 
 class Normal(Spec, frozen=True, kw_only=True):
@@ -137,9 +140,9 @@ class Normal(Spec, frozen=True, kw_only=True):
     base: Duration
     node: Duration
     multiprocessor: Bandwidth
-    """What one SM moves."""
+    """The rate at which one SM moves data."""
     local: float
-    """Passes over a token that do not leave the GPU."""
+    """The number of passes over a token that do not leave the GPU."""
     nic: Bandwidth
 
 
@@ -147,11 +150,11 @@ class Hybrid(Spec, frozen=True, kw_only=True):
     """One direction of Hybrid-EP's exchange."""
 
     base: Duration
-    """Around the kernel: maps of who gets what, flags."""
+    """The time around the kernel: maps of destinations, and flags."""
     link: Bandwidth
-    """Of a GPU to others in its node, at most."""
+    """The highest rate of a GPU to others in its node."""
     multiprocessor: Bandwidth
-    """What one SM moves there."""
+    """The rate at which one SM moves data to others in its node."""
     nic: Bandwidth
 
 
@@ -161,18 +164,18 @@ class ServingKernels(Spec, frozen=True, kw_only=True):
     name: str
     source: str
     fabric: str
-    """What NCCL uses above the libraries' limits; a file of `topologies/fabrics`."""
+    """The file of `topologies/fabrics` with NCCL's constants, used above the libraries' limits."""
     all_reduce: dict[str, AllReduceKernel | None]
-    """By library: vllm, sglang, trtllm. None: it calls NCCL here, whatever the size."""
+    """The all-reduce kernels by library: vllm, sglang, trtllm. None: the library calls NCCL at every size."""
     low_latency: dict[str, LowLatency] = {}
-    """By direction: dispatch, combine."""
+    """The low-latency kernels by direction: dispatch, combine."""
     normal: dict[str, Normal] = {}
     hybrid: dict[str, Hybrid] = {}
 
 
 @dataclass(frozen=True)
 class ExpertExchange:
-    """What one rank exchanges: its tokens, each with `topk` of `experts` experts."""
+    """The data that one rank exchanges: its tokens, each with `topk` of `experts` experts."""
 
     tokens: int
     hidden: int
@@ -181,12 +184,14 @@ class ExpertExchange:
     nodes: int
     per_node: int
     element_bytes: int
-    """1 for fp8 (with a scale for each 128 values), 2 for bf16."""
+    """The bytes of an element: 1 for fp8 (with a scale for each 128 values), 2 for bf16."""
 
     sent: float | None = None
-    """Bytes of all copies that a rank sends, where not what tokens and hidden size come to."""
+    """The bytes of all copies that a rank sends, if they differ from the product of tokens, experts and
+    hidden size.
+    """
     most_nodes: int = 0
-    """Nodes among which a token's experts are kept; 0: all."""
+    """The largest number of nodes among which a token's experts are chosen; 0: all nodes."""
 
     @property
     def copies(self) -> float:
@@ -232,7 +237,7 @@ def all_reduce_time(kernels: ServingKernels, library: str, ranks: int, size: int
 def all_reduce_cost(
     kernels: ServingKernels, library: str, ranks: int, size: int, *, switched: bool = True
 ) -> LibraryCost | None:
-    """Return what a library's own all-reduce takes in a node; None where it calls NCCL.
+    """Return the cost of a library's own all-reduce in a node; None where it calls NCCL.
 
     Symmetric memory is used where one switch is at all ranks (`switched`), as its multicast needs.
     """
@@ -269,7 +274,7 @@ def _symmetric_cost(
 
 
 def _reduced(algorithm: str, size: int, start: float, wire: float, rate: float) -> LibraryCost:
-    """Return the cost of so many bytes over a GPU's links, after `start`; in microseconds."""
+    """Return the cost of these bytes over a GPU's links, after `start`; in microseconds."""
     return LibraryCost(
         duration=math.ceil((start + wire / rate) * PS_PER_US),
         algorithm=algorithm,
@@ -284,7 +289,7 @@ def _reduced(algorithm: str, size: int, start: float, wire: float, rate: float) 
 def exchange_cost(
     kernels: ServingKernels, library: DeepEp, place: Place, size: int, how: Exchange | None = None
 ) -> LibraryCost | None:
-    """Return what an exchange of `size` bytes a rank takes; None where there are no constants for it.
+    """Return the cost of an exchange of `size` bytes a rank; None where there are no constants for it.
 
     An all-to-all of a trace that does not say `how` it spreads may dispatch or combine: the mean of both,
     unless the library's `direction` says it.
@@ -326,7 +331,7 @@ def exchange_cost(
 def hybrid_cost(
     kernels: ServingKernels, library: HybridEp, place: Place, size: int, how: Exchange
 ) -> LibraryCost | None:
-    """Return what Hybrid-EP takes for `size` bytes a rank of copies; None where there are no constants."""
+    """Return Hybrid-EP's cost for `size` bytes a rank of copies; None where there are no constants."""
     kernel = kernels.hybrid.get("combine" if how.returns else "dispatch")
     if kernel is None or not how.once:
         return None
@@ -345,7 +350,7 @@ def hybrid_cost(
 
 
 def hybrid_time(kernel: Hybrid, exchange: ExpertExchange, *, multiprocessors: int) -> int:
-    """Return the picoseconds of Hybrid-EP's dispatch or combine kernel that runs on so many SMs."""
+    """Return the picoseconds of Hybrid-EP's dispatch or combine kernel on this number of SMs."""
     payload = exchange.copies / exchange.topk
     nodes, per_node = exchange.nodes, exchange.per_node
     inside = payload * exchange.distinct(nodes * per_node) * (1 - 1 / per_node)
@@ -366,7 +371,7 @@ def low_latency_time(kernel: LowLatency, exchange: ExpertExchange) -> int:
 
 
 def normal_time(kernel: Normal, exchange: ExpertExchange, *, multiprocessors: int) -> int:
-    """Return the picoseconds of a normal dispatch or combine that runs on so many SMs."""
+    """Return the picoseconds of a normal dispatch or combine on this number of SMs."""
     payload = exchange.copies / exchange.topk
     ranks = exchange.distinct(exchange.nodes * exchange.per_node)
     moved = payload * (ranks / exchange.nodes + kernel.local * exchange.nodes)
