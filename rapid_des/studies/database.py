@@ -106,4 +106,5 @@ def _fits(name: str, value: Any) -> bool:
         return name not in {"status", "step_time_ps"}
     if isinstance(value, bool) or not isinstance(value, _KINDS[kind_of(name)]):
         return False
-    return isinstance(value, str) or 0 <= value <= most_of(name)
+    number: Any = value
+    return isinstance(value, str) or bool(0 <= number <= most_of(name))

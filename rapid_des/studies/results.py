@@ -73,6 +73,10 @@ class Sweep:
         if missing or not FIGURES.get(stated.objective):
             problem = f"no column {min(missing)!r}" if missing else f"{stated.objective!r} ranks nothing"
             raise ConfigError(problem, file=str(store.folder / "manifest.json"), key="columns")
+        wrong = [name for name in FIGURES if store.columns[name] != kind_of(name)]
+        if wrong:
+            problem = f"{wrong[0]}: {store.columns[wrong[0]]} is not {kind_of(wrong[0])}"
+            raise ConfigError(problem, file=str(store.folder / "manifest.json"), key="columns")
         table = store.table()
         columns = {name: _array(table[name], store.columns[name]) for name in table.column_names}
         return cls(stated.axes, stated.objective, columns, store)

@@ -41,6 +41,8 @@ def rewrite(folder, **keys):
         ({"columns": 5}, "columns: no manifest of a study: Expected `object`, got `int`"),
         ({"columns": {"id": "text"}}, "Invalid enum value 'text'"),
         ({"columns": {"id": "int64"}}, "columns: no column"),
+        ({"columns": {"tp": "int64"}}, "columns: no column 'id'"),
+        ({"columns": {"id": "string"}}, "columns: id: string is not int64"),
         ({"axes": ["nope"]}, "columns: no column 'nope'"),
         ({"axes": None}, "missing required field `axes`"),
         ({"objective": "bound"}, "'bound' ranks nothing"),
@@ -55,6 +57,12 @@ def test_a_manifest_that_is_none_is_named_with_the_place(kept, keys, said):
     assert len(answer.splitlines()) == 1
     assert "manifest.json" in answer
     assert (said or "missing required field `folder`") in answer
+
+
+def test_a_manifest_with_a_figure_of_another_type_is_refused(kept):
+    columns = json.loads((kept / "manifest.json").read_text(encoding="utf-8"))["columns"]
+    rewrite(kept, columns=columns | {"mfu": "string"})
+    assert "columns: mfu: string is not float64" in refused(call("show", kept))
 
 
 def test_a_part_without_the_rows_of_a_study_is_named(kept):
