@@ -45,6 +45,7 @@ PROVIDERS: dict[str, str] = {
     "network.packets:grid_topics": "network/",
     "network.pauses:pause_topics": "network/",
     "network.marks:mark_topics": "network/",
+    "network.start_up:start_up_topics": "network/dcqcn/",
     "network.regret:regret_topics": "network/auto/",
     "network.adaptive:adaptive_topics": "network/adaptive/",
     "training.published:topics": "training/",

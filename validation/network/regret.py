@@ -4,8 +4,8 @@ Cases are drawn: a fabric (of every shape, of two dimensions too), a layout of i
 axis, as jobs lay out tensor, data and pipeline parallelism; or all of them), a collective and a size. In the
 place of a measurement stands the fastest of all candidates that a machine file can name, each simulated with
 all groups at once; the prediction is the time with what `auto` chose, the null model the time of the first
-algorithm of the registry. So a row's error is what `auto` loses. A choice of one algorithm for each
-dimension, or of several chunks, may be faster than any of them: its error is then below 0.
+algorithm of the registry. So a row's error is what `auto` loses; it is 0 where `auto` takes one algorithm for
+each dimension that is faster than any of them.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def row_of(case: Case) -> Row:
     choices = [choice for choice in candidates(case.collective, extents) if isinstance(choice.algorithm, str)]
     times = [_time(case, machine, groups, choice) for choice in choices]
     chosen = _time(case, machine, groups, Choice(algorithm=AUTO))
-    return Row(case.name, min(times) / 1e6, chosen / 1e6, null=times[0] / 1e6)
+    return Row(case.name, min(*times, chosen) / 1e6, chosen / 1e6, null=times[0] / 1e6)
 
 
 def _groups(gpus: int, case: Case) -> Int64s:
