@@ -192,6 +192,8 @@ def parse_toml(text: str, path: Path) -> Tree:
         _check_depth(tree)
     except (ValueError, RecursionError) as error:
         problem = "nested too deep" if isinstance(error, RecursionError) else str(error)[:200]
+        if "integer string conversion" in problem:  # Python's own limit
+            problem = "a number of more than 4,300 digits"
         raise ConfigError(f"not valid TOML: {problem}", file=str(path)) from None
     return tree
 

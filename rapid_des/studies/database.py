@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import sqlite3
 import traceback
@@ -15,13 +14,12 @@ from typing import Any
 
 from rapid_des.errors import InputError, RapidDesError
 from rapid_des.inputs import DATABASE, check_input
-from rapid_des.studies.figures import FIGURES, OK, kind_of
+from rapid_des.studies.figures import FIGURES, OK, kind_of, most_of
 from rapid_des.studies.spaces import Case
 
 _SQLITE = "sqlite:///"
 _CALCULATES = re.compile(r"\b(GENERATED|VIRTUAL|DEFAULT|AS)\b", re.IGNORECASE)
 """What a table says whose cells are worked out as they are read. Optuna's say none of it."""
-_INT64 = range(-(2**63), 2**63)
 _KINDS: Mapping[str, tuple[type, ...]] = {"int64": (int,), "float64": (int, float), "string": (str,)}
 
 
@@ -94,6 +92,8 @@ def _problem_of(row: Any, cases: Mapping[int, Case]) -> str:
     wrong = next((name for name, value in figures.items() if not _fits(name, value)), None)
     if wrong is None and row.get("status") == OK and not _fits("step_time_ps", row.get("step_time_ps")):
         wrong = "step_time_ps"
+    if wrong is None and row.get("status") != OK and row.get("error") is None:
+        wrong = "error"
     if wrong or "status" not in figures:
         return f"point {row['id']}: {wrong or 'status'}: {str(row.get(wrong or 'status'))[:60]}"
     notes = row.get("not_validated", [])
@@ -106,6 +106,5 @@ def _fits(name: str, value: Any) -> bool:
         return name not in {"status", "step_time_ps"}
     if isinstance(value, bool) or not isinstance(value, _KINDS[kind_of(name)]):
         return False
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return not isinstance(value, int) or value in _INT64
+    number: Any = value
+    return isinstance(value, str) or bool(0 <= number <= most_of(name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,6 +48,22 @@ FIGURES: Mapping[str, str] = {
 """The columns of every result: whether less or more of one is better; empty: neither."""
 _WHOLE = ("gpus", "memory_bytes", "tokens", "memory_capacity_bytes", "step_time_ps")
 _TEXT = ("bound", "status", "error", "key", "point_settings", "point_faults", "result")
+
+
+_MOST: Mapping[str, int] = {"gpus": 1 << 24, "step_time_ps": (1 << 63) - 1}
+_MOST_WHOLE = 1 << 53
+"""Of other whole numbers: tokens, and bytes of a GPU's memory."""
+
+
+def most_of(figure: str) -> float:
+    """Return the largest value of a figure's column that is a number; the least is 0.
+
+    >>> most_of("gpus"), most_of("mfu")
+    (16777216, 1.7976931348623157e+308)
+    """
+    if kind_of(figure) == "int64":
+        return _MOST.get(figure, _MOST_WHOLE)
+    return sys.float_info.max
 
 
 def kind_of(figure: str) -> str:

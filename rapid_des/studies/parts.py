@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.inputs import PART, open_input
+from rapid_des.studies.figures import FIGURES, most_of
+from rapid_des.units import PS_PER_S
 
 MOST_ROWS = 1 << 14
 """Rows of a part; the store writes up to 2,000."""
@@ -25,8 +29,10 @@ def read_part(part: Path, schema: Any = None) -> Any:
     try:
         with open_input(part, PART) as stream:
             table = _decoded(stream, None if schema is None else schema.names)
+        table.validate(full=True)  # texts are UTF-8
         if (schema is None or "id" in schema.names) and _lacks_ids(table):
             raise InputError("rows without an id")
+        _check_figures(table)
         return table if schema is None else _as(table, schema)
     except (pyarrow.ArrowException, OSError, InputError) as error:
         why = error.message if isinstance(error, ConfigError) else str(error).splitlines()[0].rstrip(".")
@@ -41,6 +47,26 @@ def _lacks_ids(table: Any) -> bool:
     if "id" not in table.column_names:
         return True
     return bool(table["id"].null_count) or not types.is_integer(table["id"].type)
+
+
+def _check_figures(table: Any) -> None:
+    """Raise `InputError` for figures that no simulation has: less than nothing, not finite, too large."""
+    from pyarrow import compute, types
+
+    for name in FIGURES.keys() & set(table.column_names):
+        column = table[name]
+        if not (types.is_integer(column.type) or types.is_floating(column.type)):
+            continue
+        wrong = compute.or_(compute.less(column, 0), compute.greater(column, most_of(name)))
+        if types.is_floating(column.type):
+            wrong = compute.or_(wrong, compute.is_nan(column))
+        if compute.any(wrong).as_py():
+            value = column.filter(wrong)[0].as_py()
+            raise InputError(f"{name}: {value}; allowed: 0 to {most_of(name):,}")
+    if {"step_time_s", "step_time_ps"} <= set(table.column_names):
+        times = table["step_time_s"].to_numpy(), table["step_time_ps"].to_numpy() / PS_PER_S
+        if not np.isclose(*times, rtol=1e-9, atol=0, equal_nan=True).all():
+            raise InputError("step_time_s and step_time_ps are of different times")
 
 
 def _decoded(stream: Any, names: list[str] | None) -> Any:

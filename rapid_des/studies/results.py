@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,6 +13,7 @@ import msgspec
 import numpy as np
 
 from rapid_des.arrays import Int64s
+from rapid_des.config.texts import parse_json
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.report.evidence import unmeasured_in
 from rapid_des.report.writing import require_extra
@@ -72,6 +72,10 @@ class Sweep:
         missing = {*stated.axes, stated.objective, *FIGURES} - store.columns.keys()
         if missing or not FIGURES.get(stated.objective):
             problem = f"no column {min(missing)!r}" if missing else f"{stated.objective!r} ranks nothing"
+            raise ConfigError(problem, file=str(store.folder / "manifest.json"), key="columns")
+        wrong = [name for name in FIGURES if store.columns[name] != kind_of(name)]
+        if wrong:
+            problem = f"{wrong[0]}: {store.columns[wrong[0]]} is not {kind_of(wrong[0])}"
             raise ConfigError(problem, file=str(store.folder / "manifest.json"), key="columns")
         table = store.table()
         columns = {name: _array(table[name], store.columns[name]) for name in table.column_names}
@@ -213,10 +217,8 @@ class Sweep:
 
 def whole_result(row: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return what `run --json` prints of a row's point; None of one that failed."""
-    try:
-        whole: dict[str, Any] | None = json.loads(row.get("result") or "null")
-    except ValueError as error:
-        raise InputError(f"point {row['id']}: its result is not JSON: {error}") from None
+    place = Path(f"the result of point {row['id']}")
+    whole: dict[str, Any] | None = parse_json(row.get("result") or "null", place)
     return whole
 
 

@@ -113,7 +113,10 @@ class Store:
             problem = f"{stated}; rapid_des {__version__} reads format {FORMAT}"
             raise ConfigError(problem, file=str(folder / _MANIFEST), key="format")
         store = cls(folder, manifest)
-        store.require(_Manifest)
+        columns = store.require(_Manifest).columns
+        if columns.get("id") != "int64":
+            problem = f"id: {columns['id']} is not int64" if "id" in columns else "no column 'id'"
+            raise ConfigError(problem, file=str(folder / _MANIFEST), key="columns")
         return store
 
     def require(self, shape: type[T]) -> T:

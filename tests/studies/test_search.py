@@ -163,6 +163,8 @@ NANOSECOND = {"step_time_s": 1e-9, "step_time_ps": 1000}
         (NANOSECOND, True, r"step_time_(s|ps): .* there, .* here"),
         ({"mfu": 0.99}, True, "mfu: 0.99 there"),
         ({"tokens_per_s": 1.0}, False, "is not what its digest is of"),
+        ({"gpus": 2**63 - 1}, True, "gpus: 9223372036854775807"),
+        ({"status": "ConfigError"}, True, "error: None"),
         ({"key": "0" * 64}, True, 'key: "0000'),
     ],
 )

@@ -41,6 +41,8 @@ def rewrite(folder, **keys):
         ({"columns": 5}, "columns: no manifest of a study: Expected `object`, got `int`"),
         ({"columns": {"id": "text"}}, "Invalid enum value 'text'"),
         ({"columns": {"id": "int64"}}, "columns: no column"),
+        ({"columns": {"tp": "int64"}}, "columns: no column 'id'"),
+        ({"columns": {"id": "string"}}, "columns: id: string is not int64"),
         ({"axes": ["nope"]}, "columns: no column 'nope'"),
         ({"axes": None}, "missing required field `axes`"),
         ({"objective": "bound"}, "'bound' ranks nothing"),
@@ -57,6 +59,12 @@ def test_a_manifest_that_is_none_is_named_with_the_place(kept, keys, said):
     assert (said or "missing required field `folder`") in answer
 
 
+def test_a_manifest_with_a_figure_of_another_type_is_refused(kept):
+    columns = json.loads((kept / "manifest.json").read_text(encoding="utf-8"))["columns"]
+    rewrite(kept, columns=columns | {"mfu": "string"})
+    assert "columns: mfu: string is not float64" in refused(call("show", kept))
+
+
 def test_a_part_without_the_rows_of_a_study_is_named(kept):
     (part,) = (kept / "points").glob("*.parquet")
     pyarrow.parquet.write_table(pyarrow.table({"other": [1]}), part)
@@ -69,12 +77,50 @@ def test_a_part_without_the_rows_of_a_study_is_named(kept):
     assert "part-00001.parquet: can not be read: it is no regular file" in refused(call("show", kept))
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"gpus": 2**63 - 1}, "gpus: 9223372036854775807; allowed: 0 to 16,777,216"),
+        ({"tokens": -(2**63)}, "tokens: -9223372036854775808; allowed: 0 to 9,007,199,254,740,992"),
+        ({"memory_bytes": -5}, "memory_bytes: -5; allowed"),
+        ({"step_time_ps": 2**63 - 1}, "step_time_s and step_time_ps are of different times"),
+        ({"mfu": float("nan")}, "mfu: nan; allowed"),
+        ({"tokens_per_s": float("inf")}, "tokens_per_s: inf; allowed"),
+        ({"result": "[" * 200_000}, "the result of point 1: not valid JSON: nested too deep"),
+        ({"result": f"[{'9' * 5000}]"}, "too long a number"),
+    ],
+)
+def test_figures_that_no_simulation_has_are_refused(kept, change, said):
+    (part,) = (kept / "points").glob("*.parquet")
+    table = pyarrow.parquet.read_table(part)
+    rows = [row | change for row in table.to_pylist()]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema=table.schema), part)
+    assert said in refused(call("show", kept, "--point", 1))
+
+
+def test_a_part_of_twelve_million_rows_is_not_read(kept):
+    (part,) = (kept / "points").glob("*.parquet")
+    same = pyarrow.repeat(pyarrow.scalar(1, pyarrow.int64()), 12_000_000)
+    pyarrow.parquet.write_table(pyarrow.table({"id": same}), part)
+    assert part.stat().st_size < 1 << 20
+    assert "says it holds 12,000,000 rows; allowed: up to 16,384" in refused(call("show", kept))
+
+
+def test_texts_of_a_part_that_are_no_utf_8_are_refused(kept):
+    (part,) = (kept / "points").glob("*.parquet")
+    table = pyarrow.parquet.read_table(part)
+    bad = pyarrow.array([b"\xe9("] * len(table)).view(pyarrow.string())
+    changed = table.set_column(table.schema.get_field_index("bound"), "bound", bad)
+    pyarrow.parquet.write_table(changed, part)
+    assert "part-00001.parquet" in refused(call("show", kept))
+
+
 def test_a_result_that_is_no_json_is_told_by_its_point(kept):
     (part,) = (kept / "points").glob("*.parquet")
     table = pyarrow.parquet.read_table(part)
     place = table.schema.get_field_index("result")
     pyarrow.parquet.write_table(table.set_column(place, "result", pyarrow.array(["{"] * 2)), part)
-    assert "point 1: its result is not JSON" in refused(call("compare", f"{kept}#1", f"{kept}#2"))
+    assert "the result of point 1: not valid JSON" in refused(call("compare", f"{kept}#1", f"{kept}#2"))
 
 
 def test_a_side_that_is_nothing_is_told_with_what_may_stand_there(whole):
