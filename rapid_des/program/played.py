@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from math import isqrt
 
 import numpy as np
 from msgspec import structs
@@ -24,9 +25,11 @@ from rapid_des.units import Size, ceil_divide
 MOST_PAIRS = 1 << 14
 """Most pairs of members, over all groups, for which collectives are simulated."""
 MOST_VISITS = 1 << 14
-"""Most link visits of one simulation; with more, messages are split into fewer parts or longer segments."""
-_MOST_COARSENING = 64
-"""Most segments that are played as one; with more, algorithms are chosen by estimates."""
+"""Most link visits of one simulation; with more, messages are split into fewer parts."""
+_MOST_WAITS = 1 << 16
+"""Most pairs of segments that wait for one another in one simulation; with more, segments are longer."""
+_FEWEST_SEGMENTS = 8
+"""Fewest segments of a message that show how it is pipelined over hops; with fewer, estimates are used."""
 
 Groups = Sequence[tuple[int, ...]]
 
@@ -36,20 +39,27 @@ def can_be_played(machine: Machine, groups: Groups, size: int) -> bool:
     members = len(groups[0])
     if len(groups) * members * (members - 1) > MOST_PAIRS:
         return False
-    return _coarsening(machine, groups, size) <= _MOST_COARSENING
+    segments, most = _segments(machine, groups, size)
+    return segments <= most or most >= _FEWEST_SEGMENTS
+
+
+def _segments(machine: Machine, groups: Groups, size: int) -> tuple[int, int]:
+    """Return the segments of a message of `store_and_forward`, and how many of them can be played.
+
+    A ring or a direct exchange sends 2 (n - 1) messages of 1/n of the size from each of n members. Each
+    segment of a message waits for all segments of the one before it.
+    """
+    segment, members = machine.switching.segment, len(groups[0])
+    if machine.switching.mode != "store_and_forward" or segment is None or members < 2:
+        return 1, 1
+    messages = len(groups) * members * 2 * (members - 1)
+    return ceil_divide(size, members * int(segment)), max(1, isqrt(_MOST_WAITS // messages))
 
 
 def _coarsening(machine: Machine, groups: Groups, size: int) -> int:
-    """Return how many segments are played as one, a power of two, so that about `MOST_VISITS` remain.
-
-    A member sends about twice the collective's size, over an access link and one more. One segment of
-    `store_and_forward` is one visit a link, so that a large message of small segments is many visits.
-    """
-    segment = machine.switching.segment
-    if machine.switching.mode != "store_and_forward" or segment is None:
-        return 1
-    visits = len(groups) * len(groups[0]) * 4 * size // int(segment)
-    return 1 << max(0, ceil_divide(visits, MOST_VISITS) - 1).bit_length()
+    """Return how many segments are played as one, a power of two."""
+    segments, most = _segments(machine, groups, size)
+    return 1 << (ceil_divide(segments, most) - 1).bit_length()
 
 
 class Played:
