@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rapid_des.arrays import Int64s
+from rapid_des.arrays import Int64s, distinct
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.modes.blocks.reach import Outside
@@ -110,7 +110,7 @@ def _groups_on(machine: Machine, pairs: Int64s, groups: int) -> Int64s:
         routes = machine.router.routes(pairs[begin : begin + _BATCH])
         flow = begin + np.repeat(np.arange(len(routes)), np.diff(routes.starts))
         used.append(_distinct(flow // (len(pairs) // groups), routes.links, links))
-    return np.bincount(np.unique(np.concatenate(used)) % links, minlength=links)
+    return np.bincount(distinct(np.concatenate(used)) % links, minlength=links)
 
 
 def _distinct(groups: Int64s, links: Int64s, number: int) -> Int64s:
@@ -122,7 +122,7 @@ def _distinct(groups: Int64s, links: Int64s, number: int) -> Int64s:
     last[links], first[links[::-1]] = groups, groups[::-1]
     alone = np.flatnonzero((first == last) & (last >= 0))
     several = first[links] != last[links]
-    return np.concatenate((last[alone] * number + alone, np.unique((groups * number + links)[several])))
+    return np.concatenate((last[alone] * number + alone, distinct((groups * number + links)[several])))
 
 
 def _neighbours(table: Int64s) -> Int64s:
