@@ -151,8 +151,8 @@ def test_blocks_over_several_switches_are_refused_in_hierarchical_execution():
     inner = [tuple(range(8)), tuple(range(8, 16))]
     outer = [[np.array([[place, place + 8]])] for place in range(8)]
     with pytest.raises(UnsupportedByEngine, match="below several switches.*use --mode flattened"):
-        sharing(where, inner, outer, strict=True)
-    sharing(inside(switch(8), ring(2), algorithm=["nvls", "ring"]), inner, outer, strict=True)
+        sharing(where, inner, outer)
+    sharing(inside(switch(8), ring(2), algorithm=["nvls", "ring"]), inner, outer)
 
 
 def broken(where, *faults):
