@@ -62,6 +62,8 @@ PROVIDERS: dict[str, str] = {
 }
 """Module and function here, and what its topics' names start with: a provider is asked only if a wanted
 prefix may be its."""
+WITHOUT_FILES = {"network/dcqcn/", "network/auto/", "network/adaptive/"}
+"""Starts of topics that compare simulations with each other and read no measured file."""
 
 
 def validate(
@@ -116,6 +118,8 @@ def all_topics(data: DataFolder, prefixes: Sequence[str] = ()) -> Iterator[Topic
     starts = set(PROVIDERS.values())
     if prefixes:
         starts = {start for start in starts if any(_may_have(start, prefix) for prefix in prefixes)}
+    elif not data.split:  # a user's folder: what is in it is asked for
+        starts -= WITHOUT_FILES
     return _topics_of(data, starts)
 
 
