@@ -149,7 +149,7 @@ def test_groups_below_other_trees_have_other_signatures():
 def test_blocks_over_several_switches_are_refused_in_hierarchical_execution():
     where = inside(CLOS, ring(2))
     inner = [tuple(range(8)), tuple(range(8, 16))]
-    outer = [[(np.array([[place, place + 8]]), "dp")] for place in range(8)]
+    outer = [[("dp", np.array([[place, place + 8]]))] for place in range(8)]
     with pytest.raises(UnsupportedByEngine, match="below several switches.*use --mode flattened"):
         sharing(where, inner, outer)
     sharing(inside(switch(8), ring(2), algorithm=["nvls", "ring"]), inner, outer)
