@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from html import escape
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -51,6 +50,7 @@ from rapid_des.network.specs import (
     Switching,
 )
 from rapid_des.network.switches import SwitchTrees
+from rapid_des.printable import html_text
 
 
 class MachineSpec(Spec, frozen=True, kw_only=True):
@@ -147,7 +147,7 @@ class Machine:
 
     def _repr_html_(self) -> str:
         """Return the machine's file for a notebook."""
-        return f"<pre>{escape(to_yaml(structs.replace(self.spec, faults=self.faults), brief=True))}</pre>"
+        return html_text(to_yaml(structs.replace(self.spec, faults=self.faults), brief=True), "pre")
 
     @cached_property
     def in_switches(self) -> bool:

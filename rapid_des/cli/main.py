@@ -24,6 +24,7 @@ import click
 from rapid_des import __version__
 from rapid_des.cli.interrupts import raise_interrupts
 from rapid_des.errors import RapidDesError
+from rapid_des.printable import printable
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("rapid_des.cli.run:run", "Predict a job's step time on a machine."),
@@ -55,10 +56,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-_HIDDEN = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
-_HIDDEN |= {
-    code: f"\\u{code:04x}" for code in (0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
-}
 _NEW_OBJECTS = 50_000
 """Threshold of the garbage collector; see `rapid_des.processes`."""
 _MOST_LINES = 40
@@ -131,15 +128,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _leave("error: out of memory; a smaller job, fewer ranks or --mode hierarchical needs less", 3)
     except Exception as defect:  # noqa: BLE001 - the last door: what gets here is a defect of ours
         _leave(_report(defect), 1)
-
-
-def printable(text: str) -> str:
-    r"""Return text for a terminal: control characters that a file brought in are spelled, not obeyed.
-
-    >>> printable("a\x1b[31mb")
-    'a\\x1b[31mb'
-    """
-    return text.translate(_HIDDEN)
 
 
 def _replace_unknown_letters() -> None:

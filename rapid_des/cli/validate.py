@@ -9,9 +9,10 @@ from typing import Any
 
 import click
 
-from rapid_des.cli.main import printable, progress
+from rapid_des.cli.main import progress
 from rapid_des.cli.options import force_option
 from rapid_des.errors import InputError
+from rapid_des.printable import printable
 from rapid_des.report.pictures.charts import draw_residuals
 from rapid_des.report.study_text import validation_lines
 from rapid_des.report.writing import check_folder, refuse_present, require_extra

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from html import escape
 from math import prod
 
 import numpy as np
@@ -32,6 +31,7 @@ from rapid_des.frontend.schedules.schedule import Placement
 from rapid_des.frontend.software import HostSpec, Software
 from rapid_des.frontend.spec import InferenceSpec, JobSpec, RequestsSpec, TrainingSpec
 from rapid_des.frontend.template import DOMAINS, Domain
+from rapid_des.printable import html_text
 from rapid_des.units import ceil_divide
 
 
@@ -71,8 +71,8 @@ class Job:
 
     def _repr_html_(self) -> str:
         """Return the job's file for a notebook, its model and software in it."""
-        title = escape(f"{self.name}: {self.model.name}, {self.spec.phase}, {self.gpus:,} GPUs")
-        return f"<p>{title}</p><pre>{escape(to_yaml(self.spec, brief=True))}</pre>"
+        title = f"{self.name}: {self.model.name}, {self.spec.phase}, {self.gpus:,} GPUs"
+        return html_text(title) + html_text(to_yaml(self.spec, brief=True), "pre")
 
     @cached_property
     def layout(self) -> Layout:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from rapid_des.printable import html_table
 from rapid_des.report.result_text import time_text
 from rapid_des.report.tables import table
 from rapid_des.units import PS_PER_S, Size
@@ -162,11 +162,7 @@ def leaning_lines(leanings: Sequence[Plain]) -> Iterator[str]:
 def plan_html(plan: Plain) -> str:
     """Return a plan's rows as an HTML table."""
     rows = [_cells(row) for row in plan["rows"]]
-    head = "".join(f"<th>{html.escape(_SHORT.get(name, name))}</th>" for name in rows[0])
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row.values()) + "</tr>" for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return html_table((list(row.values()) for row in rows), [_SHORT.get(name, name) for name in rows[0]])
 
 
 def sensitivity_lines(sensitivities: Plain, job: str, machine: str, *, top: int) -> Iterator[str]:

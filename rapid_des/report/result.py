@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from rapid_des.frontend import JobMemory, JobTrace, PricedOperator
 from rapid_des.modes.execution import Run
 from rapid_des.modes.mode_bound import ModeBound
 from rapid_des.modes.pricing import as_used
+from rapid_des.printable import html_table, html_text
 from rapid_des.report import evidence
 from rapid_des.report.breakdown import (
     RankRun,
@@ -199,8 +199,7 @@ class Result:
             rows.append(("memory", str(Size(self.figures.memory.fullest.peak)), self.figures.shortage))
         shares = ((part, time, time / max(self.step_time, 1)) for part, time in self.breakdown.items())
         rows += [(part, str(time), f"{share:.1%}") for part, time, share in shares if time]
-        cells = "".join(f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>" for row in rows)
-        return f"<p>{escape(self.mode)}, bound by {escape(self.bound)}</p><table>{cells}</table>"
+        return html_text(f"{self.mode}, bound by {self.bound}") + html_table(rows)
 
     def rank_breakdown(self, rank: int) -> dict[str, Duration]:
         """Return where a rank's time goes until it ends, as `breakdown` says of the critical rank."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 import msgspec
 
 from rapid_des.errors import InputError
+from rapid_des.printable import html_table, html_text
 from rapid_des.report.evidence import unmeasured_in
 from rapid_des.report.result import Result
 from rapid_des.units import PS_PER_S, Duration, seconds
@@ -100,11 +100,9 @@ class Difference:
             for term in self.terms[:_SHOWN]
             if term.added
         ]
-        head = "".join(f"<th>{name}</th>" for name in ("part", "name", "first", "second", "added"))
-        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
         rest = sum(term.added for term in self.terms[_SHOWN:])
-        more = f"<p>{_text(rest, '+')} in {len(self.terms) - _SHOWN} more</p>" if rest else ""
-        return f"<p>{title}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+        more = html_text(f"{_text(rest, '+')} in {len(self.terms) - _SHOWN} more") if rest else ""
+        return html_text(title) + html_table(rows, ("part", "name", "first", "second", "added")) + more
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data for JSON; times in seconds."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from html import escape
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rapid_des.network.faults.models import ROUND
+from rapid_des.printable import html_table, html_text
 from rapid_des.report.writing import require_extra
 from rapid_des.studies.draw_statistics import Spread
 from rapid_des.units import seconds
@@ -130,14 +130,8 @@ class FaultSample:
             for name in self.configurations
             if (spread := self.spread(name)) is not None
         ]
-        head = "".join(f"<th>{name}</th>" for name in names)
-        rows = (
-            "".join(f"<td>{escape(cell if isinstance(cell, str) else f'{cell:.6g}')}</td>" for cell in line)
-            for line in lines
-        )
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
-        title = escape(f"step in seconds under {', '.join(self.models)}")
-        return f"<p>{title}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        rows = ([cell if isinstance(cell, str) else f"{cell:.6g}" for cell in line] for line in lines)
+        return html_text(f"step in seconds under {', '.join(self.models)}") + html_table(rows, names)
 
     def _configuration(self, name: str, top: int | None) -> dict[str, Any]:
         rows, spread = self.of(name), self.spread(name)

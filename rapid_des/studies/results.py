@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +14,7 @@ import numpy as np
 from rapid_des.arrays import Int64s
 from rapid_des.config.texts import parse_json
 from rapid_des.errors import ConfigError, InputError
+from rapid_des.printable import html_table, html_text
 from rapid_des.report.evidence import unmeasured_in
 from rapid_des.report.writing import require_extra
 from rapid_des.studies import effects
@@ -205,14 +205,12 @@ class Sweep:
 
     def _repr_html_(self) -> str:
         rows = self.best(20)
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in (rows[0] if rows else ()))
-        cells = ("".join(f"<td>{html.escape(_shown(value))}</td>" for value in row.values()) for row in rows)
-        body = "".join(f"<tr>{row}</tr>" for row in cells)
+        table = html_table(
+            ([_shown(value) for value in row.values()] for row in rows), [*rows[0]] if rows else ()
+        )
         failed = ", ".join(f"{failure['points']} {failure['error']}" for failure in self.failures) or "none"
         title = f"{len(self):,} points, failed: {failed}; the best by {self.objective}"
-        return (
-            f"<p>{html.escape(title)}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        )
+        return html_text(title) + table
 
 
 def whole_result(row: Mapping[str, Any]) -> dict[str, Any] | None:

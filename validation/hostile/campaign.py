@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import gzip
 import io
+import json
 import multiprocessing
 import random
 import re
@@ -27,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rapid_des.cli.main import main as rapid_des
+from validation.hostile.notebooks import notebook, wrong_html
 from validation.hostile.sample import Sample
 from validation.hostile.samples import samples
 
@@ -36,6 +38,8 @@ _MEMORY = 2 << 30
 """Bytes that an input may take beyond what the programs themselves do."""
 _GOOD = {"0", "2", "3", "4"}
 _TOKEN = re.compile(r"[A-Za-z_][\w.-]*|[-+]?\d[\w.]*(?: [A-Za-z/]+)?|\"[^\"]*\"|'[^']*'")
+_NUMBER = re.compile(r"(?<![\w.])[0-9]{1,9}(?![\w.])")
+NEAR = ("0", "1", "2", "3", "4", "5", "7", "8", "16", "64", "100")
 _NO_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:nan|inf|infinity)\b(?! band)", re.IGNORECASE)
 _NO_NUMBER_STATED = re.compile(rb"nan|inf", re.IGNORECASE)
 NASTY = (
@@ -71,7 +75,11 @@ def inputs(kind: str, sample: Sample, seed: int) -> tuple[list[str], dict[str, b
     elif sample.binary:
         files[sample.attacked] = _binary_attack(chance, files[sample.attacked])
     else:
-        changed = _text_attack(chance, files[sample.attacked].decode())
+        changed = files[sample.attacked].decode()
+        for _ in range(chance.randrange(1, 4) if sample.planted else 0):
+            changed = _plant(chance, changed, sample)
+        if not sample.planted or chance.random() < 0.2:
+            changed = _text_attack(chance, changed)
         content = changed.encode("utf-8", "surrogatepass")
         files[sample.attacked] = _binary_attack(chance, content) if chance.random() < 0.1 else content
     return arguments, sample.packed(files)
@@ -93,6 +101,15 @@ def _value(chance: random.Random, text: str) -> str:
     if token[0][0] in "\"'" and chance.random() < 0.5:
         new = token[0][0] + new + token[0][0]
     return text[: token.start()] + new + text[token.end() :]
+
+
+def _plant(chance: random.Random, text: str, sample: Sample) -> str:
+    """Put a text in place of a name that may be anything; of any value if there is none, or once in five."""
+    tokens = list(_TOKEN.finditer(text))
+    free = [token for token in tokens if token[0].strip("\"'") in sample.names]
+    token = chance.choice(free if free and chance.random() < 0.8 else tokens)
+    quoted = json.dumps(chance.choice(sample.planted), ensure_ascii=chance.random() < 0.5)
+    return text[: token.start()] + quoted + text[token.end() :]
 
 
 def _swap(chance: random.Random, text: str) -> str:
@@ -121,7 +138,17 @@ def _cut(chance: random.Random, text: str) -> str:
     return text[: chance.randrange(len(text) + 1)]
 
 
-_TEXT = (_value, _value, _value, _value, _value, _value, _swap, _line, _letter, _cut)
+def _near(chance: random.Random, text: str) -> str:
+    """Put a small number in place of another one, which reaches further than what is refused at once."""
+    numbers = list(_NUMBER.finditer(text))
+    if not numbers:
+        return text
+    number = chance.choice(numbers)
+    new = chance.choice((*NEAR, str(2 * int(number[0])), str(int(number[0]) // 2)))
+    return text[: number.start()] + new + text[number.end() :]
+
+
+_TEXT = (*(_value,) * 6, *(_near,) * 3, _swap, _line, _letter, _cut)
 
 
 def _binary_attack(chance: random.Random, content: bytes) -> bytes:
@@ -158,24 +185,28 @@ def _call(arguments: list[str], seconds: float, stated: bytes) -> Outcome:
     out, err, code = io.StringIO(), io.StringIO(), "0"
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _alarm(seconds):
         try:
-            rapid_des(arguments)
+            (notebook if arguments[0] == "notebook" else rapid_des)(arguments)
         except SystemExit as leaving:
             code = str(leaving.code or 0)
         except _TimeoutError:
             return Outcome("timeout", f"more than {seconds:g} s of the processor, or {WAITING} s")
-    shown = err.getvalue()
-    problem = "" if code in _GOOD else shown.strip()[-600:]
-    if len(shown.splitlines()) > 40:
-        problem = f"{len(shown.splitlines())} lines of error"
-    if code == "0" and _NO_NUMBER.search(out.getvalue()) and not _NO_NUMBER_STATED.search(stated):
-        problem = f"no number: {_NO_NUMBER.findall(out.getvalue())[:3]}"
-    if "Warning" in shown:
-        problem = f"a warning: {shown[:300]}"
+    wrong = wrong_html(out.getvalue()) if arguments[0] == "notebook" and code == "0" else ""
+    return Outcome(code, wrong or _problem(code, out.getvalue(), err.getvalue(), stated))
+
+
+def _problem(code: str, printed: str, shown: str, stated: bytes) -> str:
+    """Return what is wrong with what a command printed; nothing if all is well."""
+    if any(sign in printed + shown for sign in ("\x1b", "\x07", "Traceback")):
+        return f"a raw escape or a traceback: {shown[:300]!r}"
     if "out of memory" in shown or _taken() > _MEMORY:
-        problem = f"more than {_MEMORY >> 20} MiB: {shown[:300]}"
-    if any(sign in out.getvalue() + shown for sign in ("\x1b", "\x07", "Traceback")):
-        problem = f"a raw escape or a traceback: {shown[:300]!r}"
-    return Outcome(code, problem)
+        return f"more than {_MEMORY >> 20} MiB: {shown[:300]}"
+    if "Warning" in shown:
+        return f"a warning: {shown[:300]}"
+    if code == "0" and _NO_NUMBER.search(printed) and not _NO_NUMBER_STATED.search(stated):
+        return f"no number: {_NO_NUMBER.findall(printed)[:3]}"
+    if len(shown.splitlines()) > 40:
+        return f"{len(shown.splitlines())} lines of error"
+    return "" if code in _GOOD else shown.strip()[-600:]
 
 
 def _taken() -> int:

@@ -157,7 +157,7 @@ _REQUESTS = "arrival_s,prompt_tokens,output_tokens,session,priority,prefix_token
 _AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
     f"2023-11-16 18:17:0{n}.9799600,{40 + n},{4 + n}\n" for n in range(9)
 )
-_STUDY = """job:
+STUDY = """job:
   model: llama2_7b
   phase: training
   parallelism: {tp: 2, dp: 4}
@@ -189,7 +189,7 @@ def _quietly(*words: object) -> None:
 
 
 @lru_cache
-def _kept() -> Mapping[str, bytes]:
+def kept_results() -> Mapping[str, bytes]:
     """Return the files of a study's results."""
     with tempfile.TemporaryDirectory() as folder:
         study, results = Path(folder, "s.yaml"), Path(folder, "r")
@@ -209,15 +209,15 @@ def _searched() -> bytes:
         return database.read_bytes()
 
 
-def _rows() -> bytes:
+def kept_rows() -> bytes:
     """Return the row of a study's results as JSON."""
     from pyarrow import parquet
 
-    part = next(content for name, content in _kept().items() if name.endswith(".parquet"))
+    part = next(content for name, content in kept_results().items() if name.endswith(".parquet"))
     return json.dumps(parquet.read_table(io.BytesIO(part)).to_pylist()).encode()
 
 
-def _as_part(rows: bytes) -> bytes:
+def as_part(rows: bytes) -> bytes:
     """Return rows as Parquet: as JSON says if it says so, else a cell of bytes."""
     import pyarrow
     from pyarrow import parquet
@@ -327,7 +327,7 @@ def servers() -> dict[str, Sample]:
 
 def studies() -> dict[str, Sample]:
     """Return the kinds that studies read and keep."""
-    kept, rows = _kept(), _rows()
+    kept, rows = kept_results(), kept_rows()
     (part,) = (name for name in kept if name.endswith(".parquet"))
     manifest = next(name for name in kept if name.endswith("manifest.json"))
 
@@ -340,17 +340,17 @@ def studies() -> dict[str, Sample]:
     search = "search|@/s.yaml|--storage|sqlite:///@/d.db|--executor|local|--warm|0"
     text = {"s.yaml": _ONE_POINT.encode()}
     return {
-        "study": of("sweep|@/s.yaml|--limit|1|--executor|local", s_dot_yaml=_STUDY),
+        "study": of("sweep|@/s.yaml|--limit|1|--executor|local", s_dot_yaml=STUDY),
         "store manifest": folder(manifest, "show|@/r"),
         "store rerun": folder(manifest, "show|@/r|--rerun|1"),
         "store part": folder(part, "show|@/r|--json", binary=True),
         "store rows": Sample(
-            ("show", "@/r"), {part: rows, **{n: c for n, c in kept.items() if n != part}}, pack=_as_part
+            ("show", "@/r"), {part: rows, **{n: c for n, c in kept.items() if n != part}}, pack=as_part
         ),
         "store point": Sample(
             ("show", "@/r", "--point", "1"),
             {part: rows, **{n: c for n, c in kept.items() if n != part}},
-            pack=_as_part,
+            pack=as_part,
         ),
         "store show": Sample(tuple(shown.split("|")), kept, line=True),
         "database": Sample(tuple(search.split("|")), {"d.db": _searched(), **text}, binary=True),

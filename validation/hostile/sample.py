@@ -17,6 +17,10 @@ class Sample:
     """Makes of the attacked text the file that is read."""
     line: bool = False
     """Whether the command line is attacked, with files beside it."""
+    planted: tuple[str, ...] = ()
+    """Texts of which one to three stand in place of names, before anything else is changed."""
+    names: tuple[str, ...] = ()
+    """The names in the attacked file that are free to be anything."""
     kept: frozenset[int] = frozenset({0, 1})
     """Places on the command line that are not attacked: the command, and how much work it is to do."""
 

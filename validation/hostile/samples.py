@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from validation.hostile.foreign import importers, servers, studies
+from validation.hostile.notebooks import notebooks
 from validation.hostile.sample import Sample, of
 
 _ROOT = Path(__file__).parents[2]
@@ -235,7 +236,7 @@ def _learned() -> bytes:
 @cache
 def samples() -> dict[str, Sample]:
     """Return every kind by name."""
-    return own() | importers() | servers() | studies()
+    return own() | importers() | servers() | studies() | notebooks(MACHINE)
 
 
 def own() -> dict[str, Sample]:
