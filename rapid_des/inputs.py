@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import os
 import stat
+from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -33,6 +34,7 @@ LEARNED_FILE = Kind("a file of learned operators", 1 << 26)
 PART = Kind("a part of a study's results", 1 << 28)
 DATABASE = Kind("a search's database", 1 << 30)
 
+_PIECE = 1 << 20
 _ONLY_LOOK = (
     os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
 )
@@ -63,7 +65,7 @@ def check_input(path: Path, kind: Kind) -> None:
 def read_input(path: Path, kind: Kind = TEXT) -> bytes:
     """Return a whole file; see `open_input`."""
     with open_input(path, kind) as file:
-        return _read(file, path, kind)
+        return _read(file, path, kind, expected=os.fstat(file.fileno()).st_size)
 
 
 def unpack_input(path: Path, kind: Kind = TEXT) -> bytes:
@@ -72,11 +74,9 @@ def unpack_input(path: Path, kind: Kind = TEXT) -> bytes:
         return _read(unpacked, path, kind)
 
 
-def _read(file: IO[bytes] | gzip.GzipFile, path: Path, kind: Kind) -> bytes:
+def _read(file: IO[bytes] | gzip.GzipFile, path: Path, kind: Kind, expected: int = 0) -> bytes:
     try:
-        content = file.read(
-            kind.most + 1
-        )  # a file may grow while it is read, and files of /proc have no size
+        content = b"".join(_pieces(file, kind.most, expected))
     except gzip.BadGzipFile:
         raise
     except OSError as error:
@@ -84,6 +84,19 @@ def _read(file: IO[bytes] | gzip.GzipFile, path: Path, kind: Kind) -> bytes:
     if len(content) > kind.most:
         raise _too_large(path, kind)
     return content
+
+
+def _pieces(file: IO[bytes] | gzip.GzipFile, most: int, expected: int) -> Iterator[bytes]:
+    """Yield what a file holds, up to one byte more than `most`.
+
+    `read` takes memory for all that it is asked for, so it is asked for the expected size, and then for small
+    pieces: a file may grow while it is read, files of /proc have no size, and that of packed ones is not known.
+    """
+    asked, left = expected + 1, most + 1
+    while left > 0 and (piece := file.read(min(asked, left))):
+        yield piece
+        left -= len(piece)
+        asked = _PIECE
 
 
 def _check(status: os.stat_result, path: Path, kind: Kind) -> None:

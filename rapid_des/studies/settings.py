@@ -22,7 +22,7 @@ from rapid_des.machine import Machine
 from rapid_des.modes.pricing import price
 from rapid_des.modes.timed_faults import with_timetables
 from rapid_des.network.faults import drawn_names, placed_in_time
-from rapid_des.network.specs import HyperX
+from rapid_des.network.specs import Hypercube, HyperX
 from rapid_des.program.library import libraries_of
 from rapid_des.program.lowering import Lowered, lower
 from rapid_des.program.program import Program
@@ -156,7 +156,7 @@ def _same_fabric(machine: Machine, other: Machine, traces: TraceSet | None) -> b
 def _without_what_is_not_read(machine: Machine, traces: TraceSet | None) -> tuple[object, ...]:
     spec, fabric = machine.spec, machine.healthy
     routing = spec.routing
-    if len(fabric.axes) == 1 and not isinstance(spec.fabric[0], HyperX):  # whose routers have axes
+    if len(fabric.axes) == 1 and not isinstance(spec.fabric[0], Hypercube | HyperX):  # which have inner axes
         routing = structs.replace(routing, order="innermost_first")
     if fabric.nodes == fabric.gpus + fabric.nics:
         routing = structs.replace(routing, ecmp="hash")

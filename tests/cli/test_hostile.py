@@ -17,6 +17,7 @@ from rapid_des.chakra.source import discover
 from rapid_des.device.learned import load_learned
 from rapid_des.device.learned.regressors import Forest
 from rapid_des.errors import ConfigError, InputError, TraceError
+from rapid_des.inputs import TRACE, read_input, unpack_input
 from rapid_des.network.collectives.algorithm_files import load_algorithm
 from rapid_des.network.infragraph.expansion import Expansion, read
 from rapid_des.units import whole_number
@@ -202,6 +203,18 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path):
     for rank in range(2):
         (tmp_path / f"t.{rank}.et").write_bytes(b"\x07\x0a\x050.0.4")
     call("trace", "stats", tmp_path / "t")  # the FIFO beside the traces is not waited for
+
+
+def test_a_small_file_is_read_into_little_memory(tmp_path):
+    (tmp_path / "t").write_bytes(b"x" * 100)
+    (tmp_path / "t.gz").write_bytes(gzip.compress(b"y" * 100))
+    tracemalloc.start()
+    assert read_input(tmp_path / "t", TRACE) == b"x" * 100
+    assert unpack_input(tmp_path / "t.gz", TRACE) == b"y" * 100
+    assert (
+        tracemalloc.get_traced_memory()[1] < 4 << 20
+    )  # a trace may have 4 GiB, and `read` takes what it may need
+    tracemalloc.stop()
 
 
 def test_ranks_in_names_of_files_are_bounded(tmp_path):

@@ -134,9 +134,10 @@ def test_a_replay_says_which_links_and_switches_its_traces_never_use():
 
 
 @pytest.mark.parametrize(
-    ("machine", "read"), [("dgx_a100", False), ("torus_2d_a100", True), ("hyperx_a100_128", True)]
+    ("machine", "read"),
+    [("dgx_a100", False), ("torus_2d_a100", True), ("hyperx_a100_128", True), ("hypercube_a100", True)],
 )
-def test_the_order_of_axes_is_read_where_there_are_several_of_gpus_or_routers(machine, read):
+def test_the_order_of_axes_is_read_where_there_are_several_of_gpus_routers_or_bits(machine, read):
     order = call("topology", "route", machine, "0", "7", "--set", "machine.routing.order=outermost_first")
     assert (NOTHING in order.err) != read
 

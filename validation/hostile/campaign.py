@@ -34,6 +34,8 @@ from validation.hostile.samples import samples
 
 SECONDS, WAITING = 10, 120
 """What one input may take: seconds of the processor, and of the clock, which other programs make longer."""
+_CHUNK, _CHUNKS = 8, 100
+"""Inputs that a process takes at a time, and how often it does so before another one takes its place."""
 _MEMORY = 2 << 30
 """Bytes that an input may take beyond what the programs themselves do."""
 _GOOD = {"0", "2", "3", "4"}
@@ -182,6 +184,8 @@ def run(arguments: list[str], files: dict[str, bytes], seconds: float = SECONDS)
 
 
 def _call(arguments: list[str], seconds: float, stated: bytes) -> Outcome:
+    _taken()
+    before = _taken()
     out, err, code = io.StringIO(), io.StringIO(), "0"
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _alarm(seconds):
         try:
@@ -191,14 +195,14 @@ def _call(arguments: list[str], seconds: float, stated: bytes) -> Outcome:
         except _TimeoutError:
             return Outcome("timeout", f"more than {seconds:g} s of the processor, or {WAITING} s")
     wrong = wrong_html(out.getvalue()) if arguments[0] == "notebook" and code == "0" else ""
-    return Outcome(code, wrong or _problem(code, out.getvalue(), err.getvalue(), stated))
+    return Outcome(code, wrong or _problem(code, out.getvalue(), err.getvalue(), stated, before))
 
 
-def _problem(code: str, printed: str, shown: str, stated: bytes) -> str:
-    """Return what is wrong with what a command printed; nothing if all is well."""
+def _problem(code: str, printed: str, shown: str, stated: bytes, before: int) -> str:
+    """Return what is wrong with a command that printed this, and began with so many bytes held."""
     if any(sign in printed + shown for sign in ("\x1b", "\x07", "Traceback")):
         return f"a raw escape or a traceback: {shown[:300]!r}"
-    if "out of memory" in shown or _taken() > _MEMORY:
+    if "out of memory" in shown or _taken() - before > _MEMORY:
         return f"more than {_MEMORY >> 20} MiB: {shown[:300]}"
     if "Warning" in shown:
         return f"a warning: {shown[:300]}"
@@ -261,8 +265,8 @@ def main() -> None:
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
     bad = 0
     context = multiprocessing.get_context("spawn")
-    with context.Pool(asked.jobs, _limited, maxtasksperchild=2000) as pool:
-        for kind, seed, outcome in pool.imap_unordered(_attack, tasks, chunksize=8):
+    with context.Pool(asked.jobs, _limited, maxtasksperchild=_CHUNKS) as pool:
+        for kind, seed, outcome in pool.imap_unordered(_attack, tasks, chunksize=_CHUNK):
             counts[kind][outcome.code] += 1
             if outcome.problem:
                 bad += 1
