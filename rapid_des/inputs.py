@@ -89,8 +89,8 @@ def _read(file: IO[bytes] | gzip.GzipFile, path: Path, kind: Kind, expected: int
 def _pieces(file: IO[bytes] | gzip.GzipFile, most: int, expected: int) -> Iterator[bytes]:
     """Yield what a file holds, up to one byte more than `most`.
 
-    `read` takes memory for all that it is asked for, so it is asked for the expected size, and then for small
-    pieces: a file may grow while it is read, files of /proc have no size, and that of packed ones is not known.
+    `read` takes memory for all that it is asked for: it is asked for the expected size, then for small
+    pieces. A file may grow while it is read, files of /proc have no size, that of packed ones is not known.
     """
     asked, left = expected + 1, most + 1
     while left > 0 and (piece := file.read(min(asked, left))):

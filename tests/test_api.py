@@ -114,6 +114,21 @@ def test_a_notebook_shows_results_machines_and_studies_and_takes_seconds():
     assert list(frame["tp"]) == [2, 4]
 
 
+def test_a_notebook_shows_names_as_text_of_bounded_size():
+    name = "</pre><script>alert(1)</script>\u202e&amp;"
+    machine = rd.load_machine("dgx_a100", settings={"name": name})
+    shown = machine._repr_html_()
+    assert "&lt;/pre&gt;&lt;script&gt;" in shown and "&amp;amp;" in shown
+    assert "<script" not in shown and "\u202e" not in shown
+    axes = {"x" * 10_000: {name: {}, "two": {}}, "tp": [8]}
+    study = {"job": "llama2_7b_train", "on": "dgx_a100", "axes": axes, "where": "tp * dp * pp == 8"}
+    study["set"] = {"dp": 1, "pp": 1}
+    for each in (rd.load_study(study), rd.sweep({**study, "mode": "analytical"}, executor="local")):
+        assert "<script" not in each._repr_html_() and len(each._repr_html_()) < 4_000
+    long = rd.load_machine("dgx_a100", settings={"name": "<" * 1_000_000})
+    assert len(long._repr_html_()) < 300_000
+
+
 def test_a_machine_is_built_from_python_values_and_changed():
     plain = {
         "name": "ring",

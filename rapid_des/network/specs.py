@@ -357,7 +357,9 @@ class Routing(Spec, frozen=True, kw_only=True):
     tie: Literal["positive", "lowest_id", "hash", "balanced"]
     """The direction of a message where both are equally long: the positive one, that of the lower next id,
     either by a hash of source and destination, or alternately from one source to the next (balanced:
-    all-to-alls then load both directions equally). A balanced king mesh makes diagonal moves along the whole
+    all-to-alls then load both directions equally). A large direct all-to-all takes 1.50 times its lower bound
+    on a 4 x 4 torus and 1.30 times on an 8 x 8 one with `positive`, 1.13 and 1.22 times with `balanced`. An
+    odd axis has no such messages. A balanced king mesh makes diagonal moves along the whole
     route, where the others make them first.
     """
     ecmp: Literal["hash", "lowest_id", "destination"] = "hash"

@@ -9,7 +9,7 @@ import numpy as np
 
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.inputs import PART, open_input
-from rapid_des.studies.figures import FIGURES, most_of
+from rapid_des.studies.figures import FIGURES, kind_of, most_of
 from rapid_des.units import PS_PER_S
 
 MOST_ROWS = 1 << 14
@@ -55,8 +55,10 @@ def _check_figures(table: Any) -> None:
 
     for name in FIGURES.keys() & set(table.column_names):
         column = table[name]
-        if not (types.is_integer(column.type) or types.is_floating(column.type)):
+        if types.is_null(column.type) or kind_of(name) not in ("int64", "float64"):
             continue
+        if not (types.is_integer(column.type) or types.is_floating(column.type)):
+            raise InputError(f"{name}: values of type {column.type}; allowed: numbers")
         wrong = compute.or_(compute.less(column, 0), compute.greater(column, most_of(name)))
         if types.is_floating(column.type):
             wrong = compute.or_(wrong, compute.is_nan(column))
@@ -64,8 +66,10 @@ def _check_figures(table: Any) -> None:
             value = column.filter(wrong)[0].as_py()
             raise InputError(f"{name}: {value}; allowed: 0 to {most_of(name):,}")
     if {"step_time_s", "step_time_ps"} <= set(table.column_names):
-        times = table["step_time_s"].to_numpy(), table["step_time_ps"].to_numpy() / PS_PER_S
-        if not np.isclose(*times, rtol=1e-9, atol=0, equal_nan=True).all():
+        stated, exact = (
+            table[name].cast("float64", safe=False).to_numpy() for name in ("step_time_s", "step_time_ps")
+        )
+        if not np.isclose(stated, exact / PS_PER_S, rtol=1e-9, atol=0, equal_nan=True).all():
             raise InputError("step_time_s and step_time_ps are of different times")
 
 

@@ -98,6 +98,23 @@ def test_figures_that_no_simulation_has_are_refused(kept, change, said):
     assert said in refused(call("show", kept, "--point", 1))
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("step_time_ps", "<b>", "step_time_ps: values of type string; allowed: numbers"),
+        ("step_time_s", [1.0], "step_time_s: values of type list"),
+        ("gpus", "8", "gpus: values of type string; allowed: numbers"),
+        ("step_time_ps", None, "step_time_s and step_time_ps are of different times"),
+    ],
+)
+def test_figures_of_another_type_are_refused(kept, name, value, said):
+    (part,) = (kept / "points").glob("*.parquet")
+    table = pyarrow.parquet.read_table(part)
+    changed = table.set_column(table.column_names.index(name), name, pyarrow.array([value] * len(table)))
+    pyarrow.parquet.write_table(changed, part)
+    assert said in refused(call("show", kept))
+
+
 def test_a_part_of_twelve_million_rows_is_not_read(kept):
     (part,) = (kept / "points").glob("*.parquet")
     same = pyarrow.repeat(pyarrow.scalar(1, pyarrow.int64()), 12_000_000)

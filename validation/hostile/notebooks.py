@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -85,6 +86,9 @@ def notebook(words: Sequence[str]) -> None:
     except rd.RapidDesError as error:
         print(printable(str(error)), file=sys.stderr)
         sys.exit(error.exit_code)
+    except Exception:  # noqa: BLE001 - what a notebook shows as a traceback is a defect
+        traceback.print_exc()
+        sys.exit(1)
     print(shown._repr_html_(), end="")  # noqa: SLF001 - what a notebook calls
 
 
