@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rapid_des.compiling import compilable
+from rapid_des.compiling.kinds import Int32Column, Int64Column, Int64Matrix
+from rapid_des.compiling import Kernel, compilable
 from rapid_des.engines.compiled.calendar import push
 from rapid_des.engines.compiled.channels import pass_turn
 from rapid_des.engines.compiled.flat import Array, Flat, Network
@@ -39,15 +40,15 @@ _SPARE = 4
 class Served(NamedTuple):
     """What links serve, and served of what is still on its way."""
 
-    noticed: Array
+    noticed: Int64Column
     """Link to when it is noticed that it is closed, or NONE: it is open."""
-    transfer: Array
+    transfer: Int32Column
     """Link to the transfer that it served last."""
-    start: Array
+    start: Int64Matrix
     """Of each transfer, by its hops so far: when its service began."""
-    size: Array
+    size: Int64Matrix
     """Bytes that were, or will be, served."""
-    row: Array
+    row: Int64Matrix
     """Which row of the trail it is."""
 
 
@@ -70,7 +71,7 @@ def play_closing(flat: Flat, state: State, pools: Pools, served: Served, until: 
 
 
 @compilable
-def stop_at_closed(flat: Flat, state: State, pools: Pools, noticed: Array) -> None:
+def stop_at_closed(flat: Flat, state: State, pools: Pools, noticed: Int64Column) -> None:
     """Stop who comes to a closed link; who knows of it already may set off again at this instant."""
     network, transfers, cursor, now = flat.network, pools.transfers, state.cursor, state.cursor[NOW]
     transfer = cursor[JOINING]
@@ -93,7 +94,7 @@ def stop_at_closed(flat: Flat, state: State, pools: Pools, noticed: Array) -> No
 
 
 @compilable
-def _closed_until(network: Network, noticed: Array, route: int, hop: int, fluid: bool) -> int:  # noqa: FBT001
+def _closed_until(network: Network, noticed: Int64Column, route: int, hop: int, fluid: bool) -> int:  # noqa: FBT001
     """Return when it is noticed that a transfer's next link, or of a flow any there and back, is closed."""
     if not fluid:
         return int(noticed[network.route_links[hop]])
@@ -168,3 +169,6 @@ def _serve(  # noqa: PLR0913 - flat arrays
         trail.start[row], trail.finish[row], trail.arrival[row] = now, free, arrival
         trail.visit[row] = flat.ranks.flat[transfers.rank[transfer]] + transfers.visit[transfer]
         trail.task[row], trail.position[row] = transfers.task[transfer], place
+
+
+CLOSING = Kernel(play_closing)

@@ -6,12 +6,12 @@ Rows of a pool keep their numbers.
 from __future__ import annotations
 
 import time
-from functools import cache
-from pathlib import Path
 
 import numpy as np
 
-from rapid_des.compiling import Kernel, Read
+from rapid_des.compiling import Kernel
+from rapid_des.compiling.kinds import Table, kinds_of
+from rapid_des.compiling.words import Words
 from rapid_des.engines.compiled import kernel, pools
 from rapid_des.engines.compiled.calendar import HEAP, PUSHED, push
 from rapid_des.engines.compiled.flat import Array, flatten
@@ -30,30 +30,24 @@ _SLICE_S = 0.2
 """How long the kernel plays before Python looks for signals, as ^C, and progress is told."""
 _FIRST_SLICE = 20_000
 """Events of the first slice; the others are as many as take the time."""
+_TABLES = [kind for kind in kinds_of(kernel.play) if isinstance(kind, Table)]
 
 
-@cache
 def kernel_of(*, fluid: bool = False, paired: bool = False, closing: bool = False) -> Kernel:
     """Return what plays programs of the fluid mode, with queue pairs, whose links close, or the others."""
-    package = Path(__file__).parents[2]
-    sources = [
-        *package.glob("engines/compiled/*.py"),
-        *(package / "program" / f"{name}.py" for name in ("delays", "rates", "spraying", "timetable")),
-    ]
     if paired:
-        from rapid_des.engines.compiled.paired_kernel import play_paired
+        from rapid_des.engines.compiled.paired_kernel import PAIRED
 
-        return Kernel(play_paired, sorted(sources))
-    if not fluid and not closing:
-        return Kernel(kernel.play, sorted(sources))
-    if not fluid:
-        from rapid_des.engines.compiled.closing_kernel import play_closing
+        return PAIRED
+    if fluid:
+        from rapid_des.engines.compiled.fluid_kernel import FLUID
 
-        return Kernel(play_closing, sorted(sources))
-    from rapid_des.engines.compiled.fluid_kernel import play_fluid
+        return FLUID
+    if closing:
+        from rapid_des.engines.compiled.closing_kernel import CLOSING
 
-    sharing = [package / "network" / "fluid" / f"{name}.py" for name in ("__init__", "state")]
-    return Kernel(play_fluid, sorted([*sources, *sharing]))
+        return CLOSING
+    return kernel.KERNEL
 
 
 class CompiledSimulation:
@@ -68,7 +62,7 @@ class CompiledSimulation:
             self._flat, program.links, len(program.labels), trail=trail and not fluid, fluid=fluid
         )
         self._pools = pools.new_pools(trail=trail, fluid=fluid)
-        self._read: tuple[Read | None, ...] = (None, None, None)
+        self._words: tuple[Words | None, ...] = (None, None, None)
         self._fluid = (
             new_fluid(self._flat.network.capacity, flows=256, hops=widest(program)) if fluid else None
         )
@@ -110,12 +104,12 @@ class CompiledSimulation:
             self._fluid = widened(self._fluid, slots)
         kernel_of(fluid=True)(*self._arguments(), self._fluid, self._noticed, limit)
 
-    def _arguments(self) -> tuple[Read, ...]:
+    def _arguments(self) -> tuple[Words, ...]:
         """Return what every kernel takes: the program, the state and the pools."""
-        arguments = (self._flat, self._state, self._pools)
-        read = tuple(map(Read.of, arguments, self._read))
-        self._read = read
-        return read
+        arguments = self._flat, self._state, self._pools
+        words = tuple(map(Words.of, arguments, _TABLES, self._words))
+        self._words = words
+        return words
 
     def run(self, until: int | None = None) -> None:
         """Play until nothing is left to happen, or up to and including a time in picoseconds.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rapid_des.compiling import compilable
+from rapid_des.compiling import Kernel, compilable
+from rapid_des.compiling.kinds import Int64Column
 from rapid_des.engines.compiled.calendar import USED, push
 from rapid_des.engines.compiled.channels import has_turn, pass_turn
 from rapid_des.engines.compiled.closing_kernel import stop_at_closed
@@ -36,7 +37,7 @@ _PS = 1e12
 
 @compilable
 def play_fluid(  # noqa: PLR0913 - flat arrays
-    flat: Flat, state: State, pools: Pools, fluid: Fluid, noticed: Array, until: int
+    flat: Flat, state: State, pools: Pools, fluid: Fluid, noticed: Int64Column, until: int
 ) -> None:
     """Play as `play` does, the links' part by flows; `noticed`: see `Served`, empty if no link closes."""
     while True:
@@ -144,3 +145,6 @@ def leave(flat: Flat, state: State, pools: Pools, flow: int, now: int) -> None:
     transfers.hop[flow] = transfers.end[flow]
     after = max(network.after[size, network.profile[route]], 1) + transfers.crossed[flow]
     push(pools.calendar, now + after, HOP, flow, 0)
+
+
+FLUID = Kernel(play_fluid)

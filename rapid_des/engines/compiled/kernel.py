@@ -10,7 +10,7 @@ hundred arrays took five times as long as the rules. The clear form is the SimPy
 
 from __future__ import annotations
 
-from rapid_des.compiling import compilable
+from rapid_des.compiling import Kernel, compilable
 from rapid_des.engines.compiled.calendar import HEAP, PUSHED, USED, pop, push, recycle, recycle_bucket
 from rapid_des.engines.compiled.flat import Flat
 from rapid_des.engines.compiled.plan_tables import AS_LOWERED
@@ -760,3 +760,6 @@ def play(flat: Flat, state: State, pools: Pools, until: int) -> None:  # noqa: C
 
     cursor[PHASE], cursor[DEPTH], cursor[LINKS] = phase, depth, touched_links
     cursor[SERVER], cursor[ASKING], cursor[NOW] = server_index, asking, now
+
+
+KERNEL = Kernel(play)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rapid_des.compiling import compilable
+from rapid_des.compiling import Kernel, compilable
 from rapid_des.engines.compiled.calendar import push
 from rapid_des.engines.compiled.flat import Flat, Network
 from rapid_des.engines.compiled.kernel import (
@@ -174,3 +174,6 @@ def _follow(network: Network, state: State, pools: Pools, part: int, start: int,
         moment = goes_on(network, state, transfers, part, state.cursor[NOW], start, free)
     if transfers.parts[message] > 0:
         push(pools.calendar, moment, HAND, message, 0)
+
+
+PAIRED = Kernel(play_paired)
