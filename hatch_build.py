@@ -45,7 +45,7 @@ class KernelsHook(BuildHookInterface):
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
 
-    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+    def finalize(self, *_: Any) -> None:
         """Remove what has been copied into the wheel."""
         if hasattr(self, "_folder"):
             shutil.rmtree(self._folder)

@@ -17,7 +17,7 @@ import numpy as np
 
 from rapid_des.arrays import Int64s
 from rapid_des.compiling import Kernel
-from rapid_des.compiling.kinds import Int64Column, UInt8Column
+from rapid_des.compiling.kinds import Int32Column, Int64Column, UInt8Column
 
 INCOMPLETE = -1
 TOO_LONG = -2
@@ -65,7 +65,7 @@ def scan_fields(
     buffer: UInt8Column,
     starts: Int64Column,
     ends: Int64Column,
-    owner: Int64Column,
+    owner: Int32Column,
     field: Int64Column,
     value: Int64Column,
     payload_starts: Int64Column,
@@ -184,8 +184,8 @@ def intern_spans(
     buffer: UInt8Column,
     starts: Int64Column,
     ends: Int64Column,
-    slots: Int64Column,
-    codes: Int64Column,
+    slots: Int32Column,
+    codes: Int32Column,
     firsts: Int64Column,
     outcome: Int64Column,
 ) -> None:

@@ -77,8 +77,9 @@ def split_fields(buffer: bytes, messages: Spans) -> Fields:
     bound = int((messages.ends - messages.starts).sum()) // 2 + 1
     owner = np.empty(bound, np.int32)
     tag, value, starts, ends = (np.empty(bound, np.int64) for _ in range(4))
-    spans = (messages.starts, messages.ends)
-    count, bad, _ = on_bytes(scan_fields, buffer, *spans, owner, tag, value, starts, ends)
+    count, bad, _ = on_bytes(
+        scan_fields, buffer, messages.starts, messages.ends, owner, tag, value, starts, ends
+    )
     if bad >= 0:
         raise MalformedMessageError(bad)
     payload = Spans(starts[:count], ends[:count])

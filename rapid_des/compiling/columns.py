@@ -11,18 +11,24 @@ import operator
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
-from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, Signature, signature
+from numba.core import types as numba_types
+from numba.core.typing.templates import (
+    AbstractTemplate,
+    AttributeTemplate,
+    Signature,
+    infer_global,
+    signature,
+)
 from numba.extending import infer_getattr, lower_builtin, lower_getattr_generic, models, register_model
-from numba.core.typing.templates import infer_global
 
 from rapid_des.compiling.kinds import Column, Kind, Scalar, Table
 from rapid_des.compiling.words import words_of
 
+types: Any = numba_types
 _WORD = ir.IntType(64)
 
 
-class ColumnType(types.Type):  # type: ignore[misc]
+class ColumnType(types.Type):
     """A column: the address of its three words."""
 
     def __init__(self, dtype: Any) -> None:
@@ -30,7 +36,7 @@ class ColumnType(types.Type):  # type: ignore[misc]
         super().__init__(name=f"Column({dtype})")
 
 
-class MatrixType(types.Type):  # type: ignore[misc]
+class MatrixType(types.Type):
     """A column of rows: the address of its three words."""
 
     def __init__(self, dtype: Any) -> None:
@@ -38,7 +44,7 @@ class MatrixType(types.Type):  # type: ignore[misc]
         super().__init__(name=f"Matrix({dtype})")
 
 
-class SpanType(types.Type):  # type: ignore[misc]
+class SpanType(types.Type):
     """A stretch of a column: the address of its first entry, and its length."""
 
     def __init__(self, dtype: Any) -> None:
@@ -46,7 +52,7 @@ class SpanType(types.Type):  # type: ignore[misc]
         super().__init__(name=f"Span({dtype})")
 
 
-class TableType(types.Type):  # type: ignore[misc]
+class TableType(types.Type):
     """A table: the address of its words."""
 
     def __init__(self, kind: Table) -> None:
@@ -68,12 +74,12 @@ def _scalar(name: str) -> Any:
     return types.boolean if name == "bool" else getattr(types, name)
 
 
-class _AddressModel(models.PrimitiveModel):  # type: ignore[misc]
+class _AddressModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Any) -> None:
         super().__init__(manager, kind, _WORD.as_pointer())
 
 
-class _SpanModel(models.StructModel):  # type: ignore[misc]
+class _SpanModel(models.StructModel):
     def __init__(self, manager: Any, kind: Any) -> None:
         members = [("first", types.CPointer(kind.dtype)), ("length", types.intp)]
         super().__init__(manager, kind, members)
@@ -94,14 +100,14 @@ def _word(builder: Any, address: Any, place: int, kind: Any = _WORD) -> Any:
 
 
 @infer_getattr
-class _Fields(AttributeTemplate):  # type: ignore[misc]
+class _Fields(AttributeTemplate):
     key = TableType
 
     def generic_resolve(self, table: TableType, name: str) -> Any:
         return table.places[name][1] if name in table.places else None
 
 
-@lower_getattr_generic(TableType)  # type: ignore[untyped-decorator]
+@lower_getattr_generic(TableType)
 def _field(context: Any, builder: Any, table: TableType, address: Any, name: str) -> Any:
     place, kind = table.places[name]
     if isinstance(kind, ColumnType | MatrixType):
@@ -120,8 +126,9 @@ def _length(builder: Any, kind: Any, value: Any) -> Any:
     return builder.extract_value(value, 1) if isinstance(kind, SpanType) else _word(builder, value, 1)
 
 
-def _entry(context: Any, builder: Any, kind: Any, value: Any, index_kind: Any, index: Any) -> Any:
+def _entry(context: Any, builder: Any, sig: Any, given: Any) -> Any:
     """Return the address of an entry."""
+    (kind, index_kind, *_), (value, index, *_) = sig.args, given
     if isinstance(kind, MatrixType):
         row, column = (
             context.cast(builder, part, each, types.intp)
@@ -144,7 +151,7 @@ def _is_place(column: Any, index: Any) -> bool:
 
 
 @infer_global(operator.getitem)
-class _Read(AbstractTemplate):  # type: ignore[misc]
+class _Read(AbstractTemplate):
     def generic(self, given: Any, _: Any) -> Signature | None:
         column, index = given
         if _is_place(column, index):
@@ -156,26 +163,28 @@ class _Read(AbstractTemplate):  # type: ignore[misc]
 
 
 @infer_global(operator.setitem)
-class _Write(AbstractTemplate):  # type: ignore[misc]
+class _Write(AbstractTemplate):
     def generic(self, given: Any, _: Any) -> Signature | None:
         column, index, _value = given
         return signature(types.none, column, index, column.dtype) if _is_place(column, index) else None
 
 
 @infer_global(len)
-class _Len(AbstractTemplate):  # type: ignore[misc]
+class _Len(AbstractTemplate):
     def generic(self, given: Any, _: Any) -> Signature | None:
         (column,) = given
-        return signature(types.intp, column) if isinstance(column, ColumnType | SpanType) else None
+        return (
+            signature(types.intp, column) if isinstance(column, ColumnType | MatrixType | SpanType) else None
+        )
 
 
 def _read(context: Any, builder: Any, sig: Any, given: Any) -> Any:
-    there = _entry(context, builder, sig.args[0], given[0], sig.args[1], given[1])
+    there = _entry(context, builder, sig, given)
     return context.unpack_value(builder, sig.return_type, there)
 
 
 def _write(context: Any, builder: Any, sig: Any, given: Any) -> Any:
-    there = _entry(context, builder, sig.args[0], given[0], sig.args[1], given[1])
+    there = _entry(context, builder, sig, given)
     context.pack_value(builder, sig.args[2], given[2], there)
     return context.get_dummy_value()
 
@@ -197,7 +206,7 @@ def _span(context: Any, builder: Any, sig: Any, first: Any, length: Any) -> Any:
     return builder.insert_value(span, length, 1)
 
 
-def _len(context: Any, builder: Any, sig: Any, given: Any) -> Any:
+def _len(_: Any, builder: Any, sig: Any, given: Any) -> Any:
     return _length(builder, sig.args[0], given[0])
 
 
@@ -206,6 +215,7 @@ for _kind in (ColumnType, SpanType):
     lower_builtin(operator.getitem, _kind, types.Integer)(_read)
     lower_builtin(operator.getitem, _kind, types.SliceType)(_slice)
     lower_builtin(operator.setitem, _kind, types.Integer, types.Any)(_write)
+lower_builtin(len, MatrixType)(_len)
 lower_builtin(operator.getitem, MatrixType, types.BaseTuple)(_read)
 lower_builtin(operator.getitem, MatrixType, types.Integer)(_row)
 lower_builtin(operator.setitem, MatrixType, types.BaseTuple, types.Any)(_write)

@@ -62,8 +62,11 @@ def _written(name: str, function: Callable[..., None]) -> Any:
     def entry(given: Any) -> None:
         function(*given)
 
-    takes = types.Tuple(list(map(type_of, kinds_of(function))))  # its parts are arguments of machine code
-    compiled = njit(types.void(takes), **_OPTIONS)(entry)
+    options: Any = _OPTIONS
+    takes: Any = types.Tuple(
+        list(map(type_of, kinds_of(function)))
+    )  # its parts are arguments of machine code
+    compiled = njit(types.void(takes), **options)(entry)
     (signature,) = compiled.signatures
     module = llvm.parse_assembly(compiled.inspect_llvm(signature))
     module.get_function(compiled.overloads[signature].fndesc.llvm_func_name).name = name

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rapid_des.arrays import Int64s
 from rapid_des.compiling.kinds import Column, Kind, Scalar, Table
 
 COLUMN_WORDS = 3
@@ -25,7 +25,7 @@ class Words(NamedTuple):
     """A table's words with what they point to, so that who calls again reads anew only what has changed."""
 
     argument: tuple[Any, ...]
-    words: Int64s
+    words: NDArray[np.int64]
     parts: list[Words]
     """The tables in it."""
 

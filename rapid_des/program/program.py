@@ -135,8 +135,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rapid_des.compiling.kinds import Int32Matrix, Int64Matrix
 from rapid_des.arrays import Bools, Int8s, Int32s, Int64s, starts_by
+from rapid_des.compiling.kinds import Int32Matrix, Int64Matrix
 
 Rows = NDArray[np.integer[Any]]
 NONE = -1

@@ -11,7 +11,6 @@ dP, dV, dK, dQ), dQ added up in fp32 through L2, a pass before it (row sums of d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,8 +78,8 @@ def compiled(work: Floats, sms: int, pace: Floats) -> float:
 
 @compilable
 def _simulate(  # noqa: C901, PLR0912, PLR0915 - one loop that compiles as it stands
-    work: Sequence[float],
-    pace: Sequence[float],
+    work: Any,
+    pace: Any,
     left: Any,
     due: Any,
     scratch: tuple[Any, Any, Any],

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rapid_des.compiling.kinds import Int32Column, Int64Column, Int64Matrix
 from rapid_des.compiling import Kernel, compilable
+from rapid_des.compiling.kinds import Int32Column, Int64Column, Int64Matrix
 from rapid_des.engines.compiled.calendar import push
 from rapid_des.engines.compiled.channels import pass_turn
-from rapid_des.engines.compiled.flat import Array, Flat, Network
+from rapid_des.engines.compiled.flat import Flat, Network
 from rapid_des.engines.compiled.kernel import (
     ASKING,
     DONE,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
-from rapid_des.compiling.kinds import BoolColumn, Int32Column, Int64Column, Int8Column
+
+from rapid_des.compiling.kinds import BoolColumn, Int8Column, Int32Column, Int64Column
 
 Array = NDArray[Any]
 

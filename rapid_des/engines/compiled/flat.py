@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid_des.compiling.kinds import BoolColumn, Int32Column, Int64Column, Int64Matrix
 from rapid_des.arrays import joined, joined_starts, starts_of
+from rapid_des.compiling.kinds import BoolColumn, Int32Column, Int64Column, Int64Matrix
 from rapid_des.engines.compiled.columns import Ranks, Tasks, Visits
 from rapid_des.engines.compiled.plan_tables import NO_REPLANS, Replans
 from rapid_des.program.program import (

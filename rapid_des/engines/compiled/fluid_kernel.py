@@ -7,7 +7,7 @@ from rapid_des.compiling.kinds import Int64Column
 from rapid_des.engines.compiled.calendar import USED, push
 from rapid_des.engines.compiled.channels import has_turn, pass_turn
 from rapid_des.engines.compiled.closing_kernel import stop_at_closed
-from rapid_des.engines.compiled.flat import Array, Flat, Network
+from rapid_des.engines.compiled.flat import Flat, Network
 from rapid_des.engines.compiled.kernel import (
     ASKING,
     DONE,

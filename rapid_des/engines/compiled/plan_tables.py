@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
 from rapid_des.compiling.kinds import BoolColumn, Int32Column, Int64Column
 
 Array = NDArray[Any]

@@ -12,8 +12,15 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from rapid_des.compiling.kinds import BoolColumn, Int32Column, Int32Matrix, Int64Column, Int64Matrix, Int8Column
 from rapid_des.compiling import compilable
+from rapid_des.compiling.kinds import (
+    BoolColumn,
+    Int8Column,
+    Int32Column,
+    Int32Matrix,
+    Int64Column,
+    Int64Matrix,
+)
 from rapid_des.engines.compiled.flat import Array, Flat
 from rapid_des.engines.compiled.plan_tables import Parts
 from rapid_des.program.program import NONE
