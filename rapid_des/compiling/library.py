@@ -1,9 +1,9 @@
 """Kernels that are compiled together: where their machine code is found, and how it is made if it is nowhere.
 
-A wheel brings a shared library beside this module, which the system loads. A checkout has none: object code is
-kept in numba's cache folder, from where llvmlite alone loads it. If it is not there or not whole, one process
-compiles, and others that want the same wait for it. A folder that is not ours alone is not used. The compiler
-runs in a process of its own: LLVM does not look for signals, so ^C would wait for it.
+A wheel brings a shared library beside this module, which the system loads. A checkout has none: object code
+is kept in numba's cache folder, from where llvmlite alone loads it. If it is not there or not whole, one
+process compiles, and others that want the same wait for it. A folder that is not ours alone is not used. The
+compiler runs in a process of its own: LLVM does not look for signals, so ^C would wait for it.
 """
 
 from __future__ import annotations

@@ -12,29 +12,31 @@ from rapid_des.compiling.kinds import Int32Column, Int64Column, Int64Matrix
 from rapid_des.engines.compiled.calendar import push
 from rapid_des.engines.compiled.channels import pass_turn
 from rapid_des.engines.compiled.flat import Flat, Network
-from rapid_des.engines.compiled.kernel import (
+from rapid_des.engines.compiled.kernel import play
+from rapid_des.engines.compiled.link_queues import book
+from rapid_des.engines.compiled.pools import TRAIL, Pools, State
+from rapid_des.engines.compiled.rooms import has_room
+from rapid_des.engines.compiled.steps import NONE, insert_waiting, last_byte_arrives, link_times, sort_asked
+from rapid_des.engines.compiled.work import (
     ASKING,
     DONE,
     FLOW,
+    FLUID,
     FREE,
     FREED,
-    HOPS,
     JOINING,
     LINKS,
     LINKS_APART,
     NOW,
     PHASE,
+    RECORDING,
+    SPARE,
     STATUS,
     STOPPED,
     STOPPED_WAKES,
+    TAILS,
     WAKING,
-    has_room,
-    play,
 )
-from rapid_des.engines.compiled.pools import TRAIL, Pools, State
-from rapid_des.engines.compiled.steps import NONE, insert_waiting, last_byte_arrives, link_times, sort_asked
-
-_SPARE = 4
 
 
 class Served(NamedTuple):
@@ -59,7 +61,7 @@ def play_closing(flat: Flat, state: State, pools: Pools, served: Served, until: 
         play(flat, state, pools, until)
         if state.totals[STATUS] != LINKS_APART:
             return
-        wanted = 2 * (state.cursor[ASKING] + state.cursor[LINKS]) + _SPARE
+        wanted = 2 * (state.cursor[ASKING] + state.cursor[LINKS]) + SPARE
         if not has_room(state, pools, wanted):
             return
         stop_at_closed(flat, state, pools, served.noticed)
@@ -79,13 +81,13 @@ def stop_at_closed(flat: Flat, state: State, pools: Pools, noticed: Int64Column)
     while transfer != NONE:
         following = transfers.next[transfer]
         until = _closed_until(
-            network, noticed, transfers.route[transfer], transfers.hop[transfer], state.flags[2]
+            network, noticed, transfers.route[transfer], transfers.hop[transfer], state.flags[FLUID]
         )
         into = JOINING if until == NONE else STOPPED
         transfers.next[transfer] = cursor[into]
         cursor[into] = transfer
         if until != NONE:
-            if state.flags[2]:
+            if state.flags[FLUID]:
                 pass_turn(flat, pools, transfer, now)
             transfers.ready[transfer] = now
             if until <= now:
@@ -147,7 +149,7 @@ def _serve(  # noqa: PLR0913 - flat arrays
     hop, size = transfers.hop[transfer], transfers.size[transfer]
     place = hop - transfers.begin[transfer]
     free, forward, arrival = link_times(network, link, size, network.route_class[hop], now)
-    if state.flags[3]:
+    if state.flags[TAILS]:
         arrival = last_byte_arrives(network, transfers, transfer, link, now, free)
     due = arrival if hop + 1 == transfers.end[transfer] else forward
     transfers.hop[transfer] = hop + 1
@@ -156,19 +158,9 @@ def _serve(  # noqa: PLR0913 - flat arrays
     state.busy[link] = free
     served.transfer[link] = transfer
     served.start[transfer, place], served.size[transfer, place] = now, network.payload[size]
-    label = network.label[pools.instances.group[transfers.instance[transfer]]]
-    state.link_bytes[link, label] += network.payload[size]
-    state.link_busy[link, label] += free - now
-    state.link_wait[link, label] += now - transfers.ready[transfer]
-    state.totals[HOPS] += 1
-    if state.flags[1]:
-        trail, row = pools.trail, pools.counts[TRAIL]
-        pools.counts[TRAIL] = row + 1
-        served.row[transfer, place] = row
-        trail.link[row] = link
-        trail.start[row], trail.finish[row], trail.arrival[row] = now, free, arrival
-        trail.visit[row] = flat.ranks.flat[transfers.rank[transfer]] + transfers.visit[transfer]
-        trail.task[row], trail.position[row] = transfers.task[transfer], place
+    book(flat, state, pools, link, transfer, (now, free, arrival))
+    if state.flags[RECORDING]:
+        served.row[transfer, place] = pools.counts[TRAIL] - 1
 
 
-CLOSING = Kernel(play_closing)
+CLOSING_KERNEL = Kernel(play_closing)

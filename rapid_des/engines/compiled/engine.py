@@ -12,7 +12,7 @@ import numpy as np
 from rapid_des.compiling import Kernel
 from rapid_des.compiling.kinds import Table, kinds_of
 from rapid_des.compiling.words import Words
-from rapid_des.engines.compiled import kernel, pools
+from rapid_des.engines.compiled import kernel, pools, work
 from rapid_des.engines.compiled.calendar import HEAP, PUSHED, push
 from rapid_des.engines.compiled.flat import Array, flatten
 from rapid_des.engines.compiled.plan_tables import Parts
@@ -36,17 +36,17 @@ _TABLES = [kind for kind in kinds_of(kernel.play) if isinstance(kind, Table)]
 def kernel_of(*, fluid: bool = False, paired: bool = False, closing: bool = False) -> Kernel:
     """Return what plays programs of the fluid mode, with queue pairs, whose links close, or the others."""
     if paired:
-        from rapid_des.engines.compiled.paired_kernel import PAIRED
+        from rapid_des.engines.compiled.paired_kernel import PAIRED_KERNEL
 
-        return PAIRED
+        return PAIRED_KERNEL
     if fluid:
-        from rapid_des.engines.compiled.fluid_kernel import FLUID
+        from rapid_des.engines.compiled.fluid_kernel import FLUID_KERNEL
 
-        return FLUID
+        return FLUID_KERNEL
     if closing:
-        from rapid_des.engines.compiled.closing_kernel import CLOSING
+        from rapid_des.engines.compiled.closing_kernel import CLOSING_KERNEL
 
-        return CLOSING
+        return CLOSING_KERNEL
     return kernel.KERNEL
 
 
@@ -75,13 +75,13 @@ class CompiledSimulation:
         ranks = np.searchsorted(self._flat.ranks.flat, records, side="right") - 1
         within = records - self._flat.ranks.flat[ranks]
         self._pools = _with_stack(self._pools, len(records))
-        self._pools.stack_kind[: len(records)] = kernel.READY
+        self._pools.stack_kind[: len(records)] = work.READY
         self._pools.stack_a[: len(records)] = ranks
         self._pools.stack_b[: len(records)] = within
         if self._fluid is not None:
             self._seed_capacities()
-        self._state.cursor[kernel.DEPTH] = len(records)
-        self._state.cursor[kernel.PHASE] = 1
+        self._state.cursor[work.DEPTH] = len(records)
+        self._state.cursor[work.PHASE] = 1
 
     def _seed_capacities(self) -> None:
         """Have links of the fluid mode change their rates when their timetables say so."""
@@ -92,7 +92,7 @@ class CompiledSimulation:
         ]
         self._pools = with_events(self._pools, len(steps) + 1)
         for moment, link in steps:
-            push(self._pools.calendar, moment, kernel.CAPACITY, link, 0)
+            push(self._pools.calendar, moment, work.CAPACITY, link, 0)
 
     def _play(self, limit: int) -> None:
         if self._fluid is None:
@@ -118,19 +118,19 @@ class CompiledSimulation:
         """
         limit = _NEVER if until is None else until
         totals, events = self._state.totals, _FIRST_SLICE
-        while self._play_slice(limit, events) == kernel.PAUSED:
+        while self._play_slice(limit, events) == work.PAUSED:
             if self._progress is not None:
-                self._progress(int(totals[kernel.WORKED]))
+                self._progress(int(totals[work.WORKED]))
             took = time.perf_counter() - self._slice_began
             events = max(1, int(events * min(2.0, _SLICE_S / took)))
-        if totals[kernel.STATUS] == kernel.DISAGREES:
+        if totals[work.STATUS] == work.DISAGREES:
             group, number, sub, mine, other = totals[2:7].tolist()
             raise TraceError(explain_disagreement(self.program, (group, number, sub), (mine, other)))
 
     @property
     def now(self) -> int:
         """The last moment that was played."""
-        return int(self._state.cursor[kernel.NOW])
+        return int(self._state.cursor[work.NOW])
 
     @property
     def events(self) -> int:
@@ -139,27 +139,27 @@ class CompiledSimulation:
 
     def advance(self, events: int = _NEVER, until: int = _NEVER) -> bool:
         """Play about so many more events, or up to and including a time; tell whether it was the events."""
-        paused = self._play_slice(until, events) == kernel.PAUSED
+        paused = self._play_slice(until, events) == work.PAUSED
         if self._progress is not None and time.perf_counter() - self._told > _SLICE_S:
             self._told = time.perf_counter()
-            self._progress(int(self._state.totals[kernel.WORKED]))
+            self._progress(int(self._state.totals[work.WORKED]))
         return paused
 
     def note_hops(self, *, on: bool) -> None:
         """Begin a new trail, or do without, from now on: of a simulation that was given one."""
         self._pools.counts[pools.TRAIL] = 0
-        self._state.flags[1] = on
+        self._state.flags[work.RECORDING] = on
 
     def _play_slice(self, limit: int, events: int) -> int:
         """Play until about so many more events were made; return why it ended."""
         self._slice_began = time.perf_counter()
-        self._state.cursor[kernel.PAUSE] = self._pools.calendar.counts[PUSHED] + events
+        self._state.cursor[work.PAUSE] = self._pools.calendar.counts[PUSHED] + events
         totals = self._state.totals
         self._play(limit)
-        while totals[kernel.STATUS] not in (kernel.DONE, kernel.DISAGREES, kernel.PAUSED):
-            self._answer(int(totals[kernel.STATUS]), int(totals[kernel.WANTED]))
+        while totals[work.STATUS] not in (work.DONE, work.DISAGREES, work.PAUSED):
+            self._answer(int(totals[work.STATUS]), int(totals[work.WANTED]))
             self._play(limit)
-        return int(totals[kernel.STATUS])
+        return int(totals[work.STATUS])
 
     def _answer(self, status: int, wanted: int) -> None:
         """Give the kernel what it wants: more room."""
@@ -175,14 +175,14 @@ class CompiledSimulation:
             link_bytes=state.link_bytes,
             link_busy=state.link_busy,
             link_wait=state.link_wait,
-            hops=int(state.totals[kernel.HOPS]),
-            sent=int(state.totals[kernel.SENT]),
-            received=int(state.totals[kernel.RECEIVED]),
+            hops=int(state.totals[work.HOPS]),
+            sent=int(state.totals[work.SENT]),
+            received=int(state.totals[work.RECEIVED]),
             link_stopped=np.where(state.stopped, NONE, state.link_stopped) if len(state.stopped) else None,
             rates=_rates(state),
-            ties=int(state.totals[kernel.TIES]),
+            ties=int(state.totals[work.TIES]),
             events=int(self._pools.calendar.counts[PUSHED]),
-            trail=self._trail() if state.flags[1] else None,
+            trail=self._trail() if state.flags[work.RECORDING] else None,
             beyond=self._beyond(),
         )
 
@@ -288,13 +288,13 @@ def _with_trail(small: Pools, least: int) -> Pools:
 
 def _with_room(small: Pools, status: int, wanted: int) -> Pools:
     """Return larger pools of the kind that the kernel ran out of."""
-    if status == kernel.MORE_EVENTS:
+    if status == work.MORE_EVENTS:
         return with_events(small, wanted)
-    if status == kernel.MORE_STACK:
+    if status == work.MORE_STACK:
         return _with_stack(small, wanted)
-    if status == kernel.MORE_INSTANCES:
+    if status == work.MORE_INSTANCES:
         return _with_instances(small, wanted)
-    if status == kernel.MORE_TRANSFERS:
+    if status == work.MORE_TRANSFERS:
         return with_transfers(small)
     return _with_trail(small, wanted)
 

@@ -8,8 +8,12 @@ from rapid_des.engines.compiled.calendar import USED, push
 from rapid_des.engines.compiled.channels import has_turn, pass_turn
 from rapid_des.engines.compiled.closing_kernel import stop_at_closed
 from rapid_des.engines.compiled.flat import Flat, Network
-from rapid_des.engines.compiled.kernel import (
+from rapid_des.engines.compiled.kernel import play
+from rapid_des.engines.compiled.pools import Pools, State
+from rapid_des.engines.compiled.steps import NONE, lag_at, rate_at, sort_asked, timetable_of
+from rapid_des.engines.compiled.work import (
     ASKING,
+    CLOSING,
     DONE,
     ENDING,
     FLOW,
@@ -25,10 +29,7 @@ from rapid_des.engines.compiled.kernel import (
     STOPPED_WAKES,
     WAKING,
     WANTED,
-    play,
 )
-from rapid_des.engines.compiled.pools import Pools, State
-from rapid_des.engines.compiled.steps import NONE, lag_at, rate_at, sort_asked, timetable_of
 from rapid_des.network.fluid import NEVER, Fluid, begin_flow, end_flow, set_capacity, settle, stride
 from rapid_des.program.timetable import FULL_RATE
 
@@ -48,7 +49,7 @@ def play_fluid(  # noqa: PLR0913 - flat arrays
         if pools.calendar.counts[USED] + wanted >= len(pools.calendar.next):
             state.totals[STATUS], state.totals[WANTED] = MORE_EVENTS, wanted
             return
-        if state.flags[5]:
+        if state.flags[CLOSING]:
             stop_at_closed(flat, state, pools, noticed)
             if state.cursor[WAKING] == 1:
                 state.totals[STATUS] = STOPPED_WAKES
@@ -147,4 +148,4 @@ def leave(flat: Flat, state: State, pools: Pools, flow: int, now: int) -> None:
     push(pools.calendar, now + after, HOP, flow, 0)
 
 
-FLUID = Kernel(play_fluid)
+FLUID_KERNEL = Kernel(play_fluid)
