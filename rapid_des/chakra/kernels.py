@@ -10,21 +10,22 @@ can be called without numba: `on_bytes` and `on_arrays` choose by how much there
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rapid_des.arrays import Int64s
 from rapid_des.compiling import Kernel
+from rapid_des.compiling.kinds import Int32Column, Int64Column, UInt8Column
 
 INCOMPLETE = -1
 TOO_LONG = -2
 
 
-def scan_frames(buffer: Any, begin: int, starts: Any, ends: Any, outcome: Any) -> None:
+def scan_frames(
+    buffer: UInt8Column, begin: int, starts: Int64Column, ends: Int64Column, outcome: Int64Column
+) -> None:
     """Find whole frames from `begin` on: (number of frames, where the next one starts, 0 or an error).
 
     A frame that the buffer's end cuts gives `INCOMPLETE`, a length of more than ten bytes `TOO_LONG`.
@@ -61,15 +62,21 @@ def scan_frames(buffer: Any, begin: int, starts: Any, ends: Any, outcome: Any) -
 
 
 def scan_fields(
-    buffer: Any, spans: Any, owner: Any, field: Any, value: Any, payload: Any, outcome: Any
+    buffer: UInt8Column,
+    starts: Int64Column,
+    ends: Int64Column,
+    owner: Int32Column,
+    field: Int64Column,
+    value: Int64Column,
+    payload_starts: Int64Column,
+    payload_ends: Int64Column,
+    outcome: Int64Column,
 ) -> None:
     """Split messages into fields: (number of fields, the first malformed message or -1).
 
-    `spans` are the messages' (starts, ends). For each field: its message, its number * 8 + wire type, the
+    `starts` and `ends` are the messages'. For each field: its message, its number * 8 + wire type, the
     integer it holds (varint or fixed, as int64 bits), and the (start, end) of its bytes.
     """
-    starts, ends = spans
-    payload_starts, payload_ends = payload
     count = 0
     outcome[1] = -1
     for message in range(len(starts)):
@@ -137,7 +144,14 @@ def scan_fields(
     outcome[0] = count
 
 
-def scan_varints(buffer: Any, starts: Any, ends: Any, values: Any, counts: Any, outcome: Any) -> None:
+def scan_varints(
+    buffer: UInt8Column,
+    starts: Int64Column,
+    ends: Int64Column,
+    values: Int64Column,
+    counts: Int64Column,
+    outcome: Int64Column,
+) -> None:
     """Unpack spans of varints into `values`, as int64 bits, and `counts`: (number, first bad span or -1)."""
     count = 0
     outcome[1] = -1
@@ -166,13 +180,20 @@ def scan_varints(buffer: Any, starts: Any, ends: Any, values: Any, counts: Any, 
     outcome[0] = count
 
 
-def intern_spans(buffer: Any, spans: Any, slots: Any, codes: Any, firsts: Any, outcome: Any) -> None:
-    """Assign numbers to the distinct byte strings of `spans` as they first appear: (how many there are).
+def intern_spans(
+    buffer: UInt8Column,
+    starts: Int64Column,
+    ends: Int64Column,
+    slots: Int32Column,
+    codes: Int32Column,
+    firsts: Int64Column,
+    outcome: Int64Column,
+) -> None:
+    """Assign numbers to the distinct byte strings of spans as they first appear: (how many there are).
 
     `slots` is a hash table of -1s whose length is a power of two above twice the number of spans; `firsts`
     gets the span in which each distinct string was first seen.
     """
-    starts, ends = spans
     mask = len(slots) - 1
     distinct = 0
     for span in range(len(starts)):
@@ -203,7 +224,14 @@ def intern_spans(buffer: Any, spans: Any, slots: Any, codes: Any, firsts: Any, o
     outcome[0] = distinct
 
 
-def ready_order(starts: Any, children: Any, waiting: Any, heap: Any, result: Any, outcome: Any) -> None:
+def ready_order(
+    starts: Int64Column,
+    children: Int64Column,
+    waiting: Int64Column,
+    heap: Int64Column,
+    result: Int64Column,
+    outcome: Int64Column,
+) -> None:
     """Kahn's algorithm with a heap of ready positions: (how many it reaches); `heap` is room for it."""
     size = len(waiting)
     ready = 0
@@ -241,7 +269,14 @@ def ready_order(starts: Any, children: Any, waiting: Any, heap: Any, result: Any
     outcome[0] = count
 
 
-def longest_paths(order: Any, starts: Any, needs: Any, weights: Any, lengths: Any, outcome: Any) -> None:
+def longest_paths(
+    order: Int64Column,
+    starts: Int64Column,
+    needs: Int64Column,
+    weights: Int64Column,
+    lengths: Int64Column,
+    outcome: Int64Column,
+) -> None:
     """Fill `lengths` with the heaviest chain that ends in each node: (nothing); `order` is topological."""
     for index in range(len(order)):
         node = order[index]
@@ -265,10 +300,10 @@ OUTCOMES = 3
 """The number of integers in a kernel's last argument, `outcome`."""
 
 
-@functools.cache
-def kernel_of(loop: Loop) -> Kernel:
-    """Return the function that runs a loop as machine code."""
-    return Kernel(loop, [Path(__file__)])
+KERNELS = {
+    loop: Kernel(loop)
+    for loop in (scan_frames, scan_fields, scan_varints, intern_spans, ready_order, longest_paths)
+}
 
 
 def _worth_it(loop: Loop, size: int) -> bool:
@@ -278,7 +313,7 @@ def _worth_it(loop: Loop, size: int) -> bool:
     the same outcome, so the count decides speed alone.
     """
     if _plain_work[0] + size > LOAD_AFTER:
-        kernel = kernel_of(loop)
+        kernel = KERNELS[loop]
         wanted = size > COMPILE_ABOVE or _plain_work[0] + size > COMPILE_AFTER
         if not kernel.is_cold() or (wanted and not kernel.is_interpreted):
             return True
@@ -290,7 +325,7 @@ def on_bytes(loop: Loop, buffer: bytes, *arguments: Any) -> list[int]:
     """Run a loop on a buffer and return its outcome."""
     outcome = np.zeros(OUTCOMES, np.int64)
     if _worth_it(loop, len(buffer)):
-        kernel_of(loop)(np.frombuffer(buffer, np.uint8), *arguments, outcome)
+        KERNELS[loop](np.frombuffer(buffer, np.uint8), *arguments, outcome)
     else:
         loop(buffer, *arguments, outcome)
     return outcome.tolist()
@@ -303,7 +338,7 @@ def on_arrays(loop: Loop, size: int, read: tuple[Int64s, ...], written: tuple[In
     """
     outcome = np.zeros(OUTCOMES, np.int64)
     if _worth_it(loop, size):
-        kernel_of(loop)(*map(_read_only, read), *written, outcome)
+        KERNELS[loop](*map(_read_only, read), *written, outcome)
         return outcome.tolist()
     lists = [array.tolist() for array in written]
     loop(*(array.tolist() for array in read), *lists, outcome)

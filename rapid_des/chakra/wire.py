@@ -77,8 +77,9 @@ def split_fields(buffer: bytes, messages: Spans) -> Fields:
     bound = int((messages.ends - messages.starts).sum()) // 2 + 1
     owner = np.empty(bound, np.int32)
     tag, value, starts, ends = (np.empty(bound, np.int64) for _ in range(4))
-    spans = (messages.starts, messages.ends)
-    count, bad, _ = on_bytes(scan_fields, buffer, spans, owner, tag, value, (starts, ends))
+    count, bad, _ = on_bytes(
+        scan_fields, buffer, messages.starts, messages.ends, owner, tag, value, starts, ends
+    )
     if bad >= 0:
         raise MalformedMessageError(bad)
     payload = Spans(starts[:count], ends[:count])
@@ -100,7 +101,7 @@ def distinct_spans(buffer: bytes, spans: Spans) -> tuple[Int32s, list[bytes]]:
     codes = np.empty(len(spans), np.int32)
     firsts = np.empty(len(spans), np.int64)
     slots = np.full(1 << (2 * len(spans) + 1).bit_length(), -1, np.int32)
-    count, *_ = on_bytes(intern_spans, buffer, (spans.starts, spans.ends), slots, codes, firsts)
+    count, *_ = on_bytes(intern_spans, buffer, spans.starts, spans.ends, slots, codes, firsts)
     chosen = firsts[:count]
     pairs = zip(spans.starts[chosen].tolist(), spans.ends[chosen].tolist(), strict=True)
     return codes, [bytes(buffer[start:end]) for start, end in pairs]

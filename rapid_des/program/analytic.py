@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ import numpy as np
 from rapid_des.arrays import Bools, Int64s, digest, ranges, starts_of
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.compiling import Kernel
+from rapid_des.compiling.kinds import Int32Column, Int64Column
 from rapid_des.machine import Machine
 from rapid_des.network.collectives.libraries.nccl import LibraryCost
 from rapid_des.network.collectives.schedule import Schedule
@@ -193,19 +193,27 @@ def finish_times(schedule: Schedule, crossing: Int64s, queues: PortQueues | None
 
 
 def _walk(  # noqa: PLR0913 - columns, as kernels take them
-    starts: Any, awaited: Any, crossing: Any, order: Any, port: Any, occupancy: Any, free: Any, done: Any
+    starts: Int64Column,
+    awaited: Int32Column,
+    crossing: Int64Column,
+    order: Int64Column,
+    port: Int64Column,
+    occupancy: Int64Column,
+    free: Int64Column,
+    done: Int64Column,
 ) -> None:
-    for task in order:
+    for place in range(len(order)):
+        task = order[place]
         ready = 0
-        for place in range(starts[task], starts[task + 1]):
-            ready = max(ready, done[awaited[place]])
+        for edge in range(starts[task], starts[task + 1]):
+            ready = max(ready, done[awaited[edge]])
         if occupancy[task]:
             ready = max(ready, free[port[task]])
             free[port[task]] = ready + occupancy[task]
         done[task] = ready + crossing[task]
 
 
-_compiled_walk = Kernel(_walk, [Path(__file__)])
+_compiled_walk = Kernel(_walk)
 
 
 def fixed_template(members: int, duration: int, sizes: Sizes, *, name: str) -> Template:

@@ -136,6 +136,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rapid_des.arrays import Bools, Int8s, Int32s, Int64s, starts_by
+from rapid_des.compiling.kinds import Int32Matrix, Int64Matrix
 
 Rows = NDArray[np.integer[Any]]
 NONE = -1
@@ -484,7 +485,7 @@ class DelayTable(NamedTuple):
     """[route of a pair] the row of its messages, or NONE."""
     losses: Int32s
     """[route of a pair] the column of `retries`, or NONE."""
-    retries: Int32s
+    retries: Int32Matrix
     """[size row, column] the row of such messages."""
     loss_seed: Int64s
     """[column] the seed of its draws."""
@@ -513,7 +514,7 @@ class RateTable(NamedTuple):
     """[route] picoseconds, at least one, until a notice is back at the sender."""
     control: Int64s
     """Constants of the controller, by the columns of `rates`."""
-    rows: Int64s
+    rows: Int64Matrix
     """[route, column] the initial state of each rate."""
 
 

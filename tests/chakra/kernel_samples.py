@@ -60,7 +60,7 @@ def _messages(draw: random.Random) -> Arguments:
     size = len(buffer) // 2 + 1
     owner = np.zeros(size, np.int32)
     field, value, starts, ends = (np.zeros(size, np.int64) for _ in range(4))
-    return np.frombuffer(buffer, np.uint8), spans, owner, field, value, (starts, ends)
+    return np.frombuffer(buffer, np.uint8), *spans, owner, field, value, starts, ends
 
 
 def _packed(draw: random.Random) -> Arguments:
@@ -76,7 +76,7 @@ def _texts(draw: random.Random) -> Arguments:
     """Return strings of which many are equal."""
     buffer, spans = _spans([draw.choice((b"", b"a", b"ab", b"ba", draw.randbytes(3))) for _ in range(40)])
     codes, firsts = np.zeros(40, np.int32), np.zeros(40, np.int64)
-    return np.frombuffer(buffer, np.uint8), spans, np.full(128, -1, np.int32), codes, firsts
+    return np.frombuffer(buffer, np.uint8), *spans, np.full(128, -1, np.int32), codes, firsts
 
 
 def _dependencies(draw: random.Random, size: int, *, back: bool) -> tuple[list[int], list[int]]:

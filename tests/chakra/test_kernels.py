@@ -129,7 +129,7 @@ def numbers(arguments):
 def test_machine_code_does_what_plain_python_does(loop):
     for sample in range(200):
         plain, given = (list(arguments(loop, sample)) for _ in range(2))
-        kernels.kernel_of(loop)(*given)
+        kernels.KERNELS[loop](*given)
         if plain[0].dtype == np.uint8:
             plain[0] = plain[0].tobytes()  # as Python's integers, which do not overflow
         loop(*plain)

@@ -10,7 +10,7 @@ import pytest
 
 import rapid_des
 from rapid_des.engines import compiled
-from rapid_des.engines.compiled import engine, kernel_of
+from rapid_des.engines.compiled import engine
 from rapid_des.engines.simpy import engine as simpy_engine
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
@@ -74,14 +74,6 @@ def test_a_process_after_the_first_plays_without_numba(mode):
     compiled.run(small_job(mode))
     makespan = simpy_engine.run(small_job(mode)).makespan
     assert python(f"import sys; sys.argv.append({mode!r})\n{WARM}") == f"{makespan} False\n"
-
-
-def test_a_kernel_is_named_after_all_its_sources():
-    # an edited steps.py must not go on as the old machine code
-    package = Path(rapid_des.__file__).parent
-    for fluid, more in ((False, "program/timetable.py"), (True, "network/fluid/state.py")):
-        sources = [path.relative_to(package).as_posix() for path in kernel_of(fluid=fluid).sources]
-        assert {more, "engines/compiled/steps.py", "engines/compiled/calendar.py"} <= set(sources)
 
 
 @pytest.mark.parametrize("mode", ["cut_through", "fluid"])

@@ -87,4 +87,4 @@ def test_a_kernel_that_runs_is_not_looked_for_again_in_its_cache():
     ring_of_8 = program(steps=2)
     execution.execute(ring_of_8, EngineChoice("compiled"))
     kernel = execution._kernel(ring_of_8)
-    assert kernel.is_interpreted or kernel.loaded
+    assert kernel.is_interpreted or kernel.is_loaded

@@ -16,6 +16,7 @@ import numpy as np
 
 from rapid_des.arrays import Int64s
 from rapid_des.compiling import Kernel
+from rapid_des.compiling.library import Library
 from rapid_des.errors import DeadlockError
 from rapid_des.network import fluid as interpreted
 from rapid_des.network.fluid import Fluid, new_fluid, set_route
@@ -53,20 +54,31 @@ INTERPRETED = Functions(interpreted.begin_flow, interpreted.end_flow, interprete
 @cache
 def compiled() -> Functions:
     """Return the functions compiled, which takes some seconds the first time."""
-    sources = [Path(__file__), *sorted(Path(interpreted.__file__).parent.glob("*.py"))]
-    begin_flow, end_flow = Kernel(interpreted.begin_flow, sources), Kernel(interpreted.end_flow, sources)
-    counting = Kernel(_settle, sources)
 
     def settle(fluid: Fluid, now: int) -> int:
         count = np.zeros(1, np.int64)
-        counting(fluid, now, count)
+        SETTLE(fluid, now, count)
         return int(count[0])
 
-    return Functions(begin_flow, end_flow, settle)
+    return Functions(BEGIN_FLOW, END_FLOW, settle)
 
 
-def _settle(fluid: Fluid, now: int, count: Int64s) -> None:
+def begin(fluid: Fluid, flow: int, wire: int, ratio: int, now: int) -> None:
+    interpreted.begin_flow(fluid, flow, wire, ratio, now)
+
+
+def end(fluid: Fluid, flow: int) -> None:
+    interpreted.end_flow(fluid, flow)
+
+
+def settled(fluid: Fluid, now: int, count: Int64s) -> None:
     count[0] = interpreted.settle(fluid, now)
+
+
+LIBRARY = Library(
+    [__name__], lambda: [Path(__file__), *sorted(Path(interpreted.__file__).parent.glob("*.py"))]
+)
+BEGIN_FLOW, END_FLOW, SETTLE = (Kernel(function, LIBRARY) for function in (begin, end, settled))
 
 
 def simulate_flows(

@@ -11,15 +11,14 @@ dP, dV, dK, dQ), dQ added up in fp32 through L2, a pass before it (row sums of d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rapid_des.arrays import Floats, Int64s
 from rapid_des.compiling import Kernel, compilable
+from rapid_des.compiling.kinds import FloatColumn, Int64Column
 from rapid_des.device.device import Device, transfer
 from rapid_des.device.operators import Attention, Bound, Dtype, Estimate, Sizes
 from rapid_des.units import PS_PER_S
@@ -58,7 +57,7 @@ class BlockScheduler:
         rest = (repeats - simulated) * float(pattern.sum()) / (slots * float(pace[-1]))
         work = np.tile(pattern, simulated)
         self.blocks += len(work)
-        pays = self.blocks > INTERPRETED_BLOCKS or bool(_SIMULATION.loaded)
+        pays = self.blocks > INTERPRETED_BLOCKS or _SIMULATION.is_loaded
         return (compiled if pays else interpreted)(work, sms, pace) + rest
 
 
@@ -73,14 +72,14 @@ def compiled(work: Floats, sms: int, pace: Floats) -> float:
     left, due = np.zeros(sms * len(pace)), np.full(sms, np.inf)
     scratch = np.zeros(sms, np.int64), np.zeros(sms), np.zeros(sms, np.int64)
     last = np.zeros(1)
-    _SIMULATION(np.ascontiguousarray(work), np.ascontiguousarray(pace), left, due, scratch, last)
+    _SIMULATION(np.ascontiguousarray(work), np.ascontiguousarray(pace), left, due, *scratch, last)
     return float(last[0])
 
 
 @compilable
 def _simulate(  # noqa: C901, PLR0912, PLR0915 - one loop that compiles as it stands
-    work: Sequence[float],
-    pace: Sequence[float],
+    work: Any,
+    pace: Any,
     left: Any,
     due: Any,
     scratch: tuple[Any, Any, Any],
@@ -151,12 +150,19 @@ def _simulate(  # noqa: C901, PLR0912, PLR0915 - one loop that compiles as it st
 
 
 def _simulate_to(  # noqa: PLR0913 - as `_simulate`, whose result it writes
-    work: Any, pace: Any, left: Any, due: Any, scratch: Any, last: Any
+    work: FloatColumn,
+    pace: FloatColumn,
+    left: FloatColumn,
+    due: FloatColumn,
+    count: Int64Column,
+    since: FloatColumn,
+    heap: Int64Column,
+    last: FloatColumn,
 ) -> None:
-    last[0] = _simulate(work, pace, left, due, scratch)
+    last[0] = _simulate(work, pace, left, due, (count, since, heap))
 
 
-_SIMULATION = Kernel(_simulate_to, [Path(__file__)])
+_SIMULATION = Kernel(_simulate_to)
 
 
 @dataclass(frozen=True, slots=True)

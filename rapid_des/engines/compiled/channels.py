@@ -5,8 +5,8 @@ from __future__ import annotations
 from rapid_des.compiling import compilable
 from rapid_des.engines.compiled.calendar import push
 from rapid_des.engines.compiled.flat import Flat
-from rapid_des.engines.compiled.kernel import FLOW
 from rapid_des.engines.compiled.pools import Pools
+from rapid_des.engines.compiled.work import FLOW
 
 
 @compilable

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rapid_des.engines.compiled import kernel
+from rapid_des.engines.compiled import work
 from rapid_des.engines.compiled.calendar import HEAP
 from rapid_des.engines.compiled.channels import pass_turn
 from rapid_des.engines.compiled.flat import Array
@@ -54,7 +54,7 @@ class ClosingSimulation(StoppingSimulation):
 
     def _is_over(self) -> bool:
         """Tell whether nothing is on its way any more, or stopped."""
-        depth, stopped = self._state.cursor[[kernel.DEPTH, kernel.STOPPED]].tolist()
+        depth, stopped = self._state.cursor[[work.DEPTH, work.STOPPED]].tolist()
         return not depth and stopped == NONE and not self._pools.calendar.counts[HEAP]
 
     def _change(self, moment: int) -> None:
@@ -75,7 +75,7 @@ class ClosingSimulation(StoppingSimulation):
         elif moment in self._begins:
             closing = [each for each in self._changes[moment] if self._closures.begins(each, moment)]
             self._close(sorted(closing), moment)
-        self._push(moment, kernel.WAKE, 0, 0)
+        self._push(moment, work.WAKE, 0, 0)
 
     def _close(self, closing: list[int], now: int) -> None:
         """Cut what the links serve, the farthest on its route first, and stop who waits for them."""
@@ -120,13 +120,13 @@ class ClosingSimulation(StoppingSimulation):
         state, change = self._state, free - int(self._state.busy[hop.link])
         state.link_bytes[hop.link, hop.label] += size - hop.size
         state.link_busy[hop.link, hop.label] += change
-        if state.flags[1]:
+        if state.flags[work.RECORDING]:
             self._pools.trail.finish[hop.row] += change
             self._pools.trail.arrival[hop.row] += change
         state.busy[hop.link], hop.size = free, size
         if hop.transfer != NONE:
             self._served.size[hop.transfer, hop.place] = size
-        self._push(max(free, now), kernel.FREE, hop.link, 0)
+        self._push(max(free, now), work.FREE, hop.link, 0)
 
     def _cut(self, closed: Hop, through: int, now: int) -> None:
         """Stop what did not get through a closed link; what did is smaller, and goes on earlier."""
@@ -148,7 +148,7 @@ class ClosingSimulation(StoppingSimulation):
         transfers.crossed[transfer] = crossed
         if not waits:
             transfers.due[transfer] = max(now, due)
-            self._push(max(now, due), kernel.FLOW, transfer, 2)
+            self._push(max(now, due), work.FLOW, transfer, 2)
 
     def _shrink(self, closed: Hop, through: int, now: int) -> tuple[int, int]:
         """Have later links serve fewer bytes of a transfer.

@@ -7,47 +7,50 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rapid_des.compiling import compilable
+from rapid_des.compiling import Kernel, compilable
+from rapid_des.compiling.kinds import Int32Column, Int64Column, Int64Matrix
 from rapid_des.engines.compiled.calendar import push
 from rapid_des.engines.compiled.channels import pass_turn
-from rapid_des.engines.compiled.flat import Array, Flat, Network
-from rapid_des.engines.compiled.kernel import (
+from rapid_des.engines.compiled.flat import Flat, Network
+from rapid_des.engines.compiled.kernel import play
+from rapid_des.engines.compiled.link_queues import book
+from rapid_des.engines.compiled.pools import TRAIL, Pools, State
+from rapid_des.engines.compiled.rooms import has_room
+from rapid_des.engines.compiled.steps import NONE, insert_waiting, last_byte_arrives, link_times, sort_asked
+from rapid_des.engines.compiled.work import (
     ASKING,
     DONE,
     FLOW,
+    FLUID,
     FREE,
     FREED,
-    HOPS,
     JOINING,
     LINKS,
     LINKS_APART,
     NOW,
     PHASE,
+    RECORDING,
+    SPARE,
     STATUS,
     STOPPED,
     STOPPED_WAKES,
+    TAILS,
     WAKING,
-    has_room,
-    play,
 )
-from rapid_des.engines.compiled.pools import TRAIL, Pools, State
-from rapid_des.engines.compiled.steps import NONE, insert_waiting, last_byte_arrives, link_times, sort_asked
-
-_SPARE = 4
 
 
 class Served(NamedTuple):
     """What links serve, and served of what is still on its way."""
 
-    noticed: Array
+    noticed: Int64Column
     """Link to when it is noticed that it is closed, or NONE: it is open."""
-    transfer: Array
+    transfer: Int32Column
     """Link to the transfer that it served last."""
-    start: Array
+    start: Int64Matrix
     """Of each transfer, by its hops so far: when its service began."""
-    size: Array
+    size: Int64Matrix
     """Bytes that were, or will be, served."""
-    row: Array
+    row: Int64Matrix
     """Which row of the trail it is."""
 
 
@@ -58,7 +61,7 @@ def play_closing(flat: Flat, state: State, pools: Pools, served: Served, until: 
         play(flat, state, pools, until)
         if state.totals[STATUS] != LINKS_APART:
             return
-        wanted = 2 * (state.cursor[ASKING] + state.cursor[LINKS]) + _SPARE
+        wanted = 2 * (state.cursor[ASKING] + state.cursor[LINKS]) + SPARE
         if not has_room(state, pools, wanted):
             return
         stop_at_closed(flat, state, pools, served.noticed)
@@ -70,7 +73,7 @@ def play_closing(flat: Flat, state: State, pools: Pools, served: Served, until: 
 
 
 @compilable
-def stop_at_closed(flat: Flat, state: State, pools: Pools, noticed: Array) -> None:
+def stop_at_closed(flat: Flat, state: State, pools: Pools, noticed: Int64Column) -> None:
     """Stop who comes to a closed link; who knows of it already may set off again at this instant."""
     network, transfers, cursor, now = flat.network, pools.transfers, state.cursor, state.cursor[NOW]
     transfer = cursor[JOINING]
@@ -78,13 +81,13 @@ def stop_at_closed(flat: Flat, state: State, pools: Pools, noticed: Array) -> No
     while transfer != NONE:
         following = transfers.next[transfer]
         until = _closed_until(
-            network, noticed, transfers.route[transfer], transfers.hop[transfer], state.flags[2]
+            network, noticed, transfers.route[transfer], transfers.hop[transfer], state.flags[FLUID]
         )
         into = JOINING if until == NONE else STOPPED
         transfers.next[transfer] = cursor[into]
         cursor[into] = transfer
         if until != NONE:
-            if state.flags[2]:
+            if state.flags[FLUID]:
                 pass_turn(flat, pools, transfer, now)
             transfers.ready[transfer] = now
             if until <= now:
@@ -93,7 +96,7 @@ def stop_at_closed(flat: Flat, state: State, pools: Pools, noticed: Array) -> No
 
 
 @compilable
-def _closed_until(network: Network, noticed: Array, route: int, hop: int, fluid: bool) -> int:  # noqa: FBT001
+def _closed_until(network: Network, noticed: Int64Column, route: int, hop: int, fluid: bool) -> int:  # noqa: FBT001
     """Return when it is noticed that a transfer's next link, or of a flow any there and back, is closed."""
     if not fluid:
         return int(noticed[network.route_links[hop]])
@@ -146,7 +149,7 @@ def _serve(  # noqa: PLR0913 - flat arrays
     hop, size = transfers.hop[transfer], transfers.size[transfer]
     place = hop - transfers.begin[transfer]
     free, forward, arrival = link_times(network, link, size, network.route_class[hop], now)
-    if state.flags[3]:
+    if state.flags[TAILS]:
         arrival = last_byte_arrives(network, transfers, transfer, link, now, free)
     due = arrival if hop + 1 == transfers.end[transfer] else forward
     transfers.hop[transfer] = hop + 1
@@ -155,16 +158,9 @@ def _serve(  # noqa: PLR0913 - flat arrays
     state.busy[link] = free
     served.transfer[link] = transfer
     served.start[transfer, place], served.size[transfer, place] = now, network.payload[size]
-    label = network.label[pools.instances.group[transfers.instance[transfer]]]
-    state.link_bytes[link, label] += network.payload[size]
-    state.link_busy[link, label] += free - now
-    state.link_wait[link, label] += now - transfers.ready[transfer]
-    state.totals[HOPS] += 1
-    if state.flags[1]:
-        trail, row = pools.trail, pools.counts[TRAIL]
-        pools.counts[TRAIL] = row + 1
-        served.row[transfer, place] = row
-        trail.link[row] = link
-        trail.start[row], trail.finish[row], trail.arrival[row] = now, free, arrival
-        trail.visit[row] = flat.ranks.flat[transfers.rank[transfer]] + transfers.visit[transfer]
-        trail.task[row], trail.position[row] = transfers.task[transfer], place
+    book(flat, state, pools, link, transfer, (now, free, arrival))
+    if state.flags[RECORDING]:
+        served.row[transfer, place] = pools.counts[TRAIL] - 1
+
+
+CLOSING_KERNEL = Kernel(play_closing)

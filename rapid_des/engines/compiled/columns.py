@@ -6,29 +6,31 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
+from rapid_des.compiling.kinds import BoolColumn, Int8Column, Int32Column, Int64Column
+
 Array = NDArray[Any]
 
 
 class Visits(NamedTuple):
     """The columns of all rank programs one after the other."""
 
-    kind: Array
-    server: Array
-    work: Array
-    priority: Array
-    link_priority: Array
-    release: Array
-    holder: Array
-    slot: Array
-    parent: Array
-    occurrence: Array
-    sub: Array
-    template: Array
-    need: Array
-    edge_starts: Array
-    edge_target: Array
-    edge_lag: Array
-    edge_at_start: Array
+    kind: Int8Column
+    server: Int32Column
+    work: Int64Column
+    priority: Int64Column
+    link_priority: Int64Column
+    release: Int32Column
+    holder: Int32Column
+    slot: Int32Column
+    parent: Int32Column
+    occurrence: Int32Column
+    sub: Int32Column
+    template: Int32Column
+    need: Int32Column
+    edge_starts: Int64Column
+    edge_target: Int32Column
+    edge_lag: Int64Column
+    edge_at_start: BoolColumn
 
 
 class Ranks(NamedTuple):
@@ -37,16 +39,16 @@ class Ranks(NamedTuple):
     A slot is one communicator of a rank: a group, and which member of the group the rank is.
     """
 
-    program: Array
-    flat: Array
-    slot: Array
-    server: Array
-    slot_group: Array
-    slot_member: Array
-    of_server: Array
-    capacity: Array
-    level: Array
-    heap: Array
+    program: Int64Column
+    flat: Int64Column
+    slot: Int64Column
+    server: Int64Column
+    slot_group: Int32Column
+    slot_member: Int32Column
+    of_server: Int32Column
+    capacity: Int32Column
+    level: Int8Column
+    heap: Int64Column
     """Where the waiting visits of each server are kept."""
 
 
@@ -58,21 +60,21 @@ class Tasks(NamedTuple):
     t is task t, or if t is not below `tasks`, member t - tasks.
     """
 
-    members: Array
-    tasks: Array
-    first_task: Array
-    first_size: Array
-    first_member: Array
-    pair: Array
-    source: Array
-    size: Array
-    need: Array
-    edge_starts: Array
-    edge_target: Array
-    edge_lag: Array
-    edge_at_injection: Array
-    arrival_starts: Array
-    arrival_target: Array
-    arrival_lag: Array
-    member_need: Array
-    ahead: Array
+    members: Int32Column
+    tasks: Int32Column
+    first_task: Int64Column
+    first_size: Int64Column
+    first_member: Int64Column
+    pair: Int32Column
+    source: Int32Column
+    size: Int32Column
+    need: Int32Column
+    edge_starts: Int64Column
+    edge_target: Int32Column
+    edge_lag: Int64Column
+    edge_at_injection: BoolColumn
+    arrival_starts: Int64Column
+    arrival_target: Int32Column
+    arrival_lag: Int64Column
+    member_need: Int32Column
+    ahead: BoolColumn

@@ -6,13 +6,13 @@ Rows of a pool keep their numbers.
 from __future__ import annotations
 
 import time
-from functools import cache
-from pathlib import Path
 
 import numpy as np
 
-from rapid_des.compiling import Kernel, Read
-from rapid_des.engines.compiled import kernel, pools
+from rapid_des.compiling import Kernel
+from rapid_des.compiling.kinds import Table, kinds_of
+from rapid_des.compiling.words import Words
+from rapid_des.engines.compiled import kernel, pools, work
 from rapid_des.engines.compiled.calendar import HEAP, PUSHED, push
 from rapid_des.engines.compiled.flat import Array, flatten
 from rapid_des.engines.compiled.plan_tables import Parts
@@ -30,30 +30,24 @@ _SLICE_S = 0.2
 """How long the kernel plays before Python looks for signals, as ^C, and progress is told."""
 _FIRST_SLICE = 20_000
 """Events of the first slice; the others are as many as take the time."""
+_TABLES = [kind for kind in kinds_of(kernel.play) if isinstance(kind, Table)]
 
 
-@cache
 def kernel_of(*, fluid: bool = False, paired: bool = False, closing: bool = False) -> Kernel:
     """Return what plays programs of the fluid mode, with queue pairs, whose links close, or the others."""
-    package = Path(__file__).parents[2]
-    sources = [
-        *package.glob("engines/compiled/*.py"),
-        *(package / "program" / f"{name}.py" for name in ("delays", "rates", "spraying", "timetable")),
-    ]
     if paired:
-        from rapid_des.engines.compiled.paired_kernel import play_paired
+        from rapid_des.engines.compiled.paired_kernel import PAIRED_KERNEL
 
-        return Kernel(play_paired, sorted(sources))
-    if not fluid and not closing:
-        return Kernel(kernel.play, sorted(sources))
-    if not fluid:
-        from rapid_des.engines.compiled.closing_kernel import play_closing
+        return PAIRED_KERNEL
+    if fluid:
+        from rapid_des.engines.compiled.fluid_kernel import FLUID_KERNEL
 
-        return Kernel(play_closing, sorted(sources))
-    from rapid_des.engines.compiled.fluid_kernel import play_fluid
+        return FLUID_KERNEL
+    if closing:
+        from rapid_des.engines.compiled.closing_kernel import CLOSING_KERNEL
 
-    sharing = [package / "network" / "fluid" / f"{name}.py" for name in ("__init__", "state")]
-    return Kernel(play_fluid, sorted([*sources, *sharing]))
+        return CLOSING_KERNEL
+    return kernel.KERNEL
 
 
 class CompiledSimulation:
@@ -68,7 +62,7 @@ class CompiledSimulation:
             self._flat, program.links, len(program.labels), trail=trail and not fluid, fluid=fluid
         )
         self._pools = pools.new_pools(trail=trail, fluid=fluid)
-        self._read: tuple[Read | None, ...] = (None, None, None)
+        self._words: tuple[Words | None, ...] = (None, None, None)
         self._fluid = (
             new_fluid(self._flat.network.capacity, flows=256, hops=widest(program)) if fluid else None
         )
@@ -81,13 +75,13 @@ class CompiledSimulation:
         ranks = np.searchsorted(self._flat.ranks.flat, records, side="right") - 1
         within = records - self._flat.ranks.flat[ranks]
         self._pools = _with_stack(self._pools, len(records))
-        self._pools.stack_kind[: len(records)] = kernel.READY
+        self._pools.stack_kind[: len(records)] = work.READY
         self._pools.stack_a[: len(records)] = ranks
         self._pools.stack_b[: len(records)] = within
         if self._fluid is not None:
             self._seed_capacities()
-        self._state.cursor[kernel.DEPTH] = len(records)
-        self._state.cursor[kernel.PHASE] = 1
+        self._state.cursor[work.DEPTH] = len(records)
+        self._state.cursor[work.PHASE] = 1
 
     def _seed_capacities(self) -> None:
         """Have links of the fluid mode change their rates when their timetables say so."""
@@ -98,7 +92,7 @@ class CompiledSimulation:
         ]
         self._pools = with_events(self._pools, len(steps) + 1)
         for moment, link in steps:
-            push(self._pools.calendar, moment, kernel.CAPACITY, link, 0)
+            push(self._pools.calendar, moment, work.CAPACITY, link, 0)
 
     def _play(self, limit: int) -> None:
         if self._fluid is None:
@@ -110,12 +104,12 @@ class CompiledSimulation:
             self._fluid = widened(self._fluid, slots)
         kernel_of(fluid=True)(*self._arguments(), self._fluid, self._noticed, limit)
 
-    def _arguments(self) -> tuple[Read, ...]:
+    def _arguments(self) -> tuple[Words, ...]:
         """Return what every kernel takes: the program, the state and the pools."""
-        arguments = (self._flat, self._state, self._pools)
-        read = tuple(map(Read.of, arguments, self._read))
-        self._read = read
-        return read
+        arguments = self._flat, self._state, self._pools
+        words = tuple(map(Words.of, arguments, _TABLES, self._words))
+        self._words = words
+        return words
 
     def run(self, until: int | None = None) -> None:
         """Play until nothing is left to happen, or up to and including a time in picoseconds.
@@ -124,19 +118,19 @@ class CompiledSimulation:
         """
         limit = _NEVER if until is None else until
         totals, events = self._state.totals, _FIRST_SLICE
-        while self._play_slice(limit, events) == kernel.PAUSED:
+        while self._play_slice(limit, events) == work.PAUSED:
             if self._progress is not None:
-                self._progress(int(totals[kernel.WORKED]))
+                self._progress(int(totals[work.WORKED]))
             took = time.perf_counter() - self._slice_began
             events = max(1, int(events * min(2.0, _SLICE_S / took)))
-        if totals[kernel.STATUS] == kernel.DISAGREES:
+        if totals[work.STATUS] == work.DISAGREES:
             group, number, sub, mine, other = totals[2:7].tolist()
             raise TraceError(explain_disagreement(self.program, (group, number, sub), (mine, other)))
 
     @property
     def now(self) -> int:
         """The last moment that was played."""
-        return int(self._state.cursor[kernel.NOW])
+        return int(self._state.cursor[work.NOW])
 
     @property
     def events(self) -> int:
@@ -145,27 +139,27 @@ class CompiledSimulation:
 
     def advance(self, events: int = _NEVER, until: int = _NEVER) -> bool:
         """Play about so many more events, or up to and including a time; tell whether it was the events."""
-        paused = self._play_slice(until, events) == kernel.PAUSED
+        paused = self._play_slice(until, events) == work.PAUSED
         if self._progress is not None and time.perf_counter() - self._told > _SLICE_S:
             self._told = time.perf_counter()
-            self._progress(int(self._state.totals[kernel.WORKED]))
+            self._progress(int(self._state.totals[work.WORKED]))
         return paused
 
     def note_hops(self, *, on: bool) -> None:
         """Begin a new trail, or do without, from now on: of a simulation that was given one."""
         self._pools.counts[pools.TRAIL] = 0
-        self._state.flags[1] = on
+        self._state.flags[work.RECORDING] = on
 
     def _play_slice(self, limit: int, events: int) -> int:
         """Play until about so many more events were made; return why it ended."""
         self._slice_began = time.perf_counter()
-        self._state.cursor[kernel.PAUSE] = self._pools.calendar.counts[PUSHED] + events
+        self._state.cursor[work.PAUSE] = self._pools.calendar.counts[PUSHED] + events
         totals = self._state.totals
         self._play(limit)
-        while totals[kernel.STATUS] not in (kernel.DONE, kernel.DISAGREES, kernel.PAUSED):
-            self._answer(int(totals[kernel.STATUS]), int(totals[kernel.WANTED]))
+        while totals[work.STATUS] not in (work.DONE, work.DISAGREES, work.PAUSED):
+            self._answer(int(totals[work.STATUS]), int(totals[work.WANTED]))
             self._play(limit)
-        return int(totals[kernel.STATUS])
+        return int(totals[work.STATUS])
 
     def _answer(self, status: int, wanted: int) -> None:
         """Give the kernel what it wants: more room."""
@@ -181,14 +175,14 @@ class CompiledSimulation:
             link_bytes=state.link_bytes,
             link_busy=state.link_busy,
             link_wait=state.link_wait,
-            hops=int(state.totals[kernel.HOPS]),
-            sent=int(state.totals[kernel.SENT]),
-            received=int(state.totals[kernel.RECEIVED]),
+            hops=int(state.totals[work.HOPS]),
+            sent=int(state.totals[work.SENT]),
+            received=int(state.totals[work.RECEIVED]),
             link_stopped=np.where(state.stopped, NONE, state.link_stopped) if len(state.stopped) else None,
             rates=_rates(state),
-            ties=int(state.totals[kernel.TIES]),
+            ties=int(state.totals[work.TIES]),
             events=int(self._pools.calendar.counts[PUSHED]),
-            trail=self._trail() if state.flags[1] else None,
+            trail=self._trail() if state.flags[work.RECORDING] else None,
             beyond=self._beyond(),
         )
 
@@ -294,13 +288,13 @@ def _with_trail(small: Pools, least: int) -> Pools:
 
 def _with_room(small: Pools, status: int, wanted: int) -> Pools:
     """Return larger pools of the kind that the kernel ran out of."""
-    if status == kernel.MORE_EVENTS:
+    if status == work.MORE_EVENTS:
         return with_events(small, wanted)
-    if status == kernel.MORE_STACK:
+    if status == work.MORE_STACK:
         return _with_stack(small, wanted)
-    if status == kernel.MORE_INSTANCES:
+    if status == work.MORE_INSTANCES:
         return _with_instances(small, wanted)
-    if status == kernel.MORE_TRANSFERS:
+    if status == work.MORE_TRANSFERS:
         return with_transfers(small)
     return _with_trail(small, wanted)
 

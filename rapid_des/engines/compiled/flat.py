@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid_des.arrays import joined, joined_starts, starts_of
+from rapid_des.compiling.kinds import BoolColumn, Int32Column, Int64Column, Int64Matrix
 from rapid_des.engines.compiled.columns import Ranks, Tasks, Visits
 from rapid_des.engines.compiled.plan_tables import NO_REPLANS, Replans
 from rapid_des.program.program import (
@@ -54,77 +55,77 @@ class Network(NamedTuple):
     `head` and `lag` are looked up by size row and the hop's class.
     """
 
-    label: Array
-    use_starts: Array
-    use_template: Array
-    use_base: Array
-    pair_route: Array
-    route_starts: Array
-    route_links: Array
-    route_class: Array
-    occupancy: Array
-    head: Array
-    lag: Array
-    across: Array
-    along: Array
+    label: Int32Column
+    use_starts: Int64Column
+    use_template: Int32Column
+    use_base: Int64Column
+    pair_route: Int32Column
+    route_starts: Int64Column
+    route_links: Int32Column
+    route_class: Int32Column
+    occupancy: Int64Matrix
+    head: Int64Matrix
+    lag: Int64Matrix
+    across: Int64Matrix
+    along: Int64Matrix
     """As `TailTable` has them; empty where no last byte can be held back."""
-    payload: Array
-    parts: Array
-    first_part: Array
-    last_part: Array
+    payload: Int64Column
+    parts: Int32Column
+    first_part: Int32Column
+    last_part: Int32Column
     """By size row, as `PartTable` has them."""
-    link_table: Array
-    link_time: Array
-    link_rate: Array
-    link_lag: Array
-    pace_table: Array
-    pace_time: Array
-    pace_rate: Array
+    link_table: Int64Column
+    link_time: Int64Column
+    link_rate: Int64Column
+    link_lag: Int64Column
+    pace_table: Int64Column
+    pace_time: Int64Column
+    pace_rate: Int64Column
     """The timetables that senders go by as they hand parts over."""
-    visit_table: Array
+    visit_table: Int32Column
     """By row of the records: which of the timetables below rules the visit, or NONE; empty if none does."""
-    work_table: Array
-    work_time: Array
-    work_rate: Array
-    capacity: Array
-    wire: Array
-    ratio: Array
-    before: Array
-    after: Array
-    profile: Array
+    work_table: Int64Column
+    work_time: Int64Column
+    work_rate: Int64Column
+    capacity: Int64Column
+    wire: Int64Column
+    ratio: Int64Matrix
+    before: Int64Matrix
+    after: Int64Matrix
+    profile: Int32Column
     """The fluid mode's table (`FluidTable`), else empty."""
-    back: Array
+    back: Int32Column
     """By route its route back, in the fluid mode and with queue pairs."""
-    allowance: Array
-    answer: Array
-    acknowledgements: Array
-    acknowledgement_time: Array
+    allowance: Int64Matrix
+    answer: Int64Matrix
+    acknowledgements: Int64Column
+    acknowledgement_time: Int64Column
     """As `QueuePairTable` has them, else empty."""
     pause: PauseTable
     """Where nothing pauses, it has no latencies."""
     rates: RateTable
     """Without marks its arrays are empty."""
-    detour: Array
+    detour: Int32Column
     """Where links close (R8): the route that messages of a route take now, or below 0 if that is not known;
     else empty."""
-    spray_starts: Array
-    spray_routes: Array
+    spray_starts: Int64Column
+    spray_routes: Int32Column
     """As `SprayTable` has them, else empty."""
-    minimal_routes: Array
+    minimal_routes: Int32Column
     """As `LoadTable` has them, else empty."""
-    bias: Array
-    sprays: Array
+    bias: Int64Column
+    sprays: BoolColumn
     """Whether parts take several routes in turn, whether messages do blindly, and both by load."""
 
 
 class Contentions(NamedTuple):
     """How visits that ranks serve at the same time slow each other (`Contention`); empty where none do."""
 
-    weight: Array
+    weight: Int32Column
     """By row of `Visits`, as the next."""
-    first: Array
+    first: Int32Column
     """Where the shares of its kind begin, or NONE."""
-    share: Array
+    share: Int64Column
 
 
 class Flat(NamedTuple):

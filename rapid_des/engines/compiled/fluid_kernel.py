@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from rapid_des.compiling import compilable
+from rapid_des.compiling import Kernel, compilable
+from rapid_des.compiling.kinds import Int64Column
 from rapid_des.engines.compiled.calendar import USED, push
 from rapid_des.engines.compiled.channels import has_turn, pass_turn
 from rapid_des.engines.compiled.closing_kernel import stop_at_closed
-from rapid_des.engines.compiled.flat import Array, Flat, Network
-from rapid_des.engines.compiled.kernel import (
+from rapid_des.engines.compiled.flat import Flat, Network
+from rapid_des.engines.compiled.kernel import play
+from rapid_des.engines.compiled.pools import Pools, State
+from rapid_des.engines.compiled.steps import NONE, lag_at, rate_at, sort_asked, timetable_of
+from rapid_des.engines.compiled.work import (
     ASKING,
+    CLOSING,
     DONE,
     ENDING,
     FLOW,
@@ -24,10 +29,7 @@ from rapid_des.engines.compiled.kernel import (
     STOPPED_WAKES,
     WAKING,
     WANTED,
-    play,
 )
-from rapid_des.engines.compiled.pools import Pools, State
-from rapid_des.engines.compiled.steps import NONE, lag_at, rate_at, sort_asked, timetable_of
 from rapid_des.network.fluid import NEVER, Fluid, begin_flow, end_flow, set_capacity, settle, stride
 from rapid_des.program.timetable import FULL_RATE
 
@@ -36,7 +38,7 @@ _PS = 1e12
 
 @compilable
 def play_fluid(  # noqa: PLR0913 - flat arrays
-    flat: Flat, state: State, pools: Pools, fluid: Fluid, noticed: Array, until: int
+    flat: Flat, state: State, pools: Pools, fluid: Fluid, noticed: Int64Column, until: int
 ) -> None:
     """Play as `play` does, the links' part by flows; `noticed`: see `Served`, empty if no link closes."""
     while True:
@@ -47,7 +49,7 @@ def play_fluid(  # noqa: PLR0913 - flat arrays
         if pools.calendar.counts[USED] + wanted >= len(pools.calendar.next):
             state.totals[STATUS], state.totals[WANTED] = MORE_EVENTS, wanted
             return
-        if state.flags[5]:
+        if state.flags[CLOSING]:
             stop_at_closed(flat, state, pools, noticed)
             if state.cursor[WAKING] == 1:
                 state.totals[STATUS] = STOPPED_WAKES
@@ -144,3 +146,6 @@ def leave(flat: Flat, state: State, pools: Pools, flow: int, now: int) -> None:
     transfers.hop[flow] = transfers.end[flow]
     after = max(network.after[size, network.profile[route]], 1) + transfers.crossed[flow]
     push(pools.calendar, now + after, HOP, flow, 0)
+
+
+FLUID_KERNEL = Kernel(play_fluid)

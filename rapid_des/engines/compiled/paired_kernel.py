@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from rapid_des.compiling import compilable
+from rapid_des.compiling import Kernel, compilable
 from rapid_des.engines.compiled.calendar import push
 from rapid_des.engines.compiled.flat import Flat, Network
-from rapid_des.engines.compiled.kernel import (
-    ASKING,
-    DONE,
-    FREE,
-    FREED,
-    HAND,
-    HOP,
-    HOPS,
-    LINKS,
-    LINKS_APART,
-    NOW,
-    PAUSE_LINK,
-    PHASE,
-    STATUS,
-    TIES,
-    has_room,
-    play,
-)
-from rapid_des.engines.compiled.pools import TRAIL, Pools, State
+from rapid_des.engines.compiled.kernel import play
+from rapid_des.engines.compiled.link_queues import book
+from rapid_des.engines.compiled.pools import Pools, State
 from rapid_des.engines.compiled.queue_pairs import (
     NONE,
     count_transit,
@@ -35,6 +19,7 @@ from rapid_des.engines.compiled.queue_pairs import (
     mark,
     take,
 )
+from rapid_des.engines.compiled.rooms import has_room
 from rapid_des.engines.compiled.spraying import count_asking, service_of
 from rapid_des.engines.compiled.steps import (
     insert_waiting,
@@ -42,6 +27,21 @@ from rapid_des.engines.compiled.steps import (
     link_times,
     rank_decides,
     sort_asked,
+)
+from rapid_des.engines.compiled.work import (
+    ASKING,
+    DONE,
+    FREE,
+    FREED,
+    HAND,
+    HOP,
+    LINKS,
+    LINKS_APART,
+    NOW,
+    PAUSE_LINK,
+    PHASE,
+    STATUS,
+    TIES,
 )
 
 _EVENTS = 5
@@ -150,19 +150,7 @@ def _serve(flat: Flat, state: State, pools: Pools, link: int, transfer: int) -> 
     if is_last and transfers.awaited[message] > 0:
         transfers.awaited[message] -= 1
         push(pools.calendar, max(now + 1, arrival + network.answer[size, service]), HAND, message, 1)
-    label = network.label[pools.instances.group[transfers.instance[transfer]]]
-    state.link_bytes[link, label] += network.payload[size]
-    state.link_busy[link, label] += free - start
-    state.link_wait[link, label] += start - transfers.ready[transfer]
-    state.totals[HOPS] += 1
-    if state.flags[1]:
-        row, trail = pools.counts[TRAIL], pools.trail
-        pools.counts[TRAIL] = row + 1
-        trail.link[row] = link
-        trail.start[row], trail.finish[row], trail.arrival[row] = start, free, arrival
-        trail.visit[row] = flat.ranks.flat[transfers.rank[transfer]] + transfers.visit[transfer]
-        trail.task[row] = transfers.task[transfer]
-        trail.position[row] = hop - transfers.begin[transfer]
+    book(flat, state, pools, link, transfer, (start, free, arrival))
 
 
 @compilable
@@ -174,3 +162,6 @@ def _follow(network: Network, state: State, pools: Pools, part: int, start: int,
         moment = goes_on(network, state, transfers, part, state.cursor[NOW], start, free)
     if transfers.parts[message] > 0:
         push(pools.calendar, moment, HAND, message, 0)
+
+
+PAIRED_KERNEL = Kernel(play_paired)

@@ -13,6 +13,14 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from rapid_des.compiling import compilable
+from rapid_des.compiling.kinds import (
+    BoolColumn,
+    Int8Column,
+    Int32Column,
+    Int32Matrix,
+    Int64Column,
+    Int64Matrix,
+)
 from rapid_des.engines.compiled.flat import Array, Flat
 from rapid_des.engines.compiled.plan_tables import Parts
 from rapid_des.program.program import NONE
@@ -25,91 +33,91 @@ _UNPAUSED = 2**62
 class Calendar(NamedTuple):
     """Future events: a heap of buckets, one a distinct time (or two, when the cache forgot one)."""
 
-    time: Array
-    bucket: Array
+    time: Int64Column
+    bucket: Int32Column
     """The heap, 4 children a node, ordered by time."""
-    first: Array
+    first: Int32Column
     """Bucket to its first event; free buckets are linked through here."""
-    kind: Array
-    a: Array
-    b: Array
-    next: Array
+    kind: Int8Column
+    a: Int32Column
+    b: Int32Column
+    next: Int32Column
     """Event columns; free events are linked through `next`."""
-    cached_time: Array
-    cached_bucket: Array
-    counts: Array
+    cached_time: Int64Column
+    cached_bucket: Int32Column
+    counts: Int64Column
     """[heap length, first free bucket, first free event, events ever pushed, events in use]."""
 
 
 class Instances(NamedTuple):
     """Collectives in flight; an instance's slot and its block of the arena serve its template only."""
 
-    group: Array
-    number: Array
-    sub: Array
-    template: Array
-    arena: Array
-    member: Array
-    absent: Array
-    left: Array
+    group: Int32Column
+    number: Int32Column
+    sub: Int32Column
+    template: Int32Column
+    arena: Int64Column
+    member: Int64Column
+    absent: Int32Column
+    left: Int32Column
     """Tasks not yet delivered plus members not yet done."""
-    use: Array
-    chunk: Array
+    use: Int64Column
+    chunk: Int32Column
     """Of a step of a collective that is replanned the number of its chunk, else NONE."""
-    next: Array
+    next: Int32Column
     """The next active instance of the group, or the next free one of the template."""
 
 
 class Transfers(NamedTuple):
     """Tasks on their way over links."""
 
-    instance: Array
-    task: Array
-    hop: Array
-    end: Array
-    begin: Array
-    size: Array
-    route: Array
-    flowing: Array
+    instance: Int32Column
+    task: Int32Column
+    hop: Int64Column
+    end: Int64Column
+    begin: Int64Column
+    size: Int32Column
+    route: Int32Column
+    flowing: Int32Column
     """Fluid mode: 0 not on links, 1 a flow, 2 a flow that may end at this instant."""
-    injected: Array
-    ready: Array
-    crossed: Array
+    injected: Int64Column
+    ready: Int64Column
+    crossed: Int64Column
     """When the last byte had crossed the hop before, if that is followed. Fluid mode: what timetables add."""
-    rank: Array
-    visit: Array
+    rank: Int32Column
+    visit: Int32Column
     """Who injected it: orders ties on links."""
-    priority: Array
-    sub: Array
+    priority: Int64Column
+    sub: Int32Column
     """That of its instance, which tells the steps of one visit apart."""
-    part: Array
+    part: Int32Column
     """Which part of its message it is."""
-    parts: Array
+    parts: Int32Column
     """How many parts come after it and do not exist yet."""
-    last: Array
+    last: Int32Column
     """The size row of the message's last part."""
-    message: Array
+    message: Int32Column
     """The message's first part, which counts in `missing` those that have not arrived."""
-    missing: Array
-    credits: Array
+    missing: Int32Column
+    credits: Int32Column
     """Of a message on a queue pair (R9): parts that it may hand over."""
-    awaited: Array
+    awaited: Int32Column
     """Acknowledgements that will let it hand over more."""
-    newest: Array
+    newest: Int32Column
     """The number of the part that it handed over last."""
-    idle: Array
+    idle: Int32Column
     """Its first link is done with that one."""
-    tag: Array
+    tag: Int64Column
     """Of a part on a queue pair: its start tag."""
-    end_tag: Array
+    end_tag: Int64Column
     """Of a message: the start tag of its newest part, and that one's service."""
-    marked: Array
+    marked: Int32Column
     """Of a part on a queue pair: a queue has marked it (R14)."""
-    due: Array
+    due: Int64Column
     """Where links close: when it stands at the next node, or has arrived; events for other times are void."""
-    number: Array
+    number: Int32Column
     """How many pieces closed links had stopped and sent again when this one was; 0: none did so with it."""
-    next: Array
+    next: Int32Column
 
 
 class Channels(NamedTuple):
@@ -118,22 +126,22 @@ class Channels(NamedTuple):
     Numbers of transfers plus one, 0: none. Fluid mode, else empty.
     """
 
-    turn: Array
+    turn: Int32Column
     """Who is on the links, or joins them at the next tick."""
-    last: Array
+    last: Int32Column
     """The last of those that wait; `Transfers.next` of each is the one behind it, of the last the first."""
 
 
 class Trail(NamedTuple):
     """Every hop, if asked for."""
 
-    link: Array
-    start: Array
-    finish: Array
-    arrival: Array
-    visit: Array
-    task: Array
-    position: Array
+    link: Int32Column
+    start: Int64Column
+    finish: Int64Column
+    arrival: Int64Column
+    visit: Int64Column
+    task: Int32Column
+    position: Int32Column
 
 
 _Columns = TypeVar("_Columns", Instances, Parts, Transfers, Trail)
@@ -142,95 +150,95 @@ _Columns = TypeVar("_Columns", Instances, Parts, Transfers, Trail)
 class State(NamedTuple):
     """Fixed arrays: one entry a visit, server, group, template, slot or link."""
 
-    pending: Array
-    ready: Array
-    start: Array
-    finish: Array
-    met: Array
-    number: Array
-    counter: Array
-    serving: Array
-    marked: Array
+    pending: Int32Column
+    ready: Int64Column
+    start: Int64Column
+    finish: Int64Column
+    met: Int64Column
+    number: Int32Column
+    counter: Int32Column
+    serving: Int32Column
+    marked: BoolColumn
     """Server is among those that choose at the end of this instant."""
-    waiting: Array
+    waiting: Int32Column
     """Server to how many visits wait."""
-    heap: Array
-    present: Array
+    heap: Int32Column
+    present: Int64Column
     """Rank to the sum of the weights of its visits in service, where that slows anything; so the next."""
-    computing: Array
+    computing: Int32Column
     """Rank to how many of its visits are in service that others may slow."""
-    working: Array
+    working: Int32Column
     """Server to the COMPUTE visit that others may slow, or NONE."""
-    since: Array
-    ticks: Array
-    parts: Array
+    since: Int64Column
+    ticks: Int64Column
+    parts: Int64Column
     """What was left of it then, see `timetable.left_after`."""
-    share: Array
+    share: Int64Column
     """From then on, until its end unless that changes."""
-    until: Array
-    active: Array
+    until: Int64Column
+    active: Int32Column
     """Group to its first active instance."""
-    free: Array
+    free: Int32Column
     """Template to its first free instance."""
-    busy: Array
+    busy: Int64Column
     """Link to when it is free again."""
-    armed: Array
+    armed: BoolColumn
     """Link: an event for that moment is under way."""
-    queue: Array
+    queue: Int32Column
     """Link to the first of its waiting transfers (priorities only)."""
-    asked: Array
+    asked: Int32Column
     """Link to the first transfer that asked at this instant."""
-    local: Array
+    local: Int32Column
     """Link to the first of the parts that wait at their first hop (R9)."""
-    local_tag: Array
+    local_tag: Int64Column
     """Link to the start tag of the last of those that it took."""
-    served: Array
+    served: Int64Matrix
     """[link, class] picoseconds of service, less claims that lapsed."""
-    owed: Array
+    owed: Int64Column
     """Link to the picoseconds that its acknowledgements took when the last ones were posted."""
-    posted: Array
-    held: Array
+    posted: Int64Column
+    held: Int64Column
     """Link to the bytes in its buffer (R13)."""
-    full: Array
+    full: BoolColumn
     """Link: it was, when that was looked at last; its sender knows that a latency later."""
-    stopped: Array
-    stopped_since: Array
+    stopped: BoolColumn
+    stopped_since: Int64Column
     """Link to when it was stopped last, and below to how long it has been in all."""
-    link_stopped: Array
-    changed: Array
+    link_stopped: Int64Column
+    changed: Int32Column
     """Links whose buffers changed at this instant."""
-    is_changed: Array
-    marks: Array
+    is_changed: BoolColumn
+    marks: Int64Column
     """Link to the parts that it marked (R14)."""
-    backlog: Array
+    backlog: Int64Column
     """Link to the services of those that came over links and wait for it."""
-    rates: Array
+    rates: Int64Matrix
     """[route, column] of `program.rates`."""
-    waits: Array
+    waits: Int64Column
     """Link to the services of those that wait for it, where routes are chosen by load and it has a queue."""
-    touched: Array
-    touched_servers: Array
-    touched_count: Array
+    touched: Int32Column
+    touched_servers: Int32Matrix
+    touched_count: Int64Column
     """By level."""
-    planned: Array
+    planned: Int32Column
     """Collective (`Replans.calls`) to the plan that it follows, 0 before its first member comes."""
-    called: Array
+    called: Int32Column
     """Collective to the template of the visit that came first."""
-    schedule: Array
+    schedule: Int32Column
     """By row of the records, as the next three: a rank's schedule in a collective under `schedule_plan`."""
-    schedule_plan: Array
-    part: Array
+    schedule_plan: Int32Column
+    part: Int32Column
     """A collective's visit to the rank's part in it, or NONE."""
-    beside: Array
+    beside: Int32Column
     """A visit to the next one that stands for the same part, or NONE."""
-    link_bytes: Array
-    link_busy: Array
-    link_wait: Array
-    totals: Array
+    link_bytes: Int64Matrix
+    link_busy: Int64Matrix
+    link_wait: Int64Matrix
+    totals: Int64Column
     """[hops, status, five details of a disagreement, bytes sent, bytes received, ties]."""
-    cursor: Array
+    cursor: Int64Column
     """Where the loop stands."""
-    flags: Array
+    flags: BoolColumn
     """[all transfers have the same priority, hops are recorded, links are fluid, last bytes are followed,
     messages have queue pairs, links close, visits slow each other, parts are sprayed, messages are, messages
     come late, parts choose by load, messages do, collectives are replanned]."""
@@ -380,24 +388,24 @@ class Pools(NamedTuple):
 
     calendar: Calendar
     instances: Instances
-    pending: Array
+    pending: Int32Column
     """What each task and member of the instances still waits for; `ready` is the latest of what came."""
-    ready: Array
-    member_rank: Array
-    member_visit: Array
+    ready: Int64Column
+    member_rank: Int32Column
+    member_visit: Int32Column
     """Which visit each member of an instance is."""
     channels: Channels
-    member_part: Array
-    member_step: Array
+    member_part: Int32Column
+    member_step: Int32Column
     """And of a step of a collective that is replanned, which part and step."""
     parts: Parts
     transfers: Transfers
     trail: Trail
-    stack_kind: Array
-    stack_a: Array
-    stack_b: Array
+    stack_kind: Int8Column
+    stack_a: Int32Column
+    stack_b: Int32Column
     """Work items of the current instant."""
-    counts: Array
+    counts: Int64Column
     """[instances made, arena used, members used, first free transfer, trail length, parts made]."""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from rapid_des.arrays import Int64s, starts_of
-from rapid_des.engines.compiled import kernel
+from rapid_des.engines.compiled import work
 from rapid_des.engines.compiled.closing import ClosingSimulation
 from rapid_des.engines.compiled.engine import with_parts
 from rapid_des.engines.compiled.plan_tables import AS_LOWERED, NO_REPLANS
@@ -41,7 +41,7 @@ class ReplanningSimulation(ClosingSimulation):
         self._tables.flat = self._flat = flat._replace(replans=replans)
         self._schedules = RankSchedules(self._tables, closures, fluid=program.fluid is not None)
         self._plans: dict[frozenset[int], int] = {}
-        self._state.flags[12] = True
+        self._state.flags[work.REPLANNING] = True
         calls, records = int(replans.calls[-1]), len(self._state.start)
         self._state = self._state._replace(
             planned=np.zeros(calls, np.int32),
@@ -56,13 +56,13 @@ class ReplanningSimulation(ClosingSimulation):
         super()._change(moment)
         dead = self._closures.planned_around(moment)
         plan = 0 if dead is None else self._plans.setdefault(dead, AS_LOWERED + 1 + len(self._plans))
-        self._state.cursor[kernel.PLAN] = plan
+        self._state.cursor[work.PLAN] = plan
 
     def _answer(self, status: int, wanted: int) -> None:
-        if status == kernel.NO_SCHEDULE:
+        if status == work.NO_SCHEDULE:
             visit, plan = self._state.totals[3:5].tolist()
             self._add_schedule(wanted, visit, plan)
-        elif status == kernel.MORE_PARTS:
+        elif status == work.MORE_PARTS:
             self._pools = with_parts(self._pools)
         else:
             super()._answer(status, wanted)
@@ -73,7 +73,7 @@ class ReplanningSimulation(ClosingSimulation):
         part, kinds = self.program.programs[number], self._kinds[number]
         dead = next(links for links, known in self._plans.items() if known == plan)
         caller = int(_callers(part)[visit])
-        node, now = int(part.node[caller]), int(self._state.cursor[kernel.NOW])
+        node, now = int(part.node[caller]), int(self._state.cursor[work.NOW])
         if self._planner.cut(position, node, dead):
             around = planned_around((position, node), self._closures, self.program.link_timetables, now)
             assert around is None, "what is cut apart keeps its plan, or is an error"

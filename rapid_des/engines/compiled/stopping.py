@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rapid_des.engines.compiled import kernel, pools
+from rapid_des.engines.compiled import pools, work
 from rapid_des.engines.compiled.calendar import USED, push
 from rapid_des.engines.compiled.closing_kernel import Served
 from rapid_des.engines.compiled.closing_tables import Links, Tables
@@ -52,7 +52,7 @@ class StoppingSimulation(CompiledSimulation):
         self._closures = closures
         self._tables = Tables(self._flat, closures, fluid=program.fluid is not None)
         self._flat = self._tables.flat
-        self._state.flags[5] = True
+        self._state.flags[work.CLOSING] = True
         self._noticed = np.full(program.links, NONE, np.int64)
         self._served = Served(
             self._noticed, np.full(program.links, NONE, np.int32), *np.zeros((3, 0, 0), np.int64)
@@ -85,16 +85,16 @@ class StoppingSimulation(CompiledSimulation):
             self._fluid = lengthened(self._fluid, int((lengths + lengths[back]).max(initial=1)))
 
     def _answer(self, status: int, wanted: int) -> None:
-        if status == kernel.DETOUR:
+        if status == work.DETOUR:
             self._detour(wanted)
-        elif status == kernel.STOPPED_WAKES:
+        elif status == work.STOPPED_WAKES:
             self._wake()
         else:
             super()._answer(status, wanted)
 
     def _detour(self, route: int) -> None:
         """Find a route around closed links for messages of a route that set off from now on."""
-        now, links = int(self._state.cursor[kernel.NOW]), self._tables.links_of(route)
+        now, links = int(self._state.cursor[work.NOW]), self._tables.links_of(route)
         around = route_around(links, self._closures, self.program.link_timetables, now)
         other = self._tables.route(around, self._back(around, self._avoided)) if around else route
         self._flat = self._tables.flat
@@ -122,8 +122,8 @@ class StoppingSimulation(CompiledSimulation):
 
     def _collect(self) -> None:
         """Put aside whom the kernel stopped at closed links."""
-        stopped = list(self._listed(kernel.STOPPED))
-        self._state.cursor[kernel.STOPPED] = NONE
+        stopped = list(self._listed(work.STOPPED))
+        self._state.cursor[work.STOPPED] = NONE
         for transfer in stopped:
             self._stop_whole(transfer, int(self._pools.transfers.ready[transfer]))
 
@@ -156,7 +156,7 @@ class StoppingSimulation(CompiledSimulation):
         if until not in self._batches:
             self._batches[until] = []
             if until > now:
-                self._push(until, kernel.WAKE, 0, 0)
+                self._push(until, work.WAKE, 0, 0)
         self._batches[until].append((message, stopped))
 
     def _let_go(self, transfer: int) -> None:
@@ -192,7 +192,7 @@ class StoppingSimulation(CompiledSimulation):
     def _wake(self) -> None:
         """Send again what stopped at links of which it is now known that they are closed."""
         self._collect()
-        now = int(self._state.cursor[kernel.NOW])
+        now = int(self._state.cursor[work.NOW])
         batch = self._batches.pop(now, [])
         if batch:
             timetables = self.program.link_timetables
@@ -205,7 +205,7 @@ class StoppingSimulation(CompiledSimulation):
             for which in found.waiting:
                 self._keep(found.again, now, *batch[which])
             self._flat = self._tables.flat
-        self._state.cursor[kernel.WAKING] = 2
+        self._state.cursor[work.WAKING] = 2
 
     def _set_off(self, message: int, route: int, row: int, now: int) -> None:
         """Make a transfer of what stopped of a message."""
@@ -233,8 +233,8 @@ class StoppingSimulation(CompiledSimulation):
         transfers.due[piece] = NONE
         before = int(network.before[row, network.profile[route]]) if self._fluid is not None else 0
         if before:
-            self._push(now + before, kernel.FLOW, piece, 1)
+            self._push(now + before, work.FLOW, piece, 1)
             return
-        transfers.next[piece] = self._state.cursor[kernel.JOINING]
-        self._state.cursor[kernel.JOINING] = piece
-        self._state.cursor[kernel.ASKING] += 1
+        transfers.next[piece] = self._state.cursor[work.JOINING]
+        self._state.cursor[work.JOINING] = piece
+        self._state.cursor[work.ASKING] += 1

@@ -172,7 +172,8 @@ def _adopt(fluid: Fluid, now: int) -> int:
         count += 1
     for i in range(fluid.counts[2]):
         fluid.is_visited[fluid.visited[i]] = 0
-    fluid.counts[:] = 0
+    for place in range(3):
+        fluid.counts[place] = 0
     return count
 
 

@@ -1,0 +1,81 @@
+"""What kernels take: integers, floats, columns, and tables, which are named tuples of those.
+
+A kernel's annotations say it, so that it can be compiled before there is anything to call it with. A column
+is an array of one type; `Annotated[Int64s, 2]` is one of rows and columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+
+_Array = NDArray[Any]
+BoolColumn = Annotated[_Array, np.bool_]
+Int8Column = Annotated[_Array, np.int8]
+UInt8Column = Annotated[_Array, np.uint8]
+FloatColumn = Annotated[_Array, np.float64]
+Int32Column = Annotated[_Array, np.int32]
+Int64Column = Annotated[_Array, np.int64]
+Int32Matrix = Annotated[_Array, np.int32, 2]
+Int64Matrix = Annotated[_Array, np.int64, 2]
+"""Columns for kernels: whoever indexes one in Python gets an integer as far as types say."""
+
+
+class Column(NamedTuple):
+    """An array of one or two dimensions, without gaps."""
+
+    dtype: str
+    dimensions: int
+
+
+class Scalar(NamedTuple):
+    """A number that a kernel is given."""
+
+    dtype: str
+
+
+class Table(NamedTuple):
+    """A named tuple of columns, numbers and tables."""
+
+    name: str
+    fields: tuple[tuple[str, Kind], ...]
+
+
+Kind = Column | Scalar | Table
+
+
+@cache
+def kinds_of(function: Callable[..., Any]) -> tuple[Kind, ...]:
+    """Return the kinds of a kernel's arguments, in order."""
+    hints = get_type_hints(function, include_extras=True)
+    return tuple(_kind(hint) for name, hint in hints.items() if name != "return")
+
+
+@cache
+def _kind(hint: Any) -> Kind:
+    if hint in (int, float):
+        return Scalar(np.dtype(hint).name)
+    if isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields"):
+        hints = get_type_hints(hint, include_extras=True)
+        return Table(hint.__name__, tuple((name, _kind(part)) for name, part in hints.items()))
+    array, details = (get_args(hint)[0], get_args(hint)[1:]) if get_origin(hint) is Annotated else (hint, ())
+    dimensions = next((detail for detail in details if isinstance(detail, int)), 1)
+    stated = [detail for detail in details if not isinstance(detail, int)]
+    if get_origin(array) is not np.ndarray:
+        raise TypeError(f"a kernel takes numbers, columns and named tuples of them, not {hint}")
+    return Column(np.dtype(*(stated or get_args(get_args(array)[1]))).name, dimensions)
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+COMPILABLE = dict[Callable[..., Any], None]()
+"""The functions that kernels call."""
+
+
+def compilable(function: Function) -> Function:
+    """Mark a function that kernels call."""
+    COMPILABLE[function] = None
+    return function

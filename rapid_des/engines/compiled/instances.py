@@ -1,0 +1,149 @@
+"""R5 in the kernel: the k-th use of a slot by each member of a group is one collective, the instance k."""
+
+from __future__ import annotations
+
+from rapid_des.compiling import compilable
+from rapid_des.engines.compiled.calendar import push
+from rapid_des.engines.compiled.flat import Flat
+from rapid_des.engines.compiled.pools import ARENA, MADE, MEMBERS, Pools, State
+from rapid_des.engines.compiled.steps import close_instance, find_instance, use_of
+from rapid_des.engines.compiled.work import DISAGREES, FIRE, NONE, NOW, STATUS, add_work
+
+
+@compilable
+def join(  # noqa: PLR0913 - flat arrays
+    flat: Flat, state: State, pools: Pools, template: int, key: tuple[int, int, int], use: tuple[int, int]
+) -> int:
+    """Return the instance of a key (group, number, sub), which the first member to come opens.
+
+    `use` is where its routes begin, and its chunk, if it is a step of a plan, else NONE. Returns NONE, and
+    the totals say why, if another member calls it a different collective.
+    """
+    group, number, sub = key
+    instance = find_instance(pools.instances, state, group, number, sub)
+    if instance == NONE:
+        return _open(flat, state, pools, template, key, use)
+    if pools.instances.template[instance] != template:
+        totals = state.totals
+        totals[STATUS], totals[2], totals[3], totals[4] = DISAGREES, group, number, sub
+        totals[5], totals[6] = pools.instances.template[instance], template
+        return NONE
+    return instance
+
+
+@compilable
+def _open(  # noqa: PLR0913 - flat arrays
+    flat: Flat, state: State, pools: Pools, template: int, key: tuple[int, int, int], use: tuple[int, int]
+) -> int:
+    """Open an instance; `rooms` has made sure that there is room."""
+    instances, tasks = pools.instances, flat.tasks
+    instance = _slot(flat, state, pools, template)
+    group, number, sub = key
+    instances.group[instance], instances.number[instance], instances.sub[instance] = group, number, sub
+    members = tasks.members[template]
+    instances.absent[instance], instances.left[instance] = members, tasks.tasks[template] + members
+    routes, chunk = use
+    instances.chunk[instance] = chunk
+    instances.use[instance] = use_of(flat.network, group, template) if chunk == NONE else routes
+    instances.next[instance] = state.active[group]
+    state.active[group] = instance
+    base, entry = instances.arena[instance], tasks.first_task[template]
+    for task in range(tasks.tasks[template]):
+        pools.pending[base + task] = tasks.need[entry + task]
+        pools.ready[base + task] = 0
+    base, entry = base + tasks.tasks[template], tasks.first_member[template]
+    for member in range(members):
+        pools.pending[base + member] = tasks.member_need[entry + member]
+        pools.ready[base + member] = 0
+    return instance
+
+
+@compilable
+def _slot(flat: Flat, state: State, pools: Pools, template: int) -> int:
+    """Return a free instance of a template, or a new one.
+
+    It keeps its stretch of the arena, which is as long as the template has tasks and members.
+    """
+    instances, counts = pools.instances, pools.counts
+    instance = state.free[template]
+    if instance != NONE:
+        state.free[template] = instances.next[instance]
+        return instance
+    instance, members = counts[MADE], flat.tasks.members[template]
+    instances.template[instance] = template
+    instances.arena[instance], instances.member[instance] = counts[ARENA], counts[MEMBERS]
+    counts[MADE] += 1
+    counts[ARENA] += flat.tasks.tasks[template] + members
+    counts[MEMBERS] += members
+    return instance
+
+
+@compilable
+def seat(flat: Flat, state: State, pools: Pools, instance: int, meets: bool) -> None:  # noqa: FBT001
+    """Count a member that has come; with the last one all have met, unless a later step says that."""
+    instances = pools.instances
+    instances.absent[instance] -= 1
+    if instances.absent[instance] > 0 or not meets:
+        return
+    entry = instances.member[instance]
+    for other in range(entry, entry + flat.tasks.members[instances.template[instance]]):
+        record = flat.ranks.flat[pools.member_rank[other]] + pools.member_visit[other]
+        state.met[record] = state.cursor[NOW]
+
+
+@compilable
+def arrive(flat: Flat, state: State, pools: Pools, instance: int, member: int) -> None:
+    """Have those go on that wait for a member to come."""
+    tasks = flat.tasks
+    entry = tasks.first_member[pools.instances.template[instance]] + member
+    for edge in range(tasks.arrival_starts[entry], tasks.arrival_starts[entry + 1]):
+        _count_down(state, pools, instance, tasks.arrival_target[edge], tasks.arrival_lag[edge])
+
+
+@compilable
+def inject(flat: Flat, state: State, pools: Pools, instance: int, task: int, delivers: bool) -> None:  # noqa: FBT001, PLR0913
+    """Have those go on that wait for a task's injection; also for its delivery, if that comes at once."""
+    tasks = flat.tasks
+    entry = tasks.first_task[pools.instances.template[instance]] + task
+    for edge in range(tasks.edge_starts[entry], tasks.edge_starts[entry + 1]):
+        if delivers or tasks.edge_at_injection[edge]:
+            _count_down(state, pools, instance, tasks.edge_target[edge], tasks.edge_lag[edge])
+    if delivers:
+        close_if_done(state, pools, instance)
+
+
+@compilable
+def deliver(flat: Flat, state: State, pools: Pools, instance: int, task: int) -> None:
+    """Have those go on that wait for a task's delivery."""
+    tasks = flat.tasks
+    entry = tasks.first_task[pools.instances.template[instance]] + task
+    for edge in range(tasks.edge_starts[entry], tasks.edge_starts[entry + 1]):
+        if not tasks.edge_at_injection[edge]:
+            _count_down(state, pools, instance, tasks.edge_target[edge], tasks.edge_lag[edge])
+    close_if_done(state, pools, instance)
+
+
+@compilable
+def close_if_done(state: State, pools: Pools, instance: int) -> None:
+    """Count a task that is delivered, or a member that is done."""
+    pools.instances.left[instance] -= 1
+    if pools.instances.left[instance] == 0:
+        close_instance(pools.instances, state, instance)
+
+
+@compilable
+def _count_down(state: State, pools: Pools, instance: int, target: int, lag: int) -> None:
+    """Have a task or member wait for one thing less; the last one lets it fire."""
+    place, now = pools.instances.arena[instance] + target, state.cursor[NOW]
+    left = pools.pending[place] - 1
+    if left < 0:
+        return  # a counting predecessor beyond those needed
+    pools.pending[place] = left
+    moment = max(pools.ready[place], now + lag)
+    pools.ready[place] = moment
+    if left > 0:
+        return
+    if moment == now:
+        add_work(state, pools, FIRE, instance, target)
+    else:
+        push(pools.calendar, moment, FIRE, instance, target)
