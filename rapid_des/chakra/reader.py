@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import Struct, field
 
 from rapid_des.arrays import digest, frozen
 from rapid_des.chakra.columns import RawTable, read_columns
@@ -49,10 +49,10 @@ from rapid_des.chakra.trace import (
     TraceSet,
 )
 from rapid_des.errors import TraceError
+from rapid_des.values import fields, replace
 
 
-@dataclass
-class ReadReport:
+class ReadReport(Struct):
     """A trace set as far as it could be read, and everything that was noticed."""
 
     files: TraceFiles
@@ -310,7 +310,7 @@ class _Shared:
         self.tables: dict[tuple[int, ...], NodeTable] = {}
 
     def table(self, nodes: NodeTable) -> NodeTable:
-        parts = {entry.name: self._part(getattr(nodes, entry.name)) for entry in fields(nodes)}
+        parts = {name: self._part(getattr(nodes, name)) for name in fields(nodes)}
         shared = {name: part for name, (_, part) in parts.items()}
         return self.tables.setdefault(tuple(key for key, _ in parts.values()), replace(nodes, **shared))
 

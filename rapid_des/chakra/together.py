@@ -8,11 +8,11 @@ is unusual, all of them are read alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int64s, starts_of
 from rapid_des.chakra.columns import Attribute, RawTable, read_columns
@@ -25,6 +25,7 @@ from rapid_des.chakra.source import NodeChunk, TraceFile, metadata_of
 from rapid_des.chakra.wire import Fields, MalformedMessageError, Spans, message_class, split_fields
 from rapid_des.errors import ConfigError, TraceError
 from rapid_des.inputs import TRACE, read_input
+from rapid_des.values import replace
 
 Read = tuple[TraceFile, RawTable]
 
@@ -74,8 +75,7 @@ class Ahead:
                 yield path, content
 
 
-@dataclass(frozen=True)
-class _Joined:
+class _Joined(Struct, frozen=True):
     """Files one behind the other: their bytes, frames and fields, and where each file begins in them."""
 
     buffer: bytes

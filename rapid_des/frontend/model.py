@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -39,6 +39,7 @@ from rapid_des.frontend.operations import (
     norm_forward,
 )
 from rapid_des.frontend.spec import ModelSpec
+from rapid_des.values import replace
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
+
+from msgspec import Struct
 
 from rapid_des.chakra.trace import BOUNDS, Exchange, NodeKind
 from rapid_des.device.operators import Dtype, Operator, OperatorModel
@@ -33,6 +35,7 @@ from rapid_des.frontend.spec import AdaptersSpec
 from rapid_des.frontend.speculation import drafting
 from rapid_des.frontend.template import PORTS, Domain, Mark, Node, Piece, SectionName, make_piece, renamed
 from rapid_des.frontend.unit_copies import widens_parameters, with_unit_copies
+from rapid_des.values import replace
 
 
 class Section(NamedTuple):
@@ -52,8 +55,7 @@ NORMS, OPTIMIZER = Section("norms"), Section("optimizer")
 """Sections that a stage runs once a step: norm gradients summed over tp; operations around all passes."""
 
 
-@dataclass(frozen=True)
-class PieceKey:
+class PieceKey(Struct, frozen=True):
     """Identifies an operator list: a section in one direction; `stage` where stages differ."""
 
     section: Section

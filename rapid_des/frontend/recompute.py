@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Literal, TypeAlias
 
@@ -19,12 +18,12 @@ from rapid_des.frontend.layers.layer import CORE, LayerKind, Sublayer
 from rapid_des.frontend.operations import Operation, Shard
 from rapid_des.frontend.spec import TrainingSpec
 from rapid_des.frontend.template import INPUT
+from rapid_des.values import replace
 
 Keeps: TypeAlias = Literal["operators", "input", "nothing"]
 
 
-@dataclass(frozen=True)
-class RecomputedKind(LayerKind):
+class RecomputedKind(LayerKind, frozen=True):
     """A layer kind of which some operators are recomputed."""
 
     keeps: Keeps = "operators"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -35,6 +34,7 @@ from rapid_des.program.routes import signatures
 from rapid_des.program.services import Sizes
 from rapid_des.program.templates import Templates
 from rapid_des.units import PS_PER_S
+from rapid_des.values import replace
 
 if TYPE_CHECKING:
     from rapid_des.program.choosing import Planner

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
+
+from msgspec import Struct, field
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.device.operators import Gemm, GroupedGemm
@@ -32,8 +33,7 @@ from rapid_des.serving.requests import Request
 from rapid_des.units import ceil_divide, serialization_time
 
 
-@dataclass
-class Slots:
+class Slots(Struct):
     """The adapters in a replica's GPU memory.
 
     >>> slots = Slots(2)

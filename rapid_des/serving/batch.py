@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from rapid_des.arrays import Int64s
 from rapid_des.frontend.operations import Group
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(Struct, frozen=True):
     """The content of an iteration: the newest token of each of `decodes` requests, and chunks of prompts."""
 
     decodes: int = 0

@@ -9,11 +9,11 @@ seed, its number and how often it was interrupted, never from who else is served
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import islice
 
 import numpy as np
+from msgspec import Struct
 from numpy.random import default_rng
 
 from rapid_des.arrays import Int64s
@@ -29,8 +29,7 @@ _STREAM, _AHEAD = 7, 1024
 """Number of the random stream (a workload has others); first length of tables of future steps."""
 
 
-@dataclass(frozen=True)
-class Drafts:
+class Drafts(Struct, frozen=True):
     """Draws how many drafted tokens are kept."""
 
     acceptance: tuple[float, ...]

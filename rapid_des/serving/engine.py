@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
 from typing import Any, TypeAlias
+
+from msgspec import Struct
 
 from rapid_des.serving.adapters import Lora
 from rapid_des.serving.batch import Costs
@@ -18,8 +19,7 @@ MOST_STEPS = 1 << 12
 """Most decode steps that are advanced at once."""
 
 
-@dataclass(frozen=True)
-class Engine:
+class Engine(Struct, frozen=True):
     """The settings of an engine, shared by its replicas."""
 
     policy: Policy

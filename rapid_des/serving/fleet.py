@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, cast
 
 import simpy
+from msgspec import Struct, field
 
 from rapid_des.errors import DeadlockError, InputError
 from rapid_des.serving.batch import Costs
@@ -45,8 +45,7 @@ class Clock(simpy.Environment):
         super().step()
 
 
-@dataclass
-class Fleet:
+class Fleet(Struct):
     """Replicas of one engine, the source of their requests, and the results so far."""
 
     engine: Engine

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from msgspec import structs
 
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import Group
 from rapid_des.units import Duration
+from rapid_des.values import replace
 
 
 def drafting_so_many(job: Job, tokens: int) -> Job:

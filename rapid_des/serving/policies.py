@@ -20,9 +20,10 @@ tokens of which prompts the next iteration computes, and whether decoding reques
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
+
+from msgspec import Struct
 
 from rapid_des.serving.requests import Request
 
@@ -103,8 +104,7 @@ class View(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """The content of the next iteration."""
 
     chunks: tuple[tuple[Request, int], ...] = ()
@@ -117,8 +117,7 @@ Select = Callable[[View], Selection]
 Admits = Callable[[Request], bool]
 
 
-@dataclass(frozen=True)
-class Policy:
+class Policy(Struct, frozen=True):
     """How an engine schedules."""
 
     select: Select

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import Job
@@ -16,8 +15,7 @@ from rapid_des.serving.jobs import of_replica, sharing
 from rapid_des.units import ceil_divide
 
 
-@dataclass(frozen=True)
-class Pool:
+class Pool(Struct, frozen=True, dict=True):
     """Replicas of one layout, on consecutive GPUs of a machine."""
 
     job: Job

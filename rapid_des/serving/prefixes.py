@@ -6,13 +6,12 @@ beside the iterations; what was used longest ago makes room). A session goes on 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from rapid_des.units import ceil_divide
 
 
-@dataclass
-class Prefixes:
+class Prefixes(Struct):
     """The idle sessions that a replica keeps.
 
     >>> kept = Prefixes(page_size=16)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 import numpy as np
+from msgspec import Struct, field
 
 from rapid_des.arrays import Int64s
 from rapid_des.units import ceil_divide
@@ -14,8 +14,7 @@ from rapid_des.units import ceil_divide
 NEVER = -1
 
 
-@dataclass(slots=True, eq=False)
-class Request:
+class Request(Struct, eq=False):
     """One request; times are picoseconds, `NEVER` before the event."""
 
     number: int
@@ -85,8 +84,7 @@ class Request:
         return self.target - self.computed
 
 
-@dataclass
-class Decoding:
+class Decoding(Struct):
     """The decoding requests; quantities that change with every token are kept for the whole group."""
 
     page_size: int

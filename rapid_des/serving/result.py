@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import simpy
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from rapid_des.arrays import Int64s
@@ -62,8 +63,7 @@ class Served(Protocol):
     startup: int
 
 
-@dataclass(frozen=True, eq=False)
-class ServeResult:
+class ServeResult(Struct, frozen=True, eq=False, dict=True):
     """A served workload; times are picoseconds unless a name says seconds (`_s`).
 
     >>> from rapid_des.frontend import load_job

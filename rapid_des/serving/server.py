@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 
 from msgspec import structs
@@ -32,6 +31,7 @@ from rapid_des.serving.transfers import Links, for_iterations
 from rapid_des.serving.workload import Marks, Workload, draw, parse_arrivals, parse_lengths
 from rapid_des.simulation import require_kind
 from rapid_des.units import serialization_time
+from rapid_des.values import replace
 
 
 def serve(  # noqa: PLR0913 - what a server is asked, by name

@@ -7,10 +7,10 @@ that the others meet are left away: who waits for nobody lasts as long as the sl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import permutations
 
 import numpy as np
+from msgspec import Struct, field
 
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import Job
@@ -20,8 +20,7 @@ from rapid_des.serving.costs import PassCosts
 from rapid_des.serving.pools import Pool
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(Struct, frozen=True):
     """The GPUs of a replica and of those that share its experts."""
 
     job: Job
@@ -36,8 +35,7 @@ class Place:
         return range(self.number * each, (self.number + 1) * each)
 
 
-@dataclass
-class Slowness:
+class Slowness(Struct):
     """Iteration costs under the machine's constant faults and those of outages."""
 
     pools: Sequence[Pool]

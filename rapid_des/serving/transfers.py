@@ -11,11 +11,11 @@ fabric.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import simpy
+from msgspec import Struct, field
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import ConfigError, InfeasibleJobError
@@ -46,8 +46,7 @@ class _Hop(NamedTuple):
     """Time from the end of its service on the link until it has arrived, without other traffic."""
 
 
-@dataclass
-class Links:
+class Links(Struct):
     """The links of a fabric on a server's clock, and when each is free."""
 
     machine: Machine

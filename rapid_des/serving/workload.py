@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import Struct, field
 from numpy.random import Generator, default_rng
 from numpy.typing import NDArray
 
@@ -24,6 +24,7 @@ from rapid_des.errors import ConfigError
 from rapid_des.serving.requests import Request
 from rapid_des.serving.trace_files import MARKS, read_lengths, read_trace
 from rapid_des.units import PS_PER_S, Duration, Rate, whole_number
+from rapid_des.values import replace
 
 Tokens: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10**7)]
 Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
@@ -254,8 +255,7 @@ def _value(text: str) -> object:
         return float(text) if _DECIMAL.match(text) else text
 
 
-@dataclass(frozen=True)
-class Workload:
+class Workload(Struct, frozen=True):
     """Requests in order of arrival."""
 
     prompt: Int64s
@@ -282,8 +282,7 @@ class Workload:
         return len(self.prompt)
 
 
-@dataclass(frozen=True)
-class Marks:
+class Marks(Struct, frozen=True):
     """The optional columns that are drawn for requests."""
 
     prefix: Lengths | None = None

@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from msgspec import Struct, field
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.frontend import Job
@@ -26,8 +27,7 @@ from rapid_des.units import Duration, seconds
 Told = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True)
-class Elasticity:
+class Elasticity(Struct, frozen=True):
     """What one knob does to the step."""
 
     knob: str
@@ -49,8 +49,7 @@ class Elasticity:
         }
 
 
-@dataclass(frozen=True)
-class Sensitivity:
+class Sensitivity(Struct, frozen=True):
     """The elasticities of a step, the strongest first; `sensitivity` makes one."""
 
     step_time: Duration
@@ -86,8 +85,7 @@ class Sensitivity:
         }
 
 
-@dataclass(frozen=True)
-class How:
+class How(Struct, frozen=True):
     """How knobs are moved.
 
     >>> How().mode
@@ -111,8 +109,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 """What a step leans on, by what the names of its knobs begin with."""
 
 
-@dataclass(frozen=True)
-class Leaning:
+class Leaning(Struct, frozen=True):
     """What a step takes if one part of the machine is `SCALE` times as fast."""
 
     part: str
@@ -192,8 +189,7 @@ def sensitivity(
     )
 
 
-@dataclass
-class _Effects:
+class _Effects(Struct):
     step: int
     ends: tuple[float, float]
     """What knobs are multiplied by."""

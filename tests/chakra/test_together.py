@@ -2,12 +2,12 @@
 
 import gzip
 import random
-from dataclasses import fields
 
 import pytest
 
 from rapid_des.chakra import ReadOptions, together
 from rapid_des.chakra.reader import read_report
+from rapid_des.values import fields
 from tests.chakra.test_damage import FILES, damaged
 from tests.chakra.test_generations import PROGRAMS
 from tests.chakra.writing import all_reduce, delimited, metadata, node, recv, send
@@ -46,7 +46,7 @@ def seen(folder, options):
     """Return all that reading found, as plain values."""
     report = read_report(folder, options)
     tables = [
-        [getattr(rank.nodes, field.name) for field in fields(rank.nodes)] for rank in report.traces.ranks
+        [getattr(rank.nodes, name) for name in fields(rank.nodes)] for rank in report.traces.ranks
     ]
     columns = [[x if isinstance(x, tuple) else (x.dtype.str, x.tolist()) for x in one] for one in tables]
     ranks = [(rank.rank, rank.groups, rank.peers) for rank in report.traces.ranks]

@@ -11,9 +11,9 @@ what it holds, and every member follows the same plan whenever it arrives.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import cache
 
+from msgspec import Struct, field
 from simpy.events import Event
 
 from rapid_des.engines.deadlock import explain_disagreement
@@ -49,8 +49,7 @@ class PlannedInstance(Instance):
         return shared_of(self._closures, route, frozenset(), size) if route else None
 
 
-@dataclass(eq=False)
-class StartedCollective:
+class StartedCollective(Struct, eq=False):
     """A collective that has begun: what it is planned around, and its ranks so far."""
 
     dead: frozenset[int] | None
@@ -61,8 +60,7 @@ class StartedCollective:
     """The work of each rank in it, by the position of the rank."""
 
 
-@dataclass(eq=False)
-class RankPart:
+class RankPart(Struct, eq=False):
     """The work of one rank in a replanned collective."""
 
     done: Event

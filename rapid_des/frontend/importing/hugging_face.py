@@ -7,9 +7,10 @@ the architecture's configuration class in transformers.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from rapid_des.config import to_yaml
 from rapid_des.config.documents import read_text
@@ -77,8 +78,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 """The importing functions by `model_type`."""
 
 
-@dataclass(frozen=True)
-class Imported:
+class Imported(Struct, frozen=True):
     """A model and where it was imported from."""
 
     model: Model

@@ -1,6 +1,6 @@
 """A new kind of layer is one object: operator lists, traces, memory, counts and blocks follow from it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 
@@ -13,6 +13,7 @@ from rapid_des.frontend.matrices import Linear, column_backward, column_forward,
 from rapid_des.frontend.memory import section_memory
 from rapid_des.frontend.parts import Section, training_lists
 from rapid_des.frontend.refusals import check_job
+from rapid_des.values import replace
 
 DENSE, PLAIN = Section("block", 0), Section("block", 1)
 SPLIT = [("parallelism.tp", "2"), ("parallelism.pp", "2"), ("parallelism.dp", "2")]
