@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import Struct
 
 from rapid_des.arrays import Int32s, Int64s
+from rapid_des.chakra.attributes import Columns, Origin, columns_of
 from rapid_des.chakra.columns import RawTable
 from rapid_des.chakra.dependencies import (
     Edges,
@@ -33,7 +34,6 @@ from rapid_des.chakra.groups import (
     group_labels,
     stream_labels,
 )
-from rapid_des.chakra.meaning import Columns, Origin, columns_of
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 from rapid_des.errors import ConfigError
 from rapid_des.inputs import TRACE, open_input

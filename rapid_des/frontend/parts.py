@@ -17,7 +17,6 @@ from rapid_des.device.operators import Dtype, Operator, OperatorModel
 from rapid_des.errors import InputError
 from rapid_des.frontend.adapters import adapted, row_parallel
 from rapid_des.frontend.groups import GROUP_SLOTS, PEERS, TRAFFIC
-from rapid_des.frontend.halves import halves
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.layers.layer import LayerKind
 from rapid_des.frontend.model import (
@@ -33,6 +32,7 @@ from rapid_des.frontend.schedules.schedule import PassKind, direction_of
 from rapid_des.frontend.software import HostSpec
 from rapid_des.frontend.spec import AdaptersSpec
 from rapid_des.frontend.speculation import drafting
+from rapid_des.frontend.split_backward import halves
 from rapid_des.frontend.template import PORTS, Domain, Mark, Node, Piece, SectionName, make_piece, renamed
 from rapid_des.frontend.unit_copies import widens_parameters, with_unit_copies
 from rapid_des.values import replace

@@ -21,11 +21,11 @@ from typing import TypeAlias
 
 from msgspec import structs
 
-from rapid_des.frontend.halves import following
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.model import Model, embedding_forward, model_of, projected, sampling
 from rapid_des.frontend.operations import FEW_TOKENS, Group, Operation, Shard
 from rapid_des.frontend.spec import ModelSpec, SpeculativeSpec
+from rapid_des.frontend.split_backward import following
 from rapid_des.values import replace
 
 ShardOf: TypeAlias = Callable[[Job, tuple[Group, ...]], Shard]

@@ -19,9 +19,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from rapid_des.device.operators import DTYPE_BITS, Vector
-from rapid_des.frontend.halves import following
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import Operation
+from rapid_des.frontend.split_backward import following
 from rapid_des.frontend.template import FROZEN, INPUT, Domain
 from rapid_des.values import replace
 

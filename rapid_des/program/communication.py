@@ -37,7 +37,7 @@ from rapid_des.units import PS_PER_S
 from rapid_des.values import replace
 
 if TYPE_CHECKING:
-    from rapid_des.program.choosing import Planner
+    from rapid_des.program.algorithm_selection import Planner
 
 Ranks = tuple[int, ...]
 Plans: TypeAlias = Mapping[Call, CollectivePlan]
@@ -53,7 +53,7 @@ def planner_of(
 ) -> Planner:
     """Return what plans collectives: around dead links, if a constant fault of the machine asks for that."""
     if not machine.replans:
-        from rapid_des.program.choosing import Planner
+        from rapid_des.program.algorithm_selection import Planner
 
         return Planner(machine, memory, repeats=repeats, families=families)
     from rapid_des.program.faults.planning import FaultPlanner

@@ -18,7 +18,7 @@ from rapid_des.network.collectives import Schedule
 from rapid_des.network.specs import Choice, Switching
 from rapid_des.program.candidates import TIE, Asked, Estimate
 from rapid_des.program.plans import AxisPhase, Call, as_chosen, cut_in_chunks
-from rapid_des.program.side_by_side import Lines, Play
+from rapid_des.program.simulated_estimate import Lines, Play
 from rapid_des.units import Size, ceil_divide
 from rapid_des.values import replace
 

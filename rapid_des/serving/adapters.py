@@ -28,7 +28,7 @@ from rapid_des.frontend.parts import stage_sections
 from rapid_des.frontend.servers import LoraSpec
 from rapid_des.machine import Machine
 from rapid_des.modes.pricing import as_used
-from rapid_des.serving.corners import Refined
+from rapid_des.serving.interpolation import Refined
 from rapid_des.serving.requests import Request
 from rapid_des.units import ceil_divide, serialization_time
 

@@ -29,8 +29,8 @@ from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.modes.pricing import as_used, issued_on
 from rapid_des.serving.batch import Batch, decoding_group
-from rapid_des.serving.corners import Refined, around, fineness, stretch, token_corners
 from rapid_des.serving.drafts import DraftCosts
+from rapid_des.serving.interpolation import Refined, around, fineness, stretch, token_corners
 from rapid_des.serving.jobs import drafting_so_many, in_a_row, of_replica, prompts_of, without_host
 from rapid_des.serving.kernels import Body, Kernels, Opening, in_graphs, kind_of, of_all
 from rapid_des.simulation import simulate

@@ -21,7 +21,7 @@ from rapid_des.frontend.inference import shard_of_groups
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import Group, Operation
 from rapid_des.frontend.speculation import draft_run, draft_runs
-from rapid_des.serving.corners import token_corners
+from rapid_des.serving.interpolation import token_corners
 from rapid_des.serving.kernels import Kernels
 from rapid_des.serving.requests import Decoding, Request
 

@@ -9,8 +9,8 @@ import numpy as np
 import simpy
 
 from rapid_des.serving.adapters import AdapterUse
+from rapid_des.serving.admission import Intake
 from rapid_des.serving.engine import Engine
-from rapid_des.serving.intake import Intake
 from rapid_des.serving.order import Fairness
 from rapid_des.serving.prefixes import Prefixes
 from rapid_des.serving.requests import Request

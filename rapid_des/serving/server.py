@@ -16,11 +16,11 @@ from rapid_des.frontend.reserve import KvPool
 from rapid_des.frontend.servers import ServingSpec
 from rapid_des.machine import Machine
 from rapid_des.serving.adapters import Lora
+from rapid_des.serving.admission import Habits
 from rapid_des.serving.costs import PassCosts
 from rapid_des.serving.drafts import Drafts
 from rapid_des.serving.engine import Engine
 from rapid_des.serving.fleet import Fleet, Watch
-from rapid_des.serving.intake import Habits
 from rapid_des.serving.jobs import of_replica, sharing
 from rapid_des.serving.named import WORKLOADS
 from rapid_des.serving.policies import POLICIES

@@ -1,8 +1,8 @@
 """Elasticities of a step: by how much of itself it changes for each part that a constant changes.
 
 Constants are what a machine, its device, the job's host and the files of communication libraries state
-(`rapid_des.studies.knobs`). One that a step does not depend on is idle, not 0; one that its range lets move
-one way alone is moved that way.
+(`rapid_des.studies.parameters`). One that a step does not depend on is idle, not 0; one that its range lets
+move in one direction only is moved in that direction.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.frontend import Job
 from rapid_des.machine import Machine
 from rapid_des.studies.executors import Done, Executor, InProcess
-from rapid_des.studies.knobs import SCALE, Knob, Mover, knobs, together
+from rapid_des.studies.parameters import SCALE, Knob, Mover, knobs, together
 from rapid_des.studies.points import Point, evaluate
 from rapid_des.units import Duration, seconds
 

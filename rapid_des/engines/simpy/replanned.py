@@ -17,9 +17,9 @@ from msgspec import Struct, field
 from simpy.events import Event
 
 from rapid_des.engines.deadlock import explain_disagreement
-from rapid_des.engines.simpy.closing import legs_of, shared_of
 from rapid_des.engines.simpy.collectives import Collectives, Instance, Key, Member, TemplateTable
 from rapid_des.engines.simpy.fluid_links import FluidLinks, Shared
+from rapid_des.engines.simpy.link_closures import legs_of, shared_of
 from rapid_des.engines.simpy.links import Links, Parts, Steps
 from rapid_des.errors import TraceError
 from rapid_des.program.builders import LINK_ORDERS

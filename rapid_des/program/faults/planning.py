@@ -26,7 +26,7 @@ from rapid_des.machine import Machine
 from rapid_des.network.collectives import ALGORITHMS, IN_SWITCH
 from rapid_des.network.collectives.ordering import line_of, repaired, snakes
 from rapid_des.network.paths import UNREACHED, hops_from
-from rapid_des.program.choosing import Planner
+from rapid_des.program.algorithm_selection import Planner
 from rapid_des.program.families import families_of
 from rapid_des.program.plans import (
     AxisPhase,
@@ -39,7 +39,7 @@ from rapid_des.program.plans import (
 from rapid_des.program.program import NONE, Template
 from rapid_des.program.routes import all_pairs, geometry
 from rapid_des.program.services import Sizes, part_sizes
-from rapid_des.program.side_by_side import duration_alone
+from rapid_des.program.simulated_estimate import duration_alone
 from rapid_des.program.templates import template_of
 from rapid_des.values import replace
 

@@ -35,7 +35,7 @@ ROOM = 1 << 18
 """The largest sum of file sizes, in bytes, of one batch."""
 
 
-class Ahead:
+class Prefetcher:
     """Reads small files of a set ahead, in the order in which they will be asked for."""
 
     def __init__(self, paths: Iterable[Path], copies: Copies) -> None:
@@ -49,7 +49,7 @@ class Ahead:
         if 0 < self._copies.size(path) <= SMALL and path not in self._passed:
             contents = dict(self._contents(path))
             if len(contents) > 1:
-                self._ready = read_together(contents)
+                self._ready = read_batch(contents)
         return self._ready.pop(path, None)
 
     def _contents(self, first: Path) -> Iterator[tuple[Path, bytes]]:
@@ -95,7 +95,7 @@ class _Joined(Struct, frozen=True):
         return Fields(owner, fields.number[rows], fields.wire[rows], fields.value[rows], payload)
 
 
-def read_together(contents: dict[Path, bytes]) -> dict[Path, Read]:
+def read_batch(contents: dict[Path, bytes]) -> dict[Path, Read]:
     """Return the files that are of today's generation and plain; none of them if one is damaged."""
     try:
         joined = _split(list(contents.values()))
