@@ -43,9 +43,9 @@ class Slots(Struct):
 
     most: int
     running: Counter[int] = field(default_factory=Counter)
-    """For each adapter: the number of its running requests."""
+    """The number of running requests of each adapter."""
     decoding: Counter[int] = field(default_factory=Counter)
-    """For each adapter: the number of its decoding requests."""
+    """The number of decoding requests of each adapter."""
     loads: int = 0
     _there: dict[int, None] = field(default_factory=dict)
     """The adapters in memory, the least recently used first."""
@@ -59,7 +59,7 @@ class Slots(Struct):
                 yield request
 
     def take(self, adapter: int) -> bool:
-        """Record that a request runs; tell whether its adapter must be loaded."""
+        """Record that a request runs; return whether its adapter must be loaded."""
         missing = adapter not in self._there
         if missing:
             self.loads += 1
@@ -111,7 +111,7 @@ class Lora:
         )
 
     def time(self, tokens: int, adapters: int) -> int:
-        """Return what so many tokens of so many adapters add to an iteration, shared evenly among them."""
+        """Return what this many tokens of this many adapters add to an iteration, shared evenly among them."""
         if adapters not in self._times:
             self._times[adapters] = Refined(partial(self._exact, adapters))
         return self._times[adapters](max(tokens, adapters))

@@ -49,7 +49,7 @@ class Batch(Struct, frozen=True):
 
 
 def decoding_group(decodes: int, length: int, checked: int) -> Group:
-    """Return requests that attend to so many positions, the last `checked` of them their own new tokens."""
+    """Return requests that attend to this many positions, the last `checked` of them their own new tokens."""
     return Group(decodes, checked, max(int(checked > 1), length - checked), checked)
 
 

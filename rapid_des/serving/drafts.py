@@ -33,7 +33,7 @@ class Drafts(Struct, frozen=True):
     """Draws how many drafted tokens are kept."""
 
     acceptance: tuple[float, ...]
-    """For each drafted token: the probability that it is kept if all before it are."""
+    """The probability of each drafted token that it is kept if all before it are."""
     seed: int = 0
 
     @property
@@ -133,11 +133,11 @@ class SpeculativeDecoding(Decoding):
         return self._coming(0, steps) + self.checked * len(self)
 
     def to_come_after(self, steps: int) -> int:
-        """Return the number of tokens still to be made after so many steps."""
+        """Return the number of tokens still to be made after this many steps."""
         return self._target - int(self._coming(0, steps + 1)[-1]) if self._members else 0
 
     def pages_within(self, steps: int) -> int:
-        """Return the number of new pages in the next so many steps."""
+        """Return the number of new pages in the next this many steps."""
         return int(self._coming(1, steps)[-1]) - self._held if steps and self._members else 0
 
     def new_pages(self, ahead: int = 0) -> int:
@@ -145,11 +145,11 @@ class SpeculativeDecoding(Decoding):
         return self.pages_within(ahead + 1) - self.pages_within(ahead)
 
     def steps_within(self, free: int, most: int) -> int:
-        """Return for how many steps, at most `most`, so many free pages suffice."""
+        """Return for how many steps, at most `most`, this many free pages suffice."""
         return int(np.searchsorted(self._coming(1, most) - self._held, free, side="right"))
 
     def advance(self, steps: int) -> list[Request]:
-        """Advance by so many steps; return the requests that have all their tokens and left."""
+        """Advance by this many steps; return the requests that have all their tokens and left."""
         self._held += self.pages_within(steps)
         self.step += steps
         ended = []
@@ -179,7 +179,7 @@ class DraftCosts:
         self._known: dict[tuple[Group, bool], Kernels] = {}
 
     def base(self, tokens: int, requests: int, *, decoding: bool) -> Kernels:
-        """Return the drafting kernels that do not depend on KV lengths, after a pass of so many tokens."""
+        """Return the drafting kernels that do not depend on KV lengths, after a pass of this many tokens."""
         newest = decoding and self._spec.method == "draft"
         read, unread = (Group(requests, 1, int(decoding), samples) for samples in (1, 0))
         head = self._run(read, decoding).less(self._run(unread, decoding))
@@ -198,7 +198,7 @@ class DraftCosts:
         return total
 
     def _body(self, tokens: int, decoding: bool) -> Kernels:
-        """Return a draft run over so many tokens without its head, linear between corners."""
+        """Return a draft run over this many tokens without its head, linear between corners."""
         below, above = token_corners(tokens)
         unread = (Group(corner, 1, int(decoding), samples=0) for corner in (below, above))
         low, high = (self._run(group, decoding) for group in unread)

@@ -113,7 +113,7 @@ class _Passes(Struct, frozen=True):
         )
 
     def _between(self, tokens: Int64s, *, decoding: bool) -> NDArray[np.float64]:
-        """Return the joules of passes of so many requests at the first of `_LENGTHS`, or of prompt tokens."""
+        """Return the joules of passes of this many requests at the first of `_LENGTHS`, or of prompt tokens."""
         if not len(tokens):
             return np.zeros(0)
         most = int(tokens.max())

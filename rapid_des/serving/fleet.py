@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Watch = Callable[[int, int], None]
 """Called with the number of finished requests and the number of all."""
 _MOST_IN_VAIN = 1_000
-_TOLD = 64
+_PROGRESS_EVERY = 64
 """Number of requests between two progress reports."""
 
 
@@ -253,7 +253,7 @@ class Fleet(Struct):
         self._count(-1)
         self.done.append(request)
         self._in_vain = 0
-        if len(self.done) % _TOLD == 0:
+        if len(self.done) % _PROGRESS_EVERY == 0:
             self.watch(len(self.done), len(self.workload))
         self._answered()
 

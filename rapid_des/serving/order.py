@@ -26,7 +26,7 @@ class Fairness(Struct):
     _settled: Counter[int] = field(default_factory=Counter)
     _decoding: Counter[int] = field(default_factory=Counter)
     _joined: Counter[int] = field(default_factory=Counter)
-    """For each user: the sum of the steps at which its decoding requests joined."""
+    """The sum, for each user, of the steps at which its decoding requests joined."""
     _active: Counter[int] = field(default_factory=Counter)
 
     @property

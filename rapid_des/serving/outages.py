@@ -29,7 +29,7 @@ from rapid_des.simulation import replay
 from rapid_des.units import PS_PER_S, Duration, ceil_divide
 
 Meets = Callable[[int, str], bool]
-"""Tells whether a fault affects a replica."""
+"""Whether a fault affects a replica."""
 
 
 class Outage(Spec, frozen=True):

@@ -1,6 +1,6 @@
 """What an iteration computes: one small function an engine, after its documented behaviour.
 
-A policy sees what waits, what is half way through its prompt and how much is decoding, and returns how many
+A policy sees what waits, which prompts are partly computed and how much is decoding, and returns how many
 tokens of which prompts the next iteration computes, and whether decoding requests get a token each.
 
 - `vllm_v1`: vLLM's V1 scheduler (docs.vllm.ai, "Optimization and Tuning"). Decodes first, then prompts, first
@@ -100,7 +100,7 @@ class View(Protocol):
         ...
 
     def pages_for(self, request: Request, tokens: int) -> int:
-        """Return the number of pages that a request needs in addition for so many further tokens."""
+        """Return the number of pages that a request needs in addition for this many further tokens."""
         ...
 
 

@@ -40,7 +40,7 @@ class Pool(Struct, frozen=True, dict=True):
         return self.first + self.replicas * self.each
 
     def held(self, tokens: int) -> int:
-        """Return the bytes of keys and values of so many tokens on a GPU of the fullest stage."""
+        """Return the bytes of keys and values of this many tokens on a GPU of the fullest stage."""
         shard = self.alone.shard(1, 1, 1)
         return max(
             sum(

@@ -58,7 +58,7 @@ class Prefixes(Struct):
         self.pages -= ceil_divide(self._tokens.pop(session, 0), self.page_size)
 
     def shrink(self, room: int) -> list[int]:
-        """Drop sessions from the GPU until the rest fits into so many pages; return those dropped."""
+        """Drop sessions from the GPU until the rest fits into this many pages; return those dropped."""
         dropped = []
         while self.pages > room:
             dropped.append(next(iter(self._tokens)))

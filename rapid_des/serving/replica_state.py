@@ -100,5 +100,5 @@ class ReplicaState:
         return len(self._intake) + len(self.waiting), running, self.pages - self._free
 
     def pages_for(self, request: Request, tokens: int) -> int:
-        """Return the number of pages that a request needs in addition for so many further tokens."""
+        """Return the number of pages that a request needs in addition for this many further tokens."""
         return ceil_divide(request.computed + tokens, self.page_size) - request.pages

@@ -80,7 +80,7 @@ class ServeResult(Struct, frozen=True, eq=False, dict=True):
     requests: Mapping[str, Int64s]
     """Columns of the answered requests, by request number."""
     loads: Sequence[Mapping[str, Int64s]]
-    """For each replica, the columns of its iterations (`records.COLUMNS`)."""
+    """The columns of each replica's iterations (`records.COLUMNS`)."""
     gaps: Int64s
     """Number of tokens by the time since the one before, in bins."""
     pages: Sequence[int]
@@ -103,7 +103,7 @@ class ServeResult(Struct, frozen=True, eq=False, dict=True):
 
     def __post_init__(self) -> None:
         # Little's law: the mean number inside is the rate of requests times the mean time of each
-        assert self.interrupted or self.inside == int(self.e2e.sum()), "requests were lost on the way"
+        assert self.interrupted or self.inside == int(self.e2e.sum()), "requests were lost"
 
     @classmethod
     def of(

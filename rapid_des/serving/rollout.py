@@ -210,7 +210,7 @@ def simulate_rollout(
     watch: Callable[[int, int], None] = lambda *_: None,
     cache: BoundedCache | None = None,
 ) -> RolloutResult:
-    """Predict a step: generation, training (in one of `MODES`) and the way of the weights.
+    """Predict a step: generation, training (in one of `MODES`) and the transfer of the weights.
 
     Raises `InputError` if the machine has too few GPUs, else what `serve` and `simulate` raise.
 

@@ -66,7 +66,7 @@ class Slowness(Struct):
             raise ConfigError(problem, file="--outage", key="fault")
 
     def meets(self, replica: int, fault: str) -> bool:
-        """Tell whether a fault affects a replica's GPUs, or links between them."""
+        """Return whether a fault affects a replica's GPUs, or links between them."""
         return self._meets(self._place(replica), parse_fault(fault))
 
     def _priced(self, place: Place, met: tuple[Fault, ...]) -> PassCosts:
@@ -87,7 +87,7 @@ class Slowness(Struct):
         changed = (faulty.fabric.bandwidth != healthy.bandwidth) | (faulty.fabric.latency != healthy.latency)
         links = faulty.dead | set(np.flatnonzero(changed).tolist())
         if not touched and not links:
-            return True  # losses and loads that no rate tells
+            return True  # losses and loads change no rate
         return not touched.isdisjoint(place.gpus) or not links.isdisjoint(self._links_of(place))
 
     def _links_of(self, place: Place) -> frozenset[int]:

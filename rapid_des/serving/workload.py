@@ -130,7 +130,7 @@ class Fixed(Spec, frozen=True, tag_field="kind", tag="fixed"):
     tokens: Tokens
 
     def lengths(self, count: int, random: Generator) -> Int64s:
-        """Return so many lengths."""
+        """Return this many lengths."""
         del random
         return np.full(count, self.tokens, np.int64)
 
@@ -146,7 +146,7 @@ class Uniform(Spec, frozen=True, tag_field="kind", tag="uniform"):
             raise ValueError(f"low {self.low} is above high {self.high}")
 
     def lengths(self, count: int, random: Generator) -> Int64s:
-        """Return so many lengths."""
+        """Return this many lengths."""
         return random.integers(self.low, self.high, count, endpoint=True)
 
 
@@ -158,7 +158,7 @@ class Lognormal(Spec, frozen=True, tag_field="kind", tag="lognormal"):
     most: Tokens | None = None
 
     def lengths(self, count: int, random: Generator) -> Int64s:
-        """Return so many lengths."""
+        """Return this many lengths."""
         variance = np.log1p(self.cv**2)
         drawn = np.ceil(random.lognormal(np.log(self.mean) - variance / 2, variance**0.5, count))
         return np.clip(drawn, 1, self.most or 10**7).astype(np.int64)
@@ -178,7 +178,7 @@ class Quantiles(Spec, frozen=True, tag_field="kind", tag="quantiles"):
             raise ValueError(f"not ascending: {self.low}, {self.p50}, {self.p90}, {self.p99}")
 
     def lengths(self, count: int, random: Generator) -> Int64s:
-        """Return so many lengths."""
+        """Return this many lengths."""
         knots = np.log([self.low, self.p50, self.p90, self.p99, self.p99])
         drawn = np.exp(np.interp(random.random(count), [0, 0.5, 0.9, 0.99, 1], knots))
         return np.rint(drawn).astype(np.int64)
@@ -191,7 +191,7 @@ class Sampled(Spec, frozen=True, tag_field="kind", tag="sampled"):
     column: str
 
     def lengths(self, count: int, random: Generator) -> Int64s:
-        """Return so many lengths."""
+        """Return this many lengths."""
         return random.choice(read_lengths(self.file, self.column), count)
 
 
@@ -310,7 +310,7 @@ class Marks(Struct, frozen=True):
 def draw(
     arrivals: Arrivals, lengths: tuple[Lengths, Lengths], count: int, seed: int, marks: Marks | None = None
 ) -> Workload:
-    """Return so many requests; a trace has its own lengths, and limits their number."""
+    """Return this many requests; a trace has its own lengths, and limits their number."""
     drawn = (marks or Marks()).drawn(count, seed)
     if isinstance(arrivals, Trace):
         traced = _traced(arrivals, count)
