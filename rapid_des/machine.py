@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
-from msgspec import Meta, structs
+from msgspec import Meta, Struct, structs
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.config import (
@@ -51,6 +50,7 @@ from rapid_des.network.specs import (
 )
 from rapid_des.network.switches import SwitchTrees
 from rapid_des.printable import html_text
+from rapid_des.values import replace
 
 
 class MachineSpec(Spec, frozen=True, kw_only=True):
@@ -89,8 +89,7 @@ class MachineSpec(Spec, frozen=True, kw_only=True):
     """
 
 
-@dataclass(frozen=True, eq=False)
-class Machine:
+class Machine(Struct, frozen=True, eq=False, dict=True):
     """A machine as simulations use it.
 
     >>> machine = load_machine("dgx_a100")

@@ -10,11 +10,10 @@ come with their durations; from `lower` on all go the same way.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import DeadlockError, FabricCutError, InputError, TraceError, UnsupportedByEngine
@@ -28,6 +27,7 @@ from rapid_des.network.faults import drawn_names
 from rapid_des.program.lowering import Lowered, lower
 from rapid_des.report.result import Result, result_of
 from rapid_des.report.result_text import drawn_line, jitter_lines, late_lines, unmarked_line
+from rapid_des.values import replace
 
 if TYPE_CHECKING:
     from rapid_des.chakra import ReadOptions, TraceSet
@@ -165,8 +165,7 @@ def unmarked(machine: Machine) -> Machine:
     return replace(machine, spec=structs.replace(machine.spec, switching=switching))
 
 
-@dataclass(frozen=True)
-class _Asked:
+class _Asked(Struct, frozen=True):
     """The options of a job's simulation."""
 
     mode: str

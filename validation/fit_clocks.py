@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +27,7 @@ from rapid_des.device import Device, load_device
 from rapid_des.device.gemm import gemm_times_us
 from rapid_des.device.operators import Gemm
 from rapid_des.units import Frequency
+from rapid_des.values import replace
 from validation import DataFolder, is_calibration
 from validation.measurements import CHECKOUT_DATA, device_for, dtype_of
 from validation.operators.gemm import measured_gemms

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -24,6 +24,7 @@ from rapid_des.device.calibration import DECODE, FLASH, KERNEL, Bounds
 from rapid_des.device.operators import Operator, OperatorModel
 from rapid_des.device.pricing import operator_model
 from rapid_des.device.spec import Constants
+from rapid_des.values import replace
 from validation import DataFolder, is_calibration
 from validation.operators import attention as attention_topics
 from validation.operators import vector as vector_topics

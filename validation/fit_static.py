@@ -15,7 +15,7 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
@@ -27,6 +27,7 @@ from rapid_des.device import Attention, Device, load_device
 from rapid_des.device.attention.decode import shares_keys
 from rapid_des.device.pricing import operator_model
 from rapid_des.device.spec import DecodePolicy
+from rapid_des.values import replace
 from validation import DataFolder, is_calibration
 from validation.inference.trtllm import FILE
 from validation.jobs.decoders import LLAMA, STYLES, Dimensions, known

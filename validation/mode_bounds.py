@@ -14,7 +14,7 @@ import csv
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
@@ -25,6 +25,7 @@ from rapid_des.errors import RapidDesError
 from rapid_des.frontend import Job, load_job
 from rapid_des.machine import Machine, load_machine
 from rapid_des.simulation import MODES, simulate
+from rapid_des.values import asdict
 
 MACHINES = {
     "switched": (

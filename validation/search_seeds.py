@@ -14,7 +14,6 @@ import math
 import statistics
 import sys
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import replace
 from typing import Any, Self
 
 from msgspec import structs
@@ -24,6 +23,7 @@ from rapid_des.studies.figures import measured
 from rapid_des.studies.search import search
 from rapid_des.studies.spaces import Study, load_study
 from rapid_des.studies.worker_pools import executor_of
+from rapid_des.values import replace
 
 Outcomes = dict[tuple[Any, str], Outcome[Any]]
 """By a point's settings and mode."""

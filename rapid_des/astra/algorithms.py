@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import ceil, isqrt, log
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int32s, Int64s
 from rapid_des.astra.direct import direct
@@ -194,8 +194,7 @@ def _tree_edges(phase: CollectivePhase, parent: list[int], root: int) -> tuple[l
     return from_tasks, arrivals
 
 
-@dataclass(frozen=True)
-class PhaseAlgorithm:
+class PhaseAlgorithm(Struct, frozen=True):
     """How a collective among n members becomes a template, and which collectives it supports."""
 
     build: Callable[[CollectivePhase, Sizes], Template]

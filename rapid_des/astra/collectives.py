@@ -8,9 +8,10 @@ them by priority.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from math import prod
 from typing import TypeAlias, TypeVar
+
+from msgspec import Struct, field
 
 from rapid_des.astra.algorithms import PhaseTemplates, is_flat
 from rapid_des.astra.files import Setup
@@ -34,8 +35,7 @@ _KEYS = {
 }
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(Struct, frozen=True):
     """A direction along which members of a group differ: neighbours are `stride` apart in it."""
 
     size: int
@@ -44,8 +44,7 @@ class Axis:
     """The dimension whose queues the phases use."""
 
 
-@dataclass(frozen=True)
-class Scope:
+class Scope(Struct, frozen=True):
     """The members of a collective: an explicit group, or the world along some or all dimensions."""
 
     members: int | None = None
@@ -58,8 +57,7 @@ class Scope:
         return self.dimensions is None or (dimension < len(self.dimensions) and self.dimensions[dimension])
 
 
-@dataclass(frozen=True)
-class QueuedPhase:
+class QueuedPhase(Struct, frozen=True):
     """One phase of one chunk, and the queue that it uses."""
 
     phase: CollectivePhase
@@ -72,8 +70,7 @@ RoundRobinState: TypeAlias = tuple[tuple[tuple[int, int], ...], ...]
 FIRST_ROUND: RoundRobinState = ((), (), (), ())
 
 
-@dataclass
-class RoundRobin:
+class RoundRobin(Struct):
     """Which queue of each dimension is next, and which of the two trees.
 
     The counts run on from collective to collective, as that simulator's do.

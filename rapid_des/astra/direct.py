@@ -8,10 +8,10 @@ after the other, so that an all-reduce's second half starts while the last ones 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import trunc
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int32s, Int64s
 from rapid_des.astra.phases import AR, CollectivePhase, message_size, reducing_rounds
@@ -25,8 +25,7 @@ from rapid_des.units import PS_PER_NS
 _MOST_EDGES = 2**24
 
 
-@dataclass(frozen=True)
-class Exchange:
+class Exchange(Struct, frozen=True):
     """All to all: task j·n + m is member m's message j; pairs ascend by (source, destination)."""
 
     members: int

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from rapid_des.astra.idle_keys import idle_keys
 from rapid_des.chakra.groups import is_rank
@@ -93,8 +92,7 @@ class MemoryFile(Spec, frozen=True, kw_only=True, rename="kebab"):
     num_npus_per_node: Count | None = None
 
 
-@dataclass(frozen=True)
-class Files:
+class Files(Struct, frozen=True):
     """The paths of the files, and the options of ASTRA-sim's command line."""
 
     network: Path
@@ -107,8 +105,7 @@ class Files:
     """The dialect whose message sizes collectives have; see `phases.message_size`."""
 
 
-@dataclass(frozen=True)
-class Setup:
+class Setup(Struct, frozen=True):
     """The content of the files and options, and which keys are not followed."""
 
     files: Files

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int64s
 from rapid_des.astra.files import Files, Setup, read_setup
@@ -21,13 +22,13 @@ from rapid_des.network.fabric import Fabric
 from rapid_des.program.lowering import Lowered
 from rapid_des.program.program import Program, Records, VisitKind
 from rapid_des.units import PS_PER_NS
+from rapid_des.values import replace
 
 _AS_FILES_SAY = ReadOptions()
 _FASTEST = EngineChoice()
 
 
-@dataclass(frozen=True)
-class AstraRun:
+class AstraRun(Struct, frozen=True):
     """The program and records of a replay, for link tables and further analysis."""
 
     lowered: Lowered

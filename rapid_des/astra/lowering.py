@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -21,6 +20,7 @@ from rapid_des.program.groups import Channel, GroupTable, SlotTable
 from rapid_des.program.lowering import Lowered
 from rapid_des.program.program import HopTable, Program, RankProgram
 from rapid_des.units import PS_PER_NS
+from rapid_des.values import replace
 
 
 def lower(traces: TraceSet, setup: Setup) -> Lowered:

@@ -5,10 +5,10 @@ Between two messages a GPU takes a fixed delay, and the time to reduce what arri
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import trunc
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Bools, Int64s
 from rapid_des.astra.files import Dialect
@@ -26,8 +26,7 @@ LONGEST_S = 30 * 24 * 3600
 """Longest time of one operation in seconds: sums then fit into 64 bits of picoseconds."""
 
 
-@dataclass(frozen=True)
-class Endpoint:
+class Endpoint(Struct, frozen=True):
     """The delay before every message and after the last, in picoseconds, and the memory that reduces.
 
     A reduction reads two buffers and writes one, each for trunc(bytes / bandwidth) nanoseconds.
@@ -73,8 +72,7 @@ def reducing_rounds(collective: CollectiveType, rounds: int, *, plain: int, redu
     return reduces
 
 
-@dataclass(frozen=True)
-class CollectivePhase:
+class CollectivePhase(Struct, frozen=True):
     """One collective among the members of one (sub-)group, as an algorithm must do it."""
 
     collective: CollectiveType

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from rapid_des.arrays import Bools, Int64s
@@ -37,8 +37,7 @@ _MEMORY = (int(NodeKind.MEM_LOAD), int(NodeKind.MEM_STORE))
 _COMMUNICATES = (_SEND, _RECV, _COLLECTIVE, *_MEMORY)
 
 
-@dataclass(frozen=True)
-class IssueOrder:
+class IssueOrder(Struct, frozen=True):
     """In which order a rank prefers its nodes, and in which it would issue them if all took equal time."""
 
     position: Int64s

@@ -7,11 +7,11 @@ other end trunc(latency + bytes / B) after it started (B in bytes a nanosecond),
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from math import isqrt
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from rapid_des.arrays import Int32s
@@ -23,6 +23,7 @@ from rapid_des.network.fabric import Fabric, Router
 from rapid_des.network.routing import DimensionOrderRouter, FaultAwareRouter
 from rapid_des.program.program import HopTable
 from rapid_des.units import PS_PER_NS, Bandwidth, Duration
+from rapid_des.values import replace
 
 _GIB = 2**30
 
@@ -51,8 +52,7 @@ _SHAPES: Mapping[Shape, _Maker] = {
 }
 
 
-@dataclass(frozen=True)
-class AstraNetwork:
+class AstraNetwork(Struct, frozen=True):
     """The machine's links and routes, with times by ASTRA-sim's rules."""
 
     fabric: Fabric

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Bools, Int64s
 from rapid_des.chakra.dialects import ReadOptions
@@ -21,8 +21,7 @@ from rapid_des.errors import TraceError
 _SHOWN = 4
 
 
-@dataclass(frozen=True)
-class Halves:
+class Halves(Struct, frozen=True):
     """All sends or all receives of a set, as columns."""
 
     source: Int64s

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct, field
 
 from rapid_des.arrays import Bools, Int32s, Int64s
 from rapid_des.chakra.source import NodeChunk, TraceFile, malformed
@@ -75,8 +75,7 @@ _FORMS[[13, 21]] = _UNSIGNED
 GROUP_NODES = (b"process_group:init", b"record_param_comms")
 
 
-@dataclass
-class Attribute:
+class Attribute(Struct):
     """One attribute over all nodes: an integer where `stated`, a text where `text` is a slot in `texts`."""
 
     value: Int64s
@@ -85,8 +84,7 @@ class Attribute:
     texts: list[bytes] = field(default_factory=list)
 
 
-@dataclass
-class RawTable:
+class RawTable(Struct):
     """The nodes of one file in file order."""
 
     ids: Int64s

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from rapid_des.chakra.dialects import ReadOptions
 from rapid_des.chakra.files import write_frames, write_parts
@@ -26,8 +27,7 @@ Form = Literal["et", "json"]
 _SAME = (Generation.TODAY, None)
 
 
-@dataclass(frozen=True)
-class NodeFile:
+class NodeFile(Struct, frozen=True):
     """One file's metadata and nodes as today's messages, nothing left out."""
 
     metadata: Any

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int32s, Int64s, starts_by
 from rapid_des.chakra.columns import RawTable
@@ -13,8 +12,7 @@ from rapid_des.chakra.kernels import on_arrays, ready_order
 REPAIRS = ("dangling", "self", "duplicate")
 
 
-@dataclass(frozen=True)
-class Edges:
+class Edges(Struct, frozen=True):
     """Dependencies as pairs of positions in id order, grouped by node in the order they were written."""
 
     node: Int64s
@@ -25,8 +23,7 @@ class Edges:
         return starts_by(self.node, size), self.needs.astype(np.int32)
 
 
-@dataclass(frozen=True)
-class Repair:
+class Repair(Struct, frozen=True):
     """Dependencies dropped for one reason: ids of the nodes and ids that they name, as int64 bits."""
 
     kind: str

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct
 
 from rapid_des.chakra.generations import Generation
 from rapid_des.chakra.trace import CollectiveType
@@ -19,8 +20,7 @@ Dependencies = Literal["auto", "data", "ctrl", "both"]
 DEPENDENCIES: tuple[Dependencies, ...] = ("auto", "data", "ctrl", "both")
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(Struct, frozen=True):
     """The features of a file that identify its writer."""
 
     generation: Generation | None
@@ -39,8 +39,7 @@ class Evidence:
         return any(mark in name for name in self.names for mark in marks)
 
 
-@dataclass(frozen=True)
-class Dialect:
+class Dialect(Struct, frozen=True):
     """One writer's conventions; `recognise` says whether a file is its work, `because` why in words."""
 
     name: str
@@ -151,8 +150,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 """The values that each option allows, by option name."""
 
 
-@dataclass(frozen=True)
-class ReadOptions:
+class ReadOptions(Struct, frozen=True):
     """How to read a trace set; every default means that the files decide, and the choice is noted.
 
     >>> ReadOptions(time_unit="ns", strict=True).dialect

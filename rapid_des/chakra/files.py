@@ -7,11 +7,11 @@ import gzip
 import os
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.chakra.kernels import TOO_LONG, on_bytes, scan_frames
 from rapid_des.chakra.wire import UNREADABLE, Spans, message_class
@@ -35,8 +35,7 @@ _REFUSED = {
 }
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(Struct, frozen=True):
     """Some whole frames of a file: the bytes they lie in, and where in the (unpacked) file those start."""
 
     buffer: bytes

@@ -11,11 +11,11 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Bools, Int8s, Int32s, Int64s
 from rapid_des.chakra.columns import Attribute, RawTable
@@ -173,8 +173,7 @@ _SHORT = 1024
 """The number of rows up to which a Python dictionary is faster than a numpy sort."""
 
 
-@dataclass(frozen=True)
-class Labels:
+class Labels(Struct, frozen=True):
     """A label for each node, or `UNSTATED`: positions in `texts`, which need not be in any order."""
 
     codes: Int64s

@@ -9,12 +9,13 @@ import hashlib
 import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int32s, Int64s
+from rapid_des.chakra.attributes import Columns, Origin, columns_of
 from rapid_des.chakra.columns import RawTable
 from rapid_des.chakra.dependencies import (
     Edges,
@@ -33,17 +34,16 @@ from rapid_des.chakra.groups import (
     group_labels,
     stream_labels,
 )
-from rapid_des.chakra.meaning import Columns, Origin, columns_of
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 from rapid_des.errors import ConfigError
 from rapid_des.inputs import TRACE, open_input
+from rapid_des.values import replace
 
 _COLLECTIVE = int(NodeKind.COLLECTIVE)
 _MESSAGES = int(NodeKind.SEND), int(NodeKind.RECV)
 
 
-@dataclass(frozen=True)
-class Interpreted:
+class Interpreted(Struct, frozen=True):
     """A rank's table and slots, with the findings of reading them."""
 
     nodes: NodeTable
@@ -248,8 +248,7 @@ def _moved(edges: Edges, sequence: Int64s) -> Edges:
 Key = tuple[str, bytes]
 
 
-@dataclass(frozen=True)
-class Original:
+class Original(Struct, frozen=True):
     """The first file of those that are the same, as it was understood."""
 
     result: Interpreted

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import Struct, field
 
 from rapid_des.arrays import digest, frozen
+from rapid_des.chakra.attributes import Origin
+from rapid_des.chakra.batched_reader import Prefetcher
 from rapid_des.chakra.columns import RawTable, read_columns
 from rapid_des.chakra.dependencies import Repair
 from rapid_des.chakra.dialects import DIALECTS, Dialect, Evidence, ReadOptions, detect
@@ -28,7 +30,6 @@ from rapid_des.chakra.groups import (
     which_group,
 )
 from rapid_des.chakra.interpret import Copies, Interpreted, Original, interpret
-from rapid_des.chakra.meaning import Origin
 from rapid_des.chakra.source import (
     CONVERTED_FROM,
     TraceFile,
@@ -37,7 +38,6 @@ from rapid_des.chakra.source import (
     likely_generation,
     open_trace,
 )
-from rapid_des.chakra.together import Ahead
 from rapid_des.chakra.trace import (
     EXCHANGES,
     LIBRARIES,
@@ -49,10 +49,10 @@ from rapid_des.chakra.trace import (
     TraceSet,
 )
 from rapid_des.errors import TraceError
+from rapid_des.values import fields, replace
 
 
-@dataclass
-class ReadReport:
+class ReadReport(Struct):
     """A trace set as far as it could be read, and everything that was noticed."""
 
     files: TraceFiles
@@ -106,7 +106,7 @@ class _SetReader:
         self.repairs: dict[int, tuple[Repair, ...]] = {}
         self.shared = _Shared()
         self.copies = Copies(files.files.values())
-        self.ahead = Ahead(files.files.values(), self.copies)
+        self.ahead = Prefetcher(files.files.values(), self.copies)
 
     def _stated_groups(self) -> tuple[Groups, Groups]:
         path, why = self.options.groups, "--groups"
@@ -310,7 +310,7 @@ class _Shared:
         self.tables: dict[tuple[int, ...], NodeTable] = {}
 
     def table(self, nodes: NodeTable) -> NodeTable:
-        parts = {entry.name: self._part(getattr(nodes, entry.name)) for entry in fields(nodes)}
+        parts = {name: self._part(getattr(nodes, name)) for name in fields(nodes)}
         shared = {name: part for name, (_, part) in parts.items()}
         return self.tables.setdefault(tuple(key for key, _ in parts.values()), replace(nodes, **shared))
 

@@ -6,11 +6,11 @@ import difflib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int64s
 from rapid_des.chakra.files import Chunk, describe_node, looks_like_json, open_bytes, read_chunks, read_some
@@ -26,8 +26,7 @@ _BARE = re.compile(r"(?P<prefix>.+)\.(?P<suffix>et|eg)(?:\.gz)?\Z")
 _PATTERN = re.compile(r"\.(%d|\*|\{rank\})\.(et|eg)\Z")
 
 
-@dataclass(frozen=True)
-class TraceFiles:
+class TraceFiles(Struct, frozen=True):
     """One set of trace files: their folder, common prefix, and the file of each rank in ascending order."""
 
     folder: Path
@@ -136,8 +135,7 @@ CONVERTED_FROM = "converted_from"
 """The metadata attribute with the generation from which a file was converted."""
 
 
-@dataclass(frozen=True)
-class NodeChunk:
+class NodeChunk(Struct, frozen=True):
     """Some nodes of a file as today's frames; `offsets` are where they stood in the file (0 in JSON)."""
 
     buffer: bytes
@@ -152,8 +150,7 @@ class NodeChunk:
         return self.buffer[self.frames.starts[index] : self.frames.ends[index]]
 
 
-@dataclass(frozen=True)
-class TraceFile:
+class TraceFile(Struct, frozen=True):
     """An open trace file; `chunks` can be consumed once."""
 
     path: Path

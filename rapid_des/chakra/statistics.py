@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int64s
 from rapid_des.chakra.dependencies import Edges, topological_order
 from rapid_des.chakra.kernels import longest_paths, on_arrays
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, TraceSet
+from rapid_des.values import asdict
 
 
-@dataclass(frozen=True)
-class RankStatistics:
+class RankStatistics(Struct, frozen=True):
     """Counts of one rank; times in picoseconds, sizes in bytes."""
 
     rank: int

@@ -8,11 +8,11 @@ thousands of ranks with the same program share one `NodeTable`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from rapid_des.arrays import Bools, Int8s, Int32s, Int64s
@@ -64,8 +64,7 @@ class CollectiveType(IntEnum):
     BARRIER = 9
 
 
-@dataclass(frozen=True)
-class Exchange:
+class Exchange(Struct, frozen=True):
     """How an all-to-all spreads copies of tokens over its members, all of whose tokens are alike.
 
     Its comm_size is what a member sends (or, of one that returns, gets) if every copy travels by itself.
@@ -86,8 +85,7 @@ class Exchange:
     """The largest number of nodes to which one token is sent; 0: no limit."""
 
 
-@dataclass(frozen=True, eq=False)
-class NodeTable:
+class NodeTable(Struct, frozen=True, eq=False):
     """The nodes of one rank's program, in program order, as read-only columns of length n.
 
     Ranks share one object where they do the same; a table is equal to itself alone.
@@ -150,8 +148,7 @@ class NodeTable:
         return bool(((self.duration > 0) | (self.flops > 0) | (self.size > 0) | talks).any())
 
 
-@dataclass(frozen=True)
-class RankTrace:
+class RankTrace(Struct, frozen=True):
     """One rank: a (shared) table and what this rank's slots mean."""
 
     rank: int
@@ -162,8 +159,7 @@ class RankTrace:
     """The rank of each slot."""
 
 
-@dataclass(frozen=True, eq=False)
-class TraceSet:
+class TraceSet(Struct, frozen=True, eq=False):
     """All ranks of one job, ascending by rank, with their process groups and what reading had to decide.
 
     Equal to itself alone, as its tables are.
@@ -194,8 +190,7 @@ class TraceSet:
 Severity = Literal["error", "repaired", "warning"]
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One thing that is wrong: an `error` stops a replay, `repaired` was dropped, a `warning` is odd."""
 
     kind: str

@@ -9,7 +9,6 @@ that no generated code ties us to one protobuf runtime. To change a schema, edit
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
+from msgspec import Struct
 
 from rapid_des.arrays import Bools, Int32s, Int64s
 from rapid_des.chakra.kernels import intern_spans, on_bytes, scan_fields, scan_varints
@@ -35,8 +35,7 @@ class MalformedMessageError(ValueError):
         super().__init__(f"message {message} is malformed")
 
 
-@dataclass(frozen=True)
-class Spans:
+class Spans(Struct, frozen=True):
     """Byte ranges in a buffer, as columns."""
 
     starts: Int64s
@@ -55,8 +54,7 @@ def entire(message: bytes) -> Spans:
     return Spans(np.zeros(1, np.int64), np.full(1, len(message), np.int64))
 
 
-@dataclass(frozen=True)
-class Fields:
+class Fields(Struct, frozen=True):
     """The fields of many messages, in wire order: a row each."""
 
     owner: Int32s

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from rapid_des.chakra.trace import (
 from rapid_des.chakra.wire import message_class
 from rapid_des.errors import TraceError
 from rapid_des.units import PS_PER_US, ceil_divide
+from rapid_des.values import asdict
 
 FRAME_VERSION = "0.0.4"
 FORMAT = "1"

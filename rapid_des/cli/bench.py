@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 
 import click
 
@@ -18,6 +17,7 @@ from rapid_des.studies.bench import (
     require_right,
     tree,
 )
+from rapid_des.values import asdict
 
 
 @click.command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from rapid_des.errors import InputError
 from rapid_des.report.result_text import modes_lines, result_lines
 from rapid_des.report.writing import check_outputs
 from rapid_des.simulation import MODES, each_mode, simulate
+from rapid_des.values import replace
 
 if TYPE_CHECKING:
     from rapid_des.frontend import Job

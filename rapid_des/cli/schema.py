@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 
 import click
 
@@ -21,6 +20,7 @@ from rapid_des.network.collectives.written import WrittenFile
 from rapid_des.report.writing import field_lines
 from rapid_des.serving.rollout import RolloutSpec
 from rapid_des.studies.spaces import StudySpec
+from rapid_des.values import asdict
 
 SCHEMAS: Mapping[str, type[Spec]] = {
     "machine": MachineSpec,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -44,6 +43,7 @@ from rapid_des.studies.search import search as run_search
 from rapid_des.studies.store import Store
 from rapid_des.studies.sweep import Rerun, rerun
 from rapid_des.studies.sweep import sweep as run_sweep
+from rapid_des.values import replace
 
 _NUMBERS = [name for name, better in FIGURES.items() if better]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
@@ -41,6 +40,7 @@ from rapid_des.report.trace_text import (
     table_lines,
 )
 from rapid_des.report.writing import check_folder, check_outputs, refuse_present
+from rapid_des.values import asdict
 
 _prefix = click.argument("prefix", shell_complete=names_or_files("trace"))
 

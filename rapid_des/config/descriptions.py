@@ -6,9 +6,9 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import msgspec
+from msgspec import Struct
 from msgspec import inspect as types
 
 from rapid_des.config.specs import Spec, json_schema, types_at
@@ -17,8 +17,7 @@ from rapid_des.errors import ConfigError
 from rapid_des.units import Quantity
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(Struct, frozen=True):
     """One key of a file format."""
 
     name: str

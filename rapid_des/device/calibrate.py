@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+from msgspec import Struct, field
 
 from rapid_des.arrays import Floats
 from rapid_des.device import Attention, Device, Gemm, Operator, Vector
@@ -34,6 +34,7 @@ from rapid_des.device.measurements import (
 from rapid_des.device.pricing import section_of
 from rapid_des.errors import InputError
 from rapid_des.units import PS_PER_US
+from rapid_des.values import asdict
 
 _Case = TypeVar("_Case")
 
@@ -58,8 +59,7 @@ COLUMNS: Mapping[str, Sequence[str]] = {
 MLA_OPS = ("mla_decode", "mla_prefill")
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """Which constants to fit, to which rows: those whose columns start with `where`'s values."""
 
     section: str = "gemm"
@@ -69,8 +69,7 @@ class Wanted:
     """The names of the constants to fit; empty: all constants of the section."""
 
 
-@dataclass(frozen=True)
-class Calibration:
+class Calibration(Struct, frozen=True):
     """Fitted constants and the mean errors (percent, cases weighing the same) before and after, by split."""
 
     section: str
@@ -97,8 +96,7 @@ class Calibration:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class _Call:
+class _Call(Struct, frozen=True):
     operators: tuple[Operator, ...]
     measured_us: float
     case_id: str

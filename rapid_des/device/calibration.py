@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from typing import Generic, Self, TypeVar
 
 import numpy as np
-from msgspec import structs
+from msgspec import Struct, structs
 
 from rapid_des.arrays import Floats
 from rapid_des.device.device import Device
@@ -21,6 +20,7 @@ from rapid_des.device.gemm import gemm_times_us
 from rapid_des.device.gemm.candidates import NAMES, UTILISATIONS, GemmConstants
 from rapid_des.device.operators import Gemm, Operator, Vector
 from rapid_des.device.pricing import operator_model
+from rapid_des.values import asdict, replace
 
 _Call = TypeVar("_Call")
 
@@ -53,8 +53,7 @@ BOUNDS: Mapping[str, Bounds] = {
 """The constants that a fit may change in each section, with their bounds."""
 
 
-@dataclass(frozen=True)
-class Measured(Generic[_Call]):
+class Measured(Struct, Generic[_Call], frozen=True):
     """Measured calls of one device; `cases` name what each belongs to."""
 
     device: Device
@@ -80,8 +79,7 @@ class Measured(Generic[_Call]):
         return replace(self, operators=operators, measured_us=self.measured_us[chosen], cases=cases)
 
 
-@dataclass(frozen=True)
-class Samples(Measured[Gemm]):
+class Samples(Measured[Gemm], frozen=True):
     """Measured GEMMs of one device, library and dtype."""
 
     def predicted_us(self, fit: GemmConstants) -> Floats:
@@ -89,8 +87,7 @@ class Samples(Measured[Gemm]):
         return gemm_times_us(self.operators, self.device, fit)
 
 
-@dataclass(frozen=True)
-class Calls(Measured[tuple[Operator, ...]]):
+class Calls(Measured[tuple[Operator, ...]], frozen=True):
     """Measured calls that one section prices on one device; each runs its kernels one after the other."""
 
     section: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
 from fractions import Fraction
 from typing import TypeVar
 
@@ -14,6 +13,7 @@ from rapid_des.device.operators import Dtype
 from rapid_des.device.spec import DeviceSpec, Store
 from rapid_des.errors import ConfigError
 from rapid_des.units import FlopRate
+from rapid_des.values import replace
 
 _Quantity = TypeVar("_Quantity", bound=int)
 _OF_THE_CHIP = ("tensor_peak", "vector_peak", "registers", "shared", "l2")

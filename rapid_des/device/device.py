@@ -11,12 +11,12 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from rapid_des.config import (
     Document,
@@ -47,6 +47,7 @@ from rapid_des.device.spec import (
     libraries_of,
 )
 from rapid_des.errors import ConfigError, InputError, UnsupportedByEngine
+from rapid_des.values import replace
 
 _FAMILY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
 
@@ -330,8 +331,7 @@ def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]
             yield f"{prefix}{key}", json.dumps(value)
 
 
-@dataclass(frozen=True)
-class Rates:
+class Rates(Struct, frozen=True):
     """Whole-device rates a second (FLOP/s, bytes/s), `port` one SM's; capacities in bytes."""
 
     sms: int
@@ -364,8 +364,7 @@ def rates_of(device: Device, dtype: Dtype) -> Rates:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
+class Transfer(Struct, frozen=True):
     """Seconds of a transfer to the SMs, the level that sets them, and the bytes that came from HBM."""
 
     seconds: float

@@ -11,9 +11,10 @@ import io
 import math
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
+
+from msgspec import Struct, field
 
 from rapid_des.config.documents import read_text
 from rapid_des.device.operators import DTYPE_BITS, Attention, Dtype, Operator, Vector
@@ -66,8 +67,7 @@ _MOST = 2**53
 _MORE = "fields beyond the last column"
 
 
-@dataclass(frozen=True)
-class DataFolder:
+class DataFolder(Struct, frozen=True):
     """Measured files below `path`, plain or gzipped; `split` is False (`--data`) where every row is test."""
 
     path: Path

@@ -6,8 +6,9 @@ Shapes know what follows from them alone: how many bytes they touch at the least
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal, Protocol
+
+from msgspec import Struct, field
 
 Dtype = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8", "int4"]
 Bound = Literal["tensor", "vector", "shared", "l2", "hbm", "latency", "launch", "host"]
@@ -26,8 +27,7 @@ def width(dtype: str) -> float:
     return DTYPE_BITS[dtype] / 8
 
 
-@dataclass(frozen=True, slots=True)
-class Gemm:
+class Gemm(Struct, frozen=True):
     """C[b, m, n] = A[b, m, k] · B[b, k, n], b = 0..batch-1, nothing shared between them.
 
     >>> Gemm(m=4096, n=4096, k=1024, dtype="fp16").batch
@@ -53,8 +53,7 @@ class Gemm:
     """
 
 
-@dataclass(frozen=True, slots=True)
-class GroupedGemm:
+class GroupedGemm(Struct, frozen=True):
     """One kernel over several experts: group g computes [rows[g], k] · [k, n].
 
     >>> sum(GroupedGemm(rows=(128, 0, 64), n=4096, k=1024).rows)
@@ -69,8 +68,7 @@ class GroupedGemm:
     """The dtype of the experts' weights under weight-only quantisation; None: the same as `dtype`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attention:
+class Attention(Struct, frozen=True):
     """Scaled dot-product attention of `batch` sequences; heads are this GPU's.
 
     Prefill and training: `query_length` new positions attend to `key_length` ≥ query_length positions (the
@@ -166,8 +164,7 @@ class Attention:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
+class Sizes(Struct, frozen=True):
     """Bytes of one attention's operands, and its exact FLOPs (masked pairs excluded)."""
 
     query: float
@@ -182,8 +179,7 @@ class Sizes:
         return self.query + self.keys + self.output
 
 
-@dataclass(frozen=True, slots=True)
-class Vector:
+class Vector(Struct, frozen=True):
     """A memory-bound kernel on the vector unit: norms, softmax, activations, RoPE, optimizers, copies.
 
     `kind` is one of the registry in the device package (see `rapid-des operator --help`); `rows` × `columns`
@@ -200,8 +196,7 @@ class Vector:
     phase: Literal["forward", "backward"] = "forward"
 
 
-@dataclass(frozen=True, slots=True)
-class HostWork:
+class HostWork(Struct, frozen=True):
     """Bytes that go to the memory of the host, come from it, or pass its processor's part for this GPU."""
 
     size: int
@@ -209,8 +204,7 @@ class HostWork:
     dtype: Dtype = "fp32"
 
 
-@dataclass(frozen=True, slots=True)
-class Starts:
+class Starts(Struct, frozen=True):
     """The start-up time of several kernels in sequence: the time to issue and begin them, without their work.
 
     >>> Starts(16, 14_000_000).duration / 1e6  # microseconds
@@ -231,8 +225,7 @@ class Starts:
 Operator = Gemm | GroupedGemm | Attention | Vector | HostWork | Starts
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(Struct, frozen=True):
     """How long one operator takes on one device, and why.
 
     >>> Estimate(duration=2_000_000, bound="hbm", flops=0).duration / 1e6  # microseconds

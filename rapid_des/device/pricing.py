@@ -15,7 +15,6 @@ Which kernel an attention runs as:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from functools import partial
 from operator import index
 from pathlib import Path
@@ -43,6 +42,7 @@ from rapid_des.device.roofline import price_host, price_starts
 from rapid_des.device.spec import LEARNED
 from rapid_des.device.vector import price_vector
 from rapid_des.errors import InputError
+from rapid_des.values import fields
 
 MOST_PRICES = 1 << 15
 """The number of estimates kept for a device, each of about a kilobyte."""
@@ -110,11 +110,11 @@ def check_shape(operator: Operator) -> None:
         raise InputError(f"GroupedGemm: rows is {rows!r}; allowed: a tuple of whole numbers, one a group")
     for row in rows:
         _check_whole(operator, "rows", row, 0)
-    for field in fields(operator):
-        value = getattr(operator, field.name)
-        if field.name.endswith("dtype") and value is not None and value not in DTYPE_BITS:
+    for name in fields(operator):
+        value = getattr(operator, name)
+        if name.endswith("dtype") and value is not None and value not in DTYPE_BITS:
             allowed = ", ".join(DTYPE_BITS)
-            raise InputError(f"{type(operator).__name__}: {field.name} is {value!r}; allowed: {allowed}")
+            raise InputError(f"{type(operator).__name__}: {name} is {value!r}; allowed: {allowed}")
 
 
 def _check_whole(operator: Operator, name: str, value: object, least: int) -> None:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from rapid_des.config import Spec
 from rapid_des.device.operators import DTYPE_BITS, Dtype, Operator, Vector
@@ -259,8 +258,7 @@ class FamilySpec(Spec, frozen=True):
             raise ValueError(f"kernels.default is missing; it has {', '.join(self.kernels) or 'none'}")
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(Struct, frozen=True):
     """The least and the greatest value of a constant, and whether it counts something."""
 
     low: float
@@ -382,8 +380,7 @@ def libraries_of(scopes: set[str]) -> set[str]:
     return {scope.split("/")[0] for scope in scopes} - {"default", "grouped", *DTYPE_BITS}
 
 
-@dataclass(frozen=True)
-class OperatorEnergy:
+class OperatorEnergy(Struct, frozen=True):
     """Picojoules of one run of an operator."""
 
     arithmetic: float

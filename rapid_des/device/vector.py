@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
+
+from msgspec import Struct
 
 from rapid_des.device.device import Device, miss_share, transfer
 from rapid_des.device.operators import DTYPE_BITS, Bound, Estimate, Vector, width
@@ -162,8 +163,7 @@ def _expand(kind: str) -> tuple[str, ...]:
     return tuple(primitive for part in EXPANSIONS[kind] for primitive in _expand(part))
 
 
-@dataclass(frozen=True, slots=True)
-class VectorKernel:
+class VectorKernel(Struct, frozen=True):
     """How a library writes such kernels on one device: constants of section `vector`.
 
     A constant `KIND_NAME` holds for one kind alone. `sm_threads` (an SM holds), `block_threads`,

@@ -9,12 +9,12 @@ made from their names (`vector.update_of`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Traffic:
+
+class Traffic(Struct, frozen=True):
     """One pass of a kernel, an element of its result.
 
     `reads` and `writes` count elements of the operator's dtype; `read_bytes` and `write_bytes` are in other
@@ -30,8 +30,7 @@ class Traffic:
     row_reads: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class VectorKind:
+class VectorKind(Struct, frozen=True):
     """A kernel: `map` splits the elements evenly, `rows` gives each row a thread block."""
 
     summary: str

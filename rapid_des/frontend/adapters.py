@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
 
 from rapid_des.device.operators import DTYPE_BITS, Gemm, GroupedGemm, Vector
 from rapid_des.frontend.layers import Layer
 from rapid_des.frontend.operations import Operation, Shard
 from rapid_des.frontend.spec import AdaptersSpec
+from rapid_des.values import replace
 
 A, B = "adapter.a", "adapter.b"
 """Names of the factors' products, appended to the name of their matrix."""
@@ -72,8 +74,7 @@ def adapted(
     return _Rewriting(spec, shard, rows, weights, _routed(operations)).rewritten(operations)
 
 
-@dataclass(frozen=True)
-class _Rewriting:
+class _Rewriting(Struct, frozen=True):
     spec: AdaptersSpec
     shard: Shard
     rows: frozenset[str]

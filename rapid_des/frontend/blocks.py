@@ -34,12 +34,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import NotRequired, TypedDict, cast
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.chakra.trace import BOUNDS, UNSTATED, NodeKind, NodeTable, TraceSet
 from rapid_des.device.operators import OperatorModel
@@ -63,6 +63,7 @@ from rapid_des.frontend.trace import (
     Segment,
     assemble,
 )
+from rapid_des.values import replace
 
 OUTER_LINES = (("cp",), ("cp", "dp"), ("pp",))
 """The axes along which ranks exchange data outside blocks; cp alone unless blocks contain its messages."""
@@ -70,8 +71,7 @@ EXPERT_LINES = (("ep",), ("edp",))
 """The axes of the experts' layout along which ranks exchange data outside blocks."""
 
 
-@dataclass(frozen=True)
-class Cuts:
+class Cuts(Struct, frozen=True):
     """When a block passes its cuts, in picoseconds and in the order of `Block.cuts`.
 
     Where a host issues the block, it passes a cut no earlier than on an idle GPU that it enters when the host
@@ -97,8 +97,7 @@ Durations = Mapping[PieceKey, Cuts]
 """The cuts of each block."""
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(Struct, frozen=True):
     """One distinct piece of the job on an inner group."""
 
     job: Job
@@ -135,8 +134,7 @@ class Block:
         return tuple(finish[cut + hosted] for cut in self.cuts)
 
 
-@dataclass(frozen=True, eq=False)
-class Blocks:
+class Blocks(Struct, frozen=True, eq=False, dict=True):
     """A job divided into blocks and an outer graph; see the module. Compares by identity."""
 
     priced: PricedJob

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from rapid_des.chakra.trace import Exchange, NodeKind
 from rapid_des.device.operators import Operator, OperatorModel
@@ -45,8 +44,7 @@ from rapid_des.units import Duration
 COMPUTE = int(NodeKind.COMPUTE)
 
 
-@dataclass(frozen=True)
-class PricedJob:
+class PricedJob(Struct, frozen=True, dict=True):
     """A job whose distinct operator lists are priced: all that its programs are written from."""
 
     job: Job

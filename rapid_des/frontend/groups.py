@@ -11,21 +11,21 @@ copy, and those that hold the same part of each copy sum its gradients.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Literal, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.device.operators import DTYPE_BITS
 from rapid_des.units import ceil_divide
+from rapid_des.values import replace
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(Struct, frozen=True, dict=True):
     """Axes and their sizes, innermost first: rank = a0 + n0·(a1 + n1·(a2 + …)).
 
     >>> layout = Layout(("tp", "dp", "pp"), (2, 2, 2))
@@ -91,8 +91,7 @@ def byte_count(elements: int, dtype: str) -> int:
     return ceil_divide(elements * DTYPE_BITS[dtype], 8)
 
 
-@dataclass(frozen=True)
-class Volume:
+class Volume(Struct, frozen=True):
     """The arguments of the byte formulas: elements of the exchanged tensor, its format, the members."""
 
     elements: int
@@ -101,8 +100,7 @@ class Volume:
     members: int
 
 
-@dataclass(frozen=True)
-class Role:
+class Role(Struct, frozen=True):
     """One kind of message, and how its bytes and group are found."""
 
     collective: CollectiveType | None
@@ -232,8 +230,7 @@ def message_size(role: str, elements: int, dtype: str, members: int) -> int:
 State: TypeAlias = Literal["parameters", "gradients", "optimizer"]
 
 
-@dataclass(frozen=True)
-class ShardingPolicy:
+class ShardingPolicy(Struct, frozen=True):
     """How the replicas of a model hold its state."""
 
     split: frozenset[State]
@@ -285,8 +282,7 @@ ZERO_STAGES: Mapping[int, ShardingPolicy] = {
 2023)."""
 
 
-@dataclass(frozen=True)
-class Sharding:
+class Sharding(Struct, frozen=True):
     """A sharding policy with the groups of one job."""
 
     policy: ShardingPolicy

@@ -23,11 +23,10 @@ of base. `one_pass` makes a job of it that `simulate` runs as it runs a static b
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 
 import numpy as np
-from msgspec import structs
+from msgspec import Struct, field, structs
 
 from rapid_des.arrays import Int64s
 from rapid_des.device.operators import OperatorModel
@@ -54,13 +53,13 @@ from rapid_des.frontend.speculation import draft_list
 from rapid_des.frontend.template import INPUT, Column, Piece, chain, retimed
 from rapid_des.frontend.trace import FinishedProgram, ProgramWriter
 from rapid_des.units import ceil_divide
+from rapid_des.values import replace
 
 COSTS = (Column.DURATION, Column.FLOPS, Column.BYTES, Column.BOUND)
 """The columns that a longer KV cache changes, in rows that depend on it."""
 
 
-@dataclass(frozen=True)
-class Pass:
+class Pass(Struct, frozen=True):
     """One pass of requests through the model together."""
 
     step: int
@@ -349,8 +348,7 @@ def _stage_passes(job: Job, stage: int, pieces: Pieces) -> Iterator[Piece]:
             yield _recosted(whole[current.alike], again)
 
 
-@dataclass
-class _Server:
+class _Server(Struct):
     """The state of one stage while its serving program is written."""
 
     job: Job

@@ -8,10 +8,10 @@ combined forward and backward). Every stream keeps one order, that of the parts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import zip_longest
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int64s, ranges, starts_of
 from rapid_des.frontend.template import INPUT, SECOND, STREAMS, Column, Edges, Mark, Piece
@@ -19,8 +19,7 @@ from rapid_des.frontend.template import INPUT, SECOND, STREAMS, Column, Edges, M
 _EXCHANGE = STREAMS.index("ep")
 
 
-@dataclass(frozen=True, eq=False)
-class Interleaved:
+class Interleaved(Struct, frozen=True, eq=False):
     """Two pieces as one; the input of the second is the port `SECOND`."""
 
     piece: Piece

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,13 @@ from rapid_des.config import (
 )
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.job import Job
+from rapid_des.frontend.job_checks import SCHEDULE, check_job
 from rapid_des.frontend.model import Model, model_of
-from rapid_des.frontend.refusals import SCHEDULE, check_job
 from rapid_des.frontend.routing import with_counts, with_products, with_routing
 from rapid_des.frontend.schedules import ScheduleSpec
 from rapid_des.frontend.software import Software, applied, software_of, with_defaults
 from rapid_des.frontend.spec import JobSpec, ModelSpec, RoutingSpec
+from rapid_des.values import replace
 
 _MODEL = "model."
 _SCHEDULE_FILES = frozenset((".yaml", ".yml"))

@@ -14,18 +14,19 @@ gathers and sums of a column-parallel backward, travels beside the other gradien
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Unpack
+
+from msgspec import Struct
 
 from rapid_des.device.operators import Dtype, Gemm, Vector
 from rapid_des.frontend.groups import byte_count
 from rapid_des.frontend.operations import Counts, OperationList, Shard
 from rapid_des.frontend.spec import Recipe
 from rapid_des.units import ceil_divide
+from rapid_des.values import replace
 
 
-@dataclass(frozen=True)
-class Linear:
+class Linear(Struct, frozen=True):
     """One weight matrix of this rank, `columns` outputs by `inner` inputs."""
 
     name: str
@@ -49,8 +50,7 @@ def _gathers(shard: Shard) -> bool:
     return shard.tp > 1 and shard.sequence_parallel
 
 
-@dataclass(frozen=True)
-class _Product:
+class _Product(Struct, frozen=True):
     """The product of a tensor that is whole along the sequence with a matrix, in one or in several pieces."""
 
     linear: Linear

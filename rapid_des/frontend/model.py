@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -19,7 +19,6 @@ from typing import Literal
 from rapid_des.device.operators import Dtype, Vector
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.groups import byte_count
-from rapid_des.frontend.halves import following
 from rapid_des.frontend.layers import Layer, layer_of
 from rapid_des.frontend.layers.layer import LayerKind, Sublayer
 from rapid_des.frontend.matrices import (
@@ -39,6 +38,8 @@ from rapid_des.frontend.operations import (
     norm_forward,
 )
 from rapid_des.frontend.spec import ModelSpec
+from rapid_des.frontend.split_backward import following
+from rapid_des.values import replace
 
 
 @dataclass(frozen=True)

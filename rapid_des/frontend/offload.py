@@ -8,7 +8,8 @@ GPUs of a server take of the host at the same time is in the device file's bandw
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from rapid_des.device.operators import HostWork, OperatorModel
 from rapid_des.frontend.job import Job
@@ -22,8 +23,7 @@ _AHEAD = 1
 """How many layers before the running backward activations are fetched."""
 
 
-@dataclass
-class Activations:
+class Activations(Struct, dict=True):
     """The activations of one stage's layers, on the GPU or the host, while its program is written."""
 
     job: Job

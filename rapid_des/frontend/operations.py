@@ -9,8 +9,9 @@ what is fused around them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TypedDict, Unpack
+
+from msgspec import Struct, field
 
 from rapid_des.chakra.trace import Exchange
 from rapid_des.device.operators import DTYPE_BITS, Dtype, Gemm, Operator, Vector
@@ -19,13 +20,13 @@ from rapid_des.frontend.groups import TRAFFIC, byte_count, message_size
 from rapid_des.frontend.spec import ContextKind, ModelSpec, PrecisionSpec, Recipe, TensorOverlap
 from rapid_des.frontend.template import DOMAINS, INPUT, Domain
 from rapid_des.units import ceil_divide
+from rapid_des.values import replace
 
 FEW_TOKENS = 16
 """The most tokens that a request decodes in one pass: the rows of the narrowest tensor product."""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Struct, frozen=True):
     """Equal requests of a pass."""
 
     count: int
@@ -48,8 +49,7 @@ class Group:
         return self.query_length == 1 or (self.cached > 0 and self.query_length <= FEW_TOKENS)
 
 
-@dataclass(frozen=True)
-class Shard:
+class Shard(Struct, frozen=True):
     """One rank's share of one pass of `sequences` sequences; layer kinds add dimensions of their own.
 
     Sequences that are unlike stand in `groups`; `of_kernels` says what attention then works on.
@@ -268,8 +268,7 @@ class Counts(TypedDict, total=False):
     deferrable: bool
 
 
-@dataclass(frozen=True)
-class Operation:
+class Operation(Struct, frozen=True):
     """One kernel or one message of a rank."""
 
     name: str
@@ -318,8 +317,7 @@ class Operation:
         return DOMAINS[self.frozen][self.expert]
 
 
-@dataclass
-class OperationList:
+class OperationList(Struct):
     """Collects operations in order; each waits for the one before unless stated otherwise."""
 
     entries: list[Operation] = field(default_factory=list)

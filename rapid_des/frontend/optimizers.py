@@ -10,10 +10,11 @@ direction.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
+
+from msgspec import Struct
 
 from rapid_des.device.operators import HostWork, Operator, OperatorModel, Vector, width
 from rapid_des.device.vector import bytes_per_element, kind_of, update_kind
@@ -38,8 +39,7 @@ _BLOCK = 256
 """Number of values that share a scale of four bytes."""
 
 
-@dataclass(frozen=True)
-class OptimizerKind:
+class OptimizerKind(Struct, frozen=True):
     """The states that an optimizer keeps for each parameter."""
 
     states: tuple[str, ...]
@@ -118,8 +118,7 @@ def temporaries(job: Job, stage: int, parameters: Mapping[Domain, int]) -> Itera
             yield "momenta", momenta_bytes(job, update_kernels(job, stage, parameters))
 
 
-@dataclass(frozen=True)
-class Bucket:
+class Bucket(Struct, frozen=True):
     """Gradients that are reduced together: their number, and the last mark that completes them."""
 
     parameters: int

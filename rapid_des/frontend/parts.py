@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
+
+from msgspec import Struct
 
 from rapid_des.chakra.trace import BOUNDS, Exchange, NodeKind
 from rapid_des.device.operators import Dtype, Operator, OperatorModel
 from rapid_des.errors import InputError
 from rapid_des.frontend.adapters import adapted, row_parallel
 from rapid_des.frontend.groups import GROUP_SLOTS, PEERS, TRAFFIC
-from rapid_des.frontend.halves import halves
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.layers.layer import LayerKind
 from rapid_des.frontend.model import (
@@ -31,8 +32,10 @@ from rapid_des.frontend.schedules.schedule import PassKind, direction_of
 from rapid_des.frontend.software import HostSpec
 from rapid_des.frontend.spec import AdaptersSpec
 from rapid_des.frontend.speculation import drafting
+from rapid_des.frontend.split_backward import halves
 from rapid_des.frontend.template import PORTS, Domain, Mark, Node, Piece, SectionName, make_piece, renamed
 from rapid_des.frontend.unit_copies import widens_parameters, with_unit_copies
+from rapid_des.values import replace
 
 
 class Section(NamedTuple):
@@ -52,8 +55,7 @@ NORMS, OPTIMIZER = Section("norms"), Section("optimizer")
 """Sections that a stage runs once a step: norm gradients summed over tp; operations around all passes."""
 
 
-@dataclass(frozen=True)
-class PieceKey:
+class PieceKey(Struct, frozen=True):
     """Identifies an operator list: a section in one direction; `stage` where stages differ."""
 
     section: Section

@@ -9,22 +9,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Literal, TypeAlias
 
-from rapid_des.frontend.halves import following
 from rapid_des.frontend.layers import Layer
 from rapid_des.frontend.layers.layer import CORE, LayerKind, Sublayer
 from rapid_des.frontend.operations import Operation, Shard
 from rapid_des.frontend.spec import TrainingSpec
+from rapid_des.frontend.split_backward import following
 from rapid_des.frontend.template import INPUT
+from rapid_des.values import replace
 
 Keeps: TypeAlias = Literal["operators", "input", "nothing"]
 
 
-@dataclass(frozen=True)
-class RecomputedKind(LayerKind):
+class RecomputedKind(LayerKind, frozen=True):
     """A layer kind of which some operators are recomputed."""
 
     keeps: Keeps = "operators"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from msgspec import structs
+from msgspec import Struct, structs
 
 from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import Exchange
@@ -21,6 +20,7 @@ from rapid_des.frontend.model import Model
 from rapid_des.frontend.software import Software
 from rapid_des.frontend.spec import BalancedLoad, HistogramLoad, JobSpec, RoutingSpec
 from rapid_des.network.specs import DeepEp, HybridEp
+from rapid_des.values import replace
 
 
 def with_products(model: Model, software: Software) -> Model:
@@ -130,8 +130,7 @@ def place_of_ranks(job: Job) -> Int64s:
     return job.expert_layout.coordinates("ep")
 
 
-@dataclass(frozen=True)
-class LayerLoad:
+class LayerLoad(Struct, frozen=True):
     """The expert load of ranks in the layers of a kind, relative to their mean."""
 
     layers: tuple[int, ...]

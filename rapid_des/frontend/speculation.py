@@ -15,18 +15,18 @@ first run of a step reads all tokens that the model checked. They are split over
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
 from msgspec import structs
 
-from rapid_des.frontend.halves import following
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.model import Model, embedding_forward, model_of, projected, sampling
 from rapid_des.frontend.operations import FEW_TOKENS, Group, Operation, Shard
 from rapid_des.frontend.spec import ModelSpec, SpeculativeSpec
+from rapid_des.frontend.split_backward import following
+from rapid_des.values import replace
 
 ShardOf: TypeAlias = Callable[[Job, tuple[Group, ...]], Shard]
 """Returns a rank's dimensions in a pass of a job's requests."""

@@ -8,16 +8,16 @@ negative number that `Writer.place` resolves to a node already written.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
+from msgspec import Struct, field
 
 from rapid_des.arrays import Bools, Int32s, Int64s, frozen, joined, rows_of, starts_of
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 from rapid_des.frontend.software import issue_order
-from rapid_des.values import fields
+from rapid_des.values import fields, replace
 
 STREAMS = (
     "compute",
@@ -83,8 +83,7 @@ class Column(IntEnum):
     BOUND = 13
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(Struct, frozen=True):
     """One node of a piece, before it becomes a row."""
 
     name: str
@@ -130,8 +129,7 @@ class Mark(NamedTuple):
         return Mark(position, self.parameters, self.domain, self.deferrable)
 
 
-@dataclass(frozen=True, eq=False)
-class Edges:
+class Edges(Struct, frozen=True, eq=False):
     """The dependencies of a piece, row after row: positions in the piece, or ports."""
 
     counts: Int64s
@@ -143,8 +141,7 @@ class Edges:
         return [row.tolist() for row in np.split(self.targets, np.cumsum(self.counts))[:-1]]
 
 
-@dataclass(frozen=True, eq=False)
-class Piece:
+class Piece(Struct, frozen=True, eq=False):
     """A stretch of program: rows, their names, their dependencies, and the node that holds its result."""
 
     rows: Int64s
@@ -238,8 +235,7 @@ class _Placed(NamedTuple):
     """The position that each port stands for, by the port's (negative) number."""
 
 
-@dataclass
-class Writer:
+class Writer(Struct):
     """Collects placed pieces and single nodes; the only mutable thing in making a table.
 
     All that was placed becomes arrays at once, when a table or a piece is made of it.

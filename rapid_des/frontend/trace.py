@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
 
 import numpy as np
+from msgspec import Struct, field
 
 from rapid_des.arrays import Int64s, distinct
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
@@ -16,14 +16,14 @@ from rapid_des.frontend.parts import PricedOperator, kernel_node, message_node
 from rapid_des.frontend.routing import exchanges, libraries_json, place_of_ranks
 from rapid_des.frontend.software import HostSpec
 from rapid_des.frontend.template import STREAM_KINDS, Column, Node, Writer
+from rapid_des.values import replace
 
 _STAGES = GROUP_SLOTS.index("stages")
 _OF_HOST = {"to_host": "to-host", "from_host": "from-host", "memory": "host-optimizer"}
 """The streams of the host's operations."""
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(Struct, frozen=True):
     """A stretch of one table that belongs together, for reports: rows start to stop."""
 
     name: str
@@ -37,8 +37,7 @@ class Segment:
     """Inference: number of positions that the last token of the pass attends to."""
 
 
-@dataclass(frozen=True)
-class FinishedProgram:
+class FinishedProgram(Struct, frozen=True):
     """A rank's table, the process groups behind its slots, and its segments."""
 
     table: NodeTable
@@ -48,8 +47,7 @@ class FinishedProgram:
     segments: tuple[Segment, ...]
 
 
-@dataclass
-class ProgramWriter:
+class ProgramWriter(Struct):
     """Collects one rank's program in order."""
 
     host: HostSpec | None = None
@@ -166,8 +164,7 @@ def _used(column: Int64s) -> tuple[list[int], Int64s]:
     return used.tolist(), numbers
 
 
-@dataclass(frozen=True)
-class JobTrace:
+class JobTrace(Struct, frozen=True):
     """A job as a trace, with what a report needs to read its timeline."""
 
     job: Job

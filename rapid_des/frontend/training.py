@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TypeAlias
+
+from msgspec import Struct, field
 
 from rapid_des.device.operators import OperatorModel
 from rapid_des.frontend.interleave import Interleaved, interleaved, travels
@@ -32,8 +33,7 @@ Message = tuple[int, Result]
 """The stage that sends, and the result that it sends."""
 
 
-@dataclass
-class _Stage:
+class _Stage(Struct):
     """The state of one stage while its program is written."""
 
     job: Job

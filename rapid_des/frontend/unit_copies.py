@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from rapid_des.device.operators import DTYPE_BITS, Vector
-from rapid_des.frontend.halves import following
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import Operation
+from rapid_des.frontend.split_backward import following
 from rapid_des.frontend.template import FROZEN, INPUT, Domain
+from rapid_des.values import replace
 
 _HALF_BYTE = 4
 

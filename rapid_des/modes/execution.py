@@ -9,6 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.compiling import Kernel
 from rapid_des.engines.deadlock import why_unfinished
@@ -37,8 +38,7 @@ class TooManyHopsError(Exception):
     """Raised where a run would have more transfers than was allowed."""
 
 
-@dataclass(frozen=True)
-class Execution:
+class Execution(Struct, frozen=True):
     """What an engine saw, and what it cost."""
 
     records: Records

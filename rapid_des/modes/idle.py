@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import TraceSet
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.program.idle import Play
 from rapid_des.program.lowering import lower
+from rapid_des.values import replace
 
 
 def on_idle_links(traces: TraceSet, machine: Machine, choice: EngineChoice, cache: BoundedCache) -> Play:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from msgspec import structs
+from msgspec import Struct, field, structs
 
 from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
@@ -25,6 +24,7 @@ from rapid_des.frontend.spec import InferenceSpec
 from rapid_des.machine import Machine
 from rapid_des.network.faults import GpuFactors
 from rapid_des.program.builders import service_times
+from rapid_des.values import replace
 
 if TYPE_CHECKING:
     from rapid_des.frontend.blocks import Blocks
@@ -35,8 +35,7 @@ _BYTES_A_NODE = 400
 """What remembering a block takes, about."""
 
 
-@dataclass(frozen=True)
-class PricedBlocks:
+class PricedBlocks(Struct, frozen=True):
     """A job taken apart into blocks, and the same blocks at the pace of each slowed GPU that it uses."""
 
     blocks: Blocks

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int64s
 from rapid_des.errors import DeadlockError
@@ -26,6 +25,7 @@ from rapid_des.program.program import Program, RankProgram, Timetable, VisitKind
 from rapid_des.program.services import with_tails
 from rapid_des.program.timetable import FULL_RATE
 from rapid_des.units import Duration
+from rapid_des.values import replace
 
 
 def execute_under_timed_faults(
@@ -54,8 +54,7 @@ def _repeats(fault: Fault) -> bool:
     return any(drawn is not None for drawn in (fault.every, fault.jitter, fault.burst))
 
 
-@dataclass(frozen=True)
-class _Attempt:
+class _Attempt(Struct, frozen=True):
     """What every try has in common."""
 
     lowered: Lowered

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, TypeAlias
 
 import numpy as np
-from msgspec import structs
+from msgspec import Struct, structs
 
 from rapid_des.arrays import Int64s
 from rapid_des.errors import TopologyError
@@ -33,6 +32,7 @@ from rapid_des.network.specs import (
     Switched,
 )
 from rapid_des.units import Duration
+from rapid_des.values import replace
 
 Shape: TypeAlias = Callable[[Any, Routing], Block]
 
@@ -42,8 +42,7 @@ LARGEST_LINK_TABLE = 2**27
 """The largest number of links in a fabric: about 4 GB of columns."""
 
 
-@dataclass(frozen=True, eq=False)
-class DimensionLayout:
+class DimensionLayout(Struct, frozen=True, eq=False):
     """Where the copies of one dimension's block lie in the fabric."""
 
     block: Block
@@ -74,8 +73,7 @@ class DimensionLayout:
         return self.first_link + copy * len(self.block) + local
 
 
-@dataclass(frozen=True, eq=False)
-class FabricLayout:
+class FabricLayout(Struct, frozen=True, eq=False):
     """A fabric, and where the blocks of its dimensions lie in it, in the order of the dimensions."""
 
     fabric: Fabric

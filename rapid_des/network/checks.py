@@ -7,9 +7,9 @@ and only if their channel dependency graph has no cycle.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int64s, distinct
 from rapid_des.errors import FabricCutError
@@ -25,8 +25,7 @@ _SAMPLED = 192
 _MOST_HOPS = 2**23
 
 
-@dataclass(frozen=True)
-class RouteCheck:
+class RouteCheck(Struct, frozen=True):
     """The result of a check of routes between GPUs, all of which reach each other."""
 
     routes: int

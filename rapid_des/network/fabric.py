@@ -10,18 +10,18 @@ gpu ─ nic0 ─ plane 0        one lane of several: a hash of both ends says wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
-from msgspec import structs
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 from rapid_des.arrays import Bools, Int32s, Int64s, frozen, hashed, starts_by, starts_of
 from rapid_des.errors import TopologyError
 from rapid_des.network.specs import Dimension, Nic, Rate, Switched
 from rapid_des.units import PS_PER_S, Bandwidth, Duration
+from rapid_des.values import fields, replace
 
 UNSTATED = -1
 """The value in `Fabric.dimension` of a link that belongs to no dimension."""
@@ -31,8 +31,7 @@ MOST_LATENCY = 3600 * PS_PER_S
 """The largest latency of one link in picoseconds."""
 
 
-@dataclass(frozen=True, eq=False)
-class Fabric:
+class Fabric(Struct, frozen=True, eq=False, dict=True):
     """Directed links as columns; nodes 0..gpus-1 are GPUs, then come the NICs, if modelled, then switches.
 
     GPU id = a0 + n0·(a1 + n1·(a2 + …)) with dimension 0 innermost. Link ids are positions in the columns.
@@ -91,7 +90,7 @@ class Fabric:
         return Fabric, self._values()  # without the tables that follow from them
 
     def _values(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, field.name) for field in fields(self))
+        return tuple(getattr(self, name) for name in fields(self))
 
     def alive(self, dead: frozenset[int]) -> Bools:
         """Return whether each link lives while those of `dead` do not."""
@@ -175,8 +174,7 @@ def _equal(value: Any, other: Any) -> bool:
     return np.array_equal(value, other) if isinstance(value, np.ndarray) else bool(value == other)
 
 
-@dataclass(frozen=True, eq=False)
-class Routes:
+class Routes(Struct, frozen=True, eq=False):
     """Many routes: flow i takes links[starts[i] : starts[i + 1]] in order."""
 
     starts: Int64s
@@ -219,8 +217,7 @@ _PLANE, _NIC = 21, 22
 """The salts that are hashed with a flow's source and destination."""
 
 
-@dataclass(frozen=True, eq=False)
-class Block:
+class Block(Struct, frozen=True, eq=False, dict=True):
     """Directed links among local nodes, sorted by (source, destination).
 
     Local nodes 0..positions-1 are the endpoints, then come `nics` NICs, then switches.
@@ -287,8 +284,7 @@ class Block:
         return Routes(starts_by(flow, len(source)), np.concatenate([hop[1] for hop in hops])[order])
 
 
-@dataclass(frozen=True, eq=False)
-class Wires:
+class Wires(Struct, frozen=True, eq=False):
     """Links that a shape lays, with one rate for all of them or one each."""
 
     source: Int64s
@@ -385,8 +381,7 @@ def _beside(plane: Block, planes: int, *, apart: bool) -> Block:
     return block(endpoints, endpoints + planes * switches, laid, next_node)
 
 
-@dataclass(frozen=True)
-class _InPlane:
+class _InPlane(Struct, frozen=True):
     """Routes of a shape within the plane that both ends are in or that the hash of both ends selects."""
 
     inner: NextNode
@@ -423,8 +418,7 @@ def _through_nics(inner: Block, nic: Nic) -> Block:
     return replace(built, star=inner.star and nic.gpus == nic.count == 1, nics_each=nic.count)
 
 
-@dataclass(frozen=True)
-class _ThroughNics:
+class _ThroughNics(Struct, frozen=True):
     """GPU to a NIC of its, from NIC to NIC as the inner block goes, NIC to GPU."""
 
     inner: NextNode

@@ -7,11 +7,11 @@ all halvings of a small fabric are tried, in larger ones swaps look for a narrow
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from math import comb
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Bools, Floats, Int64s, distinct
 from rapid_des.errors import TopologyError
@@ -26,8 +26,7 @@ _MOST_FLOW_LINKS = 20_000
 _NEAR, _FAR, _BETWEEN = 0, 1, 2
 
 
-@dataclass(frozen=True)
-class Diameter:
+class Diameter(Struct, frozen=True):
     """The most hops on a shortest path between two GPUs; a lower bound where not `exact`."""
 
     hops: int
@@ -35,16 +34,14 @@ class Diameter:
     connected: bool
 
 
-@dataclass(frozen=True)
-class Bisection:
+class Bisection(Struct, frozen=True):
     """Bytes a second, in the direction that carries less; an upper bound where not `exact`."""
 
     bandwidth: int
     exact: bool
 
 
-@dataclass(frozen=True)
-class Summary:
+class Summary(Struct, frozen=True):
     """A fabric's figures; degrees count a GPU's living outgoing links, least and most."""
 
     gpus: int

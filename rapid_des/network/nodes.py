@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from rapid_des.errors import TopologyError
 from rapid_des.network.fabric import Fabric
@@ -14,8 +15,7 @@ _COORDINATES = re.compile(r"\(\s*([0-9]{1,9}(?:\s*,\s*[0-9]{1,9}){0,31})\s*,?\s*
 _LINK = re.compile(r"(.+?)\s*([->])\s*(.+)\Z")
 
 
-@dataclass(frozen=True)
-class NamedLink:
+class NamedLink(Struct, frozen=True):
     """One directed link of a graph file, ends by name."""
 
     source: str
@@ -26,8 +26,7 @@ class NamedLink:
     """The latency in picoseconds."""
 
 
-@dataclass(frozen=True)
-class NamedGraph:
+class NamedGraph(Struct, frozen=True):
     """The graph of a file."""
 
     nodes: dict[str, int]

@@ -9,12 +9,12 @@ closed form of that recursion. Times are exact fractions until one rounding up a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, lcm
 from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from rapid_des.config import Spec
 from rapid_des.units import PS_PER_NS, PS_PER_S, Size, ceil_divide, serialization_time
@@ -42,8 +42,7 @@ class Protocol(Spec, frozen=True):
     """The rounding of packet times. `whole_ns`: to nanoseconds, as ns-3 does, but to at least one."""
 
 
-@dataclass(frozen=True)
-class CutThrough:
+class CutThrough(Struct, frozen=True):
     """One message's visits to the links of its route, forwarded once the first packet has arrived.
 
     Link l is busy for `occupancy[l]`; the next visit is ready `head[l] + lag[l]` after this one started, and
@@ -56,8 +55,7 @@ class CutThrough:
     lag: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class FluidService:
+class FluidService(Struct, frozen=True):
     """One message in the fluid mode: when it takes its share of links, and of how much.
 
     It joins all links of its route `before` after it starts, and has arrived `after` its last byte is out.

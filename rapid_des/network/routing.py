@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Bools, Int32s, Int64s, distinct, entries_of, rows_of, starts_by, starts_of
 from rapid_des.bounded_cache import BoundedCache
@@ -35,8 +36,7 @@ def as_pairs(pairs: Iterable[tuple[int, int]] | Int64s) -> Int64s:
     return np.array(pairs if isinstance(pairs, np.ndarray) else list(pairs), np.int64).reshape(-1, 2)
 
 
-@dataclass(frozen=True, eq=False)
-class DimensionOrderRouter:
+class DimensionOrderRouter(Struct, frozen=True, eq=False):
     """Corrects one dimension after the other, in the order that the machine file states."""
 
     layout: FabricLayout
@@ -169,8 +169,7 @@ class AnyNodeRouter:
         return levels(fabric.incoming, fabric.source, destination, passes, fabric.nodes)
 
 
-@dataclass(frozen=True, eq=False)
-class WaypointRouter:
+class WaypointRouter(Struct, frozen=True, eq=False):
     """Routes as planned, but for the pairs that have one of their own; blind to faults, as planned ones."""
 
     planned: Router

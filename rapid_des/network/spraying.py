@@ -8,10 +8,10 @@ path to a third switch and a shortest one on from there, longer than the plan an
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int32s, Int64s, hashed, starts_of
 from rapid_des.network.fabric import Fabric, Routes
@@ -27,8 +27,7 @@ _THIRD, _AFTER = 21, 22
 """The salts that are hashed with a flow's source and destination."""
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(Struct, frozen=True):
     """Routes with others behind them, and by row, one a route, which of all these stand for it."""
 
     routes: Routes

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Bools, Int32s
 from rapid_des.bounded_cache import BoundedCache
@@ -20,8 +21,7 @@ _ROOM = 2**24
 """The most distances, of four bytes each, that the trees of a fabric keep."""
 
 
-@dataclass(frozen=True)
-class SwitchTree:
+class SwitchTree(Struct, frozen=True):
     """The switches at which the paths of a group's members to one root meet, the root among them."""
 
     parents: tuple[int, ...]

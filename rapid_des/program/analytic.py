@@ -13,11 +13,11 @@ and wait for late members like any. Where the links alone need longer than the c
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Bools, Int64s, digest, ranges, starts_of
 from rapid_des.bounded_cache import BoundedCache
@@ -32,6 +32,7 @@ from rapid_des.program.program import NONE, Edges, Template
 from rapid_des.program.services import Sizes, message_table
 from rapid_des.program.templates import one_transfer, template_of
 from rapid_des.units import PS_PER_S
+from rapid_des.values import replace
 
 _LARGE = 64
 """From this many group members on, a collective that takes no link is one task for all members."""
@@ -55,8 +56,7 @@ def alone(
     return max(chain, int(load.max(initial=0)))
 
 
-@dataclass(frozen=True)
-class PhaseAlone:
+class PhaseAlone(Struct, frozen=True):
     """The time that one phase of a collective takes without other traffic."""
 
     axis: int | None
@@ -118,8 +118,7 @@ def chain_and_load(
     return int(finish_times(schedule, crossed.time).max(initial=0)), crossed.load
 
 
-@dataclass(frozen=True)
-class Crossings:
+class Crossings(Struct, frozen=True):
     """Zero-load times in ps: each transfer's transit and slowest link, and each link's total service."""
 
     time: Int64s
@@ -168,8 +167,7 @@ def _zero_load(template: Template, hops: Any, routes: Any, classes: Any) -> Cros
     return Crossings(crossing, slowest, load)
 
 
-@dataclass(frozen=True)
-class PortQueues:
+class PortQueues(Struct, frozen=True):
     """The order in which transfers begin, the port through which each goes, and for how long it takes it."""
 
     order: Int64s
@@ -243,8 +241,7 @@ def _linkless(count: tuple[int, int], edges: Edges, arrivals: Edges, sizes: Size
     )
 
 
-@dataclass(frozen=True)
-class TransferPaths:
+class TransferPaths(Struct, frozen=True):
     """The zero-load timing and the ports of a schedule's transfers; arrays with one entry per transfer."""
 
     crossing: Int64s
@@ -287,8 +284,7 @@ def _fingerprint(schedule: Schedule, paths: TransferPaths) -> bytes:
     return digest(*transfers, *awaited, *ways)
 
 
-@dataclass(frozen=True)
-class _Level:
+class _Level(Struct, frozen=True):
     """The transfers at one depth of the dependency graph, and what they wait for: each something, or none."""
 
     tasks: Int64s

@@ -14,11 +14,11 @@ F(j) ≥ L(k), and F(k) ≥ max(L(k), F(j)) + work(k).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from rapid_des.arrays import Bools, Int8s, Int32s, Int64s, rows_of
@@ -27,6 +27,7 @@ from rapid_des.device.device import Device
 from rapid_des.network.specs import MOST_CHUNKS
 from rapid_des.program.program import NONE, Edges, Level, RankProgram, Rows, Template, VisitKind, joined
 from rapid_des.units import PS_PER_S
+from rapid_des.values import replace
 
 _SERVES = (NodeKind.COMPUTE, NodeKind.MEM_LOAD, NodeKind.MEM_STORE)
 _NARROW = {
@@ -46,8 +47,7 @@ LINK_ORDERS = MOST_CHUNKS
 """How many orders of chunks fit between two node priorities on links."""
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class Occupancy:
+class Occupancy(Struct, frozen=True, order=True):
     """The share of a GPU's resources that a kernel takes from kernels beside it."""
 
     sms: int = 0
@@ -62,8 +62,7 @@ class Occupancy:
 NOTHING = Occupancy()
 
 
-@dataclass(frozen=True)
-class MemberVisit:
+class MemberVisit(Struct, frozen=True):
     """One rank's part in one phase of a collective: with whom, by which template, in which chunk."""
 
     slot: int
@@ -77,8 +76,7 @@ class MemberVisit:
     """Order on links among transfers of nodes of equal priority, below `LINK_ORDERS` (R3)."""
 
 
-@dataclass(frozen=True)
-class Expansion:
+class Expansion(Struct, frozen=True):
     """How a node that communicates becomes visits.
 
     No member visit: nothing to do (a group of one). One that takes no server: the node itself is it. Else the

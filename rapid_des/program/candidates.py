@@ -9,12 +9,12 @@ chunk the busiest link's service of one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import TypeVar
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.machine import Machine
@@ -32,6 +32,7 @@ from rapid_des.network.collectives import (
 from rapid_des.network.specs import Choice
 from rapid_des.program.estimates import Lines, Load, Traffic, together
 from rapid_des.units import ceil_divide
+from rapid_des.values import replace
 
 C = CollectiveType
 _Named = TypeVar("_Named")
@@ -54,8 +55,7 @@ _LARGEST_RELAY = 256
 """Largest group for which a ring's scatters and gathers, with n² transfers, are considered."""
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """A collective to choose an algorithm for: group shape and input of `size` bytes per member."""
 
     collective: CollectiveType
@@ -98,8 +98,7 @@ def _suits(name: str, extents: Sequence[int]) -> bool:
     return len(extents) > 1
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(Struct, frozen=True):
     """The estimated duration of an algorithm, and a lower bound of it, in picoseconds."""
 
     time: float

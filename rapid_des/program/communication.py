@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -35,9 +34,10 @@ from rapid_des.program.routes import signatures
 from rapid_des.program.services import Sizes
 from rapid_des.program.templates import Templates
 from rapid_des.units import PS_PER_S
+from rapid_des.values import replace
 
 if TYPE_CHECKING:
-    from rapid_des.program.choosing import Planner
+    from rapid_des.program.algorithm_selection import Planner
 
 Ranks = tuple[int, ...]
 Plans: TypeAlias = Mapping[Call, CollectivePlan]
@@ -53,7 +53,7 @@ def planner_of(
 ) -> Planner:
     """Return what plans collectives: around dead links, if a constant fault of the machine asks for that."""
     if not machine.replans:
-        from rapid_des.program.choosing import Planner
+        from rapid_des.program.algorithm_selection import Planner
 
         return Planner(machine, memory, repeats=repeats, families=families)
     from rapid_des.program.faults.planning import FaultPlanner

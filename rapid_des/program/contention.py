@@ -25,7 +25,6 @@ Places on multiprocessors are not followed: blocks that memory holds up are take
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import ceil, prod
 from typing import cast
 
@@ -39,7 +38,7 @@ from rapid_des.program.builders import NOTHING, Occupancy
 from rapid_des.program.program import NONE, Contention, RankProgram
 from rapid_des.program.timetable import ALONE
 from rapid_des.units import PS_PER_S
-from rapid_des.values import fields
+from rapid_des.values import fields, replace
 
 _ON_CHIP: frozenset[Bound] = frozenset({"tensor", "vector", "shared", "l2"})
 MOST_STATES = 4096

@@ -9,10 +9,10 @@ have n log n transfers or fewer and are walked. All times here are picoseconds i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from rapid_des.arrays import Int64s
@@ -33,8 +33,7 @@ _EXCHANGES = _BLOCKWISE | {C.ALL_TO_ALL, C.BARRIER}
 _DIRECTIONS = {"ring": (1,), "bidirectional_ring": (1, -1), "bucket": (1, -1)}
 
 
-@dataclass(frozen=True, eq=False)
-class Load:
+class Load(Struct, frozen=True, eq=False):
     """Service times of some links; each link stands at most once."""
 
     links: Int64s
@@ -62,8 +61,7 @@ def _summed(place: Int64s, work: Floats, places: int) -> Floats:
     return np.bincount(place, weights=work, minlength=places).astype(np.float64)
 
 
-@dataclass(frozen=True, eq=False)
-class Traffic:
+class Traffic(Struct, frozen=True, eq=False):
     """What a phase of a collective takes: the longest chain of its transfers at zero load, and links."""
 
     chain: float
@@ -75,8 +73,7 @@ class Traffic:
         return max(self.chain, self.load.busiest)
 
 
-@dataclass(frozen=True)
-class _Wire:
+class _Wire(Struct, frozen=True):
     """What links forward: `unit` bytes at once (None: whole messages), a header a `payload` of these."""
 
     unit: int | None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import Protocol
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int32s
 from rapid_des.chakra.trace import (
@@ -38,8 +38,7 @@ class Lowering(Protocol):
     overlap: bool
 
 
-@dataclass(frozen=True)
-class Expanded:
+class Expanded(Struct, frozen=True):
     """What a table's communication nodes become: for each node its index in `distinct`, or NONE."""
 
     of_node: Int32s

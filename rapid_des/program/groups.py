@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int32s, Int64s
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
@@ -16,18 +16,17 @@ from rapid_des.program.families import families_of
 from rapid_des.program.program import Group, RankBinding, Template
 from rapid_des.program.replicas import Replicas
 from rapid_des.program.routes import Wired, routes_of_groups
+from rapid_des.values import replace
 
 
-@dataclass(frozen=True)
-class Whole:
+class Whole(Struct, frozen=True):
     """A slot that is a process group, or its calls of one kind and size where those are counted apart."""
 
     group: int
     call: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Along:
+class Along(Struct, frozen=True):
     """A slot that is the part of a process group along one of its axes, through this rank."""
 
     group: int
@@ -37,8 +36,7 @@ class Along:
     """Distance in the group between members that are neighbours along the axis."""
 
 
-@dataclass(frozen=True)
-class Channel:
+class Channel(Struct, frozen=True):
     """A slot that is the send or the receive side of messages between two ranks."""
 
     peer: int
@@ -49,8 +47,7 @@ class Channel:
     """Whether visits tell messages apart by the tags themselves."""
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(Struct, frozen=True):
     """A slot that is a memory outside the GPUs: a link of its own beside the fabric's."""
 
     sharers: int
@@ -62,8 +59,7 @@ Slot = Whole | Along | Channel | Memory
 Geometry = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-@dataclass(frozen=True)
-class SlotTable:
+class SlotTable(Struct, frozen=True):
     """The slots of one rank program: what each is, which templates run in it, its name in statistics."""
 
     slots: tuple[Slot, ...]
@@ -109,8 +105,7 @@ class SlotNumbers:
         )
 
 
-@dataclass(frozen=True)
-class Routed:
+class Routed(Struct, frozen=True):
     """All groups with their routes."""
 
     groups: tuple[Group, ...]

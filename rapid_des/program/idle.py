@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
@@ -24,8 +24,7 @@ MOST_WORK = 50_000
 """Largest number of messages, times their parts or shared links, that is simulated: about 50 ms."""
 
 
-@dataclass(frozen=True)
-class IdleTimes:
+class IdleTimes(Struct, frozen=True):
     """Simulates collectives by themselves, each kind once: `memory` keeps what they last."""
 
     machine: Machine

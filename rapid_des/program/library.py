@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from math import prod
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Bools, Int64s, starts_of
 from rapid_des.bounded_cache import BoundedCache
@@ -46,13 +46,13 @@ from rapid_des.program.program import Template
 from rapid_des.program.replicas import cut_of
 from rapid_des.program.services import Sizes
 from rapid_des.program.templates import one_transfer, template_of, transfer_template
+from rapid_des.values import replace
 
 _SCALARS = 256
 """Bytes of a sum up to which it takes no link: its last members are done when its closed form says."""
 
 
-@dataclass(frozen=True)
-class LaidOut:
+class LaidOut(Struct, frozen=True):
     """A collective as a library does it: what it costs, and its transfers among the group's members."""
 
     library: str

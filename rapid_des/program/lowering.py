@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cache as remembered
 
 import numpy as np
+from msgspec import Struct, field
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import (
@@ -44,8 +44,7 @@ from rapid_des.program.routes import geometry, routes_back, sprayed
 from rapid_des.program.services import Sizes, flow_protocol, fluid_table, hop_table, no_hops
 
 
-@dataclass(frozen=True)
-class Lowered:
+class Lowered(Struct, frozen=True):
     """A program with what is needed to talk about it."""
 
     program: Program

@@ -6,11 +6,12 @@ Algorithms that work inside switches need the tree of switches over a group: `Tr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import CollectiveType, Exchange
@@ -31,6 +32,7 @@ from rapid_des.network.collectives import (
 from rapid_des.network.collectives.ordering import RingOrder, ordered_schedule
 from rapid_des.network.specs import AUTO, Choice, Collectives
 from rapid_des.network.switches import SwitchTrees
+from rapid_des.values import replace
 
 PLAIN: Mapping[CollectiveType, str] = {kind: "ring" for kind in CollectiveType} | {
     CollectiveType.BARRIER: "dissemination"
@@ -67,8 +69,7 @@ class TreesOver:
 NO_TREES = TreesOver()
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(Struct, frozen=True):
     """A collective as a trace issues it: `size` is the input buffer of each member in bytes."""
 
     collective: CollectiveType
@@ -87,8 +88,7 @@ class Call:
         return prod(self.extents)
 
 
-@dataclass(frozen=True)
-class AxisPhase:
+class AxisPhase(Struct, frozen=True):
     """One phase of a chunk: a collective among those ranks that differ only along one axis of the group."""
 
     axis: int | None
@@ -235,8 +235,7 @@ def _per_axis(stated: tuple[str, ...], call: Call, machine: Machine) -> tuple[st
     return tuple(stated[axis] for axis in call.dimensions)
 
 
-@dataclass(frozen=True, order=True)
-class Served:
+class Served(Struct, frozen=True, order=True):
     """What served a collective of a size, or a send, in a run, and the GPU resources that it took."""
 
     operation: str

@@ -7,7 +7,6 @@ played (see `side_by_side`), the best estimate first, as long as what is left co
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from math import isqrt
 
@@ -19,8 +18,9 @@ from rapid_des.network.collectives import Schedule
 from rapid_des.network.specs import Choice, Switching
 from rapid_des.program.candidates import TIE, Asked, Estimate
 from rapid_des.program.plans import AxisPhase, Call, as_chosen, cut_in_chunks
-from rapid_des.program.side_by_side import Lines, Play
+from rapid_des.program.simulated_estimate import Lines, Play
 from rapid_des.units import Size, ceil_divide
+from rapid_des.values import replace
 
 MOST_PAIRS = 1 << 14
 """Most pairs of members, over all groups, for which collectives are simulated."""

@@ -127,12 +127,14 @@ as one loop; `tests/semantics` holds both to each rule by its name.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
+from msgspec import Struct
 from numpy.typing import ArrayLike, NDArray
 
 from rapid_des.arrays import Bools, Int8s, Int32s, Int64s, starts_by
@@ -176,8 +178,7 @@ class Level(IntEnum):
     BUFFER = 4
 
 
-@dataclass(frozen=True)
-class Edges:
+class Edges(Struct, frozen=True):
     """Dependencies in any order, one row each."""
 
     origin: Rows
@@ -236,8 +237,7 @@ def _one_after_another(columns: Sequence[Any], counts: Sequence[int], dtype: typ
     return np.concatenate(list(rows), dtype=dtype)
 
 
-@dataclass(frozen=True)
-class Contention:
+class Contention(Struct, frozen=True):
     """R6: how what a rank serves at the same time slows its COMPUTE visits.
 
     A table from the set of visits in service to shares of the rate: each adds its weight while its server
@@ -252,8 +252,7 @@ class Contention:
     """[kind, sum] remaining share of the rate in 1 / `timetable.ALONE`, above 0."""
 
 
-@dataclass(frozen=True)
-class RankProgram:
+class RankProgram(Struct, frozen=True):
     """The visits of one rank in program order; n columns.
 
     Successor edges of visit v are rows edge_starts[v]..edge_starts[v+1]: the target is ready no earlier than
@@ -347,8 +346,7 @@ def shapes(templates: Sequence[Template]) -> list[Hashable]:
     return [number if template.shape is None else template.shape for number, template in enumerate(templates)]
 
 
-@dataclass(frozen=True)
-class RankBinding:
+class RankBinding(Struct, frozen=True):
     """The program that a rank runs, and the meaning of its slots."""
 
     rank: int
@@ -359,15 +357,14 @@ class RankBinding:
     """Slot to this rank's member number in that group."""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Struct, frozen=True):
     """Who meets: positions in `Program.bindings` in member order, and the routes between them by template."""
 
     name: str
     bindings: Int32s
     label: int = 0
     """Index into `Program.labels`: the parallelism kind that link statistics are split by."""
-    routes: dict[int, Int32s] = field(default_factory=dict)
+    routes: dict[int, Int32s] = msgspec.field(default_factory=dict)
     """Template to the route of each of its pairs."""
     tagged: bool = False
     """Whether visits' `sub` is the tag of a message."""
@@ -377,8 +374,7 @@ class Group:
         return f"{self.name} tag {sub}" if self.tagged else self.name
 
 
-@dataclass(frozen=True)
-class PartTable:
+class PartTable(Struct, frozen=True):
     """By size row: the parts that a message of that size is sent in (1: whole), which have rows themselves.
 
     A part stands at the first link the longest `occupancy` of a part on its route after the part before
@@ -394,8 +390,7 @@ class PartTable:
     last: Int32s
 
 
-@dataclass(frozen=True)
-class TailTable:
+class TailTable(Struct, frozen=True):
     """Where the last byte of a message is, by [size row, service class], in picoseconds (R6).
 
     It has crossed a hop `across` after the link was done with it, and not within `along` of the hop before.
@@ -406,8 +401,7 @@ class TailTable:
     along: Int64s
 
 
-@dataclass(frozen=True)
-class HopTable:
+class HopTable(Struct, frozen=True):
     """Service of a hop by [size row, service class], picoseconds at rate 1.
 
     The link is busy for `occupancy`; the next hop is ready `head` (≤ occupancy) plus `lag` after this one
@@ -425,8 +419,7 @@ class HopTable:
     """Where last bytes are; None: untracked, no link has a timetable and no message a queue pair."""
 
 
-@dataclass(frozen=True)
-class FluidTable:
+class FluidTable(Struct, frozen=True):
     """R7: the capacity of links and the load of messages in the fluid mode; replaces hop services."""
 
     capacity: Int64s
@@ -455,8 +448,7 @@ class LoadTable(NamedTuple):
 NO_LOAD = LoadTable(np.zeros(0, np.int32), 0)
 
 
-@dataclass(frozen=True)
-class SprayTable:
+class SprayTable(Struct, frozen=True):
     """By route of a pair, as rows: the routes that messages or their parts take instead.
 
     Part k takes column k of the row, from its begin again at its end. With `per_message` all parts take one
@@ -518,8 +510,7 @@ class RateTable(NamedTuple):
     """[route, column] the initial state of each rate."""
 
 
-@dataclass(frozen=True)
-class QueuePairTable:
+class QueuePairTable(Struct, frozen=True):
     """R9: how far the queue pairs of messages run ahead, and what their acknowledgements cost.
 
     Links then serve hops whose `lag` is the latency alone, and `tails` holds what trails behind.
@@ -553,8 +544,7 @@ NO_PAUSE = PauseTable(0, 0, _ROW)
 NO_RATES = RateTable(_ROW, _ROW, _ROW, _ROW, _ROW, _TABLE)
 
 
-@dataclass(frozen=True, eq=False)
-class Timetable:
+class Timetable(Struct, frozen=True, eq=False):
     """R6: from each time on a server works at `rate` / `FULL_RATE` and adds `lag`; before at 1, without.
 
     Visits that slow alike share one object; a timetable is equal to itself alone.
@@ -568,8 +558,7 @@ class Timetable:
 STEADY = Timetable(_ROW, _ROW, _ROW)
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(Struct, frozen=True, dict=True):
     """Everything an engine needs; immutable."""
 
     bindings: tuple[RankBinding, ...]
@@ -586,10 +575,10 @@ class Program:
     queue_pairs: QueuePairTable | None = None
     spray: SprayTable | None = None
     delays: DelayTable | None = None
-    link_timetables: dict[int, Timetable] = field(default_factory=dict)
+    link_timetables: dict[int, Timetable] = msgspec.field(default_factory=dict)
     stated_pace: dict[int, Timetable] | None = None
     """The timetables by which senders hand parts over; None: those of the links."""
-    visit_timetables: dict[tuple[int, int], Timetable] = field(default_factory=dict)
+    visit_timetables: dict[tuple[int, int], Timetable] = msgspec.field(default_factory=dict)
     """Maps (position in bindings, COMPUTE visit on a server) to the rate of its server during that visit."""
 
     @property
@@ -608,8 +597,7 @@ class Program:
         return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
-@dataclass(frozen=True)
-class Records:
+class Records(Struct, frozen=True):
     """What an engine recorded, by flat visit (see `Program.visits`) and by link."""
 
     start: Int64s
@@ -662,8 +650,7 @@ class RateRecords(NamedTuple):
     """[route] the least rate, in 1 / `timetable.FULL_RATE` of the first link's."""
 
 
-@dataclass(frozen=True)
-class Trail:
+class Trail(Struct, frozen=True):
     """Every hop, if recorded: columns with one row a hop in start order."""
 
     link: Int32s

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from rapid_des.program.profiles import by_route
 from rapid_des.program.program import HopTable, PauseTable, QueuePairTable, RateTable, TailTable
 from rapid_des.program.services import packets
 from rapid_des.units import ceil_divide
+from rapid_des.values import replace
 
 _ALL = 2**31
 """A number of parts that no message reaches."""

@@ -15,10 +15,10 @@ A run counts only if no link chose among equals (`Records.ties`): then ids would
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int32s, Int64s
 from rapid_des.chakra.trace import CollectiveType
@@ -38,8 +38,7 @@ _TIMES_ROUND = {
 _DIRECTIONS = {"ring": (1,), "bidirectional_ring": (1, -1)}
 
 
-@dataclass(frozen=True)
-class Replicas:
+class Replicas(Struct, frozen=True):
     """How many copies of a part a job has, and how they map onto each other."""
 
     count: int
@@ -79,8 +78,7 @@ class Replicas:
                 )
 
 
-@dataclass(frozen=True)
-class Mates(Replicas):
+class Mates(Replicas, frozen=True):
     """Ranks of which one stands for all of its stage, in runs where nothing takes a link.
 
     All run one program and reach what they share together; `image` goes round the ranks of a stage. Who makes
@@ -102,8 +100,7 @@ class Mates(Replicas):
         return present_ranks
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(Struct, frozen=True):
     """The part of a collective that some members have, one row per transfer."""
 
     source: Int32s

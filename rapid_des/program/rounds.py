@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int32s, Int64s
 from rapid_des.program.program import Template, edges, joined
 
 
-@dataclass(frozen=True)
-class Rounds:
+class Rounds(Struct, frozen=True):
     """In round k member m sends to `partner[k % patterns, m]` over pair `pair[k % patterns, m]`.
 
     It sends round k + 1 once it has received the message of round k and `lag[k + 1]` has passed since it sent
@@ -60,8 +60,7 @@ class Rounds:
         }
 
 
-@dataclass(frozen=True)
-class RoundsAtOnce(Rounds):
+class RoundsAtOnce(Rounds, frozen=True):
     """Every member sends all its messages at once, `lag[0]` after it arrived, one to each partner.
 
     It is done once `lag[1]` has passed since it sent its first message and received as many as it sends.

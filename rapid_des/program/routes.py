@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Protocol
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int32s, Int64s, starts_of
 from rapid_des.machine import Machine
@@ -56,8 +56,7 @@ class Wired(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class GroupRoutes:
+class GroupRoutes(Struct, frozen=True):
     """The routes of every group's templates."""
 
     of_group: tuple[dict[int, Int32s], ...]
@@ -67,8 +66,7 @@ class GroupRoutes:
     """[route] the number of the route that its acknowledgements take."""
 
 
-@dataclass(frozen=True)
-class _Pattern:
+class _Pattern(Struct, frozen=True):
     """The (source, destination) pairs of a template, and the groups that use them."""
 
     source: Int32s
@@ -230,8 +228,7 @@ def compared_pairs(groups: Sequence[Sequence[int]]) -> Int64s:
     return all_pairs(groups).reshape(len(groups), -1, 2)
 
 
-@dataclass(frozen=True, eq=False)
-class Reach:
+class Reach(Struct, frozen=True, eq=False):
     """The links on the routes of each user (a group, or a place): one row for each (link, user)."""
 
     links: Int64s

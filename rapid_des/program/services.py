@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -33,6 +32,7 @@ from rapid_des.program.profiles import Profile, by_link, by_route
 from rapid_des.program.program import FluidTable, HopTable, PartTable, Program, TailTable
 from rapid_des.program.timetable import FOREVER
 from rapid_des.units import PS_PER_S, Bandwidth, Size, ceil_divide
+from rapid_des.values import replace
 
 LONGEST_S = 100_000
 """Longest time of a message on a link, in seconds; all times fit into 63 bits of picoseconds (107 days)."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,7 @@ from rapid_des.network.collectives.schedule import Schedule
 from rapid_des.program.builders import make_template
 from rapid_des.program.program import NONE, Edges, Template
 from rapid_des.program.services import Sizes
-from rapid_des.values import fields
+from rapid_des.values import fields, replace
 
 
 class Templates:

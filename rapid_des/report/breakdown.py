@@ -10,6 +10,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from rapid_des.arrays import distinct, rows_of
@@ -41,8 +42,7 @@ Int64s = NDArray[np.int64]
 _Key = TypeVar("_Key", str, tuple[str, str])
 
 
-@dataclass(frozen=True)
-class RankTimes:
+class RankTimes(Struct, frozen=True):
     """The times of one rank's nodes in a run, in picoseconds; arrays with one entry per node of its table."""
 
     start: Int64s
@@ -83,8 +83,7 @@ def critical_position(lowered: Lowered, records: Records) -> int:
     return int(np.argmax(finish_times(lowered, records)))
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(Struct, frozen=True):
     """Intervals that a rank's time may count as, and the node that each is about."""
 
     rows: Int64s

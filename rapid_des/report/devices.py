@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -14,6 +13,7 @@ from rapid_des.device.operators import Estimate, Operator
 from rapid_des.report.evidence import measured_topics, sustained_text, validation_text
 from rapid_des.report.result_text import time_text
 from rapid_des.units import PS_PER_NS, PS_PER_S, PS_PER_US, Duration, FlopRate, Size, seconds
+from rapid_des.values import asdict
 
 _PICOSECONDS = {"ps": 1, "ns": PS_PER_NS, "us": PS_PER_US}
 

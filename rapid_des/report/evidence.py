@@ -19,13 +19,12 @@ import json
 import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 import numpy as np
-from msgspec import structs
+from msgspec import Struct, structs
 
 from rapid_des.arrays import Floats
 from rapid_des.chakra.trace import CollectiveType
@@ -41,6 +40,7 @@ from rapid_des.program.library import libraries_of
 from rapid_des.program.plans import PLAIN, SCALAR, SEND, Served
 from rapid_des.report.measured import GEMM_DTYPES, JOBS, MEASURED
 from rapid_des.units import Duration, seconds
+from rapid_des.values import fields, replace
 
 LEVEL = 0.8
 """The share of similar jobs whose measurement lies in an interval."""
@@ -123,11 +123,10 @@ def _matrix_dtype(job: Job) -> str:
     return job.spec.precision.gemm or job.spec.precision.activations
 
 
-_SERVED = tuple(field.name for field in fields(Served))
+_SERVED = fields(Served)
 
 
-@dataclass(frozen=True)
-class Basis:
+class Basis(Struct, frozen=True):
     """What priced a run; for foreign traces, whose durations are stated, only the collectives."""
 
     collectives: Mapping[str, str]
@@ -285,8 +284,7 @@ def host_line(host: HostSpec) -> str:
     return f"host: {each}{fixed}, {graph[host.captured]}"
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(Struct, frozen=True):
     """An interval in which a predicted time's measurement is expected, for similar jobs.
 
     >>> Interval(Duration(100), Duration(90), Duration(120), 12, "vLLM 0.x on A100").holds(1.1)
@@ -321,8 +319,7 @@ class Interval:
         return {"level": LEVEL, "seconds": ends, "cases": self.cases, "source": self.source}
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(Struct, frozen=True):
     """Identifies similar measurements: the device, the job's software, and the kind of time."""
 
     device: str

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from itertools import accumulate, chain, groupby
 from typing import Any
+
+from msgspec import Struct
 
 from rapid_des.frontend.memory import CATEGORIES, StageMemory, Tensor, shown
 from rapid_des.frontend.routing import LayerLoad
@@ -18,6 +19,7 @@ from rapid_des.report.job_structure import Explanation, MessageKind, SectionKind
 from rapid_des.report.result import Result
 from rapid_des.report.tables import Row, spans, table
 from rapid_des.units import Duration, Size
+from rapid_des.values import asdict
 
 _MIB, _GIB = 2**20, 2**30
 _FIRST = 8
@@ -113,8 +115,7 @@ def _section_row(section: SectionKind) -> Row:
     return section.name, layers, _short(spans(section.layers)), f"{section.parameters:,}", *shown
 
 
-@dataclass(frozen=True)
-class _Messages:
+class _Messages(Struct, frozen=True):
     """Messages of a stage that differ only in a bucket's number and size."""
 
     name: str

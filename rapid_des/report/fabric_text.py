@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,6 +12,7 @@ from rapid_des.network.fabric import Fabric
 from rapid_des.network.metrics import Summary
 from rapid_des.network.specs import AnyDimension
 from rapid_des.units import PS_PER_S, Bandwidth, Duration, seconds
+from rapid_des.values import asdict
 
 Tree: TypeAlias = dict[str, Any]
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from rapid_des.device.device import Device
 from rapid_des.device.spec import Energy, operator_energy
@@ -31,8 +30,7 @@ _MILLIWATTS = 1000
 LEFT_OUT = ("links", "nics", "hosts", "cooling")
 
 
-@dataclass(frozen=True)
-class KindTimes:
+class KindTimes(Struct, frozen=True):
     """Times of equal requests of a batch, in picoseconds; all requests share the first token's time."""
 
     count: int
@@ -53,8 +51,7 @@ class KindTimes:
         }
 
 
-@dataclass(frozen=True)
-class RequestTimes:
+class RequestTimes(Struct, frozen=True):
     """Times of a static batch of requests, in picoseconds."""
 
     first_token: Duration
@@ -82,8 +79,7 @@ class RequestTimes:
         return plain
 
 
-@dataclass(frozen=True)
-class JobFigures:
+class JobFigures(Struct, frozen=True):
     """One training step, or one batch of requests from prompt to last token."""
 
     gpus: int
@@ -248,8 +244,7 @@ def _stretched(head: Mapping[str, int], whole: Mapping[str, int], total: int) ->
     return parts
 
 
-@dataclass(frozen=True)
-class EnergyFigures:
+class EnergyFigures(Struct, frozen=True):
     """Joules that all GPUs of a job take in one step, or in one batch of requests.
 
     >>> known = {"limit_w": 8.0, "constants": Energy({}, 0, 0, 0)}

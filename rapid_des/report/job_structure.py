@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable
 from rapid_des.frontend.groups import GROUP_SLOTS, GROUPS
@@ -22,8 +22,7 @@ from rapid_des.frontend.trace import JobTrace
 _LAYER = re.compile(r"\bL(\d+)\.")
 
 
-@dataclass(frozen=True)
-class GroupKind:
+class GroupKind(Struct, frozen=True):
     """One kind of process group."""
 
     name: str
@@ -34,8 +33,7 @@ class GroupKind:
     """The ranks of the first group."""
 
 
-@dataclass(frozen=True)
-class MessageKind:
+class MessageKind(Struct, frozen=True):
     """Equal messages of a stage's rank: the same in every layer and micro-batch."""
 
     stage: int
@@ -54,16 +52,14 @@ class MessageKind:
     """Number of the stage's layers that send it, 0 for none; each runs it count / layers times."""
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(Struct, frozen=True):
     """What one rank computes of a section in one pass of one micro-batch."""
 
     kernels: int
     collectives: int
 
 
-@dataclass(frozen=True)
-class SectionKind:
+class SectionKind(Struct, frozen=True):
     """One distinct section of the model: embedding, head, or equal layers."""
 
     name: str
@@ -75,8 +71,7 @@ class SectionKind:
     passes: Mapping[PassKind, Work]
 
 
-@dataclass(frozen=True)
-class Explanation:
+class Explanation(Struct, frozen=True):
     """The derived structure of a job."""
 
     groups: tuple[GroupKind, ...]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,7 @@ from rapid_des.report.figures import (
     until_last_token,
 )
 from rapid_des.units import Duration, Size, seconds
+from rapid_des.values import replace
 
 if TYPE_CHECKING:  # what few ask of a result is imported when they do
     from rapid_des.modes.blocks import BlockRun

@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind
 from rapid_des.frontend import PricedOperator
@@ -18,10 +18,10 @@ from rapid_des.program.program import NONE, Program, Records
 from rapid_des.report.breakdown import operator_name, rank_times
 from rapid_des.report.writing import replacing, require_extra
 from rapid_des.units import seconds
+from rapid_des.values import astuple, fields
 
 
-@dataclass(frozen=True)
-class OperatorRow:
+class OperatorRow(Struct, frozen=True):
     """One compute operator of a rank, all layers' and micro-batches' runs together.
 
     >>> OperatorRow(0, "forward.ffn.in", 64, 0.4, 10**15, 10**9, "tensor", "gemm").runs
@@ -41,8 +41,7 @@ class OperatorRow:
     """The operator models that priced its runs, likewise."""
 
 
-@dataclass(frozen=True)
-class MessageRow:
+class MessageRow(Struct, frozen=True):
     """One collective, send or receive of a rank.
 
     >>> row = MessageRow(0, "send.activation", "send", "pp", "1", 2**20, 0.5, 0.5, 0.75)
@@ -135,8 +134,7 @@ def message_rows(
     return tuple(rows)
 
 
-@dataclass(frozen=True)
-class LinkRow:
+class LinkRow(Struct, frozen=True):
     """What one directed link carried of one kind of traffic; an idle link has one row, of no kind.
 
     >>> LinkRow("gpu0>switch0", 0, 8, "nvlink", "tp", 2**20, 3.5e-6, 0.0, 0.25).utilisation
@@ -159,7 +157,7 @@ class LinkRow:
     """Seconds for which priority flow control stopped the link, for all kinds of traffic."""
 
 
-COLUMNS = tuple(field.name for field in fields(LinkRow))
+COLUMNS = fields(LinkRow)
 
 
 def link_rows(program: Program, records: Records, fabric: Fabric) -> Iterator[LinkRow]:

@@ -6,13 +6,13 @@ import gzip
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
 from typing import TextIO
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Bools, Int64s
 from rapid_des.chakra.trace import UNSTATED, NodeKind
@@ -36,8 +36,7 @@ _AT_ONCE = 1 << 14
 """Number of events that are converted to text at a time."""
 
 
-@dataclass(frozen=True)
-class Extract:
+class Extract(Struct, frozen=True):
     """The part of a run that is written to its timeline.
 
     >>> Extract.parse("0,4-6", "10ms:20ms")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, RankTrace, TraceSet
 from rapid_des.errors import TraceError
@@ -54,8 +55,7 @@ def _work(flops: int) -> str:
     return str(FlopRate(flops)).removesuffix("/s")
 
 
-@dataclass(frozen=True)
-class NodeRow:
+class NodeRow(Struct, frozen=True):
     """One node of a trace: times in picoseconds and sizes in bytes, None where the trace does not say."""
 
     id: int

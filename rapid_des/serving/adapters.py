@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
+
+from msgspec import Struct, field
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.device.operators import Gemm, GroupedGemm
@@ -27,13 +28,12 @@ from rapid_des.frontend.parts import stage_sections
 from rapid_des.frontend.servers import LoraSpec
 from rapid_des.machine import Machine
 from rapid_des.modes.pricing import as_used
-from rapid_des.serving.corners import Refined
+from rapid_des.serving.interpolation import Refined
 from rapid_des.serving.requests import Request
 from rapid_des.units import ceil_divide, serialization_time
 
 
-@dataclass
-class Slots:
+class Slots(Struct):
     """The adapters in a replica's GPU memory.
 
     >>> slots = Slots(2)
@@ -43,9 +43,9 @@ class Slots:
 
     most: int
     running: Counter[int] = field(default_factory=Counter)
-    """For each adapter: the number of its running requests."""
+    """The number of running requests of each adapter."""
     decoding: Counter[int] = field(default_factory=Counter)
-    """For each adapter: the number of its decoding requests."""
+    """The number of decoding requests of each adapter."""
     loads: int = 0
     _there: dict[int, None] = field(default_factory=dict)
     """The adapters in memory, the least recently used first."""
@@ -59,7 +59,7 @@ class Slots:
                 yield request
 
     def take(self, adapter: int) -> bool:
-        """Record that a request runs; tell whether its adapter must be loaded."""
+        """Record that a request runs; return whether its adapter must be loaded."""
         missing = adapter not in self._there
         if missing:
             self.loads += 1
@@ -111,7 +111,7 @@ class Lora:
         )
 
     def time(self, tokens: int, adapters: int) -> int:
-        """Return what so many tokens of so many adapters add to an iteration, shared evenly among them."""
+        """Return what this many tokens of this many adapters add to an iteration, shared among them."""
         if adapters not in self._times:
             self._times[adapters] = Refined(partial(self._exact, adapters))
         return self._times[adapters](max(tokens, adapters))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from rapid_des.arrays import Int64s
 from rapid_des.frontend.operations import Group
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(Struct, frozen=True):
     """The content of an iteration: the newest token of each of `decodes` requests, and chunks of prompts."""
 
     decodes: int = 0
@@ -49,7 +49,7 @@ class Batch:
 
 
 def decoding_group(decodes: int, length: int, checked: int) -> Group:
-    """Return requests that attend to so many positions, the last `checked` of them their own new tokens."""
+    """Return requests that attend to this many positions, the last `checked` of them their own new tokens."""
     return Group(decodes, checked, max(int(checked > 1), length - checked), checked)
 
 

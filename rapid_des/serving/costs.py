@@ -29,9 +29,9 @@ from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.modes.pricing import as_used, issued_on
 from rapid_des.serving.batch import Batch, decoding_group
-from rapid_des.serving.corners import Refined, around, fineness, stretch, token_corners
 from rapid_des.serving.drafts import DraftCosts
-from rapid_des.serving.jobs import drafting_so_many, in_a_row, of_replica, prompts_of, without_host
+from rapid_des.serving.interpolation import Refined, around, fineness, stretch, token_corners
+from rapid_des.serving.jobs import in_a_row, of_replica, prompts_of, with_at_most_drafted, without_host
 from rapid_des.serving.kernels import Body, Kernels, Opening, in_graphs, kind_of, of_all
 from rapid_des.simulation import simulate
 
@@ -60,7 +60,7 @@ class PassCosts:
         self._copies = copies
         self._whole = issued_on(of_replica(job), machine)
         """The replica's job, including its draft model."""
-        self._job = drafting_so_many(self._whole, 0)
+        self._job = with_at_most_drafted(self._whole, 0)
         spec = job.inference.speculative
         self.checked = 1 if spec is None else 1 + spec.tokens
         self._drafts = None if spec is None else DraftCosts(self._whole, self._priced)
@@ -267,7 +267,7 @@ class PassCosts:
         return kernels if launch is None else in_graphs(kernels, operations, launch)
 
     def _head(self, sampled: int, decoding: bool) -> Kernels:
-        """Return the kernels of the output head for so many sampled tokens.
+        """Return the kernels of the output head for this many sampled tokens.
 
         They are the last, so that who is late with issuing still waits for them to end.
         """
@@ -312,7 +312,7 @@ class PassCosts:
         ]
 
     def _decode_attention(self, decodes: int, keys: int, decoding: bool) -> Kernels:
-        """Return attention of so many new tokens, linear between corners of their mean KV length."""
+        """Return attention of this many new tokens, linear between corners of their mean KV length."""
         length = -(-keys // decodes)
         below, above = around(length)
         low = self._attention_at(decodes, below, decoding)
@@ -376,17 +376,17 @@ class PassCosts:
     def _rest_at(self, decoding: bool, number: int) -> tuple[int, int]:
         """Return a simulated pass's duration without its kernels, and its whole duration, in picoseconds.
 
-        It is of so many decoding requests, or prompt tokens after which one token is drafted.
+        It is of this many decoding requests, or prompt tokens after which one token is drafted.
         """
         if decoding:
             checks = (decoding_group(number, 1 + self.checked, self.checked),)
             job = self._whole if self._graph else without_host(self._whole)
             return self._beyond(job, checks, decoding=True)
-        one = without_host(drafting_so_many(self._whole, 1))
+        one = without_host(with_at_most_drafted(self._whole, 1))
         return self._beyond(one, prompts_of(self._job, number), decoding=False)
 
     def _checking_at(self, requests: int) -> tuple[int, int]:
-        """Return what so many checks beside a short prompt add to the rest of a prompt with as many tokens.
+        """Return what this many checks beside a short prompt add to the rest of a prompt with as many tokens.
 
         That is logits of all drafts, and what drafting after the first token sends.
         """
@@ -416,5 +416,5 @@ class PassCosts:
 
 
 def _pass_of(tokens: int, decoding: bool) -> Pass:
-    """Return a pass of so many tokens, each from a different request."""
+    """Return a pass of this many tokens, each from a different request."""
     return Pass(1, (Group(tokens, 1, int(decoding)),), 1)

@@ -9,11 +9,11 @@ seed, its number and how often it was interrupted, never from who else is served
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import islice
 
 import numpy as np
+from msgspec import Struct
 from numpy.random import default_rng
 
 from rapid_des.arrays import Int64s
@@ -21,7 +21,7 @@ from rapid_des.frontend.inference import shard_of_groups
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import Group, Operation
 from rapid_des.frontend.speculation import draft_run, draft_runs
-from rapid_des.serving.corners import token_corners
+from rapid_des.serving.interpolation import token_corners
 from rapid_des.serving.kernels import Kernels
 from rapid_des.serving.requests import Decoding, Request
 
@@ -29,12 +29,11 @@ _STREAM, _AHEAD = 7, 1024
 """Number of the random stream (a workload has others); first length of tables of future steps."""
 
 
-@dataclass(frozen=True)
-class Drafts:
+class Drafts(Struct, frozen=True):
     """Draws how many drafted tokens are kept."""
 
     acceptance: tuple[float, ...]
-    """For each drafted token: the probability that it is kept if all before it are."""
+    """The probability of each drafted token that it is kept if all before it are."""
     seed: int = 0
 
     @property
@@ -134,11 +133,11 @@ class SpeculativeDecoding(Decoding):
         return self._coming(0, steps) + self.checked * len(self)
 
     def to_come_after(self, steps: int) -> int:
-        """Return the number of tokens still to be made after so many steps."""
+        """Return the number of tokens still to be made after this many steps."""
         return self._target - int(self._coming(0, steps + 1)[-1]) if self._members else 0
 
     def pages_within(self, steps: int) -> int:
-        """Return the number of new pages in the next so many steps."""
+        """Return the number of new pages in the next this many steps."""
         return int(self._coming(1, steps)[-1]) - self._held if steps and self._members else 0
 
     def new_pages(self, ahead: int = 0) -> int:
@@ -146,11 +145,11 @@ class SpeculativeDecoding(Decoding):
         return self.pages_within(ahead + 1) - self.pages_within(ahead)
 
     def steps_within(self, free: int, most: int) -> int:
-        """Return for how many steps, at most `most`, so many free pages suffice."""
+        """Return for how many steps, at most `most`, this many free pages suffice."""
         return int(np.searchsorted(self._coming(1, most) - self._held, free, side="right"))
 
     def advance(self, steps: int) -> list[Request]:
-        """Advance by so many steps; return the requests that have all their tokens and left."""
+        """Advance by this many steps; return the requests that have all their tokens and left."""
         self._held += self.pages_within(steps)
         self.step += steps
         ended = []
@@ -180,7 +179,7 @@ class DraftCosts:
         self._known: dict[tuple[Group, bool], Kernels] = {}
 
     def base(self, tokens: int, requests: int, *, decoding: bool) -> Kernels:
-        """Return the drafting kernels that do not depend on KV lengths, after a pass of so many tokens."""
+        """Return the drafting kernels that do not depend on KV lengths, after a pass of this many tokens."""
         newest = decoding and self._spec.method == "draft"
         read, unread = (Group(requests, 1, int(decoding), samples) for samples in (1, 0))
         head = self._run(read, decoding).less(self._run(unread, decoding))
@@ -199,7 +198,7 @@ class DraftCosts:
         return total
 
     def _body(self, tokens: int, decoding: bool) -> Kernels:
-        """Return a draft run over so many tokens without its head, linear between corners."""
+        """Return a draft run over this many tokens without its head, linear between corners."""
         below, above = token_corners(tokens)
         unread = (Group(corner, 1, int(decoding), samples=0) for corner in (below, above))
         low, high = (self._run(group, decoding) for group in unread)

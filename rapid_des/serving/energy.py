@@ -7,11 +7,11 @@ between; a pass of decoding requests more by what each position that they attend
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from rapid_des.arrays import Int64s
@@ -34,8 +34,7 @@ _WIDE = 64
 _MILLIWATTS = 1000
 
 
-@dataclass(frozen=True)
-class ServedEnergy:
+class ServedEnergy(Struct, frozen=True):
     """Energy of all GPUs, in joules."""
 
     kernels_j: float
@@ -89,8 +88,7 @@ def served_energy(
     return ServedEnergy(total, int(idle) / _MILLIWATTS * gpu_seconds, output, max(gpu_seconds, 1e-12))
 
 
-@dataclass(frozen=True)
-class _Passes:
+class _Passes(Struct, frozen=True):
     job: Job
     machine: Machine
     cache: BoundedCache
@@ -115,7 +113,7 @@ class _Passes:
         )
 
     def _between(self, tokens: Int64s, *, decoding: bool) -> NDArray[np.float64]:
-        """Return the joules of passes of so many requests at the first of `_LENGTHS`, or of prompt tokens."""
+        """Return the joules of passes of decoding requests at the first of `_LENGTHS`, or of prompts."""
         if not len(tokens):
             return np.zeros(0)
         most = int(tokens.max())

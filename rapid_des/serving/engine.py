@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from msgspec import Struct
+
 from rapid_des.serving.adapters import Lora
+from rapid_des.serving.admission import Habits
 from rapid_des.serving.batch import Costs
 from rapid_des.serving.drafts import Drafts, SpeculativeDecoding
-from rapid_des.serving.intake import Habits
 from rapid_des.serving.policies import Policy
 from rapid_des.serving.requests import Decoding
 
@@ -18,8 +19,7 @@ MOST_STEPS = 1 << 12
 """Most decode steps that are advanced at once."""
 
 
-@dataclass(frozen=True)
-class Engine:
+class Engine(Struct, frozen=True):
     """The settings of an engine, shared by its replicas."""
 
     policy: Policy

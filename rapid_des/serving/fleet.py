@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, cast
 
 import simpy
+from msgspec import Struct, field
 
 from rapid_des.errors import DeadlockError, InputError
 from rapid_des.serving.batch import Costs
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Watch = Callable[[int, int], None]
 """Called with the number of finished requests and the number of all."""
 _MOST_IN_VAIN = 1_000
-_TOLD = 64
+_PROGRESS_EVERY = 64
 """Number of requests between two progress reports."""
 
 
@@ -45,8 +45,7 @@ class Clock(simpy.Environment):
         super().step()
 
 
-@dataclass
-class Fleet:
+class Fleet(Struct, dict=True):
     """Replicas of one engine, the source of their requests, and the results so far."""
 
     engine: Engine
@@ -254,7 +253,7 @@ class Fleet:
         self._count(-1)
         self.done.append(request)
         self._in_vain = 0
-        if len(self.done) % _TOLD == 0:
+        if len(self.done) % _PROGRESS_EVERY == 0:
             self.watch(len(self.done), len(self.workload))
         self._answered()
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from msgspec import structs
 
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import Group
 from rapid_des.units import Duration
+from rapid_des.values import replace
 
 
-def drafting_so_many(job: Job, tokens: int) -> Job:
-    """Return the job with at most so many drafted tokens, or without drafting."""
+def with_at_most_drafted(job: Job, tokens: int) -> Job:
+    """Return the job with at most `tokens` drafted tokens a step, or without drafting."""
     spec = job.inference.speculative
     if spec is None:
         return job
@@ -43,7 +42,7 @@ def in_a_row(job: Job, copies: int) -> Job:
 
 
 def prompts_of(job: Job, tokens: int) -> tuple[Group, ...]:
-    """Return so many tokens as prompts of the largest length, and one shorter one."""
+    """Return this many tokens as prompts of the largest length, and one shorter one."""
     longest = min(tokens, job.model.spec.max_positions - 1)
     whole, rest = divmod(tokens, longest)
     return (Group(whole, longest), *((Group(1, rest),) if rest else ()))

@@ -17,11 +17,11 @@ that the mean is met, and an eighth of the median stands for the shortest.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class NamedWorkload:
+class NamedWorkload(Struct, frozen=True):
     """The texts of `--arrivals` (None: to be stated), `--prompt` and `--output`."""
 
     arrivals: str | None

@@ -9,7 +9,8 @@ not. Counters are read once an iteration.
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from rapid_des.serving.requests import Request
 
@@ -17,8 +18,7 @@ _PROMPT, _OUTPUT = 1, 2
 """The weight of a prompt token, and of an output token."""
 
 
-@dataclass
-class Fairness:
+class Fairness(Struct):
     """Virtual token counters of users; those of decoding requests grow with each step."""
 
     tokens_a_step: float = 1.0
@@ -26,7 +26,7 @@ class Fairness:
     _settled: Counter[int] = field(default_factory=Counter)
     _decoding: Counter[int] = field(default_factory=Counter)
     _joined: Counter[int] = field(default_factory=Counter)
-    """For each user: the sum of the steps at which its decoding requests joined."""
+    """The sum, for each user, of the steps at which its decoding requests joined."""
     _active: Counter[int] = field(default_factory=Counter)
 
     @property

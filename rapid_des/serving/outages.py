@@ -9,12 +9,11 @@ at what it takes on the machine with that fault (`slowness`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from msgspec import structs
+from msgspec import Struct, structs
 from numpy.random import default_rng
 
 from rapid_des.bounded_cache import BoundedCache
@@ -30,7 +29,7 @@ from rapid_des.simulation import replay
 from rapid_des.units import PS_PER_S, Duration, ceil_divide
 
 Meets = Callable[[int, str], bool]
-"""Tells whether a fault affects a replica."""
+"""Whether a fault affects a replica."""
 
 
 class Outage(Spec, frozen=True):
@@ -51,8 +50,7 @@ class Outage(Spec, frozen=True):
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**32)] = 0
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(Struct, frozen=True):
     """One outage of one replica, in picoseconds."""
 
     at: int

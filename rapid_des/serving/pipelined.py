@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
+
+from msgspec import Struct
 
 from rapid_des.serving.batch import Batch
 from rapid_des.serving.engine import Process
@@ -24,8 +25,7 @@ from rapid_des.serving.replica import Replica
 from rapid_des.serving.requests import Decoding, Request
 
 
-@dataclass
-class Stages:
+class Stages(Struct, dict=True):
     """The times at which each pipeline stage is done with the batches sent so far.
 
     >>> stages = Stages((0.5, 0.5))
@@ -46,8 +46,7 @@ class Stages:
         return now
 
 
-@dataclass
-class _Flight:
+class _Flight(Struct):
     """A batch in the pipeline."""
 
     batch: Batch

@@ -1,6 +1,6 @@
 """What an iteration computes: one small function an engine, after its documented behaviour.
 
-A policy sees what waits, what is half way through its prompt and how much is decoding, and returns how many
+A policy sees what waits, which prompts are partly computed and how much is decoding, and returns how many
 tokens of which prompts the next iteration computes, and whether decoding requests get a token each.
 
 - `vllm_v1`: vLLM's V1 scheduler (docs.vllm.ai, "Optimization and Tuning"). Decodes first, then prompts, first
@@ -20,9 +20,10 @@ tokens of which prompts the next iteration computes, and whether decoding reques
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
+
+from msgspec import Struct
 
 from rapid_des.serving.requests import Request
 
@@ -99,12 +100,11 @@ class View(Protocol):
         ...
 
     def pages_for(self, request: Request, tokens: int) -> int:
-        """Return the number of pages that a request needs in addition for so many further tokens."""
+        """Return the number of pages that a request needs in addition for this many further tokens."""
         ...
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """The content of the next iteration."""
 
     chunks: tuple[tuple[Request, int], ...] = ()
@@ -117,8 +117,7 @@ Select = Callable[[View], Selection]
 Admits = Callable[[Request], bool]
 
 
-@dataclass(frozen=True)
-class Policy:
+class Policy(Struct, frozen=True):
     """How an engine schedules."""
 
     select: Select

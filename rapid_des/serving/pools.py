@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import Job
@@ -16,8 +15,7 @@ from rapid_des.serving.jobs import of_replica, sharing
 from rapid_des.units import ceil_divide
 
 
-@dataclass(frozen=True)
-class Pool:
+class Pool(Struct, frozen=True, dict=True):
     """Replicas of one layout, on consecutive GPUs of a machine."""
 
     job: Job
@@ -42,7 +40,7 @@ class Pool:
         return self.first + self.replicas * self.each
 
     def held(self, tokens: int) -> int:
-        """Return the bytes of keys and values of so many tokens on a GPU of the fullest stage."""
+        """Return the bytes of keys and values of this many tokens on a GPU of the fullest stage."""
         shard = self.alone.shard(1, 1, 1)
         return max(
             sum(

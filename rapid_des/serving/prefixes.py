@@ -6,13 +6,12 @@ beside the iterations; what was used longest ago makes room). A session goes on 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from rapid_des.units import ceil_divide
 
 
-@dataclass
-class Prefixes:
+class Prefixes(Struct):
     """The idle sessions that a replica keeps.
 
     >>> kept = Prefixes(page_size=16)
@@ -59,7 +58,7 @@ class Prefixes:
         self.pages -= ceil_divide(self._tokens.pop(session, 0), self.page_size)
 
     def shrink(self, room: int) -> list[int]:
-        """Drop sessions from the GPU until the rest fits into so many pages; return those dropped."""
+        """Drop sessions from the GPU until the rest fits into this many pages; return those dropped."""
         dropped = []
         while self.pages > room:
             dropped.append(next(iter(self._tokens)))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from rapid_des.arrays import Int64s
@@ -38,8 +38,7 @@ class _Watched(Protocol):
         ...
 
 
-@dataclass
-class Load:
+class Load(Struct):
     """Columns of equal length: `COLUMNS`, times in picoseconds."""
 
     columns: dict[str, array[int]] = field(default_factory=lambda: {name: array("q") for name in COLUMNS})

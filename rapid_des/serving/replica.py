@@ -131,7 +131,7 @@ class Replica(ReplicaState):
             yield from self._decode_on()
 
     def iterates(self, selection: Selection) -> bool:
-        """Tell whether the next iteration is run by itself, not as one of many decode steps."""
+        """Return whether the next iteration is run by itself, not as one of many decode steps."""
         unsteady = bool(self.waiting) and (self._intake.waited > 0 or not self.engine.is_steady)
         return bool(selection.chunks) or unsteady or self.engine.stepwise
 
@@ -189,7 +189,7 @@ class Replica(ReplicaState):
             self._preempt(self.engine.policy.victim(self.prefilling or self._group))
 
     def _is_stuck(self) -> bool:
-        """Tell whether partly computed prompts hold all pages and no request decodes."""
+        """Return whether partly computed prompts hold all pages and no request decodes."""
         held = not self._group and len(self.prefilling) > 1
         return held and self.pages_for(self.prefilling[0], 1) > self._free
 
@@ -336,7 +336,7 @@ class Replica(ReplicaState):
         self._forget()
 
     def _advance(self, steps: int) -> list[Request]:
-        """Advance by so many decode steps; return the requests that have all tokens."""
+        """Advance by this many decode steps; return the requests that have all tokens."""
         ended = self._group.advance(steps)
         for request in ended:
             self._decodes_no_more(request)

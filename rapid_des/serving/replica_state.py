@@ -9,8 +9,8 @@ import numpy as np
 import simpy
 
 from rapid_des.serving.adapters import AdapterUse
+from rapid_des.serving.admission import Intake
 from rapid_des.serving.engine import Engine
-from rapid_des.serving.intake import Intake
 from rapid_des.serving.order import Fairness
 from rapid_des.serving.prefixes import Prefixes
 from rapid_des.serving.requests import Request
@@ -100,5 +100,5 @@ class ReplicaState:
         return len(self._intake) + len(self.waiting), running, self.pages - self._free
 
     def pages_for(self, request: Request, tokens: int) -> int:
-        """Return the number of pages that a request needs in addition for so many further tokens."""
+        """Return the number of pages that a request needs in addition for this many further tokens."""
         return ceil_divide(request.computed + tokens, self.page_size) - request.pages

@@ -1,4 +1,4 @@
-"""A request on its way through a server, and the group of decoding requests."""
+"""A request as it passes through a server, and the group of decoding requests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int64s
 from rapid_des.units import ceil_divide
@@ -14,8 +15,7 @@ from rapid_des.units import ceil_divide
 NEVER = -1
 
 
-@dataclass(slots=True, eq=False)
-class Request:
+class Request(Struct, eq=False):
     """One request; times are picoseconds, `NEVER` before the event."""
 
     number: int
@@ -71,7 +71,7 @@ class Request:
         return self.prompt + self.generated
 
     def pages_at_end(self, size: int) -> int:
-        """Return how many pages of so many tokens it holds when its answer ends."""
+        """Return how many pages of this many tokens it holds when its answer ends."""
         return ceil_divide(self.prompt + self.output, size)
 
     @property
@@ -128,7 +128,7 @@ class Decoding:
         return self.keys + len(self._members) * np.arange(steps)
 
     def to_come_after(self, steps: int) -> int:
-        """Return the number of tokens still to be made after so many steps."""
+        """Return the number of tokens still to be made after this many steps."""
         return self.to_come - steps * len(self._members)
 
     def join(self, request: Request) -> None:
@@ -156,13 +156,13 @@ class Decoding:
         return self._phases[-(self.step + ahead) % self.page_size]
 
     def pages_within(self, steps: int) -> int:
-        """Return the number of new pages in the next so many steps."""
+        """Return the number of new pages in the next this many steps."""
         # Every request needs one new page in each `page_size` steps, at a step given by its phase.
         rounds, rest = divmod(steps, self.page_size)
         return rounds * len(self._members) + sum(map(self.new_pages, range(rest)))
 
     def steps_within(self, free: int, most: int) -> int:
-        """Return for how many steps, at most `most`, so many free pages suffice."""
+        """Return for how many steps, at most `most`, this many free pages suffice."""
         whole = max(0, free // max(1, len(self._members)) - 1) * self.page_size
         if whole >= most:
             return most
@@ -180,7 +180,7 @@ class Decoding:
         return self._ends[0][0] - self.step
 
     def advance(self, steps: int) -> list[Request]:
-        """Advance by so many steps; return the requests that have all their tokens and left."""
+        """Advance by this many steps; return the requests that have all their tokens and left."""
         self.step += steps
         self.stored += steps * len(self._members)
         self.to_come -= steps * len(self._members)
@@ -193,6 +193,6 @@ class Decoding:
         return ended
 
     def _is_there(self, end: int, number: int) -> bool:
-        """Tell whether an entry is about a request that has not been preempted since."""
+        """Return whether an entry is about a request that has not been preempted since."""
         request = self._members.get(number)
         return request is not None and request.joined + request.output - request.generated == end

@@ -9,11 +9,11 @@ of its node, then any other, of equals the one that sends least so far.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from math import lcm
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct, field
 
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.frontend import Job
@@ -36,8 +36,7 @@ class Stretch(NamedTuple):
     of: int
 
 
-@dataclass(frozen=True)
-class Transfers:
+class Transfers(Struct, frozen=True):
     """The messages between GPUs, and the copies within each GPU's memory, in bytes."""
 
     between: dict[tuple[int, int], int]
@@ -63,8 +62,7 @@ def reshard(training: Job, server: Job, machine: Machine, *, first: int = 0) -> 
     return builder.transfers
 
 
-@dataclass
-class _TransferBuilder:
+class _TransferBuilder(Struct):
     gpus_per_node: int
     transfers: Transfers = field(default_factory=lambda: Transfers({}, {}))
     sent: dict[int, int] = field(default_factory=dict)

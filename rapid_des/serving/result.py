@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import simpy
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from rapid_des.arrays import Int64s
@@ -62,8 +63,7 @@ class Served(Protocol):
     startup: int
 
 
-@dataclass(frozen=True, eq=False)
-class ServeResult:
+class ServeResult(Struct, frozen=True, eq=False, dict=True):
     """A served workload; times are picoseconds unless a name says seconds (`_s`).
 
     >>> from rapid_des.frontend import load_job
@@ -80,7 +80,7 @@ class ServeResult:
     requests: Mapping[str, Int64s]
     """Columns of the answered requests, by request number."""
     loads: Sequence[Mapping[str, Int64s]]
-    """For each replica, the columns of its iterations (`records.COLUMNS`)."""
+    """The columns of each replica's iterations (`records.COLUMNS`)."""
     gaps: Int64s
     """Number of tokens by the time since the one before, in bins."""
     pages: Sequence[int]
@@ -103,7 +103,7 @@ class ServeResult:
 
     def __post_init__(self) -> None:
         # Little's law: the mean number inside is the rate of requests times the mean time of each
-        assert self.interrupted or self.inside == int(self.e2e.sum()), "requests were lost on the way"
+        assert self.interrupted or self.inside == int(self.e2e.sum()), "requests were lost"
 
     @classmethod
     def of(

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.config import Settings, Spec, apply_overrides, as_pairs, decode, open_document
@@ -139,8 +140,7 @@ def _check_texts(rollout: Rollout) -> None:
         raise ConfigError(problem, file=rollout.file, key="overlap")
 
 
-@dataclass(frozen=True)
-class RolloutResult:
+class RolloutResult(Struct, frozen=True, dict=True):
     """The duration of a step: its parts and the results behind them; times are picoseconds."""
 
     rollout: Rollout
@@ -210,7 +210,7 @@ def simulate_rollout(
     watch: Callable[[int, int], None] = lambda *_: None,
     cache: BoundedCache | None = None,
 ) -> RolloutResult:
-    """Predict a step: generation, training (in one of `MODES`) and the way of the weights.
+    """Predict a step: generation, training (in one of `MODES`) and the transfer of the weights.
 
     Raises `InputError` if the machine has too few GPUs, else what `serve` and `simulate` raise.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 
 from msgspec import structs
@@ -17,11 +16,11 @@ from rapid_des.frontend.reserve import KvPool
 from rapid_des.frontend.servers import ServingSpec
 from rapid_des.machine import Machine
 from rapid_des.serving.adapters import Lora
+from rapid_des.serving.admission import Habits
 from rapid_des.serving.costs import PassCosts
 from rapid_des.serving.drafts import Drafts
 from rapid_des.serving.engine import Engine
 from rapid_des.serving.fleet import Fleet, Watch
-from rapid_des.serving.intake import Habits
 from rapid_des.serving.jobs import of_replica, sharing
 from rapid_des.serving.named import WORKLOADS
 from rapid_des.serving.policies import POLICIES
@@ -32,6 +31,7 @@ from rapid_des.serving.transfers import Links, for_iterations
 from rapid_des.serving.workload import Marks, Workload, draw, parse_arrivals, parse_lengths
 from rapid_des.simulation import require_kind
 from rapid_des.units import serialization_time
+from rapid_des.values import replace
 
 
 def serve(  # noqa: PLR0913 - what a server is asked, by name

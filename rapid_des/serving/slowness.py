@@ -7,10 +7,10 @@ that the others meet are left away: who waits for nobody lasts as long as the sl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import permutations
 
 import numpy as np
+from msgspec import Struct, field
 
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import Job
@@ -20,8 +20,7 @@ from rapid_des.serving.costs import PassCosts
 from rapid_des.serving.pools import Pool
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(Struct, frozen=True):
     """The GPUs of a replica and of those that share its experts."""
 
     job: Job
@@ -36,8 +35,7 @@ class Place:
         return range(self.number * each, (self.number + 1) * each)
 
 
-@dataclass
-class Slowness:
+class Slowness(Struct):
     """Iteration costs under the machine's constant faults and those of outages."""
 
     pools: Sequence[Pool]
@@ -68,7 +66,7 @@ class Slowness:
             raise ConfigError(problem, file="--outage", key="fault")
 
     def meets(self, replica: int, fault: str) -> bool:
-        """Tell whether a fault affects a replica's GPUs, or links between them."""
+        """Return whether a fault affects a replica's GPUs, or links between them."""
         return self._meets(self._place(replica), parse_fault(fault))
 
     def _priced(self, place: Place, met: tuple[Fault, ...]) -> PassCosts:
@@ -89,7 +87,7 @@ class Slowness:
         changed = (faulty.fabric.bandwidth != healthy.bandwidth) | (faulty.fabric.latency != healthy.latency)
         links = faulty.dead | set(np.flatnonzero(changed).tolist())
         if not touched and not links:
-            return True  # losses and loads that no rate tells
+            return True  # losses and loads change no rate
         return not touched.isdisjoint(place.gpus) or not links.isdisjoint(self._links_of(place))
 
     def _links_of(self, place: Place) -> frozenset[int]:

@@ -11,11 +11,11 @@ fabric.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import simpy
+from msgspec import Struct, field
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import ConfigError, InfeasibleJobError
@@ -26,7 +26,7 @@ from rapid_des.program.timetable import FOREVER, advance
 from rapid_des.units import PS_PER_S, ceil_divide
 
 Transfer = Callable[[simpy.Environment, int, int, int], simpy.Event]
-"""Starts to move keys and values of so many tokens between two replicas; the event is their arrival."""
+"""Starts to move keys and values of this many tokens between two replicas; the event is their arrival."""
 Messages: TypeAlias = Callable[[int, int, int], Iterable[tuple[int, int, int]]]
 """Returns, for two replicas and a number of tokens, (source GPU, destination GPU, bytes); all alike."""
 _Table: TypeAlias = tuple[Sequence[int], Sequence[int], Sequence[int]]
@@ -46,8 +46,7 @@ class _Hop(NamedTuple):
     """Time from the end of its service on the link until it has arrived, without other traffic."""
 
 
-@dataclass
-class Links:
+class Links(Struct):
     """The links of a fabric on a server's clock, and when each is free."""
 
     machine: Machine
@@ -55,7 +54,7 @@ class Links:
     """Tokens per page; transfers consist of whole pages."""
     messages: Messages
     free: dict[int, int] = field(default_factory=dict)
-    """For each link: when it has served everything that has reached it, in picoseconds."""
+    """The time at which each link has served everything that has reached it, in picoseconds."""
     _routes: BoundedCache = field(default_factory=lambda: BoundedCache(_MOST_ROUTES))
     _tables: dict[int, _Table] = field(default_factory=dict)
     _horizon: int = 0

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import Struct, field
 from numpy.random import Generator, default_rng
 from numpy.typing import NDArray
 
@@ -24,6 +24,7 @@ from rapid_des.errors import ConfigError
 from rapid_des.serving.requests import Request
 from rapid_des.serving.trace_files import MARKS, read_lengths, read_trace
 from rapid_des.units import PS_PER_S, Duration, Rate, whole_number
+from rapid_des.values import replace
 
 Tokens: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10**7)]
 Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
@@ -129,7 +130,7 @@ class Fixed(Spec, frozen=True, tag_field="kind", tag="fixed"):
     tokens: Tokens
 
     def lengths(self, count: int, random: Generator) -> Int64s:
-        """Return so many lengths."""
+        """Return this many lengths."""
         del random
         return np.full(count, self.tokens, np.int64)
 
@@ -145,7 +146,7 @@ class Uniform(Spec, frozen=True, tag_field="kind", tag="uniform"):
             raise ValueError(f"low {self.low} is above high {self.high}")
 
     def lengths(self, count: int, random: Generator) -> Int64s:
-        """Return so many lengths."""
+        """Return this many lengths."""
         return random.integers(self.low, self.high, count, endpoint=True)
 
 
@@ -157,7 +158,7 @@ class Lognormal(Spec, frozen=True, tag_field="kind", tag="lognormal"):
     most: Tokens | None = None
 
     def lengths(self, count: int, random: Generator) -> Int64s:
-        """Return so many lengths."""
+        """Return this many lengths."""
         variance = np.log1p(self.cv**2)
         drawn = np.ceil(random.lognormal(np.log(self.mean) - variance / 2, variance**0.5, count))
         return np.clip(drawn, 1, self.most or 10**7).astype(np.int64)
@@ -177,7 +178,7 @@ class Quantiles(Spec, frozen=True, tag_field="kind", tag="quantiles"):
             raise ValueError(f"not ascending: {self.low}, {self.p50}, {self.p90}, {self.p99}")
 
     def lengths(self, count: int, random: Generator) -> Int64s:
-        """Return so many lengths."""
+        """Return this many lengths."""
         knots = np.log([self.low, self.p50, self.p90, self.p99, self.p99])
         drawn = np.exp(np.interp(random.random(count), [0, 0.5, 0.9, 0.99, 1], knots))
         return np.rint(drawn).astype(np.int64)
@@ -190,7 +191,7 @@ class Sampled(Spec, frozen=True, tag_field="kind", tag="sampled"):
     column: str
 
     def lengths(self, count: int, random: Generator) -> Int64s:
-        """Return so many lengths."""
+        """Return this many lengths."""
         return random.choice(read_lengths(self.file, self.column), count)
 
 
@@ -254,8 +255,7 @@ def _value(text: str) -> object:
         return float(text) if _DECIMAL.match(text) else text
 
 
-@dataclass(frozen=True)
-class Workload:
+class Workload(Struct, frozen=True):
     """Requests in order of arrival."""
 
     prompt: Int64s
@@ -282,8 +282,7 @@ class Workload:
         return len(self.prompt)
 
 
-@dataclass(frozen=True)
-class Marks:
+class Marks(Struct, frozen=True):
     """The optional columns that are drawn for requests."""
 
     prefix: Lengths | None = None
@@ -311,7 +310,7 @@ class Marks:
 def draw(
     arrivals: Arrivals, lengths: tuple[Lengths, Lengths], count: int, seed: int, marks: Marks | None = None
 ) -> Workload:
-    """Return so many requests; a trace has its own lengths, and limits their number."""
+    """Return this many requests; a trace has its own lengths, and limits their number."""
     drawn = (marks or Marks()).drawn(count, seed)
     if isinstance(arrivals, Trace):
         traced = _traced(arrivals, count)

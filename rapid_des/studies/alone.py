@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ from rapid_des.program.communication import TimeAlone
 from rapid_des.program.lowering import lower
 from rapid_des.program.replicas import Mates
 from rapid_des.studies.likeness import stride
+from rapid_des.values import replace
 
 _SIMPY = EngineChoice("simpy", fold=False)
 _NOTHING = Node("nothing", NodeKind.COMPUTE, "compute", (), duration=0)

@@ -12,6 +12,8 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from rapid_des.config import Document, Spec, open_document, resolve
 from rapid_des.config.specs import Kind, check_setting
 from rapid_des.device.spec import DeviceSpec
@@ -63,8 +65,7 @@ class Choice:
         )
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(Struct, frozen=True):
     """What is varied together: the names of its columns, and the choices."""
 
     names: tuple[str, ...]
@@ -80,8 +81,7 @@ class Axis:
         return tuple(dict.fromkeys(key for keys in each for key in keys))
 
 
-@dataclass(frozen=True)
-class Reader:
+class Reader(Struct, frozen=True):
     """Reads the axes of a study file; errors name the file and the key."""
 
     file: str

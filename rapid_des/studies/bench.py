@@ -7,11 +7,12 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from rapid_des.astra.files import Dialect, Files, NetworkFile, Setup, Shape, SystemFile
 from rapid_des.astra.front_door import replay_traces
@@ -24,14 +25,14 @@ from rapid_des.modes.execution import EngineChoice
 from rapid_des.processes import Worker
 from rapid_des.simulation import simulate
 from rapid_des.studies.traffic import irregular, one_collective
+from rapid_des.values import asdict
 
 _WARM_UP = "irregular_64"
 _STREAM = "network"
 _MIB = 2**20
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """What one run of a case computed."""
 
     finish: int
@@ -41,8 +42,7 @@ class Outcome:
     simulation_s: float
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(Struct, frozen=True):
     """One thing to be measured."""
 
     run: Callable[[], Outcome]
@@ -203,8 +203,7 @@ CASES: Mapping[str, Case] = {
 }
 
 
-@dataclass(frozen=True)
-class Measurement:
+class Measurement(Struct, frozen=True):
     """One case as measured."""
 
     case: str
@@ -234,8 +233,7 @@ class Measurement:
         return asdict(self) | {"hops_per_s": self.hops_per_s, "events_per_s": self.events_per_s}
 
 
-@dataclass(frozen=True)
-class Growth:
+class Growth(Struct, frozen=True):
     """How the cost of a ladder grows: the slope of log(wall) over log(hops)."""
 
     ladder: str

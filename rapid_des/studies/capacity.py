@@ -10,11 +10,12 @@ other's requests: one is simulated.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import ConfigError, InfeasibleJobError, InputError
@@ -25,6 +26,7 @@ from rapid_des.serving.pools import pools_of, server_gpus
 from rapid_des.serving.result import ServeResult, Slo, spread
 from rapid_des.serving.server import serve
 from rapid_des.units import PS_PER_S
+from rapid_des.values import replace
 
 _CLOSE = 1.03
 """A capacity is known when the next higher rate that fails is nearer than this factor."""
@@ -36,8 +38,7 @@ CONCURRENCIES = (1, 4, 16, 64, 256)
 Told = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Demand:
+class Demand(Struct, frozen=True):
     """What is asked of a server."""
 
     slo: Slo
@@ -138,8 +139,7 @@ class Layout:
         return plain
 
 
-@dataclass(frozen=True)
-class LoadPoint:
+class LoadPoint(Struct, frozen=True):
     """One replica at a number of requests at a time: what its users see, and what a GPU yields."""
 
     layout: str
@@ -302,8 +302,7 @@ def all_layouts(machine: Machine) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Fleets:
+class Fleets(Struct, frozen=True):
     """Layouts by what they cost at a load, or by what a GPU yields at their capacity."""
 
     rows: tuple[Layout, ...]

@@ -6,13 +6,12 @@ Or by every algorithm that does it (`each_compared`): simulated and as estimated
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec import structs
+from msgspec import Struct, structs
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
@@ -30,13 +29,14 @@ from rapid_des.network.fabric import Fabric
 from rapid_des.network.metrics import bisection
 from rapid_des.network.protocol import payload_bandwidth_bound
 from rapid_des.network.specs import AUTO, Choice
-from rapid_des.program.choosing import Planner
+from rapid_des.program.algorithm_selection import Planner
 from rapid_des.program.plans import Call, Served
 from rapid_des.program.routes import geometry
 from rapid_des.report.result import Result
 from rapid_des.simulation import replay
 from rapid_des.studies.traffic import messages, one_collective
 from rapid_des.units import PS_PER_S, Size, seconds
+from rapid_des.values import replace
 
 C = CollectiveType
 OPERATIONS = tuple(kind.name.lower() for kind in C)
@@ -44,16 +44,14 @@ _TOTALS = SHARDED_INPUT
 """Collectives whose size in nccl-tests is that of all shards together."""
 
 
-@dataclass(frozen=True)
-class StatedAlgorithm:
+class StatedAlgorithm(Struct, frozen=True):
     """An algorithm of `ON_FABRIC` or of a file, and into how many chunks it cuts (a file: as it stands)."""
 
     name: str
     chunks: int = 1
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(Struct, frozen=True):
     """What is to be timed: a collective of each of `sizes` bytes among the first `gpus` GPUs (None: all).
 
     What serves it on the machine does so here, unless it has a `stated` algorithm.
@@ -65,8 +63,7 @@ class Question:
     stated: StatedAlgorithm | None = None
 
 
-@dataclass(frozen=True)
-class BenchRow:
+class BenchRow(Struct, frozen=True):
     """One size: bytes as nccl-tests counts them (all shards of an all-gather together), and its times.
 
     `algorithm_bandwidth` and `bus_bandwidth` are bytes a second, `bound_share` at most 1.
@@ -318,8 +315,7 @@ def _factor(kind: CollectiveType, members: int) -> float:
     return (members - 1) / members
 
 
-@dataclass(frozen=True)
-class Compared:
+class Compared(Struct, frozen=True):
     """One algorithm at one size."""
 
     size: int

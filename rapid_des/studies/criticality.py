@@ -9,10 +9,10 @@ of picoseconds); and traces that a fault does not reprice are lowered again, not
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
@@ -29,6 +29,7 @@ from rapid_des.report.result import Result
 from rapid_des.simulation import replay
 from rapid_des.studies.faults import How, step_of
 from rapid_des.units import Duration, seconds
+from rapid_des.values import replace
 
 Kind = Literal["link", "gpu", "nic", "switch", "endpoint", "node"]
 KINDS: tuple[Kind, ...] = ("link", "gpu", "nic", "switch", "endpoint", "node")
@@ -42,8 +43,7 @@ PLURALS: dict[str, Kind] = {
 }
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(Struct, frozen=True):
     """A piece of the machine and what belongs to it.
 
     link: a cable, or a link without one back. gpu: a GPU's own speed. nic, switch, endpoint: all links of
@@ -72,8 +72,7 @@ _Mark = tuple[str, frozenset[int], frozenset[int]]
 """What of its speed a part loses, its links that carry something, and the positions of its ranks."""
 
 
-@dataclass(frozen=True)
-class Ranked:
+class Ranked(Struct, frozen=True):
     """What a part's degradation costs."""
 
     part: Part
@@ -84,8 +83,7 @@ class Ranked:
     """simulated; carries nothing; or the part that it is a mirror image of, or has all busy links of."""
 
 
-@dataclass(frozen=True)
-class Criticality:
+class Criticality(Struct, frozen=True):
     """Every part by what it costs, the costliest first, equals in the order of KINDS and ids.
 
     >>> from rapid_des.units import Duration

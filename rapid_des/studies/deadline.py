@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 _PATIENCE_S = 0.02
 """How long one waits for workers before the time is looked at again."""
@@ -14,8 +15,7 @@ class TimeIsUp(Exception):  # noqa: N818 - ends a wait for workers, and is no er
     """Raised while workers are waited for, when the time is up."""
 
 
-@dataclass(frozen=True)
-class Deadline:
+class Deadline(Struct, frozen=True):
     """The end of the time that a study may take.
 
     >>> Deadline().over, Deadline(0.0).over

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from rapid_des.errors import InputError
 from rapid_des.printable import html_table, html_text
@@ -48,8 +48,7 @@ def check_result(plain: object, where: str) -> None:
         raise InputError(f"{where}: not a result as `run --json` prints it: {error}") from None
 
 
-@dataclass(frozen=True)
-class Term:
+class Term(Struct, frozen=True):
     """What one operator, collective or wait of a part of the time adds, in picoseconds."""
 
     part: str
@@ -63,8 +62,7 @@ class Term:
         return self.after - self.before
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(Struct, frozen=True):
     """What the second of two steps spends more or less than the first, name by name.
 
     Attributes:

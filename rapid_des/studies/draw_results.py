@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -19,6 +18,7 @@ from rapid_des.studies.points import Point, evaluate
 from rapid_des.studies.store import Store
 from rapid_des.studies.sweep import Rerun, source_content
 from rapid_des.units import seconds
+from rapid_des.values import replace
 
 
 class _Configuration(msgspec.Struct):

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from math import inf, sqrt
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from rapid_des.errors import InputError
+from rapid_des.values import asdict
 
 CONFIDENCE = 0.95
 TAIL = 0.95
@@ -30,8 +31,7 @@ _UNTIL = re.compile(r"(mean|(?:p|cvar)(?!0+\b)\d{1,2})\s*(?:±|\+-|\+/-)\s*(\d+(
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Until:
+class Until(Struct, frozen=True):
     """When there are draws enough: an estimate's interval is a share of it, at most.
 
     >>> Until.parse("mean ±0.5%")
@@ -57,8 +57,7 @@ class Until:
         return half <= self.share * abs(middle)
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(Struct, frozen=True):
     """A sample in figures, in the unit of its values.
 
     >>> found = Spread.of([1.0, 2.0, 3.0, 4.0])

@@ -8,9 +8,10 @@ it is about fullest.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import accumulate
 from operator import add
+
+from msgspec import Struct
 
 from rapid_des.frontend import Job
 from rapid_des.frontend.operations import residual_in_norm
@@ -23,8 +24,7 @@ _WHOLE = ("gpipe", "1f1b", "interleaved_1f1b", "breadth_first")
 """Schedules that never take a backward apart."""
 
 
-@dataclass(frozen=True)
-class End:
+class End(Struct, frozen=True):
     """When a stage is done at the earliest, in picoseconds."""
 
     drained: int

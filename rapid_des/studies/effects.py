@@ -6,11 +6,11 @@ Columns are arrays by name, one entry a point; points that failed have NaN figur
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Bools, Floats, Int64s, levels_of
 from rapid_des.studies.figures import FIGURES
@@ -19,8 +19,7 @@ Columns = Mapping[str, Any]
 """Name to array."""
 
 
-@dataclass(frozen=True)
-class Level:
+class Level(Struct, frozen=True):
     """The points with one value of an axis.
 
     Attributes:
@@ -36,8 +35,7 @@ class Level:
     best: float
 
 
-@dataclass(frozen=True)
-class Effect:
+class Effect(Struct, frozen=True):
     """How much of what the objective varies over all points goes with one axis.
 
     >>> columns = {"tp": np.array([1, 1, 2, 2]), "step_time_s": np.array([4.0, 4.0, 2.0, 2.0])}
@@ -52,8 +50,7 @@ class Effect:
     levels: tuple[Level, ...]
 
 
-@dataclass(frozen=True)
-class Interaction:
+class Interaction(Struct, frozen=True):
     """What of the variance goes with the combination of two axes beyond what each adds by itself."""
 
     axes: tuple[str, str]

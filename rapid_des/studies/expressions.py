@@ -7,9 +7,10 @@ import difflib
 import operator
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
+
+from msgspec import Struct
 
 from rapid_des.errors import ConfigError
 
@@ -38,8 +39,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max, "abs": abs}
 _ALLOWED = "numbers, text in quotes, names, + - * / // % ** ( ), comparisons, and, or, not, in, min, max, abs"
 
 
-@dataclass(frozen=True)
-class Expression:
+class Expression(Struct, frozen=True, dict=True):
     """A parsed expression; names may be dotted (`job.training.micro_batch`).
 
     >>> Expression.parse("tp * dp == 8 and schedule != 'gpipe'").names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rapid_des.network.faults.models import ROUND
@@ -12,6 +12,7 @@ from rapid_des.printable import html_table, html_text
 from rapid_des.report.writing import require_extra
 from rapid_des.studies.draw_statistics import Spread
 from rapid_des.units import seconds
+from rapid_des.values import asdict
 
 if TYPE_CHECKING:
     import pandas

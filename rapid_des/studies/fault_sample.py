@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from msgspec import Struct, field
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import InfeasibleJobError, InputError, RapidDesError
@@ -34,6 +35,7 @@ from rapid_des.studies.spaces import load_study
 from rapid_des.studies.store import Store, check_store
 from rapid_des.studies.sweep import source_content
 from rapid_des.units import seconds
+from rapid_des.values import replace
 from rapid_des.version import __version__
 
 SAMPLINGS: tuple[Sampling, ...] = ("independent", "latin", "exact")
@@ -48,8 +50,7 @@ _BYTES = 1 << 22
 Tell: TypeAlias = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True)
-class _Task:
+class _Task(Struct, frozen=True):
     """Some draws of one configuration."""
 
     name: str
@@ -336,8 +337,7 @@ def _weight(result: Result) -> int:
     return _BYTES + (seen.nbytes if seen else 0)
 
 
-@dataclass(frozen=True, eq=False)
-class _Healthy:
+class _Healthy(Struct, frozen=True, eq=False):
     """What draws of one configuration are compared with."""
 
     name: str

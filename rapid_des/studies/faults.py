@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
@@ -20,6 +20,7 @@ from rapid_des.program.program import VisitKind
 from rapid_des.report.result import Result
 from rapid_des.simulation import replay, simulate
 from rapid_des.units import Duration, seconds
+from rapid_des.values import replace
 
 Report = Callable[[str], None]
 
@@ -28,8 +29,7 @@ def _tell_nobody(_: str) -> None:
     """Take a report and drop it."""
 
 
-@dataclass(frozen=True)
-class How:
+class How(Struct, frozen=True):
     """How a study runs its simulations, and whom it tells about each.
 
     >>> How(mode="hierarchical").symmetry
@@ -43,8 +43,7 @@ class How:
     """Spare what symmetry and idle links make superfluous; without it every part is simulated."""
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(Struct, frozen=True):
     """A time before and after, picoseconds summed over whatever the row stands for."""
 
     name: str
@@ -61,8 +60,7 @@ class Change:
         return {"name": self.name, "healthy_s": seconds(self.healthy), "faulty_s": seconds(self.faulty)}
 
 
-@dataclass(frozen=True)
-class Scenario:
+class Scenario(Struct, frozen=True):
     """A step with faults beside the same step without; rows with the largest change first.
 
     `scenario` makes one; times are picoseconds, in `as_json` seconds.

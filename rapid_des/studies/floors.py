@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from fractions import Fraction
+
+from msgspec import Struct
 
 from rapid_des.device.pricing import operator_model
 from rapid_des.frontend import Job
@@ -66,6 +67,7 @@ from rapid_des.studies.stand_ins import (
 )
 from rapid_des.studies.stream_paths import longest
 from rapid_des.studies.travel_floors import TravelFloors
+from rapid_des.values import replace
 
 _MANY = ("block", "prediction")
 """Sections whose messages count."""
@@ -73,8 +75,7 @@ _ROUNDED = Fraction(1, 10**6)
 """What times of kernels may be rounded by, as a share."""
 
 
-@dataclass
-class Floors(TravelFloors):
+class Floors(TravelFloors, Struct):
     """Bounds for the time of these candidates, beside those of memory."""
 
     def passes(self, job: Job, *, again: bool) -> int:
@@ -277,8 +278,7 @@ class Floors(TravelFloors):
         return _Travel(0 if sharding.each else reduced, each)
 
 
-@dataclass(frozen=True)
-class _Travel:
+class _Travel(Struct, frozen=True):
     """How long a stage's gradients and parameters travel between replicas, in picoseconds."""
 
     once: int
@@ -287,8 +287,7 @@ class _Travel:
     """For every micro-batch."""
 
 
-@dataclass(frozen=True)
-class _Around:
+class _Around(Struct, frozen=True):
     """What a step takes beside the passes, in picoseconds."""
 
     before: int

@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
+import msgspec
+from msgspec import Struct
+
 from rapid_des.report.result import Result
 from rapid_des.studies.splits import Family
 
@@ -58,8 +61,7 @@ class Entry:
         return Entry(max(self.least, least), (*self.number, place), family, level)
 
 
-@dataclass(frozen=True)
-class Out:
+class Out(Struct, frozen=True):
     """Candidates that are none, and why."""
 
     family: Family
@@ -67,8 +69,7 @@ class Out:
     text: str
 
 
-@dataclass
-class Front:
+class Front(Struct):
     """The queue as it is once all is known that is; iterating yields what is to be simulated next.
 
     An iterator that has nothing for now may have something after the next outcome.
@@ -82,13 +83,13 @@ class Front:
     due: Callable[[], bool]
     queue: list[Entry]
     """Those that nothing is being found out about, and that need no simulation for the next bound."""
-    ready: list[tuple[int, Entry]] = field(default_factory=list)
+    ready: list[tuple[int, Entry]] = msgspec.field(default_factory=list)
     """Those that do need one, and by what they take their turn."""
-    asked: list[Entry] = field(default_factory=list)
+    asked: list[Entry] = msgspec.field(default_factory=list)
     """Those that were handed out to be simulated, by position."""
-    known: dict[tuple[tuple[int, ...], int], list[Entry | Out]] = field(default_factory=dict)
+    known: dict[tuple[tuple[int, ...], int], list[Entry | Out]] = msgspec.field(default_factory=dict)
     """What was found, by an entry's key."""
-    rows: list[Entry] = field(default_factory=list)
+    rows: list[Entry] = msgspec.field(default_factory=list)
     """Those that are certain, the fastest first."""
 
     def __iter__(self) -> Self:

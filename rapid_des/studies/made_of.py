@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from rapid_des.frontend import Job
 from rapid_des.frontend.parts import EMBEDDING, HEAD, PREDICTION, Section
@@ -21,8 +22,7 @@ class Part(NamedTuple):
     """How often it has each."""
 
 
-@dataclass(frozen=True)
-class Parts:
+class Parts(Struct, frozen=True):
     """What all parts of a model are made of."""
 
     kinds: Sequence[Part]

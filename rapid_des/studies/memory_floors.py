@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
-from msgspec import structs
+from msgspec import Struct, field, structs
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.frontend import Job
@@ -29,12 +28,12 @@ from rapid_des.studies.earliest import fullest_stages, held, is_usual
 from rapid_des.studies.likeness import again_key, kernels_key, model_key, parts_key, stages_key
 from rapid_des.studies.made_of import Part, Parts
 from rapid_des.studies.stand_ins import few_passes, without_recomputation, without_unit_copies
+from rapid_des.values import replace
 
 _Made = TypeVar("_Made")
 
 
-@dataclass
-class MemoryFloors:
+class MemoryFloors(Struct):
     """Bounds for the candidates of one job on one machine, all of whose GPUs are equal and healthy."""
 
     machine: Machine

@@ -14,10 +14,10 @@ step belongs one in the long step, which is as long or longer.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct, field
 
 from rapid_des.arrays import Int64s
 from rapid_des.frontend import Job
@@ -49,8 +49,7 @@ Pass = tuple[tuple[Section, ...], PassKind]
 Once = Callable[[Hashable, Callable[[], Any]], Any]
 
 
-@dataclass(frozen=True)
-class Stretches:
+class Stretches(Struct, frozen=True):
     """What items and pairs do to their stage."""
 
     places: Sequence[Mapping[PieceKey, Timed]]
@@ -174,8 +173,7 @@ def drained_in_pairs(
     return [End(int(stage.free[0]), min(stage.last_backward.values(), default=0)) for stage in walk.stages]
 
 
-@dataclass
-class _Stage:
+class _Stage(Struct):
     order: Order
     free: Int64s
     """When its streams are."""
@@ -187,8 +185,7 @@ class _Stage:
     """By chunk: when its newest backward begins, or the first half of that."""
 
 
-@dataclass
-class _Walk:
+class _Walk(Struct, dict=True):
     job: Job
     parts: Sequence[tuple[Section, ...]]
     stretches: Stretches

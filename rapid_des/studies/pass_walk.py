@@ -12,15 +12,19 @@ long step goes through all that this stage does in between.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import floor
 from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct
 
 from rapid_des.frontend import Job
 from rapid_des.frontend.parts import Section
 from rapid_des.frontend.schedules.schedule import StageOrders
 from rapid_des.studies.earliest import End, Times, passes_alone
 from rapid_des.studies.made_of import Parts
+from rapid_des.values import replace
 
 _REPEATING = ("1f1b", "interleaved_1f1b")
 """Schedules whose middle repeats itself, group of micro-batches by group."""
@@ -107,8 +111,7 @@ class Turn(NamedTuple):
     micro_batch: int
 
 
-@dataclass(frozen=True)
-class Course:
+class Course(Struct, frozen=True):
     """What a walk goes through, however long passes take."""
 
     job: Job
@@ -139,8 +142,7 @@ def turns_of(orders: StageOrders) -> list[Turn]:
     return turns
 
 
-@dataclass(frozen=True)
-class Slowed:
+class Slowed(Struct, frozen=True):
     """A stage beside whose kernels messages travel: of its passes something else counts (see `slowed`)."""
 
     stage: int
@@ -165,8 +167,7 @@ def walked(
     )
 
 
-@dataclass(slots=True)
-class _Stage:
+class _Stage(Struct):
     free: int
     """When its newest pass is done."""
     gate: int = 0
@@ -175,9 +176,9 @@ class _Stage:
     """When its line of messages is free."""
     stream: int = 0
     """When its line of gathers and reductions is free."""
-    begun: dict[int, int] = field(default_factory=dict)
+    begun: dict[int, int] = msgspec.field(default_factory=dict)
     """By step: when its newest pass begins."""
-    whole: set[int] = field(default_factory=set)
+    whole: set[int] = msgspec.field(default_factory=set)
     """Parts of the model whose parameters are whole."""
 
 

@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+from msgspec import Struct
+
 from rapid_des.errors import CannotFinishError, InfeasibleJobError, InputError
 from rapid_des.frontend import Job, check_memory
 from rapid_des.frontend.build import in_passes
@@ -246,14 +249,13 @@ def plan(
         return search.run(crew)
 
 
-@dataclass
-class _Search:
+class _Search(Struct, dict=True):
     """A plan in the making."""
 
     machine: Machine
     wanted: Wanted
     space: Space
-    pruned: list[Pruned] = field(default_factory=list)
+    pruned: list[Pruned] = msgspec.field(default_factory=list)
 
     def __post_init__(self) -> None:
         usual = FINEST if self.space.gpus <= _MOST_GPUS else "analytical"

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
 import msgspec
-from msgspec import structs
+from msgspec import Struct, structs
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.config import Document
@@ -35,8 +34,7 @@ _MANY = 1 << 10
 """Programs that are run in one process, about: loading a compiled kernel pays."""
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(Struct, frozen=True):
     """One simulation to be run.
 
     `job` and `machine` are names of presets, paths, what such files hold, or values; `settings` are (key

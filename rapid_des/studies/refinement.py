@@ -12,7 +12,8 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.frontend import Job, memory
@@ -41,13 +42,13 @@ from rapid_des.studies.front import (
 from rapid_des.studies.points import Point, evaluate
 from rapid_des.studies.splits import Candidate, Family, Space, checked
 from rapid_des.units import Duration
+from rapid_des.values import replace
 
 Told = Callable[[str, int, int], None]
 _ROUNDED, _BESIDE = 1e-5, 0.0025
 
 
-@dataclass(frozen=True)
-class _TooLarge:
+class _TooLarge(Struct, frozen=True):
     """What a candidate needs that does not fit into memory."""
 
     text: str
@@ -63,8 +64,7 @@ def _fitting(point: Point, cache: BoundedCache) -> Result | _TooLarge:
     return evaluate(point, cache)
 
 
-@dataclass
-class Refinement:
+class Refinement(Struct, dict=True):
     """The search for the fastest candidates of a space."""
 
     space: Space

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int64s
 from rapid_des.config.texts import parse_json
@@ -22,6 +22,7 @@ from rapid_des.studies.effects import Columns, Effect, Interaction
 from rapid_des.studies.expressions import Expression
 from rapid_des.studies.figures import FIGURES, OK, kind_of
 from rapid_des.studies.store import Store
+from rapid_des.values import asdict, replace
 
 if TYPE_CHECKING:
     import pandas
@@ -38,8 +39,7 @@ class _OfSweep(msgspec.Struct):
     objective: str
 
 
-@dataclass(frozen=True)
-class Sweep:
+class Sweep(Struct, frozen=True):
     """The results of a study.
 
     `len` is the number of points; `to_pandas` has a row for each, `result` all that is known of one.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from rapid_des.studies.spaces import Case, Study, load_study
 from rapid_des.studies.store import first_difference
 from rapid_des.studies.sweep import Tell, manifest_of
 from rapid_des.studies.worker_pools import executor_of
+from rapid_des.values import replace
 
 SAMPLERS: Mapping[str, str] = {
     "tpe": "TPESampler",

@@ -1,8 +1,8 @@
 """Elasticities of a step: by how much of itself it changes for each part that a constant changes.
 
 Constants are what a machine, its device, the job's host and the files of communication libraries state
-(`rapid_des.studies.knobs`). One that a step does not depend on is idle, not 0; one that its range lets move
-one way alone is moved that way.
+(`rapid_des.studies.parameters`). One that a step does not depend on is idle, not 0; one that its range lets
+move in one direction only is moved in that direction.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from msgspec import Struct, field
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.frontend import Job
 from rapid_des.machine import Machine
 from rapid_des.studies.executors import Done, Executor, InProcess
-from rapid_des.studies.knobs import SCALE, Knob, Mover, knobs, together
+from rapid_des.studies.parameters import SCALE, Knob, Mover, knobs, together
 from rapid_des.studies.points import Point, evaluate
 from rapid_des.units import Duration, seconds
 
 Told = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True)
-class Elasticity:
+class Elasticity(Struct, frozen=True):
     """What one knob does to the step."""
 
     knob: str
@@ -49,8 +49,7 @@ class Elasticity:
         }
 
 
-@dataclass(frozen=True)
-class Sensitivity:
+class Sensitivity(Struct, frozen=True):
     """The elasticities of a step, the strongest first; `sensitivity` makes one."""
 
     step_time: Duration
@@ -86,8 +85,7 @@ class Sensitivity:
         }
 
 
-@dataclass(frozen=True)
-class How:
+class How(Struct, frozen=True):
     """How knobs are moved.
 
     >>> How().mode
@@ -111,8 +109,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 """What a step leans on, by what the names of its knobs begin with."""
 
 
-@dataclass(frozen=True)
-class Leaning:
+class Leaning(Struct, frozen=True):
     """What a step takes if one part of the machine is `SCALE` times as fast."""
 
     part: str
@@ -192,8 +189,7 @@ def sensitivity(
     )
 
 
-@dataclass
-class _Effects:
+class _Effects(Struct):
     step: int
     ends: tuple[float, float]
     """What knobs are multiplied by."""

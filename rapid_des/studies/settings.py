@@ -8,7 +8,6 @@ notices (servers, algorithms of collectives that it does not run) is listed here
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from msgspec import structs
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
+from rapid_des.config import Spec
 from rapid_des.errors import RapidDesError
 from rapid_des.frontend import Job, JobTrace, memory
 from rapid_des.machine import Machine
@@ -28,7 +28,7 @@ from rapid_des.program.lowering import Lowered, lower
 from rapid_des.program.program import Program
 from rapid_des.program.services import no_hops
 from rapid_des.units import PS_PER_S
-from rapid_des.values import fields
+from rapid_des.values import fields, is_value, replace
 
 Subject = tuple[Job | None, Machine]
 """A job on a machine, or a machine alone: traces, whose durations are stated, or a fabric."""
@@ -249,7 +249,7 @@ def _same(first: Any, two: Any) -> bool:
         return bool(np.array_equal(first, two))
     if type(first) is not type(two):
         return False
-    if is_dataclass(first):
+    if is_value(first) and not isinstance(first, Spec):
         names = (name for name in fields(first) if name not in _FOR_PEOPLE)
         return all(_same(getattr(first, name), getattr(two, name)) for name in names)
     if isinstance(first, dict):

@@ -9,8 +9,9 @@ before the layer and a reduce-scatter after it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from rapid_des.device.operators import Dtype, Estimate, Gemm, width
 from rapid_des.device.pricing import operator_model
@@ -20,8 +21,7 @@ from rapid_des.studies.collective_bench import bench
 from rapid_des.units import seconds
 
 
-@dataclass(frozen=True)
-class ShardedGemm:
+class ShardedGemm(Struct, frozen=True):
     """[m, k] times a weight [k, n], cut over `tp` GPUs."""
 
     m: int
@@ -62,8 +62,7 @@ class ShardedGemm:
         }
 
 
-@dataclass(frozen=True)
-class ShardedPass:
+class ShardedPass(Struct, frozen=True):
     """One GEMM and the collectives that belong to it; times are picoseconds, one after the other."""
 
     name: str

@@ -16,12 +16,12 @@ Gradients do not travel before the stage's first backward begins: what has to be
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import floor
 from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import BOUNDS
@@ -42,8 +42,7 @@ _LONG = 10**15
 """Picoseconds of a kernel beside whose length its launch is nothing."""
 
 
-@dataclass(frozen=True)
-class Busy:
+class Busy(Struct, frozen=True):
     """How long kernels of two kinds compute, in picoseconds, their launches left out."""
 
     chip: int = 0
@@ -98,8 +97,7 @@ def messages_beside(job: Job, marks: Sequence[Mark]) -> Iterator[Message]:
             yield from [Message(gather, size, sharding.group)] * 2
 
 
-@dataclass(frozen=True)
-class Weights:
+class Weights(Struct, frozen=True):
     """How much of what a chain of waiting passes through counts, from which a share of messages is taken.
 
     See `weights_of`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -22,6 +22,7 @@ from rapid_des.studies.axes import Axis, Choice, Reader
 from rapid_des.studies.expressions import Expression
 from rapid_des.studies.figures import FIGURES
 from rapid_des.studies.points import Point
+from rapid_des.values import replace
 
 Mode = Literal["flattened", "hierarchical", "hybrid", "analytical"]
 RESERVED = ("id", "repeat")

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import permutations
 from typing import Any, Literal
 
-from msgspec import structs
+from msgspec import Struct, field, structs
 
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import Job
@@ -28,6 +27,7 @@ from rapid_des.frontend.spec import JobSpec, TrainingSpec
 from rapid_des.machine import Machine
 from rapid_des.studies.choices import CHOICES, ORDER
 from rapid_des.studies.orders import told_apart
+from rapid_des.values import replace
 
 _LEAST_TOKENS = 2048
 """Tokens of a sequence that context parallelism leaves a rank at least, unless --vary says which cp."""
@@ -35,8 +35,7 @@ _USUAL_SCHEDULES = ("1f1b", "interleaved_1f1b")
 """What frameworks' users choose from; others by --vary schedule."""
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """One legal way to split a job."""
 
     job: Job
@@ -63,8 +62,7 @@ class Candidate:
         return chosen | {"order": " ".join(split.order), "layers": split.layers}
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(Struct, frozen=True, dict=True):
     """Candidates that share split, micro-batch and schedule: all products of what else is chosen."""
 
     base: Job
@@ -121,8 +119,7 @@ class Family:
         return structs.replace(training, **changed)
 
 
-@dataclass
-class Space:
+class Space(Struct):
     """The legal ways of a job on so many GPUs of a machine; iterating counts what the frontend refuses."""
 
     job: Job

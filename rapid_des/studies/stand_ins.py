@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from msgspec import structs
 
 from rapid_des.frontend import Job
 from rapid_des.machine import Machine
 from rapid_des.modes.pricing import issued_on
 from rapid_des.studies.likeness import copies_key
+from rapid_des.values import replace
 
 
 def few_passes(job: Job) -> Job:

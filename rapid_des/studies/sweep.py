@@ -8,13 +8,13 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.config import Document, to_tree
@@ -26,6 +26,7 @@ from rapid_des.studies.results import Sweep
 from rapid_des.studies.spaces import Case, Study, load_study
 from rapid_des.studies.store import Store, check_store
 from rapid_des.studies.worker_pools import executor_of
+from rapid_des.values import replace
 from rapid_des.version import __version__
 
 Tell = Callable[[str, int, int], None]
@@ -285,8 +286,7 @@ class _OfSweep(msgspec.Struct):
     study: _Made
 
 
-@dataclass(frozen=True)
-class Rerun:
+class Rerun(Struct, frozen=True):
     """A point simulated again beside its row.
 
     `differs` are figures whose digits are not those of the row.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, field
 
 from rapid_des.chakra.made import collectives, node_table, one_collective
 from rapid_des.chakra.trace import BOUNDS, UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
@@ -17,8 +17,7 @@ _MESSAGE_SIZES = (64 * 1024, 1024 * 1024)
 """Irregular messages have sizes between these, in bytes."""
 
 
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(Struct, frozen=True):
     """A kernel as a trace has it: its picoseconds alone, what bounds it, and its bytes from and to HBM."""
 
     bound: str
@@ -81,8 +80,7 @@ def irregular(ranks: int, messages: int, *, stream: str, seed: int = 1) -> Trace
     return TraceSet(tuple(traces), {"world": tuple(range(ranks))}, frozenset({stream}))
 
 
-@dataclass
-class _Rank:
+class _Rank(Struct):
     """One rank's nodes in the making; positions stand in the order of the schedule."""
 
     kind: list[NodeKind] = field(default_factory=list)

@@ -1,6 +1,5 @@
 """Trace sets from elsewhere: each is read, or refused for a stated reason."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from rapid_des.chakra import ReadOptions, check, convert_set, read_set, write_set
 from rapid_des.chakra.source import discover
 from rapid_des.errors import TraceError
+from rapid_des.values import replace
 from tests.chakra.test_round_trip import assert_same
 
 ROOT = Path(__file__).parents[3] / "shared" / "traces"

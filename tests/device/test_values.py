@@ -1,7 +1,6 @@
 """A device is a value: it travels, compares by content, and can be written back to its own file."""
 
 import pickle
-from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -10,6 +9,7 @@ from msgspec import structs
 from rapid_des.config import preset_names
 from rapid_des.device import Attention, Gemm, GroupedGemm, Vector, load_device
 from rapid_des.device.pricing import operator_model
+from rapid_des.values import replace
 
 OPERATORS = [
     Gemm(512, 4096, 4096),

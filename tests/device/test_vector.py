@@ -1,11 +1,10 @@
-from dataclasses import replace
-
 import pytest
 
 from rapid_des.device import Vector, load_device
 from rapid_des.device.vector import FUSIONS, fused, vector_bytes
 from rapid_des.device.vector_kinds import KINDS
 from rapid_des.errors import InputError
+from rapid_des.values import replace
 from tests.device.prices import estimate_of
 
 A100 = load_device("a100_sxm_80gb")

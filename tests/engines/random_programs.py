@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from hypothesis import strategies as st
 
@@ -14,6 +12,7 @@ from rapid_des.program.lowering import lower
 from rapid_des.program.program import NONE, Contention, DelayTable, Program, Timetable, VisitKind
 from rapid_des.program.services import with_tails
 from rapid_des.program.timetable import ALONE, FULL_RATE
+from rapid_des.values import replace
 from tests.program.machines import STORE, dimension, machine, ring, switch
 from tests.program.tracing import Nodes, trace_set
 

@@ -1,7 +1,5 @@
 """Collectives inside switches: engines, modes, folding, memory, fluid links and links that close."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,11 +12,12 @@ from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.modes.symmetry import Budget, fold
 from rapid_des.network.collectives import IN_SWITCH, demand, prove
 from rapid_des.network.faults import parse_fault
-from rapid_des.program.choosing import Planner
+from rapid_des.program.algorithm_selection import Planner
 from rapid_des.program.lowering import lower
 from rapid_des.program.plans import Call, TreesOverGroups, lines_through
 from rapid_des.program.routes import geometry, signatures
 from rapid_des.simulation import replay
+from rapid_des.values import replace
 from tests.engines.agreement import assert_engines_agree, assert_same
 from tests.engines.random_programs import CUT, FLUID, PACKETS, SEGMENTS
 from tests.program.machines import STORE, dimension, machine, ring, switch

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,6 +9,7 @@ from hypothesis import strategies as st
 
 from rapid_des.chakra.trace import RankTrace, TraceSet
 from rapid_des.program.lowering import lower
+from rapid_des.values import replace
 from tests.engines.agreement import RUN, assert_same
 from tests.engines.random_programs import machines, traces
 

@@ -1,7 +1,5 @@
 """The trace of a static batch: prefill, decode with a growing KV cache, pipelines, replicas."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -14,6 +12,7 @@ from rapid_des.frontend import build, memory
 from rapid_des.frontend.build import in_passes
 from rapid_des.frontend.inference import Group, Pass, cut, decode_time, one_pass, pass_lists
 from rapid_des.frontend.inference import passes as passes_of
+from rapid_des.values import replace
 
 
 def named(table, text):

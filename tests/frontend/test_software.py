@@ -1,7 +1,5 @@
 """Software profiles: what a job does by default, and whose kernels and libraries it runs."""
 
-from dataclasses import replace
-
 import pytest
 
 from rapid_des.chakra import read_set, write_set
@@ -13,6 +11,7 @@ from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
 from rapid_des.modes.pricing import as_used, price
 from rapid_des.program.library import libraries_of
+from rapid_des.values import replace
 
 TRAINING, SERVING = "llama2_7b_train", "llama2_7b_inference"
 

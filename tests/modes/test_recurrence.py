@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from rapid_des.modes.symmetry.recurrence import run_shortened, shortened
 from rapid_des.modes.symmetry.stretches import stretches, without
 from rapid_des.program.lowering import lower
 from rapid_des.simulation import simulate
+from rapid_des.values import replace
 from tests.engines.agreement import RUN, assert_same
 from tests.engines.random_programs import ONE_FOR_ALL, PER_AXIS
 from tests.modes.symmetric_programs import FABRICS, KINDS

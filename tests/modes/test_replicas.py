@@ -1,13 +1,12 @@
 """Hierarchical runs that lower one replica for all: never another result than lowering them all."""
 
-from dataclasses import replace
-
 import pytest
 
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.simulation import simulate
+from rapid_des.values import replace
 
 WHOLE = EngineChoice(fold=False)
 

@@ -1,7 +1,5 @@
 """Shapes: how many links, how far, and that every route is a shortest walk along links that exist."""
 
-from dataclasses import replace
-
 import networkx
 import numpy as np
 import pytest
@@ -10,6 +8,7 @@ from rapid_des.errors import TopologyError
 from rapid_des.network.build import build
 from rapid_des.network.routing import DimensionOrderRouter
 from rapid_des.network.specs import Routing
+from rapid_des.values import replace
 from tests.network.fabrics import INNER, dimension, graph_of
 
 UP = {"uplink": {"bandwidth": "50 GB/s", "latency": "500 ns"}}

@@ -2,7 +2,6 @@
 
 import pickle
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from rapid_des.network.routing import AnyNodeRouter, DimensionOrderRouter, Fault
 from rapid_des.network.specs import Routing
 from rapid_des.network.switches import SwitchTrees
 from rapid_des.simulation import simulate
+from rapid_des.values import replace
 
 from .fabrics import INNER, dimension
 

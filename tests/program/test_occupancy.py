@@ -1,7 +1,5 @@
 """Kernels beside a library's collectives and beside each other, from files to the finish of a visit."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,6 +14,7 @@ from rapid_des.program.contention import MOST_STATES, slowdowns, with_contention
 from rapid_des.program.timetable import ALONE
 from rapid_des.simulation import run_traces
 from rapid_des.studies.traffic import Kernel, beside
+from rapid_des.values import replace
 from tests.program.tracing import Nodes
 
 MS = 10**9

@@ -12,7 +12,7 @@ PICTURE = rapid_des.program.__doc__
 MODULES = [
     importlib.import_module(f"rapid_des.{name}")
     for name in sorted(set(re.findall(r"\b(?:chakra|network|program)\.\w+", PICTURE)))
-] + [importlib.import_module("rapid_des.program.choosing")]
+] + [importlib.import_module("rapid_des.program.algorithm_selection")]
 NAMES = sorted(
     set(re.findall(r"\b(?:analytic|choosing|groups|plans|routes|templates)\.(\w+)", PICTURE))
     | set(re.findall(r"^ {4}(?:[ │]+)?([A-Z]\w+) ", PICTURE, re.MULTILINE))

@@ -1,12 +1,11 @@
 """Rows that pandas takes as they are."""
 
-from dataclasses import asdict
-
 import pytest
 
 import rapid_des as rd
 from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.units import seconds
+from rapid_des.values import asdict
 
 
 @pytest.fixture(scope="module")

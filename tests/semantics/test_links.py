@@ -1,11 +1,10 @@
 """Messages on links that are idle, by switching mode; what sends and receives wait for; the books."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from rapid_des.program.lowering import lower
+from rapid_des.values import replace
 from tests.program.machines import STORE, dimension, machine, ring, switch
 from tests.program.tracing import Nodes, trace_set
 from tests.semantics.messages import CUT, LATENCY, PARTS, one_message

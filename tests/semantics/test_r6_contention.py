@@ -1,11 +1,10 @@
 """R6: what a rank serves at the same time slows its computing."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from rapid_des.program.program import Timetable
 from rapid_des.program.timetable import ALONE, FULL_RATE
+from rapid_des.values import replace
 from tests.semantics.sketch import Sketch
 
 HALF, QUARTER = ALONE // 2, ALONE // 4

@@ -1,7 +1,5 @@
 """R7: in the fluid mode flows share links."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -10,6 +8,7 @@ from rapid_des.network.faults import parse_fault
 from rapid_des.program.lowering import lower
 from rapid_des.program.program import Timetable
 from rapid_des.program.timetable import FULL_RATE
+from rapid_des.values import replace
 from tests.program.machines import dimension, machine, ring
 from tests.program.tracing import ALL_GATHER, Nodes, trace_set
 from tests.semantics.messages import LATENCY, one_message, two_senders

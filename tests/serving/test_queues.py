@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from rapid_des.serving.admission import Habits
 from rapid_des.serving.engine import Engine
 from rapid_des.serving.fleet import Fleet
-from rapid_des.serving.intake import Habits
 from rapid_des.serving.policies import POLICIES
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.routers import ROUTERS

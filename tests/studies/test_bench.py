@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from click.testing import CliRunner
 
 from rapid_des.cli.main import cli
 from rapid_des.errors import InputError, RapidDesError
 from rapid_des.studies.bench import CASES, Measurement, chosen_cases, growth, measure, require_right
+from rapid_des.values import replace
 
 SMALL = [
     "ring256_all_reduce_64M",

@@ -699,7 +699,7 @@ def test_what_is_looked_at_while_workers_are_busy_changes_nothing():
 
 
 def test_what_others_simulate_ahead_and_out_of_order_changes_nothing():
-    class Ahead(InProcess):
+    class Prefetcher(InProcess):
         """Three workers, the last of whom is done first."""
 
         workers = 3
@@ -712,7 +712,7 @@ def test_what_others_simulate_ahead_and_out_of_order_changes_nothing():
                     self.simulated += 1
                     yield position, attempt(function, item, self._cache)
 
-    alone, ahead = InProcess(), Ahead()
+    alone, ahead = InProcess(), Prefetcher()
     ahead.simulated = 0
     found = [
         plan(job_of(), machine_of(), Wanted(top=2, vary=FEW, pruned=True), crew) for crew in (alone, ahead)

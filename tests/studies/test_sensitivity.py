@@ -10,7 +10,7 @@ from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
 from rapid_des.report.plan_text import leaning_lines
 from rapid_des.simulation import simulate
-from rapid_des.studies.knobs import Knob, Mover, knobs, together
+from rapid_des.studies.parameters import Knob, Mover, knobs, together
 from rapid_des.studies.points import Point
 from rapid_des.studies.sensitivity import PARTS, How, sensitivity
 

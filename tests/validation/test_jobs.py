@@ -3,12 +3,12 @@
 import csv
 import io
 import json
-from dataclasses import replace
 from statistics import fmean
 
 import pytest
 
 from rapid_des.frontend import load_job
+from rapid_des.values import replace
 from validation import DataFolder, open_folder, validate
 from validation.inference import tables, trtllm
 from validation.jobs.blame import Taken, errors_by_part

@@ -4,13 +4,12 @@ Links here carry 1 byte in 1 ns and add 100 ns; packets have 1,000 bytes, no hea
 that take no time, so that every number can be followed by hand.
 """
 
-from dataclasses import replace
-
 import pytest
 
 from rapid_des.errors import DeadlockError
 from rapid_des.network.protocol import Protocol, cut_through_time
 from rapid_des.units import Size
+from rapid_des.values import replace
 from validation.network.messages import Message
 from validation.packet_oracle.simulation import simulate_packets
 from validation.packet_oracle.transport import Credits, Pause, Transport, window

@@ -12,11 +12,12 @@ import argparse
 import csv
 import re
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from rapid_des.astra import Files, replay_astra
 from rapid_des.errors import RapidDesError
+from rapid_des.values import astuple, fields
 
 PRINTED = re.compile(r"sys\[(\d+)\] finished, (\d+) cycles")
 
@@ -90,7 +91,7 @@ def main() -> None:
     parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
     rows = [compare(path) for path in cases(arguments.folder)]
-    header = [field.name for field in fields(Row)]
+    header = list(fields(Row))
     for row in rows:
         print("{:44} {:14} {:>5} {!s:>12} {!s:>12} {:>12} {:>5}  {}".format(*astuple(row)))
     if arguments.csv:

@@ -60,7 +60,14 @@ class _Elements(HTMLParser):
     def handle_comment(self, data: str) -> None:
         self.wrong = self.wrong or f"a comment: {data[:50]}"
 
-    unknown_decl = handle_decl = handle_pi = handle_comment
+    def handle_decl(self, decl: str) -> None:
+        self.handle_comment(decl)
+
+    def unknown_decl(self, data: str) -> None:
+        self.handle_comment(data)
+
+    def handle_pi(self, data: str) -> None:
+        self.handle_comment(data)
 
 
 def wrong_html(html: str) -> str:
@@ -93,7 +100,7 @@ def notebook(words: Sequence[str]) -> None:
 
 
 def _plan(folder: Path) -> rd.Plan:
-    vary = {"tp": [8], "recompute": ["none"], "micro_batch": [1], "zero_stage": [0]}
+    vary: dict[str, list[Any]] = {"tp": [8], "recompute": ["none"], "micro_batch": [1], "zero_stage": [0]}
     wanted = rd.Wanted(top=1, mode="analytical", vary=vary)
     return rd.plan(rd.load_job("llama2_7b_train"), rd.load_machine(folder / "m.yaml"), wanted, InProcess())
 

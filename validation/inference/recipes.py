@@ -10,12 +10,13 @@ Scripts changed over the months of the rows: these are those of early 2026, and 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rapid_des.config import open_document
 from rapid_des.units import ceil_divide
+from rapid_des.values import replace
 from validation.jobs.decoders import Tree
 from validation.measurements import Names, Record, UnsupportedRow
 

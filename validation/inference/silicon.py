@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from statistics import fmean
 
 import numpy as np
 
 from rapid_des.units import ceil_divide
+from rapid_des.values import replace
 from validation.inference import runs
 from validation.inference.recipes import engine_tree, is_swept
 from validation.jobs.cases import Case, Served

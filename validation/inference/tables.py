@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
+from rapid_des.values import replace
 from validation.inference import runs
 from validation.jobs.cases import Served
 from validation.jobs.requests import Latency, Requests, measured_requests

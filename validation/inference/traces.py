@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from statistics import fmean
 
+from rapid_des.values import replace
 from validation.inference import runs
 from validation.jobs.cases import Case, Served
 from validation.jobs.decoders import Tree

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
+from rapid_des.values import replace
 from validation.inference import runs
 from validation.jobs.requests import Latency, Requests, measured_requests
 from validation.jobs.rows import MeasuredJob, job_topics, memory_gb, slope_topic

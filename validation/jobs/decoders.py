@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from rapid_des.values import replace
 from validation.measurements import Record, UnsupportedRow
 
 Tree = dict[str, Any]

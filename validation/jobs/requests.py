@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from rapid_des.device import load_device
+from rapid_des.values import replace
 from validation.jobs.cases import Case
 from validation.jobs.decoders import LLAMA, STYLES, Tree, decoder, known, parameters
 from validation.jobs.origins import SOFTWARE, Profile, place, without_all_reduce

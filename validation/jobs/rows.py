@@ -6,13 +6,14 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from statistics import fmean, median
 
 from rapid_des.device.measurements import is_calibration
 from rapid_des.frontend import StageMemory
 from rapid_des.report.evidence import FIRST_TOKEN, PER_TOKEN, STEP
+from rapid_des.values import replace
 from validation.jobs.blame import Taken, errors_by_part
 from validation.jobs.cases import FIRST, TOO_LARGE, Case, Outcome
 from validation.jobs.workers import Runs, Watch

@@ -11,7 +11,6 @@ stated order, so that a step may take longer when one part of it takes less (Gra
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -23,6 +22,7 @@ from rapid_des.chakra.trace import NodeTable, TraceSet
 from rapid_des.modes.symmetry import Budget, fold
 from rapid_des.program.lowering import lower
 from rapid_des.units import Bandwidth, Duration
+from rapid_des.values import replace
 from validation.laws.draws import LASTS, Tree
 from validation.laws.trial import DoesNotApplyError, Trial, differ
 

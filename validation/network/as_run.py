@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
 
@@ -26,6 +26,7 @@ from rapid_des.report.breakdown import rank_times
 from rapid_des.simulation import replay, run_traces
 from rapid_des.studies.traffic import collectives, messages
 from rapid_des.units import PS_PER_US
+from rapid_des.values import replace
 from validation.measurements import DataFolder, Record, UnsupportedRow
 from validation.network import Measured, grouped
 from validation.network.nccl import KINDS, SENDS, NcclTest, floor, measured, predicted

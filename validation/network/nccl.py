@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -23,6 +23,7 @@ from rapid_des.chakra.trace import CollectiveType
 from rapid_des.network.collectives.libraries.nccl_fabric import load_fabric
 from rapid_des.network.collectives.libraries.nccl_network import nccl_time, send_time
 from rapid_des.units import PS_PER_US
+from rapid_des.values import replace
 from validation.measurements import DataFolder, Record, UnsupportedRow
 from validation.network import Measured, grouped
 from validation.scoring import Topic

@@ -11,7 +11,7 @@ each dimension that is faster than any of them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from math import prod
 from random import Random
@@ -28,6 +28,7 @@ from rapid_des.network.specs import AUTO, Choice
 from rapid_des.program.candidates import candidates
 from rapid_des.program.routes import geometry
 from rapid_des.simulation import replay
+from rapid_des.values import replace
 from validation.measurements import DataFolder
 from validation.scoring import Row, Topic
 

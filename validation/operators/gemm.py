@@ -12,7 +12,7 @@ null model there is compulsory traffic: each operand once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
@@ -20,6 +20,7 @@ from rapid_des.device.gemm import gemm_times_us
 from rapid_des.device.operators import DTYPE_BITS, Dtype, Gemm
 from rapid_des.device.roofline import gemm_bytes
 from rapid_des.errors import RapidDesError
+from rapid_des.values import replace
 from validation.measurements import (
     DTYPES,
     PRESETS,

@@ -12,9 +12,9 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
+from rapid_des.values import replace
 from validation.network.marks import SIZE, STATED, mark_cases
 from validation.network.marks import Case as MarkCase
 from validation.network.packets import FABRICS, PROTOCOL, cases, traffic

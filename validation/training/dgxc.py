@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from rapid_des.values import replace
 from validation.jobs.cases import Case
 from validation.jobs.decoders import (
     GPT,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 
+from rapid_des.values import replace
 from validation.jobs.cases import Case, Outcome, Place
 from validation.jobs.decoders import GPT, LLAMA, Dimensions, Experts, decoder, known, training_flops
 from validation.jobs.origins import SOFTWARE, place

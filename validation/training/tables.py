@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
+from rapid_des.values import replace
 from validation.jobs.cases import Case
 from validation.jobs.decoders import (
     GPT,

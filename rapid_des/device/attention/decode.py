@@ -9,12 +9,13 @@ loop or as its bytes need from HBM or L2.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
 
 from rapid_des.device.device import Device, Transfer, transfer
 from rapid_des.device.operators import Attention, Bound, Dtype, Estimate, width
 from rapid_des.units import PS_PER_S
-from rapid_des.values import fields
+from rapid_des.values import fields, replace
 
 NEVER, GROUPED, ALWAYS = 0, 1, 2
 """The values of the constant `split`: a kernel never splits keys, only where heads share a KV head, or
@@ -22,8 +23,7 @@ always.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeKernel:
+class DecodeKernel(Struct, frozen=True):
     """One kernel library's decode kernel on one device; times in microseconds.
 
     Geometry (from the kernels' source): tiles, blocks an SM holds, whether heads of a group share a block,
@@ -57,8 +57,7 @@ class DecodeKernel:
         return cls(*device.chosen_constants(section, fields(cls), dtype))
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(Struct, frozen=True):
     """The thread blocks of one decode kernel."""
 
     groups: int

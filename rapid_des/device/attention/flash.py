@@ -11,10 +11,10 @@ dP, dV, dK, dQ), dQ added up in fp32 through L2, a pass before it (row sums of d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Floats, Int64s
 from rapid_des.compiling import Kernel, compilable
@@ -165,8 +165,7 @@ def _simulate_to(  # noqa: PLR0913 - as `_simulate`, whose result it writes
 _SIMULATION = Kernel(_simulate_to)
 
 
-@dataclass(frozen=True, slots=True)
-class FlashKernel:
+class FlashKernel(Struct, frozen=True):
     """One kernel library's forward or backward kernel on one device; times in microseconds.
 
     Geometry (from the kernels' source): tiles, blocks an SM holds, longest blocks first, heads of a group
@@ -234,8 +233,7 @@ def price_flash_backward(attention: Attention, device: Device, scheduler: BlockS
     return _estimate(_Work(attention, total, compute, 2 * forward.output, tiles, heads), kernel, device)
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
+class _Work(Struct, frozen=True):
     attention: Attention
     sizes: Sizes
     compute: float

@@ -12,11 +12,10 @@ the section `grouped_gemm` on top.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import structs
+from msgspec import Struct, structs
 
 from rapid_des.arrays import Bools, Floats
 from rapid_des.device.device import Device, Rates, rates_of
@@ -33,14 +32,14 @@ from rapid_des.device.operators import Bound, Dtype, Estimate, Gemm, GroupedGemm
 from rapid_des.device.spec import KernelMenu, operator_energy
 from rapid_des.device.vector import price_vector
 from rapid_des.units import PS_PER_US
+from rapid_des.values import replace
 
 _GEMV_ROWS = 16
 _CHUNK = 32
 """The number of GEMMs priced together, so that their arrays fit the processor's cache."""
 
 
-@dataclass(frozen=True)
-class GemmModel:
+class GemmModel(Struct, frozen=True):
     """The GEMM kernels of one device and library for operands of given widths."""
 
     dtype: Dtype
@@ -95,8 +94,7 @@ class GemmModel:
         return stretch
 
 
-@dataclass(frozen=True)
-class Priced:
+class Priced(Struct, frozen=True):
     """The chosen kernels of some GEMMs, one entry a GEMM (and `timing` for every candidate)."""
 
     kernel_us: Floats

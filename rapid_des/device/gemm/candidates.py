@@ -15,14 +15,15 @@ Checked against profiler counts of A100 kernels (`rapid-des validate operators/t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Floats
 from rapid_des.device.device import Rates
 from rapid_des.device.spec import RANGES, KernelMenu, check_constant
 from rapid_des.errors import ConfigError
+from rapid_des.values import fields
 
 _ACCUMULATOR_BYTES = 4
 _STAGES = 3
@@ -39,8 +40,7 @@ _DRIFT_ALONE, _DRIFT_TOGETHER = 0.9, 1.2
 """How often a shared operand is read again when it exceeds L2: with one CTA on an SM, and with several."""
 
 
-@dataclass(frozen=True)
-class GemmConstants:
+class GemmConstants(Struct, frozen=True):
     """Constants of one family, dtype or kernel library; utilisations are in (0, 1].
 
     Times are microseconds. They are fitted by `rapid-des device calibrate`.
@@ -92,7 +92,7 @@ class GemmConstants:
 
 
 UTILISATIONS = tuple(name for name, span in RANGES["gemm"].items() if span.high == 1)
-NAMES = tuple(field.name for field in fields(GemmConstants))
+NAMES = fields(GemmConstants)
 
 
 def gemm_constants(values: Mapping[str, float], where: str) -> GemmConstants:
@@ -109,8 +109,7 @@ def gemm_constants(values: Mapping[str, float], where: str) -> GemmConstants:
     return GemmConstants(**values)
 
 
-@dataclass(frozen=True)
-class Candidates:
+class Candidates(Struct, frozen=True):
     """One entry a (tile, split): geometry, and what one pipeline step of its CTA costs in microseconds."""
 
     tile_m: Floats
@@ -199,8 +198,7 @@ def _residency(accumulators: Floats, staged: Floats, rates: Rates) -> Floats:
     return fitting
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(Struct, frozen=True):
     """GEMMs as columns (GEMMs, 1): `matrices` weight matrices take `rows` rows, the tallest `high`."""
 
     rows: Floats
@@ -220,8 +218,7 @@ class Work:
         return 2 * self.rows * self.n * self.k
 
 
-@dataclass(frozen=True)
-class Timing:
+class Timing(Struct, frozen=True):
     """Every candidate's time and its parts in microseconds, (GEMMs, candidates)."""
 
     total: Floats

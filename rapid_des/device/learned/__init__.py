@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Struct, field
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.device.learned.regressors import Forest, Regressor, Trend
@@ -24,6 +24,7 @@ from rapid_des.device.learned.samples import Shape, shape_of
 from rapid_des.device.operators import Estimate, Operator, OperatorModel
 from rapid_des.errors import InputError, RapidDesError
 from rapid_des.inputs import LEARNED_FILE, open_input
+from rapid_des.values import replace
 
 FORMAT = "rapid-des learned operators 1"
 _MOST_UNPACKED = 1 << 28
@@ -42,8 +43,7 @@ class LeftOut(msgspec.Struct, frozen=True):
     reason: str
 
 
-@dataclass(frozen=True)
-class LearnedFile:
+class LearnedFile(Struct, frozen=True):
     """Regressors by operator, where their samples came from, and what prices the rest."""
 
     regressors: Mapping[str, Regressor]

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from rapid_des.device.learned import LeftOut
 from rapid_des.device.learned.samples import Shape, shape_of
@@ -24,8 +25,7 @@ VOCABULARY = 50257
 _DTYPE: Dtype = "fp16"
 
 
-@dataclass(frozen=True)
-class Sizes:
+class Sizes(Struct, frozen=True):
     """The sizes of one sample; what its operator has not is 0."""
 
     mp: int
@@ -119,8 +119,7 @@ PARTS = ("baddbmm", "ScaledUpperTriangMaskedSoftmax", "bmm")
 """The parts of unfused attention: scores, softmax and values."""
 
 
-@dataclass(frozen=True)
-class Timed:
+class Timed(Struct, frozen=True):
     """One operator of ours with the time that a sample gives it."""
 
     shape: Shape
@@ -129,8 +128,7 @@ class Timed:
     """The `op/phase` of the sample."""
 
 
-@dataclass
-class Converted:
+class Converted(Struct):
     """A table of samples in terms of our operators."""
 
     timed: list[Timed] = field(default_factory=list)
@@ -146,8 +144,7 @@ class Converted:
         self.left_out[name] = LeftOut(self.rows[name], reason)
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(Struct, frozen=True):
     """One part of a rank's unfused attention."""
 
     batch: int

@@ -8,11 +8,11 @@ is left: waves, alignment, changes of kernel. Between samples the trend interpol
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from rapid_des.arrays import Floats, Int32s
 
@@ -20,8 +20,7 @@ LEAF = -1
 """The feature index of a leaf."""
 
 
-@dataclass(frozen=True)
-class Regressor:
+class Regressor(Struct, frozen=True):
     """One operator's model: sizes to microseconds."""
 
     names: tuple[str, ...]
@@ -61,8 +60,7 @@ class Regressor:
         return np.exp(log_time)
 
 
-@dataclass(frozen=True)
-class Trend:
+class Trend(Struct, frozen=True):
     """Least-squares coefficients of log time: constant, log sizes, and (quadratic) their products."""
 
     degree: int
@@ -106,8 +104,7 @@ def _terms(logs: Floats, degree: int) -> Floats:
     return np.hstack(columns)
 
 
-@dataclass(frozen=True)
-class Forest:
+class Forest(Struct, frozen=True):
     """Trees laid one after the other; node i goes to `left[i]` if its feature is at most the threshold.
 
     The prediction is `offset` plus `scale` times the sum of one leaf of every tree (a mean of trees has scale

@@ -7,10 +7,10 @@ import io
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Floats
 from rapid_des.config.documents import read_text
@@ -29,8 +29,7 @@ _LARGEST = 1e15
 _NUMBER = re.compile(r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?\Z")
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Struct, frozen=True):
     """An operator as a regressor sees it: a name for all that is not a size, and the sizes."""
 
     name: str
@@ -38,8 +37,7 @@ class Shape:
     sizes: tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class Samples:
+class Samples(Struct, frozen=True):
     """The measurements of one operator."""
 
     names: tuple[str, ...]

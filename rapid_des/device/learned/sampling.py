@@ -11,9 +11,10 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from rapid_des.device.learned.samples import shape_of
 from rapid_des.device.operators import DTYPE_BITS, Attention, Gemm, Operator, Vector
@@ -32,8 +33,7 @@ LEAST_WINDOW_US = 300.0
 DTYPES: Mapping[str, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
+class Sampling(Struct, frozen=True):
     """How operators are measured."""
 
     backend: Backend

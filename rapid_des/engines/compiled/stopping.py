@@ -7,9 +7,9 @@ asks for once a route; all else about closures happens between instants, in `clo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.engines.compiled import pools, work
 from rapid_des.engines.compiled.calendar import USED, push
@@ -20,10 +20,10 @@ from rapid_des.network.fluid.state import lengthened
 from rapid_des.program.faults.closures import Closures, Stopped
 from rapid_des.program.faults.rerouting import down_at, new_routes, route_around
 from rapid_des.program.program import NONE, Program, Progress
+from rapid_des.values import replace
 
 
-@dataclass(eq=False)
-class Hop:
+class Hop(Struct, eq=False):
     """A transfer that a link serves, or whose bytes it serves in vain since they were lost further on."""
 
     transfer: int

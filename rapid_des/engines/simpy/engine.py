@@ -147,7 +147,7 @@ class Simulation:
         """Return the replanning of collectives, if the program has closures; only then import its module."""
         if closures is None:
             return None
-        from rapid_des.engines.simpy.closing import ClosingFlows, ClosingLinks
+        from rapid_des.engines.simpy.link_closures import ClosingFlows, ClosingLinks
         from rapid_des.engines.simpy.replanned import Replanning
 
         if self.collectives.fluid is None:

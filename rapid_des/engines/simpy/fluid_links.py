@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from msgspec import Struct
 from simpy.events import Timeout
 
 from rapid_des.engines.simpy.links import NO_TIMETABLE, Links, Message
@@ -28,8 +28,7 @@ from rapid_des.program.timetable import FULL_RATE, lag_at, rate_at
 from rapid_des.units import PS_PER_S
 
 
-@dataclass(frozen=True)
-class Shared:
+class Shared(Struct, frozen=True):
     """The parameters of a message on the links of its route, see `protocol.FluidService`."""
 
     links: tuple[int, ...]
@@ -42,8 +41,7 @@ class Shared:
     after: int
 
 
-@dataclass
-class Flow:
+class Flow(Struct):
     """One message in flight, or what remains of it."""
 
     message: Message

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 from simpy.events import Event, Process, Timeout
 from simpy.exceptions import Interrupt
@@ -36,8 +36,7 @@ NO_TIMETABLE: tuple[list[int], list[int], list[int]] = ([], [], [])
 NO_PACE: tuple[list[int], list[int]] = ([], [])
 
 
-@dataclass(slots=True, eq=False)
-class Message:
+class Message(Struct, eq=False):
     """A transfer in flight."""
 
     arrives: Callable[[], None]
@@ -59,8 +58,7 @@ class Message:
     """The bytes that have arrived."""
 
 
-@dataclass(slots=True, eq=False)
-class Piece:
+class Piece(Struct, eq=False):
     """Some bytes of a message on a route of their own."""
 
     message: Message

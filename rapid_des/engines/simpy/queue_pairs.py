@@ -9,11 +9,11 @@ part 0 ──► first link ──► … ──► last link ──► arrived
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import cast
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int64s
 from rapid_des.engines.simpy.links import (
@@ -131,8 +131,7 @@ class Buffer:
         env.at(env.now + self._latency, act)
 
 
-@dataclass(slots=True, eq=False)
-class Flow:
+class Flow(Struct, eq=False):
     """A message's queue pair."""
 
     message: Message
@@ -152,8 +151,7 @@ class Flow:
     """The start tag of its last part plus that part's service time."""
 
 
-@dataclass(slots=True, eq=False)
-class Part(Piece):
+class Part(Piece, eq=False):
     """A part with the flow that sends it."""
 
     flow: Flow | None = None

@@ -11,15 +11,15 @@ what it holds, and every member follows the same plan whenever it arrives.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import cache
 
+from msgspec import Struct, field
 from simpy.events import Event
 
 from rapid_des.engines.deadlock import explain_disagreement
-from rapid_des.engines.simpy.closing import legs_of, shared_of
 from rapid_des.engines.simpy.collectives import Collectives, Instance, Key, Member, TemplateTable
 from rapid_des.engines.simpy.fluid_links import FluidLinks, Shared
+from rapid_des.engines.simpy.link_closures import legs_of, shared_of
 from rapid_des.engines.simpy.links import Links, Parts, Steps
 from rapid_des.errors import TraceError
 from rapid_des.program.builders import LINK_ORDERS
@@ -49,8 +49,7 @@ class PlannedInstance(Instance):
         return shared_of(self._closures, route, frozenset(), size) if route else None
 
 
-@dataclass(eq=False)
-class StartedCollective:
+class StartedCollective(Struct, eq=False):
     """A collective that has begun: what it is planned around, and its ranks so far."""
 
     dead: frozenset[int] | None
@@ -61,8 +60,7 @@ class StartedCollective:
     """The work of each rank in it, by the position of the rank."""
 
 
-@dataclass(eq=False)
-class RankPart:
+class RankPart(Struct, eq=False):
     """The work of one rank in a replanned collective."""
 
     done: Event

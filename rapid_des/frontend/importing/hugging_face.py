@@ -7,15 +7,16 @@ the architecture's configuration class in transformers.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from rapid_des.config import to_yaml
 from rapid_des.config.documents import read_text
 from rapid_des.config.texts import parse_json
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.importing import gemma, gpt, hybrid, llama, nested
+from rapid_des.frontend.importing import gemma, gpt, hybrid, llama, multimodal
 from rapid_des.frontend.importing.bounds import bounded
 from rapid_des.frontend.importing.keys import Ignored, Keys, Outcomes, by_reason, commented
 from rapid_des.frontend.importing.without_meaning import OF_CONFIGS
@@ -28,19 +29,19 @@ Architecture = Callable[[Keys], Tree]
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": llama.llama,
-    "llama4": nested.llama4_with_images,
-    "llama4_text": nested.llama4,
+    "llama4": multimodal.llama4_with_images,
+    "llama4_text": multimodal.llama4,
     "mistral": llama.mistral,
-    "mistral3": nested.mistral3,
+    "mistral3": multimodal.mistral3,
     "mixtral": llama.mixtral,
     "qwen2": llama.qwen2,
     "qwen2_moe": llama.qwen2_moe,
     "qwen3": llama.qwen3,
     "qwen3_moe": llama.qwen3_moe,
     "qwen3_next": hybrid.qwen3_next,
-    "qwen3_5": nested.qwen3_5_with_images,
+    "qwen3_5": multimodal.qwen3_5_with_images,
     "qwen3_5_text": hybrid.qwen3_5,
-    "qwen3_5_moe": nested.qwen3_5_moe_with_images,
+    "qwen3_5_moe": multimodal.qwen3_5_moe_with_images,
     "qwen3_5_moe_text": hybrid.qwen3_next,
     "deepseek_v2": llama.deepseek,
     "deepseek_v3": llama.deepseek_v3,
@@ -57,7 +58,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "cohere2": llama.cohere2,
     "gemma": gemma.gemma,
     "gemma2": gemma.gemma2,
-    "gemma3": nested.gemma3_with_images,
+    "gemma3": multimodal.gemma3_with_images,
     "gemma3_text": gemma.gemma3,
     "glm": llama.glm,
     "glm4": llama.glm4,
@@ -77,8 +78,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 """The importing functions by `model_type`."""
 
 
-@dataclass(frozen=True)
-class Imported:
+class Imported(Struct, frozen=True):
     """A model and where it was imported from."""
 
     model: Model

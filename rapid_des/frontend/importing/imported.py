@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from rapid_des.config import to_yaml
 from rapid_des.errors import ConfigError
@@ -13,8 +14,7 @@ from rapid_des.frontend.job import Job
 from rapid_des.frontend.loading import load_job
 
 
-@dataclass(frozen=True)
-class ImportedJob:
+class ImportedJob(Struct, frozen=True):
     """A job and where it was imported from."""
 
     job: Job

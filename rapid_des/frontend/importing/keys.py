@@ -7,10 +7,10 @@ here; `finish` refuses what nobody has asked for. `Outcomes` collects what a use
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
 import msgspec
+from msgspec import Struct, field
 
 from rapid_des.errors import ConfigError
 
@@ -34,8 +34,7 @@ class Ignored(msgspec.Struct, frozen=True):
     """Why it has no effect: the text that follows `ignored, as`."""
 
 
-@dataclass
-class Outcomes:
+class Outcomes(Struct):
     """The notes of an import: assumptions, and keys that have no effect."""
 
     notes: list[str] = field(default_factory=list)
@@ -67,8 +66,7 @@ def commented(lines: Iterable[str]) -> str:
     return "".join(f"# {''.join(c if c.isprintable() else '?' for c in line)}\n" for line in plain)
 
 
-@dataclass
-class Keys:
+class Keys(Struct):
     """A mapping of a file while an importer reads it; null counts as a missing key."""
 
     tree: Mapping[str, Any]

@@ -11,9 +11,9 @@ from pathlib import Path
 from rapid_des.config.documents import read_text
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.importing.bounds import bounded
-from rapid_des.frontend.importing.dealing import chunks_of, layers_of
 from rapid_des.frontend.importing.imported import ImportedJob, imported, replicas, sparse
 from rapid_des.frontend.importing.keys import Outcomes, Tree
+from rapid_des.frontend.importing.layer_assignment import chunks_of, layers_of
 from rapid_des.frontend.importing.megatron_ignored import OF_ARGUMENTS
 from rapid_des.frontend.importing.megatron_model import model_of, routing_of
 from rapid_des.frontend.importing.shell import Arguments, Launch, by_name, read_launch

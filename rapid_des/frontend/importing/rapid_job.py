@@ -10,7 +10,7 @@ from rapid_des.frontend.importing.keys import Tree, shortened
 from rapid_des.frontend.importing.rapid_keys import NOT_READ, OF_INFERENCE, OF_TRAINING, Section, known
 from rapid_des.frontend.importing.rapid_model import load_of, model_of, sparse_layers
 from rapid_des.frontend.importing.rapid_network import Split
-from rapid_des.frontend.refusals import MOST_GPUS, MOST_NODES, NODES_A_LAYER
+from rapid_des.frontend.job_checks import MOST_GPUS, MOST_NODES, NODES_A_LAYER
 
 FORMATS = {"mxfp4": "fp4", "int4": "fp4", "fp8": "fp8", "int8": "fp8", "fp16": "fp16", "bf16": "bf16",
            "fp32": "fp32", "0.5": "fp4", "1": "fp8", "2": "bf16", "4": "fp32",

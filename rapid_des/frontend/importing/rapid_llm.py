@@ -7,8 +7,9 @@ that it multiplies kernels by (`util`, `overlap`) are ignored and named: they fa
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from rapid_des.config import (
     Document,
@@ -35,8 +36,7 @@ _SIMULATED = "`rapid-des run` chooses mode and engine"
 _MESSAGES = "links and their parts (switching) say how messages take turns"
 
 
-@dataclass(frozen=True)
-class ImportedFiles:
+class ImportedFiles(Struct, frozen=True):
     """The job, machine and device file of a RAPID-LLM run."""
 
     job: ImportedJob

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.frontend.importing.imported import sparse
@@ -22,8 +23,7 @@ AUTOMATIC = {"fully_connected": "direct", "switch": "halving_doubling", "hypercu
 """The algorithm that `auto` means, by shape; on all other shapes a ring."""
 
 
-@dataclass(frozen=True)
-class Split:
+class Split(Struct, frozen=True):
     """The number of ranks along each axis, by RAPID-LLM's names."""
 
     degrees: Mapping[str, int]

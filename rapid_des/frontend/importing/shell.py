@@ -11,8 +11,9 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.importing.keys import Keys, Tree, shortened
@@ -45,16 +46,14 @@ _LONGEST_SUM = 400
 _INT64 = range(-(2**63), 2**63)
 
 
-@dataclass
-class _Value:
+class _Value(Struct):
     """The value of a variable, and which other variables it depends on."""
 
     text: str
     uses: set[str] = field(default_factory=set)
 
 
-@dataclass
-class Launch:
+class Launch(Struct):
     """One program started by a script."""
 
     launcher: Words
@@ -91,8 +90,7 @@ def _sorted(names: set[str]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-@dataclass
-class _Script:
+class _Script(Struct):
     """A script that is being read: its variables so far."""
 
     variables: dict[str, _Value]
@@ -224,8 +222,7 @@ def _statements(text: str) -> Iterator[str]:
     yield from _split(" ".join(collected).strip())
 
 
-@dataclass
-class _Going:
+class _Going(Struct):
     """Whether a statement continues in the next line: open quotes, lists and loops so far."""
 
     quote: str = ""
@@ -311,7 +308,6 @@ def _end_of_value(statement: str, start: int) -> int:
     return len(statement)
 
 
-@dataclass
 class Arguments(Keys):
     """Arguments by name without dashes; those that refer to a variable nobody sets are refused when read."""
 

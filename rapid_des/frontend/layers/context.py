@@ -16,13 +16,13 @@ al. 2023, arXiv 2309.14509). Both together: by heads among ranks that follow one
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Unpack
 
 from rapid_des.device.operators import Attention, Vector
 from rapid_des.frontend.layers.layer import CORE, AttentionCore, of_documents
 from rapid_des.frontend.operations import Counts, OperationList, Shard
 from rapid_des.frontend.spec import ParallelismSpec
+from rapid_des.values import replace
 
 _RING = "attention.kv_ring"
 

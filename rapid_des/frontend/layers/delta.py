@@ -12,7 +12,7 @@ if its chunks did not wait for each other, which few long sequences of few heads
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from rapid_des.device.operators import Gemm, Vector
 from rapid_des.errors import ConfigError
@@ -30,8 +30,7 @@ RULE_FLOPS = 8
 _STATE_BYTES = 4
 
 
-@dataclass(frozen=True)
-class GatedDelta:
+class GatedDelta(Struct, frozen=True):
     """`heads` value heads whose states map `key_dim` to `value_dim` channels; `key_heads` serve them."""
 
     hidden: int

@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import Exchange
@@ -47,8 +47,7 @@ _UNIT = 10**9
 """Denominator of drawn shares: weights are integers, so that runs agree to the bit."""
 
 
-@dataclass(frozen=True)
-class Placed:
+class Placed(Struct, frozen=True):
     """The physical experts of a layer in the order of the ranks that hold them."""
 
     weights: tuple[int, ...]
@@ -161,8 +160,7 @@ _CHOICE_BYTES = 5
 """Bytes for each token and expert: whether it was chosen, and an fp32 weight."""
 
 
-@dataclass(frozen=True)
-class Overlapped:
+class Overlapped(Struct, frozen=True):
     """Operations that run while tokens travel."""
 
     start: int
@@ -177,8 +175,7 @@ class _TokenMove(Protocol):
     def __call__(self, operations: OperationList, shard: Shard, role: str, *, backward: bool) -> None: ...
 
 
-@dataclass(frozen=True)
-class Dispatch:
+class Dispatch(Struct, frozen=True):
     """How tokens travel to `topk` of `experts` experts, and results back."""
 
     hidden: int

@@ -11,7 +11,8 @@ Core's moe-latent-size).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
 
 from rapid_des.device.operators import Gemm, GroupedGemm, Starts
 from rapid_des.device.vector import fused
@@ -30,10 +31,10 @@ from rapid_des.frontend.matrices import (
 from rapid_des.frontend.operations import OperationList, Shard
 from rapid_des.frontend.spec import ParallelismSpec
 from rapid_des.units import ceil_divide
+from rapid_des.values import replace
 
 
-@dataclass(frozen=True)
-class Experts:
+class Experts(Struct, frozen=True):
     """Routed experts, `topk` of `experts` for each token, and the shared ones as one dense feed-forward."""
 
     hidden: int

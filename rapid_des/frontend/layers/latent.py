@@ -10,7 +10,7 @@ as does a decode step that does not absorb, of all tokens that are cached.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
 
 from rapid_des.device.operators import Attention, Gemm
 from rapid_des.frontend.groups import byte_count
@@ -28,10 +28,10 @@ from rapid_des.frontend.matrices import (
 )
 from rapid_des.frontend.operations import Counts, OperationList, Shard, launch
 from rapid_des.frontend.spec import ModelSpec, ParallelismSpec
+from rapid_des.values import replace
 
 
-@dataclass(frozen=True)
-class LatentAttention:
+class LatentAttention(Struct, frozen=True):
     """MLA; `core` is that of training, where every head has keys and values of its own."""
 
     hidden: int

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Protocol, Unpack
+
+from msgspec import Struct
 
 from rapid_des.device.operators import Attention
 from rapid_des.device.vector import Policy
@@ -28,14 +29,14 @@ from rapid_des.frontend.operations import (
     residual_forward,
 )
 from rapid_des.frontend.spec import Block, Norms, ParallelismSpec
+from rapid_des.values import replace
 
 ONE_SUM: frozenset[Policy] = frozenset({"trtllm"})
 """Policies that serve a parallel block with one sum over tp: the halves' partial results are added before it
 (TensorRT-LLM's Falcon)."""
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(Struct, frozen=True):
     """Numbers of parameters of one half of a layer, without its norm, over all tp ranks."""
 
     matrices: int
@@ -110,8 +111,7 @@ class Mixer(Sublayer, Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Absent:
+class Absent(Struct, frozen=True):
     """A half that the layer does not have."""
 
     name = "none"
@@ -147,8 +147,7 @@ class Absent:
         return operations.last
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(Struct, frozen=True):
     """One layer: mixer and feed-forward, each with its norms, and their additions to the residual stream.
 
     One of them may be absent (Mamba, Nemotron-H).
@@ -226,8 +225,7 @@ class Layer:
         return half is self.mixer or self.block != "parallel_one_norm"
 
 
-@dataclass(frozen=True)
-class LayerKind:
+class LayerKind(Struct, frozen=True):
     """A layer as a job runs it, hashed by content. This kind keeps what its operators keep."""
 
     layer: Layer
@@ -259,8 +257,7 @@ CORE = "attention.core"
 """Name of the kernel whose cost depends on the KV length."""
 
 
-@dataclass(frozen=True)
-class AttentionCore:
+class AttentionCore(Struct, frozen=True):
     """`heads` query heads over `kv_heads` key and value heads, on all tp ranks together."""
 
     heads: int

@@ -12,7 +12,7 @@ come back. None of these kernels was measured here: products are priced as batch
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from rapid_des.device.operators import Gemm, Vector
 from rapid_des.errors import ConfigError
@@ -29,8 +29,7 @@ SCAN_FLOPS = 7
 """Forward FLOPs of one position and state element, as Megatron-LM counts them."""
 
 
-@dataclass(frozen=True)
-class Mamba:
+class Mamba(Struct, frozen=True):
     """`heads` heads of `head_dim` channels with states of `state`, whose inputs `groups` groups share."""
 
     hidden: int

@@ -7,7 +7,7 @@ them; tp splits the inner width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from rapid_des.device.vector import Policy, fused
 from rapid_des.errors import ConfigError
@@ -32,8 +32,7 @@ ROTATING: frozenset[Policy] = frozenset({"trtllm"})
 does, in masked multi-head attention or in a kernel of its own that constants of measured plugins hold."""
 
 
-@dataclass(frozen=True)
-class GroupedQueryAttention:
+class GroupedQueryAttention(Struct, frozen=True):
     """Query heads that share key and value heads, fused by FlashAttention or not."""
 
     hidden: int
@@ -222,8 +221,7 @@ GATED = frozenset(("swiglu", "geglu"))
 """Activations that multiply a gate, which stands beside the up projection."""
 
 
-@dataclass(frozen=True)
-class DenseFeedForward:
+class DenseFeedForward(Struct, frozen=True):
     """Two matrices and an activation, which may have a gate beside the up projection."""
 
     hidden: int

@@ -10,17 +10,20 @@ first to the end of the second, also where they were recomputed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, overload
 
-from rapid_des.frontend.halves import gradient_bytes
+from msgspec import Struct
+
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import Operation
 from rapid_des.frontend.parts import Lists, PieceKey, Section, training_lists
 from rapid_des.frontend.routing import heaviest_place
 from rapid_des.frontend.schedules.schedule import Item, PassKind
+from rapid_des.frontend.split_backward import gradient_bytes
 from rapid_des.units import Size
+from rapid_des.values import replace
 
 CATEGORIES = (
     "weights", "gradients", "optimizer", "unsharded", "activations", "logits", "temporary", "communication",
@@ -144,8 +147,7 @@ class StageMemory:
         return _inside(self.categories)
 
 
-@dataclass(frozen=True)
-class JobMemory:
+class JobMemory(Struct, frozen=True):
     """Every stage's memory, in bytes.
 
     >>> JobMemory((StageMemory(0, 10, {"weights": 20}), StageMemory(1, 8, {"weights": 16}))).fullest.peak
@@ -204,8 +206,7 @@ def shown(size: int) -> str:
     return f"{size} B"
 
 
-@dataclass(frozen=True)
-class SectionMemory:
+class SectionMemory(Struct, frozen=True, dict=True):
     """The tensors that a section keeps between forward and backward, and those at the peak of either."""
 
     saved: tuple[Tensor, ...]

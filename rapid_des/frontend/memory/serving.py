@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from rapid_des.frontend.groups import byte_count
 from rapid_des.frontend.inference import Pass, first_passes, pass_lists, serving_shard
@@ -34,8 +35,7 @@ from rapid_des.frontend.speculation import draft_cache_bytes
 from rapid_des.units import ceil_divide
 
 
-@dataclass(frozen=True)
-class KvCapacity:
+class KvCapacity(Struct, frozen=True):
     """The KV pool of a replica (with attention data parallelism: of one of its ranks)."""
 
     size: int

@@ -7,7 +7,6 @@ and its entry in `SCHEDULES`; a schedule of one's own is a file (`files`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from rapid_des.frontend.schedules import in_halves
 from rapid_des.frontend.schedules.files import ScheduleSpec, from_file
@@ -21,6 +20,7 @@ from rapid_des.frontend.schedules.schedule import (
     one_forward_one_backward,
     order_of,
 )
+from rapid_des.values import replace
 
 __all__ = [
     "SCHEDULES",

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple, TypeAlias
+
+from msgspec import Struct
 
 
 class Shape(NamedTuple):
@@ -100,8 +101,7 @@ class BlockedError(ValueError):
     """The orders of stages wait for each other in a circle."""
 
 
-@dataclass(frozen=True)
-class StageOrders:
+class StageOrders(Struct, frozen=True, dict=True):
     """One schedule for one number of stages and micro-batches."""
 
     placement: Placement
@@ -321,8 +321,7 @@ def always(shape: Shape) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class Schedule:
+class Schedule(Struct, frozen=True):
     """A schedule, its constraints, and what follows from its order."""
 
     orders: Callable[[Shape], tuple[Order, ...]]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from rapid_des.frontend.blocks import Blocks
 from rapid_des.frontend.parts import PieceKey
@@ -15,8 +16,7 @@ from rapid_des.modes.mode_bound import UNBOUNDED, ModeBound
 from rapid_des.program.plans import Served
 
 
-@dataclass(frozen=True)
-class BlockMode:
+class BlockMode(Struct, frozen=True):
     """One mode: which half is simulated on the fabric, which is priced by closed forms."""
 
     name: str
@@ -57,8 +57,7 @@ _MODES = (
 BLOCK_MODES: Mapping[str, BlockMode] = {mode.name: mode for mode in _MODES}
 
 
-@dataclass(frozen=True)
-class BlockRun:
+class BlockRun(Struct, frozen=True):
     """A run of a block mode: the outer graph as executed, and the blocks behind its compute nodes."""
 
     mode: BlockMode

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Container, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int64s, digest
 from rapid_des.bounded_cache import BoundedCache
@@ -31,6 +32,7 @@ from rapid_des.program.lowering import Lowered, lower
 from rapid_des.program.plans import Served
 from rapid_des.program.program import NONE, Records
 from rapid_des.units import Duration
+from rapid_des.values import fields, replace
 
 _WEIGHT = 1000
 """Bytes, about, that remembering a block takes beside 200 a rank."""
@@ -38,8 +40,7 @@ _LABELS = frozenset({"ids", "name", "names"})
 """Columns that are for people: two tables that differ in nothing else run alike."""
 
 
-@dataclass(frozen=True)
-class BlockTimes:
+class BlockTimes(Struct, frozen=True):
     """One block on one kind of inner group, in picoseconds."""
 
     cuts: Cuts
@@ -102,8 +103,7 @@ def _paces(ranks: Sequence[int], machine: Machine, slow: Container[int]) -> byte
     return repr(places).encode() if places else b""
 
 
-@dataclass(frozen=True)
-class _Inputs:
+class _Inputs(Struct, frozen=True):
     """What a block is run on."""
 
     ranks: Sequence[int]
@@ -254,7 +254,7 @@ def key_of(traces: TraceSet, choice: EngineChoice, *, analytic: bool) -> Hashabl
 
 
 def _digest(table: NodeTable) -> bytes:
-    columns = (getattr(table, column.name) for column in fields(table) if column.name not in _LABELS)
+    columns = (getattr(table, column) for column in fields(table) if column not in _LABELS)
     return digest(
         *(column for column in columns if isinstance(column, np.ndarray)), label=repr(table.streams)
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -37,6 +36,7 @@ from rapid_des.network.jitter import draws_delays
 from rapid_des.network.specs import AUTO
 from rapid_des.program.library import libraries_of
 from rapid_des.program.lowering import lower
+from rapid_des.values import replace
 
 _MOST_WHOLE = 1024
 """Ranks of an outer graph up to which `auto` may choose what must be lowered for every replica."""

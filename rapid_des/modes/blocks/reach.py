@@ -7,7 +7,6 @@ change the services of messages, of groups the keys of those whose routes they s
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import fields, replace
 from functools import partial
 from typing import TypeAlias, TypeVar
 
@@ -25,6 +24,7 @@ from rapid_des.program.lowering import Lowered, lower
 from rapid_des.program.program import RankBinding, RankProgram
 from rapid_des.program.routes import COMPARED, Reach, compared_pairs, signatures
 from rapid_des.program.services import hop_table
+from rapid_des.values import fields, replace
 
 _Made = TypeVar("_Made")
 BYTES_A_NODE = 200
@@ -113,7 +113,7 @@ def in_health(
 
 def shape_of(table: NodeTable) -> bytes:
     """Return what a program follows from besides how long nodes take and a host needs to issue them."""
-    columns = (getattr(table, column.name) for column in fields(table) if column.name not in _TIMES)
+    columns = (getattr(table, column) for column in fields(table) if column not in _TIMES)
     arrays = [column for column in columns if isinstance(column, np.ndarray)]
     return digest(*arrays, label=repr((table.names, table.streams)))
 

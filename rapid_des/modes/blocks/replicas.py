@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
 from functools import cache as remembered
 from math import prod
 from typing import Any
@@ -28,6 +27,7 @@ from rapid_des.program.lowering import lower
 from rapid_des.program.plans import NO_TREES, Call
 from rapid_des.program.replicas import Mates, Replicas
 from rapid_des.program.routes import geometry, signatures
+from rapid_des.values import replace
 
 
 def run_first_replica(  # noqa: PLR0913 - what the graph is lowered with, by name

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int64s, distinct
 from rapid_des.errors import UnsupportedByEngine
@@ -19,8 +19,7 @@ _BATCH = 1 << 18
 _NEVER = 1 << 62
 
 
-@dataclass(frozen=True)
-class Sharing:
+class Sharing(Struct, frozen=True):
     """Which links carry what block modes simulate apart: for each link of the fabric who takes it."""
 
     inside: Int64s

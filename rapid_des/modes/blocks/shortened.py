@@ -12,14 +12,14 @@ micro-batches. A step is then the shorter one with a stretch W of items put in s
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 import numpy as np
-from msgspec import structs
+from msgspec import Struct, structs
 
 from rapid_des.arrays import Bools, Int64s
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.schedules.schedule import Order
+from rapid_des.values import replace
 
 WORTH = 4_000
 """Items that must be left out: fewer are simulated before a shorter run has been looked at."""
@@ -27,8 +27,7 @@ _LENGTHS = (3, 6)
 """How many times the pipeline's depth, or the stretch, shorter runs are long; at most half of the step."""
 
 
-@dataclass(frozen=True)
-class Shortened:
+class Shortened(Struct, frozen=True):
     """A job with fewer micro-batches, and which of its items repeat."""
 
     job: Job

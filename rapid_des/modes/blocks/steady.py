@@ -16,10 +16,10 @@ by the clock, links whose rates change) nothing is left out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from rapid_des.arrays import Int32s, Int64s, distinct
@@ -40,8 +40,7 @@ _ALIKE = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Repetition:
+class Repetition(Struct, frozen=True):
     """A stretch of a run that stands for more of the same, all times in picoseconds."""
 
     times: int
@@ -71,8 +70,7 @@ class Repetition:
         )
 
 
-@dataclass(frozen=True)
-class _Region:
+class _Region(Struct, frozen=True):
     """Visits of one rank that repeat, numbered as in records: from `low` to before `high`, `each` later."""
 
     low: int
@@ -135,8 +133,7 @@ def _region(short: Shortened, stage: int, segments: Sequence[Segment], rank: _Ra
     )
 
 
-@dataclass(frozen=True)
-class _Rank:
+class _Rank(Struct, frozen=True):
     """The nodes of a rank, the node of each of its visits, and where these begin in the records."""
 
     nodes: NodeTable
@@ -144,8 +141,7 @@ class _Rank:
     offset: int
 
 
-@dataclass(frozen=True)
-class _Same:
+class _Same(Struct, frozen=True):
     """Rows of a table from `low` to before `high`, which may be alike every so many."""
 
     nodes: NodeTable

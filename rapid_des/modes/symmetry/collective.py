@@ -7,14 +7,15 @@ which a member injects its tasks (R3) is kept. It leaves the template as it is i
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Bools, Int32s, Int64s, entries_of, rows_of, starts_of
 from rapid_des.program.program import NONE, Template, shapes
 from rapid_des.program.rounds import RoundsTemplate, rounds_template
+from rapid_des.values import replace
 
 _BLOCK = 1 << 16
 """Tasks compared at a time: what a comparison holds beside the template is a few megabytes."""
@@ -24,8 +25,7 @@ SEVERAL = -2
 """In place of a member: not one."""
 
 
-@dataclass(frozen=True)
-class Invariance:
+class Invariance(Struct, frozen=True):
     """A permutation of members under which a template stays the same."""
 
     member: Int64s
@@ -153,8 +153,7 @@ def _pair_images(template: Template, member: Int64s) -> Int32s | None:
     return place.astype(np.int32) if np.array_equal(keys[place], image) else None
 
 
-@dataclass(frozen=True)
-class _Comparison:
+class _Comparison(Struct, frozen=True):
     """Rows of a template beside the rows that they should become."""
 
     template: Template
@@ -221,8 +220,7 @@ class _Comparison:
         return images
 
 
-@dataclass(frozen=True)
-class MemberOrbits:
+class MemberOrbits(Struct, frozen=True):
     """The orbits of members under a permutation; the lowest member of each stands for it."""
 
     lowest: Int64s

@@ -12,10 +12,10 @@ always folded alike: see `Budget`.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int64s, distinct, entries_of, ranges, starts_of
 from rapid_des.modes.symmetry.collective import (
@@ -48,13 +48,13 @@ from rapid_des.program.program import (
     Template,
     shapes,
 )
+from rapid_des.values import replace
 
 LOOK_S, COMPARE_S = 30e-9, 50e-9
 """What it takes to look at a slot, and to compare a task, an edge or a route with its image."""
 
 
-@dataclass(frozen=True)
-class Budget:
+class Budget(Struct, frozen=True):
     """What folding may cost, as shares of the time that running the whole program would take."""
 
     run_s: float
@@ -66,8 +66,7 @@ class Budget:
     """What the search may always take."""
 
 
-@dataclass(frozen=True)
-class Folding:
+class Folding(Struct, frozen=True):
     """A program with one rank for each orbit, and who it stands for."""
 
     program: Program

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Bools, Int64s, distinct
 from rapid_des.engines.compiled.engine import CompiledSimulation
@@ -30,6 +30,7 @@ from rapid_des.errors import TraceError
 from rapid_des.modes.symmetry.stretches import Stretch, edge_ends, stretches, without
 from rapid_des.program.program import NONE, Program, Progress, RankProgram, Records, Trail, VisitKind
 from rapid_des.program.timetable import FOREVER
+from rapid_des.values import fields, replace
 
 KEPT = 14
 """Periods of each stretch that are simulated."""
@@ -46,8 +47,7 @@ _COUNTED = ("link_bytes", "link_busy", "link_wait", "hops", "events", "sent", "r
 """What a run counts."""
 
 
-@dataclass(frozen=True)
-class Shortened:
+class Shortened(Struct, frozen=True):
     """A program with fewer periods of its stretches, as the whole one has them."""
 
     program: Program
@@ -108,8 +108,7 @@ def run_shortened(short: Shortened, *, progress: Progress | None = None) -> Reco
     return seen.prolonged([view for view in views if view is not None])
 
 
-@dataclass(frozen=True)
-class _View:
+class _View(Struct, frozen=True):
     """What a run did in a stretch from `begin` on for one period, and before it for long enough."""
 
     stretch: Stretch
@@ -161,7 +160,7 @@ def _watch(simulation: CompiledSimulation, stretch: Stretch, events: int) -> _Vi
     simulation.advance(until=begin + period)
     records = simulation.records()
     assert records.trail is not None, "hops are noted"
-    trail = Trail(*(getattr(records.trail, column.name).copy() for column in fields(Trail)))
+    trail = Trail(*(getattr(records.trail, column).copy() for column in fields(Trail)))
     simulation.note_hops(on=False)
     counted = tuple(later - earlier for earlier, later in zip(before, _counts(records), strict=True))
     return _View(stretch, begin + 1, period, trail, counted)

@@ -13,11 +13,11 @@ sample of what its collectives do. Only what no sample refutes is compared in fu
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int32s, Int64s, distinct, entries_of, rows_of, starts_of
 from rapid_des.modes.symmetry.collective import SEVERAL, Invariance, Invariances, injectors
@@ -31,8 +31,7 @@ SAMPLE = 1 << 10
 """Slots, and routes, that are looked at first."""
 
 
-@dataclass(frozen=True)
-class Shift:
+class Shift(Struct, frozen=True):
     """Rank position a + stride·(b + extent·c) goes to b + 1, modulo extent."""
 
     stride: int
@@ -67,8 +66,7 @@ def shifts(program: Program) -> Iterator[Shift]:
                 yield shift
 
 
-@dataclass(frozen=True)
-class GroupImages:
+class GroupImages(Struct, frozen=True):
     """Where a shift takes groups: `image[g]`, and for groups that it maps to themselves how members go."""
 
     image: Int64s
@@ -240,8 +238,7 @@ def _keeps_order(uses: Uses, shift: Shift, blocks: Iterable[Int64s]) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class Rotation:
+class Rotation(Struct, frozen=True):
     """A proven symmetry of a program."""
 
     ranks: int

@@ -11,13 +11,14 @@ behind it, or is the same visit behind the stretch, which then waits for such a 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Bools, Int64s, distinct_rows, entries_of, rows_of, starts_by
 from rapid_des.program.program import NONE, Edges, RankProgram
+from rapid_des.values import replace
 
 _PERIODS = 6
 """How many lengths of a period are looked at, the most frequent ones."""
@@ -69,8 +70,7 @@ def without(table: RankProgram, chosen: Sequence[Stretch]) -> RankProgram | None
     return table
 
 
-@dataclass(frozen=True)
-class _Ends:
+class _Ends(Struct, frozen=True):
     """Edges ordered by one of their ends: rows of each visit, and of each row the visit at the other end."""
 
     starts: Int64s
@@ -102,8 +102,7 @@ class _Ends:
         return fixed
 
 
-@dataclass(frozen=True)
-class _Rows:
+class _Rows(Struct, frozen=True):
     """What visits are compared by."""
 
     number: Int64s

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict, deque
-from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
-from msgspec import structs
+from msgspec import Struct, field, structs
 
 from rapid_des.config.documents import read_text
 from rapid_des.errors import ConfigError
@@ -44,16 +43,14 @@ Slot = tuple[int, str, int]
 """A place for a chunk: (GPU, buffer, offset)."""
 
 
-@dataclass
-class _Message:
+class _Message(Struct):
     """The content of one send: logical blocks, one transfer for every run of neighbours."""
 
     blocks: list[int]
     numbers: list[int]
 
 
-@dataclass
-class _Thread:
+class _Thread(Struct):
     """A thread block: its steps, how far it is, and the transfers into its GPU that it knows to have come."""
 
     gpu: int

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from math import ceil
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.network.fabric import Fabric
@@ -34,8 +34,7 @@ loose.
 """
 
 
-@dataclass(frozen=True)
-class Bounds:
+class Bounds(Struct, frozen=True):
     """Picoseconds; `bisection` is 0 where no cut is known."""
 
     bandwidth: int
@@ -55,8 +54,7 @@ class Bounds:
         return "bisection" if self.time == self.bisection else "latency"
 
 
-@dataclass(frozen=True)
-class Traffic:
+class Traffic(Struct, frozen=True):
     """Bytes that must move, whatever the algorithm."""
 
     total: Fraction

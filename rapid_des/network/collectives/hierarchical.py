@@ -8,9 +8,8 @@ walk the order, an all-gather walks it backwards. Chunks go through the phases o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int64s, starts_of
 from rapid_des.chakra.trace import CollectiveType
@@ -34,8 +33,7 @@ HIERARCHICAL = frozenset({C.ALL_REDUCE, C.ALL_GATHER, C.ALL_TO_ALL, C.BARRIER}) 
 """The collectives that can be done one dimension after another."""
 
 
-@dataclass(frozen=True)
-class DimensionPhase:
+class DimensionPhase(Struct, frozen=True):
     """One phase of a chunk: every line of members along `dimension` does this."""
 
     dimension: int
@@ -45,8 +43,7 @@ class DimensionPhase:
     """The bytes of each member's input buffer, rounded up where blocks are uneven."""
 
 
-@dataclass(frozen=True)
-class Hierarchy:
+class Hierarchy(Struct, frozen=True):
     """The dimensions that a group spans, innermost first, and the algorithm for each."""
 
     extents: tuple[int, ...]
@@ -134,8 +131,7 @@ def flatten(
     return together(schedules)
 
 
-@dataclass(frozen=True)
-class _DimensionStep:
+class _DimensionStep(Struct, frozen=True):
     """The operation of the lines along one dimension, and the dimensions that come before."""
 
     dimension: int

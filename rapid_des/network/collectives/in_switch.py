@@ -7,7 +7,6 @@ sends copies of it down; it stores and starts nothing by itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
 from rapid_des.network.collectives.schedule import Demand, Draft, Payload, Schedule
 from rapid_des.network.collectives.trees import NO_PARENT, tree_broadcast, tree_reduce
+from rapid_des.values import replace
 
 C = CollectiveType
 _REDUCE_SCATTERS = (C.REDUCE_SCATTER, C.REDUCE_SCATTER_BLOCK)

@@ -7,10 +7,11 @@ dimension takes part, chunks start in different dimensions, so that all links in
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import TypeAlias
+
+from msgspec import Struct
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
@@ -24,8 +25,7 @@ C = CollectiveType
 _TREES = frozenset({C.ALL_REDUCE, C.BROADCAST, C.REDUCE})
 
 
-@dataclass(frozen=True)
-class ShapedCollective:
+class ShapedCollective(Struct, frozen=True):
     """A collective over a group of a known shape."""
 
     collective: CollectiveType

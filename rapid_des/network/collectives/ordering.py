@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import permutations
 from typing import TypeAlias
 
@@ -21,6 +20,7 @@ from rapid_des.network.collectives.schedule import (
     relabel,
     together,
 )
+from rapid_des.values import replace
 
 RingOrder: TypeAlias = tuple[int, ...]
 """The member at each position of a logical ring."""

@@ -7,10 +7,10 @@ member m has at cell c includes member i's contribution.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Bools, Int64s, starts_of
 from rapid_des.chakra.trace import CollectiveType
@@ -29,8 +29,7 @@ _SUMMED = frozenset(
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Cells:
+class Cells(Struct, frozen=True, eq=False):
     """The cells of a demand's buffer as a schedule cuts it: where each starts and the block it is in."""
 
     start: Int64s

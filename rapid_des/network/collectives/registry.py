@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
+
+from msgspec import Struct
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
@@ -15,8 +16,7 @@ Build: TypeAlias = Callable[[Demand], Schedule]
 C = CollectiveType
 
 
-@dataclass(frozen=True)
-class Algorithm:
+class Algorithm(Struct, frozen=True):
     """A named family of schedules: one function for each collective that it does."""
 
     name: str

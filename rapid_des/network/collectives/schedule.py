@@ -9,16 +9,17 @@ one byte.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import ArrayLike, NDArray
 
 from rapid_des.arrays import Bools, Int32s, Int64s, ranges, rows_of, starts_by, starts_of
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
+from rapid_des.values import replace
 
 SHARDED_INPUT = frozenset({CollectiveType.ALL_GATHER, CollectiveType.GATHER})
 ROOTED = frozenset(
@@ -38,8 +39,7 @@ def even_bounds(size: int, parts: int) -> Int64s:
     return index * quotient + np.minimum(index, remainder)
 
 
-@dataclass(frozen=True, eq=False)
-class Demand:
+class Demand(Struct, frozen=True, eq=False):
     """One collective over one group: block b of the logical buffer is `offset[b], size[b]`.
 
     Block b belongs to member b; in an all-to-all block `s * members + d` goes from member s to member d.
@@ -101,8 +101,7 @@ def demand(collective: CollectiveType, members: int, size: int, *, root: int = 0
     return Demand(collective, members, root, bounds[:-1].copy(), np.diff(bounds))
 
 
-@dataclass(frozen=True, eq=False)
-class Pieces:
+class Pieces(Struct, frozen=True, eq=False):
     """The payloads of transfers that carry several intervals: rows of a compressed sparse table.
 
     Transfer t carries the intervals `offset[i], size[i]` for i in `starts[t] : starts[t + 1]`; their sizes
@@ -114,8 +113,7 @@ class Pieces:
     size: Int64s
 
 
-@dataclass(frozen=True, eq=False)
-class Schedule:
+class Schedule(Struct, frozen=True, eq=False):
     """Transfers among members 0..members-1 as read-only columns, ordered so that dependencies point back.
 
     A transfer starts once its source member has arrived at the collective and all transfers it depends on

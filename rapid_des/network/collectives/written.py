@@ -12,11 +12,11 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import CollectiveType
@@ -26,6 +26,7 @@ from rapid_des.errors import ConfigError, InputError
 from rapid_des.network.collectives.proof import prove
 from rapid_des.network.collectives.schedule import Demand, Draft, Schedule, demand, even_bounds
 from rapid_des.units import whole_number
+from rapid_des.values import replace
 
 MOST_STATE = 2**30
 """The most bytes of a proof's state: (members + switches) x members x blocks."""
@@ -68,8 +69,7 @@ class WrittenFile(Spec, frozen=True, kw_only=True):
     """The rows, in any order that `after` allows."""
 
 
-@dataclass(frozen=True)
-class WrittenAlgorithm:
+class WrittenAlgorithm(Struct, frozen=True):
     """A file's algorithm, proved; it is called with the size like the built-in ones."""
 
     collective: CollectiveType

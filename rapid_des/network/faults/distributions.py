@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from math import comb, exp, inf, isfinite, log
 from pathlib import Path
 from statistics import NormalDist
+
+from msgspec import Struct
 
 from rapid_des.config import read_text
 from rapid_des.errors import ConfigError
@@ -35,8 +36,7 @@ _MOST_COUNT = 100_000
 _LEAST = 1e-6
 
 
-@dataclass(frozen=True)
-class Measure:
+class Measure(Struct, frozen=True):
     """The measure of a key's numbers: how they are read, which are allowed, and how one is written."""
 
     low: float
@@ -95,8 +95,7 @@ MEASURES: Mapping[str, Measure] = {
 """The keys whose numbers may be drawn, with their measures."""
 
 
-@dataclass(frozen=True)
-class Distribution:
+class Distribution(Struct, frozen=True):
     """A distribution of one key's numbers.
 
     >>> half = distribution("normal(0.5,0.1)", "bandwidth")
@@ -148,8 +147,7 @@ def distribution(text: str, key: str, folder: Path | None = None) -> Distributio
         raise ConfigError(f"{text}: {error}", key=key) from None
 
 
-@dataclass(frozen=True)
-class _Family:
+class _Family(Struct, frozen=True):
     """A family of distributions: its arguments, and what follows from their values."""
 
     arguments: tuple[str, ...]

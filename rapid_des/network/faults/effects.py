@@ -9,12 +9,11 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from msgspec import structs
+from msgspec import Struct, structs
 
 from rapid_des.arrays import Bools, Int32s, Int64s, distinct
 from rapid_des.errors import InputError, TopologyError
@@ -22,6 +21,7 @@ from rapid_des.network.fabric import UNSTATED, Fabric, Router, check_latency
 from rapid_des.network.faults.specs import Fault
 from rapid_des.network.nodes import find_flows, find_links, find_node, node_range
 from rapid_des.units import PS_PER_S, Bandwidth, Duration, whole_number
+from rapid_des.values import replace
 
 ONE = Fraction(1)
 STOPPED = Fraction(0)
@@ -39,8 +39,7 @@ _OPERATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
 _MASK = 2**64 - 1
 
 
-@dataclass(frozen=True)
-class LinkEffect:
+class LinkEffect(Struct, frozen=True):
     """The effect on a link: the share of the healthy rate that is left (0: down), and added picoseconds.
 
     Other tenants take the share `load` of what is left.
@@ -60,8 +59,7 @@ class LinkEffect:
         return self.rate * max(STOPPED, ONE - self.load)
 
 
-@dataclass(frozen=True)
-class GpuFactors:
+class GpuFactors(Struct, frozen=True):
     """The speed of a GPU: the shares of its arithmetic and memory bandwidth that are left (0: down)."""
 
     compute: Fraction
@@ -219,8 +217,7 @@ def gpu_factors(
     return dict(sorted(left.items()))
 
 
-@dataclass(frozen=True, eq=False)
-class Hit:
+class Hit(Struct, frozen=True, eq=False):
     """The links and GPUs that one fault hits."""
 
     links: Int64s

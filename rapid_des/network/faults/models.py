@@ -18,6 +18,7 @@ from typing import Literal, TypeAlias, cast, get_args
 from zlib import crc32
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.config import Document, decode
 from rapid_des.errors import ConfigError, TopologyError
@@ -47,8 +48,7 @@ _TARGETS: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True)
-class Variates:
+class Variates(Struct, frozen=True):
     """The uniform variates of one draw.
 
     >>> round(Variates(seed=1, number=7).uniform(0, "bandwidth"), 3)
@@ -71,8 +71,7 @@ class Variates:
         return min((order[place] + within) / ROUND, 1 - 2**-53)
 
 
-@dataclass(frozen=True)
-class FaultModel:
+class FaultModel(Struct, frozen=True):
     """A fault of which numbers, the place or both are drawn.
 
     >>> model = parse_model("random=links count=1 bandwidth=normal(0.5,0.1)")

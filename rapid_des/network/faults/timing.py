@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
 from math import log
 from operator import itemgetter
 from typing import Generic, TypeAlias, TypeVar
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from rapid_des.errors import TopologyError
 from rapid_des.network.fabric import Fabric, check_latency
@@ -155,8 +154,7 @@ def _lag(added: int, fabric: Fabric, link: int) -> int:
     return added
 
 
-@dataclass(frozen=True)
-class _Span(Generic[_Effect]):
+class _Span(Struct, Generic[_Effect], frozen=True):
     """A time during which something has an effect; without an end where it stays."""
 
     start: int

@@ -10,12 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from rapid_des.config import Document, Spec, decode, load_document
 from rapid_des.errors import ConfigError
@@ -148,8 +147,7 @@ class Infrastructure(Spec, frozen=True, kw_only=True):
     """Annotations, which are not read."""
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(Struct, frozen=True):
     """One piece of a component: `host.0.xpu.3`."""
 
     path: str
@@ -158,8 +156,7 @@ class Node:
     """The (device, path) of each enclosing device, outermost first."""
 
 
-@dataclass(frozen=True)
-class Edge:
+class Edge(Struct, frozen=True):
     """One edge, undirected."""
 
     ends: tuple[str, str]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Bools, Int64s, hashed
 from rapid_des.network.fabric import Block, block, both_directions, check_links, wires
@@ -59,8 +59,7 @@ def _neighbours(sizes: tuple[int, ...], offset: tuple[int, ...], *, wraps: bool)
     return source[exists], destination[exists]
 
 
-@dataclass(frozen=True)
-class _AxisByAxis:
+class _AxisByAxis(Struct, frozen=True):
     """One axis after the other, in the order that the routing states."""
 
     sizes: tuple[int, ...]
@@ -105,8 +104,7 @@ class _AxisByAxis:
         return turn
 
 
-@dataclass(frozen=True)
-class _KingMoves:
+class _KingMoves(Struct, frozen=True):
     """Routes of a king mesh that move along all axes in which the goal is off at once."""
 
     sizes: tuple[int, ...]
@@ -119,8 +117,7 @@ class _KingMoves:
         return following
 
 
-@dataclass(frozen=True)
-class _KingLine:
+class _KingLine(Struct, frozen=True):
     """Routes along the straight line to the goal, rounded to the grid: diagonals lie between straight moves.
 
     After move j of the m that the longest axis needs, an axis that is off by d is at d·j/m, rounded.
@@ -173,8 +170,7 @@ def hypercube(dimension: Hypercube, routing: Routing) -> Block:
     return block(size, size, laid, _BitByBit(size, routing))
 
 
-@dataclass(frozen=True)
-class _BitByBit:
+class _BitByBit(Struct, frozen=True):
     """The first differing bit in the routing's order whose flip stays inside the cube."""
 
     size: int

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int64s
 from rapid_des.errors import TopologyError
@@ -35,8 +34,7 @@ def dragonfly_plus(dimension: DragonflyPlus, routing: Routing) -> Block:
     return with_hosts(dimension, groups.leaves_in_all + groups.count * groups.spines, laid, paths)
 
 
-@dataclass(frozen=True)
-class _Groups:
+class _Groups(Struct, frozen=True):
     """Which spines join two groups, by the distance 1..count-1 between them and the cable's number."""
 
     count: int
@@ -92,8 +90,7 @@ def _cables(groups: _Groups, rate: Rate) -> Wires:
     return Wires(links[:, 0], links[:, 1], bandwidth, latency)
 
 
-@dataclass(frozen=True)
-class _UpOverDown:
+class _UpOverDown(Struct, frozen=True):
     """Minimal routes: leaf, spine, spine of the other group, leaf; within a group over one spine."""
 
     groups: _Groups
@@ -114,8 +111,7 @@ class _UpOverDown:
         return self.groups.gateway(here, there, copy), self.groups.gateway(there, here, copy)
 
 
-@dataclass(frozen=True)
-class _OverGroups:
+class _OverGroups(Struct, frozen=True):
     """Minimal routes, but over a third group for the stated share of the flows between groups.
 
     There they go on from the spine they came to, if it has a cable to the last group, else over a leaf.

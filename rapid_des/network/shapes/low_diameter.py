@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Bools, Int64s, hashed
 from rapid_des.errors import TopologyError
@@ -61,8 +61,7 @@ def require_routers(dimension: LowDiameter, detour: NonMinimal | None) -> None:
         raise TopologyError(f"routing.non_minimal.through: group: {problem}")
 
 
-@dataclass(frozen=True)
-class RouterToRouter:
+class RouterToRouter(Struct, frozen=True):
     """The router after the present one in a flow's row; if it occurs twice, after its last occurrence."""
 
     paths: Paths
@@ -83,8 +82,7 @@ class RouterToRouter:
         return following
 
 
-@dataclass(frozen=True)
-class OverRouters:
+class OverRouters(Struct, frozen=True):
     """Minimal paths, but over a third router for the stated share of the flows."""
 
     minimal: Minimal
@@ -152,8 +150,7 @@ def _line(sizes: tuple[int, ...], axis: int, rate: Rate, cables: int) -> Wires:
     return Wires(single.source, single.destination, single.bandwidth * cables, single.latency)
 
 
-@dataclass(frozen=True)
-class _AxisByAxis:
+class _AxisByAxis(Struct, frozen=True):
     sizes: tuple[int, ...]
     routing: Routing
 
@@ -215,8 +212,7 @@ def _generators(field: Field) -> tuple[Int64s, Int64s]:
     return powers[first], powers[second]
 
 
-@dataclass(frozen=True, eq=False)
-class _AtMostTwo:
+class _AtMostTwo(Struct, frozen=True, eq=False):
     """The link to the goal, or a route over one of the neighbours that both have."""
 
     neighbours: Int64s
@@ -233,8 +229,7 @@ class _AtMostTwo:
         return np.stack([start, np.where(direct, goal, over), goal], axis=1)
 
 
-@dataclass(frozen=True, eq=False)
-class Field:
+class Field(Struct, frozen=True, eq=False):
     """The field of `size` elements 0..size-1."""
 
     size: int

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int64s
 from rapid_des.errors import TopologyError
 from rapid_des.network.fabric import Block, Wires, block, both_directions, check_bandwidth, check_links, wires
 from rapid_des.network.paths import pick
 from rapid_des.network.specs import Clos, Dragonfly, FatTree, Rate, Routing, Switch
+from rapid_des.values import replace
 
 
 def switch(dimension: Switch, routing: Routing) -> Block:  # noqa: ARG001 - nothing to choose
@@ -22,8 +22,7 @@ def switch(dimension: Switch, routing: Routing) -> Block:  # noqa: ARG001 - noth
     return replace(block(size, size + 1, laid, _UpAndDown(size)), star=True)
 
 
-@dataclass(frozen=True)
-class _UpAndDown:
+class _UpAndDown(Struct, frozen=True):
     """Routes to the switch, which is local node `size`, and down."""
 
     size: int
@@ -81,8 +80,7 @@ def fat_tree(dimension: FatTree, routing: Routing) -> Block:
     return clos(tree, routing)
 
 
-@dataclass(frozen=True)
-class _ClosNodes:
+class _ClosNodes(Struct, frozen=True):
     """Where the endpoints and switches of a clos stand among the local nodes."""
 
     size: int
@@ -146,8 +144,7 @@ def _core_links(tree: _ClosNodes, rate: Rate) -> list[Wires]:
     return both_directions(tree.spine_of(pod, core // tree.cores_each), tree.first_core + core, rate)
 
 
-@dataclass(frozen=True)
-class _UpNoFurther:
+class _UpNoFurther(Struct, frozen=True):
     """Routes up to the first switch from which the destination is reachable downwards; ECMP among equals."""
 
     tree: _ClosNodes
@@ -202,8 +199,7 @@ def _global_wires(groups: _Groups, first: int, dimension: Dragonfly) -> Wires:
     return replace(laid, bandwidth=laid.bandwidth * cables)
 
 
-@dataclass(frozen=True)
-class _Groups:
+class _Groups(Struct, frozen=True):
     """Which routers join two groups, by the distance 1..count-1 between them and the copy of the link."""
 
     count: int
@@ -261,8 +257,7 @@ class _Groups:
         return np.asarray(np.argmax(np.cumsum(best, axis=1) > nth[:, None], axis=1), np.int64)
 
 
-@dataclass(frozen=True)
-class _MinimalHops:
+class _MinimalHops(Struct, frozen=True):
     """Routes to the router with the global link to the goal's group, over it, and to the goal's router."""
 
     groups: _Groups

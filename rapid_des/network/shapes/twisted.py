@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int64s, hashed, starts_by
 from rapid_des.errors import TopologyError
@@ -58,8 +58,7 @@ def _check_twists(dimension: TwistedTorus, sizes: tuple[int, ...]) -> None:
         raise TopologyError(f"{where}: {problem}")
 
 
-@dataclass(frozen=True)
-class _Lattice:
+class _Lattice(Struct, frozen=True, dict=True):
     """Integer vectors, of which those that lead to the same position are one."""
 
     sizes: tuple[int, ...]
@@ -106,8 +105,7 @@ class _Lattice:
         return starts_by(ends[order], self.positions), vectors[order], hops
 
 
-@dataclass(frozen=True)
-class _Shortest:
+class _Shortest(Struct, frozen=True):
     """Routes along one of the shortest vectors, one axis after another in the routing's order."""
 
     lattice: _Lattice

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property
 from operator import attrgetter
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.chakra.trace import TraceSet
 from rapid_des.errors import UnsupportedByEngine
@@ -24,8 +24,7 @@ Services = tuple[tuple[int, int, int, int, int], ...]
 """(occupancy, head, lag, across, along) of each hop, in picoseconds; see `HopTable` and `TailTable`."""
 
 
-@dataclass(frozen=True)
-class Closure:
+class Closure(Struct, frozen=True):
     """A link that is down for a while and that its traffic leaves, times in picoseconds."""
 
     link: int
@@ -42,8 +41,7 @@ class Closure:
         return self.start <= moment and (self.end is None or moment < self.end)
 
 
-@dataclass(frozen=True)
-class Remaining:
+class Remaining(Struct, frozen=True):
     """What is left of a transfer, and the node that holds it."""
 
     source: int
@@ -51,8 +49,7 @@ class Remaining:
     size: int
 
 
-@dataclass(frozen=True)
-class Stopped:
+class Stopped(Struct, frozen=True):
     """The rest of a message that a closed link stopped, until the closure is detected."""
 
     order: tuple[int, ...]
@@ -62,8 +59,7 @@ class Stopped:
     """Whether it is planned with everything else that stopped; otherwise it is routed on its own."""
 
 
-@dataclass(frozen=True, eq=False)
-class Closures:
+class Closures(Struct, frozen=True, eq=False, dict=True):
     """All closures of a run, and what rerouting and replanning need."""
 
     closures: tuple[Closure, ...]

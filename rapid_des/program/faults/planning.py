@@ -13,10 +13,10 @@ Collectives that begin while a closure is noticed are replanned by `CollectiveRe
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int32s, Int64s
 from rapid_des.bounded_cache import BoundedCache
@@ -26,7 +26,7 @@ from rapid_des.machine import Machine
 from rapid_des.network.collectives import ALGORITHMS, IN_SWITCH
 from rapid_des.network.collectives.ordering import line_of, repaired, snakes
 from rapid_des.network.paths import UNREACHED, hops_from
-from rapid_des.program.choosing import Planner
+from rapid_des.program.algorithm_selection import Planner
 from rapid_des.program.families import families_of
 from rapid_des.program.plans import (
     AxisPhase,
@@ -39,8 +39,9 @@ from rapid_des.program.plans import (
 from rapid_des.program.program import NONE, Template
 from rapid_des.program.routes import all_pairs, geometry
 from rapid_des.program.services import Sizes, part_sizes
-from rapid_des.program.side_by_side import duration_alone
+from rapid_des.program.simulated_estimate import duration_alone
 from rapid_des.program.templates import template_of
+from rapid_des.values import replace
 
 REPAIRS: Mapping[str, tuple[str, ...]] = {
     "ring": ("ring", "bucket"),
@@ -205,8 +206,7 @@ class FaultPlanner(Planner):
         return left, healthy
 
 
-@dataclass(frozen=True, eq=False)
-class RoutedPhase:
+class RoutedPhase(Struct, frozen=True, eq=False):
     """The transfers of one phase among its members: bytes of each, and its route if nothing is closed."""
 
     template: Template
@@ -216,8 +216,7 @@ class RoutedPhase:
     """Links of each pair of the template."""
 
 
-@dataclass(frozen=True, eq=False)
-class RankPhase:
+class RankPhase(Struct, frozen=True, eq=False):
     """One rank's part in one phase of a collective."""
 
     number: int
@@ -327,8 +326,7 @@ class CollectiveReplanner:
         return _Surviving(machine, planner, TreesOverGroups(machine))
 
 
-@dataclass(frozen=True, eq=False)
-class _Surviving:
+class _Surviving(Struct, frozen=True, eq=False):
     """The fabric as plans see it while some links are down."""
 
     machine: Machine

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
-from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -14,6 +13,7 @@ from rapid_des.device.device import Device
 from rapid_des.machine import Machine
 from rapid_des.network.faults import GpuFactors
 from rapid_des.program.builders import service_times
+from rapid_des.values import replace
 
 Pace: TypeAlias = Callable[[int, GpuFactors], Int64s]
 """Maps (position of a rank, remaining share of its GPU) to the duration of each node in picoseconds."""

@@ -7,11 +7,11 @@ seen, a cell for each group of neighbouring GPUs: its busiest cable, and faults.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int64s
 from rapid_des.network.fabric import Fabric
@@ -42,8 +42,7 @@ _KINDS = ("GPU", "NIC", "switch")
 _FILLS = ("white", "#BBBBBB", "#555555")
 
 
-@dataclass(frozen=True, eq=False)
-class _Row:
+class _Row(Struct, frozen=True, eq=False):
     """The nodes of a tier, or the cables of one class."""
 
     label: str
@@ -117,8 +116,7 @@ def _label(fabric: Fabric, links: Int64s, dimension: int, axis: int) -> str:
     return f"{name}: {len(links):,} x {rates}, {delays}"
 
 
-@dataclass(frozen=True, eq=False)
-class _Cells:
+class _Cells(Struct, frozen=True, eq=False):
     """Load and faults by row and group of GPUs."""
 
     load: Points

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from rapid_des.chakra.statistics import depths, edges_of, path_lengths
@@ -14,6 +14,7 @@ from rapid_des.chakra.trace import NodeKind, NodeTable, RankTrace
 from rapid_des.errors import TraceError
 from rapid_des.report.pictures import new_figure, save
 from rapid_des.report.trace_text import node_rows
+from rapid_des.values import replace
 
 MOST_NODES = 400
 _LABEL_ALL = 40
@@ -42,8 +43,7 @@ _SHAPE = 1.6
 """Desired ratio of width to height."""
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """Where each node of a window is drawn, its dependencies inside it, and the chain that takes longest."""
 
     column: Integers

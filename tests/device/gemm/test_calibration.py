@@ -1,11 +1,10 @@
-from dataclasses import asdict
-
 import numpy as np
 import pytest
 
 from rapid_des.device import Gemm, load_device
 from rapid_des.device.calibration import Samples, changed, error, fit_constants, pattern_search
 from rapid_des.device.gemm.candidates import gemm_constants
+from rapid_des.values import asdict
 
 A100 = load_device("a100_sxm_80gb")
 GEMMS = tuple(Gemm(m, n, 4096) for m in (1, 64, 512, 4096) for n in (1024, 8192))

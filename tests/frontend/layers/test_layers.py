@@ -1,6 +1,6 @@
 """A new kind of layer is one object: operator lists, traces, memory, counts and blocks follow from it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 
@@ -8,11 +8,12 @@ from rapid_des.errors import ConfigError
 from rapid_des.frontend import build, memory
 from rapid_des.frontend.blocks import Cuts, blocks
 from rapid_des.frontend.inference import serving_lists
+from rapid_des.frontend.job_checks import check_job
 from rapid_des.frontend.layers import Layer, Parameters
 from rapid_des.frontend.matrices import Linear, column_backward, column_forward, row_backward, row_forward
 from rapid_des.frontend.memory import section_memory
 from rapid_des.frontend.parts import Section, training_lists
-from rapid_des.frontend.refusals import check_job
+from rapid_des.values import replace
 
 DENSE, PLAIN = Section("block", 0), Section("block", 1)
 SPLIT = [("parallelism.tp", "2"), ("parallelism.pp", "2"), ("parallelism.dp", "2")]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from rapid_des.chakra.trace import CollectiveType
@@ -19,6 +17,7 @@ from rapid_des.network.collectives.libraries.serving_kernels import (
     low_latency_time,
     normal_time,
 )
+from rapid_des.values import replace
 
 KIB, MIB = 2**10, 2**20
 TOKENS = ExpertExchange(tokens=4096, hidden=7168, topk=8, experts=256, nodes=1, per_node=8, element_bytes=1)

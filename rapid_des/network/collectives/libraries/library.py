@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import rows_of
 from rapid_des.chakra.trace import CollectiveType, Exchange
@@ -62,6 +62,7 @@ from rapid_des.network.specs import (
     Sampled,
 )
 from rapid_des.units import ceil_divide
+from rapid_des.values import replace
 
 C = CollectiveType
 _TREE_CHUNK = 2**20
@@ -74,16 +75,14 @@ nodes takes 12 % of the time.
 """
 
 
-@dataclass(frozen=True)
-class LinkRates:
+class LinkRates(Struct, frozen=True):
     """The link rates that scale a library's rates, in bytes a second: a GPU's in-node links, and its NIC."""
 
     node: int
     network: int | None = None
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Struct, frozen=True, dict=True):
     """A collective of a group as a trace issues it: `size` is the input buffer of each rank in bytes."""
 
     collective: CollectiveType

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.network.collectives.libraries.nccl_fabric import NcclFabric, NcclProtocol, Node, Ramp
@@ -45,8 +46,7 @@ _TUNER_NVLS = 25.0
 _LL128_IN_A_RING = 0.92
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(Struct, frozen=True):
     """Where the ranks of a group are: on how many nodes, and with how many others on the emptiest of them."""
 
     ranks: int
@@ -62,8 +62,7 @@ class Place:
         return self.nodes > 1 and self.per_node > 1
 
 
-@dataclass(frozen=True)
-class LibraryCost:
+class LibraryCost(Struct, frozen=True):
     """How long a collective takes that meets no other traffic, how a library does it, and what it takes.
 
     Times are picoseconds.
@@ -91,8 +90,7 @@ class LibraryCost:
     """The share of the bytes for other nodes that is sent; the rest is copied on arrival."""
 
 
-@dataclass(frozen=True)
-class Ring:
+class Ring(Struct, frozen=True):
     """The data of a ring: the buffer, the number of ranks, and the steps."""
 
     size: int

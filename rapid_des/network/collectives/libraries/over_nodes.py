@@ -21,10 +21,10 @@ to the node's switch, which hands each head its part reduced, and multicasts the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int32s, Int64s, rows_of, starts_by, starts_of
 from rapid_des.chakra.trace import CollectiveType
@@ -41,6 +41,7 @@ from rapid_des.network.collectives.schedule import (
     together,
 )
 from rapid_des.network.collectives.trees import double_binary_tree
+from rapid_des.values import replace
 
 C = CollectiveType
 
@@ -207,8 +208,7 @@ def node_trees(size: int, counts: Sequence[int], *, switched: bool = False, chun
     return together([in_sequence(list(nodes.phases(begin, end))) for begin, end in pairwise(bounds.tolist())])
 
 
-@dataclass(frozen=True)
-class _Nodes:
+class _Nodes(Struct, frozen=True):
     whole: Demand
     counts: tuple[int, ...]
     switched: bool

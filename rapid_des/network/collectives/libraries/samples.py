@@ -11,11 +11,11 @@ import csv
 import io
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Floats
 from rapid_des.chakra.trace import CollectiveType
@@ -33,8 +33,7 @@ OPERATIONS: Mapping[str, str] = {
 """The operation of each spelling in files."""
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(Struct, frozen=True):
     """Median times over sizes, both as logarithms, ascending."""
 
     log_bytes: Floats

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from itertools import count as counting
 from pathlib import Path
+
+from msgspec import Struct
 
 from rapid_des.chakra.trace import CollectiveType, Exchange
 from rapid_des.config import Spec, decode, load_document
@@ -173,8 +174,7 @@ class ServingKernels(Spec, frozen=True, kw_only=True):
     hybrid: dict[str, Hybrid] = {}
 
 
-@dataclass(frozen=True)
-class ExpertExchange:
+class ExpertExchange(Struct, frozen=True):
     """The data that one rank exchanges: its tokens, each with `topk` of `experts` experts."""
 
     tokens: int

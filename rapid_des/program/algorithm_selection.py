@@ -11,7 +11,6 @@ between are priced along the line between two powers of `STEP`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, partial
 
 import numpy as np
@@ -27,6 +26,7 @@ from rapid_des.program.plans import Call, CollectivePlan, leaves_open, plan
 from rapid_des.program.played import Groups, Played, can_be_played, fastest_played
 from rapid_des.program.replicas import has_cut
 from rapid_des.program.routes import geometry, route_keys
+from rapid_des.values import replace
 
 STEP = 4
 _BITS = 2

@@ -12,9 +12,9 @@ from rapid_des.machine import load_machine
 from rapid_des.network.collectives import PER_DIMENSION, ShapedCollective, build_schedule
 from rapid_des.network.faults import parse_fault
 from rapid_des.network.specs import Choice
+from rapid_des.program.algorithm_selection import Planner
 from rapid_des.program.analytic import alone
 from rapid_des.program.candidates import Asked, GroupLinks, candidates, first_of_best
-from rapid_des.program.choosing import Planner
 from rapid_des.program.communication import planner_of
 from rapid_des.program.estimates import MOST_PAIRS, Lines
 from rapid_des.program.plans import Call

@@ -2,12 +2,12 @@
 
 import gzip
 import random
-from dataclasses import fields
 
 import pytest
 
-from rapid_des.chakra import ReadOptions, together
+from rapid_des.chakra import ReadOptions, batched_reader
 from rapid_des.chakra.reader import read_report
+from rapid_des.values import fields
 from tests.chakra.test_damage import FILES, damaged
 from tests.chakra.test_generations import PROGRAMS
 from tests.chakra.writing import all_reduce, delimited, metadata, node, recv, send
@@ -45,9 +45,7 @@ def write_ranks(folder, contents):
 def seen(folder, options):
     """Return all that reading found, as plain values."""
     report = read_report(folder, options)
-    tables = [
-        [getattr(rank.nodes, field.name) for field in fields(rank.nodes)] for rank in report.traces.ranks
-    ]
+    tables = [[getattr(rank.nodes, name) for name in fields(rank.nodes)] for rank in report.traces.ranks]
     columns = [[x if isinstance(x, tuple) else (x.dtype.str, x.tolist()) for x in one] for one in tables]
     ranks = [(rank.rank, rank.groups, rank.peers) for rank in report.traces.ranks]
     repairs = {rank: [(one.kind, one.nodes.tolist(), one.needs.tolist()) for one in found]
@@ -68,26 +66,26 @@ def assert_alike(folder, monkeypatch, options=None):
     """Read a set with and without reading files together; return how many were."""
     options = options or ReadOptions(dimensions=(4, 3))
     taken = []
-    original = together.Ahead.take
+    original = batched_reader.Prefetcher.take
 
     def take(self, path):
         taken.append(original(self, path))
         return taken[-1]
 
     with monkeypatch.context() as patched:
-        patched.setattr(together.Ahead, "take", take)
+        patched.setattr(batched_reader.Prefetcher, "take", take)
         one = seen(folder, options)
     with monkeypatch.context() as patched:
-        patched.setattr(together.Ahead, "take", lambda self, path: None)
+        patched.setattr(batched_reader.Prefetcher, "take", lambda self, path: None)
         other = seen(folder, options)
     assert one == other
     return sum(read is not None for read in taken)
 
 
-@pytest.mark.parametrize("room", [together.ROOM, 300])
+@pytest.mark.parametrize("room", [batched_reader.ROOM, 300])
 @pytest.mark.parametrize("seed", range(8))
 def test_files_read_together_are_read_as_each_by_itself(tmp_path, monkeypatch, seed, room):
-    monkeypatch.setattr(together, "ROOM", room)
+    monkeypatch.setattr(batched_reader, "ROOM", room)
     draw = random.Random(seed)
     heads = [metadata(), metadata(schema="s", rapid_unordered_streams="x"), None]
     contents = []

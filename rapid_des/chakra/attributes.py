@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Bools, Int8s, Int64s
 from rapid_des.chakra.columns import RawTable
@@ -23,8 +23,7 @@ _BARRIER, _COLLECTIVES = int(CollectiveType.BARRIER), int(max(CollectiveType))
 _SUSPICIOUS = 3600 * PS_PER_S
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(Struct, frozen=True):
     """Where a table comes from, and how it is to be understood."""
 
     file: str
@@ -46,8 +45,7 @@ class Origin:
         return stream in self.declared_unordered or not self.dialect.in_order
 
 
-@dataclass(frozen=True)
-class Columns:
+class Columns(Struct, frozen=True):
     """A row for each node in file order; see `NodeTable` for what each holds."""
 
     kind: Int8s

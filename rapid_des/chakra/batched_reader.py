@@ -8,11 +8,11 @@ is unusual, all of them are read alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int64s, starts_of
 from rapid_des.chakra.columns import Attribute, RawTable, read_columns
@@ -25,6 +25,7 @@ from rapid_des.chakra.source import NodeChunk, TraceFile, metadata_of
 from rapid_des.chakra.wire import Fields, MalformedMessageError, Spans, message_class, split_fields
 from rapid_des.errors import ConfigError, TraceError
 from rapid_des.inputs import TRACE, read_input
+from rapid_des.values import replace
 
 Read = tuple[TraceFile, RawTable]
 
@@ -34,7 +35,7 @@ ROOM = 1 << 18
 """The largest sum of file sizes, in bytes, of one batch."""
 
 
-class Ahead:
+class Prefetcher:
     """Reads small files of a set ahead, in the order in which they will be asked for."""
 
     def __init__(self, paths: Iterable[Path], copies: Copies) -> None:
@@ -48,7 +49,7 @@ class Ahead:
         if 0 < self._copies.size(path) <= SMALL and path not in self._passed:
             contents = dict(self._contents(path))
             if len(contents) > 1:
-                self._ready = read_together(contents)
+                self._ready = read_batch(contents)
         return self._ready.pop(path, None)
 
     def _contents(self, first: Path) -> Iterator[tuple[Path, bytes]]:
@@ -74,8 +75,7 @@ class Ahead:
                 yield path, content
 
 
-@dataclass(frozen=True)
-class _Joined:
+class _Joined(Struct, frozen=True):
     """Files one behind the other: their bytes, frames and fields, and where each file begins in them."""
 
     buffer: bytes
@@ -95,7 +95,7 @@ class _Joined:
         return Fields(owner, fields.number[rows], fields.wire[rows], fields.value[rows], payload)
 
 
-def read_together(contents: dict[Path, bytes]) -> dict[Path, Read]:
+def read_batch(contents: dict[Path, bytes]) -> dict[Path, Read]:
     """Return the files that are of today's generation and plain; none of them if one is damaged."""
     try:
         joined = _split(list(contents.values()))

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from rapid_des.config import to_tree, to_yaml
 from rapid_des.device.spec import RANGES, split_kernel
@@ -42,8 +43,7 @@ _CONSTANTS = ("device.family.constants", "device.constants")
 _LEFT_OUT = ("name", "kind", "energy", "power", "idle_power", "conditions")
 
 
-@dataclass(frozen=True)
-class Knob:
+class Knob(Struct, frozen=True):
     """Constants that move together."""
 
     name: str

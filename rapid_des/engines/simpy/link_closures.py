@@ -9,12 +9,12 @@ Where flows share links (R7), one on a link that closes ends with the whole pack
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from typing import Any, cast
 
+from msgspec import Struct, field
 from simpy.events import Event, Timeout
 from simpy.exceptions import Interrupt
 
@@ -27,10 +27,10 @@ from rapid_des.program.faults.closures import Closures, Remaining, Stopped
 from rapid_des.program.faults.rerouting import down_at, new_routes, route_around
 from rapid_des.program.program import NONE, Level
 from rapid_des.program.timetable import FULL_RATE, hop_times, tail_crosses, work_done
+from rapid_des.values import replace
 
 
-@dataclass(eq=False)
-class Waiting:
+class Waiting(Struct, eq=False):
     """Messages stopped by closed links; each is sent again on another route once the closure is noticed.
 
     All that has stopped until the end of an instant and shall leave at that instant is routed as one batch.

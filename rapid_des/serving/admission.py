@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from rapid_des.serving.policies import Selection
 from rapid_des.serving.requests import Request
 
 
-@dataclass(frozen=True)
-class Habits:
+class Habits(Struct, frozen=True):
     """When an engine's loop polls for requests, and when it delays prompts."""
 
     ahead: bool = False
@@ -29,8 +29,7 @@ class Habits:
         return self.receive_interval > 1
 
 
-@dataclass
-class Intake:
+class Intake(Struct):
     """Requests of one replica before its policy sees them."""
 
     habits: Habits

@@ -6,13 +6,13 @@ Also the other way: a list behind another.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from rapid_des.device.operators import Gemm, Vector
 from rapid_des.frontend.groups import byte_count
 from rapid_des.frontend.operations import Operation
 from rapid_des.frontend.template import INPUT
+from rapid_des.values import replace
 
 
 class Halves(NamedTuple):

@@ -6,8 +6,8 @@ import pytest
 
 from rapid_des.config import preset_names
 from rapid_des.frontend import load_job
-from rapid_des.frontend.halves import halves
 from rapid_des.frontend.parts import training_lists
+from rapid_des.frontend.split_backward import halves
 from rapid_des.frontend.template import INPUT
 
 
