@@ -74,7 +74,7 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
     texts = with_splits(texts, options["splits"]) if options["splits"] else texts
     title = f"{job} on {loaded.name}"
     with progress(title) as bar:
-        plans = fleets(wanted, loaded, demand, texts, load=load, price=options["price"], told=bar.name)
+        plans = fleets(wanted, loaded, demand, texts, load=load, price=options["price"], on_progress=bar.name)
         points = list[LoadPoint]()
         if path is not None and not plans.interrupted:
             chosen = [layout for layout in layouts(wanted, loaded, [row.name for row in plans.rows])

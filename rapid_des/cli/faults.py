@@ -199,7 +199,7 @@ def _sampled(points: dict[str, Point], faults: Sequence[str], options: dict[str,
             until=options["until"],
             folder=options["output"],
             executor=executor,
-            tell=bar.part,
+            on_progress=bar.part,
         )
     lines, cache = sample_lines(sampled.as_json(options["top"])), BoundedCache()
     jobs = (points[name].resolved(cache) for name in sampled.configurations)  # without those refused

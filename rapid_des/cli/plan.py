@@ -90,12 +90,12 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
     wanted, loaded = open_job(job, machine, settings)
     with progress("plan") as bar, _interruptible(options) as crew:
         names = ("gpus", "top", "mode", "pruned", "price", "within_s")
-        asked = Wanted(**{name: options[name] for name in names}, vary=vary, told=bar.part)
+        asked = Wanted(**{name: options[name] for name in names}, vary=vary, on_progress=bar.part)
         best = plan(wanted, loaded, asked, crew)
         plain, lines = best.as_json(), list(plan_lines(best.as_json(), wanted.name, loaded.name))
         strongest = options["strongest"]
         if strongest and best.floor is None:
-            effects = sensitivity(best.job, loaded, How(told=bar.part), crew).as_json()
+            effects = sensitivity(best.job, loaded, How(on_progress=bar.part), crew).as_json()
             plain["sensitivity"] = effects
             title = f"the best layout of {wanted.name}"
             lines += ["", *sensitivity_lines(effects, title, loaded.name, top=strongest)]

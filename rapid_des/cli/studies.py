@@ -98,7 +98,7 @@ def sweep(study: Path, output: Path | None, **options: Any) -> None:
             workers=options["workers"],
             address=options["address"],
             limit=options["limit"],
-            tell=bar.part,
+            on_progress=bar.part,
         )
     _report(done, study.stem, options)
     if done.left:
@@ -323,7 +323,7 @@ def search(study: Path, storage: str | None, as_json: bool, **options: Any) -> N
     """
     stored = storage or f"sqlite:///{study.stem}.search.db"
     with progress(study.stem) as bar:
-        searched = run_search(study, storage=stored, tell=bar.part, **options)
+        searched = run_search(study, storage=stored, on_progress=bar.part, **options)
     plain = searched.as_json()
     echo(as_json, plain, search_lines(plain))
     if searched.interrupted:

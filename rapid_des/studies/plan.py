@@ -31,7 +31,7 @@ from rapid_des.units import Duration, seconds
 if TYPE_CHECKING:
     import pandas
 
-Told = Callable[[str, int, int], None]
+OnProgress = Callable[[str, int, int], None]
 _S_PER_HOUR = 3600
 AUTO = "auto"
 _MOST_GPUS = 512
@@ -207,8 +207,8 @@ class Wanted:
     price: float | None = None
     within_s: float | None = None
     """Seconds after which it stops with what is known; without any step by then one is estimated."""
-    told: Told = lambda _what, _done, _all: None
-    """Told how far the plan is."""
+    on_progress: OnProgress = lambda _what, _done, _all: None
+    """Called with what is going on, how much of it is done and how much there is."""
 
     def __post_init__(self) -> None:
         """Refuse numbers of GPUs or rows that are none."""
@@ -268,9 +268,9 @@ class _Search(Struct):
         interrupted, candidates, refinement = False, 0, self.refinement
         try:
             executor.start()
-            candidates = refinement.fill(self.wanted.told)
+            candidates = refinement.fill(self.wanted.on_progress)
             for _ in refinement.search(executor, self.wanted.top):
-                self.wanted.told("simulating", len(refinement.rows), self.wanted.top)
+                self.wanted.on_progress("simulating", len(refinement.rows), self.wanted.top)
             if not refinement.rows:
                 refinement.estimate_one()
         except KeyboardInterrupt:

@@ -149,8 +149,8 @@ def test_an_interrupt_leaves_the_layouts_that_are_done(job, node):
 
     demand = Demand(Slo.parse("e2e=1h"), requests=20)
     with pytest.raises(KeyboardInterrupt):
-        fleets(job, node, demand, ("tp=2",), told=lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
-    found = fleets(job, node, demand, ("tp=2", "tp=1"), told=stop)
+        fleets(job, node, demand, ("tp=2",), on_progress=lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    found = fleets(job, node, demand, ("tp=2", "tp=1"), on_progress=stop)
     assert [row.name for row in found.rows] == ["tp=2"] and found.interrupted
 
 

@@ -181,7 +181,7 @@ def test_a_job_that_does_not_fit_has_one_row_beside_others(job, torus, tmp_path)
 
     def found():
         told.clear()
-        how = {"mode": "analytical", "folder": tmp_path, "tell": lambda _, *done: told.append(done)}
+        how = {"mode": "analytical", "folder": tmp_path, "on_progress": lambda _, *done: told.append(done)}
         return faults_sample({"one": job, "large": large}, torus, [GPU], draws=35, **how)
 
     first = found()
