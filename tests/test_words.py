@@ -14,6 +14,7 @@ HELD = (
     "arrays.py",
     "bounded_cache.py",
     "chakra",
+    "cli",
     "config",
     "device",
     "engines/__init__.py",
@@ -24,6 +25,7 @@ HELD = (
     "machine.py",
     "network",
     "processes.py",
+    "report",
     "units.py",
 )
 """The files and folders of the package to which the rule applies; it grows until it holds all of them."""

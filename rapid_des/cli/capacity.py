@@ -23,7 +23,7 @@ from rapid_des.studies.capacity import (
     layouts,
     with_splits,
 )
-from rapid_des.studies.capacity_report import capacity_lines, draw_front, front
+from rapid_des.studies.capacity_report import capacity_report, draw_front, front
 from rapid_des.units import Rate
 
 
@@ -89,9 +89,9 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
             "points": [point.as_json() for point in points],
             "front": [point.as_json() for point in front(points)],
         }
-    drawn = [f"  wrote {path}"] if points else []
-    lines = chain(capacity_lines(plans, demand, title), drawn)
-    echo_marked(options["as_json"], plain, lines, [(wanted, loaded)])
+    drawn = [f"wrote {path}"] if points else []
+    parts = chain(capacity_report(plans, demand, title), drawn)
+    echo_marked(options["as_json"], plain, parts, [(wanted, loaded)])
 
 
 def _rate(text: str) -> float:

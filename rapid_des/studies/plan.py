@@ -154,7 +154,7 @@ class Plan:
             "rows": [
                 {
                     **row.as_json(self.price),
-                    "told_apart": first.result.told_apart(row.result) if first else None,
+                    "told_apart": first.result.distinguishable(row.result) if first else None,
                     "may_be_faster": row is not first and first is not None and row.may_be_faster(first),
                 }
                 for row in self.rows
@@ -180,9 +180,11 @@ class Plan:
         return pandas.DataFrame([row.as_json(self.price) for row in self.rows])
 
     def _repr_html_(self) -> str:
-        from rapid_des.report.plan_text import plan_html
+        """Return the rows for a notebook."""
+        from rapid_des.report.plan_text import plan_table
+        from rapid_des.report.tables import html
 
-        return plan_html(self.as_json())
+        return html([plan_table(self.as_json()["rows"])])
 
 
 @dataclass(frozen=True)

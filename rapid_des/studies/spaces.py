@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import html
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +17,7 @@ from rapid_des.config.documents import load_document
 from rapid_des.config.specs import resolve
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.spec import ParallelismSpec
+from rapid_des.report.tables import Table, columns, html
 from rapid_des.studies.axes import Axis, Choice, Reader
 from rapid_des.studies.expressions import Expression
 from rapid_des.studies.figures import FIGURES
@@ -100,12 +100,9 @@ class Study:
         return (*names, "repeat") if self.spec.repeat > 1 else names
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{html.escape(', '.join(axis.names))}</td><td>{len(axis.choices)}</td></tr>"
-            for axis in self.axes
-        )
-        head = f"<caption>{html.escape(self.name)}</caption><tr><th>axis</th><th>values</th></tr>"
-        return f"<table>{head}{rows}</table>"
+        """Return the axes for a notebook."""
+        rows = [{"axis": ", ".join(axis.names), "values": len(axis.choices)} for axis in self.axes]
+        return html([self.name, Table("", columns("axis", "values"), rows)])
 
     def count(self) -> int:
         """Return how many points there are."""

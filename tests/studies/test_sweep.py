@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import rapid_des as rd
-from rapid_des.report.sweep_text import sweep_lines
+from rapid_des.report.sweep_text import sweep_report
 from rapid_des.studies.effects import front, interactions, main_effects
 from rapid_des.studies.expressions import Expression
 from rapid_des.studies.spaces import load_study
@@ -222,7 +222,7 @@ def test_an_interrupt_before_all_points_are_counted_tells_what_is_known():
     first = sweep(HUGE, executor="local", on_progress=tell)
     assert told == [(1, 0), (2, 0)]  # how many there are is not known yet
     assert len(first) == 1 and first.left > 1 and first.left_at_least
-    assert f"0 failed; at least {first.left:,} not reached" in next(sweep_lines(first.as_json(), "huge"))
+    assert f"0 failed; at least {first.left:,} not reached" in next(sweep_report(first.as_json(), "huge"))
 
 
 def test_conditions_are_counted_as_they_are_met():
