@@ -14,6 +14,7 @@ HELD = (
     "arrays.py",
     "bounded_cache.py",
     "chakra",
+    "cli",
     "config",
     "device",
     "engines/__init__.py",
@@ -25,13 +26,8 @@ HELD = (
     "network",
     "processes.py",
     "serving",
-    "simulation.py",
-    "studies",
-    "modes",
     "values.py",
-    "version.py",
-    "compiling.py",
-    "__init__.py",
+    "report",
     "units.py",
 )
 """The files and folders of the package to which the rule applies; it grows until it holds all of them."""

@@ -26,12 +26,15 @@ from rapid_des.report.writing import check_outputs, write_text
 PATH = click.Path(path_type=Path)
 job_output = click.option("-o", "--output", type=PATH, help="Job file to write; else to stdout.")
 gpus_option = click.option(
-    "--gpus", type=click.IntRange(1), help="How many GPUs, where the file does not say it."
+    "--gpus", type=click.IntRange(1), help="Number of GPUs, where the file does not state it."
 )
 
 
 ignore_option = click.option(
-    "--ignore", multiple=True, metavar="KEY", help="A key that is not understood and changes nothing."
+    "--ignore",
+    multiple=True,
+    metavar="KEY",
+    help="A key that is unknown to the importer and changes nothing. Repeatable.",
 )
 
 
@@ -44,12 +47,12 @@ def import_group() -> None:
     """
 
 
-def _told(notes: Iterable[str], ignored: Iterable[Ignored]) -> dict[str, Any]:
+def _notes_as_json(notes: Iterable[str], ignored: Iterable[Ignored]) -> dict[str, Any]:
     """Return the notes of an import as plain data for JSON."""
     return {"notes": list(notes), "ignored": [msgspec.to_builtins(each) for each in ignored]}
 
 
-def _tell(notes: Iterable[str], ignored: Iterable[Ignored]) -> None:
+def _print_notes(notes: Iterable[str], ignored: Iterable[Ignored]) -> None:
     """Print the notes on stderr, where the written file is not seen."""
     for note in (*notes, *by_reason(ignored)):
         click.echo(f"note: {note}", err=True)
@@ -68,12 +71,12 @@ def hf(path: Path, output: Path | None, ignore: tuple[str, ...], force: bool, as
     text = imported.as_yaml()
     if output is not None:
         write_text(output, text)
-        _tell(imported.notes, imported.ignored)
+        _print_notes(imported.notes, imported.ignored)
     plain = {
         "architecture": imported.architecture,
         "parameters": imported.model.parameters,
         "model": to_tree(imported.model.spec, "model"),
-        **_told(imported.notes, imported.ignored),
+        **_notes_as_json(imported.notes, imported.ignored),
     }
     written = [f"{output}: {imported.architecture}, {imported.model.parameters:,} parameters"]
     echo(as_json, plain, text.splitlines() if output is None else written)
@@ -83,9 +86,15 @@ def hf(path: Path, output: Path | None, ignore: tuple[str, ...], force: bool, as
 @click.argument("path", type=PATH)
 @job_output
 @gpus_option
-@click.option("--vocabulary", type=click.IntRange(1), help="Tokens, where only the tokenizer knows.")
 @click.option(
-    "--variable", "variables", multiple=True, metavar="NAME=VALUE", help="Of the script's environment."
+    "--vocabulary", type=click.IntRange(1), help="Number of tokens, where only the tokenizer knows it."
+)
+@click.option(
+    "--variable",
+    "variables",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A variable of the script's environment. Repeatable.",
 )
 @ignore_option
 @force_option
@@ -114,7 +123,7 @@ def megatron(  # noqa: PLR0913 - one for each option
 @click.argument("path", type=PATH)
 @job_output
 @gpus_option
-@click.option("--model", help="A model file, in the place of the flavor.")
+@click.option("--model", help="A model file that replaces the flavor.")
 @ignore_option
 @force_option
 @json_option
@@ -138,13 +147,13 @@ def _finish(imported: ImportedJob, output: Path | None, *, as_json: bool) -> Non
     text = imported.as_yaml()
     if output is not None:
         write_text(output, text)
-        _tell(imported.notes, imported.ignored)
+        _print_notes(imported.notes, imported.ignored)
     plain = {
         "source": imported.source,
         "gpus": imported.job.gpus,
         "parameters": imported.job.model.parameters,
         "job": imported.tree,
-        **_told(imported.notes, imported.ignored),
+        **_notes_as_json(imported.notes, imported.ignored),
     }
     written = [f"{output}: {imported.job.gpus} GPUs, {imported.job.model.parameters:,} parameters"]
     echo(as_json, plain, text.splitlines() if output is None else written)
@@ -156,7 +165,7 @@ def _finish(imported: ImportedJob, output: Path | None, *, as_json: bool) -> Non
 @click.option(
     "-o", "--output", "folder", type=PATH, default=Path(), help="Folder to write to; else this one."
 )
-@click.option("--name", default="rapid_llm", help="What the names of the files begin with.")
+@click.option("--name", default="rapid_llm", help="The beginning of the files' names.")
 @click.option(
     "--set",
     "settings",
@@ -187,10 +196,10 @@ def rapid_llm(  # noqa: PLR0913 - one for each option
     check_outputs(texts, replace=force)
     for file, text in texts.items():
         write_text(file, text)
-    _tell(run.job.notes, run.job.ignored)
-    told = _told(run.job.notes, run.job.ignored)
+    _print_notes(run.job.notes, run.job.ignored)
+    listed = _notes_as_json(run.job.notes, run.job.ignored)
     echo(
         as_json,
-        {"files": [str(file) for file in texts], **told, "gpus": run.job.job.gpus},
+        {"files": [str(file) for file in texts], **listed, "gpus": run.job.job.gpus},
         [str(file) for file in texts],
     )

@@ -38,7 +38,7 @@ SCHEMAS: Mapping[str, type[Spec]] = {
 @click.command()
 @click.argument("kind", type=click.Choice(list(SCHEMAS)))
 @json_option
-def schema(kind: str, as_json: bool) -> None:  # noqa: ARG001 - a schema is JSON either way
+def schema(kind: str, as_json: bool) -> None:  # noqa: ARG001 - a schema is JSON with and without it
     """Print the JSON Schema of a file KIND; every field has its meaning."""
     echo(True, described_schema(SCHEMAS[kind]), [])
 
@@ -47,7 +47,7 @@ def schema(kind: str, as_json: bool) -> None:  # noqa: ARG001 - a schema is JSON
 @click.argument("key", shell_complete=setting_keys)
 @json_option
 def explain_key(key: str, as_json: bool) -> None:
-    """Say what KEY of a file means: fabric.spans_inner, job.training.schedule, device.clock.sustained."""
+    """Explain KEY of a file: fabric.spans_inner, job.training.schedule, device.clock.sustained."""
     kinds = {kind: fields for kind in SCHEMAS if (fields := _fields(kind, key))}
     if not kinds:
         root = key.partition(".")[0]

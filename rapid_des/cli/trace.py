@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +23,7 @@ from rapid_des.chakra import (
 )
 from rapid_des.cli.options import (
     echo,
+    echo_report,
     force_option,
     job_options,
     json_option,
@@ -31,13 +33,13 @@ from rapid_des.cli.options import (
 )
 from rapid_des.errors import TraceError
 from rapid_des.report.pictures.trace import draw
+from rapid_des.report.tables import counted
 from rapid_des.report.trace_text import (
-    counted,
     finding_lines,
     node_rows,
+    nodes_table,
     rank_of,
-    statistics_lines,
-    table_lines,
+    statistics_report,
 )
 from rapid_des.report.writing import check_folder, check_outputs, refuse_present
 from rapid_des.values import asdict
@@ -80,7 +82,7 @@ def show(
     plain = {"rank": chosen.rank, "total": len(chosen.nodes), "notes": traces.notes, "nodes": nodes}
     drawn = f", drawn in {plot}" if plot else ""
     total = f"rank {chosen.rank}: {len(rows)} of {len(chosen.nodes)} nodes{drawn}"
-    echo(as_json, plain, [*(f"# {note}" for note in traces.notes), *table_lines(rows), total])
+    echo_report(as_json, plain, [total, *(f"note: {note}" for note in traces.notes), nodes_table(rows)])
 
 
 @trace.command()
@@ -112,7 +114,8 @@ def stats(prefix: str, as_json: bool, reading: ReadOptions) -> None:
     """Count nodes by kind, collectives, bytes, work and depth, for each rank and in total."""
     traces = read_set(prefix, reading)
     counts = statistics_json(rank_statistics(traces)) | {"notes": traces.notes}
-    echo(as_json, counts, [*(f"# {note}" for note in traces.notes), *statistics_lines(counts)])
+    notes = (f"note: {note}" for note in traces.notes)
+    echo_report(as_json, counts, chain(statistics_report(counts), notes))
 
 
 @trace.command()

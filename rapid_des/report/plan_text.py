@@ -1,13 +1,11 @@
-"""Plans and sensitivities as lines for a terminal and HTML for a notebook, from what `--json` prints."""
+"""Reports of plans and sensitivities, from what `--json` prints."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rapid_des.printable import html_table
-from rapid_des.report.result_text import time_text
-from rapid_des.report.tables import table
+from rapid_des.report.tables import Column, Part, Table, time_text
 from rapid_des.units import PS_PER_S, Size
 
 Plain = Mapping[str, Any]
@@ -17,46 +15,51 @@ _SHORT = {
     "micro_batch": "mb",
     "zero_stage": "zero",
     "memory_bytes": "GiB",
+    "row": "",
     "step_time_s": "step",
     "energy_j": "kJ",
 }
 
 
-def plan_lines(plan: Plain, job: str, machine: str) -> Iterator[str]:
+def plan_report(plan: Plain, job: str, machine: str) -> Iterator[Part]:
     """Yield a plan's rows as a table, and what became of the other layouts."""
     yield f"{job} over {plan['gpus']} GPUs of {machine}: {plan['ways']:,} layouts"
     if plan["floor_s"] is not None:
         yield from _stopped(plan)
-    rows = [_cells(row) for row in plan["rows"]]
-    bounded = any(row["mode"] != "flattened" and row["mode_bound_s"] for row in plan["rows"])
-    for row, cells in zip(plan["rows"], rows, strict=True) if bounded else ():
-        cells["flattened"] = _range(row)
-    header = [_SHORT.get(name, name) for name in rows[0]]
-    yield from table("best first", ["", *header], ">" * (1 + len(header)), [
-        [f"{number}{_marks(row, first=number == 1)}", *cells.values()]
-        for number, (row, cells) in enumerate(zip(plan["rows"], rows, strict=True), 1)
-    ])  # fmt: skip
-    yield ""
-    yield f"  {_first_of(plan)}"
+    yield plan_table(plan["rows"])
+    yield _first_of(plan)
     if any(map(_as_good, plan["rows"][1:])):
-        yield "  ~ not told apart from the first: predictions of measured layouts were off by more"
+        yield "~ measurements do not distinguish it from the first: predictions of layouts were off by more"
     if any(row["may_be_faster"] for row in plan["rows"]):
-        yield "  = not told apart from the first by the mode: the flattened step lies within the given ends"
+        yield "= the mode does not distinguish it from the first: the flattened step lies within these ends"
     yield from _expected(plan["rows"][0])
-    yield f"  {_counts(plan)}"
+    yield _counts(plan)
     if plan["pruned"]:
-        yield from _pruned(plan["pruned"])
+        yield _pruned(plan["pruned"])
+
+
+def plan_table(rows: Sequence[Plain]) -> Table:
+    """Return layouts as a table, the best first; what is equal in all is stated once."""
+    bounded = any(row["mode"] != "flattened" and row["mode_bound_s"] for row in rows)
+    cells = [
+        {"row": f"{number}{_marks(row, first=number == 1)}", **_cells(row)}
+        for number, row in enumerate(rows, 1)
+    ]
+    for row, shown in zip(rows, cells, strict=True) if bounded else ():
+        shown["flattened"] = _range(row)
+    names = [Column(name, _SHORT.get(name), side=">") for name in (cells[0] if rows else ())]
+    return Table("best first", names, cells, shared=True)
 
 
 def _stopped(plan: Plain) -> Iterator[str]:
     """Yield what is known of a plan that was stopped before its rows were certain."""
     first = plan["rows"][0]["step_time_s"]
-    yield "  stopped before it was sure: the best so far, of which those marked ? are not certain"
+    yield "stopped before it was sure: the best so far, of which those marked ? are not certain"
     if not plan["floor_s"]:
-        yield "  not all layouts were looked at: others may be faster by any amount"
+        yield "not all layouts were looked at: others may be faster by any amount"
         return
     least = time_text(round(plan["floor_s"] * PS_PER_S))
-    yield f"  no layout that is not listed takes less than {least} ({plan['floor_s'] / first - 1:+.1%})"
+    yield f"no layout that is not listed takes less than {least} ({plan['floor_s'] / first - 1:+.1%})"
 
 
 def _first_of(plan: Plain) -> str:
@@ -75,7 +78,7 @@ def _first_of(plan: Plain) -> str:
 
 
 def _marks(row: Plain, *, first: bool) -> str:
-    """Return the marks of a row: not certain, not told apart by the mode, or by measurements."""
+    """Return the marks of a row: not certain, or as good as the first by the mode or by measurements."""
     marks = "" if row["certain"] else "?"
     return marks if first else marks + "=" * (row["may_be_faster"] is True) + "~" * _as_good(row)
 
@@ -93,13 +96,13 @@ def _expected(row: Plain) -> Iterator[str]:
     for expected in row["intervals"].values():
         low, high = (time_text(round(end * PS_PER_S)) for end in expected["seconds"])
         yield (
-            f"  {expected['level']:.0%} interval of the first {low} to {high} "
+            f"{expected['level']:.0%} interval of the first {low} to {high} "
             f"(as {expected['cases']} measured jobs of {expected['source']})"
         )
 
 
 def _as_good(row: Plain) -> bool:
-    """Return whether measurements do not tell a layout from the best one."""
+    """Return whether measurements do not distinguish a layout from the best one."""
     return row["told_apart"] is False
 
 
@@ -139,55 +142,62 @@ def _counts(plan: Plain) -> str:
     return ", ".join(done) + cut
 
 
-def _pruned(pruned: Sequence[Plain]) -> Iterator[str]:
-    yield f"\n  {len(pruned):,} layouts that are no rows"
-    for row in pruned:
-        split = " ".join(f"{name} {_value(value)}" for name, value in row.items()
-                         if name not in ("why", "text", "layers"))  # fmt: skip
-        yield f"    {row['why']}: {split}: {row['text']}"
+def _pruned(pruned: Sequence[Plain]) -> Table:
+    rows = [
+        {
+            "why": row["why"],
+            "layout": " ".join(
+                f"{name} {_value(value)}"
+                for name, value in row.items()
+                if name not in ("why", "text", "layers")
+            ),
+            "text": row["text"],
+        }
+        for row in pruned
+    ]
+    columns = (Column("why"), Column("layout"), Column("text", "because"))
+    return Table(f"{len(pruned):,} layouts that are no rows", columns, rows)
 
 
-def leaning_lines(leanings: Sequence[Plain]) -> Iterator[str]:
+def leaning_report(leanings: Sequence[Plain]) -> Iterator[str]:
     """Yield on one line what makes the best step shorter, the most first."""
-    told = [leaning for leaning in leanings if leaning["change"] is not None]
-    ranked = sorted(told, key=lambda leaning: leaning["change"])
+    moved = [leaning for leaning in leanings if leaning["change"] is not None]
+    ranked = sorted(moved, key=lambda leaning: leaning["change"])
     parts = [f"{leaning['part']} {leaning['change']:+.1%}" for leaning in ranked]
     if parts:
-        yield f"  the first with a quarter more of one part: {'; '.join(parts)} (--sensitivity N by knob)"
+        yield f"the first with a quarter more of one part: {'; '.join(parts)} (--sensitivity N by parameter)"
     for leaning in leanings:
         if leaning["change"] is None:
-            yield f"    {leaning['part']} can not be moved: {leaning['refused']}"
+            yield f"{leaning['part']} can not be moved: {leaning['refused']}"
 
 
-def plan_html(plan: Plain) -> str:
-    """Return a plan's rows as an HTML table."""
-    rows = [_cells(row) for row in plan["rows"]]
-    return html_table((list(row.values()) for row in rows), [_SHORT.get(name, name) for name in rows[0]])
-
-
-def sensitivity_lines(sensitivities: Plain, job: str, machine: str, *, top: int) -> Iterator[str]:
+def sensitivity_report(sensitivities: Plain, job: str, machine: str, *, top: int) -> Iterator[Part]:
     """Yield the strongest elasticities of a step, the rule of sums, and what is idle or can not be moved."""
-    step = time_text(round(sensitivities["step_time_s"] * PS_PER_S))
-    change = f"every knob by {sensitivities['change']:.1%} down and up"
+    base = sensitivities["step_time_s"]
+    step = time_text(round(base * PS_PER_S))
+    change = f"every parameter by {sensitivities['change']:.1%} down and up"
     yield f"{job} on {machine}: step {step}, {sensitivities['mode']}; {change}"
-    rows = [
-        [row["knob"], row["kind"], f"{row['elasticity']:+.4f}",
-         *(_changed(row[name], sensitivities["step_time_s"]) for name in ("lower_s", "higher_s"))]
-        for row in sensitivities["rows"][:top]
-    ]  # fmt: skip
-    yield from table("by how many % the step changes for 1 %", ["knob", "", "elasticity", "lower", "higher"],
-                     "<<>>>", rows)  # fmt: skip
+    yield Table(
+        "by how many % the step changes for 1 %",
+        (
+            Column("knob", "parameter"),
+            Column("kind"),
+            Column("elasticity", None, lambda value: f"{value:+.4f}"),
+            *(Column(f"{end}_s", None, lambda step: _changed(step, base)) for end in ("lower", "higher")),
+        ),
+        sensitivities["rows"][:top],
+    )
     if len(sensitivities["rows"]) > top:
-        yield f"    … {len(sensitivities['rows']) - top} weaker"
+        yield f"… {len(sensitivities['rows']) - top} weaker"
     sums = sensitivities["sums"]
-    yield f"\n  together: rates {sums.get('rate', 0.0):+.4f}, times {sums.get('time', 0.0):+.4f}"
+    yield f"all parameters: rates {sums.get('rate', 0.0):+.4f}, times {sums.get('time', 0.0):+.4f}"
     if sensitivities["scaled"] is not None:
-        yield (f"  all rates and clocks 1.25 times as high and all times as short, constants of kernels too: "
+        yield (f"all rates and clocks 1.25 times as high and all times as short, constants of kernels too: "
                f"the step times 1.25 is {sensitivities['scaled']:.4f} of what it was")  # fmt: skip
     if sensitivities["idle"]:
-        yield f"  nothing in this step depends on {', '.join(sensitivities['idle'])}"
-    for knob, why in sensitivities["refused"].items():
-        yield f"  can not be moved: {knob}: {why}"
+        yield f"nothing in this step depends on {', '.join(sensitivities['idle'])}"
+    for name, why in sensitivities["refused"].items():
+        yield f"can not be moved: {name}: {why}"
 
 
 def _changed(step: float | None, base: float) -> str:

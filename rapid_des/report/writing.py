@@ -108,7 +108,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _check_place(path: Path, *, named: Path | None = None) -> None:
-    """Try to create a file there: permissions alone do not tell, as root may not write below /sys."""
+    """Try to create a file there: permissions alone do not decide it, as root may not write below /sys."""
     folder = path.resolve().parent
     why = None
     if path.is_dir():
