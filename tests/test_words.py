@@ -25,13 +25,7 @@ HELD = (
     "network",
     "processes.py",
     "serving",
-    "simulation.py",
-    "studies",
-    "modes",
     "values.py",
-    "version.py",
-    "compiling.py",
-    "__init__.py",
     "units.py",
 )
 """The files and folders of the package to which the rule applies; it grows until it holds all of them."""
