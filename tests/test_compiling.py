@@ -166,6 +166,21 @@ def test_a_kernel_that_numba_may_not_compile_is_its_function(cache, compilations
     assert python(code, NUMBA_DISABLE_JIT="1") == f"True\n{answer()} False\nFalse\n"
 
 
+WITHOUT_NUMBA = "import sys; sys.modules['numba'] = None\nfrom tests.test_compiling import *\n"
+
+
+def test_without_machine_code_and_numba_a_kernel_is_its_function_and_says_what_to_do(tmp_path):
+    code = WITHOUT_NUMBA + "print(answer_of(kernel()), kernel().is_interpreted, kernel().advice)"
+    printed = python(code, NUMBA_CACHE_DIR=str(tmp_path))
+    assert printed.startswith(f"{answer()} True interpreted: no machine code was installed")
+    assert "with numba" in printed
+
+
+def test_without_numba_machine_code_that_is_kept_is_used(cache):
+    code = WITHOUT_NUMBA + "print(answer_of(kernel()), kernel().is_interpreted, kernel().advice)"
+    assert python(code) == f"{answer()} False \n"
+
+
 def test_other_sources_are_another_kernel(cache, tmp_path):
     source = tmp_path / "source.py"
     source.write_text("one")

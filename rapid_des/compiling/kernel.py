@@ -55,6 +55,11 @@ class Kernel:
         """Whether it runs as Python."""
         return self.library.is_interpreted
 
+    @property
+    def advice(self) -> str:
+        """What to do about a lack of machine code; nothing if it is there, can be made or is not wanted."""
+        return self.library.advice
+
     def is_cold(self) -> bool:
         """Tell whether the kernel has yet to be compiled on this machine; an interpreted one always has."""
         return self.is_interpreted or not (self.is_loaded or self.library.is_kept())
