@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import rapid_des
-from rapid_des.compiling import Kernel, library
+from rapid_des.compiling import Kernel, Words, library
 from rapid_des.compiling.emit import object_code
 from rapid_des.compiling.kinds import (
     COMPILABLE,
@@ -26,7 +26,6 @@ from rapid_des.compiling.kinds import (
     kinds_of,
 )
 from rapid_des.compiling.library import PACKAGE, Library
-from rapid_des.compiling.words import Words
 from tests.engines.test_compiled_kernel import python
 
 AGAIN = """

@@ -48,9 +48,7 @@ class Library:
         """What to do about a lack of machine code; nothing if it is there, can be made or is not wanted."""
         if _may_not_compile() or self.is_kept() or find_spec("numba") is not None:
             return ""
-        return (
-            "interpreted: no machine code was installed for this machine; with numba it would be compiled"
-        )
+        return "interpreted: no machine code was installed for this machine; with numba it would be compiled"
 
     @property
     def sources(self) -> list[Path]:
