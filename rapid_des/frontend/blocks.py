@@ -67,7 +67,7 @@ from rapid_des.values import replace
 
 OUTER_LINES = (("cp",), ("cp", "dp"), ("pp",))
 """The axes along which ranks exchange data outside blocks; cp alone unless blocks contain its messages."""
-EXPERT_LINES = (("ep",), ("edp",))
+EXPERT_LINES = (("etp",), ("ep",), ("edp",))
 """The axes of the experts' layout along which ranks exchange data outside blocks."""
 
 
