@@ -25,9 +25,9 @@ HELD = (
     "machine.py",
     "network",
     "processes.py",
+    "report",
     "serving",
     "values.py",
-    "report",
     "units.py",
 )
 """The files and folders of the package to which the rule applies; it grows until it holds all of them."""
