@@ -8,15 +8,7 @@ from typing import Any
 import click
 
 from rapid_des.cli.main import announce
-from rapid_des.cli.options import (
-    echo,
-    echo_report,
-    force_option,
-    json_option,
-    names_or_files,
-    set_option,
-    split_settings,
-)
+from rapid_des.cli.options import echo, force_option, json_option, names_or_files, set_option, split_settings
 from rapid_des.device.learned import FALLBACKS
 from rapid_des.errors import InputError
 from rapid_des.report.writing import check_outputs, replacing
@@ -37,7 +29,7 @@ def show(reference: str, settings: tuple[str, ...], as_json: bool) -> None:
     from rapid_des.report.devices import device_as_plain, device_report
 
     loaded = load_device(reference, settings=split_settings(settings, ("device",))["device"])
-    echo_report(as_json, device_as_plain(loaded), device_report(loaded))
+    echo(as_json, device_as_plain(loaded), device_report(loaded))
 
 
 @device.command()
@@ -145,4 +137,4 @@ def fit(
     file = fit_file(samples, **columns) if reference is None else fit_modules(samples, reference, **columns)
     with replacing(output) as beside:
         file.save(beside)
-    echo_report(as_json, learned_as_plain(file), learned_report(file))
+    echo(as_json, learned_as_plain(file), learned_report(file))

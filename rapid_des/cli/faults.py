@@ -120,11 +120,7 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
 @_study_options
 @click.option("--derate", default=0.5, show_default=True, help="Share of its speed that a part keeps.")
 @click.option(
-    "--kind",
-    "kinds",
-    multiple=True,
-    type=click.Choice(list(PLURALS)),
-    help="Only parts of this kind. Repeatable.",
+    "--kind", "kinds", multiple=True, type=click.Choice(list(PLURALS)), help="Kind of parts. Repeatable."
 )
 @click.option("--top", type=click.IntRange(1), help="Number of rows to print.")
 @click.option("--every", is_flag=True, help="Simulate every part, even where symmetry gives its cost.")

@@ -31,10 +31,7 @@ gpus_option = click.option(
 
 
 ignore_option = click.option(
-    "--ignore",
-    multiple=True,
-    metavar="KEY",
-    help="A key that is unknown to the importer and changes nothing. Repeatable.",
+    "--ignore", multiple=True, metavar="KEY", help="An unknown key that changes nothing. Repeatable."
 )
 
 
@@ -79,22 +76,20 @@ def hf(path: Path, output: Path | None, ignore: tuple[str, ...], force: bool, as
         **_notes_as_json(imported.notes, imported.ignored),
     }
     written = [f"{output}: {imported.architecture}, {imported.model.parameters:,} parameters"]
-    echo(as_json, plain, text.splitlines() if output is None else written)
+    echo(as_json, plain, [text.rstrip("\n")] if output is None else written)
 
 
 @import_group.command()
 @click.argument("path", type=PATH)
 @job_output
 @gpus_option
-@click.option(
-    "--vocabulary", type=click.IntRange(1), help="Number of tokens, where only the tokenizer knows it."
-)
+@click.option("--vocabulary", type=click.IntRange(1), help="Number of tokens, if only the tokenizer has it.")
 @click.option(
     "--variable",
     "variables",
     multiple=True,
     metavar="NAME=VALUE",
-    help="A variable of the script's environment. Repeatable.",
+    help="An environment variable. Repeatable.",
 )
 @ignore_option
 @force_option
@@ -156,7 +151,7 @@ def _finish(imported: ImportedJob, output: Path | None, *, as_json: bool) -> Non
         **_notes_as_json(imported.notes, imported.ignored),
     }
     written = [f"{output}: {imported.job.gpus} GPUs, {imported.job.model.parameters:,} parameters"]
-    echo(as_json, plain, text.splitlines() if output is None else written)
+    echo(as_json, plain, [text.rstrip("\n")] if output is None else written)
 
 
 @import_group.command("rapid-llm")
@@ -197,9 +192,5 @@ def rapid_llm(  # noqa: PLR0913 - one for each option
     for file, text in texts.items():
         write_text(file, text)
     _print_notes(run.job.notes, run.job.ignored)
-    listed = _notes_as_json(run.job.notes, run.job.ignored)
-    echo(
-        as_json,
-        {"files": [str(file) for file in texts], **listed, "gpus": run.job.job.gpus},
-        [str(file) for file in texts],
-    )
+    files, notes = [str(file) for file in texts], _notes_as_json(run.job.notes, run.job.ignored)
+    echo(as_json, {"files": files, **notes, "gpus": run.job.job.gpus}, ["\n".join(files)])

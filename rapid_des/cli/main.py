@@ -29,19 +29,13 @@ from rapid_des.printable import printable
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("rapid_des.cli.run:run", "Predict a job's step time on a machine."),
     "serve": ("rapid_des.cli.serve:serve", "Simulate a server that requests reach over time."),
-    "capacity": (
-        "rapid_des.cli.capacity:capacity",
-        "Find the highest load of a server, and the fleet for a load.",
-    ),
+    "capacity": ("rapid_des.cli.capacity:capacity", "Find a server's highest load, and a load's fleet."),
     "rollout": ("rapid_des.cli.rollout:rollout", "Predict a step of reinforcement learning."),
     "replay": ("rapid_des.cli.replay:replay", "Replay Chakra traces on a machine."),
     "trace": ("rapid_des.cli.trace:trace", "Show, check, convert and write Chakra traces."),
     "topology": ("rapid_des.cli.topology:topology", "Show, route, check and benchmark a machine's fabric."),
     "operator": ("rapid_des.cli.operator:operator", "Price one operator on a device, with the reasons."),
-    "gemm": (
-        "rapid_des.cli.operator:sharded_gemm",
-        "Price a GEMM that is sharded over tensor-parallel GPUs.",
-    ),
+    "gemm": ("rapid_des.cli.operator:sharded_gemm", "Price a GEMM sharded over tensor-parallel GPUs."),
     "device": ("rapid_des.cli.device:device", "Show, sample, fit and calibrate devices."),
     "faults": ("rapid_des.cli.faults:faults", "Show what link and GPU faults cost a job."),
     "plan": ("rapid_des.cli.plan:plan_command", "Find the best layouts of a job over GPUs."),
@@ -49,10 +43,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "search": ("rapid_des.cli.studies:search", "Find the best points of a study without all of them."),
     "show": ("rapid_des.cli.studies:show", "Print and plot the results of a study."),
     "compare": ("rapid_des.cli.studies:compare", "Explain the difference between two results."),
-    "sensitivity": (
-        "rapid_des.cli.plan:sensitivity_command",
-        "Show which parameters a job's step depends on.",
-    ),
+    "sensitivity": ("rapid_des.cli.plan:sensitivity_command", "Show what a job's step depends on."),
     "validate": ("rapid_des.cli.validate:validate", "Print predictions against measurements."),
     "bench": ("rapid_des.cli.bench:bench", "Measure the simulator's own speed."),
     "schema": ("rapid_des.cli.schema:schema", "Print the JSON Schema of a file kind."),

@@ -10,7 +10,6 @@ import click
 
 from rapid_des.cli.options import (
     echo,
-    echo_report,
     force_option,
     job_options,
     json_option,
@@ -77,7 +76,7 @@ def show(operator: Operator, device: str, options: dict[str, Any]) -> None:
     loaded = open_device(device, options)
     estimate = operator_model(loaded).estimate(operator)
     plain = estimate_as_plain(operator, estimate, loaded)
-    echo_report(options["as_json"], plain, estimate_report(operator, estimate, loaded))
+    echo(options["as_json"], plain, estimate_report(operator, estimate, loaded))
 
 
 class VectorGroup(click.Group):
@@ -224,4 +223,4 @@ def sharded_gemm(m: int, k: int, n: int, machine: str, settings: tuple[str, ...]
     plain = [phase.as_plain() for phase in phases]
     measured = measured_topics(loaded.device, options["dtype"])
     unmeasured = unmeasured_lines([] if measured else [loaded.device.spec.name])
-    echo_report(options["as_json"], plain, chain(sharded_report(plain), unmeasured))
+    echo(options["as_json"], plain, chain(sharded_report(plain), unmeasured))

@@ -360,25 +360,20 @@ def write_outputs(result: Result, options: dict[str, Any]) -> None:
             write(options[name])
 
 
-def echo(as_json: bool, plain: object, lines: Iterable[str]) -> None:
-    """Print plain data as JSON if asked for, else the lines as they are."""
-    click.echo(json.dumps(plain, indent=1) if as_json else printable("\n".join(lines)))
-
-
-def echo_report(as_json: bool, plain: object, parts: Iterable[Part]) -> None:
+def echo(as_json: bool, plain: object, parts: Iterable[Part]) -> None:
     """Print plain data as JSON if asked for, else the report, which fits a terminal; nothing is cut."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    echo(as_json, plain, () if as_json else text(parts, width))
+    click.echo(json.dumps(plain, indent=1) if as_json else printable("\n".join(text(parts, width))))
 
 
 def echo_marked(
     as_json: bool, plain: Mapping[str, Any], parts: Iterable[Part], points: Iterable[tuple[Job, Machine]]
 ) -> None:
-    """Print as `echo_report` does, and which devices of jobs on machines have no measurements as stated."""
+    """Print as `echo` does, and which devices of jobs on machines have no measurements as stated."""
     from rapid_des.report.evidence import unmeasured, unmeasured_lines
 
     devices = list(dict.fromkeys(name for job, machine in points for name in unmeasured(job, machine.device)))
-    echo_report(as_json, {**plain, "not_validated": devices}, chain(parts, unmeasured_lines(devices)))
+    echo(as_json, {**plain, "not_validated": devices}, chain(parts, unmeasured_lines(devices)))
 
 
 def engine_choice(

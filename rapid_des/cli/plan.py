@@ -33,9 +33,7 @@ from rapid_des.studies.worker_pools import executor_of
 @click.command("plan")
 @job_options
 @click.option("--gpus", type=click.IntRange(1), help="Number of GPUs; unset: all of the machine.")
-@click.option(
-    "--top", type=click.IntRange(1), default=5, show_default=True, help="Number of rows that are certain."
-)
+@click.option("--top", type=click.IntRange(1), default=5, show_default=True, help="Number of sure rows.")
 @click.option(
     "--vary",
     multiple=True,
@@ -123,11 +121,7 @@ def _interruptible(options: dict[str, Any]) -> Executor:
 @click.command("sensitivity")
 @job_options
 @click.option(
-    "--mode",
-    type=click.Choice(list(MODES)),
-    default="analytical",
-    show_default=True,
-    help="Mode of the steps.",
+    "--mode", type=click.Choice(list(MODES)), default="analytical", show_default=True, help="Steps' mode."
 )
 @click.option(
     "--change",

@@ -10,7 +10,7 @@ import click
 from rapid_des.chakra import ReadOptions
 from rapid_des.cli.main import progress
 from rapid_des.cli.options import (
-    echo_report,
+    echo,
     engine_options,
     fault_option,
     names_or_files,
@@ -79,7 +79,7 @@ def replay(prefix: str, machine: str | None, reading: ReadOptions, **options: An
             hint = f"`rapid-des trace check {prefix}` looks for unmatched messages and near misses"
             raise DeadlockError(f"{error}\n  {hint}") from None
     title = f"{prefix} on {loaded.name}: {len(result.finish)} ranks"
-    echo_report(options["as_json"], _with_ranks(result), result_report(result, title))
+    echo(options["as_json"], _with_ranks(result), result_report(result, title))
     write_outputs(result, options)
 
 
@@ -119,7 +119,7 @@ def _replay_on_astra_files(prefix: str, files: Files, options: dict[str, Any], r
         result = replay_astra(prefix, files, engine=run_choice(options, bar), reading=reading)
     if options["links"] is not None:
         _write_astra_links(Path(options["links"]), result)
-    echo_report(options["as_json"], result.tree(), astra_report(result, f"{prefix} on {files.network}"))
+    echo(options["as_json"], result.tree(), astra_report(result, f"{prefix} on {files.network}"))
 
 
 def _write_astra_links(path: Path, result: AstraResult) -> None:

@@ -10,7 +10,7 @@ import click
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.cli.main import announce, progress, until_interrupted
 from rapid_des.cli.options import (
-    echo_report,
+    echo,
     engine_options,
     fault_option,
     job_options,
@@ -89,7 +89,7 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
         explanation = explain(price(wanted, loaded, cache=cache))
         plain["explain"] = explain_json(result, explanation)
         parts = chain(parts, explain_report(result, explanation))
-    echo_report(options["as_json"], plain, parts)
+    echo(options["as_json"], plain, parts)
     write_outputs(result, options)
     _draw(result, options, title)
 
@@ -99,7 +99,7 @@ def _compare_modes(job: Job, machine: Machine, title: str, options: dict[str, An
         pairs, interrupted = until_interrupted(each_mode(job, machine, engine=run_choice(options, bar)))
     results = dict(pairs)
     plain = {m: {"refused": r} if isinstance(r, str) else r.as_json() for m, r in results.items()}
-    echo_report(options["as_json"], plain, modes_report(results))
+    echo(options["as_json"], plain, modes_report(results))
     if interrupted:
         raise KeyboardInterrupt
 

@@ -55,7 +55,7 @@ def explain_key(key: str, as_json: bool) -> None:
             explain(SCHEMAS[root], key.partition(".")[2])  # says which keys there are
         raise ConfigError(f"no file kind has the key {key!r}; `rapid-des schema` lists {', '.join(SCHEMAS)}")
     plain = {kind: [asdict(field) for field in fields] for kind, fields in kinds.items()}
-    echo(as_json, plain, field_lines(key, kinds))
+    echo(as_json, plain, ["\n".join(field_lines(key, kinds))])
 
 
 def _fields(kind: str, key: str) -> tuple[Field, ...]:
@@ -75,7 +75,7 @@ def presets(words: tuple[str, ...], as_json: bool) -> None:
     if words[:1] == ("show",) and len(words) == 2:
         path = preset_file(words[1])
         text = read_text(path)
-        echo(as_json, {"file": str(path), "text": text}, text.splitlines())
+        echo(as_json, {"file": str(path), "text": text}, [text.rstrip("\n")])
         return
     names: dict[str, list[str]] = {kind: preset_names(kind) for kind in KINDS}
     names["trace"] = trace_names()
@@ -83,4 +83,4 @@ def presets(words: tuple[str, ...], as_json: bool) -> None:
     if unknown or len(words) > 1:
         raise ConfigError(f"{' '.join(words)!r} is not one of {', '.join(names)}, show NAME")
     listed = {kind: names[kind] for kind in (words or names)}
-    echo(as_json, listed, (f"{kind}: {', '.join(listed_names)}" for kind, listed_names in listed.items()))
+    echo(as_json, listed, ["\n".join(f"{kind}: {', '.join(each)}" for kind, each in listed.items())])

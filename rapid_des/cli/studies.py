@@ -14,8 +14,8 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.cli.executing import executor_options, require_some
 from rapid_des.cli.main import progress
 from rapid_des.cli.options import (
+    echo,
     echo_marked,
-    echo_report,
     engine_choice,
     engine_option,
     fault_option,
@@ -30,9 +30,10 @@ from rapid_des.config.documents import read_text
 from rapid_des.config.texts import parse_json
 from rapid_des.errors import InputError
 from rapid_des.report.evidence import unmeasured_in, unmeasured_lines
+from rapid_des.report.formats import shown
 from rapid_des.report.study_text import sample_report, search_report
 from rapid_des.report.sweep_text import difference_report, points_table, sweep_report
-from rapid_des.report.tables import Facts, Part, shown
+from rapid_des.report.tables import Part
 from rapid_des.report.writing import check_outputs
 from rapid_des.simulation import MODES, simulate
 from rapid_des.studies.difference import check_result, difference
@@ -77,10 +78,7 @@ _report_options = together(
 @click.command("sweep")
 @click.argument("study", type=click.Path(path_type=Path))
 @click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    help="Folder that keeps the results; the same command continues there.",
+    "-o", "--output", type=click.Path(path_type=Path), help="Folder of the results; a second run continues."
 )
 @click.option("--limit", type=click.IntRange(1), help="Number of points to simulate, the first ones.")
 @executor_options
@@ -146,11 +144,8 @@ def show(results: Path, **options: Any) -> None:
     read = Sweep.opened(results)
     if options["point"] is not None:
         whole = read.result(options["point"])
-        echo_report(
-            options["as_json"],
-            whole,
-            chain(_point_report(whole), unmeasured_lines(unmeasured_in(whole["result"]))),
-        )
+        unmeasured = unmeasured_lines(unmeasured_in(whole["result"]))
+        echo(options["as_json"], whole, chain(_point_report(whole), unmeasured))
         return
     read = read if options["where"] is None else read.where(options["where"])
     if options["sort"] or options["columns"]:
@@ -158,7 +153,7 @@ def show(results: Path, **options: Any) -> None:
         rows = read.sorted_by(options["sort"] or "id", names)[: options["top"]]
         total, listed = f"{len(rows)} of {len(read):,} points", points_table("", rows)
         devices = read.not_validated(int(row["id"]) for row in rows)
-        echo_report(options["as_json"], rows, [total, listed, *unmeasured_lines(devices)])
+        echo(options["as_json"], rows, [total, listed, *unmeasured_lines(devices)])
         return
     _report(read, results.name, options)
 
@@ -183,7 +178,7 @@ def _show_draws(store: Store, options: dict[str, Any]) -> None:
 
 def _report(done: Sweep, title: str, options: dict[str, Any]) -> None:
     plain = done.as_json(options["top"], options["pareto"])
-    echo_report(options["as_json"], plain, sweep_report(plain, title))
+    echo(options["as_json"], plain, sweep_report(plain, title))
     if options["plot"] is not None:
         from rapid_des.report.pictures.studies import draw_sweep
 
@@ -191,9 +186,8 @@ def _report(done: Sweep, title: str, options: dict[str, Any]) -> None:
 
 
 def _point_report(whole: dict[str, Any]) -> Iterator[Part]:
-    yield f"point {whole['id']}"
     known = {name: value for name, value in whole.items() if name != "result" and value is not None}
-    yield Facts({name: shown(name, value) for name, value in known.items()})
+    yield {name: shown(name, value) for name, value in known.items()}
     yield from (f"note: {note}" for note in (whole["result"] or {}).get("notes", ()))
 
 
@@ -204,16 +198,14 @@ def _show_again(rerun: Rerun, as_json: bool) -> None:
         "same_digits": not rerun.differs,
         "differs": {name: [rerun.row.get(name), rerun.again.get(name)] for name in rerun.differs},
     }
-    echo_report(as_json, plain, _again_lines(plain))
+    echo(as_json, plain, _again_lines(plain))
     if rerun.differs:
         raise InputError(f"point {rerun.row['id']} has other results now")
 
 
 def _again_lines(plain: dict[str, Any]) -> Iterator[str]:
-    what = (
-        "as they were" if plain["same_content"] else "not as they were: files, constants or rapid_des changed"
-    )
-    yield f"point {plain['id']}: its inputs are {what}"
+    changed = "" if plain["same_content"] else "not as they were: files, constants or rapid_des changed"
+    yield f"point {plain['id']}: its inputs are {changed or 'as they were'}"
     yield f"its results are {'the same' if plain['same_digits'] else 'different'}"
     yield from (f"{name}: {before} then, {after} now" for name, (before, after) in plain["differs"].items())
 
@@ -233,7 +225,7 @@ def compare(a: str, b: str, as_json: bool) -> None:
     rapid-des compare 'results#1' 'results#5'
     """
     plain = difference(_side(a), _side(b)).as_json()
-    echo_report(as_json, plain, difference_report(plain, (a, b)))
+    echo(as_json, plain, difference_report(plain, (a, b)))
 
 
 def _side(text: str) -> dict[str, Any]:
@@ -331,7 +323,7 @@ def search(study: Path, storage: str | None, as_json: bool, **options: Any) -> N
     with progress(study.stem) as bar:
         searched = run_search(study, storage=stored, on_progress=bar.part, **options)
     plain = searched.as_json()
-    echo_report(as_json, plain, search_report(plain))
+    echo(as_json, plain, search_report(plain))
     if searched.interrupted:
         raise KeyboardInterrupt
     failed = [row["status"] for row in searched.rows if row["status"] != OK]

@@ -12,7 +12,7 @@ import msgspec
 
 from rapid_des.cli.main import progress, until_interrupted
 from rapid_des.cli.options import (
-    echo_report,
+    echo,
     engine_choice,
     engine_option,
     machine_options,
@@ -72,7 +72,7 @@ def show(
     ]
     if ignored:
         tree |= {"ignored": [msgspec.to_builtins(each) for each in ignored]}
-    echo_report(as_json, tree, chain(fabric_report(tree), (f"note: {line}" for line in by_reason(ignored))))
+    echo(as_json, tree, chain(fabric_report(tree), (f"note: {line}" for line in by_reason(ignored))))
     if plot is not None:
         draw(picture(opened), plot)
 
@@ -93,7 +93,7 @@ def route(
     opened = open_machine(machine, settings, faults)
     ends = find_gpu(opened.fabric, source), find_gpu(opened.fabric, destination)
     tree = shown_route(opened.fabric, opened.router.route(*ends), ends[0])
-    echo_report(as_json, tree, route_report(tree))
+    echo(as_json, tree, route_report(tree))
 
 
 @topology.command()
@@ -103,7 +103,7 @@ def check(machine: str, settings: tuple[str, ...], faults: tuple[str, ...], as_j
     opened = open_machine(machine, settings, faults)
     checked = check_routes(opened.fabric, opened.router, opened.dead, opened.lost)
     tree = shown_check(opened.fabric, checked, opened.dead, opened.lost)
-    echo_report(as_json, tree, check_report(tree))
+    echo(as_json, tree, check_report(tree))
 
 
 @topology.command()
@@ -141,7 +141,7 @@ def bench(machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **op
     plain = [row.as_json() for row in rows]
     title = f"{operation} on {opened.name}, {gpus or opened.fabric.gpus} GPUs"
     parts = collective_report(plain, f"{title}, {opened.switching.mode}")
-    echo_report(options["as_json"], {"machine": opened.name, "op": operation, "rows": plain}, parts)
+    echo(options["as_json"], {"machine": opened.name, "op": operation, "rows": plain}, parts)
     if interrupted:
         raise KeyboardInterrupt
     if options["plot"] is not None:
@@ -164,6 +164,6 @@ def _compare_algorithms(opened: Machine, options: Mapping[str, Any]) -> None:
     plain = [row.as_json() for row in rows]
     title = f"{operation} on {opened.name}, {options['gpus'] or opened.fabric.gpus} GPUs"
     tree = {"machine": opened.name, "op": operation, "algorithms": plain}
-    echo_report(options["as_json"], tree, compared_report(plain, f"{title}, {opened.switching.mode}"))
+    echo(options["as_json"], tree, compared_report(plain, f"{title}, {opened.switching.mode}"))
     if interrupted:
         raise KeyboardInterrupt

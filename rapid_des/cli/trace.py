@@ -23,7 +23,6 @@ from rapid_des.chakra import (
 )
 from rapid_des.cli.options import (
     echo,
-    echo_report,
     force_option,
     job_options,
     json_option,
@@ -32,8 +31,8 @@ from rapid_des.cli.options import (
     trace_options,
 )
 from rapid_des.errors import TraceError
+from rapid_des.report.formats import counted
 from rapid_des.report.pictures.trace import draw
-from rapid_des.report.tables import counted
 from rapid_des.report.trace_text import (
     finding_lines,
     node_rows,
@@ -82,7 +81,7 @@ def show(
     plain = {"rank": chosen.rank, "total": len(chosen.nodes), "notes": traces.notes, "nodes": nodes}
     drawn = f", drawn in {plot}" if plot else ""
     total = f"rank {chosen.rank}: {len(rows)} of {len(chosen.nodes)} nodes{drawn}"
-    echo_report(as_json, plain, [total, *(f"note: {note}" for note in traces.notes), nodes_table(rows)])
+    echo(as_json, plain, [total, *(f"note: {note}" for note in traces.notes), nodes_table(rows)])
 
 
 @trace.command()
@@ -101,7 +100,7 @@ def check(prefix: str, repairs: bool, as_json: bool, reading: ReadOptions) -> No
     lines = [f"# {note}" for note in notes]
     lines += [f"warning: {finding}" for finding in findings if finding.severity == "warning"]
     total = f"{counted(len(serious), 'finding')} in {counted(len(report.files.files), 'file')}"
-    echo(as_json, plain, [*lines, *listed, total])
+    echo(as_json, plain, ["\n".join([*lines, *listed, total])])
     if serious:
         raise TraceError("\n".join(finding_lines([str(finding) for finding in serious])))
 
@@ -115,7 +114,7 @@ def stats(prefix: str, as_json: bool, reading: ReadOptions) -> None:
     traces = read_set(prefix, reading)
     counts = statistics_json(rank_statistics(traces)) | {"notes": traces.notes}
     notes = (f"note: {note}" for note in traces.notes)
-    echo_report(as_json, counts, chain(statistics_report(counts), notes))
+    echo(as_json, counts, chain(statistics_report(counts), notes))
 
 
 @trace.command()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from rapid_des.cli.main import progress
-from rapid_des.cli.options import echo_report, force_option
+from rapid_des.cli.options import echo, force_option
 from rapid_des.errors import InputError
 from rapid_des.report.pictures.charts import draw_residuals
 from rapid_des.report.study_text import validation_report
@@ -40,10 +39,7 @@ def validate(
         refuse_present(sorted(plot.glob("*.png"))[:1], force=force)
     with progress("validate") as bar:
         report = package.validate(package.open_folder(data), topics, report=bar.part)
-    if as_json:
-        click.echo(json.dumps(report))
-    else:
-        echo_report(False, {}, validation_report(report))
+    echo(as_json, report, validation_report(report))
     if report["unfinished"]:
         raise KeyboardInterrupt
     if plot is not None:

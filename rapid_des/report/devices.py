@@ -11,7 +11,8 @@ from rapid_des.device.device import Device
 from rapid_des.device.learned import LearnedFile
 from rapid_des.device.operators import Estimate, Operator
 from rapid_des.report.evidence import measured_topics, sustained_text, validation_text
-from rapid_des.report.tables import Column, Facts, Part, Table, columns, counted, time_text
+from rapid_des.report.formats import time_text
+from rapid_des.report.tables import Part, Table, columns
 from rapid_des.units import PS_PER_NS, PS_PER_S, PS_PER_US, Duration, FlopRate, Size, seconds
 from rapid_des.values import asdict
 
@@ -52,7 +53,7 @@ def estimate_report(operator: Operator, estimate: Estimate, device: Device) -> I
         facts[level] = f"{Size(size)}, {bandwidth:,.0f} GB/s"
     facts |= dict(_detail(name, value) for name, value in estimate.detail.items() if value is not None)
     facts["conditions"] = ", ".join(f"{name} {value}" for name, value in _conditions(device).items())
-    yield Facts(facts)
+    yield facts
     yield validation_text(measured_topics(device, operator.dtype), operator.dtype)
 
 
@@ -112,7 +113,7 @@ def device_report(device: Device) -> Iterator[Part]:
     each = {"registers": " a SM", "shared": " a SM"}
     sustained = f"{sustained_text(spec.clock)} sustained"
     yield f"{spec.name} ({device.family.name}, {spec.sms} SMs)"
-    yield Facts({
+    yield {
         "clock": f"{spec.clock.boost} boost, {sustained}, peaks at {spec.clock.peak}",
         **{f"tensor {dtype}": str(peak) for dtype, peak in spec.tensor_peak.items()},
         **{f"vector {dtype}": str(peak) for dtype, peak in spec.vector_peak.items()},
@@ -123,7 +124,7 @@ def device_report(device: Device) -> Iterator[Part]:
         "conditions": ", ".join(f"{name} {value}" for name, value in _conditions(device).items()),
         "operators": f"{spec.operators}; constants of family {device.family.name}: "
         + ", ".join(device.family.constants),
-    })  # fmt: skip
+    }
 
 
 def learned_as_plain(file: LearnedFile) -> dict[str, object]:
@@ -142,13 +143,12 @@ def learned_as_plain(file: LearnedFile) -> dict[str, object]:
 
 def learned_report(file: LearnedFile) -> Iterator[Part]:
     """Yield what was fitted to samples: one row an operator."""
-    yield f"regressors of {counted(len(file.regressors), 'operator')}"
     rows = [
         {"operator": name, "regressor": each.kind, "samples": each.rows, "error": each.error}
         for name, each in file.regressors.items()
     ]
-    error = Column("error", "cross-validation", lambda error: f"{error:.2%}")
-    yield Table("", (*columns("operator", "regressor", "samples"), error), rows)
+    names = columns("operator", "regressor", "samples", error=("cross-validation", ".2%"))
+    yield Table("", names, rows)
     for name, left in file.left_out.items():
         yield f"{name} left out: {left.rows:,} samples ({left.reason})"
     yield f"all else: {file.fallback}"

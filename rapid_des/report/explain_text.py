@@ -14,9 +14,10 @@ from msgspec import Struct
 
 from rapid_des.frontend.memory import CATEGORIES, StageMemory, Tensor, shown
 from rapid_des.frontend.schedules.schedule import PassKind
+from rapid_des.report.formats import spans
 from rapid_des.report.job_structure import Explanation, MessageKind, SectionKind
 from rapid_des.report.result import Result
-from rapid_des.report.tables import Column, Part, Plain, Table, columns, count, spans
+from rapid_des.report.tables import Column, Part, Plain, Table, columns
 from rapid_des.units import Size
 from rapid_des.values import asdict
 
@@ -33,35 +34,21 @@ _REST = "between passes and once a step"
 def explain_report(result: Result, explanation: Explanation) -> Iterator[Part]:
     """Yield groups, stages, sections, memory, messages and operators as tables."""
     stages = () if result.figures is None else result.figures.memory.stages
-    yield Table(
-        "process groups",
-        (
-            *columns(name="kind"),
-            Column("axes", None, ".".join),
-            Column("members", None, count),
-            Column("count", None, count),
-            Column("first", "first group", _ranks),
-        ),
-        [asdict(each) for each in explanation.groups],
-    )
-    number, which = Column("number", "layers"), Column("layers", "which", _which)
-    parameters = Column("parameters", None, count)
-    yield Table(
-        "layers of each stage, parameters of one of its ranks",
-        (Column("stage"), number, which, parameters),
-        [_with_number(_stage_row(stage, explanation)) for stage in stages],
-    )
-    yield Table(
-        "a rank's share of a section: kernels + collectives, of one micro-batch",
-        (*columns(name="section"), number, which, parameters, *columns(*_PHASES)),
-        [_with_number({**asdict(each), **_works(each)}) for each in explanation.sections],
-    )
-    loads = ("busiest_expert", "busiest_rank", "idlest_rank")
-    yield Table(
-        "copies of tokens that experts get, as multiples of the mean",
-        (number, which, *(Column(name, None, lambda load: f"{load:.3f}") for name in loads)),
-        [_with_number(asdict(load)) for load in explanation.loads],
-    )
+    names = columns(name="kind", axes=("axes", ".".join), members=("members", ","), count=("count", ","))
+    groups = [asdict(each) for each in explanation.groups]
+    yield Table("process groups", (*names, Column("first", "first group", _ranks)), groups)
+    which = columns(number="layers", layers=("which", spans))
+    named = columns("stage") + which + columns(parameters=("parameters", ","))
+    rows = [_stage_row(stage, explanation) for stage in stages]
+    yield Table("layers of each stage, parameters of one of its ranks", named, _with_numbers(rows))
+    named = columns(name="section") + which + columns(parameters=("parameters", ",")) + columns(*_PHASES)
+    rows = [{**asdict(each), **_works(each)} for each in explanation.sections]
+    title = "a rank's share of a section: kernels + collectives, of one micro-batch"
+    yield Table(title, named, _with_numbers(rows))
+    loads = (Column(name, show=".3f") for name in ("busiest_expert", "busiest_rank", "idlest_rank"))
+    rows = [asdict(load) for load in explanation.loads]
+    title = "copies of tokens that experts get, as multiples of the mean"
+    yield Table(title, (*which, *loads), _with_numbers(rows))
     yield from memory_tables(stages)
     yield from _messages(result, explanation)
     yield from _operators(result)
@@ -72,21 +59,14 @@ def _stage_row(stage: StageMemory, explanation: Explanation) -> dict[str, Any]:
     return {"stage": stage.stage, "layers": layers, "parameters": stage.parameters}
 
 
-def _with_number(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with the number of its layers."""
-    return {**row, "number": len(row["layers"])}
-
-
-def _which(layers: Sequence[int]) -> str:
-    return spans(layers)
+def _with_numbers(rows: Sequence[Plain]) -> list[Plain]:
+    """Return rows with the numbers of their layers."""
+    return [{**row, "number": len(row["layers"])} for row in rows]
 
 
 def _works(section: SectionKind) -> dict[str, str]:
     """Return the kernels and collectives of a section by phase."""
-    works = {phase: section.passes.get(phase) for phase in _PHASES}
-    return {
-        phase: "" if work is None else f"{work.kernels} + {work.collectives}" for phase, work in works.items()
-    }
+    return {phase: f"{work.kernels} + {work.collectives}" for phase, work in section.passes.items()}
 
 
 def explain_json(result: Result, explanation: Explanation) -> dict[str, Any]:
@@ -153,16 +133,9 @@ def _messages(result: Result, explanation: Explanation) -> Iterator[Part]:
     for each, where in stages.items():
         phase, _, name = each.name.partition(".")
         phase, name = (phase, name) if phase in _PHASES else (_REST, each.name)
-        row = {**asdict(each), "name": name, "stage": where}
-        by_phase[phase].append(row)
-    names = (
-        *columns("name"),
-        Column("stage", None, spans),
-        *columns("what", "group"),
-        Column("sizes", "bytes", _sizes, side=">"),
-        Column("runs", side=">"),
-        Column("by", "served by"),
-    )
+        by_phase[phase].append({**asdict(each), "name": name, "stage": where})
+    names = columns(name="name", stage=("stage", spans), what="what", group="group")
+    names += (Column("sizes", "bytes", _sizes, side=">"), Column("runs", side=">"), *columns(by="served by"))
     for phase, rows in by_phase.items():
         yield Table(f"messages of a rank, {phase}", names, rows)
     if any(by_phase.values()):
@@ -194,14 +167,8 @@ def _served_by(result: Result, message: MessageKind) -> list[str]:
     """Return the algorithm and protocol of such messages in the run; empty where it is not known."""
     served = () if result.basis is None else result.basis.served
     wanted = message.what, message.members, message.size
-    same = (
-        library_row
-        for library_row in served
-        if (library_row.operation, library_row.ranks, library_row.size_bytes) == wanted
-    )
-    return list(
-        dict.fromkeys(f"{library_row.algorithm} {library_row.protocol}".rstrip() for library_row in same)
-    )
+    same = (each for each in served if (each.operation, each.ranks, each.size_bytes) == wanted)
+    return list(dict.fromkeys(f"{each.algorithm} {each.protocol}".rstrip() for each in same))
 
 
 def _operators(result: Result) -> Iterator[Part]:
@@ -210,37 +177,22 @@ def _operators(result: Result) -> Iterator[Part]:
         return
     rows = result.operators()
     whole = max(sum(row.time_s for row in rows), 1e-12)
-    yield Table(
-        f"operators of rank {result.critical_rank}; share of its {whole:.6g} s of compute",
-        (
-            Column("operator"),
-            Column("runs", None, count),
-            Column("flops", "FLOP a run", _four_digits),
-            Column("hbm_bytes", "HBM B a run", _four_digits),
-            Column("time_s"),
-            Column("share", None, _percent),
-            Column("rate", "TFLOP/s", lambda rate: f"{rate:.1f}"),
-            Column("bound"),
-        ),
-        [
-            {
-                **asdict(row),
-                "flops": row.flops / row.runs,
-                "hbm_bytes": row.hbm_bytes / row.runs,
-                "share": row.time_s / whole,
-                "rate": row.flops / max(row.time_s, 1e-12) / 1e12,
-            }
-            for row in rows
-        ],
+    each = [
+        {
+            **asdict(row),
+            "flops": row.flops / row.runs,
+            "hbm_bytes": row.hbm_bytes / row.runs,
+            "share": row.time_s / whole,
+            "rate": row.flops / max(row.time_s, 1e-12) / 1e12,
+        }
+        for row in rows
+    ]
+    names = columns("operator") + columns(
+        runs=("runs", ","), flops=("FLOP a run", ".4g"), hbm_bytes=("HBM B a run", ".4g"), time_s="time"
     )
-
-
-def _four_digits(value: float) -> str:
-    return f"{value:.4g}"
-
-
-def _percent(share: float) -> str:
-    return f"{share:.2%}"
+    names += columns(share=("share", ".2%"), rate=("TFLOP/s", ".1f"), bound="bound")
+    title = f"operators of rank {result.critical_rank}; share of its {whole:.6g} s of compute"
+    yield Table(title, names, each)
 
 
 _STAGES = 4
@@ -253,22 +205,16 @@ def memory_tables(stages: Sequence[StageMemory]) -> Iterator[Table]:
     """Yield every stage by category at its fullest, and the largest tensors of some then."""
     names = [name for name in CATEGORIES if any(stage.categories.get(name) for stage in stages)]
     rows = [
-        {"stage": [stage.stage for stage in alike], "peak": peak, **categories}
+        {**dict.fromkeys(names, 0), "stage": [stage.stage for stage in alike], "peak": peak, **categories}
         for (peak, categories), alike in groupby(stages, lambda stage: (stage.peak, dict(stage.categories)))
     ]
+    sizes = (Column(name, None, lambda size: f"{size / _GIB:.3f}") for name in ("peak", *names))
     stage = Column("stage", None, spans, side=">")
-    sizes = (Column(name, None, _gib) for name in ("peak", *names))
-    filled = [{**dict.fromkeys(names, 0), **row} for row in rows]
-    yield Table("memory of a rank of each stage at its fullest, GiB", (stage, *sizes), filled)
-    kept = columns("tensor", "category", "number")
+    yield Table("memory of a rank of each stage at its fullest, GiB", (stage, *sizes), rows)
+    kept = columns("tensor", "category", "number", size=("size", shown), share=("share", ".1%"))
     for tensors, members in _distinct(stages):
         title = f"memory by tensor, a rank of stage {spans(members)} at its fullest"
-        share = Column("share", None, lambda share: f"{share:.1%}")
-        yield Table(title, (*kept, Column("size", None, shown), share), list(_tensor_rows(tensors)))
-
-
-def _gib(size: int) -> str:
-    return f"{size / _GIB:.3f}"
+        yield Table(title, kept, list(_tensor_rows(tensors)))
 
 
 def _distinct(stages: Sequence[StageMemory]) -> Iterator[tuple[tuple[Tensor, ...], list[int]]]:

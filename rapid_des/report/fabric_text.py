@@ -11,7 +11,8 @@ from rapid_des.network.checks import RouteCheck
 from rapid_des.network.fabric import Fabric
 from rapid_des.network.metrics import Summary
 from rapid_des.network.specs import AnyDimension
-from rapid_des.report.tables import Column, Facts, Part, Table, columns, count, names_text, seconds_text
+from rapid_des.report.formats import names_text, seconds_text
+from rapid_des.report.tables import Part, Table, columns
 from rapid_des.units import Bandwidth, seconds
 from rapid_des.values import asdict
 
@@ -42,24 +43,21 @@ def fabric_report(tree: Tree) -> Iterator[Part]:
     hops = f"{far['hops']} hops" if far["exact"] else f"at least {far['hops']} hops"
     dead = f", {tree['dead_links']:,} of them dead" if tree["dead_links"] else ""
     yield tree["name"]
-    yield Facts({
+    yield {
         "nodes": f"{tree['gpus']:,} GPUs, {tree['nics']:,} NICs, {tree['switches']:,} switches",
         "links": f"{tree['links']:,} directed{dead}",
         "degree": f"{low if low == high else f'{low} to {high}'} links out of a GPU",
         "diameter": f"{hops} between GPUs" + ("" if far["connected"] else "; some GPUs are cut off"),
         "bisection": f"{'' if cut['exact'] else 'at most '}{Bandwidth(cut['bandwidth'])} in one direction",
-    })  # fmt: skip
-    yield Table(
-        "dimensions, innermost first",
-        (
-            *columns("name", "shape"),
-            Column("size", None, lambda size: "x".join(map(str, size))),
-            Column("links", None, count),
-            Column("bandwidth", None, lambda ends: _span([str(Bandwidth(end)) for end in ends])),
-            Column("latency_s", None, lambda ends: _span([seconds_text(end) for end in ends])),
-        ),
-        tree["dimensions"],
+    }
+    names = columns(
+        "name", "shape", size=("size", lambda size: "x".join(map(str, size))), links=("links", ",")
     )
+    names += columns(
+        bandwidth=("bandwidth", lambda ends: _span([str(Bandwidth(end)) for end in ends])),
+        latency_s=("latency", lambda ends: _span([seconds_text(end) for end in ends])),
+    )
+    yield Table("dimensions, innermost first", names, tree["dimensions"])
 
 
 def _span(ends: list[str]) -> str:
@@ -96,8 +94,8 @@ def route_report(tree: Tree) -> Iterator[Part]:
     narrowest, delay = Bandwidth(tree["bandwidth"]), seconds_text(tree["latency_s"])
     yield f"{len(tree['hops'])} hops, {delay} of latency, {narrowest} at the narrowest"
     rows = [{**hop, "ends": f"{_place(hop['from'])} > {_place(hop['to'])}"} for hop in tree["hops"]]
-    rate = Column("bandwidth", None, lambda rate: str(Bandwidth(rate)))
-    yield Table("", (*columns("link", "ends", "dimension"), rate, Column("latency_s")), rows)
+    rate = ("bandwidth", lambda rate: str(Bandwidth(rate)))
+    yield Table("", columns("link", "ends", "dimension", bandwidth=rate, latency_s="latency"), rows)
 
 
 def _node(fabric: Fabric, node: int) -> Tree:
@@ -137,4 +135,4 @@ def check_report(tree: Tree) -> Iterator[Part]:
     if cycle:
         problems = f"links may wait in a circle of {len(cycle)}: {names_text(cycle)}"
     routes = f"{tree['routes']:,} routes" + ("" if tree["all_routes"] else " between some of the GPUs")
-    yield Facts({**facts, "deadlock": f"{problems} ({routes})"})
+    yield facts | {"deadlock": f"{problems} ({routes})"}

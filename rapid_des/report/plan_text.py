@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from rapid_des.report.tables import Column, Part, Table, time_text
-from rapid_des.units import PS_PER_S, Size
+from rapid_des.report.formats import seconds_text, shown
+from rapid_des.report.tables import Column, Part, Plain, Table, columns
 
-Plain = Mapping[str, Any]
-_GIB = int(Size.parse("1 GiB"))
-_SHORT = {
-    "sequence_parallel": "sp",
-    "micro_batch": "mb",
-    "zero_stage": "zero",
-    "memory_bytes": "GiB",
-    "row": "",
-    "step_time_s": "step",
-    "energy_j": "kJ",
-}
+_GIB = 2**30
+_COLUMNS = columns(
+    row="", step_time_s="step", mfu="mfu", memory_bytes=("GiB", lambda size: f"{size / _GIB:.1f}"),
+    bound="bound", energy_j=("kJ", lambda energy: f"{energy / 1e3:.4g}"), cost=("cost", ".4g"),
+    **{name: name for name in ("tp", "cp", "ep", "etp", "pp", "dp")}, micro_batch="mb", batch="batch",
+    schedule="schedule", chunks="chunks", sequence_parallel="sp", recompute="recompute", zero_stage="zero",
+    order=("order", ",".join), flattened="flattened",
+)  # fmt: skip
+
+
+_NO_AXES = ("why", "text", "layers")
 
 
 def plan_report(plan: Plain, job: str, machine: str) -> Iterator[Part]:
@@ -42,13 +41,15 @@ def plan_table(rows: Sequence[Plain]) -> Table:
     """Return layouts as a table, the best first; what is equal in all is stated once."""
     bounded = any(row["mode"] != "flattened" and row["mode_bound_s"] for row in rows)
     cells = [
-        {"row": f"{number}{_marks(row, first=number == 1)}", **_cells(row)}
+        {
+            **row,
+            "row": f"{number}{_marks(row, first=number == 1)}",
+            **({"flattened": _range(row)} if bounded else {}),
+        }
         for number, row in enumerate(rows, 1)
     ]
-    for row, shown in zip(rows, cells, strict=True) if bounded else ():
-        shown["flattened"] = _range(row)
-    names = [Column(name, _SHORT.get(name), side=">") for name in (cells[0] if rows else ())]
-    return Table("best first", names, cells, shared=True)
+    given = {name for row in cells for name, value in row.items() if value is not None}
+    return Table("best first", [column for column in _COLUMNS if column.key in given], cells, shared=True)
 
 
 def _stopped(plan: Plain) -> Iterator[str]:
@@ -58,7 +59,7 @@ def _stopped(plan: Plain) -> Iterator[str]:
     if not plan["floor_s"]:
         yield "not all layouts were looked at: others may be faster by any amount"
         return
-    least = time_text(round(plan["floor_s"] * PS_PER_S))
+    least = seconds_text(plan["floor_s"])
     yield f"no layout that is not listed takes less than {least} ({plan['floor_s'] / first - 1:+.1%})"
 
 
@@ -86,15 +87,15 @@ def _marks(row: Plain, *, first: bool) -> str:
 def _range(row: Plain) -> str:
     """Return where a row's flattened step lies."""
     if row["mode_bound_s"] is None:
-        return "" if row["mode"] != "flattened" else time_text(round(row["step_time_s"] * PS_PER_S))
-    low, high = (time_text(round(row["mode_bound_s"][end] * PS_PER_S)) for end in ("low", "high"))
+        return "" if row["mode"] != "flattened" else seconds_text(row["step_time_s"])
+    low, high = (seconds_text(row["mode_bound_s"][end]) for end in ("low", "high"))
     return f"{low} to {high}"
 
 
 def _expected(row: Plain) -> Iterator[str]:
     """Yield where a measurement of the best layout is expected, if such jobs were measured."""
     for expected in row["intervals"].values():
-        low, high = (time_text(round(end * PS_PER_S)) for end in expected["seconds"])
+        low, high = (seconds_text(end) for end in expected["seconds"])
         yield (
             f"{expected['level']:.0%} interval of the first {low} to {high} "
             f"(as {expected['cases']} measured jobs of {expected['source']})"
@@ -104,31 +105,6 @@ def _expected(row: Plain) -> Iterator[str]:
 def _as_good(row: Plain) -> bool:
     """Return whether measurements do not distinguish a layout from the best one."""
     return row["told_apart"] is False
-
-
-def _cells(row: Plain) -> dict[str, str]:
-    """Return what a table shows of a row, by column."""
-    cells = {
-        "step_time_s": time_text(round(row["step_time_s"] * PS_PER_S)),
-        "mfu": "" if row["mfu"] is None else f"{row['mfu']:.1%}",
-        "memory_bytes": f"{row['memory_bytes'] / _GIB:.1f}",
-        "bound": row["bound"],
-    }
-    if row["energy_j"] is not None:
-        cells["energy_j"] = f"{row['energy_j'] / 1e3:.4g}"
-    if "cost" in row:
-        cells["cost"] = f"{row['cost']:.4g}"
-    for name in ("tp", "cp", "ep", "etp", "pp", "dp", "micro_batch", "batch", "schedule", "chunks",
-                 "sequence_parallel", "recompute", "zero_stage", "order"):  # fmt: skip
-        if name in row:
-            cells[name] = _value(row[name])
-    return cells
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _counts(plan: Plain) -> str:
@@ -145,18 +121,12 @@ def _counts(plan: Plain) -> str:
 def _pruned(pruned: Sequence[Plain]) -> Table:
     rows = [
         {
-            "why": row["why"],
-            "layout": " ".join(
-                f"{name} {_value(value)}"
-                for name, value in row.items()
-                if name not in ("why", "text", "layers")
-            ),
-            "text": row["text"],
+            **row,
+            "layout": " ".join(f"{name} {shown(name, row[name])}" for name in row if name not in _NO_AXES),
         }
         for row in pruned
     ]
-    columns = (Column("why"), Column("layout"), Column("text", "because"))
-    return Table(f"{len(pruned):,} layouts that are no rows", columns, rows)
+    return Table(f"{len(pruned):,} layouts that are no rows", columns("why", "layout", text="because"), rows)
 
 
 def leaning_report(leanings: Sequence[Plain]) -> Iterator[str]:
@@ -174,19 +144,13 @@ def leaning_report(leanings: Sequence[Plain]) -> Iterator[str]:
 def sensitivity_report(sensitivities: Plain, job: str, machine: str, *, top: int) -> Iterator[Part]:
     """Yield the strongest elasticities of a step, the rule of sums, and what is idle or can not be moved."""
     base = sensitivities["step_time_s"]
-    step = time_text(round(base * PS_PER_S))
+    step = seconds_text(base)
     change = f"every parameter by {sensitivities['change']:.1%} down and up"
     yield f"{job} on {machine}: step {step}, {sensitivities['mode']}; {change}"
-    yield Table(
-        "by how many % the step changes for 1 %",
-        (
-            Column("knob", "parameter"),
-            Column("kind"),
-            Column("elasticity", None, lambda value: f"{value:+.4f}"),
-            *(Column(f"{end}_s", None, lambda step: _changed(step, base)) for end in ("lower", "higher")),
-        ),
-        sensitivities["rows"][:top],
-    )
+    names = columns(knob="parameter", kind="kind", elasticity=("elasticity", "+.4f"))
+    ends = (Column(f"{end}_s", None, lambda step: f"{step / base - 1:+.3%}") for end in ("lower", "higher"))
+    rows = sensitivities["rows"][:top]
+    yield Table("by how many % the step changes for 1 %", (*names, *ends), rows)
     if len(sensitivities["rows"]) > top:
         yield f"… {len(sensitivities['rows']) - top} weaker"
     sums = sensitivities["sums"]
@@ -198,7 +162,3 @@ def sensitivity_report(sensitivities: Plain, job: str, machine: str, *, top: int
         yield f"nothing in this step depends on {', '.join(sensitivities['idle'])}"
     for name, why in sensitivities["refused"].items():
         yield f"can not be moved: {name}: {why}"
-
-
-def _changed(step: float | None, base: float) -> str:
-    return "–" if step is None else f"{step / base - 1:+.3%}"

@@ -20,8 +20,9 @@ from rapid_des.report.evidence import (
     validation_text,
 )
 from rapid_des.report.figures import JobFigures, RequestTimes
+from rapid_des.report.formats import change_text
 from rapid_des.report.result import Result
-from rapid_des.report.tables import Column, Facts, Part, Plain, Table, change_text, columns, count
+from rapid_des.report.tables import Column, Part, Plain, Table, columns
 from rapid_des.units import Duration, Size
 
 if TYPE_CHECKING:
@@ -82,14 +83,11 @@ def result_report(result: Result, title: str) -> Iterator[Part]:
     if result.figures is not None:
         yield from _figures(result, result.figures)
     else:
-        yield Facts({"finish": f"{result.step_time} (rank {result.critical_rank} is last)"})
-    parts = {
-        _PARTS.get(part, f"exposed {part} communication"): time for part, time in result.breakdown.items()
-    }
-    yield share_table(
-        f"where the time of rank {result.critical_rank} goes", parts, result.step_time, bars=True
-    )
-    yield share_table("busiest operators", dict([*result.busiest.items()][:_OPERATORS]), result.step_time)
+        yield {"finish": f"{result.step_time} (rank {result.critical_rank} is last)"}
+    step, parts = result.step_time, result.breakdown.items()
+    named = {_PARTS.get(part, f"exposed {part} communication"): time for part, time in parts}
+    yield share_table(f"where the time of rank {result.critical_rank} goes", named, step, bars=True)
+    yield share_table("busiest operators", dict([*result.busiest.items()][:_OPERATORS]), step)
     folded = f", one rank simulated for {result.folded:g}" if result.folded > 1 else ""
     yield (
         f"{result.mode}, {result.switching}, engine {result.engine}: "
@@ -102,14 +100,10 @@ def result_report(result: Result, title: str) -> Iterator[Part]:
 
 def share_table(title: str, times: Mapping[str, Duration], step: Duration, *, bars: bool = False) -> Table:
     """Return times with their shares of a step."""
-    shares = {name: time / max(step, 1) for name, time in times.items()}
-    rows = [
-        {"name": name, "time_ps": time, "share": shares[name], "bar": "█" * round(30 * shares[name])}
-        for name, time in times.items()
-    ]
-    named, timed = Column("name", "", width=45), Column("time_ps", "", width=12)
-    share = Column("share", "", lambda share: f"{share:.1%}", 6)
-    return Table(title, (named, timed, share, *((Column("bar", ""),) if bars else ())), rows)
+    rows = [{"name": name, "time_ps": time, "share": time / max(step, 1)} for name, time in times.items()]
+    names = [Column("name", "", width=45), Column("time_ps", "", width=12), Column("share", "", ".1%", 6)]
+    bar = Column("share", "", lambda share: "█" * round(30 * share), side="<")
+    return Table(title, [*names, bar] if bars else names, rows)
 
 
 def _basis_lines(basis: Basis) -> Iterator[str]:
@@ -176,11 +170,11 @@ def _figures(result: Result, figures: JobFigures) -> Iterator[Part]:
     if figures.energy is not None:
         rows["energy"] = figures.energy.text
     rows["bound by"] = result.bound
-    yield Facts(rows)
+    yield rows
     parts = sorted(fullest.categories.items(), key=lambda entry: -entry[1])
     yield "  " + ", ".join(f"{name} {size / _GIB:.1f} GiB" for name, size in parts if size >= _GIB / 20)
     if figures.shortage:
-        yield Facts({"out of memory": f"{figures.shortage}; simulated all the same"})
+        yield {"out of memory": f"{figures.shortage}; simulated all the same"}
 
 
 def _interval_rows(intervals: Mapping[str, Interval]) -> dict[str, str]:
@@ -211,22 +205,13 @@ def _request_rows(result: Result, requests: RequestTimes) -> dict[str, str]:
 def modes_report(results: Mapping[str, Result | str]) -> Iterator[Part]:
     """Yield every mode's step time against the first one's, and what each run cost, or why it was refused."""
     first = next(iter(results.values()))
-    yield "every mode"
-    yield Table(
-        "",
-        (
-            *columns("mode", "step_time_ps"),
-            Column("change", "longer", lambda share: f"{share:+.2%}"),
-            Column("most", "at most", lambda share: f"{share:+.1%}"),
-            Column("wall_s", "simulated s", lambda seconds: f"{seconds:.3f}"),
-            Column("hops", None, count),
-        ),
-        [
-            {"mode": mode, **_mode_row(result, None if isinstance(first, str) else first)}
-            for mode, result in results.items()
-            if not isinstance(result, str)
-        ],
-    )
+    names = columns("mode", "step_time_ps", change=("longer", "+.2%"), most=("at most", "+.1%"))
+    rows = [
+        {"mode": mode, **_mode_row(result, None if isinstance(first, str) else first)}
+        for mode, result in results.items()
+        if not isinstance(result, str)
+    ]
+    yield Table("", names + columns(wall_s=("simulated in s", ".3f"), hops=("hops", ",")), rows)
     yield from (f"{mode} refused: {why}" for mode, why in results.items() if isinstance(why, str))
 
 
@@ -241,16 +226,10 @@ def astra_report(result: AstraResult, title: str) -> Iterator[Part]:
     yield f"{title}: {len(result.ranks)} ranks"
     ends = zip(result.finish_ns, result.ranks, result.exposed_communication_ns, strict=True)
     rows = [{"rank": rank, "finish": finish, "exposed": exposed} for finish, rank, exposed in sorted(ends)]
-    hidden = len(rows) - _RANKS
-    names = (
-        Column("rank"),
-        Column("finish", "finish ns", count),
-        Column("exposed", "exposed comm ns", count),
-    )
-    if hidden > 0:
-        yield Table("ranks that finish first", names, rows[: _RANKS // 2])
-        yield Table(f"ranks that finish last, after {hidden} others", names, rows[-_RANKS // 2 :])
-    else:
-        yield Table("ranks by their finish", names, rows)
+    left_out = len(rows) - _RANKS
+    if left_out > 0:
+        rows[_RANKS // 2 : -_RANKS // 2] = []
+    title = "by finish" + (f" ({left_out} in between are left out)" if left_out > 0 else "")
+    yield Table(title, columns("rank", finish=("finish ns", ","), exposed=("exposed comm ns", ",")), rows)
     yield f"engine {result.engine}: {result.hops:,} link hops in {result.wall_s:.2f} s"
     yield from (f"note: {note}" for note in result.notes)

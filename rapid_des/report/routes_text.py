@@ -28,7 +28,8 @@ def choice_notes(program: Program, machine: Machine) -> Iterator[str]:
     yield (
         f"routes are chosen by load for {what}, of up to {Size(largest)}, not for packets: messages "
         "that start at one instant do not see each other, so short bursts take longer than with switches "
-        "that choose packet by packet (finer: spray.per part, more switching.parts; figures: validate network/adaptive)"
+        "that choose packet by packet (finer: spray.per part, more switching.parts; figures: validate "
+        "network/adaptive)"
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rapid_des.report.tables import Column, Facts, Part, Plain, Table, counted, seconds_text
+from rapid_des.report.formats import counted, seconds_text
+from rapid_des.report.tables import Column, Part, Plain, Table
 
 _CLIENT = "  client"
 _ROWS = {
@@ -40,7 +41,7 @@ def serve_report(plain: Plain, title: str, replicas: int) -> Iterator[Part]:
     facts |= _outages(plain, replicas)
     if plain["preemptions"]:
         facts["preemptions"] = f"{plain['preemptions']:,}"
-    yield Facts(facts)
+    yield facts
     times = (Column(name, None, seconds_text, 10) for name in plain["ttft_s"])
     yield Table("", (Column("name", "", width=24), *times), list(_latencies(plain)))
 

@@ -6,27 +6,14 @@ Each function takes the plain data that `--json` prints.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rapid_des.report.evidence import unmeasured_lines
+from rapid_des.report.formats import added_text, change_text, counted, heading, seconds_text, time_text
 from rapid_des.report.result_text import drawn_line
 from rapid_des.report.sweep_text import points_table
-from rapid_des.report.tables import (
-    Column,
-    Facts,
-    Part,
-    Plain,
-    Table,
-    added_text,
-    change_text,
-    columns,
-    count,
-    counted,
-    heading,
-    seconds_text,
-    time_text,
-)
+from rapid_des.report.tables import Column, Part, Plain, Table, columns
 from rapid_des.units import PS_PER_S, Size
 
 _BINARY = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
@@ -34,20 +21,17 @@ _BYTES = re.compile(r"\b(\d+) B\b")
 _CHANGES = 8
 _MOST_SHOWN = 3
 """Number of configurations whose slowest draws are shown, and of the best ones by each figure."""
-_SPREAD = {"mean": "mean", "p50": "p50", "p95": "p95", "cvar95": "CVaR 95", "worst": "worst"}
 
 
 def scenario_report(scenario: Plain) -> Iterator[Part]:
     """Yield a step with faults beside the one without, the largest changes first."""
     healthy, faulty = scenario["healthy"], scenario["faulty"]
-    yield "a step with faults"
-    slower = change_text(scenario["slowdown"], 1)
     facts = {
         "healthy": time_text(healthy["step_time_ps"]),
-        "with faults": f"{time_text(faulty['step_time_ps'])}  ({slower})",
+        "with faults": f"{time_text(faulty['step_time_ps'])}  ({change_text(scenario['slowdown'], 1)})",
         "critical rank": f"{healthy['critical_rank']} without, {faulty['critical_rank']} with the faults",
     }
-    yield Facts(facts | ({"faster": scenario["faster"]} if scenario["faster"] else {}))
+    yield facts | ({"faster": scenario["faster"]} if scenario["faster"] else {})
     if scenario["drawn"]:
         yield drawn_line(scenario["drawn"])
     titles = {
@@ -58,27 +42,22 @@ def scenario_report(scenario: Plain) -> Iterator[Part]:
         "ranks": "ranks: waiting for peers",
     }
     for name, title in titles.items():
-        yield from _changes(title, scenario[name])
+        yield _changes(title, scenario[name])
 
 
-def _changes(title: str, rows: Sequence[Plain]) -> Iterator[Part]:
+def _changes(title: str, rows: Sequence[Plain]) -> Table:
     listed = rows if len(rows) <= _CHANGES else [*rows[: _CHANGES - 2], *rows[-2:]]
-    hidden = len(rows) - len(listed)
+    left_out = len(rows) - len(listed)
     changed = [
         {
+            **row,
             "name": _BYTES.sub(lambda size: _rounded(int(size[1])), row["name"]),
-            "healthy_s": row["healthy_s"],
-            "faulty_s": row["faulty_s"],
             "added": round(row["faulty_s"] * PS_PER_S) - round(row["healthy_s"] * PS_PER_S),
         }
         for row in listed
     ]
-    shortened = f"{title} ({hidden} in between are left out)" if hidden else title
-    yield Table(
-        shortened,
-        (*columns(name="", healthy_s="healthy", faulty_s="with faults"), Column("added", None, added_text)),
-        changed,
-    )
+    names = columns(name="", healthy_s="healthy", faulty_s="with faults", added=("added", added_text))
+    return Table(f"{title} ({left_out} in between are left out)" if left_out else title, names, changed)
 
 
 def _rounded(size: int) -> str:
@@ -94,18 +73,13 @@ def criticality_report(study: Plain, parts: int) -> Iterator[Part]:
     """Yield a ranking of `parts` parts, of which the first rows may be all that the study lists."""
     step = seconds_text(study["healthy_s"])
     yield f"healthy step {step}; each part alone at {study['derate']:g} of its speed"
-    yield Table(
-        "",
-        (
-            *columns("kind", name="part", step_time_s="step time", cost_s="cost"),
-            Column("slowdown", "slower", _from_one),
-            Column("source", "from"),
-        ),
-        study["rows"],
-    )
+    kinds = columns("kind", name="part", step_time_s="step time", cost_s="cost")
+    more = columns(slowdown=("slower", _from_one), source="from")
+    yield Table("", (*kinds, *more), study["rows"])
     hidden = parts - len(study["rows"])
-    more = f"; {hidden} rows not shown" if hidden else ""
-    yield f"{study['simulations']} simulations for {parts} parts{more}"
+    yield f"{study['simulations']} simulations for {parts} parts" + (
+        f"; {hidden} rows not shown" if hidden else ""
+    )
     if study["left"]:
         yield f"interrupted: {study['left']} parts were not reached"
 
@@ -121,7 +95,7 @@ def sample_report(sample: Plain) -> Iterator[Part]:
     yield f"{'; '.join(sample['faults'])}: seed {sample['seed']}, {how}"
     able = [configuration for configuration in configurations if configuration["step_time_s"] is not None]
     ranked = sorted(able, key=lambda configuration: configuration["step_time_s"]["mean"])
-    yield sample_table(ranked)
+    yield _sample_table(ranked)
     for each in ranked:
         if each["failed"]:
             failed = counted(each["failed"], "draw")
@@ -139,28 +113,24 @@ def sample_report(sample: Plain) -> Iterator[Part]:
     yield from _draws(ranked)
 
 
-def sample_table(configurations: Sequence[Plain]) -> Table:
+def _sample_table(configurations: Sequence[Plain]) -> Table:
     """Return configurations with the spread of their steps under faults."""
     rows = [
         {
             "configuration": each["configuration"],
-            "draws": each["step_time_s"]["draws"],
+            "draws": spread["draws"],
             "healthy": each["healthy_s"],
-            **{name: each["step_time_s"][name] for name in _SPREAD},
-            "half": _half(each["step_time_s"]),
-            "slower": each["step_time_s"]["mean"] / max(each["healthy_s"], 1e-12),
+            "mean": spread["mean"],
+            "±": None if spread["mean_half"] is None else f"{spread['mean_half'] / spread['mean']:.2%}",
+            **{name: spread[name] for name in ("p50", "p95", "cvar95", "worst")},
+            "slower": spread["mean"] / max(each["healthy_s"], 1e-12),
         }
         for each in configurations
+        for spread in [each["step_time_s"]]
     ]
-    mean, *others = (Column(key, title, _in_seconds) for key, title in _SPREAD.items())
-    half = Column("half", "±", lambda share: "-" if share is None else f"{share:.2%}")
-    names = columns("configuration", "draws")
-    slower = Column("slower", None, _from_one)
-    return Table("", (*names, Column("healthy", None, _in_seconds), mean, half, *others, slower), rows)
-
-
-def _half(spread: Plain) -> float | None:
-    return None if spread["mean_half"] is None else spread["mean_half"] / spread["mean"]
+    shows = {"cvar95": ("CVaR 95", _in_seconds), "slower": ("slower", _from_one), "±": ("±", str)}
+    shows |= {name: (name, _in_seconds) for name in ("healthy", "mean", "p50", "p95", "worst")}
+    return Table("", [Column(name, *shows.get(name, ())) for name in (rows[0] if rows else ())], rows)
 
 
 def _in_seconds(seconds: float) -> str:
@@ -188,18 +158,9 @@ def _draws(ranked: Sequence[Plain]) -> Iterator[Part]:
 
 
 def _slowest(configuration: Plain, draws: Sequence[Plain], which: str) -> Iterator[Part]:
-    rows = [
-        {
-            "draw": row["draw"],
-            "slower": row["slowdown"],
-            "faults": "; ".join(row["faults"]) or "none",
-            "added": _added(row),
-        }
-        for row in draws
-    ]
-    slower = Column("slower", None, _from_one)
-    kept = (Column("draw"), slower, Column("faults"), Column("added", "what takes longer"))
-    yield Table(f"draws of {configuration['configuration']}, {which}", kept, rows)
+    rows = [{**row, "faults": "; ".join(row["faults"]) or "none", "added": _added(row)} for row in draws]
+    names = columns("draw", slowdown=("slower", _from_one), faults="faults", added="what takes longer")
+    yield Table(f"draws of {configuration['configuration']}, {which}", names, rows)
     yield from (f"draw {row['draw']} is faster: {row['faster']}" for row in draws if row["faster"])
 
 
@@ -235,59 +196,40 @@ def _microseconds(seconds: float) -> str:
     return f"{seconds * 1e6:.2f}"
 
 
-def _two_digits(value: float) -> str:
-    return f"{value:.2f}"
+_TIMED = (Column("size_bytes", "size B", str, 11), Column("time_s", "time us", _microseconds, 10))
 
 
-_SIZE = Column("size_bytes", "size B", str, 11)
-
-
-def collective_report(rows: Iterable[Plain], title: str) -> Iterator[Part]:
+def collective_report(rows: Sequence[Plain], title: str) -> Iterator[Part]:
     """Yield a collective over its sizes, columns as in nccl-tests, then the bound."""
     yield title
-    yield Table(
-        "",
-        (
-            _SIZE,
-            Column("time_s", "time us", _microseconds, 10),
-            Column("algbw_GBps", "algbw GB/s", _two_digits),
-            Column("busbw_GBps", "busbw GB/s", _two_digits),
-            Column("bound_s", "bound us", _microseconds, 10),
-            Column("bound_pct", "of bound %", _two_digits),
-            *columns(bound="limited by", algorithm="algorithm", nccl="NCCL" if _has_nccl(rows) else ""),
-        ),
-        [
-            {
-                **row,
-                "algorithm": f"{row['algorithm']} {row.get('protocol', '')}".rstrip(),
-                "nccl": _nccl(row) if "nccl_s" in row else "",
-            }
-            for row in rows
-        ],
+    names = columns(
+        algbw_GBps=("algbw GB/s", ".2f"),
+        busbw_GBps=("busbw GB/s", ".2f"),
+        bound_s=("bound us", _microseconds),
     )
+    names += columns(bound_pct=("of bound %", ".2f"), bound="limited by", algorithm="algorithm")
+    if any("nccl_s" in row for row in rows):
+        names += columns(nccl="NCCL")
+    yield Table("", (*_TIMED, *names), [{**row, **_served(row)} for row in rows])
 
 
-def _has_nccl(rows: Iterable[Plain]) -> bool:
-    return any("nccl_s" in row for row in rows)
+def _served(row: Plain) -> dict[str, str]:
+    """Return the algorithm with its protocol, and NCCL's own time where that is known."""
+    algorithm = {"algorithm": f"{row['algorithm']} {row.get('protocol', '')}".rstrip()}
+    if "nccl_s" not in row:
+        return algorithm
+    chosen = f"({row['nccl_algorithm']}, {row['nccl_protocol']})"
+    return algorithm | {"nccl": f"{_microseconds(row['nccl_s'])} us {chosen}"}
 
 
-def _nccl(row: Plain) -> str:
-    return f"{_microseconds(row['nccl_s'])} us ({row['nccl_algorithm']}, {row['nccl_protocol']})"
-
-
-def compared_report(rows: Iterable[Plain], title: str) -> Iterator[Part]:
+def compared_report(rows: Sequence[Plain], title: str) -> Iterator[Part]:
     """Yield a collective by all its algorithms, the fastest of each size first."""
     yield title
-    yield Table(
-        "",
-        (
-            _SIZE,
-            Column("time_s", "time us", _microseconds, 10),
-            Column("estimate_s", "estimate us", _microseconds),
-            *columns("algorithm", "chunks", mark=""),
-        ),
-        [{**row, "mark": ", ".join(name for name in ("best", "auto") if row[name])} for row in rows],
+    names = columns(
+        estimate_s=("estimate us", _microseconds), algorithm="algorithm", chunks="chunks", mark=""
     )
+    marked = [{**row, "mark": ", ".join(name for name in ("best", "auto") if row[name])} for row in rows]
+    yield Table("", (*_TIMED, *names), marked)
 
 
 def sharded_report(phases: Sequence[Plain]) -> Iterator[Part]:
@@ -331,18 +273,9 @@ def growth_line(ladder: Plain) -> str:
     )
 
 
-_VALIDATION_COLUMNS = {
-    "rows": "rows",
-    "cases": "cases",
-    "mean_abs_pct": "mean%",
-    "bias_pct": "bias%",
-    "median_abs_pct": "median%",
-    "p90_abs_pct": "p90%",
-    "max_abs_pct": "worst%",
-    "null_mean_abs_pct": "null%",
-    "covered_pct": "inside%",
-    "calibration_pct": "calib.%",
-}
+_SCORES = {"rows": "rows", "cases": "cases", "mean_abs_pct": "mean%", "bias_pct": "bias%"}
+_SCORES |= {"median_abs_pct": "median%", "p90_abs_pct": "p90%", "max_abs_pct": "worst%"}
+_SCORES |= {"null_mean_abs_pct": "null%", "covered_pct": "inside%", "calibration_pct": "calib.%"}
 
 
 def validation_report(report: Plain) -> Iterator[Part]:
@@ -353,9 +286,8 @@ def validation_report(report: Plain) -> Iterator[Part]:
         for name, figures in topics.items()
         if "shares_pct" not in figures
     ]
-    yield f"predictions against measurements, {counted(len(topics), 'topic')}"
-    numbers = (Column(key, title, _score, 7) for key, title in _VALIDATION_COLUMNS.items())
-    yield Table("", (Column("topic"), *numbers), rows)
+    scores = (Column(key, title, _score, 7) for key, title in _SCORES.items())
+    yield Table("", (Column("topic"), *scores), rows)
     for name, figures in topics.items():
         yield from _remarks(name, figures)
     if report["absent"]:
@@ -387,4 +319,4 @@ def _blame(errors: Mapping[str, float] | None) -> str:
 def _score(value: Any) -> str:
     if value is None:
         return "-"
-    return count(value) if isinstance(value, int) else f"{value:.2f}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"

@@ -5,21 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from rapid_des.report.evidence import unmeasured_lines
-from rapid_des.report.tables import (
-    Column,
-    Facts,
-    Part,
-    Plain,
-    Table,
-    added_text,
-    change_text,
-    columns,
-    counted,
-    heading,
-    percent,
-    seconds_text,
-    shown,
-)
+from rapid_des.report.formats import added_text, change_text, counted, heading, seconds_text, shown
+from rapid_des.report.tables import Column, Part, Plain, Table, columns
 
 _LEVELS = 8
 _TERMS = 16
@@ -52,14 +39,12 @@ def sweep_report(plain: Plain, title: str) -> Iterator[Part]:
 
 
 def _effects(plain: Plain) -> Iterator[Table]:
-    share = Column("share", "of variance", lambda value: percent(value, 0))
-    objective = plain["objective"]
+    objective, share = plain["objective"], columns(share=("of variance", ".0%"))
     rows = [{**effect, "means": _means(effect["levels"], objective)} for effect in plain["main_effects"]]
-    means = Column("means", f"geometric mean of {heading(objective)} by value")
-    yield Table("axes, by their share of the differences", (Column("axis"), share, means), rows)
+    means = columns(means=f"geometric mean of {heading(objective)} by value")
+    yield Table("axes, by their share of the differences", columns("axis") + share + means, rows)
     pairs = [pair for pair in plain["interactions"] if pair["share"] >= _SMALL][:5]
-    names = Column("axes", "pair", " x ".join)
-    yield Table("pairs, beyond what each axis adds", (names, share), pairs)
+    yield Table("pairs, beyond what each axis adds", columns(axes=("pair", " x ".join)) + share, pairs)
 
 
 def _means(levels: Sequence[Plain], objective: str) -> str:
@@ -74,15 +59,15 @@ def difference_report(plain: Plain, names: tuple[str, str]) -> Iterator[Part]:
     before, after = plain["before_s"], plain["after_s"]
     change = f"{added_text(plain['added_ps'])} ({change_text(after, before)})"
     yield f"step time {seconds_text(before)} to {seconds_text(after)}: {change}"
-    yield Facts({"A": names[0], "B": names[1]})
-    added = Column("added_ps", "added", added_text)
+    yield {"A": names[0], "B": names[1]}
     sides = (Column("before", "A", side=">"), Column("after", "B", side=">"))
     yield Table("figures", (Column("name", ""), *sides), list(_figures(plain["figures"])))
     parts = [part for part in plain["parts"] if part["added_ps"]]
-    yield Table("where the difference is; the rows add up to it", (Column("part"), added), parts)
+    added = ("added", added_text)
+    yield Table("where the difference is; the rows add up to it", columns("part", added_ps=added), parts)
     terms = [term for term in plain["terms"] if term["added_ps"]]
-    named = columns("part", "name", before_s="A", after_s="B")
-    yield Table("what makes it", (*named, added), [*terms[:_TERMS], *_rest(terms[_TERMS:])])
+    named = columns("part", "name", before_s="A", after_s="B", added_ps=added)
+    yield Table("what makes it", named, [*terms[:_TERMS], *_rest(terms[_TERMS:])])
     yield from unmeasured_lines(plain["not_validated"])
 
 

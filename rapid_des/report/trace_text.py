@@ -8,17 +8,8 @@ from msgspec import Struct
 
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, RankTrace, TraceSet
 from rapid_des.errors import TraceError
-from rapid_des.report.tables import (
-    Column,
-    Facts,
-    Part,
-    Plain,
-    Table,
-    columns,
-    count,
-    counted,
-    time_text,
-)
+from rapid_des.report.formats import counted, time_text
+from rapid_des.report.tables import Part, Plain, Table, columns
 from rapid_des.units import Duration, FlopRate, Size
 from rapid_des.values import asdict
 
@@ -39,17 +30,16 @@ def statistics_report(counts: Plain) -> Iterator[Part]:
     """Yield the counts of a set, in total and by rank."""
     total = counts["total"]
     yield f"{total['ranks']:,} ranks, {total['nodes']:,} nodes, {total['dependencies']:,} dependencies"
-    facts = {kind: count(number) for kind, number in total["kinds"].items()}
+    facts = {kind: f"{number:,}" for kind, number in total["kinds"].items()}
     for kind, number in total["collectives"].items():
         facts[kind] = f"{number:,} collectives, {Size(total['collective_bytes'][kind])} of input"
-    yield Facts({
-        **facts,
+    yield facts | {
         "sent": f"{Size(total['sent_bytes'])}",
         "compute": f"{Duration(total['compute_time'])} stated, {_work(total['flops'])}",
         "without duration": f"{total['untimed']:,} compute nodes",
-    })  # fmt: skip
-    compute = Column("compute_time", "compute", time_text)
-    yield Table("", (*columns("rank", "nodes", "depth"), compute), counts["ranks"][:_RANKS])
+    }
+    names = columns("rank", "nodes", "depth", compute_time=("compute", time_text))
+    yield Table("", names, counts["ranks"][:_RANKS])
     if total["ranks"] > _RANKS:
         yield f"… {total['ranks'] - _RANKS} more ranks (--json lists all)"
 
@@ -151,8 +141,8 @@ def nodes_table(rows: Sequence[NodeRow]) -> Table:
         {**asdict(row), "name": " ".join(row.name.split()), "amount": row.amount(), "partner": row.partner()}
         for row in rows
     ]
-    named = columns(id="id", kind="kind", name="name", stream="stream", amount="takes", partner="with")
-    return Table("", (*named, Column("needs", None, _needs)), cells)
+    names = columns(id="id", kind="kind", name="name", stream="stream", amount="takes", partner="with")
+    return Table("", names + columns(needs=("needs", _needs)), cells)
 
 
 def _needs(nodes: Sequence[int]) -> str:

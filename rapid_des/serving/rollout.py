@@ -26,7 +26,7 @@ from rapid_des.frontend.layer_spec import Count
 from rapid_des.machine import Machine
 from rapid_des.report.result import Result
 from rapid_des.report.result_text import share_table
-from rapid_des.report.tables import Facts, Part
+from rapid_des.report.tables import Part
 from rapid_des.serving.pools import pools_of
 from rapid_des.serving.resharding import Transfers, as_traces, reshard
 from rapid_des.serving.result import ServeResult
@@ -279,19 +279,19 @@ def rollout_report(result: RolloutResult, title: str) -> Iterator[Part]:
     rollout, step, transfers = result.rollout, result.step_time, result.transfers
     where = "taking turns" if rollout.spec.placement == "shared" else f"from GPU {rollout.first} on"
     yield title
-    yield Facts({
+    yield {
         "GPUs": f"{rollout.training.gpus} train, {rollout.server.gpus} serve, {where}",
         "step time": str(step),
         "tokens/s": f"{result.tokens / seconds(step):,.0f}",
-    })  # fmt: skip
+    }
     yield share_table("where the time goes", result.breakdown, step, bars=True)
     rate = result.generation.throughput["output_tokens_per_s"]
     length = rollout.training.training.sequence_length
     messages, within = len(transfers.between), sum(transfers.within.values()) / 1e9
     between = f"{transfers.total / 1e9:,.2f} GB in {messages} messages"
-    yield Facts({
+    yield {
         "generation": f"{rollout.answers:,} answers, {rate:,.0f} tokens/s",
         "slowest tenth": f"{result.tail} of it after nine in ten answers are there",
         "training": f"{result.sequences} sequences of {length:,} tokens",
         "resharding": f"{between}, {within:,.2f} GB in place",
-    })  # fmt: skip
+    }

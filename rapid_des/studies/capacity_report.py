@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rapid_des.report.tables import Column, Part, Table, columns, counted
+from rapid_des.report.formats import counted
+from rapid_des.report.tables import Part, Table, columns
 from rapid_des.studies.capacity import Demand, Fleets, Layout, LoadPoint
 
 
@@ -56,26 +57,13 @@ def capacity_report(fleets: Fleets, demand: Demand, title: str) -> Iterator[Part
     yield title
     asked = f"{demand.share:.0%} of {demand.requests:,} requests within {demand.slo.text}"
     yield f"{asked}; one replica of each layout" + (", interrupted" if fleets.interrupted else "")
-    asked_for = (
-        *(
-            (Column("fleet", None, lambda gpus: counted(gpus, "GPU") if gpus else "–"),)
-            if fleets.load
-            else ()
-        ),
-        *((Column("cost", "cost/Mtoken", _cost),) if fleets.price is not None else ()),
-    )
-    yield Table(
-        "",
-        (
-            *columns("layout", "gpus"),
-            Column("rate", "requests/s", lambda rate: f"{rate:.3g}"),
-            Column("tokens", "tokens/s/GPU", lambda tokens: f"{tokens:,.0f}"),
-            Column("joules", "J/token", lambda joules: "–" if joules is None else f"{joules:.3g}"),
-            Column("limit", "limited by"),
-            *asked_for,
-        ),
-        [_row(row, fleets) for row in fleets.rows],
-    )
+    names = columns("layout", "gpus", rate=("requests/s", ".3g"), tokens=("tokens/s/GPU", ",.0f"))
+    names += columns(joules=("J/token", ".3g"), limit="limited by")
+    if fleets.load:
+        names += columns(fleet=("fleet", lambda gpus: counted(gpus, "GPU")))
+    if fleets.price is not None:
+        names += columns(cost=("cost/Mtoken", ".3f"))
+    yield Table("", names, [_row(row, fleets) for row in fleets.rows])
     yield from (f"{text} can not serve: {why}" for text, why in fleets.refused)
 
 
@@ -95,7 +83,3 @@ def _row(row: Layout, fleets: Fleets) -> dict[str, Any]:
         "fleet": fleet.get("gpus"),
         "cost": cost,
     }
-
-
-def _cost(cost: float | None) -> str:
-    return "–" if cost is None else f"{cost:.3f}"
