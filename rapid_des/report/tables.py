@@ -20,6 +20,8 @@ Show: TypeAlias = str | Callable[[Any], str]
 _LABEL = 16
 """The least width of a fact's label in characters, by which facts of different reports look alike."""
 _GAP = "  "
+_LONGEST_HTML = 1 << 20
+"""The number of characters of HTML after which no other part is added."""
 
 
 class Column(Struct, frozen=True):
@@ -146,6 +148,8 @@ def html(parts: Iterable[Part]) -> str:
     """Return a report as HTML for a notebook, escaped and bounded in size."""
     found = list[str]()
     for part in parts:
+        if sum(map(len, found)) > _LONGEST_HTML:
+            return "".join([*found, html_text("…")])
         if isinstance(part, str):
             found.append(html_text(part.strip()))
         elif not isinstance(part, Table):

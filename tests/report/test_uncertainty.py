@@ -11,6 +11,7 @@ from rapid_des.machine import load_machine
 from rapid_des.report import evidence
 from rapid_des.report.evidence import Origin, distinguishable, interval, quantiles, residuals, spread
 from rapid_des.report.result_text import result_report
+from rapid_des.report.tables import text
 from rapid_des.simulation import simulate
 from validation import all_topics, open_folder
 from validation.fit_intervals import kernels
@@ -61,7 +62,7 @@ def test_a_run_on_a_measured_device_tells_where_its_measurement_is_expected(resu
     assert expected.low < expected.high < 1.5 * result.step_time
     assert expected.high > 0.8 * result.step_time
     assert result.as_json()["intervals"]["step"]["cases"] == expected.cases
-    assert any(f"{expected.low} to {expected.high}" in line for line in result_report(result, "job"))
+    assert any(f"{expected.low} to {expected.high}" in line for line in text(result_report(result, "job")))
     assert result.light.intervals == result.intervals
 
 
@@ -82,7 +83,7 @@ def test_a_device_that_was_changed_has_none():
     machine = load_machine("dgx_a100", device_settings=settings)
     changed = simulate(load_job("llama2_7b_train"), machine, mode="analytical")
     assert changed.intervals == {}
-    assert not any("interval" in line for line in result_report(changed, "job"))
+    assert not any("interval" in line for line in text(result_report(changed, "job")))
 
 
 def test_layouts_are_told_apart_from_some_difference_on():
