@@ -14,15 +14,7 @@ from rapid_des.cli.serve import workload_option, workload_texts
 from rapid_des.errors import InputError
 from rapid_des.report.writing import check_outputs
 from rapid_des.serving.result import Slo
-from rapid_des.studies.capacity import (
-    Demand,
-    LoadPoint,
-    all_layouts,
-    curve,
-    fleets,
-    layouts,
-    with_splits,
-)
+from rapid_des.studies.capacity import Demand, LoadPoint, all_layouts, curve, fleets, layouts, with_splits
 from rapid_des.studies.capacity_report import capacity_report, draw_front, front
 from rapid_des.units import Rate
 
@@ -40,10 +32,7 @@ from rapid_des.units import Rate
 )
 @click.option("--all-layouts", is_flag=True, help="Every power of two of tp in a node, and of stages.")
 @click.option(
-    "--splits",
-    type=click.IntRange(2, 64),
-    metavar="N",
-    help="Also N of each, prompts on some alone.",
+    "--splits", type=click.IntRange(2, 64), metavar="N", help="Also N of each, prompts on some alone."
 )
 @click.option("--load", metavar="RATE", help="Size a fleet for this load, as in: 20/s.")
 @click.option("--price", type=Amount(0), metavar="PRICE", help="Of a GPU and hour: adds costs.")

@@ -36,13 +36,7 @@ from rapid_des.studies.fault_sample import SAMPLINGS, faults_sample, study_point
 from rapid_des.studies.faults import How, scenario
 from rapid_des.studies.points import Point
 
-_study_options = together(
-    job_options,
-    fault_option,
-    mode_option("flattened"),
-    engine_option,
-    json_option,
-)
+_study_options = together(job_options, fault_option, mode_option("flattened"), engine_option, json_option)
 
 
 _draw_options = together(

@@ -205,9 +205,7 @@ def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "dependencies": choice("--deps", "dependencies", "Which dependencies count."),
         "time_unit": choice("--time-unit", "time_unit", "Of durations: what duration_micros really counts."),
         "dtype_bytes": click.option(
-            "--dtype-bytes",
-            type=int,
-            help="Bytes of an element, for writers that count elements.",
+            "--dtype-bytes", type=int, help="Bytes of an element, for writers that count elements."
         ),
         "groups": click.option(
             "--groups", type=click.Path(path_type=Path), help="Process groups: {name: [ranks]} as JSON."

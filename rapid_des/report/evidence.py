@@ -156,25 +156,18 @@ class Basis(Struct, frozen=True):
     @property
     def apart(self) -> tuple[Served, ...]:
         """The algorithms of collectives that the machine file leaves open, in words."""
-        return tuple(
-            library_row
-            for library_row in self.served
-            if library_row.operation != SEND and self._is_apart(library_row)
-        )
+        return tuple(each for each in self.served if each.operation != SEND and self._is_apart(each))
 
     def _is_apart(self, served: Served) -> bool:
         asked = self.collectives.get(served.operation, self.collectives["default"]).split("/")
-        plain = {SCALAR, PLAIN[CollectiveType.BARRIER]}
-        return len(set(asked)) > 1 or not {name.split()[0] for name in served.algorithm.split("/")} <= {
-            *asked,
-            *plain,
-        }
+        used = {name.split()[0] for name in served.algorithm.split("/")}
+        return len(set(asked)) > 1 or not used <= {*asked, SCALAR, PLAIN[CollectiveType.BARRIER]}
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data for JSON; the clock in Hz."""
         plain: dict[str, Any] = {
             "collectives": dict(self.collectives),
-            "served": [{name: getattr(library_row, name) for name in _SERVED} for library_row in self.served],
+            "served": [{name: getattr(each, name) for name in _SERVED} for each in self.served],
         }
         if self.device is None:
             return plain

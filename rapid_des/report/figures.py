@@ -303,11 +303,7 @@ class EnergyFigures(Struct, frozen=True):
         return {
             "modelled": True,
             "joules": self.joules,
-            "joules_by_part": {
-                "arithmetic": self.arithmetic_j,
-                "memory": self.memory_j,
-                "idle": self.idle_j,
-            },
+            "joules_by_part": {"arithmetic": self.arithmetic_j, "memory": self.memory_j, "idle": self.idle_j},
             "average_power_w": self.average_power_w,
             "power_limit_w": self.limit_w,
             "tokens_per_joule": self.tokens_per_joule,

@@ -13,10 +13,8 @@ _COLUMNS = columns(
     bound="bound", energy_j=("kJ", lambda energy: f"{energy / 1e3:.4g}"), cost=("cost", ".4g"),
     **{name: name for name in ("tp", "cp", "ep", "etp", "pp", "dp")}, micro_batch="mb", batch="batch",
     schedule="schedule", chunks="chunks", sequence_parallel="sp", recompute="recompute", zero_stage="zero",
-    order=("order", ",".join), flattened="flattened",
+    order="order", flattened="flattened",
 )  # fmt: skip
-
-
 _NO_AXES = ("why", "text", "layers")
 
 
@@ -44,7 +42,7 @@ def plan_table(rows: Sequence[Plain]) -> Table:
         {
             **row,
             "row": f"{number}{_marks(row, first=number == 1)}",
-            **({"flattened": _range(row)} if bounded else {}),
+            "flattened": _range(row) if bounded else None,
         }
         for number, row in enumerate(rows, 1)
     ]

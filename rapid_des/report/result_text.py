@@ -20,7 +20,7 @@ from rapid_des.report.evidence import (
     validation_text,
 )
 from rapid_des.report.figures import JobFigures, RequestTimes
-from rapid_des.report.formats import change_text
+from rapid_des.report.formats import change_text, names_text
 from rapid_des.report.result import Result
 from rapid_des.report.tables import Column, Part, Plain, Table, columns
 from rapid_des.units import Duration, Size
@@ -43,8 +43,7 @@ _DRAWN = 12
 
 def drawn_line(names: Sequence[str]) -> str:
     """Return what faults drew at random, the first dozen by name."""
-    more = len(names) - _DRAWN
-    return f"drawn at random: {', '.join(names[:_DRAWN])}" + (f" and {more} more" if more > 0 else "")
+    return f"drawn at random: {names_text(names, _DRAWN)}"
 
 
 def late_lines(faults: Iterable[Fault], end: Duration) -> Iterator[str]:

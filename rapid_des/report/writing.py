@@ -63,10 +63,7 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def check_outputs(
-    paths: Iterable[str | Path | None],
-    *,
-    pictures: Iterable[str | Path | None] = (),
-    replace: bool = True,
+    paths: Iterable[str | Path | None], *, pictures: Iterable[str | Path | None] = (), replace: bool = True
 ) -> None:
     """Raise `InputError` for the first path that can not be written, or whose extra is not installed.
 
