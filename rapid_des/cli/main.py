@@ -12,6 +12,7 @@ import gc
 import importlib
 import io
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +23,7 @@ from typing import Any, TypeVar
 import click
 
 from rapid_des import __version__
-from rapid_des.cli.interrupts import raise_interrupts
+from rapid_des.cli.interrupts import end
 from rapid_des.errors import RapidDesError
 from rapid_des.printable import printable
 
@@ -79,7 +80,8 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(module), attribute)
         gc.freeze()  # what was imported stays: no search for dead objects goes through it
         gc.enable()
-        raise_interrupts()
+        if signal.getsignal(signal.SIGINT) is end:  # it ended the process until here
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         return command
 
     def invoke(self, ctx: click.Context) -> object:

@@ -11,9 +11,8 @@ from rapid_des.device.device import Device
 from rapid_des.device.learned import LearnedFile
 from rapid_des.device.operators import Estimate, Operator
 from rapid_des.report.evidence import measured_topics, sustained_text, validation_text
-from rapid_des.report.formats import time_text
 from rapid_des.report.tables import Part, Table, columns
-from rapid_des.units import PS_PER_NS, PS_PER_S, PS_PER_US, Duration, FlopRate, Size, seconds
+from rapid_des.units import PS_PER_NS, PS_PER_S, PS_PER_US, Duration, FlopRate, Size, seconds, time_text
 from rapid_des.values import asdict
 
 _PICOSECONDS = {"ps": 1, "ns": PS_PER_NS, "us": PS_PER_US}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from rapid_des.units import PS_PER_S, Duration, Size
+from rapid_des.units import PS_PER_S, Size, time_text
 
 _GIB = 2**30
 _HEADINGS = {"id": "point", "tokens_per_s": "tokens/s", "tokens_per_gpu_s": "tokens/s/GPU"}
@@ -60,17 +60,6 @@ def counted(number: int, noun: str) -> str:
     ('1 file', '2,000 files')
     """
     return f"{number:,} {noun}" + "s" * (number != 1)
-
-
-def time_text(picoseconds: int) -> str:
-    """Return a time or a difference of times as people write it.
-
-    >>> time_text(0), time_text(-1_500_000)
-    ('0', '-1.5 us')
-    """
-    if picoseconds == 0:
-        return "0"
-    return f"{'-' if picoseconds < 0 else ''}{Duration(abs(picoseconds))}"
 
 
 def seconds_text(seconds: float | None) -> str:

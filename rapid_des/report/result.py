@@ -38,7 +38,8 @@ from rapid_des.report.figures import (
     request_times,
     until_last_token,
 )
-from rapid_des.units import Duration, seconds
+from rapid_des.report.tables import html, share_table
+from rapid_des.units import Duration, Size, seconds
 from rapid_des.values import replace
 
 if TYPE_CHECKING:  # what few ask of a result is imported when they do
@@ -190,11 +191,15 @@ class Result:
         )
 
     def _repr_html_(self) -> str:
-        """Return the report of a run for a notebook."""
-        from rapid_des.report.result_text import result_report
-        from rapid_des.report.tables import html
-
-        return html(result_report(self, f"{self.mode}, bound by {self.bound}"))
+        """Return the result for a notebook: the step, and where its time goes."""
+        facts = {"step time": str(self.step_time)}
+        if self.mode_bound is not None:
+            facts |= self.mode_bound.row(self.step_time)
+        if self.figures is not None:
+            facts["tokens/s"] = f"{self.figures.tokens_per_s:,.0f}, MFU {self.figures.mfu:.1%}"
+            facts["memory"] = f"{Size(self.figures.memory.fullest.peak)} {self.figures.shortage}".rstrip()
+        spent = {part: time for part, time in self.breakdown.items() if time}
+        return html([f"{self.mode}, bound by {self.bound}", facts, share_table("", spent, self.step_time)])
 
     def rank_breakdown(self, rank: int) -> dict[str, Duration]:
         """Return where a rank's time goes until it ends, as `breakdown` says of the critical rank."""

@@ -22,7 +22,7 @@ from rapid_des.report.evidence import (
 from rapid_des.report.figures import JobFigures, RequestTimes
 from rapid_des.report.formats import change_text, names_text
 from rapid_des.report.result import Result
-from rapid_des.report.tables import Column, Part, Plain, Table, columns
+from rapid_des.report.tables import Part, Plain, Table, columns, share_table
 from rapid_des.units import Duration, Size
 
 if TYPE_CHECKING:
@@ -95,14 +95,6 @@ def result_report(result: Result, title: str) -> Iterator[Part]:
     if result.basis is not None:
         yield from _basis_lines(result.basis)
     yield from (f"note: {note}" for note in result.notes)
-
-
-def share_table(title: str, times: Mapping[str, Duration], step: Duration, *, bars: bool = False) -> Table:
-    """Return times with their shares of a step."""
-    rows = [{"name": name, "time_ps": time, "share": time / max(step, 1)} for name, time in times.items()]
-    names = [Column("name", "", width=45), Column("time_ps", "", width=12), Column("share", "", ".1%", 6)]
-    bar = Column("share", "", lambda share: "█" * round(30 * share), side="<")
-    return Table(title, [*names, bar] if bars else names, rows)
 
 
 def _basis_lines(basis: Basis) -> Iterator[str]:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rapid_des.report.evidence import unmeasured_lines
-from rapid_des.report.formats import added_text, change_text, counted, heading, seconds_text, time_text
+from rapid_des.report.formats import added_text, change_text, counted, heading, seconds_text
 from rapid_des.report.result_text import drawn_line
 from rapid_des.report.sweep_text import points_table
 from rapid_des.report.tables import Column, Part, Plain, Table, columns
-from rapid_des.units import PS_PER_S, Size
+from rapid_des.units import PS_PER_S, Size, time_text
 
 _BINARY = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 _BYTES = re.compile(r"\b(\d+) B\b")
@@ -121,14 +121,14 @@ def _sample_table(configurations: Sequence[Plain]) -> Table:
             "draws": spread["draws"],
             "healthy": each["healthy_s"],
             "mean": spread["mean"],
-            "±": None if spread["mean_half"] is None else f"{spread['mean_half'] / spread['mean']:.2%}",
+            "±": None if spread["mean_half"] is None else spread["mean_half"] / spread["mean"],
             **{name: spread[name] for name in ("p50", "p95", "cvar95", "worst")},
             "slower": spread["mean"] / max(each["healthy_s"], 1e-12),
         }
         for each in configurations
         for spread in [each["step_time_s"]]
     ]
-    shows = {"cvar95": ("CVaR 95", _in_seconds), "slower": ("slower", _from_one), "±": ("±", str)}
+    shows = {"cvar95": ("CVaR 95", _in_seconds), "slower": ("slower", _from_one), "±": ("±", ".2%")}
     shows |= {name: (name, _in_seconds) for name in ("healthy", "mean", "p50", "p95", "worst")}
     return Table("", [Column(name, *shows.get(name, ())) for name in (rows[0] if rows else ())], rows)
 

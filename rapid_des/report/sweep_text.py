@@ -58,8 +58,8 @@ def difference_report(plain: Plain, names: tuple[str, str]) -> Iterator[Part]:
     """Yield how two results differ: figures, parts, then the operators, collectives and waits behind it."""
     before, after = plain["before_s"], plain["after_s"]
     change = f"{added_text(plain['added_ps'])} ({change_text(after, before)})"
+    yield f"A  {names[0]}\nB  {names[1]}"
     yield f"step time {seconds_text(before)} to {seconds_text(after)}: {change}"
-    yield {"A": names[0], "B": names[1]}
     sides = (Column("before", "A", side=">"), Column("after", "B", side=">"))
     yield Table("figures", (Column("name", ""), *sides), list(_figures(plain["figures"])))
     parts = [part for part in plain["parts"] if part["added_ps"]]

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from rapid_des.printable import html_table, html_text
 from rapid_des.report.formats import heading, shown
+from rapid_des.units import time_text
 
 Plain: TypeAlias = Mapping[str, Any]
 Show: TypeAlias = str | Callable[[Any], str]
@@ -46,7 +47,9 @@ class Column(Struct, frozen=True):
     def cell(self, row: Plain) -> str:
         """Return the text of this column in a row; empty where the row has no such key."""
         value = row.get(self.key, "")
-        if value is None or value == "" or self.show is None:
+        if value is None or isinstance(value, str):
+            return "-" if value is None else value
+        if self.show is None:
             return shown(self.key, value)
         return self.show(value) if callable(self.show) else format(value, self.show)
 
@@ -68,6 +71,18 @@ def columns(*keys: str, **others: str | tuple[str | None, Show]) -> tuple[Column
     """Return columns of keys, then of keys with their headings, or with their headings and formats."""
     named = (Column(key, *((each,) if isinstance(each, str) else each)) for key, each in others.items())
     return (*map(Column, keys), *named)
+
+
+def share_table(title: str, times: Mapping[str, int], step: int, *, bars: bool = False) -> Table:
+    """Return times with their shares of a step."""
+    rows = [{"name": name, "time_ps": time, "share": time / max(step, 1)} for name, time in times.items()]
+    names = [
+        Column("name", "", width=45),
+        Column("time_ps", "", time_text, 12),
+        Column("share", "", ".1%", 6),
+    ]
+    bar = Column("share", "", lambda share: "█" * round(30 * share), side="<")
+    return Table(title, [*names, bar] if bars else names, rows)
 
 
 def split_shared(table: Table) -> tuple[str, list[Column]]:

@@ -25,8 +25,7 @@ from rapid_des.frontend import Job, load_job
 from rapid_des.frontend.layer_spec import Count
 from rapid_des.machine import Machine
 from rapid_des.report.result import Result
-from rapid_des.report.result_text import share_table
-from rapid_des.report.tables import Part
+from rapid_des.report.tables import Part, share_table
 from rapid_des.serving.pools import pools_of
 from rapid_des.serving.resharding import Transfers, as_traces, reshard
 from rapid_des.serving.result import ServeResult

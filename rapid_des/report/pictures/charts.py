@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rapid_des.report.formats import time_text
 from rapid_des.report.pictures import new_figure, save
-from rapid_des.units import PS_PER_S, Size
+from rapid_des.units import PS_PER_S, Size, time_text
 
 
 def draw_collective(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
