@@ -177,9 +177,9 @@ CASES: Mapping[str, Case] = {
         partial(_job, "llama3_1_70b_train_64", "torus2d_ring_a100_64", "flattened"), 8756022424138
     ),
     "llama70b_64_hierarchical": Case(
-        partial(_job, "llama3_1_70b_train_64", "torus2d_ring_a100_64", "hierarchical"), 8756291023938
+        partial(_job, "llama3_1_70b_train_64", "torus2d_ring_a100_64", "hierarchical"), 8756291024333
     ),
-    "llama70b_64_hierarchical_1000": Case(partial(_configurations, 10, 20, 5), 5929899155344840, large=True),
+    "llama70b_64_hierarchical_1000": Case(partial(_configurations, 10, 20, 5), 5929899155760840, large=True),
     "llama405b_16384_hierarchical": Case(
         partial(_job, "llama3_1_405b_train_16384", "dgx_h100_x8", "hierarchical", nodes=2048),
         8389374204223,
