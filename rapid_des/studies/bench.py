@@ -182,7 +182,7 @@ CASES: Mapping[str, Case] = {
     "llama70b_64_hierarchical_1000": Case(partial(_configurations, 10, 20, 5), 5929899155760840, large=True),
     "llama405b_16384_hierarchical": Case(
         partial(_job, "llama3_1_405b_train_16384", "dgx_h100_x8", "hierarchical", nodes=2048),
-        8389374204223,
+        8753315241015,
         large=True,
     ),
     **{
@@ -198,7 +198,7 @@ CASES: Mapping[str, Case] = {
             finish,
             large=True,
         )
-        for gpus, finish in {131_072: 8452271349395, 1_048_576: 8577843028011}.items()
+        for gpus, finish in {131_072: 8734030254523, 1_048_576: 8577843028231}.items()
     },
 }
 
