@@ -48,7 +48,7 @@ class ImportedJob(Struct, frozen=True):
 
 
 def imported(tree: Tree, file: Path, tool: str, outcomes: Outcomes) -> ImportedJob:
-    """Return the checked job; what does not fit together is told by the keys of a job file."""
+    """Return the checked job; what does not fit together is named by the keys of a job file."""
     try:
         job = load_job(tree)
     except ConfigError as error:

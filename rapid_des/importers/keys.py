@@ -137,7 +137,7 @@ class Keys(Struct):
         return value
 
     def layers(self, key: str, total: int, default: Any = _REQUIRED) -> list[int]:
-        """Return a list of layers of so many in all."""
+        """Return a list of layers, out of `total`."""
         layers = self.get(key, list, default)
         strange = [layer for layer in layers if type(layer) is not int or not 0 <= layer < total]
         if strange:

@@ -244,7 +244,7 @@ _WINDOW = re.compile(r"((?:d|oneD)irect)(\d+)\Z")
 
 
 def is_flat(name: str) -> bool:
-    """Tell whether an implementation runs on one ring over all ranks instead of along the dimensions."""
+    """Return whether an implementation runs on one ring over all ranks instead of along the dimensions."""
     return _kind(name) in _FLAT
 
 
@@ -271,7 +271,7 @@ def _kind(name: str) -> str:
 
 
 class PhaseTemplates:
-    """Numbers the templates of one program, and the channels that tags and sizes of messages tell apart."""
+    """Numbers the templates of one program, and the channels that tags and sizes of messages distinguish."""
 
     def __init__(self, setup: Setup) -> None:
         self.sizes = Sizes()

@@ -53,7 +53,7 @@ class Scope(Struct, frozen=True):
     """For each of the world's dimensions, whether it takes part; None: all."""
 
     def involves(self, dimension: int) -> bool:
-        """Tell whether the world's collective runs along a dimension."""
+        """Return whether the world's collective runs along a dimension."""
         return self.dimensions is None or (dimension < len(self.dimensions) and self.dimensions[dimension])
 
 

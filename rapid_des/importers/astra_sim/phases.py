@@ -58,7 +58,7 @@ class Endpoint(Struct, frozen=True):
 
 
 def reducing_rounds(collective: CollectiveType, rounds: int, *, plain: int, reducing: int) -> Bools:
-    """Tell in which of its rounds a member reduces.
+    """Return in which of its rounds a member reduces.
 
     Rounds come in cycles of `plain` ones and then `reducing` ones. A reduce-scatter reduces in every cycle,
     an all-reduce in the first, third, …, the others never.

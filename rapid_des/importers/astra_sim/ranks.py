@@ -249,7 +249,7 @@ def _occurrences(keys: Iterable[tuple[int, int]]) -> list[int]:
 
 
 def _among(column: NDArray[np.int8], values: Sequence[int]) -> Bools:
-    """Tell which entries are one of `values`; much faster on short columns than numpy's own."""
+    """Return which entries are one of `values`; much faster on short columns than numpy's own."""
     among: Bools = column == values[0]
     for value in values[1:]:
         among |= column == value

@@ -134,7 +134,7 @@ def import_hugging_face(path: str | Path, *, ignore: Collection[str] = ()) -> Im
 
 
 def _model(spec: Tree, file: str) -> Model:
-    """Return the checked model; what does not fit together is told by the keys of a model file."""
+    """Return the checked model; what does not fit together is named by the keys of a model file."""
     try:
         return load_model(spec)
     except ConfigError as error:

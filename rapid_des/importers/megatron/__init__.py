@@ -188,7 +188,7 @@ def _training(arguments: Arguments, parallelism: Tree) -> Tree:
 
 
 def _drops(arguments: Arguments) -> bool:
-    """Tell whether any dropout is above 0; its rate does not change the kernels."""
+    """Return whether any dropout is above 0; its rate does not change the kernels."""
     shares = {kind: arguments.get(f"{kind}-dropout", float, 0.1) for kind in ("attention", "hidden")}
     arguments.overrule(
         "that anything is dropped counts, how much does not", *(f"{kind}-dropout" for kind in shares)

@@ -131,7 +131,7 @@ OF_ARGUMENTS: Mapping[str, frozenset[str]] = {
         "initialize-socket-comms", "lazy-mpu-init", "local-rank", "nccl-communicator-config-path",
         "tp-comm-bootstrap-backend",
     )),
-    "gradients are divided on their way": frozenset((
+    "gradients are divided while they are reduced": frozenset((
         "ddp-average-in-collective", "ddp-pad-buckets-for-high-nccl-busbw", "no-gradient-reduce-div-fusion",
     )),
 }  # fmt: skip

@@ -320,7 +320,7 @@ class Arguments(Keys):
         return value
 
     def given(self, key: str) -> bool:
-        """Tell whether a flag is given."""
+        """Return whether a flag is given."""
         return self.flag(key, default=False)
 
 

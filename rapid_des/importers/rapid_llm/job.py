@@ -22,7 +22,7 @@ _MODES = {"LLM": None, "llm": None}
 
 
 def is_training(soft: Section) -> bool:
-    """Tell whether a model file means training; models other than decoders are refused."""
+    """Return whether a model file means training; models other than decoders are refused."""
     model = soft.section("model_param")
     mode = model.get("mode", str, "LLM")
     if mode.upper() == "GEMM":

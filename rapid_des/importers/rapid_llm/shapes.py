@@ -94,7 +94,7 @@ def _side(entry: object, keys: Section, axes: Mapping[str, int]) -> int | None:
 
 
 def _square(keys: Section, ranks: int) -> tuple[int, int]:
-    """Return the sides of the grid of so many ranks that is closest to a square."""
+    """Return the sides of the grid of that many ranks that is closest to a square."""
     first = next(side for side in range(isqrt(ranks), 0, -1) if ranks % side == 0)
     if first * first != ranks:
         said = f"{ranks} ranks are {first} x {ranks // first}, the grid closest to a square"
