@@ -34,7 +34,7 @@ class KernelsHook(BuildHookInterface):
         self._folder = Path(mkdtemp())
         code, library = self._folder / "kernels.o", self._folder / "kernels.so"
         made = subprocess.run(
-            [sys.executable, "-m", "rapid_des.compiling.emit", str(code)],
+            [sys.executable, "-m", "rapid_des.compiling", str(code)],
             cwd=self.root,
             check=True,
             capture_output=True,

@@ -125,6 +125,9 @@ class Machine(Struct, frozen=True, eq=False, dict=True):
         """Return whether two machines are equal by content, whatever the location of their files."""
         return self is other or (isinstance(other, Machine) and self._content() == other._content())
 
+    def __ne__(self, other: object) -> bool:  # a Struct's own `!=` does not ask `__eq__`
+        return not self == other
+
     def __hash__(self) -> int:
         return hash((self.name, self.device, self.healthy, self.faults))
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import rapid_des
-from rapid_des.compiling import Kernel, library
+from rapid_des.compiling import Kernel, Words, library
 from rapid_des.compiling.emit import object_code
 from rapid_des.compiling.kinds import (
     COMPILABLE,
@@ -26,7 +26,6 @@ from rapid_des.compiling.kinds import (
     kinds_of,
 )
 from rapid_des.compiling.library import PACKAGE, Library
-from rapid_des.compiling.words import Words
 from tests.engines.test_compiled_kernel import python
 
 AGAIN = """
@@ -164,6 +163,21 @@ def test_who_comes_while_it_is_compiled_waits_for_it(tmp_path, monkeypatch, comp
 def test_a_kernel_that_numba_may_not_compile_is_its_function(cache, compilations):
     code = AGAIN + "print('llvmlite' in sys.modules)"
     assert python(code, NUMBA_DISABLE_JIT="1") == f"True\n{answer()} False\nFalse\n"
+
+
+WITHOUT_NUMBA = "import sys; sys.modules['numba'] = None\nfrom tests.test_compiling import *\n"
+
+
+def test_without_machine_code_and_numba_a_kernel_is_its_function_and_says_what_to_do(tmp_path):
+    code = WITHOUT_NUMBA + "print(answer_of(kernel()), kernel().is_interpreted, kernel().advice)"
+    printed = python(code, NUMBA_CACHE_DIR=str(tmp_path))
+    assert printed.startswith(f"{answer()} True interpreted: no machine code was installed")
+    assert "with numba" in printed
+
+
+def test_without_numba_machine_code_that_is_kept_is_used(cache):
+    code = WITHOUT_NUMBA + "print(answer_of(kernel()), kernel().is_interpreted, kernel().advice)"
+    assert python(code) == f"{answer()} False \n"
 
 
 def test_other_sources_are_another_kernel(cache, tmp_path):

@@ -14,9 +14,7 @@ from rapid_des.cli.main import cli
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted((ROOT / "rapid_des").rglob("*.py"))
-LONGER = {"rapid_des/engines/compiled/kernel.py"}
-"""One loop that a compiler must see whole."""
-ENTERED = 78
+ENTERED = 79
 """Modules on the way of a healthy run, at most: to follow it is to read these."""
 
 
@@ -39,7 +37,7 @@ def code_lines(path):
 
 def test_no_module_has_more_than_300_lines_of_code():
     lengths = {str(path.relative_to(ROOT)): code_lines(path) for path in MODULES}
-    assert {name: length for name, length in lengths.items() if length > 300 and name not in LONGER} == {}
+    assert {name: length for name, length in lengths.items() if length > 300} == {}
 
 
 def test_no_modules_import_each_other_in_a_circle():

@@ -105,6 +105,12 @@ def test_what_rules_links_travels_before_and_after_use(name, asked, tmp_path):
         assert (hash(there), there.links(), there.messages()) == (hash(here), here.links(), here.messages())
 
 
+def test_equal_machines_and_fabrics_are_not_unequal():
+    first, second = rd.load_machine("torus_2d_a100"), rd.load_machine("torus_2d_a100")
+    assert not first != second  # noqa: SIM202 - a Struct answers `!=` by itself
+    assert not first.healthy != second.healthy  # noqa: SIM202
+
+
 def test_machines_that_differ_are_not_equal():
     machine = rd.load_machine("torus_2d_a100")
     others = [

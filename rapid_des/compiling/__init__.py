@@ -7,9 +7,10 @@ Importing numba takes longer than most runs, and compiling takes half a minute. 
 is built, for all kernels at once. In a checkout the first run that pays for it does it, and it is kept in a
 cache folder. Names of files say what they were made of: an edited source has other machine code.
 
-`kinds` says what kernels take, `words` how machine code is given that, `columns` how numba compiles it.
-`emit` makes the object file, and `library` finds, makes and loads it.
+`kinds` says what kernels take, `kernel` gives it to machine code, `columns` has numba compile it. `emit`
+makes the object file, and `library` finds, makes and loads it.
 """
 
 from rapid_des.compiling.kernel import Kernel as Kernel
+from rapid_des.compiling.kernel import Words as Words
 from rapid_des.compiling.kinds import compilable as compilable

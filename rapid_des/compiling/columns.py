@@ -21,8 +21,7 @@ from numba.core.typing.templates import (
 )
 from numba.extending import infer_getattr, lower_builtin, lower_getattr_generic, models, register_model
 
-from rapid_des.compiling.kinds import Column, Kind, Scalar, Table
-from rapid_des.compiling.words import words_of
+from rapid_des.compiling.kinds import Column, Kind, Scalar, Table, words_of
 
 types: Any = numba_types
 _WORD = ir.IntType(64)

@@ -7,15 +7,11 @@ twice as long. Here it only writes down what LLVM reads; all of that is optimise
 from __future__ import annotations
 
 import os
-import platform
-import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-from rapid_des.compiling.kernel import Kernel
-from rapid_des.compiling.kinds import COMPILABLE, kinds_of
+from rapid_des.compiling.kinds import COMPILABLE, KERNELS, kinds_of, name_of
 
 _FAMILIES = {"x86_64": "x86-64", "AMD64": "x86-64"}
 """What LLVM calls the oldest processor of a machine's kind; of others `generic`."""
@@ -40,7 +36,7 @@ def object_code(modules: Sequence[str], machine: str) -> tuple[list[str], bytes]
 
     for name in modules:
         import_module(name)
-    kernels = {part.name: part.function for part in Kernel.known if part.function.__module__ in modules}
+    kernels = {name_of(function): function for function in KERNELS if function.__module__ in modules}
     while COMPILABLE:
         register_jitable(**_OPTIONS)(COMPILABLE.popitem()[0])
     whole = _linked([_written(name, function) for name, function in sorted(kernels.items())], set(kernels))
@@ -82,10 +78,3 @@ def _linked(modules: list[Any], names: set[str]) -> Any:
         if not function.is_declaration:
             function.linkage = "external" if function.name in names else "internal"
     return whole
-
-
-if __name__ == "__main__":  # as a wheel is built: writes a file, prints what the library made of it is called
-    from rapid_des.compiling.library import PACKAGE
-
-    Path(sys.argv[1]).write_bytes(object_code(PACKAGE.modules, platform.machine())[1])
-    sys.stdout.write(PACKAGE.shipped.name)

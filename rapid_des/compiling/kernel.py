@@ -1,19 +1,64 @@
-"""A function that runs as machine code, or as Python where there is none."""
+"""A function that runs as machine code, or as Python where there is none.
+
+Machine code is given numbers and addresses, of tables of 64-bit words. A column is three words: the address
+of its first entry, its length, and the length of a row if it has rows. A table is the words of its fields one
+after the other, a table in it the address of its own words.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rapid_des.compiling.kinds import Column, Kind, Scalar, Table, compilable, kinds_of
+from rapid_des.compiling.kinds import KERNELS, Column, Kind, Scalar, Table, compilable, kinds_of, name_of
 from rapid_des.compiling.library import PACKAGE, Library
-from rapid_des.compiling.words import Words, column_words
 
 _RESULTS = np.zeros(2, np.int64)
 """Where machine code leaves its result, which is none, and why it failed."""
+
+
+class Words(NamedTuple):
+    """A table's words with what they point to, so that who calls again reads anew only what has changed."""
+
+    argument: tuple[Any, ...]
+    words: NDArray[np.int64]
+    parts: list[Words]
+    """The tables in it."""
+
+    @property
+    def address(self) -> int:
+        """Where the words stand."""
+        return int(self.words.__array_interface__["data"][0])
+
+    @classmethod
+    def of(cls, argument: tuple[Any, ...], kind: Table, before: Words | None = None) -> Words:
+        """Return a table's words as it is now, given those of what stood in its place before."""
+        if before is not None and before.argument is argument:
+            return before
+        parts, words = list[Words](), list[int]()
+        known = iter(() if before is None else before.parts)
+        for value, (name, field) in zip(argument, kind.fields, strict=True):
+            if isinstance(field, Column):
+                words += column_words(value, field, f"{kind.name}.{name}")
+            elif isinstance(field, Scalar):
+                words.append(int(value))
+            else:
+                parts.append(cls.of(value, field, next(known, None)))
+                words.append(parts[-1].address)
+        return cls(argument, np.array(words, np.int64), parts)
+
+
+def column_words(array: Any, kind: Column, name: str) -> tuple[int, int, int]:
+    """Return a column's words."""
+    there = array.__array_interface__
+    fits = array.dtype == kind.dtype and array.ndim == kind.dimensions
+    assert fits, f"{name} is {array.ndim} x {array.dtype}, not {kind.dimensions} x {kind.dtype}"
+    assert there["strides"] is None and array.flags.aligned, f"{name} is not contiguous"
+    return there["data"][0], len(array), array.shape[1] if array.ndim > 1 else 0
 
 
 class Kernel:
@@ -22,13 +67,10 @@ class Kernel:
     It may not index from the end: numbers below 0 are no places.
     """
 
-    known: ClassVar[list[Kernel]] = []
-    """All kernels of this process."""
-
     def __init__(self, function: Callable[..., None], library: Library = PACKAGE) -> None:
         self.function, self.library = compilable(function), library
-        Kernel.known.append(self)
-        self.name = function.__name__.strip("_")
+        KERNELS.append(function)
+        self.name = name_of(function)
 
     def __call__(self, *arguments: Any) -> None:
         """Run the kernel; tables may be `Words`."""
@@ -54,6 +96,11 @@ class Kernel:
     def is_interpreted(self) -> bool:
         """Whether it runs as Python."""
         return self.library.is_interpreted
+
+    @property
+    def advice(self) -> str:
+        """What to do about a lack of machine code; nothing if it is there, can be made or is not wanted."""
+        return self.library.advice
 
     def is_cold(self) -> bool:
         """Tell whether the kernel has yet to be compiled on this machine; an interpreted one always has."""

@@ -46,6 +46,13 @@ class Table(NamedTuple):
 
 
 Kind = Column | Scalar | Table
+COLUMN_WORDS = 3
+"""The address of the first entry, the length, and the length of a row if there are rows."""
+
+
+def words_of(kind: Kind) -> int:
+    """Return how many words a field takes in a table: a table in it is the address of its own."""
+    return COLUMN_WORDS if isinstance(kind, Column) else 1
 
 
 @cache
@@ -75,7 +82,16 @@ COMPILABLE = dict[Callable[..., Any], None]()
 """The functions that kernels call."""
 
 
+KERNELS = list[Callable[..., None]]()
+"""The functions that run as kernels."""
+
+
 def compilable(function: Function) -> Function:
     """Mark a function that kernels call."""
     COMPILABLE[function] = None
     return function
+
+
+def name_of(kernel: Callable[..., None]) -> str:
+    """Return what a kernel is called in machine code."""
+    return kernel.__name__.strip("_")

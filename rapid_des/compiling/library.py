@@ -41,9 +41,14 @@ class Library:
     @cached_property
     def is_interpreted(self) -> bool:
         """Whether kernels run as Python: numba may not compile, or there is neither code nor numba."""
-        if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
-            return True
-        return not self.is_kept() and find_spec("numba") is None
+        return _may_not_compile() or bool(self.advice)
+
+    @cached_property
+    def advice(self) -> str:
+        """What to do about a lack of machine code; nothing if it is there, can be made or is not wanted."""
+        if _may_not_compile() or self.is_kept() or find_spec("numba") is not None:
+            return ""
+        return "interpreted: no machine code was installed for this machine; with numba it would be compiled"
 
     @property
     def sources(self) -> list[Path]:
@@ -156,6 +161,10 @@ class Library:
         if (status := folder.lstat()).st_uid != os.geteuid() or status.st_mode & 0o022:
             raise PermissionError(f"others may write {folder}")
         return folder / f"{self.name}.o"
+
+
+def _may_not_compile() -> bool:
+    return os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
 
 
 def _announce_waiting() -> None:

@@ -67,7 +67,7 @@ from rapid_des.values import replace
 
 OUTER_LINES = (("cp",), ("cp", "dp"), ("pp",))
 """The axes along which ranks exchange data outside blocks; cp alone unless blocks contain its messages."""
-EXPERT_LINES = (("ep",), ("edp",))
+EXPERT_LINES = (("etp",), ("ep",), ("edp",))
 """The axes of the experts' layout along which ranks exchange data outside blocks."""
 
 
@@ -298,14 +298,11 @@ def _block(job: Job, key: PieceKey, places: Sequence[Piece], inside: frozenset[s
 
 
 def _gate(job: Job, key: PieceKey, piece: Piece) -> int | None:
-    """Return the row before a block's first message, if it may follow on another micro-batch's loss."""
+    """Return the row before a block's first message, if another micro-batch may still send before it."""
     inner = piece.rows[:, Column.GROUP] == GROUP_SLOTS.index("tp")
-    if (
-        job.spec.training is None
-        or job.schedule.backward_follows_loss
-        or key.phase != "forward"
-        or not inner.any()
-    ):
+    if job.spec.training is None or not inner.any():
+        return None
+    if job.stages == 1 and (key.phase != "forward" or job.schedule.backward_follows_loss):
         return None
     row = int(np.flatnonzero(inner)[0])
     before = max(piece.edges.by_row()[row])

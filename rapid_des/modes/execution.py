@@ -27,7 +27,7 @@ EngineName = Literal["simpy", "compiled"]
 ENGINES: tuple[EngineName, ...] = ("simpy", "compiled")
 SMALL, SMALL_COLD = 1_000, 60_000
 """Transfers up to which interpreting (30 µs each) is faster than loading the compiled kernel (0.04 s), and up
-to which, taking 2 s, it goes before compiling that (about a minute) for the first time."""
+to which, taking 2 s, it goes before compiling that (half a minute) for the first time."""
 _INTERPRETED_S, _COMPILED_S = 30e-6, 0.5e-6
 """What a transfer takes, about."""
 _WORTH_FOLDING_S = 0.1
@@ -108,7 +108,8 @@ class EngineChoice:
         if hops * self.programs < SMALL:  # looking for the kernel takes longer than such runs
             return "simpy"
         kernel = _kernel(program, closing=closing)
-        if hops < SMALL_COLD and kernel.is_cold() and _is_put_off(kernel, self.announce):
+        goes_before = hops < SMALL_COLD or kernel.is_interpreted
+        if goes_before and kernel.is_cold() and _is_put_off(kernel, self.announce):
             return "simpy"
         return "compiled"
 
@@ -248,6 +249,8 @@ def _is_put_off(kernel: Kernel, announce: Announce | None) -> bool:
     Who has only small programs thus waits for the compiler once, and not at the first try.
     """
     if kernel.is_interpreted:
+        if announce is not None and kernel.advice:
+            announce(kernel.advice)
         return True
     try:
         if kernel.ask():
@@ -255,7 +258,7 @@ def _is_put_off(kernel: Kernel, announce: Announce | None) -> bool:
     except OSError:
         return True
     if announce is not None:
-        announce("interpreted; the next run will compile the replay kernel first, once (about a minute)")
+        announce("interpreted; the next run will compile the kernels first, once (half a minute)")
     return True
 
 

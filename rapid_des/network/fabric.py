@@ -77,6 +77,9 @@ class Fabric(Struct, frozen=True, eq=False, dict=True):
         pairs = zip(self._values(), other._values(), strict=True)
         return self is other or all(_equal(*pair) for pair in pairs)
 
+    def __ne__(self, other: object) -> bool:  # a Struct's own `!=` does not ask `__eq__`
+        return not self == other
+
     def __hash__(self) -> int:
         return self._hash
 

@@ -201,8 +201,7 @@ def _walk(  # noqa: PLR0913 - columns, as kernels take them
     done: Int64Column,
 ) -> None:
     for place in range(len(order)):
-        task = order[place]
-        ready = 0
+        task, ready = order[place], 0
         for edge in range(starts[task], starts[task + 1]):
             ready = max(ready, done[awaited[edge]])
         if occupancy[task]:

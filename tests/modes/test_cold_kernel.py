@@ -8,13 +8,14 @@ from rapid_des.program.lowering import lower
 from tests.program.machines import machine, ring
 from tests.program.tracing import ALL_REDUCE, Nodes, same_everywhere
 
-INTERPRETED = "interpreted; the next run will compile the replay kernel first, once (about a minute)"
+INTERPRETED = "interpreted; the next run will compile the kernels first, once (half a minute)"
 
 
 class ColdKernel:
     """A kernel that must be compiled, and what its cache says to those who ask for it."""
 
     is_interpreted = False
+    advice = ""
 
     def __init__(self, *, asked=False, problem=None):
         self.asked, self.problem = asked, problem
@@ -81,6 +82,13 @@ def test_where_numba_may_not_compile_nothing_is_announced(monkeypatch):
     assert chosen(monkeypatch, kernel) == ("simpy", [])
     assert chosen(monkeypatch, kernel, engine="compiled") == ("compiled", [])
     assert not kernel.asked
+
+
+def test_where_there_is_neither_machine_code_nor_numba_a_large_program_is_interpreted_too(monkeypatch):
+    monkeypatch.setattr(execution, "SMALL_COLD", 1_500)
+    kernel = ColdKernel()
+    kernel.is_interpreted, kernel.advice = True, "install numba"
+    assert chosen(monkeypatch, kernel) == ("simpy", ["install numba"])
 
 
 def test_a_kernel_that_runs_is_not_looked_for_again_in_its_cache():

@@ -6,6 +6,7 @@ from rapid_des.compiling import compilable
 from rapid_des.engines.compiled.calendar import push
 from rapid_des.engines.compiled.flat import Flat
 from rapid_des.engines.compiled.instances import close_if_done, deliver, inject
+from rapid_des.engines.compiled.message_parts import next_part, part_arrives
 from rapid_des.engines.compiled.pools import FREE_TRANSFER, Pools, State
 from rapid_des.engines.compiled.queue_pairs import acknowledge, cut, hand_over, open_pair, tells
 from rapid_des.engines.compiled.replanned import end_member, end_step
@@ -17,7 +18,7 @@ from rapid_des.engines.compiled.spraying import (
     set_off,
     sprayed_route,
 )
-from rapid_des.engines.compiled.steps import next_part, next_sets_off, part_arrives
+from rapid_des.engines.compiled.steps import next_sets_off
 from rapid_des.engines.compiled.work import (
     ASKING,
     CLOSING,

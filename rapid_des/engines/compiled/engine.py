@@ -9,9 +9,8 @@ import time
 
 import numpy as np
 
-from rapid_des.compiling import Kernel
+from rapid_des.compiling import Kernel, Words
 from rapid_des.compiling.kinds import Table, kinds_of
-from rapid_des.compiling.words import Words
 from rapid_des.engines.compiled import kernel, pools, work
 from rapid_des.engines.compiled.calendar import HEAP, PUSHED, push
 from rapid_des.engines.compiled.flat import Array, flatten

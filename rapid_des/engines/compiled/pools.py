@@ -12,7 +12,6 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from rapid_des.compiling import compilable
 from rapid_des.compiling.kinds import (
     BoolColumn,
     Int8Column,
@@ -433,22 +432,3 @@ def new_pools(*, trail: bool, fluid: bool = False) -> Pools:
         stack_b=np.zeros(2048, np.int32),
         counts=np.zeros(6, np.int64),
     )
-
-
-@compilable
-def new_part(transfers: Transfers, counts: Array, other: int) -> int:
-    """Take a free slot for a part that sets off as another of its message did; return it."""
-    part = counts[FREE_TRANSFER]
-    counts[FREE_TRANSFER] = transfers.next[part]
-    transfers.instance[part] = transfers.instance[other]
-    transfers.task[part] = transfers.task[other]
-    transfers.hop[part] = transfers.begin[part] = transfers.begin[other]
-    transfers.end[part] = transfers.end[other]
-    transfers.injected[part] = transfers.injected[other]
-    transfers.rank[part] = transfers.rank[other]
-    transfers.visit[part] = transfers.visit[other]
-    transfers.priority[part] = transfers.priority[other]
-    transfers.sub[part] = transfers.sub[other]
-    transfers.message[part] = transfers.message[other]
-    transfers.crossed[part] = 0
-    return part

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from rapid_des.compiling import compilable
 from rapid_des.engines.compiled.flat import Array, Network
-from rapid_des.engines.compiled.pools import State, Transfers, new_part
+from rapid_des.engines.compiled.message_parts import new_part
+from rapid_des.engines.compiled.pools import State, Transfers
 from rapid_des.engines.compiled.spraying import draw_of
 from rapid_des.engines.compiled.steps import advance, left_at, timetable_of
 from rapid_des.program import rates

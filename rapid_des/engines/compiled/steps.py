@@ -5,7 +5,7 @@ from __future__ import annotations
 from rapid_des.compiling import compilable
 from rapid_des.engines.compiled.columns import Ranks, Visits
 from rapid_des.engines.compiled.flat import Array, Flat, Network
-from rapid_des.engines.compiled.pools import FREE_TRANSFER, Instances, State, Transfers, new_part
+from rapid_des.engines.compiled.pools import Instances, State, Transfers
 from rapid_des.program import timetable
 
 NONE = -1
@@ -241,35 +241,6 @@ def close_instance(instances: Instances, state: State, instance: int) -> None:
     template = instances.template[instance]
     instances.next[instance] = state.free[template]
     state.free[template] = instance
-
-
-@compilable
-def next_part(transfers: Transfers, counts: Array, before: int) -> int:
-    """Make the part of a message that follows one at its first link; return its slot."""
-    part = new_part(transfers, counts, before)
-    transfers.last[part] = transfers.last[before]
-    transfers.route[part] = transfers.route[before]
-    transfers.number[part] = 0
-    transfers.part[part] = transfers.part[before] + 1
-    transfers.parts[part] = transfers.parts[before] - 1
-    transfers.parts[before] = 0
-    transfers.size[part] = transfers.size[before] if transfers.parts[part] > 0 else transfers.last[part]
-    return part
-
-
-@compilable
-def part_arrives(transfers: Transfers, counts: Array, part: int) -> bool:
-    """Free a part that has arrived; tell whether its whole message has."""
-    message = transfers.message[part]
-    transfers.missing[message] -= 1
-    if part != message:
-        transfers.next[part] = counts[FREE_TRANSFER]
-        counts[FREE_TRANSFER] = part
-    if transfers.missing[message] > 0:
-        return False
-    transfers.next[message] = counts[FREE_TRANSFER]
-    counts[FREE_TRANSFER] = message
-    return True
 
 
 @compilable

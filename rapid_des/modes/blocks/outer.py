@@ -24,6 +24,7 @@ from rapid_des.modes.blocks.inner import (
     places_notes,
     representatives,
 )
+from rapid_des.modes.blocks.model_sums import left_out_of_sums
 from rapid_des.modes.blocks.reach import BYTES_A_NODE, Outside, keeps_routes, kept, run_again
 from rapid_des.modes.blocks.replicas import run_first_replica
 from rapid_des.modes.blocks.shared_links import sharing
@@ -90,7 +91,7 @@ def run_blocks(  # noqa: PLR0913 - what blocks are run with, by name
     runs = [at(place) for place in chosen]
     done = max(runs, key=lambda candidate: candidate.step)
     notes = places_notes(chosen, [run.step for run in runs])
-    bound = bound_of(shared, done)
+    bound = bound_of(shared, done, left_out_of_sums(done, machine, choice, cache))
     said = bound.note(done.step)
     trace = replace(done.trace, notes=(*done.trace.notes, *notes, *([said] if said else [])))
     return replace(done, trace=trace, bound=bound, wall_s=time.perf_counter() - began)

@@ -9,6 +9,7 @@ from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
 from rapid_des.network.collectives import ALGORITHMS, algorithm
 from rapid_des.network.collectives.trees import double_tree_parents
+from rapid_des.values import fields
 
 AR, AG, RS, A2A = (
     CollectiveType.ALL_REDUCE,
@@ -109,7 +110,11 @@ def test_chunks_follow_each_other_without_waiting():
 def test_a_thousand_member_ring_is_lean():
     schedule = ALGORITHMS["ring"](AR, 1024, 2**30)
     assert len(schedule) == 2 * 1023 * 1024
-    columns = [value for value in vars(schedule).values() if isinstance(value, np.ndarray)]
+    columns = [
+        value
+        for value in (getattr(schedule, name) for name in fields(schedule))
+        if isinstance(value, np.ndarray)
+    ]
     assert sum(column.nbytes for column in columns) < 50 * len(schedule)
     assert schedule.pieces is None
 

@@ -1,0 +1,12 @@
+"""Part of building a wheel: write the kernels' object file, print the name of the library made of it."""
+
+import platform
+import sys
+from pathlib import Path
+
+from rapid_des.compiling.emit import object_code
+from rapid_des.compiling.library import PACKAGE
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_bytes(object_code(PACKAGE.modules, platform.machine())[1])
+    sys.stdout.write(PACKAGE.shipped.name)
