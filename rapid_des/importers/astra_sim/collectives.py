@@ -50,7 +50,7 @@ class Scope(Struct, frozen=True):
     members: int | None = None
     """Number of members; None: the world."""
     dimensions: tuple[bool, ...] | None = None
-    """For each of the world's dimensions, whether it takes part; None: all."""
+    """Whether each of the world's dimensions takes part; None: all do."""
 
     def involves(self, dimension: int) -> bool:
         """Return whether the world's collective runs along a dimension."""

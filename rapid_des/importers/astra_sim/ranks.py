@@ -43,8 +43,8 @@ class IssueOrder(Struct, frozen=True):
     position: Int64s
     """[node, by ascending id] its place in the order."""
     nodes: Int64s
-    """Ascending id among the nodes whose dependencies are done: this order numbers messages that nothing else
-    tells apart, and gives collectives their queues."""
+    """The nodes by ascending id among those whose dependencies are done. This order numbers messages that are
+    otherwise equal, and gives collectives their queues."""
 
 
 def issue_order(nodes: NodeTable) -> IssueOrder:
