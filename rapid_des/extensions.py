@@ -68,11 +68,11 @@ def find(group: str, name: str, kind: type[T]) -> T:
     (entry,) = entries
     try:
         loaded = entry.load()
-    except Exception as error:  # noqa: BLE001 - whatever the code of another distribution raises
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever another distribution's code raises
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(f"{_named(entry)} can not be imported: {reason:.300}") from None
     if not isinstance(loaded, kind):
-        raise InputError(f"{_named(entry)} is a {type(loaded).__name__}; it must be a {kind.__name__}")
+        raise InputError(f"{_named(entry)} is of type {type(loaded).__name__}; allowed: {kind.__name__}")
     return loaded
 
 

@@ -2,8 +2,8 @@
 
 Rings, halving and doubling, and their kin send one message at a time. Every member posts the receive of a
 message when it sends its own, so what arrives earlier waits for that: the next round follows the later of the
-arrival and the member's own injection. Sizes of messages are rounded down. The double binary tree sends whole chunks up a
-tree and down again; algorithms of direct messages stand in `direct`.
+arrival and the member's own injection. Sizes of messages are rounded down. The double binary tree sends whole
+chunks up a tree and down again; algorithms of direct messages stand in `direct`.
 """
 
 from __future__ import annotations
