@@ -52,7 +52,7 @@ def test_every_package_has_an_init_file():
     assert [str(folder) for folder in folders if not (folder / "__init__.py").is_file()] == []
 
 
-@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "LICENSE"])
+@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"])
 def test_the_top_level_has_what_readers_look_for(name):
     assert (ROOT / name).is_file()
 

@@ -120,11 +120,11 @@ class _Rates:
         self._rates: dict[tuple[str, str], Rates] = {}
 
     def left_out(self, edge: Edge) -> bool:
-        """Whether edges of a edge's link are left out."""
+        """Whether edges of an edge's link are left out."""
         return not {edge.link, f"{edge.scope}.{edge.link}"}.isdisjoint(self._dimension.leave_out)
 
     def of(self, edge: Edge) -> Rates:
-        """Return the rates of a edge."""
+        """Return the rates of an edge."""
         key = edge.scope, edge.link
         if key not in self._rates:
             rates = self._dimension.rates
@@ -135,13 +135,13 @@ class _Rates:
         return self._rates[key]
 
     def beside(self, other: Rates | None, rate: Rates, edge: Edge) -> Rates:
-        """Return the rates of a link that a edge makes wider."""
+        """Return the rates of a link that an edge makes wider."""
         if other is not None and other[1] != rate[1]:
             raise self.error(edge, "runs beside a link of another latency, between devices that are one node")
         return rate if other is None else (other[0] + rate[0], rate[1])
 
     def error(self, edge: Edge, problem: str) -> ConfigError:
-        """Return an error at a edge's link."""
+        """Return an error at an edge's link."""
         return ConfigError(problem, file=self._path, key=self._links[edge.scope, edge.link][0])
 
     def _read(self, edge: Edge) -> Rates:
