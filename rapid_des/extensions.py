@@ -60,7 +60,7 @@ def find(group: str, name: str, kind: type[T]) -> T:
         found = getattr(import_module(module), attribute)
         assert isinstance(found, kind)
         return found
-    entries = [each for each in _foreign(group) if each.name == name]
+    entries = sorted((each for each in _foreign(group) if each.name == name), key=owner)
     if len(entries) != 1:
         packages = " and ".join(owner(each) for each in entries)
         problem = f"is in {packages}; uninstall one" if entries else f"allowed: {', '.join(names(group))}"
