@@ -43,7 +43,7 @@ def test_the_python_snippet_runs(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "step.perfetto.json").is_file()
 
 
-@pytest.mark.parametrize(("text", "least"), [("README.md", 9), ("SECURITY.md", 2)])
+@pytest.mark.parametrize(("text", "least"), [("README.md", 9), ("SECURITY.md", 2), ("CONTRIBUTING.md", 20)])
 def test_files_that_it_names_are_there(text, least):
     written = (ROOT / text).read_text()
     named = re.findall(r"`((?:topologies|workloads|tests|validation|rapid_des)/[\w./-]*)`", written)

@@ -7,7 +7,8 @@ import pytest
 
 from rapid_des import inputs
 from rapid_des.config import texts
-from rapid_des.frontend.importing import bounds, shell
+from rapid_des.importers import keys
+from rapid_des.importers.megatron import shell
 from rapid_des.serving import trace_files, workload
 from rapid_des.studies import parts
 
@@ -33,7 +34,7 @@ STATED = {
         f"{texts._MOST_DOTS:,} dots",
     ],
     "a shell script that is imported": [f"{shell._LONGEST:,} characters"],
-    "a model that is imported": [f"{bounds.MOST_LAYERS:,} layers"],
+    "a model that is imported": [f"{keys.MOST_LAYERS:,} layers"],
 }
 
 

@@ -52,7 +52,7 @@ def test_every_package_has_an_init_file():
     assert [str(folder) for folder in folders if not (folder / "__init__.py").is_file()] == []
 
 
-@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "LICENSE"])
+@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"])
 def test_the_top_level_has_what_readers_look_for(name):
     assert (ROOT / name).is_file()
 
@@ -103,7 +103,7 @@ OPENED_OTHERWISE = {
     "rapid_des/inputs.py": {"open": 2, "fdopen": 1},  # the one way; gzip of what it opened
     "rapid_des/chakra/wire.py": {"read_bytes": 2},  # the package's own schemas, and what protoc wrote of them
     "rapid_des/compiling/library.py": {"read_bytes": 2},  # the package's own source, the user's own folder
-    "rapid_des/device/learned/__init__.py": {"ZipFile": 1, "load": 1},  # of what inputs.py opened
+    "rapid_des/learned/__init__.py": {"ZipFile": 1, "load": 1},  # of what inputs.py opened
     "rapid_des/report/evidence.py": {"read_text": 1},  # a table of the package
     "rapid_des/serving/uncertainty.py": {"read_text": 1},  # the same
     "rapid_des/studies/database.py": {"connect": 1},  # of what inputs.py has looked at

@@ -9,8 +9,8 @@ import click
 
 from rapid_des.cli.main import announce
 from rapid_des.cli.options import echo, force_option, json_option, names_or_files, set_option, split_settings
-from rapid_des.device.learned import FALLBACKS
 from rapid_des.errors import InputError
+from rapid_des.learned import FALLBACKS
 from rapid_des.report.writing import check_outputs, replacing
 
 
@@ -94,9 +94,9 @@ def _conditions(texts: tuple[str, ...]) -> dict[str, str]:
 @json_option
 def sample(output: Path, backend: Any, l2: Any, as_json: bool, **options: Any) -> None:
     """Measure operators through PyTorch and write the table OUTPUT (CSV)."""
-    from rapid_des.device.learned.samples import write_samples
-    from rapid_des.device.learned.sampling import Sampling, choose, default_operators
-    from rapid_des.device.learned.sampling import sample as measure
+    from rapid_des.learned.samples import write_samples
+    from rapid_des.learned.sampling import Sampling, choose, default_operators
+    from rapid_des.learned.sampling import sample as measure
 
     check_outputs([output], replace=options["force"])
     operators = choose(default_operators(small=options["small"] or backend == "cpu"), options["only"])
@@ -130,7 +130,7 @@ def fit(
     samples: Path, output: Path, reference: str | None, force: bool, as_json: bool, **columns: Any
 ) -> None:
     """Fit a regressor for each operator in SAMPLES (CSV) and write OUTPUT (.npz)."""
-    from rapid_des.device.learned.fit import fit_file, fit_modules
+    from rapid_des.learned.fit import fit_file, fit_modules
     from rapid_des.report.devices import learned_as_plain, learned_report
 
     check_outputs([output], replace=force)

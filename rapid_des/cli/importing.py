@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,32 +9,53 @@ import click
 import msgspec
 
 from rapid_des.cli.options import echo, force_option, json_option
-from rapid_des.config import to_tree
 from rapid_des.errors import InputError
-from rapid_des.frontend.importing import (
-    Ignored,
-    ImportedJob,
-    by_reason,
-    import_hugging_face,
-    import_megatron,
-    import_rapid_llm,
-    import_torchtitan,
-)
+from rapid_des.extensions import BUILT_IN, IMPORTERS, find, is_known, names
+from rapid_des.importers import Imported, Importer, Option
+from rapid_des.importers.keys import by_reason
 from rapid_des.report.writing import check_outputs, write_text
 
 PATH = click.Path(path_type=Path)
-job_output = click.option("-o", "--output", type=PATH, help="Job file to write; else to stdout.")
-gpus_option = click.option(
-    "--gpus", type=click.IntRange(1), help="Number of GPUs, where the file does not state it."
-)
-
-
 ignore_option = click.option(
     "--ignore", multiple=True, metavar="KEY", help="An unknown key that changes nothing. Repeatable."
 )
 
 
-@click.group("import")
+class ImportGroup(click.Group):
+    """One command for each importer; one of another distribution is imported only when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return the names of all importers."""
+        return list(names(IMPORTERS))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command of an importer."""
+        if not is_known(IMPORTERS, cmd_name):
+            if not ctx.resilient_parsing:
+                _refuse_file(Path(cmd_name))
+            return None
+        if ctx.resilient_parsing and cmd_name not in BUILT_IN[IMPORTERS]:
+            return click.Command(cmd_name)  # completion runs no code of others
+        return command_of(cmd_name, find(IMPORTERS, cmd_name, Importer))
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Write the list of importers; those of other distributions are not imported for it."""
+        built_in = [(name, find(IMPORTERS, name, Importer).summary) for name in BUILT_IN[IMPORTERS]]
+        others = [(name, "Installed beside rapid-des.") for name in names(IMPORTERS)[len(built_in) :]]
+        with formatter.section("Commands"):
+            formatter.write_dl([*built_in, *others])
+
+
+def _refuse_file(path: Path) -> None:
+    """Raise `UsageError` for a file where the name of an importer is wanted, with those that read it."""
+    importers = [(name, find(IMPORTERS, name, Importer)) for name in BUILT_IN[IMPORTERS] if path.exists()]
+    fitting = [name for name, importer in importers if importer.match(path)]
+    if fitting:
+        commands = " or ".join(f"`rapid-des import {name} {path}`" for name in fitting)
+        raise click.UsageError(f"{path} is a file; allowed: {commands}")
+
+
+@click.group("import", cls=ImportGroup)
 def import_group() -> None:
     """Write model, job and machine files from other tools' files.
 
@@ -44,153 +64,82 @@ def import_group() -> None:
     """
 
 
-def _notes_as_json(notes: Iterable[str], ignored: Iterable[Ignored]) -> dict[str, Any]:
-    """Return the notes of an import as plain data for JSON."""
-    return {"notes": list(notes), "ignored": [msgspec.to_builtins(each) for each in ignored]}
+def command_of(name: str, importer: Importer) -> click.Command:
+    """Return the command that reads files with an importer and writes ours."""
+
+    def read(output: Path | None, ignore: tuple[str, ...], force: bool, as_json: bool, **values: Any) -> None:
+        paths = [values.pop(path) for path in importer.paths]
+        stem = values.pop("name", None)
+        chosen = {option.keyword: _value(option, values[option.keyword]) for option in importer.options}
+        if importer.writes != "folder":
+            check_outputs([output], replace=force)
+        imported = importer.load(*paths, ignore=ignore, **chosen)
+        if importer.writes == "folder":
+            _write_folder(imported, output or Path(), stem, force=force, as_json=as_json)
+        else:
+            _write_file(imported, output, as_json=as_json)
+
+    command = click.Command(name, callback=read, help=importer.summary)
+    command.params += [click.Argument([path], type=PATH) for path in importer.paths]
+    command.params += [*_outputs(name, importer), *map(_option, importer.options)]
+    return json_option(force_option(ignore_option(command)))
 
 
-def _print_notes(notes: Iterable[str], ignored: Iterable[Ignored]) -> None:
-    """Print the notes on stderr, where the written file is not seen."""
-    for note in (*notes, *by_reason(ignored)):
-        click.echo(f"note: {note}", err=True)
+def _outputs(name: str, importer: Importer) -> list[click.Option]:
+    if importer.writes == "folder":
+        start, text = name.replace("-", "_"), "The beginning of the files' names."
+        folder = click.Option(["-o", "--output"], type=PATH, help="Folder to write to; else this one.")
+        return [folder, click.Option(["--name"], default=start, help=text)]
+    text = f"{importer.writes.capitalize()} file to write; else to stdout."
+    return [click.Option(["-o", "--output"], type=PATH, help=text)]
 
 
-@import_group.command()
-@click.argument("path", type=PATH)
-@click.option("-o", "--output", type=PATH, help="Model file to write; else to stdout.")
-@ignore_option
-@force_option
-@json_option
-def hf(path: Path, output: Path | None, ignore: tuple[str, ...], force: bool, as_json: bool) -> None:
-    """Read a Hugging Face config.json, or the folder PATH that has one; nothing is downloaded."""
-    check_outputs([output], replace=force)
-    imported = import_hugging_face(path, ignore=ignore)
-    text = imported.as_yaml()
+def _option(option: Option) -> click.Option:
+    return click.Option(
+        [f"--{option.flag or option.keyword}", option.keyword],
+        help=option.help,
+        metavar=option.metavar,
+        multiple=option.kind == "pairs",
+        type=click.IntRange(1) if option.kind == "count" else None,
+    )
+
+
+def _value(option: Option, given: Any) -> Any:
+    """Return what `load` gets for an option: a value, or pairs."""
+    if option.kind != "pairs":
+        return given
+    wrong = next((text for text in given if "=" not in text), None)
+    if wrong is not None:
+        raise InputError(f"--{option.flag or option.keyword} {wrong}: must be {option.metavar}")
+    return [tuple(text.split("=", 1)) for text in given]
+
+
+def _write_file(imported: Imported, output: Path | None, *, as_json: bool) -> None:
+    """Write a file, or print it; notes go to stderr where they would otherwise not be seen."""
+    (text,) = imported.files("").values()
     if output is not None:
         write_text(output, text)
-        _print_notes(imported.notes, imported.ignored)
-    plain = {
-        "architecture": imported.architecture,
-        "parameters": imported.model.parameters,
-        "model": to_tree(imported.model.spec, "model"),
-        **_notes_as_json(imported.notes, imported.ignored),
-    }
-    written = [f"{output}: {imported.architecture}, {imported.model.parameters:,} parameters"]
-    echo(as_json, plain, [text.rstrip("\n")] if output is None else written)
+        _print_notes(imported)
+    printed = text.rstrip("\n") if output is None else f"{output}: {imported.summary}"
+    echo(as_json, imported.as_json() | _notes(imported), [printed])
 
 
-@import_group.command()
-@click.argument("path", type=PATH)
-@job_output
-@gpus_option
-@click.option("--vocabulary", type=click.IntRange(1), help="Number of tokens, if only the tokenizer has it.")
-@click.option(
-    "--variable",
-    "variables",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="An environment variable. Repeatable.",
-)
-@ignore_option
-@force_option
-@json_option
-def megatron(  # noqa: PLR0913 - one for each option
-    path: Path,
-    output: Path | None,
-    gpus: int | None,
-    vocabulary: int | None,
-    variables: tuple[str, ...],
-    ignore: tuple[str, ...],
-    force: bool,
-    as_json: bool,
-) -> None:
-    """Read the arguments that a launch script passes to Megatron-LM; the script is not run."""
-    check_outputs([output], replace=force)
-    wrong = next((text for text in variables if "=" not in text), None)
-    if wrong is not None:
-        raise InputError(f"--variable {wrong}: must be NAME=VALUE")
-    known = dict(text.split("=", 1) for text in variables)
-    imported = import_megatron(path, gpus=gpus, vocabulary=vocabulary, variables=known, ignore=ignore)
-    _finish(imported, output, as_json=as_json)
-
-
-@import_group.command()
-@click.argument("path", type=PATH)
-@job_output
-@gpus_option
-@click.option("--model", help="A model file that replaces the flavor.")
-@ignore_option
-@force_option
-@json_option
-def torchtitan(  # noqa: PLR0913 - one for each option
-    path: Path,
-    output: Path | None,
-    gpus: int | None,
-    model: str | None,
-    ignore: tuple[str, ...],
-    force: bool,
-    as_json: bool,
-) -> None:
-    """Read a TOML configuration of torchtitan."""
-    check_outputs([output], replace=force)
-    imported = import_torchtitan(path, gpus=gpus, model=model, ignore=ignore)
-    _finish(imported, output, as_json=as_json)
-
-
-def _finish(imported: ImportedJob, output: Path | None, *, as_json: bool) -> None:
-    """Write a job file, or print it; notes go to stderr where they would otherwise not be seen."""
-    text = imported.as_yaml()
-    if output is not None:
-        write_text(output, text)
-        _print_notes(imported.notes, imported.ignored)
-    plain = {
-        "source": imported.source,
-        "gpus": imported.job.gpus,
-        "parameters": imported.job.model.parameters,
-        "job": imported.tree,
-        **_notes_as_json(imported.notes, imported.ignored),
-    }
-    written = [f"{output}: {imported.job.gpus} GPUs, {imported.job.model.parameters:,} parameters"]
-    echo(as_json, plain, [text.rstrip("\n")] if output is None else written)
-
-
-@import_group.command("rapid-llm")
-@click.argument("hardware", type=PATH)
-@click.argument("model", type=PATH)
-@click.option(
-    "-o", "--output", "folder", type=PATH, default=Path(), help="Folder to write to; else this one."
-)
-@click.option("--name", default="rapid_llm", help="The beginning of the files' names.")
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Set a key of either file before it is read, as in parallelism.tp=8. Repeatable.",
-)
-@ignore_option
-@force_option
-@json_option
-def rapid_llm(  # noqa: PLR0913 - one for each option
-    hardware: Path,
-    model: Path,
-    folder: Path,
-    name: str,
-    settings: tuple[str, ...],
-    ignore: tuple[str, ...],
-    force: bool,
-    as_json: bool,
-) -> None:
-    """Read the hardware and the model file of a RAPID-LLM run: a job, a machine and a device file."""
-    wrong = next((text for text in settings if "=" not in text), None)
-    if wrong is not None:
-        raise InputError(f"--set {wrong}: must be KEY=VALUE")
-    chosen = [(key, value) for key, _, value in (text.partition("=") for text in settings)]
-    run = import_rapid_llm(hardware, model, settings=chosen, ignore=ignore)
-    texts = {folder / file: text for file, text in run.files(name).items()}
+def _write_folder(imported: Imported, folder: Path, name: str, *, force: bool, as_json: bool) -> None:
+    texts = {folder / file: text for file, text in imported.files(name).items()}
     check_outputs(texts, replace=force)
     for file, text in texts.items():
         write_text(file, text)
-    _print_notes(run.job.notes, run.job.ignored)
-    files, notes = [str(file) for file in texts], _notes_as_json(run.job.notes, run.job.ignored)
-    echo(as_json, {"files": files, **notes, "gpus": run.job.job.gpus}, ["\n".join(files)])
+    _print_notes(imported)
+    written = [str(file) for file in texts]
+    echo(as_json, {"files": written} | _notes(imported) | imported.as_json(), ["\n".join(written)])
+
+
+def _notes(imported: Imported) -> dict[str, Any]:
+    """Return the notes of an import as plain data for JSON."""
+    return {"notes": list(imported.notes), "ignored": msgspec.to_builtins(imported.ignored)}
+
+
+def _print_notes(imported: Imported) -> None:
+    """Print the notes on stderr, where the written file is not seen."""
+    for note in (*imported.notes, *by_reason(imported.ignored)):
+        click.echo(f"note: {note}", err=True)

@@ -32,7 +32,7 @@ from rapid_des.simulation import replay as replay_traces
 from rapid_des.units import seconds
 
 if TYPE_CHECKING:
-    from rapid_des.astra import AstraResult, Files
+    from rapid_des.importers.astra_sim import AstraResult, Files
 
 _astra_options = together(
     click.option("--astra-network", metavar="N.yml", help="ASTRA-sim's network file, instead of --on."),
@@ -98,7 +98,7 @@ def _astra_files(options: dict[str, Any]) -> Files | None:
     for key in ("network", "system"):
         if paths[key] is None:
             raise InputError(f"replay on ASTRA-sim's files needs --astra-{key} as well")
-    from rapid_des.astra import Files
+    from rapid_des.importers.astra_sim import Files
 
     return Files(
         **{key: path and Path(path) for key, path in paths.items()},
@@ -109,7 +109,7 @@ def _astra_files(options: dict[str, Any]) -> Files | None:
 
 def _replay_on_astra_files(prefix: str, files: Files, options: dict[str, Any], reading: ReadOptions) -> None:
     """Replay and print every rank's finish and exposed communication in nanoseconds."""
-    from rapid_des.astra import replay_astra
+    from rapid_des.importers.astra_sim import replay_astra
 
     elsewhere = {"machine": "on", "timeline": "timeline", "faults": "fault", "links_plot": "links-plot"}
     for key, option in elsewhere.items():

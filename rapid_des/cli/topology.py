@@ -20,10 +20,10 @@ from rapid_des.cli.options import (
     plot_option,
 )
 from rapid_des.errors import InputError
-from rapid_des.frontend.importing.keys import Ignored, by_reason, shortened
+from rapid_des.importers.infragraph import idle_keys
+from rapid_des.importers.keys import Ignored, by_reason, shortened
 from rapid_des.machine import Machine
 from rapid_des.network.checks import check_routes
-from rapid_des.network.infragraph.idle import idle_keys
 from rapid_des.network.metrics import summary
 from rapid_des.network.nodes import find_gpu
 from rapid_des.network.specs import MOST_CHUNKS, InfraGraph

@@ -92,7 +92,8 @@ _QUANTITY = re.compile(
 
 _FILES = re.compile(r"machine\.(?:device|fabric\.[0-9]+\.file)|job\.model|device\.operators")
 """The key paths whose values name a file."""
-_LEARNED = "learned:"
+_SOURCE = re.compile(r"[A-Za-z0-9_-]{1,100}:(?=.)")
+"""The name of what reads a file, before its path, as in `operators: learned:FILE`."""
 
 
 def as_pairs(settings: Settings) -> list[tuple[str, str]]:
@@ -159,7 +160,8 @@ def _item(tree: object, step: str) -> object:
 
 def _located(reference: str, folder: Path) -> str:
     """Return the absolute path of a file if it is in a folder, else the reference as it is written."""
-    scheme = _LEARNED if reference.startswith(_LEARNED) else ""
+    source = _SOURCE.match(reference)
+    scheme = source[0] if source else ""
     written = folder / reference.removeprefix(scheme)
     with suppress(OSError, ValueError):
         for path in (written, written.with_name(f"{written.name}.yaml")):

@@ -37,7 +37,6 @@ from rapid_des.device.operators import Dtype
 from rapid_des.device.spec import (
     ATTENTION,
     EXPERTS,
-    LEARNED,
     LIBRARIES,
     Clock,
     Conditions,
@@ -45,6 +44,7 @@ from rapid_des.device.spec import (
     FamilySpec,
     KernelMenu,
     libraries_of,
+    operator_file,
 )
 from rapid_des.errors import ConfigError, InputError, UnsupportedByEngine
 from rapid_des.values import replace
@@ -90,7 +90,7 @@ class Device:
         return replace(self, spec=structs.replace(self.spec, conditions=changed))
 
     def priced_by(self, operators: str) -> Device:
-        """Return the same device with other operator models (`native`, `roofline`, `learned:FILE`)."""
+        """Return the same device with other operator models (`native`, `roofline`, `NAME:FILE`)."""
         return replace(self, spec=structs.replace(self.spec, operators=operators))
 
     def slowed(self, *, compute: Fraction, hbm: Fraction) -> Device:
@@ -100,7 +100,7 @@ class Device:
         their time. `UnsupportedByEngine` for learned operators, which know only what they were fitted on.
         """
         spec = self.spec
-        if spec.operators.startswith(LEARNED):
+        if any(operator_file(spec.operators)):
             raise UnsupportedByEngine(
                 f"{spec.name}: operators {spec.operators} can not price a slowed device"
             )
@@ -230,8 +230,9 @@ def device_of(spec: DeviceSpec, home: Path, *, new_library: bool = False) -> Dev
     if not new_library:
         check_library(spec, family)
     operators = spec.operators
-    if operators.startswith(LEARNED):
-        operators = LEARNED + str(beside(home, operators.removeprefix(LEARNED), key="operators").absolute())
+    source, file = operator_file(operators)
+    if file:
+        operators = f"{source}:{beside(home, file, key='operators').absolute()}"
     return Device(structs.replace(spec, family=family.name, operators=operators), family)
 
 

@@ -14,11 +14,13 @@ Which kernel an attention runs as:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import index
 from pathlib import Path
 from typing import SupportsIndex
+
+from msgspec import Struct
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.device import roofline
@@ -39,15 +41,35 @@ from rapid_des.device.operators import (
     Vector,
 )
 from rapid_des.device.roofline import price_host, price_starts
-from rapid_des.device.spec import LEARNED
+from rapid_des.device.spec import operator_file
 from rapid_des.device.vector import price_vector
 from rapid_des.errors import InputError
+from rapid_des.extensions import OPERATORS, find
 from rapid_des.values import fields
 
 MOST_PRICES = 1 << 15
 """The number of estimates kept for a device, each of about a kilobyte."""
 _WEIGHT = 1 << 20
 """The approximate bytes of the prices that one job needs."""
+
+
+def _no_notes(_: Iterable[OperatorModel]) -> tuple[str, ...]:
+    return ()
+
+
+class OperatorSource(Struct, frozen=True):
+    """Operators priced by a file, as `operators: NAME:FILE` says; an entry point of `rapid_des.operators`."""
+
+    model: Callable[[Path, Device, BoundedCache], OperatorModel]
+    """Returns the model of a file for a device; the cache is the one that `operator_model` takes."""
+    notes: Callable[[Iterable[OperatorModel]], tuple[str, ...]] = _no_notes
+    """Returns the notes of a result, from the models that priced it."""
+
+
+def operator_source(operators: str) -> OperatorSource | None:
+    """Return what reads the file of a device's `operators`; None for the models of this package."""
+    name, file = operator_file(operators)
+    return find(OPERATORS, name, OperatorSource) if file else None
 
 
 def operator_model(device: Device, memory: BoundedCache | None = None) -> OperatorModel:
@@ -59,18 +81,18 @@ def operator_model(device: Device, memory: BoundedCache | None = None) -> Operat
     """
     if memory is None:
         memory = BoundedCache(_WEIGHT)
-    prices = memory.get_or_make(
-        ("prices", device), lambda: BoundedCache(MOST_PRICES), weight=lambda _: _WEIGHT
-    )
+    source = operator_source(device.spec.operators)
+    if source is not None:
+        return source.model(Path(operator_file(device.spec.operators)[1]), device, memory)
+    prices = prices_of(device, memory)
     if device.spec.operators == "roofline":
         return RooflineOperators(device, prices)
-    if device.spec.operators == "native":
-        return NativeOperators(device, prices)
-    from rapid_des.device.learned import LearnedOperators, load_learned
+    return NativeOperators(device, prices)
 
-    path = Path(device.spec.operators.removeprefix(LEARNED))
-    file = prices.get_or_make("file", lambda: load_learned(path))
-    return LearnedOperators(file, path.name, operator_model(device.priced_by(file.fallback), memory), prices)
+
+def prices_of(device: Device, memory: BoundedCache) -> BoundedCache:
+    """Return the part of the memory that holds what equal devices cost."""
+    return memory.get_or_make(("prices", device), lambda: BoundedCache(MOST_PRICES), weight=lambda _: _WEIGHT)
 
 
 def estimate(operator: Operator, device: Device) -> Estimate:

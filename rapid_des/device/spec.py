@@ -15,10 +15,9 @@ from msgspec import Meta, Struct
 
 from rapid_des.config import Spec
 from rapid_des.device.operators import DTYPE_BITS, Dtype, Operator, Vector
+from rapid_des.extensions import OPERATORS, is_known, names
 from rapid_des.units import PS_PER_S, Bandwidth, Duration, FlopRate, Frequency, Power, Size
 
-LEARNED = "learned:"
-"""The prefix of `operators` where a file of regressors prices the operators."""
 Constants = dict[str, dict[str, dict[str, float]]]
 """Fitted constants: section (`gemm`, …), scope (`default`, a dtype, a library or `library/dtype`), name."""
 
@@ -205,8 +204,20 @@ class DeviceSpec(Spec, frozen=True):
         if not all((*self.tensor_peak.values(), *self.vector_peak.values())):
             raise ValueError("tensor_peak and vector_peak must be above 0")
         check_constants(self.constants)
-        if self.operators not in {"native", "roofline"} and not self.operators.startswith(LEARNED):
-            raise ValueError(f"operators: {self.operators!r} is not one of native, roofline, learned:FILE")
+        source, file = operator_file(self.operators)
+        if self.operators not in {"native", "roofline"} and not (file and is_known(OPERATORS, source)):
+            allowed = ", ".join(("native", "roofline", *(f"{name}:FILE" for name in names(OPERATORS))))
+            raise ValueError(f"operators: {self.operators!r} is not one of {allowed}")
+
+
+def operator_file(operators: str) -> tuple[str, str]:
+    """Return name and file of a device's `operators`, both empty for the models of this package.
+
+    >>> operator_file("learned:a100.npz"), operator_file("native")
+    (('learned', 'a100.npz'), ('', ''))
+    """
+    name, _, file = operators.partition(":")
+    return (name, file) if file else ("", "")
 
 
 class TileRule(Spec, frozen=True):

@@ -1,4 +1,8 @@
-"""What a model file says of a layer's halves: the mixer, and the feed-forward after it."""
+"""What a model file says of a layer's halves: the mixer, and the feed-forward after it.
+
+A kind is a spec with a tag that is listed in `Mixer` or in `FeedForward`. Its `made_by` names the function in
+`rapid_des.frontend.layers` that makes it.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,8 @@ Activation: TypeAlias = Literal["gelu", "relu", "squared_relu", "swiglu", "geglu
 
 class AttentionSpec(Spec, frozen=True, tag_field="kind", tag="attention"):
     """Self-attention with `heads` query heads that share `kv_heads` key and value heads (MHA, GQA, MQA)."""
+
+    made_by = "transformer.grouped_query_attention"
 
     heads: Count
     """Query heads; tp divides them."""
@@ -44,6 +50,8 @@ class AttentionSpec(Spec, frozen=True, tag_field="kind", tag="attention"):
 class LatentAttentionSpec(Spec, frozen=True, tag_field="kind", tag="latent_attention"):
     """Multi-head latent attention (MLA, DeepSeek-V2): all heads' keys and values from one latent a token."""
 
+    made_by = "latent.latent_attention"
+
     heads: Count
     """Query heads; tp divides them."""
     kv_rank: Count
@@ -60,6 +68,8 @@ class LatentAttentionSpec(Spec, frozen=True, tag_field="kind", tag="latent_atten
 
 class MambaSpec(Spec, frozen=True, tag_field="kind", tag="mamba2"):
     """Mamba-2: heads that carry a state from position to position (Dao and Gu 2024)."""
+
+    made_by = "mamba.mamba"
 
     heads: Count
     """Heads; tp divides them."""
@@ -82,6 +92,8 @@ class MambaSpec(Spec, frozen=True, tag_field="kind", tag="mamba2"):
 class GatedDeltaSpec(Spec, frozen=True, tag_field="kind", tag="gated_delta"):
     """Gated delta rule: heads that correct a state position by position (Yang, Kautz, Hatamizadeh 2024)."""
 
+    made_by = "delta.gated_delta"
+
     heads: Count
     """Value heads, each with a state; tp divides them."""
     key_heads: Count | None = None
@@ -99,9 +111,13 @@ class GatedDeltaSpec(Spec, frozen=True, tag_field="kind", tag="gated_delta"):
 class AbsentSpec(Spec, frozen=True, tag_field="kind", tag="none"):
     """A half that the layer lacks: it consists of the other one, with its norm."""
 
+    made_by = "layer.absent"
+
 
 class FeedForwardSpec(Spec, frozen=True, tag_field="kind", tag="dense"):
     """The dense feed-forward block; `swiglu` and `geglu` have a gate beside the up projection."""
+
+    made_by = "transformer.dense_feed_forward"
 
     activation: Activation
     """Activation between the matrices; swiglu and geglu with a gate (SiLU, GELU) beside the up projection."""
@@ -116,6 +132,8 @@ class ExpertsSpec(Spec, frozen=True, tag_field="kind", tag="experts"):
 
     `shared_hidden` is the width of the experts that every token passes, all together.
     """
+
+    made_by = "mixture.mixture_of_experts"
 
     experts: Annotated[int, msgspec.Meta(ge=1, le=2**16)]
     """Routed experts; ep divides them."""

@@ -15,8 +15,7 @@ from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.device.device import Device, check_library
 from rapid_des.device.operators import OperatorModel
-from rapid_des.device.pricing import operator_model
-from rapid_des.device.spec import LEARNED
+from rapid_des.device.pricing import operator_model, operator_source
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import Job, JobTrace, build
 from rapid_des.frontend.build import check_size
@@ -198,8 +197,5 @@ class _Models:
 
     def notes(self) -> tuple[str, ...]:
         """Return what the models have to say after pricing."""
-        if not self._machine.device.spec.operators.startswith(LEARNED):
-            return ()
-        from rapid_des.device.learned import learned_notes
-
-        return learned_notes(self._used)
+        source = operator_source(self._machine.device.spec.operators)
+        return source.notes(self._used) if source is not None else ()

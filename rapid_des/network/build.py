@@ -21,7 +21,6 @@ from rapid_des.network.fabric import (
     with_lanes,
 )
 from rapid_des.network.nodes import find_node
-from rapid_des.network.shapes import SHAPES
 from rapid_des.network.specs import (
     AnyDimension,
     Dimension,
@@ -123,7 +122,7 @@ def _layouts(
 def _block(dimension: AnyDimension, routing: Routing, inner: int) -> Block:
     """Return the block over `inner` times the dimension's own positions."""
     _check_rates(dimension)
-    module, name = SHAPES[str(dimension.__struct_config__.tag)].split(".")
+    module, name = dimension.built_by.split(".")
     build_block: Shape = getattr(import_module(f"rapid_des.network.shapes.{module}"), name)
     if not isinstance(dimension, Switched):
         return build_block(dimension, routing)

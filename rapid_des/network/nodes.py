@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from msgspec import Struct
 
 from rapid_des.errors import TopologyError
 from rapid_des.network.fabric import Fabric
+from rapid_des.network.specs import InfraGraph
 from rapid_des.units import whole_number
 
 _NAMED = re.compile(r"(gpu|nic|switch)?\s*(0|[1-9][0-9]{0,8})\Z")
@@ -33,6 +35,12 @@ class NamedGraph(Struct, frozen=True):
     """The local node of each name: GPUs, then NICs, then switches."""
     nics: int
     edges: list[NamedLink]
+
+
+class GraphReader(Struct, frozen=True):
+    """What an entry point of the group `rapid_des.fabrics` names: it reads the graph file of a dimension."""
+
+    read: Callable[[InfraGraph], NamedGraph]
 
 
 def find_node(fabric: Fabric, text: str | int) -> int:

@@ -1,4 +1,8 @@
-"""The fabric part of a machine file: dimensions, routing, switching, collectives, links."""
+"""The fabric part of a machine file: dimensions, routing, switching, collectives, links.
+
+A shape is a dimension with a tag that is listed in `AnyDimension`. Its `built_by` names the function in
+`rapid_des.network.shapes` that returns its block. Only the modules of shapes that a machine has are imported.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta, structs
 
 from rapid_des.config import Spec
-from rapid_des.network.dcqcn import Dcqcn
+from rapid_des.network.congestion import Congestion, Unheld, Window
 from rapid_des.network.protocol import Protocol
 from rapid_des.units import Bandwidth, Duration, Size
 
@@ -55,6 +59,7 @@ class Dimension(Spec, frozen=True, kw_only=True, tag_field="shape"):
 class Ring(Dimension, frozen=True, kw_only=True, tag="ring"):
     """A cycle, both directions."""
 
+    built_by = "direct.grid"
     size: Count
     """The number of GPUs in the cycle."""
 
@@ -62,6 +67,7 @@ class Ring(Dimension, frozen=True, kw_only=True, tag="ring"):
 class Mesh(Dimension, frozen=True, kw_only=True, tag="mesh"):
     """A grid without wrap-around."""
 
+    built_by = "direct.grid"
     size: Extent
     """The number of GPUs along each axis, innermost first; one number for a line."""
 
@@ -69,6 +75,7 @@ class Mesh(Dimension, frozen=True, kw_only=True, tag="mesh"):
 class Torus(Dimension, frozen=True, kw_only=True, tag="torus"):
     """A grid with wrap-around; an axis of size 2 has one link in each direction."""
 
+    built_by = "direct.grid"
     size: Extent
     """The number of GPUs along each axis, innermost first; one number for a cycle."""
 
@@ -94,6 +101,7 @@ class TwistedTorus(Dimension, frozen=True, kw_only=True, tag="twisted_torus"):
     2023, TPU v4).
     """
 
+    built_by = "twisted.twisted_torus"
     size: Extent
     """The number of GPUs along each axis, innermost first."""
     twists: Annotated[tuple[Twist, ...], Meta(min_length=1)]
@@ -103,6 +111,7 @@ class TwistedTorus(Dimension, frozen=True, kw_only=True, tag="twisted_torus"):
 class KingMesh(Dimension, frozen=True, kw_only=True, tag="king_mesh"):
     """A grid with diagonals: a chess king's moves."""
 
+    built_by = "direct.grid"
     size: Extent
     """The number of GPUs along each axis, innermost first."""
 
@@ -113,6 +122,7 @@ class Hypercube(Dimension, frozen=True, kw_only=True, tag="hypercube"):
     A route corrects one bit after the other, as a torus of axes of two would, in `routing.order`.
     """
 
+    built_by = "direct.hypercube"
     size: Count
     """The number of GPUs; a power of two for a complete cube."""
 
@@ -120,6 +130,7 @@ class Hypercube(Dimension, frozen=True, kw_only=True, tag="hypercube"):
 class FullyConnected(Dimension, frozen=True, kw_only=True, tag="fully_connected"):
     """A link from every position to every other."""
 
+    built_by = "direct.fully_connected"
     size: Count
     """The number of GPUs."""
 
@@ -150,6 +161,8 @@ class Switched(Dimension, frozen=True, kw_only=True):
 class Switch(Switched, frozen=True, kw_only=True, tag="switch"):
     """One switch, a link up and a link down for every endpoint."""
 
+    built_by = "switched.switch"
+
 
 class Clos(Switched, frozen=True, kw_only=True, tag="clos"):
     """Leaves and spines, or pods of them under cores, by their counts.
@@ -158,6 +171,7 @@ class Clos(Switched, frozen=True, kw_only=True, tag="clos"):
     to every spine of its pod. With `pod_leaves`, spine j of every pod links to `cores` switches of its own.
     """
 
+    built_by = "switched.clos"
     leaf_size: Count
     """The number of nodes of one rail at a leaf switch."""
     spines: Count
@@ -177,6 +191,7 @@ class Clos(Switched, frozen=True, kw_only=True, tag="clos"):
 class FatTree(Switched, frozen=True, kw_only=True, tag="fat_tree"):
     """A clos whose counts follow from the switch radix and the oversubscription of the leaves."""
 
+    built_by = "switched.fat_tree"
     levels: Literal[2, 3]
     """The number of levels of switches."""
     radix: Count
@@ -194,6 +209,7 @@ class FatTree(Switched, frozen=True, kw_only=True, tag="fat_tree"):
 class Dragonfly(Switched, frozen=True, kw_only=True, tag="dragonfly"):
     """Groups of fully connected routers, groups joined by global links."""
 
+    built_by = "switched.dragonfly"
     hosts: Count
     """The number of endpoints at a router."""
     routers: Count
@@ -221,6 +237,7 @@ class HyperX(LowDiameter, frozen=True, kw_only=True, tag="hyperx"):
     Minimal routes correct one axis after the other, in `routing.order` (Ahn et al., SC 2009).
     """
 
+    built_by = "low_diameter.hyperx"
     routers: Extent
     """The number of routers along each axis, innermost first; endpoint e is at router e // hosts."""
     cables: Extent = 1
@@ -237,6 +254,7 @@ class SlimFly(LowDiameter, frozen=True, kw_only=True, tag="slim_fly"):
     routes `routing.ecmp` picks (Besta and Hoefler, SC 2014).
     """
 
+    built_by = "low_diameter.slim_fly"
     q: Annotated[int, Meta(ge=3, le=64)]
     """A prime power; router y + q (x + q s) is at (x, y) of subgraph s, endpoint e at router e // hosts."""
     router_link: Rate
@@ -251,6 +269,7 @@ class DragonflyPlus(LowDiameter, frozen=True, kw_only=True, tag="dragonfly_plus"
     and `routing.ecmp` picks one of them (Shpiner et al., HiPINEB 2017; Flajslik et al., ISC 2018, Megafly).
     """
 
+    built_by = "dragonfly_plus.dragonfly_plus"
     leaves: Count
     """The number of leaves in a group."""
     spines: Count
@@ -266,6 +285,7 @@ class DragonflyPlus(LowDiameter, frozen=True, kw_only=True, tag="dragonfly_plus"
 class Graph(Dimension, frozen=True, kw_only=True, tag="graph"):
     """Any graph from an edge-list CSV or NetworkX node-link JSON; rates stated there go first."""
 
+    built_by = "graphs.graph"
     size: Count
     """The number of GPUs that the file must have."""
     file: str
@@ -275,6 +295,7 @@ class Graph(Dimension, frozen=True, kw_only=True, tag="graph"):
 class InfraGraph(Spec, frozen=True, kw_only=True, tag_field="shape", tag="infragraph"):
     """A graph from an InfraGraph file, YAML or JSON: its xpu are the GPUs, in the order of the file."""
 
+    built_by = "graphs.graph"
     name: str
     """The name of the dimension in reports and faults."""
     size: Count
@@ -374,43 +395,6 @@ class Routing(Spec, frozen=True, kw_only=True):
     waypoints: tuple[Waypoint, ...] = ()
     """The pairs of GPUs whose route passes a stated node: as planned to the node, and as planned on from
     there.
-    """
-
-
-class Pause(Spec, frozen=True, kw_only=True):
-    """Priority flow control: a node stops the link over which too much came that waits there (802.1Qbb).
-
-    Parts count as a whole: thresholds of less than a part let one at a time wait. Routes that depend on each
-    other in a circle (`topology check` names them) may stop each other for ever, here as in the world.
-    """
-
-    stop_above: Size
-    """The payload waiting behind a link above which the link is stopped (XOFF)."""
-    go_at: Size
-    """The payload to which it must fall before the link goes on (XON)."""
-
-
-class Congestion(Spec, frozen=True, kw_only=True, tag_field="control"):
-    """A limit on senders: each message has a queue pair, and those of a GPU take turns on its links."""
-
-    pause: Pause | None = None
-    """Whether links stop while too much waits behind them; unset: buffers are unlimited."""
-    dcqcn: Dcqcn | None = None
-    """The rate control by marks at queues; unset: every message is sent at the full rate."""
-
-
-class Unheld(Congestion, frozen=True, kw_only=True, tag="none"):
-    """A message goes on as fast as its first link takes it in its turns."""
-
-
-class Window(Congestion, frozen=True, kw_only=True, tag="window"):
-    """A limit on the unacknowledged bytes of a message.
-
-    It acts between parts: one part of a message is always in transit.
-    """
-
-    bandwidth_delay_products: Annotated[float, Meta(gt=0, le=1024)]
-    """The window as a multiple of the slowest link's rate times the idle round trip, packet times included.
     """
 
 

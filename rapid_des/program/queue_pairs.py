@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rapid_des.arrays import Int32s, Int64s
+from rapid_des.network.congestion import Window
 from rapid_des.network.fabric import Fabric, Routes
 from rapid_des.network.protocol import (
     Hops,
@@ -17,7 +18,7 @@ from rapid_des.network.protocol import (
     units,
     window_bytes,
 )
-from rapid_des.network.specs import Switching, Window
+from rapid_des.network.specs import Switching
 from rapid_des.program.profiles import by_route
 from rapid_des.program.program import HopTable, PauseTable, QueuePairTable, RateTable, TailTable
 from rapid_des.program.services import packets

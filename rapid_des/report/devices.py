@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from rapid_des.device.device import Device
-from rapid_des.device.learned import LearnedFile
 from rapid_des.device.operators import Estimate, Operator
+from rapid_des.learned import LearnedFile
 from rapid_des.report.evidence import measured_topics, sustained_text, validation_text
 from rapid_des.report.tables import Part, Table, columns
 from rapid_des.units import PS_PER_NS, PS_PER_S, PS_PER_US, Duration, FlopRate, Size, seconds, time_text

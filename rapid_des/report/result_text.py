@@ -26,7 +26,7 @@ from rapid_des.report.tables import Part, Plain, Table, columns, share_table
 from rapid_des.units import Duration, Size
 
 if TYPE_CHECKING:
-    from rapid_des.astra.front_door import AstraResult
+    from rapid_des.importers.astra_sim.front_door import AstraResult
     from rapid_des.machine import Machine
 
 _PARTS = {

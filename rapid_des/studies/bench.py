@@ -14,12 +14,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from rapid_des.astra.files import Dialect, Files, NetworkFile, Setup, Shape, SystemFile
-from rapid_des.astra.front_door import replay_traces
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import CollectiveType, TraceSet
 from rapid_des.errors import InputError, RapidDesError
 from rapid_des.frontend import load_job
+from rapid_des.importers.astra_sim.files import Dialect, Files, NetworkFile, Setup, Shape, SystemFile
+from rapid_des.importers.astra_sim.front_door import replay_traces
 from rapid_des.machine import load_machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.processes import Worker
@@ -177,12 +177,12 @@ CASES: Mapping[str, Case] = {
         partial(_job, "llama3_1_70b_train_64", "torus2d_ring_a100_64", "flattened"), 8756022424138
     ),
     "llama70b_64_hierarchical": Case(
-        partial(_job, "llama3_1_70b_train_64", "torus2d_ring_a100_64", "hierarchical"), 8756291023938
+        partial(_job, "llama3_1_70b_train_64", "torus2d_ring_a100_64", "hierarchical"), 8756291024333
     ),
-    "llama70b_64_hierarchical_1000": Case(partial(_configurations, 10, 20, 5), 5929899155344840, large=True),
+    "llama70b_64_hierarchical_1000": Case(partial(_configurations, 10, 20, 5), 5929899155760840, large=True),
     "llama405b_16384_hierarchical": Case(
         partial(_job, "llama3_1_405b_train_16384", "dgx_h100_x8", "hierarchical", nodes=2048),
-        8389374204223,
+        8753315241015,
         large=True,
     ),
     **{
@@ -198,7 +198,7 @@ CASES: Mapping[str, Case] = {
             finish,
             large=True,
         )
-        for gpus, finish in {131_072: 8452271349395, 1_048_576: 8577843028011}.items()
+        for gpus, finish in {131_072: 8734030254523, 1_048_576: 8577843028231}.items()
     },
 }
 

@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.config import Document
-from rapid_des.device.spec import LEARNED
+from rapid_des.device.spec import operator_file
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import Job, load_job
 from rapid_des.inputs import LEARNED_FILE, read_input
@@ -173,11 +173,9 @@ def _machine_content(machine: Machine) -> str:
     links = hashlib.sha256(b"".join(column.tobytes() for column in columns)).hexdigest()
     device = machine.device.as_spec()
     learned = ""
-    if device.operators.startswith(LEARNED):
-        file = Path(device.operators.removeprefix(LEARNED))
-        learned, device = (
-            hashlib.sha256(read_input(file, LEARNED_FILE)).hexdigest(),
-            structs.replace(device, operators=LEARNED),
-        )
+    source, file = operator_file(device.operators)
+    if file:
+        learned = f"{source} {hashlib.sha256(read_input(Path(file), LEARNED_FILE)).hexdigest()}"
+        device = structs.replace(device, operators="native")
     stated = structs.replace(spec, name="", device=device, fabric=shapes)
     return content((stated, links, learned))

@@ -14,12 +14,12 @@ import pytest
 from rapid_des.chakra import files, json_forms
 from rapid_des.chakra.groups import load_groups
 from rapid_des.chakra.source import discover
-from rapid_des.device.learned import load_learned
-from rapid_des.device.learned.regressors import Forest
 from rapid_des.errors import ConfigError, InputError, TraceError
+from rapid_des.importers.infragraph.expansion import Expansion, read
 from rapid_des.inputs import TRACE, read_input, unpack_input
+from rapid_des.learned import load_learned
+from rapid_des.learned.regressors import Forest
 from rapid_des.network.collectives.algorithm_files import load_algorithm
-from rapid_des.network.infragraph.expansion import Expansion, read
 from rapid_des.units import whole_number
 from tests.cli.shell import call, refused
 from validation.hostile.campaign import Outcome, inputs, run

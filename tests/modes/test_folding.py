@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from rapid_des.astra import lower as lower_astra
-from rapid_des.astra.files import Files, NetworkFile, Setup, SystemFile
 from rapid_des.chakra.trace import CollectiveType
+from rapid_des.importers.astra_sim import lower as lower_astra
+from rapid_des.importers.astra_sim.files import Files, NetworkFile, Setup, SystemFile
 from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.modes.symmetry import Budget, fold
 from rapid_des.program.lowering import lower

@@ -1,4 +1,5 @@
 import json
+from importlib import import_module
 
 import pytest
 from click.testing import CliRunner
@@ -7,7 +8,7 @@ from rapid_des.cli.validate import validate as command
 from rapid_des.errors import InputError
 from rapid_des.report.study_text import validation_report
 from rapid_des.report.tables import text
-from validation import DataFolder, open_folder, validate
+from validation import PROVIDERS, DataFolder, open_folder, validate
 from validation.measurements import CHECKOUT_DATA
 
 HEADER = "gpu,op,dtype,M,N,K,time_us,framework,kernel,case_id,tflops,source\n"
@@ -69,6 +70,14 @@ def test_pictures_are_drawn(folder, tmp_path):
     )
     assert result.exit_code == 0
     assert [path.suffix for path in (tmp_path / "p").iterdir()] == [".png"]
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_topics_of_a_provider_start_as_the_table_says(provider):
+    module, function = provider.split(":")
+    topics = getattr(import_module(f"validation.{module}"), function)(open_folder(None))
+    strange = [topic.name for topic in topics if not topic.name.startswith(PROVIDERS[provider])]
+    assert strange == []
 
 
 @pytest.mark.skipif(not CHECKOUT_DATA.is_dir(), reason="the data ships with a checkout only")

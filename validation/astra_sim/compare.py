@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rapid_des.astra import Files, replay_astra
 from rapid_des.errors import RapidDesError
+from rapid_des.importers.astra_sim import Files, replay_astra
 from rapid_des.values import astuple, fields
 
 PRINTED = re.compile(r"sys\[(\d+)\] finished, (\d+) cycles")

@@ -14,9 +14,10 @@ import numpy as np
 
 from rapid_des.arrays import Int32s, Int64s
 from rapid_des.engines import compiled as engine
+from rapid_des.network.congestion import Unheld, Window
 from rapid_des.network.fabric import Fabric, Routes
 from rapid_des.network.protocol import Protocol, acknowledgement_time, effective_bandwidth, fluid_service
-from rapid_des.network.specs import Switching, Unheld, Window
+from rapid_des.network.specs import Switching
 from rapid_des.program.program import (
     NONE,
     FluidTable,

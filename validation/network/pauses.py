@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from rapid_des.network.specs import Pause, Switching, Unheld, Window
+from rapid_des.network.congestion import Pause, Unheld, Window
+from rapid_des.network.specs import Switching
 from rapid_des.units import Size
 from validation.measurements import DataFolder, Record
 from validation.network.messages import (

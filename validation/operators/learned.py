@@ -15,8 +15,8 @@ from functools import partial
 
 import numpy as np
 
-from rapid_des.device.learned.fit import fit_regressor
 from rapid_des.errors import InputError
+from rapid_des.learned.fit import fit_regressor
 from validation.measurements import DataFolder, Record
 from validation.scoring import Row, Topic
 

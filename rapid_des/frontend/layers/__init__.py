@@ -1,56 +1,27 @@
 """Layer kinds: what a model's layers are made of.
 
 A layer is a mixer, which lets positions see one another, and a feed-forward, which works on each alone. A new
-kind is a module here with a class that follows `Mixer` or `Sublayer` (see `layer.py`), and its line below;
-operator lists, prices, traces, memory and parameter counts follow from what the class says.
+kind is a module here with a class that follows `Mixer` or `Sublayer` (see `layer.py`), and its spec in
+`layer_spec`; operator lists, prices, traces, memory and parameter counts follow from what the class says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import lru_cache
+from importlib import import_module
 from typing import Any
 
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.layer_spec import (
-    AbsentSpec,
-    AttentionSpec,
-    ExpertsSpec,
-    FeedForward,
-    FeedForwardSpec,
-    GatedDeltaSpec,
-    LatentAttentionSpec,
-    MambaSpec,
-)
+from rapid_des.frontend.layer_spec import FeedForward
 from rapid_des.frontend.layer_spec import Mixer as AnyMixer
-from rapid_des.frontend.layers.delta import gated_delta
-from rapid_des.frontend.layers.latent import latent_attention
-from rapid_des.frontend.layers.layer import Absent, Layer, Mixer, Parameters, Sublayer
-from rapid_des.frontend.layers.mamba import mamba
-from rapid_des.frontend.layers.mixture import mixture_of_experts
-from rapid_des.frontend.layers.transformer import dense_feed_forward, grouped_query_attention
+from rapid_des.frontend.layers.layer import Layer, Mixer, Parameters, Sublayer
 from rapid_des.frontend.spec import ModelSpec
-
-MIXERS: Mapping[type, Callable[[Any, ModelSpec, str], Mixer]] = {
-    AttentionSpec: grouped_query_attention,
-    LatentAttentionSpec: latent_attention,
-    MambaSpec: mamba,
-    GatedDeltaSpec: gated_delta,
-    AbsentSpec: lambda *_: Absent(),
-}
-FEED_FORWARDS: Mapping[type, Callable[[Any, ModelSpec, str], Sublayer]] = {
-    FeedForwardSpec: dense_feed_forward,
-    ExpertsSpec: mixture_of_experts,
-    AbsentSpec: lambda *_: Absent(),
-}
-"""By the spec in the model file: how its kind is made of (spec, model, file name for errors)."""
 
 
 @lru_cache(maxsize=256)
 def layer_of(model: ModelSpec, attention: AnyMixer, feed_forward: FeedForward, file: str) -> Layer:
     """Return a layer of its halves; a `ConfigError` names dimensions that do not fit, or what lacks."""
-    mixer = MIXERS[type(attention)](attention, model, file)
-    half = FEED_FORWARDS[type(feed_forward)](feed_forward, model, file)
+    mixer, half = (_half(spec, model, file) for spec in (attention, feed_forward))
     layer = Layer(mixer, half, model.norms, model.block)
     least = 1 if model.block == "sequential" else 2
     if len(layer.halves) < least:
@@ -61,4 +32,10 @@ def layer_of(model: ModelSpec, attention: AnyMixer, feed_forward: FeedForward, f
     return layer
 
 
-__all__ = ["FEED_FORWARDS", "MIXERS", "Layer", "Mixer", "Parameters", "Sublayer", "layer_of"]
+def _half(spec: AnyMixer | FeedForward, model: ModelSpec, file: str) -> Any:
+    """Return a half of a layer, made by the function that its spec names."""
+    module, name = spec.made_by.split(".")
+    return getattr(import_module(f"{__name__}.{module}"), name)(spec, model, file)
+
+
+__all__ = ["Layer", "Mixer", "Parameters", "Sublayer", "layer_of"]

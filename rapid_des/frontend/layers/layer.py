@@ -147,6 +147,11 @@ class Absent(Struct, frozen=True):
         return operations.last
 
 
+def absent(*_: object) -> Absent:
+    """Return the half of a layer that has only the other one."""
+    return Absent()
+
+
 class Layer(Struct, frozen=True):
     """One layer: mixer and feed-forward, each with its norms, and their additions to the residual stream.
 

@@ -17,9 +17,9 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.config.documents import read_text
 from rapid_des.config.texts import parse_json
 from rapid_des.errors import ConfigError, FabricCutError
+from rapid_des.extensions import FABRICS, find
 from rapid_des.network.fabric import Block, Wires, block
-from rapid_des.network.infragraph import read_infragraph
-from rapid_des.network.nodes import NamedGraph, NamedLink
+from rapid_des.network.nodes import GraphReader, NamedGraph, NamedLink
 from rapid_des.network.paths import UNREACHED, compressed, levels, pick
 from rapid_des.network.specs import Graph, InfraGraph, Routing
 from rapid_des.units import Bandwidth, Duration
@@ -32,7 +32,10 @@ _COLUMNS = ("source", "destination", "bandwidth", "latency", "direction")
 
 def graph(dimension: Graph | InfraGraph, routing: Routing) -> Block:
     """Return the graph of a file; its GPUs are positions, then come its NICs and switches."""
-    read = read_graph(dimension) if isinstance(dimension, Graph) else read_infragraph(dimension)
+    if isinstance(dimension, Graph):
+        read = read_graph(dimension)
+    else:
+        read = find(FABRICS, "infragraph", GraphReader).read(dimension)
     nodes, edges = read.nodes, read.edges
     ends = np.array([(nodes[edge.source], nodes[edge.destination]) for edge in edges], np.int64).reshape(
         -1, 2

@@ -1,0 +1,177 @@
+"""A trace set and ASTRA-sim's files to a program: what that simulator would do, in our own terms."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from math import prod
+
+import numpy as np
+
+from rapid_des.chakra.groups import DIMENSIONS, WORLD
+from rapid_des.chakra.trace import NodeTable, RankTrace, TraceSet
+from rapid_des.errors import TraceError
+from rapid_des.importers.astra_sim.algorithms import PhaseTemplates
+from rapid_des.importers.astra_sim.collectives import Scope
+from rapid_des.importers.astra_sim.files import MemoryFile, Setup
+from rapid_des.importers.astra_sim.ranks import IssueOrder, issue_order, lower_rank
+from rapid_des.importers.astra_sim.topology import AstraNetwork, astra_hop_table, network_of
+from rapid_des.program.groups import Channel, GroupTable, SlotTable
+from rapid_des.program.lowering import Lowered
+from rapid_des.program.program import HopTable, Program, RankProgram
+from rapid_des.units import PS_PER_NS
+from rapid_des.values import replace
+
+
+def lower(traces: TraceSet, setup: Setup) -> Lowered:
+    """Return the program; errors name the file, or the rank and node, that is wrong."""
+    return lower_with_network(traces, setup)[0]
+
+
+def lower_with_network(traces: TraceSet, setup: Setup) -> tuple[Lowered, AstraNetwork]:
+    """Return the program and the network that it runs on; see `lower`."""
+    _check_ranks(traces, prod(setup.network.npus_count), str(setup.files.network))
+    network = network_of(setup.network, setup.files.network)
+    traces = _with_groups(traces, setup, network.gpus)
+    templates = PhaseTemplates(setup)
+    table = GroupTable(traces, network)
+    programs = _Programs(setup, templates, traces.groups, network.gpus)
+    bindings = tuple(
+        table.bind(position, *programs.of(trace, number))
+        for position, (trace, number) in enumerate(zip(traces.ranks, traces.table_numbers(), strict=True))
+    )
+    routed = table.routed(templates.numbered, both_directions=False)
+    hops = astra_hop_table(network, templates.sizes.all())
+    memories = np.full(routed.links - len(network.fabric), len(network.bandwidth), np.int32)
+    program = Program(
+        bindings=bindings,
+        programs=tuple(programs.distinct),
+        groups=routed.groups,
+        templates=templates.numbered,
+        hops=_with_memory(hops, setup.memory) if len(memories) else hops,
+        route_starts=routed.routes.starts,
+        route_links=routed.routes.links.astype(np.int32, copy=False),
+        route_class=np.append(network.service_class, memories).astype(np.int32)[routed.routes.links],
+        links=routed.links,
+    )
+    return Lowered(program, traces), network
+
+
+def _check_ranks(traces: TraceSet, npus: int, file: str) -> None:
+    ranks = [trace.rank for trace in traces.ranks]
+    wrong = next((position for position, rank in enumerate(ranks) if rank != position), len(ranks))
+    if wrong != npus or len(ranks) != npus:
+        what = f"a trace for rank {ranks[npus]}" if wrong >= npus else f"no trace for rank {wrong}"
+        raise TraceError(f"{file}: {npus} NPUs, but {what}; allowed: one trace for each")
+
+
+def _with_groups(traces: TraceSet, setup: Setup, gpus: int) -> TraceSet:
+    """Return the traces with the groups as that simulator resolves their names.
+
+    A name is a number in the groups' file, else what the trace defines, as the reader does dimensions:
+    "dimensions:1,0#2" is the third group along the innermost of two. A group of all ranks is the world in
+    the order of their ids. The last slot of every rank is the world, for collectives that name no group.
+    """
+    names = sorted({name for trace in traces.ranks for name in trace.groups})
+    everyone = tuple(range(gpus))
+    world = {"", WORLD} | ({"0"} if setup.dialect == "stock" else set())
+    world |= {name for name in names if name.startswith(DIMENSIONS) and all(_flags(name))}
+    groups = {WORLD: everyone}
+    for name in names:
+        ranks = everyone if name in world else _ranks_of(name, traces, setup)
+        if not ranks or max(ranks) >= gpus:
+            allowed = f"at least one rank, 0 to {gpus - 1}"
+            raise TraceError(f"process group {name!r}: {ranks}; allowed: {allowed}")
+        groups[name] = everyone if len(ranks) == gpus else ranks
+
+    def slots(trace: RankTrace) -> tuple[str, ...]:
+        return (*(WORLD if name in world else name for name in trace.groups), WORLD)
+
+    ranks_of = tuple(replace(trace, groups=slots(trace)) for trace in traces.ranks)
+    return replace(traces, ranks=ranks_of, groups=groups)
+
+
+def _ranks_of(name: str, traces: TraceSet, setup: Setup) -> tuple[int, ...]:
+    stated: Mapping[str, tuple[int, ...]] = {str(number): ranks for number, ranks in setup.groups.items()}
+    if name in stated:
+        return stated[name]
+    if name in traces.groups:
+        return traces.groups[name]
+    where = setup.files.groups or "the trace"
+    raise TraceError(f"{where}: process group {name!r} is not defined; state it with --astra-groups")
+
+
+def _flags(name: str) -> tuple[bool, ...]:
+    flags = name.removeprefix(DIMENSIONS).partition("#")[0]
+    return tuple(flag == "1" for flag in flags.split(","))
+
+
+class _Programs:
+    """Rank programs, each lowered once for all ranks that run the same nodes in groups of the same kinds."""
+
+    def __init__(
+        self, setup: Setup, templates: PhaseTemplates, groups: Mapping[str, tuple[int, ...]], gpus: int
+    ) -> None:
+        self._setup, self._templates = setup, templates
+        self._groups = groups
+        self._gpus = gpus
+        self._numbers: dict[object, tuple[int, SlotTable]] = {}
+        self._digests: dict[int, bytes] = {}
+        self.distinct: list[RankProgram] = []
+
+    def of(self, trace: RankTrace, table: int) -> tuple[int, SlotTable]:
+        """Return the number of a rank's program, and what its slots are, given the number of its table."""
+        scopes = tuple(map(self._scope, trace.groups))
+        digest = self._digests.get(table)
+        order = issue_order(trace.nodes) if digest is None else None
+        if order is not None:
+            digest = self._digests[table] = _digest(trace.nodes, order)
+        key = (digest, scopes)
+        if key not in self._numbers:
+            program, slots = lower_rank(
+                self._setup, self._templates, trace, order or issue_order(trace.nodes), scopes
+            )
+            self._numbers[key] = len(self.distinct), slots
+            self.distinct.append(program)
+        number, slots = self._numbers[key]
+        self._check_peers(trace, slots)
+        return number, slots
+
+    def _scope(self, name: str) -> Scope:
+        if len(self._groups[name]) == self._gpus:
+            return Scope()
+        if name.startswith(DIMENSIONS):
+            return Scope(dimensions=_flags(name))
+        return Scope(members=len(self._groups[name]))
+
+    def _check_peers(self, trace: RankTrace, slots: SlotTable) -> None:
+        for slot in slots.slots:
+            peer = trace.peers[slot.peer] if isinstance(slot, Channel) else None
+            if peer is not None and (peer == trace.rank or not 0 <= peer < self._gpus):
+                allowed = f"another rank from 0 to {self._gpus - 1}"
+                raise TraceError(f"rank {trace.rank}: a message to or from rank {peer}; allowed: {allowed}")
+
+
+def _digest(nodes: NodeTable, order: IssueOrder) -> bytes:
+    """Return a fingerprint of all that lowering reads of a table, ids by their order only."""
+    columns = (
+        order.position, nodes.kind, nodes.duration, nodes.size, nodes.collective, nodes.group, nodes.peer,
+        nodes.tag, nodes.flops, nodes.tensor_bytes, nodes.on_cpu, nodes.dependency_starts, nodes.dependencies,
+    )  # fmt: skip
+    digest = hashlib.blake2b(digest_size=16)
+    for column in columns:
+        digest.update(np.ascontiguousarray(column).tobytes())
+    return digest.digest()
+
+
+def _with_memory(hops: HopTable, memory: MemoryFile | None) -> HopTable:
+    """Add remote memory as the last service class: latency + trunc(bytes / rate) ns, one use at a time."""
+    assert memory is not None and memory.remote_mem_bw is not None
+    time = np.trunc(memory.remote_mem_latency + np.trunc(hops.bytes / memory.remote_mem_bw))
+    occupancy = np.maximum(time.astype(np.int64) * PS_PER_NS, 1)[:, None]
+    return HopTable(
+        occupancy=np.hstack((hops.occupancy, occupancy)),
+        head=np.hstack((hops.head, occupancy)),
+        lag=np.hstack((hops.lag, np.zeros_like(occupancy))),
+        bytes=hops.bytes,
+    )

@@ -1,0 +1,269 @@
+"""A node table of a trace to a rank program, by that simulator's rules of who runs what for how long.
+
+A rank serves at once one operator of the CPU, one of the GPU and one of communication, always the ready one
+of the smallest node id. Receives take no server.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from math import prod
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from rapid_des.arrays import Bools, Int64s
+from rapid_des.chakra.trace import CollectiveType, NodeKind, NodeTable, RankTrace
+from rapid_des.errors import ConfigError, TraceError
+from rapid_des.importers.astra_sim.algorithms import PhaseTemplates
+from rapid_des.importers.astra_sim.collectives import CollectiveExpansions, Scope
+from rapid_des.importers.astra_sim.files import MemoryFile, Setup
+from rapid_des.importers.astra_sim.phases import A2A, AG, AR, LONGEST_S, RS
+from rapid_des.program.builders import NodeVisits, expanded_program
+from rapid_des.program.groups import Channel, Memory, SlotNumbers, SlotTable
+from rapid_des.program.program import NONE, Level, RankProgram, VisitKind
+from rapid_des.units import PS_PER_NS
+
+CPU, GPU, COMMUNICATION = 0, 1, 2
+_STREAMS = 3
+
+_SIMULATED = (int(AR), int(AG), int(RS), int(A2A))
+_BROADCAST = int(CollectiveType.BROADCAST)
+_COMPUTE, _COLLECTIVE = int(NodeKind.COMPUTE), int(NodeKind.COLLECTIVE)
+_SEND, _RECV = int(NodeKind.SEND), int(NodeKind.RECV)
+_MEMORY = (int(NodeKind.MEM_LOAD), int(NodeKind.MEM_STORE))
+_COMMUNICATES = (_SEND, _RECV, _COLLECTIVE, *_MEMORY)
+
+
+class IssueOrder(Struct, frozen=True):
+    """In which order a rank prefers its nodes, and in which it would issue them if all took equal time."""
+
+    position: Int64s
+    """[node, by ascending id] its place in the order."""
+    nodes: Int64s
+    """The nodes by ascending id among those whose dependencies are done. This order numbers messages that are
+    otherwise equal, and gives collectives their queues."""
+
+
+def issue_order(nodes: NodeTable) -> IssueOrder:
+    """Return the orders of a node table."""
+    count = len(nodes)
+    ascending = np.argsort(nodes.ids, kind="stable").astype(np.int64)
+    by_id = np.empty(count, np.int64)
+    by_id[ascending] = np.arange(count)
+    waiting = np.repeat(np.arange(count), np.diff(nodes.dependency_starts))
+    if (by_id[nodes.dependencies] < by_id[waiting]).all():
+        return IssueOrder(by_id, ascending)
+    return IssueOrder(by_id, _earliest_ids_first(nodes, by_id, ascending, waiting))
+
+
+def _earliest_ids_first(nodes: NodeTable, by_id: Int64s, ascending: Int64s, waiting: Int64s) -> Int64s:
+    count = len(nodes)
+    order = np.argsort(nodes.dependencies, kind="stable")
+    followers = np.split(waiting[order], np.cumsum(np.bincount(nodes.dependencies, minlength=count))[:-1])
+    missing = np.diff(nodes.dependency_starts).tolist()
+    positions = by_id.tolist()
+    free = [position for position, node in enumerate(ascending.tolist()) if missing[node] == 0]
+    issued = []
+    while free:
+        node = int(ascending[heapq.heappop(free)])
+        issued.append(node)
+        for follower in followers[node].tolist():
+            missing[follower] -= 1
+            if missing[follower] == 0:
+                heapq.heappush(free, positions[follower])
+    rest = [node for node in ascending.tolist() if missing[node]]
+    return np.array(issued + rest, np.int64)
+
+
+def lower_rank(
+    setup: Setup, templates: PhaseTemplates, trace: RankTrace, order: IssueOrder, groups: Sequence[Scope]
+) -> tuple[RankProgram, SlotTable]:
+    """Return the program of a rank's table, whose group slots mean `groups`, the last the world."""
+    return _Rank(setup, templates, trace, groups).lower(order)
+
+
+class _Rank:
+    def __init__(
+        self, setup: Setup, templates: PhaseTemplates, trace: RankTrace, groups: Sequence[Scope]
+    ) -> None:
+        self.setup, self.templates, self.groups = setup, templates, groups
+        self.nodes, self.name = trace.nodes, f"rank {trace.rank}"
+        self.slots = SlotNumbers()
+        self.expansions = CollectiveExpansions(setup, templates, self.slots, first_queue=_STREAMS)
+        self.visits = NodeVisits(self.nodes)
+
+    def lower(self, order: IssueOrder) -> tuple[RankProgram, SlotTable]:
+        """Fill in the visits of each kind of node."""
+        nodes = self.nodes
+        on_cpu = nodes.on_cpu & _among(nodes.kind, _COMMUNICATES)
+        _refuse(nodes, on_cpu, "communicates on the CPU", self.name)
+        self._compute()
+        if self.setup.system.replay_only:
+            self._replayed()
+        else:
+            self._collectives(order.nodes)
+            self._messages(order.nodes)
+            self._memory()
+        self.visits.priority[:] = order.position
+        queues = len(self.setup.network.npus_count) * self.setup.queues
+        capacity = np.repeat(np.array([1, self.expansions.capacity], np.int32), [_STREAMS, queues])
+        level = np.repeat(np.array([Level.STREAM, Level.SLOT], np.int8), [_STREAMS, queues])
+        program = expanded_program(
+            self.visits, self.expansions.distinct, server_capacity=capacity, server_level=level
+        )
+        return program, self.slots.table()
+
+    def _serve(self, which: Bools, server: int | NDArray[np.int32], work: Int64s) -> None:
+        self.visits.kind[which] = int(VisitKind.COMPUTE)
+        self.visits.server[which] = server
+        self.visits.work[which] = work
+
+    def _compute(self) -> None:
+        nodes, system = self.nodes, self.setup.system
+        computes = nodes.kind == _COMPUTE
+        if not computes.any():
+            return
+        modelled = computes & ~nodes.on_cpu & bool(system.roofline_enabled and not system.replay_only)
+        stated = computes & ~modelled
+        server = np.where(nodes.on_cpu, CPU, GPU).astype(np.int32)
+        self._serve(stated, server[stated], _durations(nodes)[stated])
+        real = modelled & (nodes.tensor_bytes > 0)
+        if real.any():
+            self._serve(real, GPU, self._roofline(real))
+
+    def _roofline(self, which: Bools) -> Int64s:
+        """Return the service times of operators whose rate memory or arithmetic bounds; whole nanoseconds."""
+        system, nodes = self.setup.system, self.nodes
+        flops = np.maximum(nodes.flops[which], 0).astype(np.float64)
+        intensity = flops / nodes.tensor_bytes[which]
+        assert system.peak_perf is not None
+        rate = np.minimum(system.local_mem_bw * 1e9 * intensity, system.peak_perf * 1e12)
+        seconds = np.divide(flops, rate, out=np.zeros_like(flops), where=rate > 0)
+        late = which.copy()
+        late[which] = seconds > LONGEST_S
+        reason = f"takes longer than {LONGEST_S} s (30 days) by peak-perf and local-mem-bw"
+        _refuse(nodes, late, reason, self.name)
+        return np.trunc(seconds * 1e9).astype(np.int64) * PS_PER_NS
+
+    def _replayed(self) -> None:
+        """Let communication take its recorded time."""
+        which = _among(self.nodes.kind, _COMMUNICATES)
+        self._serve(which, COMMUNICATION, _durations(self.nodes)[which])
+        receives = self.nodes.kind == _RECV
+        self.visits.server[receives] = NONE
+
+    def _collectives(self, issued: Int64s) -> None:
+        nodes = self.nodes
+        collectives = nodes.kind == _COLLECTIVE
+        if not collectives.any():
+            return
+        recorded = collectives & (nodes.collective == _BROADCAST)
+        self._serve(recorded, COMMUNICATION, _durations(nodes)[recorded])
+        simulated = collectives & _among(nodes.collective, _SIMULATED)
+        unknown = collectives & ~recorded & ~simulated
+        _refuse(nodes, unknown, "is a collective that ASTRA-sim does not have", self.name)
+        for node in issued[simulated[issued]].tolist():
+            self._named(node, self._collective)
+
+    def _collective(self, node: int) -> None:
+        nodes = self.nodes
+        group = int(nodes.group[node])
+        group = len(self.groups) - 1 if group == NONE else group
+        self.visits.server[node] = COMMUNICATION
+        self.visits.expansion[node] = self.expansions.next(
+            collective=CollectiveType(int(nodes.collective[node])),
+            size=int(nodes.size[node]),
+            group=group,
+            scope=self.groups[group],
+        )
+
+    def _messages(self, issued: Int64s) -> None:
+        nodes = self.nodes
+        messages = _among(nodes.kind, (_SEND, _RECV))
+        _refuse(nodes, messages & (nodes.peer == NONE), "names no rank to talk to", self.name)
+        _refuse(nodes, messages & (nodes.size < 1), "is an empty message", self.name)
+        if not messages.any():
+            return
+        self.visits.kind[messages] = int(VisitKind.MEMBER)
+        sends = nodes.kind == _SEND
+        self.visits.server[sends] = COMMUNICATION
+        chosen = issued[messages[issued]]
+        sizes, tags = nodes.size[chosen].tolist(), nodes.tag[chosen].tolist()
+        ends = list(zip(nodes.peer[chosen].tolist(), sends[chosen].tolist(), strict=True))
+        slots = {end: self.slots.number(Channel(end[0], None, end[1])) for end in dict.fromkeys(ends)}
+        slot = [slots[end] for end in ends]
+        template = list(map(self.templates.message, sizes))
+        sub = list(map(self.templates.channel, tags, sizes))
+        for slot_and_template in set(zip(slot, template, strict=True)):
+            self.slots.use(*slot_and_template)
+        self.visits.slot[chosen] = slot
+        self.visits.template[chosen] = template
+        self.visits.occurrence[chosen] = _occurrences(zip(slot, sub, strict=True))
+        self.visits.sub[chosen] = sub
+
+    def _memory(self) -> None:
+        nodes = self.nodes
+        moves = np.flatnonzero(_among(nodes.kind, _MEMORY))
+        if not len(moves):
+            return
+        memory = self.setup.memory
+        if memory is None or memory.memory_type == "NO_MEMORY_EXPANSION":
+            node = int(nodes.ids[moves[0]])
+            raise TraceError(f"{self.name}: node {node} uses remote memory; state one with --astra-memory")
+        slot = self.slots.number(Memory(self._sharers(memory)))
+        self.visits.kind[moves] = int(VisitKind.MEMBER)
+        self.visits.server[moves] = COMMUNICATION
+        self.visits.slot[moves] = slot
+        for node in moves.tolist():
+            template = self.templates.visit(int(nodes.size[node]))
+            self.visits.template[node] = self.slots.use(slot, template)
+
+    def _sharers(self, memory: MemoryFile) -> int:
+        """Return how many neighbouring ranks share a remote memory."""
+        sharers = {"PER_NPU_MEMORY_EXPANSION": 1, "PER_NODE_MEMORY_EXPANSION": memory.num_npus_per_node}
+        return sharers.get(memory.memory_type) or prod(self.setup.network.npus_count)
+
+    def _named(self, node: int, action: Callable[[int], None]) -> None:
+        try:
+            action(node)
+        except ConfigError as error:
+            raise ConfigError(f"{error} ({self.name}, node {int(self.nodes.ids[node])})") from None
+
+
+def _occurrences(keys: Iterable[tuple[int, int]]) -> list[int]:
+    """Return for each key the number of equal keys before it.
+
+    >>> _occurrences([(0, 1), (0, 2), (0, 1)])
+    [0, 0, 1]
+    """
+    counts: dict[tuple[int, int], int] = {}
+    occurrences = []
+    for key in keys:
+        count = counts.get(key, 0)
+        counts[key] = count + 1
+        occurrences.append(count)
+    return occurrences
+
+
+def _among(column: NDArray[np.int8], values: Sequence[int]) -> Bools:
+    """Return which entries are one of `values`; much faster on short columns than numpy's own."""
+    among: Bools = column == values[0]
+    for value in values[1:]:
+        among |= column == value
+    return among
+
+
+def _durations(nodes: NodeTable) -> Int64s:
+    """Return recorded times in whole nanoseconds; nothing recorded is one nanosecond, as there."""
+    return np.maximum(nodes.duration // PS_PER_NS, 1) * PS_PER_NS
+
+
+def _refuse(nodes: NodeTable, which: Bools, reason: str, rank: str) -> None:
+    wrong = np.flatnonzero(which)
+    if len(wrong):
+        node = int(wrong[0])
+        name = nodes.names[int(nodes.name[node])]
+        raise TraceError(f"{rank}: node {int(nodes.ids[node])} ({name}) {reason}")

@@ -1,0 +1,153 @@
+"""`config.json` of Hugging Face to a model file: parameters as the checkpoint has them, unknown keys refused.
+
+Each architecture is a function that reads its keys and returns what a model file holds; defaults are those of
+the architecture's configuration class in transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from rapid_des.config import to_tree, to_yaml
+from rapid_des.config.documents import read_text
+from rapid_des.config.texts import parse_json
+from rapid_des.errors import ConfigError
+from rapid_des.frontend.loading import load_model
+from rapid_des.frontend.model import Model
+from rapid_des.importers import Importer
+from rapid_des.importers.hugging_face import gemma, gpt, hybrid, llama, multimodal
+from rapid_des.importers.hugging_face.ignored import OF_CONFIGS
+from rapid_des.importers.keys import Ignored, Keys, Outcomes, bounded, by_reason, commented
+
+Tree = dict[str, Any]
+Architecture = Callable[[Keys], Tree]
+
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": llama.llama,
+    "llama4": multimodal.llama4_with_images,
+    "llama4_text": multimodal.llama4,
+    "mistral": llama.mistral,
+    "mistral3": multimodal.mistral3,
+    "mixtral": llama.mixtral,
+    "qwen2": llama.qwen2,
+    "qwen2_moe": llama.qwen2_moe,
+    "qwen3": llama.qwen3,
+    "qwen3_moe": llama.qwen3_moe,
+    "qwen3_next": hybrid.qwen3_next,
+    "qwen3_5": multimodal.qwen3_5_with_images,
+    "qwen3_5_text": hybrid.qwen3_5,
+    "qwen3_5_moe": multimodal.qwen3_5_moe_with_images,
+    "qwen3_5_moe_text": hybrid.qwen3_next,
+    "deepseek_v2": llama.deepseek,
+    "deepseek_v3": llama.deepseek_v3,
+    "kimi_k2": llama.deepseek_v3,
+    "gpt2": gpt.gpt2,
+    "gpt_oss": llama.gpt_oss,
+    "gpt_neox": gpt.gpt_neox,
+    "opt": gpt.opt,
+    "phi": gpt.phi,
+    "phi3": llama.phi3,
+    "starcoder2": gpt.starcoder2,
+    "falcon": gpt.falcon,
+    "cohere": llama.cohere,
+    "cohere2": llama.cohere2,
+    "gemma": gemma.gemma,
+    "gemma2": gemma.gemma2,
+    "gemma3": multimodal.gemma3_with_images,
+    "gemma3_text": gemma.gemma3,
+    "glm": llama.glm,
+    "glm4": llama.glm4,
+    "glm4_moe": llama.glm4_moe,
+    "granite": llama.llama,
+    "granitemoe": llama.granitemoe,
+    "granitemoehybrid": hybrid.granite,
+    "mamba2": hybrid.mamba2,
+    "nemotron_h": hybrid.nemotron_h,
+    "olmo": llama.olmo,
+    "olmo2": llama.olmo2,
+    "olmo3": llama.olmo3,
+    "olmoe": llama.olmoe,
+    "seed_oss": llama.seed_oss,
+    "smollm3": llama.smollm3,
+}
+"""The importing functions by `model_type`."""
+
+
+class Imported(Struct, frozen=True):
+    """A model and where it was imported from."""
+
+    model: Model
+    architecture: str
+    """The `model_type` of the config."""
+    notes: tuple[str, ...]
+    """What the imported file implies and the model file does not say."""
+    ignored: tuple[Ignored, ...]
+    """The keys that change nothing, each with the reason."""
+
+    @property
+    def summary(self) -> str:
+        """The architecture and its parameters."""
+        return f"{self.architecture}, {self.model.parameters:,} parameters"
+
+    def as_yaml(self) -> str:
+        """Return the text of a model file."""
+        head = commented((self.summary, *self.notes, *by_reason(self.ignored)))
+        return head + to_yaml(self.model.spec, brief=True)
+
+    def files(self, name: str) -> Mapping[str, str]:
+        """Return the model file."""
+        return {f"{name}.yaml": self.as_yaml()}
+
+    def as_json(self) -> Tree:
+        """Return the model and its parameters as plain data."""
+        model = to_tree(self.model.spec, "model")
+        return {"architecture": self.architecture, "parameters": self.model.parameters, "model": model}
+
+
+def import_hugging_face(path: str | Path, *, ignore: Collection[str] = ()) -> Imported:
+    """Return the model of a config.json, or of the one in a folder; a `ConfigError` names what is unknown.
+
+    Keys to `ignore` say nothing of shapes or kernels, as whoever names them knows.
+    """
+    file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+    tree = bounded(parse_json(read_text(file), file, infinite=True), file)
+    if not isinstance(tree, Mapping):
+        raise ConfigError("holds no JSON object", file=str(file))
+    name = tree.get("model_type")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise ConfigError(f"{name!r} is not understood; allowed: {known}", file=str(file), key="model_type")
+    outcomes = Outcomes(asked=frozenset(ignore))
+    keys = Keys(tree, str(file), outcomes=outcomes)
+    keys.value("model_type")
+    for key in ("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder"):
+        keys.choice(key, {False: None}, default=False)
+    spec = ARCHITECTURES[name](keys)
+    keys.ignore_known(OF_CONFIGS)
+    keys.finish()
+    return Imported(_model(spec, str(file)), name, tuple(outcomes.notes), tuple(outcomes.ignored))
+
+
+def _model(spec: Tree, file: str) -> Model:
+    """Return the checked model; what does not fit together is named by the keys of a model file."""
+    try:
+        return load_model(spec)
+    except ConfigError as error:
+        raise ConfigError(f"as a model file: {error.key}: {error.message}", file=file) from None
+
+
+def _matches(path: Path) -> bool:
+    return path.name == "config.json" or (path / "config.json").is_file()
+
+
+IMPORTER = Importer(
+    "Read a Hugging Face config.json, or the folder PATH that has one; nothing is downloaded.",
+    match=_matches,
+    load=import_hugging_face,
+    writes="model",
+)
