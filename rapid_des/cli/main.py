@@ -49,7 +49,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("rapid_des.cli.bench:bench", "Measure the simulator's own speed."),
     "schema": ("rapid_des.cli.schema:schema", "Print the JSON Schema of a file kind."),
     "explain": ("rapid_des.cli.schema:explain_key", "Explain a key of a file."),
-    "import": ("rapid_des.cli.importing:import_group", "Write job and machine files from other tools' files."),
+    "import": (
+        "rapid_des.cli.importing:import_group",
+        "Write job and machine files from other tools' files.",
+    ),
     "presets": ("rapid_des.cli.schema:presets", "List the presets that ship with rapid-des."),
 }
 
