@@ -221,7 +221,7 @@ def test_what_is_kept_is_shown_and_run_again_from_its_manifest_alone(job, torus,
     manifest["study"]["source"] = "another"
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert "rapid_des changed\n  its results are the same" in call("show", folder, "--rerun", 1).out
-    assert "--sort: of points" in refused(call("show", folder, "--sort", "id"))
+    assert "--sort is for points" in refused(call("show", folder, "--sort", "id"))
     assert "keep no whole results" in refused(call("compare", f"{folder}#1", f"{folder}#2"))
 
 
