@@ -27,6 +27,7 @@ HELD = (
     "machine.py",
     "network",
     "processes.py",
+    "modes",
     "serving",
     "values.py",
     "units.py",
