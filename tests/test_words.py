@@ -38,7 +38,7 @@ DIALECT = {
     r"anew": "again",
     r"tells?|told|telling": "return, report, notify",
     r"floors?": "lower bound",
-    r"ways?": "direction, route, layout, option",
+    r"(?<!under )ways?": "direction, route, layout, option",
     r"begin of|the begin": "start",
     r"so many|so much": "this many, a number of",
     r"sets? off|setting off": "start",

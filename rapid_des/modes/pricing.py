@@ -73,7 +73,7 @@ def price(job: Job, machine: Machine, *, cache: BoundedCache | None = None) -> J
 
 
 def pace(job: Job, machine: Machine, *, cache: BoundedCache | None = None) -> Pace:
-    """Return what tells the durations of a job's nodes on a GPU that faults have slowed; see `price`."""
+    """Return a function that gives durations of a job's nodes on a GPU slowed by faults; see `price`."""
     job = issued_on(job, machine)
     models = _Models(job, machine, cache)
 

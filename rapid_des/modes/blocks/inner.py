@@ -45,7 +45,7 @@ class BlockTimes(Struct, frozen=True):
 
     cuts: Cuts
     compute: int
-    """Of that, how long the first rank computes; the rest is exposed communication inside the block."""
+    """The compute time of the first rank in it; the rest is exposed communication inside the block."""
     hops: int
     served: frozenset[Served]
     """Which algorithms the block's collectives got."""
@@ -114,7 +114,7 @@ class _Inputs(Struct, frozen=True):
     analytic: bool
     """Whether by closed forms."""
     basis: tuple[Hashable, ...]
-    """What it follows from besides its traces, by value."""
+    """The values that it depends on besides its traces."""
 
 
 def _times(block: Block, inputs: _Inputs, cache: BoundedCache) -> BlockTimes:
@@ -131,11 +131,11 @@ def _times(block: Block, inputs: _Inputs, cache: BoundedCache) -> BlockTimes:
 
 
 def _begins(hosted: TraceSet, run: _Passed, machine: Machine) -> int | None:
-    """Return how much later all of a block runs on a GPU that waits for its host; None: by a second run.
+    """Return by how much later a whole block runs on a GPU that waits for its host; None: unknown.
 
-    A host issues the first node, and nothing may start before. If it has issued every other one by when it
-    would then start, that makes no further difference: all goes on as if issued, so much later. Streams
-    in program order keep it; ways that messages take by the clock do not.
+    A host issues the first node, and nothing may start before. If it has issued each other node before that node would
+    start, the host makes no further difference: everything runs that much later. This holds for streams in
+    program order; it does not hold where messages choose routes by load.
     """
     tables = dict.fromkeys(rank.nodes for rank in hosted.ranks)
     if hosted.unordered_streams or machine.switching.spray is not None:
@@ -263,12 +263,12 @@ def _digest(table: NodeTable) -> bytes:
 def representatives(
     machine: Machine, places: Sequence[Outside], cache: BoundedCache, *, strict: bool
 ) -> tuple[int, ...]:
-    """Return the places whose data-parallel groups and pipelines outer graphs run on, ascending.
+    """Return the places whose data-parallel groups and pipelines the outer graphs simulate, ascending.
 
     `places` are, for each place in an inner group, the lines of ranks at that place. Members of a block start
     and end it together, so the slowest place leads: one that faults hit, the first of those that they hit
-    alike. With `strict` an `UnsupportedByEngine` refuses faults that hit places in different ways: these hold
-    one another up.
+    alike. With `strict` an `UnsupportedByEngine` refuses faults that hit places differently: such places
+    delay each other.
     """
     if not machine.faults:
         return (0,)
@@ -283,17 +283,17 @@ def representatives(
         named = ", ".join(map(str, list(hit.values())[:8]))
         raise UnsupportedByEngine(
             f"{machine.path}: faults hit the pipeline or data-parallel routes of places {named} of the inner "
-            "groups in different ways; strict hierarchical execution follows one place: use --mode flattened"
+            "groups differently; strict hierarchical execution follows one place: use --mode flattened"
         )
     return tuple(hit.values()) or (0,)
 
 
 def places_notes(places: Sequence[int], steps: Sequence[int]) -> tuple[str, ...]:
-    """Return what to say where several places were followed, whose steps took so many picoseconds."""
+    """Return the note where several places were simulated; `steps` are their picoseconds."""
     if len(places) == 1:
         return ()
     return (
-        f"faults hit places {', '.join(map(str, places[:8]))} of inner groups in different ways; each was "
-        f"followed by itself, for {Duration(min(steps))} to {Duration(max(steps))}, and the slowest leads: "
-        "what they hold one another up besides is left out",
+        f"faults hit places {', '.join(map(str, places[:8]))} of inner groups differently; each was "
+        f"simulated alone, for {Duration(min(steps))} to {Duration(max(steps))}, and the slowest is shown: "
+        "how they delay each other is left out",
     )

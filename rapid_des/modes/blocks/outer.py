@@ -59,10 +59,10 @@ def run_blocks(  # noqa: PLR0913 - what blocks are run with, by name
 ) -> BlockRun:
     """Run a job as blocks and the graph around them; `cache` keeps blocks and templates between runs.
 
-    A step of which `worth` items or more provably repeat others is simulated without these.
+    Items that provably repeat others are not simulated if they are at least `worth`.
 
     A note bounds what is left out. Raises `UnsupportedByEngine` where faults come and go, and if `strict`
-    where they hit members of a block in different ways.
+    where they hit members of a block differently.
     """
     began = time.perf_counter()
     cache = BoundedCache() if cache is None else cache
@@ -146,7 +146,7 @@ def _run(  # noqa: PLR0913 - what a graph is run with
 
 
 def _repeats(trace: JobTrace, machine: Machine, mode: BlockMode) -> bool:
-    """Tell whether `auto` keeps to algorithms of which one replica is lowered: where all would take long."""
+    """Return whether `auto` keeps to algorithms that lower one replica, because all would take long."""
     choices = (machine.collectives.choice(kind.name.lower()) for kind in CollectiveType)
     libraries = bool(libraries_of(trace.traces, machine).stated())
     opened = any(choice.algorithm == AUTO if choice else not libraries for choice in choices)

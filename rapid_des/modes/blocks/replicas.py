@@ -84,7 +84,7 @@ def run_first_replica(  # noqa: PLR0913 - what the graph is lowered with, by nam
 
 
 def _is_grouped(trace: JobTrace) -> bool:
-    """Tell whether some replicas share a state, or part of it, and others another."""
+    """Return whether some replicas share a state, or part of it, and others another."""
     kinds = {group.partition(".")[0] for group in trace.traces.groups}
     return any(PARTS[kind][0] != "cp" for kind in kinds & PARTS.keys())
 
@@ -142,7 +142,7 @@ def _run_mates(
 
 
 def _groups_alike(trace: JobTrace, alone: TimesAlone, stages: Int64s, numbers: Int64s) -> bool:
-    """Tell whether what the process groups of one kind and one set of stages do takes all of them as long."""
+    """Return whether all process groups of one kind and one set of stages take equally long."""
     stage_of = np.full(trace.job.gpus, -1, np.int64)
     stage_of[numbers] = stages
     kinds: dict[tuple[object, ...], dict[tuple[int, ...], str]] = {}
@@ -154,7 +154,7 @@ def _groups_alike(trace: JobTrace, alone: TimesAlone, stages: Int64s, numbers: I
 
 
 def _last_alike(trace: JobTrace, alone: TimesAlone, groups: Mapping[tuple[int, ...], str]) -> bool:
-    """Tell whether groups have equal routes, or what libraries do in them lasts as long on any routes."""
+    """Return whether groups have equal routes, or their libraries take equally long on any routes."""
     likes = dict(zip(signatures(alone.machine, list(groups)), groups.items(), strict=True))
     if len(likes) == 1:
         return True
@@ -168,7 +168,7 @@ def _last_alike(trace: JobTrace, alone: TimesAlone, groups: Mapping[tuple[int, .
 
 
 def _messages_alike(trace: JobTrace, alone: TimesAlone, stages: Int64s) -> bool:
-    """Tell whether the messages of all ranks of a stage to one other last as long."""
+    """Return whether the messages of all ranks of a stage to one other last as long."""
     ranks = trace.traces.ranks
     for stage in range(trace.job.stages):
         stage_ranks = [ranks[at] for at in np.flatnonzero(stages == stage).tolist()]

@@ -125,7 +125,7 @@ class _View(Struct, frozen=True):
 
 
 def _least_events(program: Program) -> Int64s:
-    """Return the least number of events of each visit, over all ranks: its own, and those of parts of messages."""
+    """Return the least number of events of each visit, over all ranks: its own and parts of messages."""
     table, parts = program.programs[program.bindings[0].program], program.hops.parts
     sent = np.zeros(len(program.templates) + 1, np.int64)
     for number in distinct(table.template[table.template != NONE]).tolist():
@@ -191,7 +191,7 @@ class _Seen:
         )
 
     def recurs(self, view: _View) -> bool:
-        """Return whether what is under way just before the end of a view is what was just before its start."""
+        """Return whether the same is under way just before the end of a view as just before its start."""
         low, high, each, _ = view.range
         check = self._periodicity(view)
         under_way = check.under_way(view.begin).reshape(self.start.shape)
