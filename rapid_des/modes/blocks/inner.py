@@ -133,9 +133,9 @@ def _times(block: Block, inputs: _Inputs, cache: BoundedCache) -> BlockTimes:
 def _begins(hosted: TraceSet, run: _Passed, machine: Machine) -> int | None:
     """Return by how much later a whole block runs on a GPU that waits for its host; None: unknown.
 
-    A host issues the first node, and nothing may start before. If it has issued each other node before that node would
-    start, the host makes no further difference: everything runs that much later. This holds for streams in
-    program order; it does not hold where messages choose routes by load.
+    A host issues the first node, and nothing may start before. If it has issued each other node before that
+    node would start, the host makes no further difference: everything runs that much later. This holds for
+    streams in program order; it does not hold where messages choose routes by load.
     """
     tables = dict.fromkeys(rank.nodes for rank in hosted.ranks)
     if hosted.unordered_streams or machine.switching.spray is not None:

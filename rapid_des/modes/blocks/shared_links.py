@@ -89,8 +89,8 @@ def _require_one_switch(machine: Machine, inner: Sequence[Sequence[int]]) -> Non
     switched = [trees.over(tuple(group)) for group in inner] if machine.in_switches else []
     if any(tree is not None and len(tree.switches) > 1 for tree in switched):
         raise UnsupportedByEngine(
-            f"{machine.path}: ranks of one block stand below several switches, whose links hierarchical "
-            "execution can not attribute to blocks where collectives work inside switches: use --mode flattened"
+            f"{machine.path}: ranks of one block stand below several switches, and collectives work inside "
+            "switches: hierarchical execution can not attribute their links to blocks: use --mode flattened"
         )
 
 
