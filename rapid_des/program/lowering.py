@@ -19,17 +19,13 @@ from rapid_des.chakra.trace import (
 )
 from rapid_des.errors import InputError
 from rapid_des.machine import Machine
-from rapid_des.program.communication import Communication, Plans
+from rapid_des.program.collectives.alone import Play
+from rapid_des.program.collectives.library import libraries_of
+from rapid_des.program.collectives.lower import Communication, Plans
+from rapid_des.program.collectives.plans import Served
 from rapid_des.program.delays import delay_table
 from rapid_des.program.expansions import Expanded, Expansions
-from rapid_des.program.groups import (
-    GroupTable,
-    Routed,
-    SlotTable,
-)
-from rapid_des.program.idle import Play
-from rapid_des.program.library import libraries_of
-from rapid_des.program.plans import NO_TREES, Served, TreesOver, TreesOverGroups
+from rapid_des.program.groups import GroupTable, Routed, SlotTable
 from rapid_des.program.program import (
     NONE,
     Namer,
@@ -42,6 +38,7 @@ from rapid_des.program.queue_pairs import queue_pair_table
 from rapid_des.program.replicas import Replicas, link_orbits
 from rapid_des.program.routes import geometry, routes_back, sprayed
 from rapid_des.program.services import Sizes, flow_protocol, fluid_table, hop_table, no_hops
+from rapid_des.program.switch_trees import NO_TREES, TreesOver, TreesOverGroups
 
 
 class Lowered(Struct, frozen=True):

@@ -18,8 +18,8 @@ from rapid_des.machine import Machine
 from rapid_des.network.fabric import Fabric, Router, Routes
 from rapid_des.network.spraying import spread
 from rapid_des.network.switches import SwitchTrees
-from rapid_des.program.plans import tree_pairs, with_switches
 from rapid_des.program.program import LoadTable, SprayTable, Template, shapes
+from rapid_des.program.switch_trees import tree_pairs, with_switches
 
 COMPARED = 64
 """Largest group of which all pairs are compared."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rapid_des.network.faults import Fault, GpuFactors
 from rapid_des.network.jitter import delay_text
-from rapid_des.program.plans import Served
+from rapid_des.program.collectives.plans import Served
 from rapid_des.report.evidence import (
     LEVEL,
     Basis,

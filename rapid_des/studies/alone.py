@@ -15,7 +15,7 @@ from rapid_des.frontend.trace import FinishedProgram, ProgramWriter, assemble
 from rapid_des.machine import Machine
 from rapid_des.modes.blocks.replicas import TimesAlone
 from rapid_des.modes.execution import EngineChoice, execute
-from rapid_des.program.communication import TimeAlone
+from rapid_des.program.collectives.lower import TimeAlone
 from rapid_des.program.lowering import lower
 from rapid_des.program.replicas import Mates
 from rapid_des.studies.likeness import stride

@@ -27,7 +27,7 @@ from rapid_des.frontend.parts import (
 )
 from rapid_des.frontend.template import Column, Domain, Piece
 from rapid_des.modes.pricing import as_used
-from rapid_des.program.communication import TimeAlone
+from rapid_des.program.collectives.lower import TimeAlone
 from rapid_des.studies.earliest import (
     USUAL,
     End,

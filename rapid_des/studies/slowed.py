@@ -31,7 +31,7 @@ from rapid_des.frontend import Job
 from rapid_des.frontend.groups import message_size
 from rapid_des.frontend.optimizers import gathered_as, reductions
 from rapid_des.frontend.template import STREAMS, Column, Mark, Piece
-from rapid_des.program.communication import TimeAlone
+from rapid_des.program.collectives.lower import TimeAlone
 from rapid_des.program.contention import slowdowns
 from rapid_des.studies.alone import Message
 

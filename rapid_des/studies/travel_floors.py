@@ -13,7 +13,7 @@ from rapid_des.frontend.parts import PieceKey, Section
 from rapid_des.frontend.routing import libraries_json
 from rapid_des.frontend.template import Domain, Mark
 from rapid_des.frontend.trace import ProgramWriter
-from rapid_des.program.communication import TimeAlone
+from rapid_des.program.collectives.lower import TimeAlone
 from rapid_des.studies.alone import Message, collective_alone, program_alone
 from rapid_des.studies.earliest import Times
 from rapid_des.studies.likeness import kernels_key, layer_key, layout_key, model_key, parts_key, stages_key

@@ -12,10 +12,11 @@ from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.modes.symmetry import Budget, fold
 from rapid_des.network.collectives import IN_SWITCH, demand, prove
 from rapid_des.network.faults import parse_fault
-from rapid_des.program.algorithm_selection import Planner
+from rapid_des.program.collectives.plans import Call
+from rapid_des.program.collectives.select import Planner
 from rapid_des.program.lowering import lower
-from rapid_des.program.plans import Call, TreesOverGroups, lines_through
 from rapid_des.program.routes import geometry, signatures
+from rapid_des.program.switch_trees import TreesOverGroups, lines_through
 from rapid_des.simulation import replay
 from rapid_des.values import replace
 from tests.engines.agreement import assert_engines_agree, assert_same

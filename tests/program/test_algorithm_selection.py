@@ -12,12 +12,12 @@ from rapid_des.machine import load_machine
 from rapid_des.network.collectives import PER_DIMENSION, ShapedCollective, build_schedule
 from rapid_des.network.faults import parse_fault
 from rapid_des.network.specs import Choice
-from rapid_des.program.algorithm_selection import Planner
-from rapid_des.program.analytic import alone
-from rapid_des.program.candidates import Asked, GroupLinks, candidates, first_of_best
-from rapid_des.program.communication import planner_of
-from rapid_des.program.estimates import MOST_PAIRS, Lines
-from rapid_des.program.plans import Call
+from rapid_des.program.collectives.alone import alone
+from rapid_des.program.collectives.candidates import Asked, GroupLinks, candidates, first_of_best
+from rapid_des.program.collectives.estimates import MOST_PAIRS, Lines
+from rapid_des.program.collectives.lower import planner_of
+from rapid_des.program.collectives.plans import Call
+from rapid_des.program.collectives.select import Planner
 from rapid_des.program.routes import geometry
 from rapid_des.simulation import replay, simulate
 from rapid_des.studies.collective_bench import Question, bench, each_compared
@@ -58,7 +58,7 @@ def test_a_sample_of_distances_loads_links_as_all_of_them_do(monkeypatch):
     where = machine(dimension("torus", [16, 16]), switching=CUT)
     group = np.arange(256)[None, :]
     whole = Lines(where, group).traffic(C.ALL_TO_ALL, "direct", 2**24)
-    monkeypatch.setattr("rapid_des.program.estimates.MOST_PAIRS", MOST_PAIRS // 8)
+    monkeypatch.setattr("rapid_des.program.collectives.estimates.MOST_PAIRS", MOST_PAIRS // 8)
     sample = Lines(where, group).traffic(C.ALL_TO_ALL, "direct", 2**24)
     assert sample.load.busiest == pytest.approx(whole.load.busiest, rel=0.1)
 

@@ -32,10 +32,10 @@ from rapid_des.importers.astra_sim.phases import (
     reducing_rounds,
 )
 from rapid_des.program.builders import make_template
+from rapid_des.program.collectives.templates import Templates
 from rapid_des.program.program import Edges, Template, edges, joined
 from rapid_des.program.rounds import Rounds, rounds_template
 from rapid_des.program.services import Sizes
-from rapid_des.program.templates import Templates
 
 _TAGS = 500_000_000
 """ASTRA-sim reduces tags modulo this number."""

@@ -13,7 +13,7 @@ from rapid_des.modes.blocks.inner import BlockTimes
 from rapid_des.modes.blocks.steady import Repetition
 from rapid_des.modes.execution import Run
 from rapid_des.modes.mode_bound import UNBOUNDED, ModeBound
-from rapid_des.program.plans import Served
+from rapid_des.program.collectives.plans import Served
 
 
 class BlockMode(Struct, frozen=True):

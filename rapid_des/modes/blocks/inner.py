@@ -27,9 +27,9 @@ from rapid_des.modes.blocks.reach import (
 )
 from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.modes.idle import on_idle_links
+from rapid_des.program.collectives.plans import Served
 from rapid_des.program.faults.slow_gpus import on_slow_gpus
 from rapid_des.program.lowering import Lowered, lower
-from rapid_des.program.plans import Served
 from rapid_des.program.program import NONE, Records
 from rapid_des.units import Duration
 from rapid_des.values import fields, replace

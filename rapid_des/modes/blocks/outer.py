@@ -35,7 +35,7 @@ from rapid_des.modes.idle import on_idle_links
 from rapid_des.modes.pricing import PricedBlocks
 from rapid_des.network.jitter import draws_delays
 from rapid_des.network.specs import AUTO
-from rapid_des.program.library import libraries_of
+from rapid_des.program.collectives.library import libraries_of
 from rapid_des.program.lowering import lower
 from rapid_des.values import replace
 

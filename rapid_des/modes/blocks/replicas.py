@@ -19,14 +19,15 @@ from rapid_des.frontend.trace import JobTrace
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice, Execution, Run, execute
 from rapid_des.modes.idle import on_idle_links
-from rapid_des.program.communication import Communication, TimeAlone
+from rapid_des.program.collectives.alone import Play
+from rapid_des.program.collectives.library import libraries_of
+from rapid_des.program.collectives.lower import Communication, TimeAlone
+from rapid_des.program.collectives.plans import Call
 from rapid_des.program.groups import GroupTable
-from rapid_des.program.idle import Play
-from rapid_des.program.library import libraries_of
 from rapid_des.program.lowering import lower
-from rapid_des.program.plans import NO_TREES, Call
 from rapid_des.program.replicas import Mates, Replicas
 from rapid_des.program.routes import geometry, signatures
+from rapid_des.program.switch_trees import NO_TREES
 from rapid_des.values import replace
 
 

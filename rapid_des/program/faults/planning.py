@@ -26,21 +26,15 @@ from rapid_des.machine import Machine
 from rapid_des.network.collectives import ALGORITHMS, IN_SWITCH
 from rapid_des.network.collectives.ordering import line_of, repaired, snakes
 from rapid_des.network.paths import UNREACHED, hops_from
-from rapid_des.program.algorithm_selection import Planner
-from rapid_des.program.families import families_of
-from rapid_des.program.plans import (
-    AxisPhase,
-    Call,
-    CollectivePlan,
-    TreesOverGroups,
-    cut_in_chunks,
-    with_switches,
-)
+from rapid_des.program.collectives.plans import AxisPhase, Call, CollectivePlan, cut_in_chunks
+from rapid_des.program.collectives.select import Planner
+from rapid_des.program.collectives.simulate import duration_alone
+from rapid_des.program.collectives.templates import template_of
+from rapid_des.program.groups import families_of
 from rapid_des.program.program import NONE, Template
 from rapid_des.program.routes import all_pairs, geometry
 from rapid_des.program.services import Sizes, part_sizes
-from rapid_des.program.simulated_estimate import duration_alone
-from rapid_des.program.templates import template_of
+from rapid_des.program.switch_trees import TreesOverGroups, with_switches
 from rapid_des.values import replace
 
 REPAIRS: Mapping[str, tuple[str, ...]] = {

@@ -27,7 +27,6 @@ C = CollectiveType
 Floats = NDArray[np.float64]
 MOST_PAIRS = 1 << 16
 """Up to this many pairs of members a direct exchange is summed completely; above, distances are sampled."""
-
 _BLOCKWISE = frozenset({C.ALL_REDUCE, C.ALL_GATHER, C.REDUCE_SCATTER, C.REDUCE_SCATTER_BLOCK})
 _EXCHANGES = _BLOCKWISE | {C.ALL_TO_ALL, C.BARRIER}
 _DIRECTIONS = {"ring": (1,), "bidirectional_ring": (1, -1), "bucket": (1, -1)}

@@ -15,21 +15,97 @@ from functools import cache, partial
 
 import numpy as np
 
+from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.machine import Machine
 from rapid_des.network.collectives import HIERARCHICAL
 from rapid_des.network.specs import Choice
-from rapid_des.program.candidates import CHUNKS, Asked, Estimate, GroupLinks, candidates, first_of_best
-from rapid_des.program.families import Families, Rows
-from rapid_des.program.plans import Call, CollectivePlan, leaves_open, plan
-from rapid_des.program.played import Groups, Played, can_be_played, fastest_played
-from rapid_des.program.replicas import has_cut
-from rapid_des.program.routes import geometry, route_keys
+from rapid_des.program.collectives.candidates import (
+    CHUNKS,
+    TIE,
+    Asked,
+    Estimate,
+    GroupLinks,
+    candidates,
+    first_of_best,
+)
+from rapid_des.program.collectives.cuts import has_cut
+from rapid_des.program.collectives.plans import Call, CollectivePlan, leaves_open, plan
+from rapid_des.program.collectives.simulate import Groups, Played, can_be_played
+from rapid_des.program.routes import COMPARED, all_pairs, geometry, route_keys, telling_pairs
 from rapid_des.values import replace
 
 STEP = 4
 _BITS = 2
+MOST_RANKS = 1024
+"""Most ranks whose groups are examined together; of larger sets only those around the group in question."""
+_MOST_PAIRS = 1 << 17
+"""Most pairs of members whose routes are all examined; of larger sets a sample that tells groups apart."""
+Rows = Int64s
+"""[group, member]: the ranks of groups of one size without common ranks."""
+
+
+class Families:
+    """The groups beside each group on a machine."""
+
+    def __init__(self, machine: Machine, families: Sequence[Rows]) -> None:
+        self._machine = machine
+        self._families = tuple(rows for rows in families if len(rows) > 1)
+        self.beside = cache(self._beside)
+        self._sharing = cache(self._components)
+        self._window = cache(self._groups)
+
+    def _beside(self, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """Return the groups that share links with a group while it works, with itself, in order."""
+        for number, rows in enumerate(self._families):
+            if rows.shape[1] != len(ranks):
+                continue
+            (places,) = np.nonzero(rows[:, 0] == ranks[0])
+            if len(places) and (rows[places[0]] == ranks).all():
+                return self._around(number, int(places[0]))
+        return (ranks,)
+
+    def _around(self, family: int, place: int) -> tuple[tuple[int, ...], ...]:
+        component = self._sharing(family)
+        (together,) = np.nonzero(component == component[place])
+        most = max(1, MOST_RANKS // self._families[family].shape[1])
+        begin = int(np.searchsorted(together, place)) // most * most
+        return self._window(family, tuple(together[begin : begin + most].tolist()))
+
+    def _groups(self, family: int, places: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        return tuple(map(tuple, self._families[family][list(places)].tolist()))
+
+    def _components(self, family: int) -> Int64s:
+        """Return for each group of a family a number: one for all that share links, by way of others too."""
+        rows = self._families[family]
+        members = rows.shape[1]
+        if members <= COMPARED and rows.size * (members - 1) <= _MOST_PAIRS:
+            pairs = all_pairs(rows)
+        else:
+            pairs = np.concatenate([telling_pairs(group) for group in rows])
+        routes = self._machine.router.routes(pairs)
+        group = np.repeat(np.arange(len(rows)), len(pairs) // len(rows))
+        # The distinct (link, group) pairs: which groups use which links.
+        uses = np.unique(
+            np.stack((np.asarray(routes.links, np.int64), np.repeat(group, np.diff(routes.starts)))), axis=1
+        )
+        link = np.unique(uses[0], return_inverse=True)[1].reshape(-1)
+        return _joined(link, uses[1], len(rows))
+
+
+def _joined(link: Int64s, group: Int64s, groups: int) -> Int64s:
+    """Return the lowest group that each is joined to, given which groups use which links, by link."""
+    lowest = np.arange(groups)
+    while True:
+        of_link = np.full(int(link.max(initial=-1)) + 1, groups)
+        np.minimum.at(of_link, link, lowest[group])
+        joined = lowest.copy()
+        np.minimum.at(joined, group, of_link[link])
+        joined = joined[joined]
+        if (joined == lowest).all():
+            return joined
+        lowest = joined
 
 
 class Chooser:
@@ -192,3 +268,27 @@ class Planner:
     def mark(self, rank: int, groups: Iterable[tuple[int, ...]]) -> int | None:  # noqa: ARG002
         """Return the rank if its part in collectives of its groups may be like no other's, else None."""
         return None
+
+
+def fastest_played(
+    played: Played, estimates: Sequence[Mapping[Choice, Estimate]], sizes: Sequence[Asked]
+) -> list[dict[Choice, float]]:
+    """Return by size the picoseconds of those choices that may be the fastest at one of the sizes.
+
+    They are played at all sizes, in the order of their estimates (equal ones as they come); what takes longer
+    than the fastest by its own bound is left out.
+    """
+    first = [min(at.time for at in of_size.values()) for of_size in estimates]
+
+    def behind(choice: Choice) -> float:
+        both = zip(estimates, first, strict=True)
+        return max(1 + TIE, min(of_size[choice].time / max(best, 1) for of_size, best in both))
+
+    times: list[dict[Choice, float]] = [{} for _ in sizes]
+    for choice in sorted(estimates[0], key=behind):
+        leasts = [of_size[choice].least for of_size in estimates]
+        if times[0] and all(least >= min(known.values()) for least, known in zip(leasts, times, strict=True)):
+            continue
+        for asked, known in zip(sizes, times, strict=True):
+            known[choice] = played.time(choice, asked)
+    return [{choice: known[choice] for choice in estimates[0] if choice in known} for known in times]

@@ -30,7 +30,7 @@ from rapid_des.network.collectives import (
     hierarchy_of,
 )
 from rapid_des.network.specs import Choice
-from rapid_des.program.estimates import Lines, Load, Traffic, together
+from rapid_des.program.collectives.estimates import Lines, Load, Traffic, together
 from rapid_des.units import ceil_divide
 from rapid_des.values import replace
 

@@ -21,23 +21,30 @@ from rapid_des.network.collectives.libraries.nccl import LibraryCost
 from rapid_des.network.collectives.schedule import Schedule
 from rapid_des.network.collectives.token_exchange import exchange_schedule
 from rapid_des.network.specs import LibraryChoice, Nccl
-from rapid_des.program import library
-from rapid_des.program.analytic import alone, fixed_message, fixed_template, message_alone, plan_alone
 from rapid_des.program.builders import Occupancy
+from rapid_des.program.collectives import library
+from rapid_des.program.collectives.alone import (
+    MOST_MEMBERS,
+    IdleTimes,
+    Play,
+    alone,
+    message_alone,
+    plan_alone,
+    plan_schedules,
+)
+from rapid_des.program.collectives.cuts import cut_of
+from rapid_des.program.collectives.library import LaidOut, Libraries
+from rapid_des.program.collectives.plans import SEND, AxisPhase, Call, CollectivePlan, Served, served_by
+from rapid_des.program.collectives.templates import Templates, fixed_message, fixed_template
 from rapid_des.program.groups import GroupTable
-from rapid_des.program.idle import MOST_MEMBERS, IdleTimes, Play, plan_schedules
-from rapid_des.program.library import LaidOut, Libraries
-from rapid_des.program.plans import SEND, AxisPhase, Call, CollectivePlan, Served, served_by
 from rapid_des.program.program import Template
-from rapid_des.program.replicas import cut_of
 from rapid_des.program.routes import signatures
 from rapid_des.program.services import Sizes
-from rapid_des.program.templates import Templates
 from rapid_des.units import PS_PER_S
 from rapid_des.values import replace
 
 if TYPE_CHECKING:
-    from rapid_des.program.algorithm_selection import Planner
+    from rapid_des.program.collectives.select import Planner
 
 Ranks = tuple[int, ...]
 Plans: TypeAlias = Mapping[Call, CollectivePlan]
@@ -53,7 +60,7 @@ def planner_of(
 ) -> Planner:
     """Return what plans collectives: around dead links, if a constant fault of the machine asks for that."""
     if not machine.replans:
-        from rapid_des.program.algorithm_selection import Planner
+        from rapid_des.program.collectives.select import Planner
 
         return Planner(machine, memory, repeats=repeats, families=families)
     from rapid_des.program.faults.planning import FaultPlanner

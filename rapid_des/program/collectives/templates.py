@@ -16,6 +16,9 @@ from rapid_des.program.program import NONE, Edges, Template
 from rapid_des.program.services import Sizes
 from rapid_des.values import fields, replace
 
+_LARGE = 64
+"""From this many group members on, a collective that takes no link is one task for all members."""
+
 
 class Templates:
     """The templates of one program; those that differ in nothing but their sizes share all other columns.
@@ -240,4 +243,31 @@ def one_transfer(size: int) -> Schedule:
         offset=np.zeros(1, np.int64),
         dependency_starts=np.zeros(2, np.int64),
         dependencies=np.zeros(0, np.int32),
+    )
+
+
+def fixed_template(members: int, duration: int, sizes: Sizes, *, name: str) -> Template:
+    """Return a collective that takes no link: all members are done `duration` after the last arrived.
+
+    Every member of a small group has a task of its own, so that none stands out where runs are folded.
+    """
+    tasks, every = (members if members <= _LARGE else 1), np.arange(members)
+    task, member = np.divmod(np.arange(tasks * members), members)
+    lag = np.full(members, duration, np.int64)
+    edges = Edges(every % tasks, tasks + every, lag)
+    return _linkless((members, tasks), edges, Edges(member, task), sizes, name)
+
+
+def fixed_message(duration: int, sizes: Sizes) -> Template:
+    """Return a message that takes no link: it arrives `duration` after it was sent."""
+    ends = np.array([0, 0]), np.array([1, 2]), np.full(2, duration, np.int64)
+    return _linkless((2, 1), Edges(*ends), Edges(np.array([0, 1]), np.array([0, 2])), sizes, "a message")
+
+
+def _linkless(count: tuple[int, int], edges: Edges, arrivals: Edges, sizes: Sizes, name: str) -> Template:
+    members, tasks = count
+    nobody, row = np.zeros(0, np.int32), np.full(tasks, sizes.row(0), np.int32)
+    pairs = np.full(tasks, NONE, np.int32), nobody, nobody
+    return make_template(
+        members, (np.arange(tasks, dtype=np.int32), row), pairs, edges=edges, arrivals=arrivals, name=name
     )
