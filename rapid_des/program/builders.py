@@ -25,7 +25,16 @@ from rapid_des.arrays import Bools, Int8s, Int32s, Int64s, rows_of
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 from rapid_des.device.device import Device
 from rapid_des.network.specs import MOST_CHUNKS
-from rapid_des.program.program import NONE, Edges, Level, RankProgram, Rows, Template, VisitKind, joined
+from rapid_des.program.program import (
+    NONE,
+    RankProgram,
+    Rows,
+    TaskEdges,
+    Template,
+    VisitKind,
+    WorkLevel,
+    joined,
+)
 from rapid_des.units import PS_PER_S
 from rapid_des.values import replace
 
@@ -76,7 +85,7 @@ class MemberVisit(Struct, frozen=True):
     """Order on links among transfers of nodes of equal priority, below `LINK_ORDERS` (R3)."""
 
 
-class Expansion(Struct, frozen=True):
+class NodeExpansion(Struct, frozen=True):
     """How a node that communicates becomes visits.
 
     No member visit: nothing to do (a group of one). One that takes no server: the node itself is it. Else the
@@ -121,7 +130,7 @@ def rank_program(  # noqa: PLR0913 - one call, all by name
     durations: Int64s,
     *,
     expansion: Int32s,
-    expansions: Sequence[Expansion],
+    expansions: Sequence[NodeExpansion],
     sub: Int32s | int = 0,
     unordered: frozenset[str] = frozenset(),
     overlap: bool = False,
@@ -164,7 +173,7 @@ def _free_of_streams(nodes: NodeTable, unordered: frozenset[str], *, overlap: bo
 def _occurrences(
     visits: NodeVisits,
     expansion: Int32s,
-    expansions: Sequence[Expansion],
+    expansions: Sequence[NodeExpansion],
     free: Bools,
     unordered: frozenset[str],
 ) -> Int64s:
@@ -206,12 +215,12 @@ def service_times(nodes: NodeTable, device: Device) -> Int64s:
 
 def expanded_program(  # noqa: PLR0913 - one call, all by name
     visits: NodeVisits,
-    expansions: Sequence[Expansion],
+    expansions: Sequence[NodeExpansion],
     *,
     server_capacity: Int32s,
     server_level: Int8s | None = None,
     chains: Sequence[Int64s] = (),
-    issues: Edges | None = None,
+    issues: TaskEdges | None = None,
 ) -> RankProgram:
     """Return all visits of a rank: those of its nodes, each followed by what its expansion adds.
 
@@ -253,18 +262,18 @@ def _spread(values: NDArray[np.integer[Any]], first: Int64s, fill: int) -> Int64
     return column
 
 
-def _dependencies(nodes: NodeTable, first: Int64s) -> Edges:
+def _dependencies(nodes: NodeTable, first: Int64s) -> TaskEdges:
     target = np.repeat(first[:-1], np.diff(nodes.dependency_starts))
-    return Edges(first[nodes.dependencies], target)
+    return TaskEdges(first[nodes.dependencies], target)
 
 
-def _chain(positions: Int64s) -> Edges:
-    return Edges(positions[:-1], positions[1:])
+def _chain(positions: Int64s) -> TaskEdges:
+    return TaskEdges(positions[:-1], positions[1:])
 
 
 def _replace(
     columns: Mapping[str, Int64s],
-    expansions: Sequence[Expansion],
+    expansions: Sequence[NodeExpansion],
     numbers: Int32s,
     positions: Int64s,
     alone: Bools,
@@ -282,7 +291,7 @@ def _replace(
         columns[name][positions] = np.array(of_expansion or [NONE], np.int64)[numbers]
 
 
-def _expand(columns: Mapping[str, Int64s], expansion: Expansion, positions: Int64s) -> list[Edges]:
+def _expand(columns: Mapping[str, Int64s], expansion: NodeExpansion, positions: Int64s) -> list[TaskEdges]:
     """Fill in the visits of all nodes of one expansion; return the edges among them."""
     members = expansion.members
     join = positions + len(members) + 1
@@ -305,14 +314,14 @@ def _expand(columns: Mapping[str, Int64s], expansion: Expansion, positions: Int6
     last = inner[:, np.append(begins[1:], True)]
     origin = np.where(begins, positions[:, None], inner - 1)
     return [
-        Edges(origin.ravel(), inner.ravel(), at_start=np.tile(begins, len(positions))),
-        Edges(last.ravel(), np.repeat(join, last.shape[1])),
+        TaskEdges(origin.ravel(), inner.ravel(), at_start=np.tile(begins, len(positions))),
+        TaskEdges(last.ravel(), np.repeat(join, last.shape[1])),
     ]
 
 
 def make_rank_program(
     columns: Mapping[str, Rows],
-    edges: Edges,
+    edges: TaskEdges,
     *,
     server_capacity: Rows,
     server_level: Int8s | None = None,
@@ -328,7 +337,7 @@ def make_rank_program(
         for name in ("work", "priority", "link_priority")
     }
     starts, target, lag, at_start = edges.by_origin(visits)
-    streams = np.full(servers, int(Level.STREAM), np.int8)
+    streams = np.full(servers, int(WorkLevel.STREAM), np.int8)
     return RankProgram(
         kind=columns["kind"].astype(np.int8),
         need=np.bincount(edges.target, minlength=visits).astype(np.int32),
@@ -348,8 +357,8 @@ def make_template(  # noqa: PLR0913 - a template's parts
     tasks: tuple[Rows, Rows],
     pairs: tuple[Rows, Rows, Rows],
     *,
-    edges: Edges,
-    arrivals: Edges,
+    edges: TaskEdges,
+    arrivals: TaskEdges,
     need: Rows | None = None,
     name: str = "",
 ) -> Template:
@@ -385,7 +394,7 @@ def make_template(  # noqa: PLR0913 - a template's parts
     )
 
 
-def _issue_edges(nodes: NodeTable, durations: Int64s, unordered: frozenset[str]) -> Edges | None:
+def _issue_edges(nodes: NodeTable, durations: Int64s, unordered: frozenset[str]) -> TaskEdges | None:
     """Return the edges from starts of the host's nodes to what these issue, between nodes of the table.
 
     `durations` are the nodes' picoseconds, which faults and neighbours may only lengthen. None: nothing is
@@ -398,7 +407,7 @@ def _issue_edges(nodes: NodeTable, durations: Int64s, unordered: frozenset[str])
     finish, told = _by_streams(nodes, lags, np.where(np.isin(nodes.kind, _SERVES), durations, 0), unordered)
     told |= _by_dependencies(nodes, lags, finish)
     needed = issued[~told[issued]]
-    return Edges(nodes.issuer[needed], needed, lags[needed], at_start=True)
+    return TaskEdges(nodes.issuer[needed], needed, lags[needed], at_start=True)
 
 
 def _by_streams(

@@ -73,7 +73,7 @@ def delay_table(
     """
     if not draws_delays(machine.spec.jitter, machine.faults):
         return None
-    jitter, rows = machine.spec.jitter, _Rows()
+    jitter, rows = machine.spec.jitter, _RetryRows()
     stated = jitter.message_delay if jitter is not None else None
     noise = np.full(len(routes), NONE, np.int32)
     if stated is not None:
@@ -94,7 +94,7 @@ def delay_table(
     )
 
 
-class _Rows:
+class _RetryRows:
     """Rows of (limit, value) in one table; equal rows are stored once."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from rapid_des.machine import Machine
 from rapid_des.program.collectives.alone import Play
 from rapid_des.program.collectives.library import libraries_of
 from rapid_des.program.collectives.lower import Communication, Plans
-from rapid_des.program.collectives.plans import Served
+from rapid_des.program.collectives.plans import ServedCollective
 from rapid_des.program.delays import delay_table
 from rapid_des.program.expansions import Expanded, Expansions
 from rapid_des.program.groups import GroupTable, Routed, SlotTable
@@ -37,7 +37,7 @@ from rapid_des.program.program import (
 from rapid_des.program.queue_pairs import queue_pair_table
 from rapid_des.program.replicas import Replicas, link_orbits
 from rapid_des.program.routes import geometry, routes_back, sprayed
-from rapid_des.program.services import Sizes, flow_protocol, fluid_table, hop_table, no_hops
+from rapid_des.program.services import MessageSizes, flow_protocol, fluid_table, hop_table, no_hops
 from rapid_des.program.switch_trees import NO_TREES, TreesOver, TreesOverGroups
 
 
@@ -48,11 +48,11 @@ class Lowered(Struct, frozen=True):
     traces: TraceSet
     replicas: Replicas | None = None
     """The replicas that this program stands for; None: it is the whole program."""
-    served: frozenset[Served] = frozenset()
+    served: frozenset[ServedCollective] = frozenset()
     """The algorithms that served its collectives."""
     plans: Plans = field(default_factory=dict)
     """The plan of each collective, as the first rank that was lowered has it."""
-    sizes: Sizes = field(default_factory=Sizes)
+    sizes: MessageSizes = field(default_factory=MessageSizes)
     """The message sizes in bytes, in the order of the rows of the hop table."""
     expanded: tuple[Expanded, ...] = ()
     """The expanded communication nodes of each rank program."""

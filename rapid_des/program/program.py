@@ -163,7 +163,7 @@ class VisitKind(IntEnum):
     """Visits no server; finishes `work` picoseconds after it is ready."""
 
 
-class Level(IntEnum):
+class WorkLevel(IntEnum):
     """When a server chooses within an instant.
 
     Everything that becomes ready or free does so first (R4); then streams choose, then slots, then what
@@ -178,7 +178,7 @@ class Level(IntEnum):
     BUFFER = 4
 
 
-class Edges(Struct, frozen=True):
+class TaskEdges(Struct, frozen=True):
     """Dependencies in any order, one row each."""
 
     origin: Rows
@@ -208,20 +208,20 @@ class Edges(Struct, frozen=True):
         return starts, target, np.broadcast_to(lag, target.shape), np.broadcast_to(at_start, target.shape)
 
 
-def edges(origin: ArrayLike, target: ArrayLike, lag: ArrayLike = 0, *, at_start: bool = False) -> Edges:
+def edges(origin: ArrayLike, target: ArrayLike, lag: ArrayLike = 0, *, at_start: bool = False) -> TaskEdges:
     """Return edges of columns of any shapes, which are broadcast against each other."""
     columns = np.broadcast_arrays(np.asarray(origin), np.asarray(target))
     rows = [column.ravel() for column in columns]
     lags = np.asarray(lag, np.int64)
     if not lags.ndim:
-        return Edges(rows[0], rows[1], int(lags), at_start)
-    return Edges(rows[0], rows[1], np.broadcast_to(lags, columns[0].shape).ravel(), at_start)
+        return TaskEdges(rows[0], rows[1], int(lags), at_start)
+    return TaskEdges(rows[0], rows[1], np.broadcast_to(lags, columns[0].shape).ravel(), at_start)
 
 
-def joined(parts: Sequence[Edges]) -> Edges:
+def joined(parts: Sequence[TaskEdges]) -> TaskEdges:
     """Return the edges of all parts."""
     counts = [len(part.origin) for part in parts]
-    return Edges(
+    return TaskEdges(
         np.concatenate([part.origin for part in parts]),
         np.concatenate([part.target for part in parts]),
         _one_after_another([part.lag for part in parts], counts, np.int64),
@@ -622,7 +622,7 @@ class Records(Struct, frozen=True):
     """The results of marking (R14); None where nothing is marked."""
     ties: int = 0
     """How often a link chose by rank among transfers that became ready at one instant (R3)."""
-    trail: Trail | None = None
+    trail: LinkTrail | None = None
     beyond: bool = False
     """Whether an event lies beyond 2**62 ps, the latest time of a simulation."""
 
@@ -650,7 +650,7 @@ class RateRecords(NamedTuple):
     """[route] the least rate, in 1 / `timetable.FULL_RATE` of the first link's."""
 
 
-class Trail(Struct, frozen=True):
+class LinkTrail(Struct, frozen=True):
     """Every hop, if recorded: columns with one row a hop in start order."""
 
     link: Int32s

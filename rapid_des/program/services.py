@@ -41,7 +41,7 @@ Visit: TypeAlias = Sequence[Sequence[int]]
 """Occupancy, head and lag of a hop in picoseconds, each as a list over sizes."""
 
 
-class Sizes:
+class MessageSizes:
     """Distinct message sizes in the order of their first use; `whole` ones are never cut into parts."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.modes.symmetry import Budget, fold
 from rapid_des.network.collectives import IN_SWITCH, demand, prove
 from rapid_des.network.faults import parse_fault
-from rapid_des.program.collectives.plans import Call
+from rapid_des.program.collectives.plans import CollectiveCall
 from rapid_des.program.collectives.select import Planner
 from rapid_des.program.lowering import lower
 from rapid_des.program.routes import geometry, signatures
@@ -76,7 +76,7 @@ def test_the_schedule_that_is_replayed_keeps_the_data_property(fabric, kind, siz
     group = tuple(rng.sample(range(gpus), rng.randint(2, gpus)))
     extents, axes = geometry(where, group)
     above = TreesOverGroups(where).of("group", group, extents, group[0])
-    ((step,),) = Planner(where).plan(Call(kind, size, extents, axes, above), group, group[0])
+    ((step,),) = Planner(where).plan(CollectiveCall(kind, size, extents, axes, above), group, group[0])
     schedule = step.schedule(len(group))
     prove(schedule, demand(kind, len(group), size))
     if step.algorithm == "sharp":

@@ -13,7 +13,7 @@ from rapid_des.modes.blocks.inner import BlockTimes
 from rapid_des.modes.blocks.steady import Repetition
 from rapid_des.modes.execution import Run
 from rapid_des.modes.mode_bound import UNBOUNDED, ModeBound
-from rapid_des.program.collectives.plans import Served
+from rapid_des.program.collectives.plans import ServedCollective
 
 
 class BlockMode(Struct, frozen=True):
@@ -85,7 +85,7 @@ class BlockRun(Struct, frozen=True):
         return self.run.execution.records.hops + sum(block.hops for block in self.times.values())
 
     @property
-    def served(self) -> frozenset[Served]:
+    def served(self) -> frozenset[ServedCollective]:
         """Which algorithms collectives got, inside blocks and between them."""
         return self.run.lowered.served.union(*(block.served for block in self.times.values()))
 

@@ -27,7 +27,7 @@ from rapid_des.modes.blocks.reach import (
 )
 from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.modes.idle import on_idle_links
-from rapid_des.program.collectives.plans import Served
+from rapid_des.program.collectives.plans import ServedCollective
 from rapid_des.program.faults.slow_gpus import on_slow_gpus
 from rapid_des.program.lowering import Lowered, lower
 from rapid_des.program.program import NONE, Records
@@ -47,7 +47,7 @@ class BlockTimes(Struct, frozen=True):
     compute: int
     """The compute time of the first rank in it; the rest is exposed communication inside the block."""
     hops: int
-    served: frozenset[Served]
+    served: frozenset[ServedCollective]
     """Which algorithms the block's collectives got."""
     busiest: int = 0
     """How long its busiest link serves, at most."""
@@ -166,7 +166,7 @@ class _Passed:
     """When its nodes started, each on the rank that was first."""
     compute: int
     hops: int
-    served: frozenset[Served]
+    served: frozenset[ServedCollective]
     busiest: int
 
 

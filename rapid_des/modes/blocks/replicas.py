@@ -22,7 +22,7 @@ from rapid_des.modes.idle import on_idle_links
 from rapid_des.program.collectives.alone import Play
 from rapid_des.program.collectives.library import libraries_of
 from rapid_des.program.collectives.lower import Communication, TimeAlone
-from rapid_des.program.collectives.plans import Call
+from rapid_des.program.collectives.plans import CollectiveCall
 from rapid_des.program.groups import GroupTable
 from rapid_des.program.lowering import lower
 from rapid_des.program.replicas import Mates, Replicas
@@ -226,7 +226,7 @@ class TimesAlone:
                 durations.append(None)
                 continue
             spread = self._exchanges[tag - 1] if tag else None
-            call = Call(CollectiveType(kind), size, extents, axes, NO_TREES, spread)
+            call = CollectiveCall(CollectiveType(kind), size, extents, axes, NO_TREES, spread)
             durations.append(self._communication.collective_alone(call, nodes.streams[stream], members))
         return tuple(durations)
 

@@ -17,10 +17,10 @@ from rapid_des.compiling import Kernel
 from rapid_des.compiling.kinds import Int32Column, Int64Column
 from rapid_des.machine import Machine
 from rapid_des.network.collectives.schedule import Schedule
-from rapid_des.program.collectives.plans import AxisPhase, Call, CollectivePlan
+from rapid_des.program.collectives.plans import AxisPhase, CollectiveCall, CollectivePlan
 from rapid_des.program.collectives.templates import one_transfer, template_of
 from rapid_des.program.program import Template
-from rapid_des.program.services import Sizes, message_table
+from rapid_des.program.services import MessageSizes, message_table
 from rapid_des.program.switch_trees import with_switches
 
 _INTERPRETED = 50_000
@@ -117,7 +117,7 @@ class Crossings(Struct, frozen=True):
 
 def crossings(schedule: Schedule, machine: Machine, members: Sequence[int]) -> Crossings:
     """Return the zero-load times of a schedule's transfers; `members` are nodes: GPUs, then switches."""
-    sizes = Sizes()
+    sizes = MessageSizes()
     template = template_of(schedule, sizes, name="")
     if not len(template.pair_source):
         none = np.zeros(len(schedule), np.int64)
@@ -211,7 +211,7 @@ class IdleTimes(Struct, frozen=True):
     libraries: Hashable
     """The communication libraries that serve collectives, as part of the cache key."""
 
-    def of(self, call: Call, kind: str, ranks: tuple[int, ...], likeness: Hashable) -> int:
+    def of(self, call: CollectiveCall, kind: str, ranks: tuple[int, ...], likeness: Hashable) -> int:
         """Return the picoseconds of a collective whose members all arrive at once.
 
         `kind` is the stream that it runs on, `likeness` tells apart what routes the group has.
@@ -243,7 +243,7 @@ def plan_schedules(plan: CollectivePlan, extents: tuple[int, ...], members: int)
             yield schedule
 
 
-def _trace(call: Call, kind: str, ranks: tuple[int, ...]) -> TraceSet:
+def _trace(call: CollectiveCall, kind: str, ranks: tuple[int, ...]) -> TraceSet:
     """Return the trace in which the members of a group call a collective once and do nothing else."""
     exchanges = () if call.exchange is None else (call.exchange,)
     nodes = node_table(

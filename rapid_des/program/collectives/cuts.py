@@ -12,7 +12,7 @@ from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.program.builders import make_template
 from rapid_des.program.collectives.plans import AxisPhase
-from rapid_des.program.program import NONE, Edges, Template
+from rapid_des.program.program import NONE, TaskEdges, Template
 
 _TIMES_ROUND = {
     CollectiveType.REDUCE_SCATTER: 1,
@@ -51,8 +51,8 @@ class Cut(Struct, frozen=True):
             simulated,
             (self.source, np.zeros(tasks, np.int32)),
             (pair.reshape(-1), ends[:, 0].copy(), ends.sum(axis=1) % members),
-            edges=Edges(origin, target),
-            arrivals=Edges(gates, np.concatenate((identity, tasks + np.arange(simulated)))),
+            edges=TaskEdges(origin, target),
+            arrivals=TaskEdges(gates, np.concatenate((identity, tasks + np.arange(simulated)))),
         )
 
 

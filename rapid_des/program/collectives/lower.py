@@ -34,12 +34,19 @@ from rapid_des.program.collectives.alone import (
 )
 from rapid_des.program.collectives.cuts import cut_of
 from rapid_des.program.collectives.library import LaidOut, Libraries
-from rapid_des.program.collectives.plans import SEND, AxisPhase, Call, CollectivePlan, Served, served_by
+from rapid_des.program.collectives.plans import (
+    SEND,
+    AxisPhase,
+    CollectiveCall,
+    CollectivePlan,
+    ServedCollective,
+    served_by,
+)
 from rapid_des.program.collectives.templates import Templates, fixed_message, fixed_template
 from rapid_des.program.groups import GroupTable
 from rapid_des.program.program import Template
 from rapid_des.program.routes import signatures
-from rapid_des.program.services import Sizes
+from rapid_des.program.services import MessageSizes
 from rapid_des.units import PS_PER_S
 from rapid_des.values import replace
 
@@ -47,7 +54,7 @@ if TYPE_CHECKING:
     from rapid_des.program.collectives.select import Planner
 
 Ranks = tuple[int, ...]
-Plans: TypeAlias = Mapping[Call, CollectivePlan]
+Plans: TypeAlias = Mapping[CollectiveCall, CollectivePlan]
 """Maps each collective to its plan by the machine's own algorithms."""
 
 
@@ -93,11 +100,11 @@ class Communication:
     ) -> None:
         self.analytic = analytic
         self._idle = None if play is None else IdleTimes(machine, play, remembered, libraries)
-        self.sizes = Sizes()
+        self.sizes = MessageSizes()
         self.templates = Templates(self.sizes, remembered)
-        self.served: set[Served] = set()
+        self.served: set[ServedCollective] = set()
         """What served which collectives, for reports."""
-        self.plans: dict[Call, CollectivePlan] = {}
+        self.plans: dict[CollectiveCall, CollectivePlan] = {}
         """The plan of each collective that the machine's own algorithms serve."""
         self.places = bool(asked := Libraries(machine, libraries, remembered)) or analytic
         """Whether templates depend on where in the fabric a group lies."""
@@ -136,7 +143,7 @@ class Communication:
         machine = self._machine if self.analytic else self._machine.unfaulted
         return signatures(machine, [tuple(dict.fromkeys(ranks))])[0]
 
-    def whole(self, call: Call, kind: str, ranks: Ranks) -> int | None:
+    def whole(self, call: CollectiveCall, kind: str, ranks: Ranks) -> int | None:
         """Return a collective's template if it is a single one; None where it goes in phases (see `plan`).
 
         `kind` is the stream that it runs on.
@@ -163,7 +170,7 @@ class Communication:
             self.occupancy[number] = _occupancy(cost)
         return number
 
-    def collective_alone(self, call: Call, kind: str, ranks: Ranks) -> TimeAlone | None:
+    def collective_alone(self, call: CollectiveCall, kind: str, ranks: Ranks) -> TimeAlone | None:
         """Return time and GPU resources of a library's collective alone; None: routes decide."""
         laid = self._laid_out(call, kind, ranks)
         if laid is None:
@@ -177,7 +184,7 @@ class Communication:
         cost = self._libraries.message(kind, size, ends, ends if within is None else within)
         return None if cost is None else (cost.duration, _occupancy(cost))
 
-    def plan(self, call: Call, ranks: Ranks, rank: int) -> CollectivePlan:
+    def plan(self, call: CollectiveCall, ranks: Ranks, rank: int) -> CollectivePlan:
         """Return and record the phases in which the machine's algorithms do a collective."""
         chunks = self.planner.plan(call, ranks, rank)
         self.served.add(served_by(call, chunks))
@@ -218,13 +225,13 @@ class Communication:
         template = number(key, lambda: self._libraries.message_template(cost, size, ends, self.sizes))
         return self._taking(template, cost)
 
-    def _laid_out(self, call: Call, kind: str, ranks: Ranks) -> LaidOut | None:
+    def _laid_out(self, call: CollectiveCall, kind: str, ranks: Ranks) -> LaidOut | None:
         """Return how a library does a collective; None where the machine's own algorithms do it."""
         if not self._libraries or self.mark(ranks[0], [ranks]) is not None:
             return None
         return self._libraries.lay_out(kind, call.collective, call.size, ranks, call.exchange)
 
-    def _exchange(self, call: Call, exchange: Exchange, kind: str, ranks: Ranks) -> int:
+    def _exchange(self, call: CollectiveCall, exchange: Exchange, kind: str, ranks: Ranks) -> int:
         """Return the template of an exchange of tokens at the links' own rates."""
         members = self._groups.simulated(ranks)
         if members < len(ranks) and not self.analytic:
@@ -232,7 +239,7 @@ class Communication:
         node = self._machine.spec.gpus_per_node or 1
         counts = tuple(Counter(rank // node for rank in ranks).values())
         name = f"all_to_all of {call.size} B"
-        self.served.add(Served("all_to_all", len(ranks), call.size, "direct"))
+        self.served.add(ServedCollective("all_to_all", len(ranks), call.size, "direct"))
 
         def schedule() -> Schedule:
             return exchange_schedule(exchange, call.size, counts)
@@ -258,7 +265,7 @@ class Communication:
             lambda: fixed_template(members, duration, self.sizes, name=laid.name),
         )
 
-    def _library_alone(self, laid: LaidOut, call: Call, kind: str, ranks: Ranks) -> int:
+    def _library_alone(self, laid: LaidOut, call: CollectiveCall, kind: str, ranks: Ranks) -> int:
         """Return the picoseconds of a library's collective: links may need longer than its closed form."""
         if not self.analytic or not laid.takes_links:
             return laid.cost.duration
@@ -268,7 +275,7 @@ class Communication:
         return max(laid.cost.duration, alone(laid.schedule(), self._machine, ranks, below=laid.below))
 
     def _played(
-        self, call: Call, kind: str, ranks: Ranks, schedules: Callable[[], Iterable[Schedule]]
+        self, call: CollectiveCall, kind: str, ranks: Ranks, schedules: Callable[[], Iterable[Schedule]]
     ) -> int | None:
         """Return the picoseconds of a collective simulated by itself; None if nobody does, or it is large."""
         idle = self._idle
@@ -283,7 +290,7 @@ class Communication:
             return self.templates.number(key, lambda: self._libraries.cut(laid, ranks, simulated, self.sizes))
         return self.templates.number(key, lambda: self._libraries.template(laid, ranks, self.sizes))
 
-    def _alone(self, call: Call, kind: str, ranks: Ranks) -> Template:
+    def _alone(self, call: CollectiveCall, kind: str, ranks: Ranks) -> Template:
         plan = self.plan(call, ranks, ranks[0])
         duration = self._played(call, kind, ranks, lambda: plan_schedules(plan, call.extents, len(ranks)))
         if duration is None:

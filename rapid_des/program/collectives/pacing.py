@@ -55,7 +55,9 @@ def paced(
     """Return the template of a schedule with the lags of a library, which `memory` keeps."""
     key = ("lags", cost, paths.meshed, schedule.members, schedule.switches, _fingerprint(schedule, paths))
     start, before, after = memory.get_or_make(
-        key, lambda: _Alone(schedule, cost, paths).lags(cost), weight=lambda made: 1000 + made[1].nbytes
+        key,
+        lambda: _UncontendedCollective(schedule, cost, paths).lags(cost),
+        weight=lambda made: 1000 + made[1].nbytes,
     )
     before = np.append(before, np.zeros(template.members, np.int64))
     target = template.arrival_target
@@ -75,7 +77,7 @@ def _fingerprint(schedule: Schedule, paths: TransferPaths) -> bytes:
     return digest(*transfers, *awaited, *ways)
 
 
-class _Level(Struct, frozen=True):
+class _DependencyLevel(Struct, frozen=True):
     """The transfers at one depth of the dependency graph, and what they wait for: each something, or none."""
 
     tasks: Int64s
@@ -110,7 +112,7 @@ def paced_ring(template: Template, cost: LibraryCost, hops: Int64s, steps: int) 
     )
 
 
-class _Alone:
+class _UncontendedCollective:
     """A collective that has all links for itself: when each transfer begins and arrives.
 
     The sends of a rank that could begin at once leave one behind the other, to its node and beyond apart, and
@@ -226,7 +228,7 @@ def _meet(places: Int64s) -> bool:
     return bool((ordered[1:] == ordered[:-1]).any())
 
 
-def _by_level(schedule: Schedule, level: Int64s) -> Iterator[_Level]:
+def _by_level(schedule: Schedule, level: Int64s) -> Iterator[_DependencyLevel]:
     order = np.argsort(level, kind="stable")
     # Levels count from 1: rows bounds[k] to bounds[k + 1] of the sorted tasks are those of level k + 1.
     bounds = np.searchsorted(level[order], np.arange(1, int(level.max(initial=0)) + 2))
@@ -234,7 +236,7 @@ def _by_level(schedule: Schedule, level: Int64s) -> Iterator[_Level]:
     for first, last in zip(bounds[:-1], bounds[1:], strict=True):
         tasks = order[first:last]
         awaited = schedule.dependencies[ranges(schedule.dependency_starts[tasks], lengths[tasks])]
-        yield _Level(tasks, awaited.astype(np.int64), starts_of(lengths[tasks])[:-1])
+        yield _DependencyLevel(tasks, awaited.astype(np.int64), starts_of(lengths[tasks])[:-1])
 
 
 def _one_by_one(port: Int64s, ready: Int64s, hold: Int64s, send_order: Int64s) -> Int64s:

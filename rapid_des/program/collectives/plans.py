@@ -37,7 +37,7 @@ SCALAR = "one_shot"
 """The algorithm of an all-reduce with fewer bytes than members, which can not be split."""
 
 
-class Call(Struct, frozen=True):
+class CollectiveCall(Struct, frozen=True):
     """A collective as a trace issues it: `size` is the input buffer of each member in bytes."""
 
     collective: CollectiveType
@@ -60,7 +60,7 @@ class AxisPhase(Struct, frozen=True):
     """One phase of a chunk: a collective among those ranks that differ only along one axis of the group."""
 
     axis: int | None
-    """Index into `Call.extents`; None: all members on one logical ring."""
+    """Index into `CollectiveCall.extents`; None: all members on one logical ring."""
     collective: CollectiveType
     algorithm: str
     size: int
@@ -94,7 +94,7 @@ CollectivePlan = tuple[tuple[AxisPhase, ...], ...]
 """The phases of each chunk, in order; chunks pipeline through them."""
 
 
-def plan(call: Call, machine: Machine, auto: Callable[[], Choice]) -> CollectivePlan:
+def plan(call: CollectiveCall, machine: Machine, auto: Callable[[], Choice]) -> CollectivePlan:
     """Return how a machine does a collective; a `ConfigError` names a choice that does not fit.
 
     One algorithm serves all members as one logical ring; one for each dimension serves a group of several
@@ -129,7 +129,7 @@ def plan(call: Call, machine: Machine, auto: Callable[[], Choice]) -> Collective
     return ((AxisPhase(None, call.collective, name, call.size, chunks, call.extents, parents),),)
 
 
-def as_chosen(choice: Choice, call: Call) -> CollectivePlan:
+def as_chosen(choice: Choice, call: CollectiveCall) -> CollectivePlan:
     """Return the plan of an algorithm that `auto` chose, which never works inside switches."""
     name, chunks = choice.algorithm, int(choice.chunks)
     if isinstance(name, tuple):
@@ -145,18 +145,18 @@ def leaves_open(collectives: Collectives, kind: CollectiveType) -> bool:
     return choice.algorithm in IN_SWITCH or kind not in collectives_of(choice.algorithm)
 
 
-def _along(names: tuple[str, ...], chunks: int, call: Call) -> CollectivePlan:
+def _along(names: tuple[str, ...], chunks: int, call: CollectiveCall) -> CollectivePlan:
     """Return the plan that goes through the dimensions of a group, each by its algorithm."""
     phases = chunk_phases(call.collective, Hierarchy(call.extents, names), call.size, chunks=chunks)
     return tuple(tuple(_phase(phase, call) for phase in chunk) for chunk in phases)
 
 
-def _phase(phase: hierarchical.DimensionPhase, call: Call) -> AxisPhase:
+def _phase(phase: hierarchical.DimensionPhase, call: CollectiveCall) -> AxisPhase:
     parents = call.above.over(phase.dimension) if phase.algorithm in IN_SWITCH else ()
     return AxisPhase(phase.dimension, phase.collective, phase.algorithm, phase.size, parents=parents)
 
 
-def _of_one_axis(stated: tuple[str, ...], call: Call, machine: Machine) -> str | None:
+def _of_one_axis(stated: tuple[str, ...], call: CollectiveCall, machine: Machine) -> str | None:
     """Return the algorithm of the dimension that a group lies along, if it is one.
 
     A group in another order than that of the GPUs is served by it only inside switches.
@@ -173,7 +173,7 @@ def _named(machine: Machine, operation: str) -> bool:
     return getattr(machine.collectives, operation) is not None
 
 
-def _serving(name: str, call: Call, machine: Machine, *, axis: int | None) -> str | None:
+def _serving(name: str, call: CollectiveCall, machine: Machine, *, axis: int | None) -> str | None:
     """Return the algorithm if it serves the collective in this group.
 
     One inside switches that the file names for the very collective is not replaced.
@@ -194,7 +194,7 @@ def _serving(name: str, call: Call, machine: Machine, *, axis: int | None) -> st
     raise ConfigError(problem, file=str(machine.path), key=f"collectives.{operation}")
 
 
-def _per_axis(stated: tuple[str, ...], call: Call, machine: Machine) -> tuple[str, ...]:
+def _per_axis(stated: tuple[str, ...], call: CollectiveCall, machine: Machine) -> tuple[str, ...]:
     axes = len(machine.fabric.axes)
     if len(stated) == len(machine.fabric.extents) != axes:
         stated = tuple(
@@ -203,7 +203,7 @@ def _per_axis(stated: tuple[str, ...], call: Call, machine: Machine) -> tuple[st
     return tuple(stated[axis] for axis in call.dimensions)
 
 
-class Served(Struct, frozen=True, order=True):
+class ServedCollective(Struct, frozen=True, order=True):
     """What served a collective of a size, or a send, in a run, and the GPU resources that it took."""
 
     operation: str
@@ -220,11 +220,11 @@ class Served(Struct, frozen=True, order=True):
     """Bytes that a library reads from and writes to each GPU's HBM."""
 
 
-def served_by(call: Call, chunks: CollectivePlan) -> Served:
+def served_by(call: CollectiveCall, chunks: CollectivePlan) -> ServedCollective:
     """Return what serves a call by its plan."""
     along = {phase.axis or 0: phase.algorithm for phase in chunks[0]}
     algorithm = "/".join(along[axis] for axis in sorted(along))
-    return Served(call.collective.name.lower(), call.members, call.size, algorithm)
+    return ServedCollective(call.collective.name.lower(), call.members, call.size, algorithm)
 
 
 def cut_in_chunks(chunks: CollectivePlan) -> bool:

@@ -1,9 +1,9 @@
 """Planning collectives: as the machine file states, and where it states nothing by `auto`.
 
 That is, of the algorithms that do a collective, the one that is fastest on a group's links while the groups
-of its family do the same (see `families`). Candidates are all of both registries (see `candidates`), and one
-algorithm for each of the group's dimensions, along each the best for its phases. Of few enough transfers
-those that may be the fastest are played (see `played`), else the estimates decide. Among those within `TIE`
+of its family do the same (see `WorkingTogether`). Candidates are all of both registries (see `candidates`),
+and one algorithm for each of the group's dimensions, along each the best for its phases. Where transfers are
+few, those that may be the fastest are simulated (see `simulate`); else the estimates decide. Among those within `TIE`
 of the best the first goes: registry order, then one for each dimension, fewer chunks before more. Sizes in
 between are priced along the line between two powers of `STEP`.
 """
@@ -24,15 +24,15 @@ from rapid_des.network.specs import Choice
 from rapid_des.program.collectives.candidates import (
     CHUNKS,
     TIE,
-    Asked,
-    Estimate,
+    ChoiceEstimate,
+    GroupCollective,
     GroupLinks,
     candidates,
     first_of_best,
 )
 from rapid_des.program.collectives.cuts import has_cut
-from rapid_des.program.collectives.plans import Call, CollectivePlan, leaves_open, plan
-from rapid_des.program.collectives.simulate import Groups, Played, can_be_played
+from rapid_des.program.collectives.plans import CollectiveCall, CollectivePlan, leaves_open, plan
+from rapid_des.program.collectives.simulate import ChoiceSimulator, Groups, can_be_simulated
 from rapid_des.program.routes import COMPARED, all_pairs, geometry, route_keys, telling_pairs
 from rapid_des.values import replace
 
@@ -46,7 +46,7 @@ Rows = Int64s
 """[group, member]: the ranks of groups of one size without common ranks."""
 
 
-class Families:
+class WorkingTogether:
     """The groups beside each group on a machine."""
 
     def __init__(self, machine: Machine, families: Sequence[Rows]) -> None:
@@ -108,7 +108,7 @@ def _joined(link: Int64s, group: Int64s, groups: int) -> Int64s:
         lowest = joined
 
 
-class Chooser:
+class AlgorithmChooser:
     """Chooses for the groups of one machine; what was worked out is in `memory`.
 
     Groups with one likeness (see `likeness`) get one answer: that of the first of them.
@@ -117,14 +117,16 @@ class Chooser:
     def __init__(self, machine: Machine, memory: BoundedCache, families: Sequence[Rows] = ()) -> None:
         self._machine = machine
         self._memory = memory
-        self._families = Families(machine, families)
+        self._families = WorkingTogether(machine, families)
         self._links: dict[bytes, GroupLinks] = {}
         self.likeness = cache(self._likeness)
 
-    def times(self, asked: Asked, ranks: tuple[int, ...], *, repeats: bool = False) -> dict[Choice, float]:
+    def times(
+        self, asked: GroupCollective, ranks: tuple[int, ...], *, repeats: bool = False
+    ) -> dict[Choice, float]:
         """Return the picoseconds of the candidates, in their order, while the groups beside do the same.
 
-        They are those of a play, of the candidates that may be the fastest; where there are too many
+        They are simulated for the candidates that may be the fastest; where there are too many
         transfers for that they are estimates, of all. With `repeats` only of those of which one replica's
         part stands for the others', if there are such.
         """
@@ -139,21 +141,21 @@ class Chooser:
         first, last = self._between(replace(asked, size=low), choices, ranks)
         return {choice: time + share * (last[choice] - time) for choice, time in first.items()}
 
-    def estimates(self, asked: Asked, ranks: tuple[int, ...]) -> dict[Choice, float]:
+    def estimates(self, asked: GroupCollective, ranks: tuple[int, ...]) -> dict[Choice, float]:
         """Return the estimated picoseconds of all candidates, in their order."""
         links, choices = self._group(asked, ranks), candidates(asked.collective, asked.extents)
         if len(asked.extents) > 1 and asked.collective in HIERARCHICAL:
             choices += self._per_dimension(asked, ranks)
         return {choice: links.estimate(choice, asked).time for choice in choices}
 
-    def _per_dimension(self, asked: Asked, ranks: tuple[int, ...]) -> tuple[Choice, ...]:
+    def _per_dimension(self, asked: GroupCollective, ranks: tuple[int, ...]) -> tuple[Choice, ...]:
         key = ("auto", self._machine, self.likeness(ranks, asked.extents), asked)
         names = self._memory.get_or_make(key, lambda: self._group(asked, ranks).best_along(asked))
         shared = self._machine.switching.mode == "fluid"  # chunks share links, so all end a phase together
         return tuple(Choice(algorithm=names, chunks=chunks) for chunks in (CHUNKS[:1] if shared else CHUNKS))
 
     def _between(
-        self, asked: Asked, choices: tuple[Choice, ...], ranks: tuple[int, ...]
+        self, asked: GroupCollective, choices: tuple[Choice, ...], ranks: tuple[int, ...]
     ) -> Sequence[Mapping[Choice, float]]:
         """Return the times of choices at two neighbouring powers of `STEP`, interpolated to the size."""
         sizes = asked, replace(asked, size=asked.size * STEP)
@@ -161,19 +163,22 @@ class Chooser:
         def price() -> Sequence[Mapping[Choice, float]]:
             links, groups = self._group(asked, ranks), self._families.beside(ranks)
             estimates = [{choice: links.estimate(choice, at) for choice in choices} for at in sizes]
-            if not can_be_played(self._machine, groups, sizes[1].size):
+            if not can_be_simulated(self._machine, groups, sizes[1].size):
                 return [{choice: at.time for choice, at in of_size.items()} for of_size in estimates]
-            return self._played(estimates, sizes, groups)
+            return self._simulated(estimates, sizes, groups)
 
         key = ("auto", self._machine, self.likeness(ranks, asked.extents), asked, choices)
         return self._memory.get_or_make(key, price, weight=_weight)
 
-    def _played(
-        self, estimates: Sequence[Mapping[Choice, Estimate]], sizes: Sequence[Asked], groups: Groups
+    def _simulated(
+        self,
+        estimates: Sequence[Mapping[Choice, ChoiceEstimate]],
+        sizes: Sequence[GroupCollective],
+        groups: Groups,
     ) -> Sequence[Mapping[Choice, float]]:
-        return fastest_played(Played(self._machine, groups), estimates, sizes)
+        return fastest_simulated(ChoiceSimulator(self._machine, groups), estimates, sizes)
 
-    def _group(self, asked: Asked, ranks: tuple[int, ...]) -> GroupLinks:
+    def _group(self, asked: GroupCollective, ranks: tuple[int, ...]) -> GroupLinks:
         likeness = self.likeness(ranks, asked.extents)
         if likeness not in self._links:
             groups = self._families.beside(ranks)
@@ -229,7 +234,7 @@ class Planner:
         self.machine = machine
         self._repeats = repeats
         memory = BoundedCache() if memory is None else memory
-        self._chooser = Chooser(self._known(machine), memory, families)
+        self._chooser = AlgorithmChooser(self._known(machine), memory, families)
 
     def _known(self, machine: Machine) -> Machine:
         """Return the machine that algorithms are chosen for."""
@@ -238,26 +243,26 @@ class Planner:
         healthy = replace(machine, fabric=machine.healthy, router=machine.planned, faults=(), slowed={})
         return replace(healthy, dead=frozenset(), lost=frozenset())
 
-    def plan(self, call: Call, ranks: tuple[int, ...], rank: int) -> CollectivePlan:  # noqa: ARG002 - alike for all ranks
+    def plan(self, call: CollectiveCall, ranks: tuple[int, ...], rank: int) -> CollectivePlan:  # noqa: ARG002 - alike for all ranks
         """Return how a rank takes part in a collective of `ranks`."""
         return self.stated(call, ranks)
 
-    def stated(self, call: Call, ranks: tuple[int, ...]) -> CollectivePlan:
+    def stated(self, call: CollectiveCall, ranks: tuple[int, ...]) -> CollectivePlan:
         """Return the plan that the machine file asks for, the same for all ranks."""
         return plan(call, self.machine, partial(self.choice, call, ranks))
 
-    def choice(self, call: Call, ranks: tuple[int, ...]) -> Choice:
+    def choice(self, call: CollectiveCall, ranks: tuple[int, ...]) -> Choice:
         """Return what `auto` takes for a collective of `ranks`."""
         return first_of_best(self.times(call, ranks))
 
-    def times(self, call: Call, ranks: tuple[int, ...]) -> dict[Choice, float]:
-        """Return the picoseconds of all that `auto` chooses from, in their order; see `Chooser.times`."""
-        asked = Asked(call.collective, call.extents, call.size)
+    def times(self, call: CollectiveCall, ranks: tuple[int, ...]) -> dict[Choice, float]:
+        """Return the picoseconds of each choice of `auto`, in their order; see `AlgorithmChooser.times`."""
+        asked = GroupCollective(call.collective, call.extents, call.size)
         return self._chooser.times(asked, ranks, repeats=self._repeats)
 
-    def estimates(self, call: Call, ranks: tuple[int, ...]) -> dict[Choice, float]:
+    def estimates(self, call: CollectiveCall, ranks: tuple[int, ...]) -> dict[Choice, float]:
         """Return the estimated picoseconds of every algorithm that `auto` knows, in their order."""
-        return self._chooser.estimates(Asked(call.collective, call.extents, call.size), ranks)
+        return self._chooser.estimates(GroupCollective(call.collective, call.extents, call.size), ranks)
 
     def alike(self, ranks: tuple[int, ...], kinds: Iterable[CollectiveType]) -> bytes | None:
         """Return a key of the choice for a group; None where the file states all of its algorithms."""
@@ -270,12 +275,14 @@ class Planner:
         return None
 
 
-def fastest_played(
-    played: Played, estimates: Sequence[Mapping[Choice, Estimate]], sizes: Sequence[Asked]
+def fastest_simulated(
+    simulator: ChoiceSimulator,
+    estimates: Sequence[Mapping[Choice, ChoiceEstimate]],
+    sizes: Sequence[GroupCollective],
 ) -> list[dict[Choice, float]]:
     """Return by size the picoseconds of those choices that may be the fastest at one of the sizes.
 
-    They are played at all sizes, in the order of their estimates (equal ones as they come); what takes longer
+    They are simulated at all sizes, in the order of their estimates (equal ones as they come); what takes longer
     than the fastest by its own bound is left out.
     """
     first = [min(at.time for at in of_size.values()) for of_size in estimates]
@@ -290,5 +297,5 @@ def fastest_played(
         if times[0] and all(least >= min(known.values()) for least, known in zip(leasts, times, strict=True)):
             continue
         for asked, known in zip(sizes, times, strict=True):
-            known[choice] = played.time(choice, asked)
+            known[choice] = simulator.time(choice, asked)
     return [{choice: known[choice] for choice in estimates[0] if choice in known} for known in times]

@@ -22,20 +22,20 @@ from rapid_des.machine import Machine
 from rapid_des.network.collectives.schedule import Schedule
 from rapid_des.network.specs import Choice, Switching
 from rapid_des.program.collectives.alone import chain_and_load
-from rapid_des.program.collectives.candidates import Asked
-from rapid_des.program.collectives.plans import AxisPhase, Call, as_chosen, cut_in_chunks
+from rapid_des.program.collectives.candidates import GroupCollective
+from rapid_des.program.collectives.plans import AxisPhase, CollectiveCall, as_chosen, cut_in_chunks
 from rapid_des.program.collectives.templates import template_of
 from rapid_des.program.program import NONE, Template
-from rapid_des.program.services import Sizes, hop_table, services_of, uncongested
+from rapid_des.program.services import MessageSizes, hop_table, services_of, uncongested
 from rapid_des.program.switch_trees import with_switches
 from rapid_des.units import Size, ceil_divide
 from rapid_des.values import replace
 
 MOST_SERVED = 100_000
 """Most visits to links that are simulated one by one, in about half a second."""
-Lines: TypeAlias = Sequence[tuple[Schedule, Sequence[int]]]
+ScheduledLines: TypeAlias = Sequence[tuple[Schedule, Sequence[int]]]
 """Schedules that run side by side, each with its member ranks."""
-Chunks: TypeAlias = Sequence[Sequence[Lines]]
+Chunks: TypeAlias = Sequence[Sequence[ScheduledLines]]
 """By chunk, which run side by side, and phase, which follow one another: a member begins when it is done."""
 Coming: TypeAlias = tuple[int, int, int, int, int, int, int]
 """(time, part, rank, injected, task, hop, size row): a part that asks a link, or with hop NONE has arrived.
@@ -64,7 +64,7 @@ def duration_alone(chunks: Chunks, machine: Machine, *, whole: bool) -> int:
     What visits links too often to be played takes the longest chain of transfers or the service of the
     busiest link, whichever is longer: no less than it would.
     """
-    play = Play(chunks, machine, whole=whole)
+    play = LinkSimulation(chunks, machine, whole=whole)
     if play.visits > MOST_SERVED:
         return _at_least(chunks, machine)
     return play.duration()
@@ -83,7 +83,7 @@ def _at_least(chunks: Chunks, machine: Machine) -> int:
     return max(longest, int(load.max(initial=0)))
 
 
-class Play:
+class LinkSimulation:
     """Transfers, and behind those of each line its members, that wait for one another and for links.
 
     With `in_order` a link takes what waits there chunk by chunk, as engines do (R3); else as it came.
@@ -95,7 +95,7 @@ class Play:
         self._switching = uncongested(machine.switching)
         stores = self._switching.mode == "store_and_forward"
         self._segment = self._switching.segment if stores else None
-        self._sizes = Sizes()
+        self._sizes = MessageSizes()
         self._ends: list[Int64s] = [np.zeros((0, 2), np.int64)]
         self._need: list[int] = []
         self._edges: list[list[tuple[int, int, bool]]] = []
@@ -252,7 +252,7 @@ def _arrivals(template: Template, base: int) -> list[list[tuple[int, int]]]:
     return [rows[first:last] for first, last in zip(starts, starts[1:], strict=False)]
 
 
-def can_be_played(machine: Machine, groups: Groups, size: int) -> bool:
+def can_be_simulated(machine: Machine, groups: Groups, size: int) -> bool:
     """Tell whether collectives of `size` bytes a member are few enough transfers to be played."""
     members = len(groups[0])
     if len(groups) * members * (members - 1) > MOST_PAIRS:
@@ -280,7 +280,7 @@ def _coarsening(machine: Machine, groups: Groups, size: int) -> int:
     return 1 << (ceil_divide(segments, most) - 1).bit_length()
 
 
-class Played:
+class ChoiceSimulator:
     """Plays collectives among groups of one shape on a machine."""
 
     def __init__(self, machine: Machine, groups: Groups) -> None:
@@ -288,21 +288,21 @@ class Played:
         self._in_parts = cache(self._with_parts)
         self._in_segments = cache(self._with_segments)
 
-    def time(self, choice: Choice, asked: Asked) -> int:
+    def time(self, choice: Choice, asked: GroupCollective) -> int:
         """Return the picoseconds until all groups are done."""
-        call = Call(asked.collective, asked.size, asked.extents, ())
+        call = CollectiveCall(asked.collective, asked.size, asked.extents, ())
         plan, made = as_chosen(choice, call), cache(self._lines)
         chunks = [[made(phase, asked.extents) for phase in chunk] for chunk in plan]
         whole = cut_in_chunks(plan)
         machine = self._in_segments(_coarsening(self._machine, self._groups, asked.size))
-        play = Play(chunks, machine, whole=whole, in_order=True)
+        play = LinkSimulation(chunks, machine, whole=whole, in_order=True)
         parts = self._machine.switching.parts
         if not whole and parts > 1 and play.visits > MOST_VISITS:
             fewer = max(1, parts * MOST_VISITS // play.visits)
-            play = Play(chunks, self._in_parts(fewer), whole=whole, in_order=True)
+            play = LinkSimulation(chunks, self._in_parts(fewer), whole=whole, in_order=True)
         return play.duration()
 
-    def _lines(self, phase: AxisPhase, extents: tuple[int, ...]) -> Lines:
+    def _lines(self, phase: AxisPhase, extents: tuple[int, ...]) -> ScheduledLines:
         """Return the schedule of a phase for all groups, or for all their lines along its axis."""
         lines = np.array(self._groups, np.int64)
         if phase.axis is not None:
