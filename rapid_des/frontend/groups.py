@@ -25,7 +25,7 @@ from rapid_des.units import ceil_divide
 from rapid_des.values import replace
 
 
-class Layout(Struct, frozen=True, dict=True):
+class RankLayout(Struct, frozen=True, dict=True):
     """Axes and their sizes, innermost first: rank = a0 + n0·(a1 + n1·(a2 + …)).
 
     >>> layout = Layout(("tp", "dp", "pp"), (2, 2, 2))

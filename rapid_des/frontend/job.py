@@ -18,7 +18,7 @@ from rapid_des.frontend.groups import (
     GROUPS,
     PARTS,
     ZERO_STAGES,
-    Layout,
+    RankLayout,
     Sharding,
     ShardingPolicy,
 )
@@ -26,7 +26,14 @@ from rapid_des.frontend.layers.layer import Layer, LayerKind, numbered
 from rapid_des.frontend.model import Model
 from rapid_des.frontend.operations import Shard
 from rapid_des.frontend.recompute import layer_kinds
-from rapid_des.frontend.schedules import SCHEDULES, Schedule, Shape, StageOrders, from_file, with_pairs
+from rapid_des.frontend.schedules import (
+    SCHEDULES,
+    PipelineSchedule,
+    PipelineShape,
+    StageOrders,
+    from_file,
+    with_pairs,
+)
 from rapid_des.frontend.schedules.schedule import Placement
 from rapid_des.frontend.software import HostSpec, Software
 from rapid_des.frontend.spec import InferenceSpec, JobSpec, RequestsSpec, TrainingSpec
@@ -75,22 +82,22 @@ class Job:
         return html_text(title) + html_text(to_yaml(self.spec, brief=True), "pre")
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> RankLayout:
         """The layout of ranks along tp, cp, dp and pp; ep splits dp·cp and is no axis of the rank count."""
         split = self.spec.parallelism
         sizes = {"tp": split.tp, "cp": split.cp, "ep": 1, "dp": split.dp, "pp": split.pp}
-        return Layout(split.order, tuple(sizes[axis] for axis in split.order))
+        return RankLayout(split.order, tuple(sizes[axis] for axis in split.order))
 
     @cached_property
-    def expert_layout(self) -> Layout:
+    def expert_layout(self) -> RankLayout:
         """The layout of the same ranks along etp, ep and edp, for routed experts."""
         stages, split = self.stages, self.spec.parallelism
         sizes = (split.expert_ways, split.ep, self.gpus // stages // split.expert_ways // split.ep, stages)
         by_stage = np.argsort(self.layout.coordinates("pp"), kind="stable")
         numbering = None if np.array_equal(by_stage, np.arange(self.gpus)) else tuple(by_stage.tolist())
-        return Layout(("etp", "ep", "edp", "pp"), sizes, numbering)
+        return RankLayout(("etp", "ep", "edp", "pp"), sizes, numbering)
 
-    def layout_of(self, group: str) -> Layout:
+    def layout_of(self, group: str) -> RankLayout:
         """Return the layout along whose axes a process group of the traffic table lies."""
         return self.layout if EXPERT_AXES.isdisjoint(GROUPS[group]) else self.expert_layout
 
@@ -206,17 +213,17 @@ class Job:
         return self.inference.total // (self.inference.micro_batch or self.inference.total)
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> PipelineSchedule:
         """The pipeline schedule of training."""
         chosen = self.training.schedule
         schedule = SCHEDULES[chosen] if isinstance(chosen, str) else from_file(chosen)
         return with_pairs(schedule) if self.training.overlap_batches else schedule
 
     @cached_property
-    def shape(self) -> Shape:
+    def shape(self) -> PipelineShape:
         """The arguments of the training schedule: stages, micro-batches, chunks and group size."""
         chunks = self.schedule.chunks or self.spec.parallelism.chunks
-        return Shape(self.stages, self.micro_batches, chunks, self.training.micro_batch_group)
+        return PipelineShape(self.stages, self.micro_batches, chunks, self.training.micro_batch_group)
 
     @cached_property
     def stage_orders(self) -> StageOrders:

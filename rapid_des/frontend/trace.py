@@ -15,7 +15,7 @@ from rapid_des.frontend.job import Job
 from rapid_des.frontend.parts import PricedOperator, kernel_node, message_node
 from rapid_des.frontend.routing import exchanges, libraries_json, place_of_ranks
 from rapid_des.frontend.software import HostSpec
-from rapid_des.frontend.template import STREAM_KINDS, Column, Node, Writer
+from rapid_des.frontend.template import STREAM_KINDS, PieceColumn, PieceNode, Writer
 from rapid_des.values import replace
 
 _STAGES = GROUP_SLOTS.index("stages")
@@ -87,9 +87,9 @@ class ProgramWriter(Struct):
         made = self._made(self._between_stages, name, NodeKind.RECV, source, size)
         return self.writer.append_made(made, after, tag=tag)
 
-    def _between_stages(self, name: str, kind: NodeKind, stage: int, size: int) -> Node:
+    def _between_stages(self, name: str, kind: NodeKind, stage: int, size: int) -> PieceNode:
         stream = "pp-send" if kind is NodeKind.SEND else "pp-recv"
-        return Node(
+        return PieceNode(
             name,
             kind,
             f"{stream}-next" if stage == self.apart else stream,
@@ -100,7 +100,7 @@ class ProgramWriter(Struct):
             issue=0 if self.host is None else int(self.host.collective),
         )
 
-    def _made(self, make: Callable[..., Node], *what: Hashable) -> int:
+    def _made(self, make: Callable[..., PieceNode], *what: Hashable) -> int:
         """Return the number of the node that `make` makes, cached by content: a step has many equal nodes."""
         if (make, what) not in self._numbers:
             self._numbers[make, what] = self.writer.make(make(*what))
@@ -122,7 +122,7 @@ class ProgramWriter(Struct):
         """
         return self.writer.append_made(self._made(self._collective, name, role, size, group, parts), after)
 
-    def _collective(self, name: str, role: str, size: int, group: str | None, parts: int) -> Node:
+    def _collective(self, name: str, role: str, size: int, group: str | None, parts: int) -> PieceNode:
         node = message_node(name, role, size, (), self.host, group=group)
         if self.host is None or not parts:
             return node
@@ -131,7 +131,7 @@ class ProgramWriter(Struct):
     def with_host(self, name: str, work: HostWork, operators: OperatorModel, *, after: Sequence[int]) -> int:
         """Append what the GPU and its host do for each other, on a stream of its own; return its position."""
         duration, issue = operators.estimate(work).duration, 0 if self.host is None else int(self.host.kernel)
-        node = Node(name, NodeKind.COMPUTE, _OF_HOST[work.what], (), duration=duration, issue=issue)
+        node = PieceNode(name, NodeKind.COMPUTE, _OF_HOST[work.what], (), duration=duration, issue=issue)
         return self.writer.append(node, after)
 
     def segment(self, name: str, start: int, **what: int) -> None:
@@ -141,8 +141,8 @@ class ProgramWriter(Struct):
     def finish(self) -> FinishedProgram:
         """Return the table with only the groups and peers that it uses."""
         rows = self.writer.rows
-        groups, group_slots = _used(rows[:, Column.GROUP])
-        peers, peer_slots = _used(rows[:, Column.PEER])
+        groups, group_slots = _used(rows[:, PieceColumn.GROUP])
+        peers, peer_slots = _used(rows[:, PieceColumn.PEER])
         return FinishedProgram(
             self.writer.table(group_slots, peer_slots),
             tuple(GROUP_SLOTS[slot] for slot in groups),
@@ -151,8 +151,8 @@ class ProgramWriter(Struct):
         )
 
 
-def _issuing(first: int) -> Node:
-    return Node("host", NodeKind.COMPUTE, "host", (), duration=0, issue=first)
+def _issuing(first: int) -> PieceNode:
+    return PieceNode("host", NodeKind.COMPUTE, "host", (), duration=0, issue=first)
 
 
 def _used(column: Int64s) -> tuple[list[int], Int64s]:

@@ -10,7 +10,7 @@ from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import NodeKind, RankTrace, TraceSet
 from rapid_des.frontend import Job
-from rapid_des.frontend.template import Node
+from rapid_des.frontend.template import PieceNode
 from rapid_des.frontend.trace import FinishedProgram, ProgramWriter, assemble
 from rapid_des.machine import Machine
 from rapid_des.modes.blocks.replicas import TimesAlone
@@ -22,7 +22,7 @@ from rapid_des.studies.likeness import stride
 from rapid_des.values import replace
 
 _SIMPY = EngineChoice("simpy", fold=False)
-_NOTHING = Node("nothing", NodeKind.COMPUTE, "compute", (), duration=0)
+_NOTHING = PieceNode("nothing", NodeKind.COMPUTE, "compute", (), duration=0)
 
 
 def program_alone(job: Job, program: FinishedProgram, machine: Machine, cache: BoundedCache) -> int:

@@ -10,7 +10,7 @@ from rapid_des.device.pricing import estimate
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import build, memory
 from rapid_des.frontend.build import in_passes
-from rapid_des.frontend.inference import Group, Pass, cut, decode_time, one_pass, pass_lists
+from rapid_des.frontend.inference import Group, ServingPass, cut, decode_time, one_pass, pass_lists
 from rapid_des.frontend.inference import passes as passes_of
 from rapid_des.values import replace
 
@@ -336,7 +336,7 @@ def test_norms_behind_sums_that_are_small_enough_are_in_their_kernels(tiny_servi
         job = tiny_service(("model.norm", "rms_norm"), ("fusion", "vllm"), *settings)
         return {
             kernel.name: kernel.operator.kind
-            for kernels in pass_lists(job, Pass(1, (Group(4, 1, 8),), 1)).values()
+            for kernels in pass_lists(job, ServingPass(1, (Group(4, 1, 8),), 1)).values()
             for kernel in kernels
             if "norm" in kernel.name
         }

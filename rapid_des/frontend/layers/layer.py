@@ -20,7 +20,7 @@ from rapid_des.frontend.matrices import reduce_output
 from rapid_des.frontend.operations import (
     Counts,
     Operation,
-    OperationList,
+    OperatorList,
     Shard,
     dropout_backward,
     norm_backward,
@@ -87,11 +87,11 @@ class Sublayer(Protocol):
         """Return why a job's axes can not split it; None if they can."""
         ...
 
-    def forward(self, operations: OperationList, shard: Shard) -> None:
+    def forward(self, operations: OperatorList, shard: Shard) -> None:
         """Append the forward from the norm's output to what is added to the residual stream."""
         ...
 
-    def backward(self, operations: OperationList, shard: Shard) -> int:
+    def backward(self, operations: OperatorList, shard: Shard) -> int:
         """Append the backward; return the position that holds the gradient of the norm's output.
 
         With `shard.core_again` it runs the core of attention again before that's backward.
@@ -138,10 +138,10 @@ class Absent(Struct, frozen=True):
         del shard, positions
         return 0
 
-    def forward(self, operations: OperationList, shard: Shard) -> None:
+    def forward(self, operations: OperatorList, shard: Shard) -> None:
         """Append no operations."""
 
-    def backward(self, operations: OperationList, shard: Shard) -> int:
+    def backward(self, operations: OperatorList, shard: Shard) -> int:
         """Append no operations; the gradient is the incoming one."""
         del shard
         return operations.last
@@ -180,7 +180,7 @@ class Layer(Struct, frozen=True):
 
     def forward(self, shard: Shard) -> tuple[Operation, ...]:
         """Return the forward as one rank's operator list."""
-        operations = OperationList()
+        operations = OperatorList()
         together = self.block != "sequential" and shard.serving and shard.fusion in ONE_SUM
         inner = replace(shard, partial=together)
         for half in self.halves:
@@ -200,13 +200,13 @@ class Layer(Struct, frozen=True):
 
     def on_cache(self, shard: Shard) -> tuple[Operation, ...]:
         """Return what of the forward sees the KV cache; only a mixer does."""
-        operations = OperationList()
+        operations = OperatorList()
         self.mixer.forward(operations, shard)
         return tuple(operation for operation in operations.entries if operation.sees_cache)
 
     def backward(self, shard: Shard) -> tuple[Operation, ...]:
         """Return the backward as one rank's operator list."""
-        operations = OperationList()
+        operations = OperatorList()
         ready = []
         for half in reversed(self.halves):
             dropout_backward(operations, shard, half.name, bias=half.output_bias)
@@ -347,7 +347,7 @@ class AttentionCore(Struct, frozen=True):
         return shard.activation_bytes(scores) * (1 + shard.dropout) + scores * shard.dropout
 
     def append(
-        self, operations: OperationList, shard: Shard, name: str, *, backward: bool = False,
+        self, operations: OperatorList, shard: Shard, name: str, *, backward: bool = False,
         **counts: Unpack[Counts],
     ) -> None:  # fmt: skip
         """Append the kernels of the core; the counts go to the last.
@@ -368,7 +368,7 @@ class AttentionCore(Struct, frozen=True):
             operations.kernel(f"{name}.early", part, sees_cache=counts.get("sees_cache", False))
         operations.kernel(name, late, **counts)
 
-    def append_backward(self, operations: OperationList, shard: Shard, **counts: Unpack[Counts]) -> None:
+    def append_backward(self, operations: OperatorList, shard: Shard, **counts: Unpack[Counts]) -> None:
         """Append the backward of the core, after the core again where that is recomputed."""
         if shard.core_again:
             self.append(operations, shard, f"{CORE}.recompute", held=self.saved_bytes(shard))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from rapid_des.frontend.blocks import Blocks
+from rapid_des.frontend.blocks import JobBlocks
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.frontend.trace import JobTrace
 from rapid_des.modes.blocks.inner import BlockTimes
@@ -61,8 +61,8 @@ class BlockRun(Struct, frozen=True):
     """A run of a block mode: the outer graph as executed, and the blocks behind its compute nodes."""
 
     mode: BlockMode
-    blocks: Blocks
-    slow: Mapping[int, Blocks]
+    blocks: JobBlocks
+    slow: Mapping[int, JobBlocks]
     trace: JobTrace
     run: Run
     kinds: Sequence[bytes]

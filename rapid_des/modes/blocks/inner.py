@@ -14,7 +14,7 @@ from rapid_des.arrays import Int64s, digest
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, TraceSet
 from rapid_des.errors import UnsupportedByEngine
-from rapid_des.frontend.blocks import Block, Blocks, Cuts
+from rapid_des.frontend.blocks import Cuts, JobBlocks, PipelineBlock
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.machine import Machine
 from rapid_des.modes.blocks.reach import (
@@ -59,12 +59,12 @@ class BlockTimes(Struct, frozen=True):
 
 
 def block_times(  # noqa: PLR0913 - what blocks are run with, by name
-    blocks: Blocks,
+    blocks: JobBlocks,
     machine: Machine,
     choice: EngineChoice,
     *,
     analytic: bool,
-    slow: Mapping[int, Blocks],
+    slow: Mapping[int, JobBlocks],
     cache: BoundedCache,
 ) -> tuple[list[bytes], Mapping[tuple[bytes, PieceKey], BlockTimes]]:
     """Return each inner group's kind, and the times of every block on every kind that runs it.
@@ -107,7 +107,7 @@ class _Inputs(Struct, frozen=True):
     """What a block is run on."""
 
     ranks: Sequence[int]
-    slowed: Mapping[int, Block]
+    slowed: Mapping[int, PipelineBlock]
     """The block as slowed ranks run it."""
     machine: Machine
     choice: EngineChoice
@@ -117,7 +117,7 @@ class _Inputs(Struct, frozen=True):
     """The values that it depends on besides its traces."""
 
 
-def _times(block: Block, inputs: _Inputs, cache: BoundedCache) -> BlockTimes:
+def _times(block: PipelineBlock, inputs: _Inputs, cache: BoundedCache) -> BlockTimes:
     """Return a block's times; where a host issues it, of two runs: all issued, and on a GPU that waits."""
     run = _run(block, inputs, cache, hosted=False)
     issued: tuple[int, ...] = ()
@@ -151,7 +151,7 @@ def _begins(hosted: TraceSet, run: _Passed, machine: Machine) -> int | None:
     return begins.pop() if len(begins) == 1 else None
 
 
-def _traces(block: Block, inputs: _Inputs, *, hosted: bool) -> TraceSet:
+def _traces(block: PipelineBlock, inputs: _Inputs, *, hosted: bool) -> TraceSet:
     """Return the traces of a block on all of its ranks."""
     slowed = {rank: other.on(inputs.ranks, hosted=hosted) for rank, other in inputs.slowed.items()}
     return on_slow_gpus(block.on(inputs.ranks, hosted=hosted), slowed)
@@ -170,7 +170,7 @@ class _Passed:
     busiest: int
 
 
-def _run(block: Block, inputs: _Inputs, cache: BoundedCache, *, hosted: bool) -> _Passed:
+def _run(block: PipelineBlock, inputs: _Inputs, cache: BoundedCache, *, hosted: bool) -> _Passed:
     """Run a block, unless one that runs alike on an equal machine is in the cache."""
     choice, analytic = inputs.choice, inputs.analytic
     traces = _traces(block, inputs, hosted=hosted)

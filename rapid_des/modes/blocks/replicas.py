@@ -14,7 +14,7 @@ from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.errors import UnsupportedByEngine
-from rapid_des.frontend.groups import PARTS, Layout
+from rapid_des.frontend.groups import PARTS, RankLayout
 from rapid_des.frontend.trace import JobTrace
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice, Execution, Run, execute
@@ -187,7 +187,7 @@ def _are_known_and_equal(times: Set[tuple[object, ...]]) -> bool:
     return len(times) == 1 and None not in next(iter(times))
 
 
-def _replicas(layout: Layout) -> Replicas:
+def _replicas(layout: RankLayout) -> Replicas:
     """Return the replicas that a job has by data parallelism."""
     count, digit = layout.size("dp"), layout.coordinates("dp")
     stride = prod(layout.sizes[: layout.axes.index("dp")])
