@@ -234,7 +234,11 @@ def _of_package() -> Iterable[Path]:
 PACKAGE = Library(
     (
         *(f"rapid_des.engines.compiled.{name}kernel" for name in ("", "paired_", "closing_", "fluid_")),
-        *("rapid_des.chakra.kernels", "rapid_des.device.attention.flash", "rapid_des.program.collectives.alone"),
+        *(
+            "rapid_des.chakra.kernels",
+            "rapid_des.device.attention.flash",
+            "rapid_des.program.collectives.alone",
+        ),
     ),
     _of_package,
 )

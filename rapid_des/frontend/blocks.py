@@ -9,8 +9,8 @@ too: all ranks of the layer's experts run a block together, and the slowest says
 What joins the pieces (pipeline messages, gradient buckets, the optimizer) does not depend on what is
 inside. So the same templates give both halves of a hierarchical run:
 
-1. `blocks(job, operators)` returns each distinct piece as a `PipelineBlock`. `PipelineBlock.on(ranks)` is its trace on one
-   inner group, exchanges taking no time; simulate that alone.
+1. `blocks(job, operators)` returns each distinct piece as a `PipelineBlock`. `PipelineBlock.on(ranks)` is its
+   trace on one inner group, exchanges taking no time; simulate that alone.
 2. A block has *cuts*: rows, ascending in time, at which gradients become final or an exchange stands, and
    its last row. The finish times of the cuts, as steps from one to the next, are the block's durations (one
    number where there is one cut): what the outer graph needs to start messages at the right instant.

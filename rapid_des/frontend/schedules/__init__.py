@@ -1,7 +1,7 @@
 """Pipeline schedules: the table of those there are, and the orders of the older ones.
 
-A new schedule is a function from a `PipelineShape` to one order a stage, as `schedule.one_forward_one_backward` is,
-and its entry in `SCHEDULES`; a schedule of one's own is a file (`files`).
+A new schedule is a function from a `PipelineShape` to one order for each stage, like
+`schedule.one_forward_one_backward`, and its entry in `SCHEDULES`. Users write schedules as files (`files`).
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ copies of the same parts, each for micro-batches of its own. What an item consum
 alone, so messages may go to any stage. Orders may be written as runs: a pattern of items and how often it is
 repeated.
 
-A `PipelineSchedule` is a function that returns the orders, and what follows from them. The one that most jobs run,
-1F1B, stands here as the example; the table of all is `rapid_des.frontend.schedules.SCHEDULES`.
+A `PipelineSchedule` is a function that returns the orders, and what follows from them. The one that most jobs
+run, 1F1B, stands here as the example; the table of all is `rapid_des.frontend.schedules.SCHEDULES`.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 That is, of the algorithms that do a collective, the one that is fastest on a group's links while the groups
 of its family do the same (see `WorkingTogether`). Candidates are all of both registries (see `candidates`),
 and one algorithm for each of the group's dimensions, along each the best for its phases. Where transfers are
-few, those that may be the fastest are simulated (see `simulate`); else the estimates decide. Among those within `TIE`
-of the best the first goes: registry order, then one for each dimension, fewer chunks before more. Sizes in
-between are priced along the line between two powers of `STEP`.
+few, those that may be the fastest are simulated (see `simulate`); else the estimates decide. Among those
+within `TIE` of the best the first is chosen: in registry order, then one for each dimension, fewer chunks
+before more. Sizes in between are priced along the line between two powers of `STEP`.
 """
 
 from __future__ import annotations
@@ -282,8 +282,8 @@ def fastest_simulated(
 ) -> list[dict[Choice, float]]:
     """Return by size the picoseconds of those choices that may be the fastest at one of the sizes.
 
-    They are simulated at all sizes, in the order of their estimates (equal ones as they come); what takes longer
-    than the fastest by its own bound is left out.
+    They are simulated at all sizes, in the order of their estimates, equal ones as they come. Those whose own
+    lower bound exceeds the fastest time are left out.
     """
     first = [min(at.time for at in of_size.values()) for of_size in estimates]
 
