@@ -249,13 +249,13 @@ def blocks(job: Job, operators: OperatorModel, *, decode_operators: OperatorMode
 
 
 def _pairs_batches(job: Job) -> bool:
-    """Tell whether some forward runs beside a backward of another micro-batch."""
+    """Return whether some forward runs beside a backward of another micro-batch."""
     training = job.spec.phase == "training"
     return training and any(item.paired for order in job.stage_orders.orders for item in order)
 
 
 def _goes_on_beside_experts(priced: PricedJob) -> bool:
-    """Tell whether a rank computes while tokens travel to experts, or back."""
+    """Return whether a rank computes while tokens travel to experts, or back."""
     groups = [GROUP_SLOTS.index(name) for name in ("ep", "experts")]
     return any(
         not separates(piece, row)
@@ -329,7 +329,7 @@ _NO_TIME = {
 
 
 def separates(piece: PricedPiece, row: int) -> bool:
-    """Tell whether all rows before `row` end before it starts, and all after it start when it has ended."""
+    """Return whether all rows before `row` end before it starts, and all after it start when it has ended."""
     before = [set(targets) for targets in piece.edges.by_row()]
     streams = piece.rows[:, PieceColumn.STREAM].tolist()
     newest: dict[int, int] = {}
@@ -359,7 +359,7 @@ def _timed(block: PipelineBlock, cuts: Cuts | None) -> PricedPiece:
         for part in _by_bound(block, begin, cut, time):
             after = (len(nodes) - 1,) if nodes else PORTS
             nodes.append(replace(node, after=after, **part))
-            # the next part is issued with the first, and starts so much later
+            # the next part is issued with the first, and starts this much later
             node = replace(node, issue=0, lead=node.lead - part["duration"])
         begin = cut + 1
         positions[cut] = len(nodes) - 1
@@ -384,8 +384,8 @@ class _BlockSlice(TypedDict):
 def _by_bound(block: PipelineBlock, begin: int, cut: int, time: int) -> Iterator[_BlockSlice]:
     """Yield the parts of a stretch of rows that messages slow differently; they add up to its duration.
 
-    Gradients, parameters and pipeline messages travel beside blocks; what bounds a kernel tells how much of
-    its rate they take. Kernels of one kind stand together, in the place of a node for each.
+    Gradients, parameters and pipeline messages travel beside blocks; what bounds a kernel determines how much
+    of its rate they take. Kernels of one kind stand together, in the place of a node for each.
     """
     left = time
     rows = block.piece.rows[begin : cut + 1]

@@ -137,7 +137,7 @@ def _passes(job: Job, steps: Iterable[int]) -> tuple[ServingPass, ...]:
 
 
 def cut(prompts: Sequence[RequestGroup], most: int) -> Iterator[tuple[RequestGroup, ...]]:
-    """Yield passes of at most so many tokens that compute prompts in their order, cut where a pass is full.
+    """Yield passes of at most this many tokens that compute prompts in their order, cut where a pass is full.
 
     >>> [[(group.count, group.query_length, group.cached, group.samples) for group in each]
     ...  for each in cut((Group(3, 10),), 16)]
@@ -301,13 +301,13 @@ def serving_pieces(
 
 
 def captures(job: Job, step: int) -> bool:
-    """Tell whether a pass is launched as one CUDA graph; step 0 is the prefill."""
+    """Return whether a pass is launched as one CUDA graph; step 0 is the prefill."""
     captured = "nothing" if job.host is None else job.host.captured
     return captured == "passes" or (captured == "decode" and step > 0)
 
 
 def in_pieces(job: Job, current: ServingPass) -> bool:
-    """Tell whether a pass with prompts is captured but for its attention (`host.captured_prompts`)."""
+    """Return whether a pass with prompts is captured but for its attention (`host.captured_prompts`)."""
     return job.host is not None and current.step < 1 and job.host.in_pieces(current.tokens)
 
 
@@ -359,7 +359,7 @@ class _ServingStage(Struct):
     first: int
     """The step number of the first pass of prompts; 0 if there is only one."""
     tokens: dict[int, int] = field(default_factory=dict)
-    """For each micro-batch: the position of the node that makes, or receives, its newest token."""
+    """For a micro-batch, the position of the node that makes, or receives, its newest token."""
 
 
 def serving_program(job: Job, stage: int, pieces: Pieces) -> FinishedProgram:

@@ -41,7 +41,7 @@ class Interleaved(Struct, frozen=True, eq=False):
 
 
 def travels(piece: PricedPiece) -> bool:
-    """Tell whether a piece sends tokens to experts."""
+    """Return whether a piece sends tokens to experts."""
     return bool((piece.rows[:, PieceColumn.STREAM] == _EXCHANGE).any())
 
 

@@ -92,7 +92,12 @@ class Job:
     def expert_layout(self) -> RankLayout:
         """The layout of the same ranks along etp, ep and edp, for routed experts."""
         stages, split = self.stages, self.spec.parallelism
-        sizes = (split.expert_ways, split.ep, self.gpus // stages // split.expert_ways // split.ep, stages)
+        sizes = (
+            split.expert_degree,
+            split.ep,
+            self.gpus // stages // split.expert_degree // split.ep,
+            stages,
+        )
         by_stage = np.argsort(self.layout.coordinates("pp"), kind="stable")
         numbering = None if np.array_equal(by_stage, np.arange(self.gpus)) else tuple(by_stage.tolist())
         return RankLayout(("etp", "ep", "edp", "pp"), sizes, numbering)
@@ -171,7 +176,7 @@ class Job:
         return self._as_run(self.model.pattern, self.layers)
 
     def _as_run(self, layers: Sequence[Layer], parts: Sequence[int]) -> tuple[LayerKind, ...]:
-        """Return layers as the job runs them, so many in each part."""
+        """Return layers as the job runs them, this many in each part."""
         training = self.spec.training
         if training is None or training.recompute == "none":
             return tuple(map(LayerKind, layers))
@@ -317,7 +322,7 @@ class Job:
     def _run(self, group: str) -> int:
         """Return how many consecutive members of the parent group one of `PARTS` spans."""
         if PARTS[group][0] == "cp":
-            return self.spec.parallelism.head_ways
+            return self.spec.parallelism.head_degree
         if group.endswith("reshard"):
             reshard = True if self.spec.training is None else self.spec.training.reshard
             return 1 if isinstance(reshard, bool) else reshard
@@ -371,7 +376,7 @@ class Job:
         return tuple(sorted(ends[0] | ends[1])) if ends[0] != ends[1] else (min(ends[0]),)
 
     def shard(self, sequences: int, query_length: int, key_length: int) -> Shard:
-        """Return a rank's dimensions in a pass of so many sequences and positions."""
+        """Return a rank's dimensions in a pass of this many sequences and positions."""
         training = self.spec.training if self.spec.phase == "training" else None
         return Shard(
             model=self.model.spec,
@@ -382,11 +387,11 @@ class Job:
             sequences=sequences, query_length=query_length, key_length=key_length,
             vocabulary=self.vocabulary,
             cp=self.spec.parallelism.cp, cp_kind=self.spec.parallelism.cp_kind,
-            cp_heads=self.spec.parallelism.head_ways,
+            cp_heads=self.spec.parallelism.head_degree,
             overlap_tp="none" if training is None else training.overlap_tp,
             overlap_tp_gradients=training is None or training.overlap_tp_gradients,
             cross_entropy=self.spec.cross_entropy,
-            ep=self.spec.parallelism.ep, etp=self.spec.parallelism.expert_ways,
+            ep=self.spec.parallelism.ep, etp=self.spec.parallelism.expert_degree,
             flash=self.spec.attention == "flash",
             dropout=training is not None and training.dropout,
             fused_accumulation=training is None or training.accumulates_in_products,

@@ -130,7 +130,7 @@ scale (common/recipe/current_scaling.cu), and the cast."""
 def cast(
     operations: OperatorList, shard: Shard, linear: Linear, rows: int, *, gradient: bool = False
 ) -> None:
-    """Append what makes the input (or the output's gradient) of a narrow matrix narrow, on so many rows."""
+    """Append what makes the input (or the output's gradient) of a narrow matrix narrow, on this many rows."""
     if shard.recipe is None or not linear.narrow:
         return
     columns = linear.columns if gradient else linear.inner
@@ -317,7 +317,7 @@ def append_weight_gradient(
 
 
 def _stands_across(shard: Shard, linear: Linear, *, made_by_norm: bool) -> bool:
-    """Tell whether an operand of a weight's gradient stands along its channels alone, and not along tokens.
+    """Return whether an operand of a weight's gradient stands along its channels alone, and not along tokens.
 
     Transformer Engine casts to both at once (`cast_transpose`), but the kernel of a norm writes one of them,
     and one is gathered (`module/layernorm_linear.py`, `module/base.py`: `fp8_transpose`).

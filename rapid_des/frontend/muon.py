@@ -65,7 +65,7 @@ def orthogonal_parameters(job: Job, stage: int, domain: Domain) -> int:
 
 
 def orthogonalising(job: Job, stage: int, parameters: int) -> dict[str, Operator]:
-    """Return the kernels of so many parameters' momenta and of the iterations, in order, by name.
+    """Return the kernels of this many parameters' momenta and of the iterations, in order, by name.
 
     An iteration is X := a X + (b A + c A A) X with A = X Xᵀ, for all matrices of one shape.
     """

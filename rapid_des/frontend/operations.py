@@ -195,7 +195,7 @@ class Shard(Struct, frozen=True):
         return precision.recipe or "delayed"
 
     def activation_bytes(self, elements: int) -> int:
-        """Return the bytes of so many activations."""
+        """Return the bytes of this many activations."""
         return byte_count(elements, self.precision.activations)
 
     def vector(self, kind: str, rows: int, columns: int, *, backward: bool = False) -> Vector:
@@ -203,7 +203,7 @@ class Shard(Struct, frozen=True):
         return Vector(kind, rows, columns, self.precision.activations, "backward" if backward else "forward")
 
     def is_narrow(self, name: str, narrow: bool) -> bool:
-        """Tell whether a matrix that may be narrow is."""
+        """Return whether a matrix that may be narrow is."""
         return narrow and not (self.precision.wide == "attention" and name.startswith("attention."))
 
     def gemm(self, rows: int, columns: int, inner: int, *, narrow: bool) -> Gemm:

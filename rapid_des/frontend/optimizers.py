@@ -47,7 +47,7 @@ class OptimizerKind(Struct, frozen=True):
     """Whether states are quantised to a byte in blocks; else they have the job's `precision.optimizer`."""
 
     def state_bytes(self, elements: int, dtype: str) -> int:
-        """Return the bytes of one state of so many parameters."""
+        """Return the bytes of one state of this many parameters."""
         return elements + 4 * ceil_divide(elements, _BLOCK) if self.blocks else byte_count(elements, dtype)
 
 
@@ -79,7 +79,7 @@ def _orthogonal(job: Job, stage: int, domain: Domain) -> int:
 
 
 def update_kernels(job: Job, stage: int, parameters: Mapping[Domain, int]) -> dict[str, Operator]:
-    """Return the kernels of the update of a rank of so many parameters by domain, in order, by name.
+    """Return the kernels of the update of a rank of this many parameters by domain, in order, by name.
 
     Where the host updates them there are only those that make matrices orthogonal.
     """
@@ -108,7 +108,7 @@ def _updated(job: Job, stage: int, parameters: Mapping[Domain, int]) -> tuple[in
 
 
 def temporaries(job: Job, stage: int, parameters: Mapping[Domain, int]) -> Iterator[tuple[str, int]]:
-    """Yield what a rank of so many parameters has besides while Muon makes matrices orthogonal, in bytes.
+    """Yield what a rank of this many parameters has besides while Muon makes matrices orthogonal, in bytes.
 
     Those that fall to it, as they come and as they go; momenta that the host keeps otherwise.
     """
@@ -214,7 +214,7 @@ def reduce_buckets(
 
 
 def gathers_once(job: Job) -> bool:
-    """Tell whether replicas gather updated parameters once a step; experts alone may have replicas."""
+    """Return whether replicas gather updated parameters once a step; experts alone may have replicas."""
     return any(sharding.gathers for sharding in job.shardings.values())
 
 
@@ -320,7 +320,7 @@ def small_reductions(
 
 
 def step_kernels(job: Job, stage: int, parameters: Mapping[Domain, int]) -> dict[str, Operator]:
-    """Return what a stage's rank of so many parameters (by domain) runs once a step, in order, by name.
+    """Return what a stage's rank of this many parameters (by domain) runs once a step, in order, by name.
 
     Clearing the gradient accumulators, with which a step begins; loss unscaling (fp16), gradient norm and
     optimizer on the part of the parameters that the rank updates.
@@ -434,7 +434,7 @@ def _host_optimizer(
 
 
 def _host_buckets(job: Job, left: int) -> Iterator[int]:
-    """Yield the parameters of each bucket of so many that a rank updates."""
+    """Yield the parameters of each bucket of this many that a rank updates."""
     size = job.training.bucket_parameters
     while left > 0:
         yield min(size, left)

@@ -408,8 +408,8 @@ def price(
 ) -> PricedPiece:
     """Return an operator list as a piece; its first node waits for every port.
 
-    `host` issues its nodes one by one; None: nobody does, or all at once. `exchanges` are the ways in which
-    the job's all-to-alls spread.
+    `host` issues its nodes one by one; None: nobody does, or all at once. `exchanges` are the
+    patterns of the job's all-to-alls.
     """
     nodes = []
     for position, operation in enumerate(operations):

@@ -1,6 +1,6 @@
 """A backward cut in two: the gradients of inputs, which the stage before waits for, and those of weights.
 
-Also the other way: a list behind another.
+Also the reverse: a list behind another.
 """
 
 from __future__ import annotations

@@ -107,8 +107,8 @@ class PieceNode(Struct, frozen=True):
 
 
 Domain: TypeAlias = Literal["dense", "expert", "frozen", "frozen_expert"]
-"""Whose replicas hold some parameters, those of the model or those of the routed experts, and whether they
-are trained."""
+"""The replicas that hold some parameters, those of the model or those of the routed experts, and whether
+the parameters are trained."""
 DOMAINS: tuple[tuple[Domain, Domain], ...] = ("dense", "expert"), ("frozen", "frozen_expert")
 """Trained and frozen domains; each for dense parameters and for routed experts."""
 FROZEN: frozenset[Domain] = frozenset(DOMAINS[1])
@@ -254,7 +254,7 @@ class Writer(Struct):
     """The dependencies of each appended node."""
     _names: dict[str, int] = field(default_factory=dict)
     _numbered: dict[PricedPiece, Int64s] = field(default_factory=dict)
-    """For each piece: its rows with this writer's numbers of names."""
+    """The rows of each piece with this writer's numbers of names."""
     _length: int = 0
 
     def __len__(self) -> int:

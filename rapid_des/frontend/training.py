@@ -53,7 +53,7 @@ class _TrainingStage(Struct):
     chained: Mapping[tuple[PassKind, int], PricedPiece]
     """The pieces of (phase, chunk) joined into one, where not empty."""
     last: Mapping[tuple[int, bool], Item]
-    """By (chunk, whether deferrable): the item that completes these gradients."""
+    """The item that completes the gradients of (chunk, whether deferrable)."""
     arrivals: deque[Message]
     """Messages still to be received, if stages do not post receives in the order of need."""
     program: ProgramWriter
@@ -67,9 +67,9 @@ class _TrainingStage(Struct):
     gate: dict[int, int] = field(default_factory=dict)
     """The port of the last message, where the stage waits for each to leave."""
     final: dict[tuple[int, bool], list[GradientMark]] = field(default_factory=dict)
-    """By (chunk, whether deferrable): the marks where these gradients became final last."""
+    """The marks where the gradients of (chunk, whether deferrable) became final last."""
     gathered: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """By chunk: the gathers that its first forward waits for."""
+    """The gathers that the first forward of each chunk waits for."""
     reduced: list[int] = field(default_factory=list)
     """Positions of the gradient reductions so far."""
     offloaded: Activations | None = None
@@ -77,9 +77,9 @@ class _TrainingStage(Struct):
     placed: list[tuple[PricedPiece, int]] = field(default_factory=list)
     """The pieces of the newest pass whose gradients are reduced after it, and where each begins."""
     held: dict[tuple[int, int], int] = field(default_factory=dict)
-    """By (chunk, unit): the position of the gather of parameters that are still whole."""
+    """The position of the gather of the parameters of (chunk, unit) that are still whole."""
     together: dict[tuple[tuple[PassKind, int], ...], Interleaved | None] = field(default_factory=dict)
-    """By the (phase, chunk) of two items: their pieces interleaved into one; None: they run in sequence."""
+    """The pieces of two items interleaved into one, by (phase, chunk) of both; None: they run in turn."""
 
     def marks(self, chunk: int) -> tuple[GradientMark, ...]:
         """Return the marks of a chunk's whole backward, relative to its start."""

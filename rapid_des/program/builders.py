@@ -109,9 +109,9 @@ class NodeExpansion(Struct, frozen=True):
 
 
 class NodeVisits:
-    """The visit that each node is itself, columns of one row a node: joins without a server until told.
+    """The visit that each node is itself, columns of one row a node: by default joins without a server.
 
-    Nodes with an expansion become what that says, and need state their server and priorities only.
+    A node with an expansion becomes the visits of that, and states its server and priorities only.
     """
 
     def __init__(self, nodes: NodeTable) -> None:
@@ -138,8 +138,8 @@ def rank_program(  # noqa: PLR0913 - one call, all by name
     """Return the visits of a node table.
 
     `durations` are the nodes' service times in picoseconds with nothing left unstated; `expansion` gives for
-    each node its place in `expansions`, or NONE for nodes that do not communicate, `sub` what tells those of
-    a slot apart. `overlap` lets collectives on unordered streams run side by side.
+    each node its place in `expansions`, or NONE for nodes that do not communicate, `sub` what
+    distinguishes those of a slot. `overlap` lets collectives on unordered streams run side by side.
     """
     free = _free_of_streams(nodes, unordered, overlap=overlap)
     visits = NodeVisits(nodes)
@@ -160,7 +160,7 @@ def rank_program(  # noqa: PLR0913 - one call, all by name
 
 
 def _free_of_streams(nodes: NodeTable, unordered: frozenset[str], *, overlap: bool) -> Bools:
-    """Tell which nodes start as soon as they are ready: receives that no stream puts in order.
+    """Return which nodes start as soon as they are ready: receives that no stream puts in order.
 
     A receive that held its stream until its message came would keep the others from being asked for.
     With `overlap` also collectives that no stream puts in order.
@@ -191,7 +191,7 @@ def _occurrences(
     count[order] = np.arange(len(order)) - group_start
     loose = np.array([name in unordered for name in nodes.streams] or [False], np.bool_)[nodes.stream]
     counted_later = loose & ~free & (nodes.kind == NodeKind.COLLECTIVE)
-    counted_later = np.isin(slot, slot[counted_later])  # one way of counting for all calls of a group
+    counted_later = np.isin(slot, slot[counted_later])  # all calls of a group are counted alike
     return np.where((slot == NONE) | counted_later, NONE, count)
 
 
@@ -404,9 +404,10 @@ def _issue_edges(nodes: NodeTable, durations: Int64s, unordered: frozenset[str])
     if not len(issued):
         return None
     lags = np.maximum(nodes.issued, 1)
-    finish, told = _by_streams(nodes, lags, np.where(np.isin(nodes.kind, _SERVES), durations, 0), unordered)
-    told |= _by_dependencies(nodes, lags, finish)
-    needed = issued[~told[issued]]
+    served = np.where(np.isin(nodes.kind, _SERVES), durations, 0)
+    finish, implied = _by_streams(nodes, lags, served, unordered)
+    implied |= _by_dependencies(nodes, lags, finish)
+    needed = issued[~implied[issued]]
     return TaskEdges(nodes.issuer[needed], needed, lags[needed], at_start=True)
 
 
@@ -414,7 +415,7 @@ def _by_streams(
     nodes: NodeTable, lags: Int64s, work: Int64s, unordered: frozenset[str]
 ) -> tuple[Int64s, Bools]:
     """Return the least finish of each node after its issuer's start, and whose issue its stream implies."""
-    finish, told = lags + work, np.zeros(len(nodes), np.bool_)
+    finish, implied = lags + work, np.zeros(len(nodes), np.bool_)
     for rows in _stretches(nodes, unordered):
         # On one stream finish[k] = max(lag[k], finish[k-1]) + work[k]. Less `after`, the sum of the work up
         # to k, that is a running maximum.
@@ -422,8 +423,8 @@ def _by_streams(
         latest = np.maximum.accumulate(lags[rows] - after + work[rows])
         finish[rows] = latest + after
         # The stream proves the issue of k if k - 1 can not finish before it.
-        told[rows[1:]] = lags[rows[1:]] <= finish[rows[:-1]]
-    return finish, told
+        implied[rows[1:]] = lags[rows[1:]] <= finish[rows[:-1]]
+    return finish, implied
 
 
 def _stretches(nodes: NodeTable, unordered: frozenset[str]) -> Iterator[Int64s]:
@@ -438,10 +439,10 @@ def _stretches(nodes: NodeTable, unordered: frozenset[str]) -> Iterator[Int64s]:
 
 
 def _by_dependencies(nodes: NodeTable, lags: Int64s, finish: Int64s) -> Bools:
-    """Tell whose issue follows from a dependency of the same issuer."""
+    """Return whose issue follows from a dependency of the same issuer."""
     waiting = rows_of(np.diff(nodes.dependency_starts))
     before = nodes.dependencies
-    tells = (nodes.issuer[before] == nodes.issuer[waiting]) & (finish[before] >= lags[waiting])
-    told = np.zeros(len(nodes), np.bool_)
-    told[waiting[tells]] = True
-    return told
+    implies = (nodes.issuer[before] == nodes.issuer[waiting]) & (finish[before] >= lags[waiting])
+    implied = np.zeros(len(nodes), np.bool_)
+    implied[waiting[implies]] = True
+    return implied

@@ -45,7 +45,7 @@ class Expanded(Struct, frozen=True):
     of_node: Int32s
     distinct: tuple[NodeExpansion, ...]
     sub: Int32s
-    """For each node: the number that separates messages of one slot by tag."""
+    """The number that separates messages of one slot by tag, for each node."""
 
     def program(self, nodes: NodeTable, device: Device, traces: TraceSet, *, overlap: bool) -> RankProgram:
         """Return the program of a table; see `rank_program`."""
@@ -114,7 +114,7 @@ class Expansions:
         exchanges, name = self._lowering.traces.exchanges, self._trace.groups[group]
         members = len(self._lowering.groups.members(name))
         if exchange > len(exchanges) or len(exchanges[exchange - 1].copies) not in (0, members):
-            problem = f"tag {exchange} stands for no way to spread over {members} members"
+            problem = f"tag {exchange} stands for no all-to-all among {members} members"
             raise TraceError(f"rank {self._trace.rank}, group {name}: {problem} ({EXCHANGES})")
         return exchanges[exchange - 1]
 

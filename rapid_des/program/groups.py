@@ -40,10 +40,10 @@ class Channel(Struct, frozen=True):
 
     peer: int
     tag: int | None
-    """The tag of the messages; None: messages of all tags, which visits tell apart (`RankProgram.sub`)."""
+    """The tag of the messages; None: messages of all tags, which visits distinguish (`RankProgram.sub`)."""
     sends: bool
     tagged: bool = False
-    """Whether visits tell messages apart by the tags themselves."""
+    """Whether visits distinguish messages by the tags themselves."""
 
 
 class Memory(Struct, frozen=True):

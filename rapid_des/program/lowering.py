@@ -233,9 +233,9 @@ class _Lowering:
             alike, kinds = self.communication.planner.alike, self._kinds(trace.nodes, table)
             key = (*key, tuple(alike(self.groups.members(name), kinds) for name in trace.groups))
         else:
-            likeness = self.communication.likeness
-            members = tuple(likeness(self.groups.members(name)) for name in trace.groups)
-            key = (*key, members, tuple(likeness((trace.rank, peer)) for peer in trace.peers))
+            routes_key = self.communication.routes_key
+            members = tuple(routes_key(self.groups.members(name)) for name in trace.groups)
+            key = (*key, members, tuple(routes_key((trace.rank, peer)) for peer in trace.peers))
         if key not in self.shared:
             expansions = Expansions(self, trace, geometries, trees)
             expanded = Expanded(expansions.of_node, tuple(expansions.distinct), expansions.sub)

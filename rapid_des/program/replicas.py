@@ -1,15 +1,15 @@
 """Replicas: ranks of which one stands for many, lowered once instead of lowered many times and folded.
 
 A job repeats its outer graph along data parallelism: replica d + 1 does what replica d does, on other GPUs.
-If the routes of replica 0, shifted, are the routes of every other one, with equal links and no link in two
-ways, then the future of one replica, shifted, is the future of all, and the program needs the ranks of
+If the routes of replica 0, shifted, are the routes of every other one, with equal links and no link with two
+images, then the future of one replica, shifted, is the future of all, and the program needs the ranks of
 replica 0 only. A group with members in all replicas becomes a *cut* of itself: its members in replica 0,
 whose last sends to the first, who stands for the first of replica 1, over links that stand for all images.
 
     ring of 6 members, 3 replicas of 2         its cut, once for all three
     0 -> 1 -> 2 -> 3 -> 4 -> 5 -> 0            0 -> 1 -> 0' over the links 0>1 and 1>2
 
-A run counts only if no link chose among equals (`Records.ties`): then ids would tell replicas apart.
+A run counts only if no link chose among equals (`Records.ties`): then ids would distinguish replicas.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Replicas(Struct, frozen=True):
     def require_alike(self, machine: Machine, lines: Iterable[tuple[int, ...]]) -> None:
         """Raise `UnsupportedByEngine` unless groups of replica 0 have routes like those of all their images.
 
-        Where nothing takes a link that is all that may tell replicas apart.
+        Where nothing takes a link that is all that may distinguish replicas.
         """
         for line in lines:
             images = [np.array(line, np.int64)]

@@ -24,7 +24,7 @@ class TreesOver:
 
     whole: Parents = ()
     lines: tuple[Parents, ...] = ()
-    """For each extent of the group: the tree over this rank's line along it."""
+    """The tree over this rank's line along each extent of the group."""
     axis: int | None = None
     """The flat axis of the fabric within which the group lies, if it is one."""
     who: str = field(default="", compare=False)

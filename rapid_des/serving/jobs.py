@@ -23,7 +23,7 @@ def with_at_most_drafted(job: Job, tokens: int) -> Job:
 def sharing(job: Job) -> int:
     """Return how many replicas of a job share experts, and step together."""
     split = job.spec.parallelism
-    return max(1, split.ep * split.expert_ways // (split.tp * split.cp))
+    return max(1, split.ep * split.expert_degree // (split.tp * split.cp))
 
 
 def of_replica(job: Job) -> Job:

@@ -73,7 +73,7 @@ class PhysicalExperts(Struct, frozen=True):
         return tuple(sum(capped[first : first + self.local]) for first in range(0, len(capped), self.local))
 
     def copies(self, total: int) -> Int64s:
-        """Return how many of so many copies each physical expert gets.
+        """Return how many of this many copies each physical expert gets.
 
         >>> Placed((1, 2, 4, 1), 2).copies(80).tolist()
         [10, 20, 40, 10]
@@ -125,7 +125,7 @@ def _drawn(load: ZipfLoad | DirichletLoad, experts: int, layer: int) -> tuple[in
 
 
 def placed(weights: Sequence[int], ranks: int, placement: Placement, redundant: int) -> PhysicalExperts:
-    """Return experts of such weights, and `redundant` further copies of some, on so many ranks."""
+    """Return experts of such weights, and `redundant` further copies of some, on this many ranks."""
     copies = _copies(weights, redundant)
     each = [weight * _UNIT // count for weight, count in zip(weights, copies, strict=True)]
     physical = [expert for expert, count in enumerate(copies) for _ in range(count)]
@@ -193,11 +193,11 @@ class Dispatch(Struct, frozen=True):
 
     @staticmethod
     def travels(shard: Shard) -> bool:
-        """Tell whether ranks have different tokens, which then travel to the ranks of their experts."""
+        """Return whether ranks have different tokens, which then travel to the ranks of their experts."""
         return shard.tp == 1 or shard.sequence_parallel
 
     def spread(self, shard: Shard) -> bool:
-        """Tell whether tokens are sent to experts on other ranks."""
+        """Return whether tokens are sent to experts on other ranks."""
         return shard.ep * shard.etp > 1 and self.travels(shard)
 
     def tokens(self, shard: Shard) -> int:
@@ -325,7 +325,7 @@ class Dispatch(Struct, frozen=True):
         return [self._permute, self._exchange, self._gather, self._sort]
 
     def _low_latency(self, shard: Shard) -> bool:
-        """Tell whether DeepEP's low-latency kernels carry the tokens: they quantise, sort and add up too."""
+        """Return whether DeepEP's low-latency kernels carry tokens; they quantise, sort and add up too."""
         return self.spread(shard) and self.routing.dispatcher == "deepep" and shard.decodes
 
     def _received(self, shard: Shard) -> int:
@@ -347,7 +347,7 @@ class Dispatch(Struct, frozen=True):
         operations.kernel(f"ffn.{kind.removeprefix('moe_')}", kernel, saved=saved, output=output)
 
     def _exchange(self, operations: OperatorList, shard: Shard, role: str, *, backward: bool) -> None:
-        """Append the all-to-all of copies, narrow on their way to experts if the job says so."""
+        """Append the all-to-all of copies, narrow towards experts if the job says so."""
         if shard.ep == 1 or not self.travels(shard):
             return
         returns = (role == "combine") != backward
@@ -385,7 +385,7 @@ class Dispatch(Struct, frozen=True):
             operations.kernel(f"ffn.{role}.sort", kernel, output=output)
 
     def _gather(self, operations: OperatorList, shard: Shard, role: str, *, backward: bool) -> None:
-        """Append what ranks that share experts tell each other: all copies, and the sum of their results."""
+        """Append what ranks that share experts exchange: all copies, and the sum of their results."""
         if shard.etp > 1 and self.travels(shard):
             gathers = (role == "dispatch") != backward
             what = "etp.gather" if gathers else "etp.scatter"
@@ -396,7 +396,7 @@ class Dispatch(Struct, frozen=True):
             )
 
     def _all_tokens(self, operations: OperatorList, shard: Shard, role: str, *, backward: bool) -> None:
-        """Append the gather of the tokens of all ranks of a layer's experts, or their sums' way back."""
+        """Append the gather of the tokens of all ranks of a layer's experts, or the return of their sums."""
         gathers = (role == "dispatch") != backward
         local, ranks = self.tokens(shard) * self.hidden, shard.ep * shard.etp
         what = "experts.gather" if gathers else "experts.scatter"

@@ -105,7 +105,7 @@ class Experts(Struct, frozen=True):
 
     def refusal(self, split: ParallelismSpec) -> str | None:
         """Return why a job's axes can not spread or split the experts."""
-        etp = split.expert_ways
+        etp = split.expert_degree
         refused = self.dispatch.refusal(split.ep, etp)
         if refused:
             return refused
@@ -119,7 +119,7 @@ class Experts(Struct, frozen=True):
         return self.shared.refusal(split) if self.shared else None
 
     def forward(self, operations: OperatorList, shard: Shard) -> None:
-        """Append router, shared experts, the way to the routed ones, these, and the way back."""
+        """Append router, shared experts, the dispatch to the routed ones, these, and the return."""
         dispatch = self.dispatch
         aside, spread = self._runs_aside(shard), dispatch.spread(shard)
         joins = self._shared_aside(operations, shard) if aside and not spread else ()
@@ -154,7 +154,7 @@ class Experts(Struct, frozen=True):
         return operations.kernel("ffn.topk", shard.vector("moe_topk", rows, self.experts))
 
     def _runs_aside(self, shard: Shard) -> bool:
-        """Tell whether shared experts run on the second stream of kernels."""
+        """Return whether shared experts run on the second stream of kernels."""
         dispatch = self.dispatch
         once = dispatch.spread(shard) and dispatch.routing.sends_once
         return self.shared is not None and shard.shared_aside and not once and not self._beside(shard)
@@ -172,7 +172,7 @@ class Experts(Struct, frozen=True):
         return ends
 
     def _beside(self, shard: Shard) -> bool:
-        """Tell whether shared experts compute while tokens travel."""
+        """Return whether shared experts compute while tokens travel."""
         return self.dispatch.routing.overlap_shared and shard.ep * shard.etp > 1
 
     def _shared_forward(

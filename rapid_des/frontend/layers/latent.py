@@ -85,7 +85,7 @@ class LatentAttention(Struct, frozen=True):
         return byte_count((self.kv_rank + self.rope_dim) * positions, dtype)
 
     def forward(self, operations: OperatorList, shard: Shard) -> None:
-        """Append the way to queries and latents, the core with or without keys and values, the output."""
+        """Append what makes queries and latents, the core with or without keys and values, the output."""
         self._project(operations, shard)
         inner = shard.activation_bytes(shard.tokens * self.core.result_width(shard))
         if shard.serving:

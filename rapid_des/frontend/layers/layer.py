@@ -107,7 +107,7 @@ class Mixer(Sublayer, Protocol):
         ...
 
     def cache_bytes(self, shard: Shard, positions: int) -> int:
-        """Return what a rank keeps of one request of so many positions while it is served."""
+        """Return what a rank keeps of one request of this many positions while it is served."""
         ...
 
 
@@ -224,7 +224,7 @@ class Layer(Struct, frozen=True):
         return operations.finish()
 
     def _has_own_norm(self, half: Sublayer) -> bool:
-        """Tell whether a norm stands before this half for it, or for both."""
+        """Return whether a norm stands before this half for it, or for both."""
         if self.norms == "after":
             return False
         return half is self.mixer or self.block != "parallel_one_norm"
@@ -283,7 +283,7 @@ class AttentionCore(Struct, frozen=True):
         return min(bounds, default=None)
 
     def seen(self, positions: int) -> int:
-        """Return how many of so many positions a query sees at most."""
+        """Return how many of this many positions a query sees at most."""
         return positions if self.reach is None else min(positions, self.reach)
 
     def latest(self, position: int) -> int:
@@ -396,7 +396,7 @@ class AttentionCore(Struct, frozen=True):
         return tuple(self._kernel(shard, piece, end, backward=backward) for end in ends)
 
     def block(self, shard: Shard, queries: int, keys: int, *, backward: bool) -> Attention:
-        """Return the kernel of so many queries of each sequence that all see so many keys."""
+        """Return the kernel of this many queries of each sequence that all see this many keys."""
         return replace(self._kernel(shard, queries, keys, backward=backward), causal=False)
 
     def diagonal(self, shard: Shard, *, backward: bool) -> Attention:
@@ -459,7 +459,7 @@ def of_documents(shard: Shard) -> tuple[Shard, ...]:
 
 
 def _cuts(start: int, length: int, chunk: int) -> Iterator[tuple[int, int]]:
-    """Yield queries and keys of each chunk's part of so many positions.
+    """Yield queries and keys of each chunk's part of this many positions.
 
     >>> list(_cuts(6, 4, 8))
     [(2, 8), (2, 2)]

@@ -172,7 +172,7 @@ class Mamba(Struct, frozen=True):
         return self._inner // shard.tp + self._mixed_here(shard) + self.heads // shard.tp
 
     def _bytes(self, shard: Shard, columns: int) -> int:
-        """Return the bytes of this rank's part of so many columns at all positions."""
+        """Return the bytes of this rank's part of this many columns at all positions."""
         return shard.activation_bytes(shard.tokens * self._local(shard, columns))
 
     def _input(self, shard: Shard) -> Linear:
@@ -203,7 +203,7 @@ class Mamba(Struct, frozen=True):
         return shard.sequences * ceil_divide(shard.query_length, length), length
 
     def _product(self, shard: Shard, parts: int, m: int, n: int, k: int) -> Gemm:
-        """Return a product for each chunk and each of so many heads or groups."""
+        """Return a product for each chunk and each of this many heads or groups."""
         chunks, _ = self._chunks(shard)
         batch = chunks * parts
         return Gemm(m, n, k, batch=batch, dtype=shard.precision.activations)

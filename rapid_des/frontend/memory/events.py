@@ -212,7 +212,7 @@ class SectionMemory(Struct, frozen=True, dict=True):
     saved: tuple[Tensor, ...]
     """Tensors kept from the forward to the backward."""
     fullest: Mapping[PassKind, tuple[Tensor, ...]]
-    """For each phase, the tensors at its peak: those kept by then, and temporary ones."""
+    """The tensors at the peak of each phase: those kept by then, and temporary ones."""
     deferred: tuple[Tensor, ...] = ()
     """Tensors kept from the first half of a backward to the second."""
     remade: tuple[Tensor, ...] = ()
@@ -307,7 +307,7 @@ def _section(job: Job, section: ModelSection, place: int, lists: Lists) -> Secti
 
 
 def _needed(tensor: Tensor, weights: Sequence[Operation]) -> bool:
-    """Tell whether a weight gradient needs what its operator's forward kept."""
+    """Return whether a weight gradient needs what its operator's forward kept."""
     return any(_bears(other.name, tensor.name) for other in weights)
 
 

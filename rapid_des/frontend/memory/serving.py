@@ -178,7 +178,7 @@ def _cache_bytes(job: Job, counts: Mapping[ModelSection, int]) -> int:
 
 
 def _request_bytes(job: Job, counts: Mapping[ModelSection, int], positions: int) -> int:
-    """Return the cache of a stage's layers for one request of so many positions, in bytes."""
+    """Return the cache of a stage's layers for one request of this many positions, in bytes."""
     shard, positions = job.shard(1, 1, 1), ceil_divide(positions, job.spec.parallelism.cp)
     drafts = draft_cache_bytes(job, shard, positions) if DRAFT in counts else 0
     return drafts + sum(

@@ -251,7 +251,7 @@ Sizes = Mapping[ModelSection, Counter[Domain]]
 def standing(
     job: Job, stage: int, parameters: Mapping[Domain, int], known: Sizes | None = None
 ) -> Iterator[Tensor]:
-    """Yield what stays for the whole step, on a rank of so many parameters by domain."""
+    """Yield what stays for the whole step, on a rank of this many parameters by domain."""
     sizes = section_parameters(job) if known is None else known
     for domain, elements in parameters.items():
         if domain in FROZEN:
@@ -293,7 +293,7 @@ def _frozen(job: Job, stage: int, domain: Domain, elements: int, sizes: Sizes) -
 
 
 def _unsharded(job: Job, stage: int, sizes: Sizes) -> Iterator[Tensor]:
-    """Yield what is whole of parameters and gradients that replicas share: units in use and on their way.
+    """Yield what is whole of parameters and gradients that replicas share: units in use and in transit.
 
     Of parameters the unit that computes and those gathered ahead of it (all, where none is given back), of
     gradients the unit's own and the one that travels.
@@ -331,7 +331,7 @@ def _unit_bytes(job: Job, section: ModelSection, sizes: Mapping[ModelSection, Co
 
 
 def is_replicated(job: Job) -> bool:
-    """Tell whether several ranks hold the same parameters."""
+    """Return whether several ranks hold the same parameters."""
     return any(sharding.replicas * sharding.instances > 1 for sharding in job.shardings.values())
 
 

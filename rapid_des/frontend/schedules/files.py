@@ -39,8 +39,8 @@ class ScheduleSpec(Spec, frozen=True):
     orders: tuple[str, ...]
     """The items of each stage, as words: F0 B0 (or I0 W0), F0-3, F0.1 of chunk 1, pairs F1&B0, wait."""
     placement: tuple[tuple[int, ...], ...] | None = None
-    """By stage: the part of the model that each of its chunks is; two stages may hold the same parts. Unset:
-    stage s holds part s."""
+    """The part of the model that each chunk of a stage is, by stage; two stages may hold the same parts.
+    Unset: stage s holds part s."""
 
     def __post_init__(self) -> None:
         """Refuse words that are no items, and placements that miss a part."""

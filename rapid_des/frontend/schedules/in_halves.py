@@ -87,7 +87,7 @@ def mirrored(stages: int, chunks: int) -> Placement:
 
 
 def _runs(half: int, distance: int, count: int) -> list[Run]:
-    """Return the runs of a stage `distance` from its end of a half, for `count` micro-batches each way.
+    """Return a stage's runs, `distance` from its end of a half, for `count` micro-batches in each direction.
 
     Chunk 0 is the one whose micro-batches come from the stage's own end. Stages warm up with it, take turns
     until gradients arrive, pair forwards with backwards of the other chunk, and end on halves of backwards

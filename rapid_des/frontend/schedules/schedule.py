@@ -39,7 +39,7 @@ class PipelineShape(NamedTuple):
         return self.group or next(fits, self.stages)
 
     def fits(self, group: int) -> bool:
-        """Tell whether the last group has as many micro-batches as stages or more, or is the only one."""
+        """Return whether the last group has as many micro-batches as stages or more, or is the only one."""
         return self.micro_batches < group or not 0 < self.micro_batches % group < self.stages
 
 

@@ -211,16 +211,16 @@ class IdleTimes(Struct, frozen=True):
     libraries: Hashable
     """The communication libraries that serve collectives, as part of the cache key."""
 
-    def of(self, call: CollectiveCall, kind: str, ranks: tuple[int, ...], likeness: Hashable) -> int:
+    def of(self, call: CollectiveCall, kind: str, ranks: tuple[int, ...], routes_key: Hashable) -> int:
         """Return the picoseconds of a collective whose members all arrive at once.
 
-        `kind` is the stream that it runs on, `likeness` tells apart what routes the group has.
+        `kind` is the stream that it runs on, `routes_key` is equal for groups with equal routes.
         """
-        key = ("idle", self.machine, self.libraries, call, kind, likeness)
+        key = ("idle", self.machine, self.libraries, call, kind, routes_key)
         return self.memory.get_or_make(key, lambda: self.play(_trace(call, kind, ranks)))
 
     def is_small(self, schedules: Iterable[Schedule]) -> bool:
-        """Tell whether the transfers are few enough to be simulated."""
+        """Return whether the transfers are few enough to be simulated."""
         return sum(map(self._work, schedules)) <= MOST_WORK
 
     def _work(self, schedule: Schedule) -> int:

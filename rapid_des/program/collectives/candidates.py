@@ -1,6 +1,6 @@
 """What may serve a collective, and how long each is estimated to take on the links of groups.
 
-Candidates are all algorithms of both registries that do the collective among so many members, except those
+Candidates are all algorithms of both registries that do the collective among this many members, except those
 inside switches, which a machine file must state. What pipelines is cut into `CHUNKS`. The estimates are those
 of zero load and of the busiest link: a pipeline takes the phases of its first chunk, then for every other
 chunk the busiest link's service of one.
@@ -91,7 +91,7 @@ def _is_small(name: str, collective: CollectiveType, members: int) -> bool:
 
 
 def _suits(name: str, extents: Sequence[int]) -> bool:
-    """Tell whether a shaped algorithm differs from one without a shape."""
+    """Return whether a shaped algorithm differs from one without a shape."""
     members = prod(extents)
     if name == "hypercube":
         return members > 2 and members & (members - 1) == 0

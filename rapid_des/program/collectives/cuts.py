@@ -28,7 +28,7 @@ class Cut(Struct, frozen=True):
 
     source: Int32s
     distance: Int32s
-    """From the sender's number to the receiver's, round the whole group."""
+    """Number of members from the sender to the receiver, round the whole group."""
     passed_on: Int32s
     """The transfer that follows from this one, or NONE: it is the last of its kind."""
     size: Int64s
@@ -57,7 +57,7 @@ class Cut(Struct, frozen=True):
 
 
 def has_cut(algorithm: str | tuple[str, ...], collective: CollectiveType) -> bool:
-    """Tell whether every member's part in an algorithm is the next one's, where blocks are of one size."""
+    """Return whether every member's part in an algorithm is the next one's, where blocks are of one size."""
     if algorithm == "one_shot":
         return collective is CollectiveType.ALL_REDUCE
     return algorithm in _DIRECTIONS and collective in _TIMES_ROUND
@@ -94,7 +94,7 @@ def _ring_cut(phase: AxisPhase, members: int, simulated: int) -> Cut:
     block, rest = divmod(phase.size, parts)
     directions = _DIRECTIONS[phase.algorithm]
     if rest or block < len(directions):
-        raise UnsupportedByEngine("blocks of different sizes tell replicas apart")
+        raise UnsupportedByEngine("blocks of different sizes distinguish replicas")
     half = block // len(directions)
     rounds = _TIMES_ROUND[phase.collective] * (members - 1)
     source = np.tile(np.arange(simulated, dtype=np.int32), rounds)

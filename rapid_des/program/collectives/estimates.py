@@ -44,7 +44,7 @@ class LinkLoad(Struct, frozen=True, eq=False):
         return float(self.service.max(initial=0))
 
     def times(self, factor: float) -> LinkLoad:
-        """Return the load of so many repetitions."""
+        """Return the load of this many repetitions."""
         return LinkLoad(self.links, self.service * factor)
 
 
@@ -115,7 +115,7 @@ class _RoutedLoads:
         return self.latency[places] + head * self.others[places] + wire * self.slowest[places]
 
     def load(self, wire: Floats) -> LinkLoad:
-        """Return the load of the links if each route carries so many bytes."""
+        """Return the load of the links if each route carries this many bytes."""
         work = self._inverse * np.repeat(wire, self._lengths)
         return LinkLoad(self._links, _summed(self._place, work, len(self._links)))
 
@@ -176,13 +176,15 @@ class GroupLines:
 
     def _line_load(self, collective: CollectiveType, direction: int) -> LinkLoad:
         """Return what links serve in all rounds of a bucket, for a byte in every message."""
-        after = np.arange(self.size - 1.0, -1, -1)  # blocks of members behind the next one go that way
+        after = np.arange(
+            self.size - 1.0, -1, -1
+        )  # blocks of members behind the next one go in that direction
         before = np.arange(1.0, self.size + 1) % self.size
         rows = {C.ALL_GATHER: before, C.ALL_REDUCE: before + after}
         return self._sent((collective.name, direction), rows.get(collective, after), direction)
 
     def _sent(self, key: tuple[str, int], row: Floats, direction: int) -> LinkLoad:
-        """Return the load of the links if the members of each line send so many bytes to the next one."""
+        """Return the load of the links if the members of each line send this many bytes to the next one."""
         if key not in self._loads:
             routed = self._forth if direction == 1 else self._back
             self._loads[key] = routed.load(np.broadcast_to(row[::direction], self._members.shape).ravel())
@@ -219,7 +221,7 @@ class GroupLines:
         if len(distances) > most:
             step = round(0.618 * len(distances))
             distances = 1 + np.arange(most) * step % len(distances)
-        # [distance, place]: the member that is so many places on, round the group.
+        # [distance, place]: the member that is this many places on, round the group.
         others = (np.arange(self.size) + distances[:, None]) % self.size
         targets = self._members[:, others]
         sources = np.broadcast_to(self._members[:, None, :], targets.shape)
@@ -283,7 +285,7 @@ def _line(alone: Floats) -> float:
 
 
 def _walk(alone: Floats, rounds: int) -> float:
-    """Return the longest walk of so many steps round one of the lines: `alone[line, place]`."""
+    """Return the longest walk of this many steps round one of the lines: `alone[line, place]`."""
     rounds_full, rest = divmod(rounds, alone.shape[1])
     sums = np.concatenate((np.zeros((len(alone), 1)), alone, alone), axis=1).cumsum(axis=1)
     window = sums[:, rest:] - sums[:, : sums.shape[1] - rest]

@@ -127,7 +127,7 @@ class LaidOut(Struct, frozen=True):
 
 
 def served_by(library: str, cost: LibraryCost, operation: str, ranks: int, size: int) -> ServedCollective:
-    """Return what serves an operation of so many bytes among so many ranks, for reports."""
+    """Return what serves an operation of this many bytes among this many ranks, for reports."""
     how = f"{library} {cost.algorithm}", cost.protocol, cost.channels, cost.hbm_bytes
     return ServedCollective(operation, ranks, size, *how)
 
@@ -197,7 +197,7 @@ class Libraries:
         return None
 
     def _switched(self, kind: str, ranks: Sequence[int], order: Sequence[int], counts: Sequence[int]) -> bool:
-        """Tell whether a library that reduces in nodes' switches finds one in each, at all ranks there."""
+        """Return whether a library that reduces in nodes' switches finds one in each, at all ranks there."""
         if not any(uses_switches(library, counts) for library in self._choice.of(kind)):
             return False
         bounds = pairwise(starts_of(counts).tolist())
@@ -278,7 +278,7 @@ class Libraries:
         return crossings(_to_neighbours(len(ranks), block), self._machine.unfaulted, ranks).time
 
     def _goes_as_rings(self, laid: LaidOut, ranks: tuple[int, ...]) -> bool:
-        """Tell whether a tree is one whose data rings bring in time: large enough for its number of ranks."""
+        """Return whether rings bring a tree's data within the time of the library's closed form."""
         place, cost = laid.request.place, laid.cost
         if cost.algorithm != "tree" or cost.protocol == "ll":
             return False

@@ -108,7 +108,7 @@ class Communication:
         """The plan of each collective that the machine's own algorithms serve."""
         self.places = bool(asked := Libraries(machine, libraries, remembered)) or analytic
         """Whether templates depend on where in the fabric a group lies."""
-        self.likeness = cache(self._likeness)
+        self.routes_key = cache(self._routes_key)
         self.message = cache(self._message)
         self.occupancy: dict[int, Occupancy] = {}
         """The GPU resources that each library template takes, by template number."""
@@ -133,7 +133,7 @@ class Communication:
         """Return the rank if its part in collectives of its groups may be like no other's: by dead links."""
         return self.planner.mark(rank, groups) if self._machine.replans else None
 
-    def _likeness(self, ranks: Ranks) -> bytes:
+    def _routes_key(self, ranks: Ranks) -> bytes:
         """Return a key of what a group's routes are like; a rank may be its own peer.
 
         What libraries lag follows from the routes without faults.
@@ -160,7 +160,7 @@ class Communication:
             return self._taking(self._by_library(laid, ranks), laid.cost)
         if not self.analytic:
             return None
-        alike = ranks if self._machine.replans else self.likeness(ranks)
+        alike = ranks if self._machine.replans else self.routes_key(ranks)
         key = ("alone", call, kind, alike, self._groups.simulated(ranks))
         return self.templates.number(key, lambda: self._alone(call, kind, ranks))
 
@@ -213,7 +213,7 @@ class Communication:
             self.served.add(library.served_by(library_name(Nccl()), cost, SEND, len(among), size))
         number = self.templates.number
         if cost is None and self.analytic:
-            key: tuple[object, ...] = ("message alone", size, self.likeness(ends))
+            key: tuple[object, ...] = ("message alone", size, self.routes_key(ends))
             return number(key, lambda: fixed_message(message_alone(size, self._machine, *ends), self.sizes))
         if cost is None:
             return number(("message", size), lambda: self.templates.message(size, self._segment))
@@ -221,7 +221,7 @@ class Communication:
             lasts = max(cost.duration, message_alone(size, self._machine, *ends))
             key = ("timed message", lasts, _occupancy(cost))
             return self._taking(number(key, lambda: fixed_message(lasts, self.sizes)), cost)
-        key = ("library message", cost, size, self.likeness(ends))
+        key = ("library message", cost, size, self.routes_key(ends))
         template = number(key, lambda: self._libraries.message_template(cost, size, ends, self.sizes))
         return self._taking(template, cost)
 
@@ -251,7 +251,7 @@ class Communication:
 
         key = ("exchange", call.size, exchange, counts)
         if self.analytic:
-            return self.templates.number((*key, self.likeness(ranks), members), fixed)
+            return self.templates.number((*key, self.routes_key(ranks), members), fixed)
 
         def sent() -> Template:
             return self.templates.of(key, schedule, name=name, segment=self._segment, whole=False)
@@ -281,11 +281,11 @@ class Communication:
         idle = self._idle
         if idle is None or len(ranks) > MOST_MEMBERS or not idle.is_small(schedules()):
             return None
-        return idle.of(call, kind, ranks, ranks if self._machine.replans else self.likeness(ranks))
+        return idle.of(call, kind, ranks, ranks if self._machine.replans else self.routes_key(ranks))
 
     def _by_library(self, laid: LaidOut, ranks: Ranks) -> int:
         simulated = self._groups.simulated(ranks)
-        key = ("library", laid, self.likeness(ranks), simulated)
+        key = ("library", laid, self.routes_key(ranks), simulated)
         if simulated < len(ranks):
             return self.templates.number(key, lambda: self._libraries.cut(laid, ranks, simulated, self.sizes))
         return self.templates.number(key, lambda: self._libraries.template(laid, ranks, self.sizes))

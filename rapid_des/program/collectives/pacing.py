@@ -94,7 +94,7 @@ class _DependencyLevel(Struct, frozen=True):
 def paced_ring(template: Template, cost: LibraryCost, hops: Int64s, steps: int) -> Template:
     """Return the template of a ring, or of a cut of it, with the lags of a library.
 
-    `hops` are the picoseconds that a block takes from each member to the next, all round; it makes so many
+    `hops` are the picoseconds that a block takes from each member to the next, all round; it makes this many
     `steps` of them.
     """
     # Prefix sums over enough turns of the ring: the time of `steps` hops from any member is a difference.

@@ -73,7 +73,7 @@ class AxisPhase(Struct, frozen=True):
     """The member at each place of the algorithm's ring; empty: their own order."""
 
     def schedule(self, members: int) -> Schedule:
-        """Return the phase's transfers among so many members."""
+        """Return the phase's transfers among this many members."""
         if self.order:
             return ordered_schedule(
                 self.algorithm, self.collective, self.size, self.order, chunks=self.chunks
@@ -138,7 +138,7 @@ def as_chosen(choice: Choice, call: CollectiveCall) -> CollectivePlan:
 
 
 def leaves_open(collectives: Collectives, kind: CollectiveType) -> bool:
-    """Tell whether `auto` may have to choose what serves a collective."""
+    """Return whether `auto` may have to choose what serves a collective."""
     choice = collectives.choice(kind.name.lower())
     if choice is None or isinstance(choice.algorithm, tuple) or choice.algorithm == AUTO:
         return True
@@ -228,5 +228,5 @@ def served_by(call: CollectiveCall, chunks: CollectivePlan) -> ServedCollective:
 
 
 def cut_in_chunks(chunks: CollectivePlan) -> bool:
-    """Tell whether chunks follow one another: their messages then leave in order, not in turns of parts."""
+    """Return whether chunks follow one another: their messages then leave in order, not in turns of parts."""
     return len(chunks) > 1 or chunks[0][0].chunks > 1

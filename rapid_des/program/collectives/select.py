@@ -33,7 +33,7 @@ from rapid_des.program.collectives.candidates import (
 from rapid_des.program.collectives.cuts import has_cut
 from rapid_des.program.collectives.plans import CollectiveCall, CollectivePlan, leaves_open, plan
 from rapid_des.program.collectives.simulate import ChoiceSimulator, Groups, can_be_simulated
-from rapid_des.program.routes import COMPARED, all_pairs, geometry, route_keys, telling_pairs
+from rapid_des.program.routes import COMPARED, all_pairs, distinguishing_pairs, geometry, route_keys
 from rapid_des.values import replace
 
 STEP = 4
@@ -41,7 +41,7 @@ _BITS = 2
 MOST_RANKS = 1024
 """Most ranks whose groups are examined together; of larger sets only those around the group in question."""
 _MOST_PAIRS = 1 << 17
-"""Most pairs of members whose routes are all examined; of larger sets a sample that tells groups apart."""
+"""Most pairs of members whose routes are all examined; of larger sets a sample that distinguishes groups."""
 Rows = Int64s
 """[group, member]: the ranks of groups of one size without common ranks."""
 
@@ -77,13 +77,13 @@ class WorkingTogether:
         return tuple(map(tuple, self._families[family][list(places)].tolist()))
 
     def _components(self, family: int) -> Int64s:
-        """Return for each group of a family a number: one for all that share links, by way of others too."""
+        """Return for each group of a family a number: one for all that share links, also through others."""
         rows = self._families[family]
         members = rows.shape[1]
         if members <= COMPARED and rows.size * (members - 1) <= _MOST_PAIRS:
             pairs = all_pairs(rows)
         else:
-            pairs = np.concatenate([telling_pairs(group) for group in rows])
+            pairs = np.concatenate([distinguishing_pairs(group) for group in rows])
         routes = self._machine.router.routes(pairs)
         group = np.repeat(np.arange(len(rows)), len(pairs) // len(rows))
         # The distinct (link, group) pairs: which groups use which links.
@@ -111,7 +111,7 @@ def _joined(link: Int64s, group: Int64s, groups: int) -> Int64s:
 class AlgorithmChooser:
     """Chooses for the groups of one machine; what was worked out is in `memory`.
 
-    Groups with one likeness (see `likeness`) get one answer: that of the first of them.
+    Groups with equal keys (`routes_key`) get one answer: that of the first of them.
     """
 
     def __init__(self, machine: Machine, memory: BoundedCache, families: Sequence[Rows] = ()) -> None:
@@ -119,7 +119,7 @@ class AlgorithmChooser:
         self._memory = memory
         self._families = WorkingTogether(machine, families)
         self._links: dict[bytes, GroupLinks] = {}
-        self.likeness = cache(self._likeness)
+        self.routes_key = cache(self._routes_key)
 
     def times(
         self, asked: GroupCollective, ranks: tuple[int, ...], *, repeats: bool = False
@@ -149,7 +149,7 @@ class AlgorithmChooser:
         return {choice: links.estimate(choice, asked).time for choice in choices}
 
     def _per_dimension(self, asked: GroupCollective, ranks: tuple[int, ...]) -> tuple[Choice, ...]:
-        key = ("auto", self._machine, self.likeness(ranks, asked.extents), asked)
+        key = ("auto", self._machine, self.routes_key(ranks, asked.extents), asked)
         names = self._memory.get_or_make(key, lambda: self._group(asked, ranks).best_along(asked))
         shared = self._machine.switching.mode == "fluid"  # chunks share links, so all end a phase together
         return tuple(Choice(algorithm=names, chunks=chunks) for chunks in (CHUNKS[:1] if shared else CHUNKS))
@@ -167,7 +167,7 @@ class AlgorithmChooser:
                 return [{choice: at.time for choice, at in of_size.items()} for of_size in estimates]
             return self._simulated(estimates, sizes, groups)
 
-        key = ("auto", self._machine, self.likeness(ranks, asked.extents), asked, choices)
+        key = ("auto", self._machine, self.routes_key(ranks, asked.extents), asked, choices)
         return self._memory.get_or_make(key, price, weight=_weight)
 
     def _simulated(
@@ -179,16 +179,16 @@ class AlgorithmChooser:
         return fastest_simulated(ChoiceSimulator(self._machine, groups), estimates, sizes)
 
     def _group(self, asked: GroupCollective, ranks: tuple[int, ...]) -> GroupLinks:
-        likeness = self.likeness(ranks, asked.extents)
-        if likeness not in self._links:
+        key = self.routes_key(ranks, asked.extents)
+        if key not in self._links:
             groups = self._families.beside(ranks)
-            self._links[likeness] = GroupLinks(self._machine, groups, asked.extents)
-        return self._links[likeness]
+            self._links[key] = GroupLinks(self._machine, groups, asked.extents)
+        return self._links[key]
 
-    def _likeness(self, ranks: tuple[int, ...], extents: tuple[int, ...]) -> bytes:
+    def _routes_key(self, ranks: tuple[int, ...], extents: tuple[int, ...]) -> bytes:
         """Return a key of the shape of groups that work together, and of what their routes are like."""
         groups = self._families.beside(ranks)
-        key = ("likeness", self._machine, groups, extents)
+        key = ("routes", self._machine, groups, extents)
         return self._memory.get_or_make(
             key,
             lambda: self._routes_of(groups, extents),
@@ -211,7 +211,7 @@ def _weight(times: Sequence[Mapping[Choice, float]]) -> int:
 
 
 def _repeats(choice: Choice, collective: CollectiveType) -> bool:
-    """Tell whether one member's part stands for the next one's (see `replicas.cut_of`)."""
+    """Return whether one member's part stands for the next one's (see `replicas.cut_of`)."""
     return choice.chunks == 1 and has_cut(choice.algorithm, collective)
 
 
@@ -268,7 +268,7 @@ class Planner:
         """Return a key of the choice for a group; None where the file states all of its algorithms."""
         if len(ranks) < 2 or not any(leaves_open(self.machine.collectives, kind) for kind in kinds):
             return None
-        return self._chooser.likeness(ranks, geometry(self.machine, ranks)[0])
+        return self._chooser.routes_key(ranks, geometry(self.machine, ranks)[0])
 
     def mark(self, rank: int, groups: Iterable[tuple[int, ...]]) -> int | None:  # noqa: ARG002
         """Return the rank if its part in collectives of its groups may be like no other's, else None."""

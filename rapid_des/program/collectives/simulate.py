@@ -36,7 +36,7 @@ MOST_SERVED = 100_000
 ScheduledLines: TypeAlias = Sequence[tuple[Schedule, Sequence[int]]]
 """Schedules that run side by side, each with its member ranks."""
 Chunks: TypeAlias = Sequence[Sequence[ScheduledLines]]
-"""By chunk, which run side by side, and phase, which follow one another: a member begins when it is done."""
+"""Lines by chunk and phase. Chunks run side by side; a member begins a phase when the one before is done."""
 Coming: TypeAlias = tuple[int, int, int, int, int, int, int]
 """(time, part, rank, injected, task, hop, size row): a part that asks a link, or with hop NONE has arrived.
 
@@ -175,7 +175,7 @@ class LinkSimulation:
         return end
 
     def _pass(self, task: int, moment: int) -> None:
-        """Have an edge to a task pass; with the last one its parts set off."""
+        """Have an edge to a task pass; with the last one its parts start."""
         self._need[task] -= 1
         self._ready[task] = moment = max(self._ready[task], moment)
         if self._need[task]:
@@ -253,7 +253,7 @@ def _arrivals(template: Template, base: int) -> list[list[tuple[int, int]]]:
 
 
 def can_be_simulated(machine: Machine, groups: Groups, size: int) -> bool:
-    """Tell whether collectives of `size` bytes a member are few enough transfers to be played."""
+    """Return whether collectives of `size` bytes a member are few enough transfers to be played."""
     members = len(groups[0])
     if len(groups) * members * (members - 1) > MOST_PAIRS:
         return False

@@ -17,7 +17,7 @@ from rapid_des.program.services import MessageSizes
 from rapid_des.values import fields, replace
 
 _LARGE = 64
-"""From this many group members on, a collective that takes no link is one task for all members."""
+"""Largest group in which each member of a collective that takes no link has a task of its own."""
 
 
 class Templates:
@@ -136,7 +136,7 @@ def template_of(
 
 
 def _needs_arrival(schedule: Schedule, origin: Int32s, target: Int32s) -> NDArray[np.bool_]:
-    """Tell which tasks must wait for their source's arrival: those that follow no task of that source."""
+    """Return which tasks must wait for their source's arrival: those that follow no task of that source."""
     proven = np.zeros(len(schedule), np.bool_)
     proven[target[schedule.source[origin] == schedule.source[target]]] = True
     return ~proven & (schedule.source < schedule.members)
@@ -153,7 +153,7 @@ def _last_transfers(schedule: Schedule, origin: Int32s, target: Int32s) -> tuple
         last = np.flatnonzero(~proven & (end < schedule.members))
         tasks.append(last)
         members.append(end[last])
-    # Encode (task, member) as one integer to drop transfers that both ends must see, such as to oneself.
+    # Encode (task, member) as one integer to drop transfers that both ends must see, such as to itself.
     both = np.sort(np.concatenate(tasks) * schedule.members + np.concatenate(members))
     both = both[np.append(True, both[1:] != both[:-1])] if len(both) else both
     task, member = np.divmod(both, schedule.members)

@@ -76,7 +76,7 @@ class FaultPlanner(Planner):
         return machine
 
     def _concern(self, ranks: Ranks) -> bool:
-        """Tell whether any pair of the group lost its planned route; if not, its plans stay as they were."""
+        """Return whether a pair of the group lost its planned route; if not, its plans stay as they were."""
         return len(ranks) > LARGEST_RING or (len(ranks) > 1 and self._lose_routes(all_pairs([ranks])))
 
     def plan(self, call: CollectiveCall, ranks: Ranks, rank: int) -> CollectivePlan:
@@ -129,7 +129,7 @@ class FaultPlanner(Planner):
         return [((phase,),) for phase in self._rings(ring, ranks, call.extents)]
 
     def _inside_switches(self, call: CollectiveCall) -> bool:
-        """Tell whether the machine asks for switches, which lines of a group may have and others not.
+        """Return whether the machine asks for switches, which lines of a group may have and others not.
 
         Members whose lines have none must not leave the dimensions alone.
         """
@@ -174,12 +174,12 @@ class FaultPlanner(Planner):
         if len(ranks) > LARGEST_RING:
             return []
         orders = tuple(snakes(extents)) if extents else ()
-        one_way, healthy = self._distances(ranks)
+        hops, healthy = self._distances(ranks)
         rings = []
         for name in REPAIRS.get(phase.algorithm, ()):
             if phase.collective in ALGORITHMS[name].does:
                 both = 0 if name == "ring" else 1
-                order = repaired(one_way + both * one_way.T, healthy + both * healthy.T, orders)
+                order = repaired(hops + both * hops.T, healthy + both * healthy.T, orders)
                 chunks = 1 if name == "bucket" else phase.chunks
                 rings.append(replace(phase, algorithm=name, chunks=chunks, extents=(), order=order))
         return rings
@@ -233,7 +233,7 @@ class CollectiveReplanner:
         self._problem = cache(self._cut)
 
     def is_collective(self, position: int, node: int) -> bool:
-        """Tell whether a rank's node is a collective."""
+        """Return whether a rank's node is a collective."""
         return bool(self._traces.ranks[position].nodes.kind[node] == NodeKind.COLLECTIVE)
 
     def kinds(self, position: int, nodes: Int32s) -> Int64s:

@@ -70,7 +70,7 @@ def stretched(traces: TraceSet, machine: Machine) -> TraceSet:
 
 
 def pace_of(traces: TraceSet, machine: Machine) -> Pace:
-    """Return what tells the durations of foreign traces' nodes on a GPU that faults have slowed.
+    """Return the function of the durations of foreign traces' nodes on a GPU that faults have slowed.
 
     The traces are those of healthy GPUs; see `stretched`.
     """
