@@ -28,7 +28,6 @@ from rapid_des.frontend.parts import (
     ModelSection,
     PieceKey,
     Pieces,
-    PricedOperator,
     price_lists,
     section_counts,
     stage_parameters,
@@ -37,7 +36,7 @@ from rapid_des.frontend.parts import (
 )
 from rapid_des.frontend.routing import exchanges, layer_loads, places
 from rapid_des.frontend.template import PieceColumn
-from rapid_des.frontend.trace import FinishedProgram, JobTrace, job_trace
+from rapid_des.frontend.trace import FinishedProgram, JobTrace, PricedOperator, job_trace
 from rapid_des.frontend.training import stage_program
 from rapid_des.units import Duration
 

@@ -26,15 +26,8 @@ from rapid_des.frontend.layers.layer import Layer, LayerKind, numbered
 from rapid_des.frontend.model import Model
 from rapid_des.frontend.operations import Shard
 from rapid_des.frontend.recompute import layer_kinds
-from rapid_des.frontend.schedules import (
-    SCHEDULES,
-    PipelineSchedule,
-    PipelineShape,
-    StageOrders,
-    from_file,
-    with_pairs,
-)
-from rapid_des.frontend.schedules.schedule import Placement
+from rapid_des.frontend.schedules import SCHEDULES, StageOrders, from_file, with_pairs
+from rapid_des.frontend.schedules.schedule import PipelineSchedule, PipelineShape, Placement
 from rapid_des.frontend.software import HostSpec, Software
 from rapid_des.frontend.spec import InferenceSpec, JobSpec, RequestsSpec, TrainingSpec
 from rapid_des.frontend.template import DOMAINS, Domain
@@ -92,12 +85,8 @@ class Job:
     def expert_layout(self) -> RankLayout:
         """The layout of the same ranks along etp, ep and edp, for routed experts."""
         stages, split = self.stages, self.spec.parallelism
-        sizes = (
-            split.expert_degree,
-            split.ep,
-            self.gpus // stages // split.expert_degree // split.ep,
-            stages,
-        )
+        etp = split.expert_degree
+        sizes = (etp, split.ep, self.gpus // stages // etp // split.ep, stages)
         by_stage = np.argsort(self.layout.coordinates("pp"), kind="stable")
         numbering = None if np.array_equal(by_stage, np.arange(self.gpus)) else tuple(by_stage.tolist())
         return RankLayout(("etp", "ep", "edp", "pp"), sizes, numbering)
@@ -286,8 +275,7 @@ class Job:
     @property
     def replica_groups(self) -> frozenset[str]:
         """The process groups that hold copies of the same parameters."""
-        experts = ("expert_gradient",) if self.model.has_experts else ()
-        return frozenset(("gradient", *experts))
+        return frozenset(("gradient", "expert_gradient") if self.model.has_experts else ("gradient",))
 
     def rows(self, group: str) -> Int64s:
         """Return the process groups of one kind as rows of ranks, ascending.

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
 
 from rapid_des.chakra.trace import BOUNDS, Exchange, NodeKind
-from rapid_des.device.operators import Dtype, Operator, OperatorModel
+from rapid_des.device.operators import Operator, OperatorModel
 from rapid_des.errors import InputError
 from rapid_des.frontend.adapters import adapted, row_parallel
 from rapid_des.frontend.groups import GROUP_SLOTS, PEERS, TRAFFIC
@@ -249,9 +248,8 @@ def part_pieces(job: Job, part: int, phase: PassKind, pieces: Pieces) -> tuple[P
         piece = renamed(pieces[PieceKey(section, phase)], prefix)
         if section == EMBEDDING and phase == "backward" and not len(piece) and job.sharding.policy.by_unit:
             frozen = section_parameters(job)[EMBEDDING]["frozen"]
-            piece = replace(
-                piece, marks=(GradientMark(0, frozen, "frozen"),)
-            )  # it is gathered, though never run
+            # It is gathered, though never run.
+            piece = replace(piece, marks=(GradientMark(0, frozen, "frozen"),))
         named.append(piece)
     return tuple(named)
 
@@ -306,32 +304,6 @@ def narrow_weights(job: Job, stage: int) -> int:
 
 
 _INT64_MAX = 2**63 - 1
-
-
-@dataclass(frozen=True)
-class PricedOperator:
-    """One kernel of a job as it was priced, the same in all layers of a kind and all micro-batches."""
-
-    name: str
-    """Name as in traces, without the layer: `forward.attention.core`."""
-    section: SectionName
-    """The section of the model, or `optimizer`."""
-    kind: int
-    """For a block: the index of the model's layer kind."""
-    stage: int
-    """The pipeline stage where stages differ; -1: the same in all."""
-    step: int
-    """Serving: 0 is the prefill, else the (first) decode step."""
-    duration: int
-    """Duration in picoseconds."""
-    flops: int
-    arithmetic: Dtype
-    """The number format of its arithmetic."""
-    bytes: Mapping[str, int] = field(hash=False)
-    """Bytes moved at each memory level: hbm, l2, shared."""
-    bound: str
-    model: str
-    """Name of the operator model that priced it."""
 
 
 def kernel_node(

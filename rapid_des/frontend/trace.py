@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import dataclasses
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct, field
 
 from rapid_des.arrays import Int64s, distinct
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
-from rapid_des.device.operators import HostWork, Operator, OperatorModel
+from rapid_des.device.operators import Dtype, HostWork, Operator, OperatorModel
 from rapid_des.frontend.groups import GROUP_SLOTS, PEERS
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.parts import PricedOperator, kernel_node, message_node
+from rapid_des.frontend.parts import kernel_node, message_node
 from rapid_des.frontend.routing import exchanges, libraries_json, place_of_ranks
 from rapid_des.frontend.software import HostSpec
-from rapid_des.frontend.template import STREAM_KINDS, PieceColumn, PieceNode, Writer
+from rapid_des.frontend.template import STREAM_KINDS, PieceColumn, PieceNode, SectionName, Writer
 from rapid_des.values import replace
 
 _STAGES = GROUP_SLOTS.index("stages")
@@ -162,6 +163,32 @@ def _used(column: Int64s) -> tuple[list[int], Int64s]:
     numbers = np.full(int(used.max(initial=0)) + 1, -1, np.int64)
     numbers[used] = np.arange(len(used))
     return used.tolist(), numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class PricedOperator:
+    """One kernel of a job as it was priced, the same in all layers of a kind and all micro-batches."""
+
+    name: str
+    """Name as in traces, without the layer: `forward.attention.core`."""
+    section: SectionName
+    """The section of the model, or `optimizer`."""
+    kind: int
+    """For a block: the index of the model's layer kind."""
+    stage: int
+    """The pipeline stage where stages differ; -1: the same in all."""
+    step: int
+    """Serving: 0 is the prefill, else the (first) decode step."""
+    duration: int
+    """Duration in picoseconds."""
+    flops: int
+    arithmetic: Dtype
+    """The number format of its arithmetic."""
+    bytes: Mapping[str, int] = dataclasses.field(hash=False)
+    """Bytes moved at each memory level: hbm, l2, shared."""
+    bound: str
+    model: str
+    """Name of the operator model that priced it."""
 
 
 class JobTrace(Struct, frozen=True):

@@ -396,7 +396,7 @@ def _finish_step(state: _TrainingStage, operators: OperatorModel) -> None:
     job, program = state.job, state.program
     start = len(program)
     if not job.sharding.each and not job.sharding.policy.by_unit:
-        for chunk in _in_order_of_completion(state):
+        for chunk in job.stage_orders.completed_chunks(state.index):
             state.reduced += _reduce_chunk(state, chunk)
     after = (state.newest, *state.reduced)
     done = small_reductions(program, job, state.index, norms=state.norms, after=after)
@@ -405,15 +405,3 @@ def _finish_step(state: _TrainingStage, operators: OperatorModel) -> None:
         for chunk in state.chunks:
             gather_buckets(program, job, state.marks(chunk), after=(last,))
     program.segment("optimizer", start)
-
-
-def _in_order_of_completion(state: _TrainingStage) -> list[int]:
-    """Return the chunks as their last backwards run: on the first of the stages that hold the same parts."""
-    job = state.job
-    leader = next(stages[0] for stages in job.copies if state.index in stages)
-    last = {
-        job.placement[leader][item.chunk]: place
-        for place, item in enumerate(job.stage_orders.orders[leader])
-        if item.direction == "backward" and item.phase != "wait"
-    }
-    return sorted(state.chunks, key=lambda chunk: last[job.placement[state.index][chunk]])

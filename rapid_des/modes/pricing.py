@@ -22,7 +22,7 @@ from rapid_des.frontend.build import check_size
 from rapid_des.frontend.spec import InferenceSpec
 from rapid_des.machine import Machine
 from rapid_des.network.faults import GpuFactors
-from rapid_des.program.builders import service_times
+from rapid_des.program.services import service_times
 from rapid_des.values import replace
 
 if TYPE_CHECKING:

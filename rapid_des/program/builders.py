@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from rapid_des.arrays import Bools, Int8s, Int32s, Int64s, rows_of
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
-from rapid_des.device.device import Device
 from rapid_des.network.specs import MOST_CHUNKS
 from rapid_des.program.program import (
     NONE,
@@ -35,10 +34,8 @@ from rapid_des.program.program import (
     WorkLevel,
     joined,
 )
-from rapid_des.units import PS_PER_S
 from rapid_des.values import replace
 
-_SERVES = (NodeKind.COMPUTE, NodeKind.MEM_LOAD, NodeKind.MEM_STORE)
 _NARROW = {
     "server": NONE,
     "release": NONE,
@@ -155,7 +152,7 @@ def rank_program(  # noqa: PLR0913 - one call, all by name
     ordered = [stream for stream, name in enumerate(nodes.streams) if name not in unordered]
     chains = [np.flatnonzero(nodes.stream == stream) for stream in ordered]  # R2
     capacity = np.ones(len(nodes.streams), np.int32)
-    issues = _issue_edges(nodes, durations, unordered)
+    issues = _issue_edges(nodes, visits.work, unordered)
     return expanded_program(visits, expansions, server_capacity=capacity, chains=chains, issues=issues)
 
 
@@ -193,24 +190,6 @@ def _occurrences(
     counted_later = loose & ~free & (nodes.kind == NodeKind.COLLECTIVE)
     counted_later = np.isin(slot, slot[counted_later])  # all calls of a group are counted alike
     return np.where((slot == NONE) | counted_later, NONE, count)
-
-
-def service_times(nodes: NodeTable, device: Device) -> Int64s:
-    """Return the nodes' durations, unstated ones by the device's roofline.
-
-    Compute: the longer of `flops` at the matrix unit's bf16 peak and `tensor_bytes` through HBM, plus
-    a launch. Memory nodes: `size` through HBM.
-    """
-    duration = nodes.duration.copy()
-    unstated = duration == UNSTATED
-    if not unstated.any():
-        return duration
-    bandwidth = float(device.spec.hbm.bandwidth)
-    moved = np.where(nodes.kind == NodeKind.COMPUTE, nodes.tensor_bytes, nodes.size).astype(np.float64)
-    arithmetic = np.where(nodes.kind == NodeKind.COMPUTE, nodes.flops, 0) / device.tensor_rate("bf16")
-    busy = np.ceil(np.maximum(arithmetic, np.maximum(moved, 0) / bandwidth) * PS_PER_S).astype(np.int64)
-    launched = np.where((nodes.kind == NodeKind.COMPUTE) & ~nodes.on_cpu, device.launch_overhead, 0)
-    return np.where(unstated, busy + launched, duration)
 
 
 def expanded_program(  # noqa: PLR0913 - one call, all by name
@@ -394,18 +373,17 @@ def make_template(  # noqa: PLR0913 - a template's parts
     )
 
 
-def _issue_edges(nodes: NodeTable, durations: Int64s, unordered: frozenset[str]) -> TaskEdges | None:
+def _issue_edges(nodes: NodeTable, work: Int64s, unordered: frozenset[str]) -> TaskEdges | None:
     """Return the edges from starts of the host's nodes to what these issue, between nodes of the table.
 
-    `durations` are the nodes' picoseconds, which faults and neighbours may only lengthen. None: nothing is
-    issued.
+    `work` is each node's service time in picoseconds, which faults and neighbours may only lengthen. None:
+    nothing is issued.
     """
     issued = np.flatnonzero(nodes.issuer != UNSTATED)
     if not len(issued):
         return None
     lags = np.maximum(nodes.issued, 1)
-    served = np.where(np.isin(nodes.kind, _SERVES), durations, 0)
-    finish, implied = _by_streams(nodes, lags, served, unordered)
+    finish, implied = _by_streams(nodes, lags, work, unordered)
     implied |= _by_dependencies(nodes, lags, finish)
     needed = issued[~implied[issued]]
     return TaskEdges(nodes.issuer[needed], needed, lags[needed], at_start=True)

@@ -15,10 +15,10 @@ from msgspec import Struct, structs
 
 from rapid_des.device.device import Device
 from rapid_des.device.spec import Energy, operator_energy
-from rapid_des.frontend import Job, JobMemory, JobTrace
+from rapid_des.frontend import Job, JobMemory, JobTrace, PricedOperator
 from rapid_des.frontend.inference import decode_time, passes
 from rapid_des.frontend.memory import KvCapacity, kv_capacity, shortage
-from rapid_des.frontend.parts import ModelSection, PricedOperator, stage_sections
+from rapid_des.frontend.parts import ModelSection, stage_sections
 from rapid_des.frontend.spec import RequestsSpec
 from rapid_des.program.lowering import Lowered
 from rapid_des.program.program import Records

@@ -46,6 +46,7 @@ _USUAL = 64
 
 
 Operations = Sequence[Operation]
+_Lists = Mapping[ModelSection, Operations]
 Part = tuple[int, Operations]
 """An operator list, and how often it runs in a pass."""
 
@@ -250,16 +251,11 @@ class PassCosts:
             )
         return self._bodies[key]
 
-    def _opening(
-        self, lists: Mapping[ModelSection, Operations], decoding: bool, launch: int | None
-    ) -> Opening:
+    def _opening(self, lists: _Lists, decoding: bool, launch: int | None) -> Opening:
         """Return the operations of embedding and first layer in order."""
         first = next(section for section, _ in self._sections if section.name == "block")
         operations = [operation for section in (EMBEDDING, first) for operation in lists[section]]
-        count = sum(
-            n * sum(kind_of(operation) == "message" for operation in lists[each])
-            for each, n in self._sections
-        )
+        count = sum(n * [*map(kind_of, lists[each])].count("message") for each, n in self._sections)
         first_kernel, *others = self._each(operations, self._operators[decoding], launch)
         kernels = [first_kernel._replace(issue=first_kernel.issue if launch is None else launch), *others]
         return Opening.of(kernels, [kind_of(operation) for operation in operations], max(1, count))

@@ -162,6 +162,20 @@ class StageOrders(Struct, frozen=True, dict=True):
         part = self.placement[stage][item.chunk] + (1 if item.phase == "forward" else -1)
         return self.holder(part, item.micro_batch)[0] if 0 <= part <= self.last_part else None
 
+    def completed_chunks(self, stage: int) -> list[int]:
+        """Return the chunks of a stage in the order in which all gradients of their parts are there.
+
+        Stages that hold the same parts agree: the first of them says the order.
+        """
+        held = self.placement[stage]
+        leader = next(first for first, parts in enumerate(self.placement) if set(parts) == set(held))
+        last = {
+            self.placement[leader][item.chunk]: place
+            for place, item in enumerate(self.orders[leader])
+            if item.direction == "backward" and item.phase != "wait"
+        }
+        return sorted(range(len(held)), key=lambda chunk: last[held[chunk]])
+
     @cached_property
     def arrivals(self) -> tuple[tuple[tuple[int, PassResult], ...], ...]:
         """By stage: what comes from other stages, and from which, in the order in which it is made.

@@ -25,7 +25,7 @@ from rapid_des.frontend.trace import JobTrace, Segment
 from rapid_des.modes.blocks.shortened import Shortened
 from rapid_des.modes.execution import Run
 from rapid_des.modes.periodicity import Periodicity
-from rapid_des.program.program import NONE, Records, LinkTrail
+from rapid_des.program.program import NONE, LinkTrail, Records
 from rapid_des.units import Duration
 
 _MARGIN = 4

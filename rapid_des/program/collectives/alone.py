@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from math import prod
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from msgspec import Struct
@@ -13,18 +13,13 @@ from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.made import node_table
 from rapid_des.chakra.trace import NodeKind, RankTrace, TraceSet
-from rapid_des.compiling import Kernel
-from rapid_des.compiling.kinds import Int32Column, Int64Column
 from rapid_des.machine import Machine
 from rapid_des.network.collectives.schedule import Schedule
+from rapid_des.program.collectives.pacing import crossings, finish_times
 from rapid_des.program.collectives.plans import AxisPhase, CollectiveCall, CollectivePlan
-from rapid_des.program.collectives.templates import one_transfer, template_of
-from rapid_des.program.program import Template
-from rapid_des.program.services import MessageSizes, message_table
+from rapid_des.program.collectives.templates import one_transfer
 from rapid_des.program.switch_trees import with_switches
 
-_INTERPRETED = 50_000
-"""Up to this many tasks the longest chain is computed by Python; above, by compiled code."""
 Play: TypeAlias = Callable[[TraceSet], int]
 """Simulates a trace and returns its duration in picoseconds."""
 MOST_MEMBERS = 128
@@ -107,99 +102,11 @@ def chain_and_load(
     return int(finish_times(schedule, crossed.time).max(initial=0)), crossed.load
 
 
-class Crossings(Struct, frozen=True):
-    """Zero-load times in ps: each transfer's transit and slowest link, and each link's total service."""
-
-    time: Int64s
-    occupancy: Int64s
-    load: Int64s
-
-
-def crossings(schedule: Schedule, machine: Machine, members: Sequence[int]) -> Crossings:
-    """Return the zero-load times of a schedule's transfers; `members` are nodes: GPUs, then switches."""
-    sizes = MessageSizes()
-    template = template_of(schedule, sizes, name="")
-    if not len(template.pair_source):
-        none = np.zeros(len(schedule), np.int64)
-        return Crossings(none, none, np.zeros(0, np.int64))
-    nodes = np.array(members, np.int64)
-    routes = machine.router.routes(
-        np.stack((nodes[template.pair_source], nodes[template.pair_destination]), 1)
-    )
-    hops, classes = message_table(machine.fabric, machine.switching, routes, sizes.all())
-    return _zero_load(template, hops, routes, classes)
-
-
 def message_alone(size: int, machine: Machine, source: int, destination: int) -> int:
     """Return the picoseconds of one message between two GPUs at zero load."""
     if source == destination:
         return 0
     return alone(one_transfer(size), machine, (source, destination))
-
-
-def _zero_load(template: Template, hops: Any, routes: Any, classes: Any) -> Crossings:
-    moves = np.flatnonzero(template.pair >= 0)
-    pair, size = template.pair[moves], template.size[moves]
-    counts = (routes.starts[1:] - routes.starts[:-1])[pair]
-    task = np.repeat(np.arange(len(moves)), counts)
-    place = np.arange(len(task)) - np.repeat(np.cumsum(counts) - counts, counts)
-    hop = routes.starts[pair][task] + place
-    last = place == counts[task] - 1
-    row, service = size[task], classes[hop]
-    occupancy = hops.occupancy[row, service]
-    step = np.where(last, occupancy, hops.head[row, service]) + hops.lag[row, service]
-    crossing, slowest = np.zeros((2, len(template)), np.int64)
-    np.add.at(crossing, moves[task], step)
-    np.maximum.at(slowest, moves[task], occupancy)
-    load = np.zeros(int(routes.links.max(initial=0)) + 1, np.int64)
-    np.add.at(load, routes.links[hop], occupancy)
-    return Crossings(crossing, slowest, load)
-
-
-class PortQueues(Struct, frozen=True):
-    """The order in which transfers begin, the port through which each goes, and for how long it takes it."""
-
-    order: Int64s
-    port: Int64s
-    occupancy: Int64s
-
-
-def finish_times(schedule: Schedule, crossing: Int64s, queues: PortQueues | None = None) -> Int64s:
-    """Return when each transfer has arrived, given how long each takes; all members arrive at 0.
-
-    With `queues` a transfer begins when its port is free of those before it, too.
-    """
-    queues = queues or PortQueues(np.arange(len(schedule)), *np.zeros((2, len(schedule)), np.int64))
-    free, done = np.zeros(int(queues.port.max(initial=0)) + 1, np.int64), np.zeros(len(schedule), np.int64)
-    columns: list[Any] = [schedule.dependency_starts, schedule.dependencies, crossing, queues.order]
-    columns += [queues.port, queues.occupancy, free, done]
-    if len(schedule) <= _INTERPRETED:  # lists are indexed several times faster
-        columns = [column.tolist() for column in columns]
-    (_walk if len(schedule) <= _INTERPRETED else _compiled_walk)(*columns)
-    return np.array(columns[-1], np.int64)
-
-
-def _walk(  # noqa: PLR0913 - columns, as kernels take them
-    starts: Int64Column,
-    awaited: Int32Column,
-    crossing: Int64Column,
-    order: Int64Column,
-    port: Int64Column,
-    occupancy: Int64Column,
-    free: Int64Column,
-    done: Int64Column,
-) -> None:
-    for place in range(len(order)):
-        task, ready = order[place], 0
-        for edge in range(starts[task], starts[task + 1]):
-            ready = max(ready, done[awaited[edge]])
-        if occupancy[task]:
-            ready = max(ready, free[port[task]])
-            free[port[task]] = ready + occupancy[task]
-        done[task] = ready + crossing[task]
-
-
-_compiled_walk = Kernel(_walk)
 
 
 class IdleTimes(Struct, frozen=True):

@@ -40,9 +40,8 @@ from rapid_des.network.specs import (
     Nccl,
     Switched,
 )
-from rapid_des.program.collectives.alone import crossings
 from rapid_des.program.collectives.cuts import cut_of
-from rapid_des.program.collectives.pacing import TransferPaths, paced, paced_ring
+from rapid_des.program.collectives.pacing import TransferPaths, crossings, paced, paced_ring
 from rapid_des.program.collectives.plans import AxisPhase, ServedCollective
 from rapid_des.program.collectives.templates import one_transfer, template_of, transfer_template
 from rapid_des.program.program import Template

@@ -12,7 +12,7 @@ from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, Tra
 from rapid_des.device.device import Device
 from rapid_des.machine import Machine
 from rapid_des.network.faults import GpuFactors
-from rapid_des.program.builders import service_times
+from rapid_des.program.services import service_times
 from rapid_des.values import replace
 
 Pace: TypeAlias = Callable[[int, GpuFactors], Int64s]
