@@ -88,8 +88,8 @@ class JobFigures(Struct, frozen=True):
     mfu: float
     """Model FLOPs (attention under the causal mask) over the step time and `peak` of all GPUs."""
     peak: FlopRate
-    """Of one GPU: the dense matrix peak of the job's precision that the device file states, or what the clock
-    in use gives where that is more."""
+    """The dense matrix peak of one GPU in the job's precision, as the device file states it or, where that is
+    more, as the clock in use gives it."""
     memory: JobMemory
     memory_capacity: int
     requests: RequestTimes | None = None
@@ -303,11 +303,7 @@ class EnergyFigures(Struct, frozen=True):
         return {
             "modelled": True,
             "joules": self.joules,
-            "joules_by_part": {
-                "arithmetic": self.arithmetic_j,
-                "memory": self.memory_j,
-                "idle": self.idle_j,
-            },
+            "joules_by_part": {"arithmetic": self.arithmetic_j, "memory": self.memory_j, "idle": self.idle_j},
             "average_power_w": self.average_power_w,
             "power_limit_w": self.limit_w,
             "tokens_per_joule": self.tokens_per_joule,

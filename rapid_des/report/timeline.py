@@ -99,9 +99,9 @@ def _window(text: str) -> tuple[int, int | None]:
 
 
 def check_size(lowered: Lowered, extract: Extract, *, messages: int) -> None:
-    """Raise `InputError` if the timeline of a run with so many message hops would be larger than `LARGEST`.
+    """Raise `InputError` if the timeline of a run with that many message hops would be larger than `LARGEST`.
 
-    To be asked before the run: a window can not make it smaller, as nobody knows yet what falls into it.
+    Call it before the run. A window does not make the estimate smaller: its content is not known yet.
     """
     ranks = extract.positions(lowered)
     share = len(ranks) / max(len(lowered.program.bindings), 1)
