@@ -69,7 +69,7 @@ class Run:
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """Which engine, and who is told that small programs are interpreted for now.
+    """The engine, and who is notified that small programs are interpreted for now.
 
     >>> EngineChoice.of("simpy").fold
     True
@@ -83,7 +83,7 @@ class EngineChoice:
     fold: bool = True
     """Simulate ranks that provably live alike once."""
     progress: Callable[[int, int], None] | None = field(default=None, compare=False)
-    """Told some times a second what is done of a run, and about how much that will be."""
+    """Called some times a second with what is done of a run, and about how much there is to do."""
     inspect: Callable[[Lowered], None] | None = field(default=None, compare=False)
     """Shown a flattened run before it begins; what it raises is raised."""
     most_hops: int | None = None
@@ -151,7 +151,7 @@ def execute(
 def _checked(program: Program, execution: Execution, name: Namer | None) -> Execution:
     if not execution.records.finished:
         raise why_unfinished(program, execution.records, name)
-    assert execution.records.sent == execution.records.received, "bytes were lost on the way"
+    assert execution.records.sent == execution.records.received, "bytes were lost"
     return execution
 
 
@@ -209,12 +209,12 @@ def execute_closing(
 
 
 def _teller(program: Program, choice: EngineChoice) -> Progress | None:
-    """Return what an engine tells of a program's progress."""
-    told = choice.progress
-    if told is None:
+    """Return what an engine calls to report a program's progress."""
+    report = choice.progress
+    if report is None:
         return None
     expected = expected_hops(program)
-    return lambda done: told(done, expected)
+    return lambda done: report(done, expected)
 
 
 def _run(program: Program, engine: str, choice: EngineChoice, *, trail: bool, ties: bool = False) -> Records:
@@ -244,7 +244,7 @@ def _kernel(program: Program, *, closing: bool = False) -> Kernel:
 
 @cache
 def _is_put_off(kernel: Kernel, announce: Announce | None) -> bool:
-    """Tell whether this process does without a cold kernel: its first small user does, and says so.
+    """Return whether this process does without a cold kernel: its first small user does, and says so.
 
     Who has only small programs thus waits for the compiler once, and not at the first try.
     """

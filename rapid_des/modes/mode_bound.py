@@ -7,7 +7,7 @@ import msgspec
 from rapid_des.units import Duration, seconds
 
 FAR = 0.05
-"""From which share of a step on reports show its bound beside it."""
+"""The share of a step from which on reports show its bound beside it."""
 
 
 class ModeBound(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ class ModeBound(msgspec.Struct, frozen=True):
         return {"low": seconds(self.low), "high": seconds(self.high)}
 
     def most(self, step: int) -> float:
-        """Return by what share the flattened step may be longer than a step of so many picoseconds.
+        """Return the share by which the flattened step may be longer than `step` picoseconds.
 
         >>> ModeBound(100, 120, None, "all").most(100)
         0.2
@@ -55,7 +55,7 @@ class ModeBound(msgspec.Struct, frozen=True):
         return {"flattened step": f"{Duration(self.low)} to {Duration(self.high)}"}
 
     def note(self, step: int) -> str:
-        """Return what a report says of a step of so many picoseconds; empty where nothing is left out."""
+        """Return the lines of a report on a step of `step` picoseconds; empty where nothing is left out."""
         if not self.width:
             return ""
         return f"{self.reason} would add at most {Duration(self.high - step)} ({self.most(step):.1%})"

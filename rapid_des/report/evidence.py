@@ -36,8 +36,8 @@ from rapid_des.modes.execution import Run
 from rapid_des.modes.pricing import as_used
 from rapid_des.network.collectives.libraries.library import library_name
 from rapid_des.network.specs import AUTO
-from rapid_des.program.library import libraries_of
-from rapid_des.program.plans import PLAIN, SCALAR, SEND, Served
+from rapid_des.program.collectives.library import libraries_of
+from rapid_des.program.collectives.plans import PLAIN, SCALAR, SEND, ServedCollective
 from rapid_des.report.measured import GEMM_DTYPES, JOBS, MEASURED
 from rapid_des.units import Duration, seconds
 from rapid_des.values import fields, replace
@@ -123,7 +123,7 @@ def _matrix_dtype(job: Job) -> str:
     return job.spec.precision.gemm or job.spec.precision.activations
 
 
-_SERVED = fields(Served)
+_SERVED = fields(ServedCollective)
 
 
 class Basis(Struct, frozen=True):
@@ -131,7 +131,7 @@ class Basis(Struct, frozen=True):
 
     collectives: Mapping[str, str]
     """The algorithm by collective that the machine file asks for, `default` for those that it leaves open."""
-    served: tuple[Served, ...] = ()
+    served: tuple[ServedCollective, ...] = ()
     """What served the run's collectives."""
     device: Device | None = None
     """The device, at the clock and with the launches that the job runs at."""
@@ -154,11 +154,11 @@ class Basis(Struct, frozen=True):
         return f"{stated}, decode {decode}" if decode != stated else stated
 
     @property
-    def apart(self) -> tuple[Served, ...]:
+    def apart(self) -> tuple[ServedCollective, ...]:
         """The algorithms of collectives that the machine file leaves open, in words."""
         return tuple(each for each in self.served if each.operation != SEND and self._is_apart(each))
 
-    def _is_apart(self, served: Served) -> bool:
+    def _is_apart(self, served: ServedCollective) -> bool:
         asked = self.collectives.get(served.operation, self.collectives["default"]).split("/")
         used = {name.split()[0] for name in served.algorithm.split("/")}
         return len(set(asked)) > 1 or not used <= {*asked, SCALAR, PLAIN[CollectiveType.BARRIER]}
@@ -190,7 +190,7 @@ class Basis(Struct, frozen=True):
         }
 
 
-def basis_of(run: Run, job: Job | None, got: Iterable[Served]) -> Basis:
+def basis_of(run: Run, job: Job | None, got: Iterable[ServedCollective]) -> Basis:
     """Return what a machine prices a job with, or traces that state their durations."""
     served, machine = tuple(sorted(got)), run.machine
     stated = machine.collectives

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rapid_des.network.faults import Fault, GpuFactors
 from rapid_des.network.jitter import delay_text
-from rapid_des.program.plans import Served
+from rapid_des.program.collectives.plans import ServedCollective
 from rapid_des.report.evidence import (
     LEVEL,
     Basis,
@@ -120,7 +120,7 @@ def _basis_lines(basis: Basis) -> Iterator[str]:
     yield f"{validation_text(basis.validated, basis.matrix_dtype)}{jobs}"
 
 
-def _served_lines(served: Iterable[Served]) -> Iterator[str]:
+def _served_lines(served: Iterable[ServedCollective]) -> Iterator[str]:
     """Yield each operation with the number of its ranks and what served it, by size if that differs."""
     for (operation, ranks), sizes in groupby(served, lambda each: (each.operation, each.ranks)):
         every = list(sizes)
@@ -131,11 +131,11 @@ def _served_lines(served: Iterable[Served]) -> Iterator[str]:
         yield f"{operation} of {ranks:,} ranks by {', '.join(by)}"
 
 
-def _how(served: Served) -> str:
+def _how(served: ServedCollective) -> str:
     return f"{served.algorithm} {served.protocol}".rstrip()
 
 
-def _span(served: Sequence[Served]) -> str:
+def _span(served: Sequence[ServedCollective]) -> str:
     ends = dict.fromkeys(f"{Size(each.size_bytes)}" for each in (served[0], served[-1]))
     return " to ".join(ends)
 

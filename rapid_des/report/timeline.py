@@ -20,7 +20,7 @@ from rapid_des.errors import InputError
 from rapid_des.modes.execution import Run
 from rapid_des.network.fabric import Fabric
 from rapid_des.program.lowering import Lowered
-from rapid_des.program.program import NONE, Records, Trail
+from rapid_des.program.program import NONE, LinkTrail, Records
 from rapid_des.report.breakdown import rank_times
 from rapid_des.report.writing import replacing
 from rapid_des.units import PS_PER_US, Duration
@@ -220,7 +220,7 @@ def _blocks(rows: Int64s) -> Iterator[Int64s]:
         yield rows[first : first + _AT_ONCE]
 
 
-def _link_events(lowered: Lowered, trail: Trail, fabric: Fabric, rows: Int64s) -> Iterator[str]:
+def _link_events(lowered: Lowered, trail: LinkTrail, fabric: Fabric, rows: Int64s) -> Iterator[str]:
     yield _name("process_name", LINKS_PROCESS, 0, "links")
     for link in np.unique(trail.link[rows]).tolist():
         yield _name("thread_name", LINKS_PROCESS, link, fabric.link_name(link))

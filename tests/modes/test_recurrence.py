@@ -13,8 +13,8 @@ from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
 from rapid_des.modes import execution
 from rapid_des.modes.symmetry import recurrence
+from rapid_des.modes.symmetry.periodic_ranges import drop_periods, periodic_ranges
 from rapid_des.modes.symmetry.recurrence import run_shortened, shortened
-from rapid_des.modes.symmetry.stretches import stretches, without
 from rapid_des.program.lowering import lower
 from rapid_des.simulation import simulate
 from rapid_des.values import replace
@@ -50,7 +50,7 @@ def layers(draw, nodes, before, periods):
 
 
 def repeating_program(seed):
-    """Every rank runs one table: a host perhaps, one or two stretches of layers, and what waits for these."""
+    """Every rank runs one table: a host perhaps, one or two ranges of layers, and what waits for these."""
     draw = random.Random(seed)
     fabric, nodes = draw.choice(FABRICS), Nodes()
     axes = sum(len(part["size"]) if isinstance(part["size"], list) else 1 for part in fabric)
@@ -83,7 +83,7 @@ def test_short_and_whole_programs_are_equal_to_the_tick(seed):
     program = repeating_program(seed)
     short = shortened(program, kept=10, least=2)
     if short is None:
-        happened["no stretch"] += 1
+        happened["nothing repeats"] += 1
         return
     records, whole = run_shortened(short), RUN["compiled"](program)
     happened["not proven" if records is None else "recurs"] += 1
@@ -118,8 +118,8 @@ def test_of_layers_few_are_run():
     program = _gathered_layers(100)
     short = shortened(program)
     assert short is not None
-    (stretch,) = short.stretches
-    assert stretch.left_out == (stretch.high - stretch.low) // stretch.each - recurrence.KEPT >= 80
+    (found,) = short.ranges
+    assert found.left_out == (found.stop - found.start) // found.period - recurrence.KEPT >= 80
     records = run_shortened(short)
     assert records is not None
     assert_same(records, RUN["compiled"](program))
@@ -148,23 +148,23 @@ def test_ranks_of_unlike_programs_are_not_shortened():
 def test_a_program_without_periods_waits_for_what_it_did():
     # a program of 100 layers less 84 is one of 16
     table = _gathered_layers(100).programs[0]
-    chosen = stretches(table, 16, 8)
-    (stretch,) = chosen
-    short, few = without(table, chosen), _gathered_layers(100 - stretch.left_out).programs[0]
+    chosen = periodic_ranges(table, 16, 8)
+    (found,) = chosen
+    short, few = drop_periods(table, chosen), _gathered_layers(100 - found.left_out).programs[0]
     for name in ("kind", "work", "need", "edge_starts", "edge_target", "edge_lag", "server", "slot"):
         np.testing.assert_array_equal(getattr(short, name), getattr(few, name), err_msg=name)
 
 
-def test_a_server_that_is_held_across_the_end_of_a_stretch_is_let_go():
+def test_a_server_that_is_held_across_the_end_of_a_range_is_let_go():
     nodes, last = Nodes(), ()
     for size in (*[8_000] * 40, 2_000, 2_000):  # the first of the small ones holds as those before it
         last = nodes.collective(REDUCE, size, after=last)
     collectives = {"default": {"algorithm": ["ring", "ring"]}}
     program = lower(same_everywhere(nodes, 12), machine(ring(4), ring(3), collectives=collectives)).program
     (table,) = program.programs
-    chosen = stretches(table, 10, 8)
-    assert table.release[chosen[-1].high - 1] >= chosen[-1].high
-    short = without(table, chosen)
+    chosen = periodic_ranges(table, 10, 8)
+    assert table.release[chosen[-1].stop - 1] >= chosen[-1].stop
+    short = drop_periods(table, chosen)
     far = [{int(each.release[place]) - place for place in np.flatnonzero(each.release >= 0).tolist()}
            for each in (table, short)]  # fmt: skip
     assert far[0] == far[1]

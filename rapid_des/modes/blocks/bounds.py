@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _APART = 0.01
 """What blocks that run alone leave out besides waiting, relative to the step: kernels of one kind stand
 together, and all ranks of a block enter it together. Measured: at most 0.4 % of 70 drawn jobs."""
-_TOLD = 0.005
-"""Waiting that is less, relative to the step, is left out: no forecast tells such steps apart."""
+_LEAST_WAITING = 0.005
+"""Shares of waiting below this are left out: no forecast is that exact."""
 _MOST_HOPS, _MOST_RANKS = 100_000_000, 256
 """Up to which all is simulated at once instead: some seconds."""
 
@@ -88,12 +88,12 @@ def _between(done: BlockRun) -> Int64s:
 
 
 def pays_whole(done: BlockRun, *, strict: bool) -> bool:
-    """Tell whether a hierarchical run leaves waiting out, and simulating all at once takes seconds.
+    """Return whether a hierarchical run leaves waiting out, and a flattened one takes only seconds.
 
     Little waiting is worth that if `strict` alone.
     """
     bound, ranks = done.bound, done.blocks.job.gpus
-    least = 0 if strict else _TOLD
+    least = 0 if strict else _LEAST_WAITING
     if done.mode.outer_analytic or bound.link is None or bound.high <= (1 + _APART + least) * done.step:
         return False
     return ranks <= _MOST_RANKS and _hops(done) <= _MOST_HOPS

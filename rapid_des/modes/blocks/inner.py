@@ -14,7 +14,7 @@ from rapid_des.arrays import Int64s, digest
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, TraceSet
 from rapid_des.errors import UnsupportedByEngine
-from rapid_des.frontend.blocks import Block, Blocks, Cuts
+from rapid_des.frontend.blocks import Cuts, JobBlocks, PipelineBlock
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.machine import Machine
 from rapid_des.modes.blocks.reach import (
@@ -27,9 +27,9 @@ from rapid_des.modes.blocks.reach import (
 )
 from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.modes.idle import on_idle_links
+from rapid_des.program.collectives.plans import ServedCollective
 from rapid_des.program.faults.slow_gpus import on_slow_gpus
 from rapid_des.program.lowering import Lowered, lower
-from rapid_des.program.plans import Served
 from rapid_des.program.program import NONE, Records
 from rapid_des.units import Duration
 from rapid_des.values import fields, replace
@@ -45,9 +45,9 @@ class BlockTimes(Struct, frozen=True):
 
     cuts: Cuts
     compute: int
-    """Of that, how long the first rank computes; the rest is exposed communication inside the block."""
+    """The compute time of the first rank in it; the rest is exposed communication inside the block."""
     hops: int
-    served: frozenset[Served]
+    served: frozenset[ServedCollective]
     """Which algorithms the block's collectives got."""
     busiest: int = 0
     """How long its busiest link serves, at most."""
@@ -59,12 +59,12 @@ class BlockTimes(Struct, frozen=True):
 
 
 def block_times(  # noqa: PLR0913 - what blocks are run with, by name
-    blocks: Blocks,
+    blocks: JobBlocks,
     machine: Machine,
     choice: EngineChoice,
     *,
     analytic: bool,
-    slow: Mapping[int, Blocks],
+    slow: Mapping[int, JobBlocks],
     cache: BoundedCache,
 ) -> tuple[list[bytes], Mapping[tuple[bytes, PieceKey], BlockTimes]]:
     """Return each inner group's kind, and the times of every block on every kind that runs it.
@@ -107,17 +107,17 @@ class _Inputs(Struct, frozen=True):
     """What a block is run on."""
 
     ranks: Sequence[int]
-    slowed: Mapping[int, Block]
+    slowed: Mapping[int, PipelineBlock]
     """The block as slowed ranks run it."""
     machine: Machine
     choice: EngineChoice
     analytic: bool
     """Whether by closed forms."""
     basis: tuple[Hashable, ...]
-    """What it follows from besides its traces, by value."""
+    """The values that it depends on besides its traces."""
 
 
-def _times(block: Block, inputs: _Inputs, cache: BoundedCache) -> BlockTimes:
+def _times(block: PipelineBlock, inputs: _Inputs, cache: BoundedCache) -> BlockTimes:
     """Return a block's times; where a host issues it, of two runs: all issued, and on a GPU that waits."""
     run = _run(block, inputs, cache, hosted=False)
     issued: tuple[int, ...] = ()
@@ -131,11 +131,11 @@ def _times(block: Block, inputs: _Inputs, cache: BoundedCache) -> BlockTimes:
 
 
 def _begins(hosted: TraceSet, run: _Passed, machine: Machine) -> int | None:
-    """Return how much later all of a block runs on a GPU that waits for its host; None: by a second run.
+    """Return by how much later a whole block runs on a GPU that waits for its host; None: unknown.
 
-    A host issues the first node, and nothing may start before. If it has issued every other one by when it
-    would then start, that makes no further difference: all goes on as if issued, so much later. Streams
-    in program order keep it; ways that messages take by the clock do not.
+    A host issues the first node, and nothing may start before. If it has issued each other node before that
+    node would start, the host makes no further difference: everything runs that much later. This holds for
+    streams in program order; it does not hold where messages choose routes by load.
     """
     tables = dict.fromkeys(rank.nodes for rank in hosted.ranks)
     if hosted.unordered_streams or machine.switching.spray is not None:
@@ -151,7 +151,7 @@ def _begins(hosted: TraceSet, run: _Passed, machine: Machine) -> int | None:
     return begins.pop() if len(begins) == 1 else None
 
 
-def _traces(block: Block, inputs: _Inputs, *, hosted: bool) -> TraceSet:
+def _traces(block: PipelineBlock, inputs: _Inputs, *, hosted: bool) -> TraceSet:
     """Return the traces of a block on all of its ranks."""
     slowed = {rank: other.on(inputs.ranks, hosted=hosted) for rank, other in inputs.slowed.items()}
     return on_slow_gpus(block.on(inputs.ranks, hosted=hosted), slowed)
@@ -166,11 +166,11 @@ class _Passed:
     """When its nodes started, each on the rank that was first."""
     compute: int
     hops: int
-    served: frozenset[Served]
+    served: frozenset[ServedCollective]
     busiest: int
 
 
-def _run(block: Block, inputs: _Inputs, cache: BoundedCache, *, hosted: bool) -> _Passed:
+def _run(block: PipelineBlock, inputs: _Inputs, cache: BoundedCache, *, hosted: bool) -> _Passed:
     """Run a block, unless one that runs alike on an equal machine is in the cache."""
     choice, analytic = inputs.choice, inputs.analytic
     traces = _traces(block, inputs, hosted=hosted)
@@ -263,12 +263,12 @@ def _digest(table: NodeTable) -> bytes:
 def representatives(
     machine: Machine, places: Sequence[Outside], cache: BoundedCache, *, strict: bool
 ) -> tuple[int, ...]:
-    """Return the places whose data-parallel groups and pipelines outer graphs run on, ascending.
+    """Return the places whose data-parallel groups and pipelines the outer graphs simulate, ascending.
 
     `places` are, for each place in an inner group, the lines of ranks at that place. Members of a block start
     and end it together, so the slowest place leads: one that faults hit, the first of those that they hit
-    alike. With `strict` an `UnsupportedByEngine` refuses faults that hit places in different ways: these hold
-    one another up.
+    alike. With `strict` an `UnsupportedByEngine` refuses faults that hit places differently: such places
+    delay each other.
     """
     if not machine.faults:
         return (0,)
@@ -283,17 +283,17 @@ def representatives(
         named = ", ".join(map(str, list(hit.values())[:8]))
         raise UnsupportedByEngine(
             f"{machine.path}: faults hit the pipeline or data-parallel routes of places {named} of the inner "
-            "groups in different ways; strict hierarchical execution follows one place: use --mode flattened"
+            "groups differently; strict hierarchical execution follows one place: use --mode flattened"
         )
     return tuple(hit.values()) or (0,)
 
 
 def places_notes(places: Sequence[int], steps: Sequence[int]) -> tuple[str, ...]:
-    """Return what to say where several places were followed, whose steps took so many picoseconds."""
+    """Return the note where several places were simulated; `steps` are their picoseconds."""
     if len(places) == 1:
         return ()
     return (
-        f"faults hit places {', '.join(map(str, places[:8]))} of inner groups in different ways; each was "
-        f"followed by itself, for {Duration(min(steps))} to {Duration(max(steps))}, and the slowest leads: "
-        "what they hold one another up besides is left out",
+        f"faults hit places {', '.join(map(str, places[:8]))} of inner groups differently; each was "
+        f"simulated alone, for {Duration(min(steps))} to {Duration(max(steps))}, and the slowest is shown: "
+        "how they delay each other is left out",
     )

@@ -16,7 +16,7 @@ from rapid_des.modes.blocks.block_run import BlockRun
 from rapid_des.modes.blocks.inner import times_alone
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.modes.idle import on_idle_links
-from rapid_des.program.idle import MOST_MEMBERS
+from rapid_des.program.collectives.alone import MOST_MEMBERS
 from rapid_des.program.lowering import lower
 from rapid_des.values import replace
 
@@ -48,7 +48,7 @@ def left_out_of_sums(done: BlockRun, machine: Machine, choice: EngineChoice, cac
 
 
 def _sums(groups: Int64s, stream: str, size: int) -> TraceSet:
-    """Return the trace in which each row of ranks sums so many bytes once and does nothing else."""
+    """Return the trace in which each row of ranks sums this many bytes once and does nothing else."""
     nodes = one_collective((0,), CollectiveType.ALL_REDUCE, size, stream=stream).ranks[0].nodes
     members = {str(number): tuple(row) for number, row in enumerate(groups.tolist())}
     ranks = sorted((rank, name) for name, row in members.items() for rank in row)

@@ -14,19 +14,20 @@ from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.errors import UnsupportedByEngine
-from rapid_des.frontend.groups import PARTS, Layout
+from rapid_des.frontend.groups import PARTS, RankLayout
 from rapid_des.frontend.trace import JobTrace
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice, Execution, Run, execute
 from rapid_des.modes.idle import on_idle_links
-from rapid_des.program.communication import Communication, TimeAlone
+from rapid_des.program.collectives.alone import Play
+from rapid_des.program.collectives.library import libraries_of
+from rapid_des.program.collectives.lower import Communication, TimeAlone
+from rapid_des.program.collectives.plans import CollectiveCall
 from rapid_des.program.groups import GroupTable
-from rapid_des.program.idle import Play
-from rapid_des.program.library import libraries_of
 from rapid_des.program.lowering import lower
-from rapid_des.program.plans import NO_TREES, Call
 from rapid_des.program.replicas import Mates, Replicas
 from rapid_des.program.routes import geometry, signatures
+from rapid_des.program.switch_trees import NO_TREES
 from rapid_des.values import replace
 
 
@@ -84,7 +85,7 @@ def run_first_replica(  # noqa: PLR0913 - what the graph is lowered with, by nam
 
 
 def _is_grouped(trace: JobTrace) -> bool:
-    """Tell whether some replicas share a state, or part of it, and others another."""
+    """Return whether some replicas share a state, or part of it, and others another."""
     kinds = {group.partition(".")[0] for group in trace.traces.groups}
     return any(PARTS[kind][0] != "cp" for kind in kinds & PARTS.keys())
 
@@ -142,7 +143,7 @@ def _run_mates(
 
 
 def _groups_alike(trace: JobTrace, alone: TimesAlone, stages: Int64s, numbers: Int64s) -> bool:
-    """Tell whether what the process groups of one kind and one set of stages do takes all of them as long."""
+    """Return whether all process groups of one kind and one set of stages take equally long."""
     stage_of = np.full(trace.job.gpus, -1, np.int64)
     stage_of[numbers] = stages
     kinds: dict[tuple[object, ...], dict[tuple[int, ...], str]] = {}
@@ -154,7 +155,7 @@ def _groups_alike(trace: JobTrace, alone: TimesAlone, stages: Int64s, numbers: I
 
 
 def _last_alike(trace: JobTrace, alone: TimesAlone, groups: Mapping[tuple[int, ...], str]) -> bool:
-    """Tell whether groups have equal routes, or what libraries do in them lasts as long on any routes."""
+    """Return whether groups have equal routes, or their libraries take equally long on any routes."""
     likes = dict(zip(signatures(alone.machine, list(groups)), groups.items(), strict=True))
     if len(likes) == 1:
         return True
@@ -168,7 +169,7 @@ def _last_alike(trace: JobTrace, alone: TimesAlone, groups: Mapping[tuple[int, .
 
 
 def _messages_alike(trace: JobTrace, alone: TimesAlone, stages: Int64s) -> bool:
-    """Tell whether the messages of all ranks of a stage to one other last as long."""
+    """Return whether the messages of all ranks of a stage to one other last as long."""
     ranks = trace.traces.ranks
     for stage in range(trace.job.stages):
         stage_ranks = [ranks[at] for at in np.flatnonzero(stages == stage).tolist()]
@@ -186,7 +187,7 @@ def _are_known_and_equal(times: Set[tuple[object, ...]]) -> bool:
     return len(times) == 1 and None not in next(iter(times))
 
 
-def _replicas(layout: Layout) -> Replicas:
+def _replicas(layout: RankLayout) -> Replicas:
     """Return the replicas that a job has by data parallelism."""
     count, digit = layout.size("dp"), layout.coordinates("dp")
     stride = prod(layout.sizes[: layout.axes.index("dp")])
@@ -225,7 +226,7 @@ class TimesAlone:
                 durations.append(None)
                 continue
             spread = self._exchanges[tag - 1] if tag else None
-            call = Call(CollectiveType(kind), size, extents, axes, NO_TREES, spread)
+            call = CollectiveCall(CollectiveType(kind), size, extents, axes, NO_TREES, spread)
             durations.append(self._communication.collective_alone(call, nodes.streams[stream], members))
         return tuple(durations)
 

@@ -11,8 +11,8 @@ from rapid_des.arrays import Int64s, distinct
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.modes.blocks.reach import Outside
-from rapid_des.program.plans import tree_pairs
 from rapid_des.program.routes import all_pairs
+from rapid_des.program.switch_trees import tree_pairs
 
 _BATCH = 1 << 18
 """Pairs that are routed at a time."""
@@ -25,7 +25,7 @@ class Sharing(Struct, frozen=True):
     inside: Int64s
     """How many inner groups' blocks take it."""
     places: Int64s
-    """Of how many places of inner groups the pipelines and data-parallel groups take it."""
+    """The number of places of inner groups whose pipelines and data-parallel groups use it."""
     groups: Mapping[str, Int64s]
     """How many groups outside blocks take it, by what they are of: pp, dp, cp, ep."""
 
@@ -89,8 +89,8 @@ def _require_one_switch(machine: Machine, inner: Sequence[Sequence[int]]) -> Non
     switched = [trees.over(tuple(group)) for group in inner] if machine.in_switches else []
     if any(tree is not None and len(tree.switches) > 1 for tree in switched):
         raise UnsupportedByEngine(
-            f"{machine.path}: ranks of one block stand below several switches, whose links hierarchical "
-            "execution can not tell from others' where collectives work inside switches: use --mode flattened"
+            f"{machine.path}: ranks of one block stand below several switches, and collectives work inside "
+            "switches: hierarchical execution can not attribute their links to blocks: use --mode flattened"
         )
 
 
@@ -102,7 +102,7 @@ def _links(machine: Machine, pairs: Int64s) -> Int64s:
 
 
 def _groups_on(machine: Machine, pairs: Int64s, groups: int) -> Int64s:
-    """Return for each link how many of so many groups take it, whose `pairs` follow one another in order."""
+    """Return [link] the number of groups that use it; `pairs` are those of each group, in order."""
     links = len(machine.fabric)
     used = [np.zeros(0, np.int64)]
     for begin in range(0, len(pairs), _BATCH):
@@ -113,9 +113,9 @@ def _groups_on(machine: Machine, pairs: Int64s, groups: int) -> Int64s:
 
 
 def _distinct(groups: Int64s, links: Int64s, number: int) -> Int64s:
-    """Return each pair of a group (ascending) and a link once, as group · number + link.
+    """Return each pair of a group (ascending) and a link once, as group · links + link.
 
-    NOTE: `np.unique` of all pairs sorts; most links have one group, which assignments tell.
+    NOTE: `np.unique` of all pairs sorts; most links have one group, which two assignments find.
     """
     first, last = np.full((2, number), -1)
     last[links], first[links[::-1]] = groups, groups[::-1]
@@ -125,6 +125,6 @@ def _distinct(groups: Int64s, links: Int64s, number: int) -> Int64s:
 
 
 def _neighbours(table: Int64s) -> Int64s:
-    """Return the pairs of neighbours of each group, both ways round, group by group."""
+    """Return the pairs of neighbours of each group in both directions, group by group."""
     pairs = [np.stack((table, np.roll(table, step, axis=1)), 2) for step in (1, -1)]
     return np.concatenate(pairs, axis=1).reshape(-1, 2)

@@ -1,16 +1,13 @@
-"""Long steps: a run of fewer micro-batches (see `shortened`) whose stretches are proven to repeat.
+"""Long steps: a run of fewer micro-batches (see `shortened`) that is proven to repeat stands for them.
 
-The short step is simulated, with every hop. Let t and u = t + P be the starts of an item of the first rank
-and of the same item a stretch later. If what is under way just before u is what was just before t, on every
-rank and link and for as long, then what happens from there on is the same until a rank meets an item that
-does not repeat: a run has no memory but what is under way (R1 to R6), and its order among equals counts
-nothing from the begin of the run (R3). So each further stretch takes P, and the long step ends that much
-later. Under way are visits that started and did not end, those of a message or collective that not all have
-joined, messages on their way; each has begun less than H before, so all visits and hops of that time are
-compared.
+The short step is simulated, with every hop. Let `begin` and `end` = begin + P be the starts of an item of the
+first rank and of the same item one period later. If the same is under way just before both
+(`modes.periodicity`), on every rank and link, then the run repeats until a rank meets an item that does not
+repeat. So each further period takes P, and the long step ends that much later. All that is under way has
+started at most `age` before, so all visits and hops of that time are compared.
 
-If that is not so (a pipeline that has not settled, a host that falls behind, fluid links, queue pairs, ways
-by the clock, links whose rates change) nothing is left out.
+Nothing is left out where this is not proven: a pipeline that has not settled, a host that falls behind, fluid
+links, queue pairs, routes chosen by load, links whose rates change.
 """
 
 from __future__ import annotations
@@ -27,13 +24,14 @@ from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 from rapid_des.frontend.trace import JobTrace, Segment
 from rapid_des.modes.blocks.shortened import Shortened
 from rapid_des.modes.execution import Run
-from rapid_des.program.program import NONE, Records, Trail
+from rapid_des.modes.periodicity import Periodicity
+from rapid_des.program.program import NONE, LinkTrail, Records
 from rapid_des.units import Duration
 
 _MARGIN = 4
-"""Items at both ends of those that repeat whose messages, or host, belong to others too."""
+"""The number of items at both ends of a range whose messages, or host, also belong to other items."""
 _TRIES = 8
-"""Moments that are looked at, the latest first."""
+"""The number of moments that are tried, the latest first."""
 _ALIKE = (
     "kind", "name", "stream", "duration", "size", "collective", "group", "peer", "priority", "flops",
     "tensor_bytes", "on_cpu", "bound",
@@ -41,29 +39,29 @@ _ALIKE = (
 
 
 class Repetition(Struct, frozen=True):
-    """A stretch of a run that stands for more of the same, all times in picoseconds."""
+    """A period of a run that stands for more of the same, all times in picoseconds."""
 
     times: int
-    """How often it is left out."""
+    """The number of periods that are left out."""
     micro_batches: int
-    """That pass a stage in one of them."""
+    """The number of micro-batches that pass a stage in one period."""
     begin: int
     end: int
     host: Int64s
-    """[position] what its host issues for in one of them."""
+    """[position] the time for which its host issues in one period."""
     link_busy: Int64s
-    """[link] how long it is busy in one of them."""
+    """[link] the time for which it is busy in one period."""
     simulated: int
-    """Micro-batches of the run."""
+    """The number of micro-batches of the run."""
 
     @property
     def left_out(self) -> int:
-        """By how much the whole step is longer than the run."""
+        """The time by which the whole step is longer than the run."""
         return self.times * (self.end - self.begin)
 
     @property
     def note(self) -> str:
-        """What a report says of it."""
+        """The line that a report prints."""
         return (
             f"{self.times * self.micro_batches:,} micro-batches repeat exactly what simulated ones do, every "
             f"{self.micro_batches:,} in {Duration(self.end - self.begin)}"
@@ -71,30 +69,30 @@ class Repetition(Struct, frozen=True):
 
 
 class _Region(Struct, frozen=True):
-    """Visits of one rank that repeat, numbered as in records: from `low` to before `high`, `each` later."""
+    """Visits of one rank that repeat, numbered as in records: `low` to before `high`, with period `each`."""
 
     low: int
     high: int
     each: int
     heads: Int64s
-    """The first visit of each item from which on as many follow as are in a stretch."""
+    """The first visit of each item that a whole period follows."""
     tails: Int64s
     """The last visit of each stream that repeats."""
     begin: int
-    """Of all of the rank's visits, and below their end."""
+    """The first of all of the rank's visits; `end` is one past the last."""
     end: int
     host: int = NONE
-    """A visit before all stretches that issues what is in them; NONE: there is none."""
+    """The visit before all periods that issues what is in them; NONE: there is none."""
     issued: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
-    """What it issues from `low` on."""
+    """The visits that the host issues from `low` on."""
     lag: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
-    """When, from its start."""
+    """The time from the start of the host to the issue of each, in picoseconds."""
     growth: int = 0
-    """How much later that is a stretch later."""
+    """The time by which the host issues a visit later than the one a period before."""
 
 
 def _region(short: Shortened, stage: int, segments: Sequence[Segment], rank: _Rank) -> _Region | None:
-    """Return what repeats of a rank; None if its nodes do not, as its stage's items do."""
+    """Return the visits of a rank that repeat; None if its nodes do not repeat as its stage's items do."""
     order = short.job.stage_orders.orders[stage]
     passes = [segment for segment in segments if segment.name != "optimizer"]
     if sum(item.phase != "wait" for item in order) != len(passes):
@@ -142,7 +140,7 @@ class _Rank(Struct, frozen=True):
 
 
 class _Same(Struct, frozen=True):
-    """Rows of a table from `low` to before `high`, which may be alike every so many."""
+    """Rows of a table from `low` to before `high`, which may repeat every `rows` rows."""
 
     nodes: NodeTable
     low: int
@@ -153,7 +151,7 @@ class _Same(Struct, frozen=True):
         return column[self.low : self.high - self.rows], column[self.low + self.rows : self.high]
 
     def holds(self) -> bool:
-        """Tell whether rows are alike, and wait for the same before, or for what all wait for."""
+        """Return whether rows repeat, and wait for rows at the same distance or for one common row."""
         nodes = self.nodes
         if not all(
             (first == second).all() for first, second in (self._pair(getattr(nodes, name)) for name in _ALIKE)
@@ -175,9 +173,9 @@ class _Same(Struct, frozen=True):
         return bool(((second == first + self.rows) | ((second == first) & (first < self.low))).all())
 
     def issued(self) -> tuple[int, int] | None:
-        """Return the row of the host that issues all repetitions, and how much later each; None: unlike ways.
+        """Return the row of the host that issues all periods, and by how much later each; None: they differ.
 
-        (NONE, 0) if nobody issues them, or others each.
+        The result is (NONE, 0) if nothing issues them, or a host in each period does.
         """
         first, second = self._pair(self.nodes.issuer)
         fixed = (first == second) & (first != UNSTATED)
@@ -191,7 +189,7 @@ class _Same(Struct, frozen=True):
 
 
 def repetition(short: Shortened, trace: JobTrace, run: Run) -> Repetition | None:
-    """Return the stretch of a run of a shortened job that repeats; None if it is not proven to."""
+    """Return the period of a run of a shortened job that repeats; None if that is not proven."""
     program, records = run.lowered.program, run.execution.records
     apart = program.fluid or program.queue_pairs or program.spray or program.delays
     if apart or program.link_timetables or program.visit_timetables or records.trail is None:
@@ -222,45 +220,48 @@ def repetition(short: Shortened, trace: JobTrace, run: Run) -> Repetition | None
 
 
 class _Seen:
-    """What a run saw of the regions of its ranks."""
+    """A run, the ranges of its ranks that repeat, and the visits before them."""
 
-    def __init__(self, regions: Sequence[_Region], records: Records, trail: Trail) -> None:
+    def __init__(self, regions: Sequence[_Region], records: Records, trail: LinkTrail) -> None:
         self._regions, self._records, self._trail = regions, records, trail
-        self._one = np.concatenate([np.arange(region.low, region.high - region.each) for region in regions])
-        self._later = np.full(len(records.start), NONE)
+        later = np.full(len(records.start), NONE)
         self._before = np.ones(len(records.start), np.bool_)
+        self._hosts = [region.host for region in regions if region.host != NONE]
         for region in regions:
             repeated = np.arange(region.low, region.high - region.each)
-            self._later[repeated] = repeated + region.each
+            later[repeated] = repeated + region.each
             self._before[region.low : region.end] = False
-            if region.host != NONE:
-                self._before[region.host] = False  # see `_issued_in_time`
+        self._before[self._hosts] = False  # see `_issued_in_time`
+        self._check = Periodicity(records, trail, later)
 
     def recurs(self, begin: int, end: int) -> bool:
-        """Tell whether what is under way just before `end` is what was just before `begin`."""
+        """Return whether what is under way just before `end` is what was just before `begin`."""
         age = self._age(begin)
         return (
             age is not None
             and self._is_apart(begin, end, age)
             and self._visits_agree(begin, end, age)
-            and self._hops_agree(begin, end, age)
+            and self._check.hops_agree(begin, end, age)
             and all(self._issued_in_time(region, begin - age, end - begin) for region in self._regions)
         )
 
     def _age(self, moment: int) -> int | None:
-        """Return for how long what is under way has been; None if some of it does not repeat."""
-        start, trail = self._records.start, self._trail
-        started = start < moment
-        under_way = started & ((self._records.finish >= moment) | (self._records.met >= moment))
-        under_way[trail.visit[(trail.arrival >= moment) & started[trail.visit]]] = True
-        hosts = [region.host for region in self._regions if region.host != NONE]
-        under_way[hosts] = False
+        """Return the longest time for which something has been under way; None if it does not repeat."""
+        under_way = self._check.under_way(moment)
+        under_way[self._hosts] = False
         if self._before[under_way].any():
             return None
-        return moment - int(start[under_way].min(initial=moment)) + 1
+        return moment - int(self._records.start[under_way].min(initial=moment)) + 1
+
+    def _visits_agree(self, begin: int, end: int, age: int) -> bool:
+        """Return whether recent visits are the same at both moments, those of hosts aside."""
+        here, there = self._check.recent(begin, age), self._check.recent(end, age)
+        here[self._hosts] = there[self._hosts] = False
+        records = self._records
+        return self._check.is_later(here, there, (records.start, records.finish, records.met), end - begin)
 
     def _is_apart(self, begin: int, end: int, age: int) -> bool:
-        """Tell whether what is before or behind the stretches is over by then, or has not begun."""
+        """Return whether what is before the ranges is over, and what is behind them has not started."""
         start, finish = self._records.start, self._records.finish
         return not (finish[self._before] >= begin - age).any() and all(
             finish[region.low : region.low + region.each].max() < end - age
@@ -270,35 +271,8 @@ class _Seen:
             for region in self._regions
         )
 
-    def _visits_agree(self, begin: int, end: int, age: int) -> bool:
-        """Tell whether visits of that time are alike."""
-        columns = self._records.start, self._records.finish, self._records.met
-        rows, later = self._one, self._later[self._one]
-        start, finish = columns[0], columns[1]
-        before = (start[rows] < begin) & (finish[rows] >= begin - age)
-        if (before != ((start[later] < end) & (finish[later] >= end - age))).any():
-            return False
-        rows, later = rows[before], later[before]
-        return all(
-            (column[later] == np.where(column[rows] == NONE, NONE, column[rows] + end - begin)).all()
-            for column in columns
-        )
-
-    def _hops_agree(self, begin: int, end: int, age: int) -> bool:
-        """Tell whether hops of that time are alike."""
-        rows, other = self._hops(begin, age), self._hops(end, age)
-        rows[0] = self._later[rows[0]]
-        return rows.shape == other.shape and bool((_sorted(rows) == _sorted(other)).all())
-
-    def _hops(self, moment: int, age: int) -> Int64s:
-        trail = self._trail
-        rows = (trail.start < moment) & (np.maximum(trail.finish, trail.arrival) >= moment - age)
-        times = np.stack((trail.start, trail.finish, trail.arrival))[:, rows] - moment
-        names = np.stack((trail.visit, trail.link, trail.task, trail.position))[:, rows]
-        return np.concatenate((names, times)).astype(np.int64)
-
     def _issued_in_time(self, region: _Region, since: int, period: int) -> bool:
-        """Tell whether a host that issues all in one go gets ahead and holds nothing up, or keeps pace."""
+        """Return whether a host that issues all periods gets ahead and holds nothing up, or keeps pace."""
         if region.host == NONE or region.growth == period:
             return True
         start = self._records.start
@@ -308,19 +282,15 @@ class _Seen:
         return region.growth < period and not behind and bool((start[region.issued] > moments)[waits].all())
 
     def issuing(self, region: _Region, rank: _Rank, begin: int, end: int) -> int:
-        """Return how long the host of a rank issues from `begin` to `end`."""
+        """Return the time for which the host of a rank issues from `begin` to `end`."""
         visits = rank.offset + np.flatnonzero(rank.visits != NONE)
         hosts = distinct(rank.nodes.issuer[rank.nodes.issuer != UNSTATED])
         start = self._records.start[visits[hosts]]
         return int(rank.nodes.duration[hosts][(start >= begin) & (start < end)].sum()) + region.growth
 
     def link_busy(self, begin: int, end: int, links: int) -> Int64s:
-        """Return by link for how long it serves what starts from `begin` to before `end`."""
+        """Return [link] the time for which it serves hops that start from `begin` to before `end`."""
         trail, busy = self._trail, np.zeros(links, np.int64)
         rows = (trail.start >= begin) & (trail.start < end)
         np.add.at(busy, trail.link[rows], (trail.finish - trail.start)[rows])
         return busy
-
-
-def _sorted(rows: Int64s) -> Int64s:
-    return rows[:, np.lexsort(rows)]

@@ -1,10 +1,10 @@
-"""Symmetry: what a rotation of the ranks, or going on by a period, leaves as it is; simulating one for all.
+"""Symmetry: one rank, or one period, is simulated for all that a rotation or a shift in time maps onto it.
 
-`rotation`: which cyclic shifts of the ranks map a program onto itself.
-`collective`: which permutations of its members map a collective onto itself, and what is left of it then.
+`rotation`: the cyclic shifts of the ranks that map a program onto itself.
+`collective`: the permutations of its members that map a collective onto itself, and its tasks up to them.
 `folding`: the program with one rank for each orbit, and its records for all ranks.
-`stretches`: visits of a program that are alike every so many (layers), and the program with fewer of them.
-`recurrence`: a run of few periods, the proof that they recur, and the records of all.
+`periodic_ranges`: visits of a program that repeat with a period (layers), and the program with fewer of them.
+`recurrence`: a run of few periods, the proof that they repeat, and the records of all.
 """
 
 from rapid_des.modes.symmetry.folding import Budget, Folding, fold

@@ -32,11 +32,11 @@ class Invariance(Struct, frozen=True):
     pair: Int32s
     """Where each pair of members goes."""
     order: _TaskOrder | None = None
-    """None: tasks go round by round (`RoundsTemplate`)."""
+    """The order of the tasks; None: they go round by round (`RoundsTemplate`)."""
 
 
 class Invariances:
-    """Tells under which permutations templates stay the same; what templates share is compared once."""
+    """Knows under which permutations templates stay the same; what templates share is compared once."""
 
     def __init__(self, templates: Sequence[Template]) -> None:
         self._templates, self._shapes = templates, shapes(templates)
@@ -83,7 +83,7 @@ class _TaskOrder:
         return image
 
     def keeps(self, column: Int32s, member: Int64s) -> bool:
-        """Tell whether a column has the same entry for each task and its image."""
+        """Return whether a column has the same entry for each task and its image."""
         if (column == column[:1]).all():
             return True
         return all(
@@ -161,7 +161,7 @@ class _Comparison(Struct, frozen=True):
     invariance: Invariance
 
     def of_tasks(self, tasks: Int64s | slice) -> bool:
-        """Tell whether tasks, and the edges that begin at them, are those of their images."""
+        """Return whether tasks, and the edges that begin at them, are those of their images."""
         template = self.template
         image = self.order.image(tasks, self.invariance.member)
         pair, image_pair = template.pair[tasks], template.pair[image]
@@ -179,7 +179,7 @@ class _Comparison(Struct, frozen=True):
         )
 
     def of_arrivals(self) -> bool:
-        """Tell whether what the arrival of each member sets off is what that of its image does."""
+        """Return whether the arrival of each member starts the same tasks as that of its image."""
         template, member = self.template, self.invariance.member
         columns = (
             template.arrival_target,
@@ -196,7 +196,7 @@ class _Comparison(Struct, frozen=True):
     def _same_rows(
         self, starts: Int64s, edges: tuple[Int32s, Int64s, Bools], rows: tuple[Int64s, Int64s | Int32s]
     ) -> bool:
-        """Tell whether each row of edges is that of its image, with the targets' images as targets."""
+        """Return whether each row of edges is that of its image, with the targets' images as targets."""
         target, *marks = edges
         lengths = starts[1:][rows[0]] - starts[rows[0]]
         if not np.array_equal(starts[1:][rows[1]] - starts[rows[1]], lengths):

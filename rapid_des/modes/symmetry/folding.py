@@ -51,7 +51,7 @@ from rapid_des.program.program import (
 from rapid_des.values import replace
 
 LOOK_S, COMPARE_S = 30e-9, 50e-9
-"""What it takes to look at a slot, and to compare a task, an edge or a route with its image."""
+"""The seconds it takes to read a slot, and to compare a task, an edge or a route with its image."""
 
 
 class Budget(Struct, frozen=True):

@@ -1,18 +1,17 @@
-"""Runs of programs whose stretches recur: few periods are simulated, and stand for all if that is proven.
+"""Runs of programs that repeat: few periods are simulated, and stand for all of them if that is proven.
 
 All ranks run one program, so every collective is that of the same visit of each of its members. The program
-with few periods is run (`stretches`). Let begin and end = begin + P be moments of that run at which the same
-is under way, of visits a period later: the same visits, begun as long ago, and the same hops. If moreover
-nothing of the last period, or behind it, starts before `end`, then whole and short program live alike until
-`end`; from then on what happened since `begin` happens again, P later, as often as periods are left out; and
-then what the short run does from `begin` on. For a run has no memory but what is under way (R1 to R6), and
-its order among equals counts nothing from the begin of the run (R3).
+with few periods is run (`periodic_ranges`). Let begin and end = begin + P be moments of that run at which the
+same is under way, one period later (`modes.periodicity`). If moreover nothing of the last period, or behind
+it, starts before `end`, then the whole and the short program do the same until `end`. From then on the whole
+program repeats what happened since `begin`, P later each time, once for each period that is left out. Then it
+does what the short run does from `begin` on.
 
-What is behind a visit that already started may still hold one back that has not: a dependency with a lag.
-Such dependencies agree a period later too; those on what is before the stretch, as a host that issues all
-from the begin of the step, must not be the last that a visit waits for.
+A visit that has started may still hold back one that has not: by a dependency with a lag. Such dependencies
+must agree a period later too. Those on what is before the range, such as a host that issues everything from
+the start of the step, must not be the last that a visit waits for.
 
-Times, hops, bytes and waits of the whole follow to the tick; what is not proven is simulated as a whole.
+Times, hops, bytes and waits of the whole follow to the tick. What is not proven is simulated as a whole.
 """
 
 from __future__ import annotations
@@ -27,48 +26,49 @@ from msgspec import Struct
 from rapid_des.arrays import Bools, Int64s, distinct
 from rapid_des.engines.compiled.engine import CompiledSimulation
 from rapid_des.errors import TraceError
-from rapid_des.modes.symmetry.stretches import Stretch, edge_ends, stretches, without
-from rapid_des.program.program import NONE, Program, Progress, RankProgram, Records, Trail, VisitKind
+from rapid_des.modes.periodicity import Periodicity
+from rapid_des.modes.symmetry.periodic_ranges import PeriodicRange, drop_periods, edge_ends, periodic_ranges
+from rapid_des.program.program import NONE, LinkTrail, Program, Progress, RankProgram, Records, VisitKind
 from rapid_des.program.timetable import FOREVER
 from rapid_des.values import fields, replace
 
 KEPT = 14
-"""Periods of each stretch that are simulated."""
+"""The number of periods of each range that are simulated."""
 _LEAST = 8
-"""Periods that a stretch must leave out."""
+"""The least number of periods that a range must leave out."""
 _WATCHED, _NOTED = 3, 5
-"""From which of the last periods on the run is compared with itself, and from which on hops are noted."""
+"""The run is compared with itself from the third last period on; hops are noted from the fifth last on."""
 _LOOKS = 4
-"""How often in a period, about, it is looked how far a run is."""
+"""About how many times a period the progress of a run is checked."""
 _WORTH = 3
-"""Events that must be left out for each visit that is looked at (0.12 and 0.29 us on two graphs, an event
-0.05 to 0.1); programs seen so far leave out 150, or less than a tenth."""
+"""The least number of events left out for each visit that is compared. Comparing one took 0.12 and 0.29 us on
+two graphs, an event takes 0.05 to 0.1 us. Programs seen so far leave out 150, or less than a tenth."""
 _COUNTED = ("link_bytes", "link_busy", "link_wait", "hops", "events", "sent", "received", "ties")
-"""What a run counts."""
+"""The columns of records that count something."""
 
 
 class Shortened(Struct, frozen=True):
-    """A program with fewer periods of its stretches, as the whole one has them."""
+    """A program with fewer periods; `ranges` are those of the whole program."""
 
     program: Program
-    stretches: tuple[Stretch, ...]
+    ranges: tuple[PeriodicRange, ...]
 
     def pays(self, whole: Program) -> bool:
-        """Tell whether the events that are left out take longer than looking at all stretches."""
+        """Return whether the events that are left out take longer than comparing all ranges."""
         few, many = (int(_least_events(program).sum()) for program in (self.program, whole))
         ranks, number = len(whole.bindings), whole.bindings[0].program
-        looked_at = ranks * len(self.program.programs[number]) * len(self.stretches)
+        looked_at = ranks * len(self.program.programs[number]) * len(self.ranges)
         return many - few > _WORTH * looked_at
 
 
 def shortened(program: Program, *, kept: int = KEPT, least: int = _LEAST) -> Shortened | None:
-    """Return a program with fewer periods; None if it has no stretches, or ranks might take unlike ones."""
+    """Return a program with fewer periods; None if nothing repeats, or ranks might repeat differently."""
     apart = program.fluid or program.queue_pairs or program.spray or program.delays
     if apart or program.link_timetables or program.visit_timetables or not _in_step(program):
         return None
     number = program.bindings[0].program
-    chosen = stretches(program.programs[number], kept, least)
-    table = without(program.programs[number], chosen) if chosen else None
+    chosen = periodic_ranges(program.programs[number], kept, least)
+    table = drop_periods(program.programs[number], chosen) if chosen else None
     if table is None:
         return None
     programs = (*program.programs[:number], table, *program.programs[number + 1 :])
@@ -76,7 +76,7 @@ def shortened(program: Program, *, kept: int = KEPT, least: int = _LEAST) -> Sho
 
 
 def _in_step(program: Program) -> bool:
-    """Tell whether all ranks run one program, and members of a group have it in the same slot."""
+    """Return whether all ranks run one program, and members of a group have it in the same slot."""
     first = program.bindings[0]
     if any(binding.program != first.program for binding in program.bindings):
         return False
@@ -91,11 +91,11 @@ def run_shortened(short: Shortened, *, progress: Progress | None = None) -> Reco
     simulation = CompiledSimulation(short.program, trail=True, progress=progress)
     simulation.note_hops(on=False)
     places, before = [], 0
-    for stretch in short.stretches:
-        places.append(stretch.shortened(before))
-        before += stretch.visits
+    for each in short.ranges:
+        places.append(each.shortened(before))
+        before += each.visits
     events = _least_events(short.program)
-    views = [_watch(simulation, place, int(events[place.low :][: place.each].sum())) for place in places]
+    views = [_watch(simulation, place, int(events[place.start :][: place.period].sum())) for place in places]
     with suppress(TraceError):  # the whole run says what is wrong
         simulation.run()
     records = simulation.records()
@@ -109,15 +109,15 @@ def run_shortened(short: Shortened, *, progress: Progress | None = None) -> Reco
 
 
 class _View(Struct, frozen=True):
-    """What a run did in a stretch from `begin` on for one period, and before it for long enough."""
+    """What a run did in a range from `begin` on for one period, and before it for long enough."""
 
-    stretch: Stretch
-    """In the short program."""
+    range: PeriodicRange
+    """The range in the short program."""
     begin: int
     period: int
-    trail: Trail
+    trail: LinkTrail
     counted: tuple[Int64s | int, ...]
-    """In that period."""
+    """What the run counted in that period, in the order of `_COUNTED`."""
 
     @property
     def end(self) -> int:
@@ -125,7 +125,7 @@ class _View(Struct, frozen=True):
 
 
 def _least_events(program: Program) -> Int64s:
-    """Return how many events each visit of all ranks makes at least: its own, and parts of messages."""
+    """Return the least number of events of each visit, over all ranks: its own and parts of messages."""
     table, parts = program.programs[program.bindings[0].program], program.hops.parts
     sent = np.zeros(len(program.templates) + 1, np.int64)
     for number in distinct(table.template[table.template != NONE]).tolist():
@@ -136,12 +136,12 @@ def _least_events(program: Program) -> Int64s:
     return events
 
 
-def _watch(simulation: CompiledSimulation, stretch: Stretch, events: int) -> _View | None:
-    """Play on until a period before the last ones of a stretch has passed; None if that is not seen.
+def _watch(simulation: CompiledSimulation, watched: PeriodicRange, events: int) -> _View | None:
+    """Simulate until a period before the last ones of a range has passed; None if it is not reached.
 
-    A period makes so many events or more.
+    A period makes at least `events` events.
     """
-    low, high, each, _ = stretch
+    low, high, each, _ = watched
     head = [low + each * ((high - low) // each - back) for back in range(_NOTED + 1)]
     if not _play_to(simulation, low + each, events):
         return None
@@ -160,14 +160,14 @@ def _watch(simulation: CompiledSimulation, stretch: Stretch, events: int) -> _Vi
     simulation.advance(until=begin + period)
     records = simulation.records()
     assert records.trail is not None, "hops are noted"
-    trail = Trail(*(getattr(records.trail, column).copy() for column in fields(Trail)))
+    trail = LinkTrail(*(getattr(records.trail, column).copy() for column in fields(LinkTrail)))
     simulation.note_hops(on=False)
     counted = tuple(later - earlier for earlier, later in zip(before, _counts(records), strict=True))
-    return _View(stretch, begin + 1, period, trail, counted)
+    return _View(watched, begin + 1, period, trail, counted)
 
 
 def _play_to(simulation: CompiledSimulation, visit: int, events: int) -> bool:
-    """Play, so many events at a time, until a visit of the first rank has started; tell whether it has."""
+    """Simulate, `events` at a time, until a visit of the first rank has started; return whether it has."""
     start = simulation.records().start
     while start[visit] == NONE:
         if not simulation.advance(events):
@@ -182,7 +182,7 @@ def _counts(records: Records) -> tuple[Int64s | int, ...]:
 
 
 class _Seen:
-    """A run of a short program, by rank and visit."""
+    """A run of a short program, its columns by rank and visit."""
 
     def __init__(self, table: RankProgram, records: Records, ranks: int) -> None:
         self.table, self.records = table, records
@@ -191,9 +191,10 @@ class _Seen:
         )
 
     def recurs(self, view: _View) -> bool:
-        """Tell whether what is under way just before the end of a view is what was just before its begin."""
-        low, high, each, _ = view.stretch
-        under_way = self._under_way(view)
+        """Return whether the same is under way just before the end of a view as just before its start."""
+        low, high, each, _ = view.range
+        check = self._periodicity(view)
+        under_way = check.under_way(view.begin).reshape(self.start.shape)
         apart = int(self.start[:, high - each :].min())
         begun = self.start < view.begin
         beside = np.flatnonzero(under_way[:, :low].any(axis=0))
@@ -204,38 +205,23 @@ class _Seen:
             return False
         age = view.begin - int(self.start[under_way].min(initial=view.begin)) + 1
         return (
-            self._visits_agree(view, age, beside)
-            and self._hops_agree(view, age)
-            and self._waits_agree(view)
+            self._visits_agree(view, check, age, beside)
+            and check.hops_agree(view.begin, view.end, age)
+            and self._waits_agree(view, check)
             and self._held_by_none(view)
         )
 
-    def _under_way(self, view: _View) -> Bools:
-        """Tell which visits have begun by then and are not over, or have messages on their way."""
-        trail = view.trail
-        under_way = (self.start < view.begin) & ((self.finish >= view.begin) | (self.met >= view.begin))
-        sent = np.zeros(under_way.size, np.bool_)
-        sent[trail.visit[trail.arrival >= view.begin]] = True
-        return under_way | (sent.reshape(under_way.shape) & (self.start < view.begin))
-
-    def _later(self, view: _View, here: Bools, there: Bools, columns: Sequence[Int64s]) -> bool:
-        """Tell whether visits `there` are those `here` a period on, all in the stretch, and as much later."""
-        low, high, each, _ = view.stretch
-        inside, moved = slice(low, high - each), slice(low + each, high)
-        outside = here[:, :low].any() or here[:, high - each :].any()
-        if outside or there[:, : low + each].any() or there[:, high:].any():
-            return False
-        if (here[:, inside] != there[:, moved]).any():
-            return False
-        return all(
-            (np.where(first == NONE, NONE, first + view.period) == second).all()
-            for first, second in (
-                (column[:, inside][here[:, inside]], column[:, moved][there[:, moved]]) for column in columns
-            )
-        )
+    def _periodicity(self, view: _View) -> Periodicity:
+        """Return the run with, for each visit of the range and rank, the one a period later."""
+        low, high, each, _ = view.range
+        later = np.full(self.start.shape, NONE, np.int64)
+        later[:, low : high - each] = np.arange(self.start.size).reshape(self.start.shape)[
+            :, low + each : high
+        ]
+        return Periodicity(self.records, view.trail, later.reshape(-1))
 
     def _are_harmless(self, beside: Int64s, begin: int) -> bool:
-        """Tell whether visits under way that are before the stretch hold up nobody but by edges.
+        """Return whether visits under way before the range hold up other visits by edges only.
 
         They compute as fast beside others, slow none, and no visit that is left waits for their server.
         """
@@ -250,42 +236,37 @@ class _Seen:
         ]
         return bool(computes.all()) and bool(np.all(free))
 
-    def _visits_agree(self, view: _View, age: int, beside: Int64s) -> bool:
-        """Tell whether visits of the time before are alike, and those that have not begun."""
-        low, high, each, _ = view.stretch
+    def _visits_agree(self, view: _View, check: Periodicity, age: int, beside: Int64s) -> bool:
+        """Return whether recent visits are the same at both moments, and those that have not started."""
+        low, high, each, _ = view.range
         left, still_left = self.start >= view.begin, self.start >= view.end
         if left[:, :low].any() or still_left[:, low : low + each].any():
             return False
         if (left[:, low : high - each] != still_left[:, low + each : high]).any():
             return False
-        here = (self.start < view.begin) & (self.finish >= view.begin - age)
-        there = (self.start < view.end) & (self.finish >= view.end - age)
-        here[:, beside] = there[:, beside] = False
-        return self._later(view, here, there, (self.start, self.finish, self.met))
+        here, there = check.recent(view.begin, age), check.recent(view.end, age)
+        for mask in (here, there):
+            mask.reshape(self.start.shape)[:, beside] = False
+        records = self.records
+        return check.is_later(here, there, (records.start, records.finish, records.met), view.period)
 
-    def _hops_agree(self, view: _View, age: int) -> bool:
-        """Tell whether hops of the time before are alike."""
-        rows, other = _hops(view.trail, view.begin, age), _hops(view.trail, view.end, age)
-        rows[0] += view.stretch.each
-        return rows.shape == other.shape and bool((_sorted(rows) == _sorted(other)).all())
-
-    def _waits_agree(self, view: _View) -> bool:
-        """Tell whether those that wait for a server, and what visits of the stretch wait for, are alike."""
-        low, high, _, _ = view.stretch
+    def _waits_agree(self, view: _View, check: Periodicity) -> bool:
+        """Return whether the same visits wait for a server, and for the same visits of the range."""
+        low, high, _, _ = view.range
         ready = self._ready
         here = (ready != NONE) & (ready < view.begin) & (self.start >= view.begin)
         there = (ready != NONE) & (ready < view.end) & (self.start >= view.end)
-        if not self._later(view, here, there, (ready,)):
+        if not check.is_later(here.reshape(-1), there.reshape(-1), (ready.reshape(-1),), view.period):
             return False
         inside = (self._origin >= low) & (self._target < high)
         for anchor, of in ((self.start, self._at_start), (self.finish, ~self._at_start)):
             here, there = (self._pending(anchor, inside & of, moment) for moment in (view.begin, view.end))
-            if not self._later(view, here, there, (anchor,)):
+            if not check.is_later(here.reshape(-1), there.reshape(-1), (anchor.reshape(-1),), view.period):
                 return False
         return True
 
     def _pending(self, anchor: Int64s, edges: Bools, moment: int) -> Bools:
-        """Tell which visits were passed before a moment that others wait for which start later."""
+        """Return the visits that had passed before a moment, and for which visits that start later wait."""
         origin, target = self._origin[edges], self._target[edges]
         rank, edge = np.nonzero((anchor[:, origin] < moment) & (self.start[:, target] >= moment))
         pending = np.zeros(anchor.shape, np.bool_)
@@ -293,11 +274,11 @@ class _Seen:
         return pending
 
     def _held_by_none(self, view: _View) -> bool:
-        """Tell whether nothing that is left to start waits for what does not get later with the stretch.
+        """Return whether visits that are left wait last for something that moves with the range.
 
-        In the stretch that is what is before it; behind the stretch all that was passed by the begin.
+        In the range, what is before it does not move; behind it, what had passed at the start does not.
         """
-        low, high, _, _ = view.stretch
+        low, high, _, _ = view.range
         latest, earliest = np.full((2, *self.start.shape), NONE, np.int64)
         early = (self._origin < low) | ((self._target >= high) & (self._anchor < view.begin))
         np.maximum.at(earliest.T, self._target, np.where(early, self._moment, NONE).T)
@@ -323,20 +304,20 @@ class _Seen:
 
     @cached_property
     def _anchor(self) -> Int64s:
-        """[rank, edge] when its anchor passed."""
+        """[rank, edge] the time at which the anchor of the edge passed, in picoseconds."""
         anchor: Int64s = np.where(self._at_start, self.start[:, self._origin], self.finish[:, self._origin])
         return anchor
 
     @cached_property
     def _ready(self) -> Int64s:
-        """[rank, visit] when all that it waits for but its server had passed; NONE: it waits for nothing."""
+        """[rank, visit] the time at which everything but its server was ready; NONE: it waits for nothing."""
         ready = np.full(self.start.shape, NONE, np.int64)
         np.maximum.at(ready.T, self._target, self._moment.T)
         return ready
 
     @cached_property
     def _moment(self) -> Int64s:
-        """[rank, edge] when it let its target go."""
+        """[rank, edge] the time at which the edge released its target."""
         moment: Int64s = self._anchor + self.table.edge_lag
         return moment
 
@@ -350,28 +331,16 @@ class _Seen:
             return None
         counted = {
             name: getattr(self.records, name)
-            + sum(view.stretch.left_out * view.counted[place] for view in views)
+            + sum(view.range.left_out * view.counted[place] for view in views)
             for place, name in enumerate(_COUNTED)
         }
         start, finish, met = (column.reshape(-1) for column in columns)
         return replace(self.records, start=start, finish=finish, met=met, trail=None, **counted)
 
 
-def _hops(trail: Trail, moment: int, age: int) -> Int64s:
-    """Return the hops that began before a moment and lasted until a given age before it, by what they are."""
-    rows = (trail.start < moment) & (np.maximum(trail.finish, trail.arrival) >= moment - age)
-    names = np.stack((trail.visit, trail.link, trail.task, trail.position))[:, rows]
-    times = np.stack((trail.start, trail.finish, trail.arrival))[:, rows] - moment
-    return np.concatenate((names, times)).astype(np.int64)
-
-
-def _sorted(rows: Int64s) -> Int64s:
-    return rows[:, np.lexsort(rows)]
-
-
 def _passed(start: Int64s, view: _View) -> Int64s:
-    """Return [rank, place in a period] how many visits of the stretch at that place began before the view."""
-    low, high, each, _ = view.stretch
+    """Return [rank, place in a period] the number of visits at that place that started before the view."""
+    low, high, each, _ = view.range
     begun = start[:, low:high] < view.begin
     rows = np.zeros((len(start), -(-(high - low) // each) * each), np.int64)
     rows[:, : high - low] = begun
@@ -380,13 +349,14 @@ def _passed(start: Int64s, view: _View) -> Int64s:
 
 
 def _prolonged(column: Int64s, view: _View, passed: Int64s) -> Int64s:
-    """Return times of the visits of a program with all periods of a stretch."""
-    low, high, each, left_out = view.stretch
-    visits = np.arange(column.shape[1] + view.stretch.visits)
+    """Return times of the visits of a program with all periods of a range."""
+    low, high, each, left_out = view.range
+    visits = np.arange(column.shape[1] + view.range.visits)
     number, place = np.divmod(visits - low, each)
+    # a visit repeats one that was simulated, `later` periods before it
     later = np.clip(number - passed[:, place], 0, left_out)
     later[:, :low] = 0
-    later[:, high + view.stretch.visits :] = left_out
+    later[:, high + view.range.visits :] = left_out
     times = np.take_along_axis(column, visits - later * each, axis=1)
     whole: Int64s = np.where(times == NONE, NONE, times + later * view.period)
     return whole

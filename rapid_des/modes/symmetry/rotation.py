@@ -24,7 +24,7 @@ from rapid_des.modes.symmetry.collective import SEVERAL, Invariance, Invariances
 from rapid_des.program.program import NONE, Program
 
 _MOST_PLACES = 1 << 22
-"""Of links times ranks above a shift's span, up to which transfers are told apart by both."""
+"""Up to this product of links and ranks above a shift's span, transfers are distinguished by both."""
 _BLOCK = 1 << 18
 """Routes compared at a time."""
 SAMPLE = 1 << 10
@@ -104,7 +104,7 @@ class Slots:
         )
 
     def plausible(self, shift: Shift) -> bool:
-        """Tell whether a sample of the slots goes to like slots of their ranks' images."""
+        """Return whether a sample of the slots goes to like slots of their ranks' images."""
         image = shift.image(np.arange(len(self.lengths)))
         sample = self.used[:: max(1, len(self.used) // SAMPLE)]
         return np.array_equal(self.lengths[image], self.lengths) and self._agree(sample, image)
@@ -129,7 +129,7 @@ class Slots:
         return entries + (self.starts[image] - self.starts[:-1])[position]
 
     def _agree(self, entries: Int64s, image: Int64s) -> bool:
-        """Tell whether members go to members of the same number in like groups, or stay in their group."""
+        """Return whether members go to members of the same number in like groups, or stay in their group."""
         moved = self._moved(entries, image)
         group, other = self.group[entries], self.group[moved]
         return bool(
@@ -198,7 +198,7 @@ class Uses:
 
 
 def keeps_order(uses: Uses, shift: Shift) -> bool:
-    """Tell whether a shift keeps the order of any transfers that may ask one link at one instant.
+    """Return whether a shift keeps the order of any transfers that may ask one link at one instant.
 
     R3 orders them by their ranks' positions a + stride·(b + extent·c), where b is the digit that the shift
     turns, then in the order in which a rank injected them, which a shift keeps. Ranks of different c are
@@ -211,7 +211,7 @@ def keeps_order(uses: Uses, shift: Shift) -> bool:
 
 
 def may_keep_order(uses: Uses, shift: Shift) -> bool:
-    """Tell whether a sample of the routes leaves it open that a shift keeps the order of transfers."""
+    """Return whether a sample of the routes leaves it open that a shift keeps the order of transfers."""
     return _keeps_order(uses, shift, [np.arange(0, len(uses.routes), max(1, len(uses.routes) // SAMPLE))])
 
 
@@ -220,7 +220,7 @@ def _keeps_order(uses: Uses, shift: Shift, blocks: Iterable[Int64s]) -> bool:
     starts, lengths = program.route_starts, np.diff(program.route_starts)
     span = shift.stride * shift.extent
     spans = -(-len(program.bindings) // span)
-    spans = spans if spans * program.links <= _MOST_PLACES else 1  # fewer places tell less apart: stricter
+    spans = spans if spans * program.links <= _MOST_PLACES else 1  # fewer places distinguish less: stricter
     digit_of = np.full(program.links * spans, NONE, np.int32)  # by link and c
     for entries in blocks:
         source, routes = uses.sources(entries), uses.routes[entries]
@@ -245,7 +245,7 @@ class Rotation(Struct, frozen=True):
     shift: Shift
     groups: GroupImages
     invariances: dict[tuple[int, int], Invariance]
-    """By (group, template) of groups that the shift maps to themselves."""
+    """The images of tasks by (group, template), for groups that the shift maps to themselves."""
     link: Int64s
     """Where each link goes; one that no route takes stays."""
     lowest_link: Int64s
@@ -292,9 +292,9 @@ def prove(uses: Uses, shift: Shift, groups: GroupImages) -> Rotation | None:
 
 
 def _link_images(uses: Uses, groups: GroupImages, pairs: dict[int, Int32s]) -> Int64s | None:
-    """Return where links go with the routes that take them (NONE: no route does).
+    """Return the image of each link under the routes that use it (NONE: no route does).
 
-    None if a link would have to go two ways, or routes and their images differ in their hops' services.
+    None if a link would have two images, or routes and their images differ in their hops' services.
     """
     program = uses.program
     link = np.full(program.links, NONE, np.int64)

@@ -1,11 +1,11 @@
-"""Stretches of a rank's program whose visits are alike every so many, and the program with fewer of them.
+"""Ranges of a rank's program whose visits repeat with a period, and the program with fewer periods.
 
-    whole   before │ P P P P … P P │ behind       a layer after the other, or a micro-batch
-    short   before │ P P P │ behind               a visit of the whole that is left out is like one before it
+    whole   before │ P P P P … P P │ behind       one P a layer, or a micro-batch
+    short   before │ P P P │ behind               each visit that is left out is like one before it
 
-Two visits are alike that serve as long at the same server, in the same collective, and wait for visits that
-stand as far before them, or for the same one before the stretch. What waits for a visit stands as far
-behind it, or is the same visit behind the stretch, which then waits for such a visit of every period.
+Two visits are alike if they serve as long at the same server, in the same collective, and wait for visits at
+the same distance before them, or for the same visit before the range. What waits for them stands at the same
+distance behind them, or is one visit behind the range that waits for such a visit of every period.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ import numpy as np
 from msgspec import Struct
 
 from rapid_des.arrays import Bools, Int64s, distinct_rows, entries_of, rows_of, starts_by
-from rapid_des.program.program import NONE, Edges, RankProgram
+from rapid_des.program.program import NONE, RankProgram, TaskEdges
 from rapid_des.values import replace
 
 _PERIODS = 6
-"""How many lengths of a period are looked at, the most frequent ones."""
+"""The number of period lengths that are tried, the most frequent ones."""
 
 
 _ALIKE = ("kind", "server", "work", "priority", "link_priority", "slot", "sub", "template")
 """Columns that are equal in visits that are alike."""
 
 
-class Stretch(NamedTuple):
-    """Visits from `low` to before `high` that are alike every `each`, and how many periods are left out."""
+class PeriodicRange(NamedTuple):
+    """Visits from `start` to before `stop` that repeat with a period, and the number of periods left out."""
 
-    low: int
-    high: int
-    each: int
+    start: int
+    stop: int
+    period: int
     left_out: int
 
     @property
     def visits(self) -> int:
-        """How many are left out."""
-        return self.each * self.left_out
+        """The number of visits that are left out."""
+        return self.period * self.left_out
 
-    def shortened(self, before: int) -> Stretch:
-        """Return the stretch without what is left out of it, and of those before it."""
-        return self._replace(low=self.low - before, high=self.high - before - self.visits)
+    def shortened(self, before: int) -> PeriodicRange:
+        """Return the range in the short program, of which `before` visits are left out before it."""
+        return self._replace(start=self.start - before, stop=self.stop - before - self.visits)
 
 
-def stretches(table: RankProgram, kept: int, least: int) -> list[Stretch]:
-    """Return the stretches of a program, ascending, of which `kept` periods stay and `least` or more go."""
+def periodic_ranges(table: RankProgram, kept: int, least: int) -> list[PeriodicRange]:
+    """Return the ranges of a program, ascending, of which `kept` periods stay and `least` or more go."""
     rows = _Rows.of(table)
     taken = np.zeros(len(table), np.bool_)
     chosen = []
@@ -56,14 +56,14 @@ def stretches(table: RankProgram, kept: int, least: int) -> list[Stretch]:
             left_out = (high - low) // each - kept
             if left_out >= least and not taken[low:high].any():
                 taken[low:high] = True
-                chosen.append(Stretch(low, high, each, left_out))
+                chosen.append(PeriodicRange(low, high, each, left_out))
     return sorted(chosen)
 
 
-def without(table: RankProgram, chosen: Sequence[Stretch]) -> RankProgram | None:
-    """Return a program without what is left out of its stretches; None if something needs just that."""
-    for stretch in reversed(chosen):
-        shorter = _without(table, stretch)
+def drop_periods(table: RankProgram, ranges: Sequence[PeriodicRange]) -> RankProgram | None:
+    """Return a program without the periods that are left out; None if a visit needs one of them."""
+    for chosen in reversed(ranges):
+        shorter = _dropped(table, chosen)
         if shorter is None:
             return None
         table = shorter
@@ -71,12 +71,12 @@ def without(table: RankProgram, chosen: Sequence[Stretch]) -> RankProgram | None
 
 
 class _Ends(Struct, frozen=True):
-    """Edges ordered by one of their ends: rows of each visit, and of each row the visit at the other end."""
+    """Edges ordered by one of their ends: the rows of each visit, and the visits at the other end."""
 
     starts: Int64s
     other: Int64s
     mark: Int64s
-    """Lag and anchor of each as one number."""
+    """The lag and the anchor of each edge as one number."""
 
     @classmethod
     def of(cls, ends: Int64s, others: Int64s, mark: Int64s, visits: int) -> _Ends:
@@ -84,7 +84,7 @@ class _Ends(Struct, frozen=True):
         return cls(starts_by(ends, visits), others[order], mark[order])
 
     def agree(self, each: int) -> Bools:
-        """Tell of which visits the edges lead as far as those of the visit `each` on, or to the same."""
+        """Return whether the edges of each visit lead as far as those `each` later, or to the same visit."""
         counts = np.diff(self.starts)
         alike: Bools = counts[each:] == counts[:-each]
         visits = np.flatnonzero(alike)
@@ -95,7 +95,7 @@ class _Ends(Struct, frozen=True):
         return alike
 
     def fixed(self, low: int, high: int, each: int) -> Int64s:
-        """Return what is at the other end both for a visit of a range and for the one `each` on."""
+        """Return the visits at the other end both of a visit of a range and of the one `each` later."""
         visits = np.arange(low, high - each)
         here, there = entries_of(self.starts, visits), entries_of(self.starts, visits + each)
         fixed: Int64s = self.other[here][self.other[here] == self.other[there]]
@@ -103,10 +103,10 @@ class _Ends(Struct, frozen=True):
 
 
 class _Rows(Struct, frozen=True):
-    """What visits are compared by."""
+    """The columns by which visits are compared."""
 
     number: Int64s
-    """Equal for visits that do the same, whatever they wait for."""
+    """[visit] a number that is equal for visits that do the same, whatever they wait for."""
     after: _Ends
     before: _Ends
 
@@ -122,7 +122,7 @@ class _Rows(Struct, frozen=True):
         )
 
     def periods(self) -> list[int]:
-        """Return after how many visits most often the next one comes that does the same, ascending."""
+        """Return the most frequent distances from a visit to the next one that does the same, ascending."""
         order = np.argsort(self.number, kind="stable")
         same = self.number[order][1:] == self.number[order][:-1]
         count = np.bincount(np.diff(order)[same])
@@ -130,7 +130,7 @@ class _Rows(Struct, frozen=True):
         return sorted(int(each) for each in likely if count[each])
 
     def alike(self, each: int) -> Iterator[tuple[int, int]]:
-        """Yield the begin and the end of each stretch with that period."""
+        """Yield start and stop of each range with that period."""
         same = self.number[each:] == self.number[:-each]
         same &= self.after.agree(each) & self.before.agree(each)
         bounds = np.flatnonzero(np.diff(np.concatenate(([False], same, [False]))))
@@ -139,9 +139,9 @@ class _Rows(Struct, frozen=True):
                 yield low, last + each
 
     def _is_closed(self, low: int, high: int, each: int) -> bool:
-        """Tell whether what all wait for stands before a stretch, what waits for all behind it.
+        """Return whether what all periods wait for is before the range, and what waits for all is behind it.
 
-        Each visit also waits for one at most a period before, so that none runs ahead of the others.
+        Each visit also waits for one at most a period before it, so that none runs ahead of the others.
         """
         if (self.before.fixed(low, high, each) >= low).any():
             return False
@@ -159,12 +159,12 @@ def edge_ends(table: RankProgram) -> tuple[Int64s, Int64s]:
 
 
 def _marks(table: RankProgram) -> Int64s:
-    """Return lag and anchor of each edge as one number."""
+    """Return the lag and the anchor of each edge as one number."""
     return 2 * table.edge_lag + table.edge_at_start
 
 
 def _columns(table: RankProgram) -> list[Int64s]:
-    """Return what must be equal of alike visits besides their edges."""
+    """Return the columns that are equal for visits that are alike, besides their edges."""
     place = np.arange(len(table))
     columns = [getattr(table, name).astype(np.int64) for name in (*_ALIKE, "need")]
     columns += [np.where(other == NONE, 0, other - place) for other in (table.release, table.parent)]
@@ -174,28 +174,29 @@ def _columns(table: RankProgram) -> list[Int64s]:
     return columns
 
 
-def _without(table: RankProgram, stretch: Stretch) -> RankProgram | None:
-    low, high, each, _ = stretch
-    cut = high - stretch.visits
+def _dropped(table: RankProgram, chosen: PeriodicRange) -> RankProgram | None:
+    low, high, each, _ = chosen
+    cut = high - chosen.visits
     visits = np.arange(len(table))
     stays = (visits < cut) | (visits >= high)
-    place = np.where(visits < cut, visits, visits - stretch.visits)
+    place = np.where(visits < cut, visits, visits - chosen.visits)
     origin, target = edge_ends(table)
     if (origin >= target).any() or (np.bincount(target, minlength=len(table)) != table.need).any():
         return None
     leads_out = (origin >= low) & (origin < high) & (target >= high)
-    of_all = leads_out & _of_every_period(table, stretch)
+    of_all = leads_out & _of_every_period(table, chosen)
     of_last = leads_out & ~of_all
     if (of_last & (origin < high - each)).any():
         return None
-    moved = np.where(of_last, origin - stretch.visits, place[origin])
+    # an edge of the last period now leads from the last period that stays
+    moved = np.where(of_last, origin - chosen.visits, place[origin])
     used = stays[target] & (of_last | stays[origin])
     # what stays before the cut has its releases and parents as far from it as before
     others = {
         name: np.where((column == NONE) | (visits < cut), column, place[column])[stays].astype(np.int32)
         for name, column in (("release", table.release), ("parent", table.parent))
     }
-    edges = Edges(moved[used], place[target][used], table.edge_lag[used], table.edge_at_start[used])
+    edges = TaskEdges(moved[used], place[target][used], table.edge_lag[used], table.edge_at_start[used])
     starts, targets, lag, at_start = edges.by_origin(int(stays.sum()))
     contention = table.contention
     if contention is not None:
@@ -213,9 +214,9 @@ def _without(table: RankProgram, stretch: Stretch) -> RankProgram | None:
     )
 
 
-def _of_every_period(table: RankProgram, stretch: Stretch) -> Bools:
-    """Tell which edges lead to where one leads from the like visit of every period of a stretch."""
-    low, high, each, _ = stretch
+def _of_every_period(table: RankProgram, chosen: PeriodicRange) -> Bools:
+    """Return whether each edge has a like one from every period of a range, all to one visit."""
+    low, high, each, _ = chosen
     origin, target = edge_ends(table)
     inside = np.flatnonzero((origin >= low) & (origin < high))
     place = (origin[inside] - low) % each
