@@ -28,7 +28,7 @@ from rapid_des.values import replace
 class RankLayout(Struct, frozen=True, dict=True):
     """Axes and their sizes, innermost first: rank = a0 + n0·(a1 + n1·(a2 + …)).
 
-    >>> layout = Layout(("tp", "dp", "pp"), (2, 2, 2))
+    >>> layout = RankLayout(("tp", "dp", "pp"), (2, 2, 2))
     >>> layout.groups(("tp",))[1], layout.groups(("dp",))[1], layout.groups(("tp", "pp"))[1]
     ((2, 3), (1, 3), (2, 3, 6, 7))
     """

@@ -15,7 +15,8 @@ of base. `one_pass` makes a job of it that `simulate` runs as it runs a static b
 
 >>> from rapid_des.frontend import load_job
 >>> job = load_job("llama2_7b_inference")
->>> mixed = (Group(24, query_length=1, cached=700), Group(1, query_length=512, cached=512, samples=False))
+>>> decoding = RequestGroup(24, query_length=1, cached=700)
+>>> mixed = (decoding, RequestGroup(1, query_length=512, cached=512, samples=False))
 >>> one_pass(job, mixed).inference.steps
 1
 """
@@ -140,7 +141,7 @@ def cut(prompts: Sequence[RequestGroup], most: int) -> Iterator[tuple[RequestGro
     """Yield passes of at most this many tokens that compute prompts in their order, cut where a pass is full.
 
     >>> [[(group.count, group.query_length, group.cached, group.samples) for group in each]
-    ...  for each in cut((Group(3, 10),), 16)]
+    ...  for each in cut((RequestGroup(3, 10),), 16)]
     [[(1, 10, 0, 1), (1, 6, 0, 0)], [(1, 4, 6, 1), (1, 10, 0, 1)]]
     """
     room, chosen = most, list[RequestGroup]()

@@ -235,10 +235,11 @@ def _kernel_of(group: RequestGroup, seen: Callable[[int], int]) -> tuple[bool, i
 def _equal(groups: Sequence[RequestGroup], seen: Callable[[int], int]) -> RequestGroup:
     """Return as many equal requests with the tokens and the visible pairs of all these, rounded up.
 
-    >>> _equal([Group(3, 1, 9), Group(1, 1, 29)], lambda position: position)
-    Group(count=4, query_length=1, cached=14, samples=1)
-    >>> _equal([Group(1, 4), Group(1, 2)], lambda position: position)  # 10 + 3 pairs, as 2 · 3 · (1/6 + 2)
-    Group(count=2, query_length=3, cached=1, samples=1)
+    >>> _equal([RequestGroup(3, 1, 9), RequestGroup(1, 1, 29)], lambda position: position)
+    RequestGroup(count=4, query_length=1, cached=14, samples=1)
+    >>> # 10 + 3 pairs, as 2 · 3 · (1/6 + 2)
+    >>> _equal([RequestGroup(1, 4), RequestGroup(1, 2)], lambda position: position)
+    RequestGroup(count=2, query_length=3, cached=1, samples=1)
     """
     if len(groups) > 1 and groups[0].decodes:
         groups = [replace(group, cached=_cut(group, seen)) for group in groups]

@@ -128,8 +128,8 @@ class GradientBucket(Struct, frozen=True):
 def gradient_buckets(marks: Sequence[GradientMark], size: int) -> tuple[GradientBucket, ...]:
     """Return buckets in backward order; one closes as soon as it holds `size` parameters.
 
-    >>> gradient_buckets([Mark(0, 3), Mark(1, 3), Mark(2, 3)], 5)
-    (Bucket(parameters=6, last_mark=1), Bucket(parameters=3, last_mark=2))
+    >>> gradient_buckets([GradientMark(0, 3), GradientMark(1, 3), GradientMark(2, 3)], 5)
+    (GradientBucket(parameters=6, last_mark=1), GradientBucket(parameters=3, last_mark=2))
     """
     buckets: list[GradientBucket] = []
     collected = 0

@@ -63,7 +63,7 @@ class PhysicalExperts(Struct, frozen=True):
     def of_ranks(self, capacity: float | None) -> tuple[int, ...]:
         """Return the weight of each rank, of experts that drop what is beyond their capacity.
 
-        >>> Placed((1, 2, 4, 1), 2).of_ranks(1.0)
+        >>> PhysicalExperts((1, 2, 4, 1), 2).of_ranks(1.0)
         (3, 3)
         """
         most = (
@@ -75,7 +75,7 @@ class PhysicalExperts(Struct, frozen=True):
     def copies(self, total: int) -> Int64s:
         """Return how many of this many copies each physical expert gets.
 
-        >>> Placed((1, 2, 4, 1), 2).copies(80).tolist()
+        >>> PhysicalExperts((1, 2, 4, 1), 2).copies(80).tolist()
         [10, 20, 40, 10]
         """
         reached = [0]

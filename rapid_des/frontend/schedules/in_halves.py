@@ -34,7 +34,7 @@ def v_shape(stages: int, chunks: int) -> Placement:
 def zb_h1(shape: PipelineShape) -> tuple[Order, ...]:
     """Return 1F1B whose stage s runs each weight gradient s micro-batches late: as much in flight as 1F1B.
 
-    >>> [str(item) for item in zb_h1(Shape(2, 3))[1]]
+    >>> [str(item) for item in zb_h1(PipelineShape(2, 3))[1]]
     ['F0', 'I0', 'F1', 'I1', 'W0', 'F2', 'I2', 'W1', 'W2']
     """
     return tuple(_late(shape, shape.stages - 1 - stage, stage) for stage in range(shape.stages))

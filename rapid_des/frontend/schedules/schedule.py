@@ -32,7 +32,7 @@ class PipelineShape(NamedTuple):
     def in_group(self) -> int:
         """Number of micro-batches that pass a chunk consecutively.
 
-        >>> [Shape(4, micro_batches, 2).in_group for micro_batches in (8, 10, 9, 3)]
+        >>> [PipelineShape(4, micro_batches, 2).in_group for micro_batches in (8, 10, 9, 3)]
         [4, 5, 5, 4]
         """
         fits = (group for group in range(self.stages, self.micro_batches + 1) if self.fits(group))
@@ -309,7 +309,7 @@ def looping(stages: int, chunks: int) -> Placement:
 def one_forward_one_backward(shape: PipelineShape) -> tuple[Order, ...]:
     """Return 1F1B (PipeDream-Flush): stage s warms up with stages - 1 - s forwards, then alternates.
 
-    >>> [str(item) for item in one_forward_one_backward(Shape(2, 3))[0]]
+    >>> [str(item) for item in one_forward_one_backward(PipelineShape(2, 3))[0]]
     ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
     """
     count = shape.micro_batches

@@ -1,6 +1,6 @@
 """From a collective of a trace to transfers on links, in three steps: select, cost, lower.
 
-    Call              what a trace asks for: collective, size, extents of the group       plans
+    CollectiveCall    what a trace asks for: collective, size, extents of the group       plans
       │
       │  SELECT       which algorithm serves it
       ├── a communication library, if one of the group's kind does: `Libraries.lay_out`   library
