@@ -62,9 +62,9 @@ class Instance:
         self.key = key
         self.template = template
         self.routes = routes
-        """By pair of the template."""
+        """The route of each pair of the template."""
         self.index = index
-        """Of the template in the program."""
+        """The number of the template in the program."""
         self.meets = True
         """Whether the members' meeting goes into the records."""
         self.pending = list(template.need)
@@ -72,7 +72,7 @@ class Instance:
         self.members: list[Member | None] = [None] * template.members
         self.done: list[Event | None] = [None] * template.members
         self.channels: defaultdict[int, deque[Any]] = defaultdict(deque)
-        """By pair of the template, see `Message.channel`."""
+        """The channel of each pair of the template, see `Message.channel`."""
         self.absent = self.undone = template.members
 
     def parts(self, links: Links, task: int) -> Parts:

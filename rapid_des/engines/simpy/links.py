@@ -115,7 +115,7 @@ class Hop(Request):
 
 
 class Closing(Protocol):
-    """The actions taken where links close (see `closing`)."""
+    """The actions taken where links close (see `link_closures`)."""
 
     def around(self, message: Message, parts: Parts) -> Parts:
         """Return the parts of a message that starts now, on a route without links known to be closed."""

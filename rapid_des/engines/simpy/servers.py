@@ -42,10 +42,10 @@ class Clock(Environment):
         super().__init__(0)
         self._progress = progress
         self.actions = 0
-        """How often something was to happen `at` a time."""
+        """The number of calls of `at` so far."""
 
     def beyond(self, moment: int) -> bool:
-        """Whether anything is to happen after a moment."""
+        """Return whether an event lies after a moment."""
         return any(time > moment for time, *_ in self._queue)
 
     def at(self, moment: int, action: Callable[[], None]) -> None:
@@ -60,7 +60,7 @@ class Clock(Environment):
 
 
 class EndOfInstant(Event):
-    """Happens when all else that happens at the present time has, but for servers that choose later."""
+    """Happens after all other events of the present time, but before servers of later levels choose."""
 
     def __init__(self, env: Clock, level: int, callback: Callable[[Event], None]) -> None:
         super().__init__(env)
@@ -113,7 +113,7 @@ class Request(Event):
             server.arbiter.touch(server)
 
     def cancel(self) -> None:
-        """Ask no more."""
+        """Withdraw the request."""
         self.server.queue[:] = [entry for entry in self.server.queue if entry[1] is not self]
         heapq.heapify(self.server.queue)
 
