@@ -219,6 +219,17 @@ def seconds(picoseconds: int) -> float:
     return picoseconds / PS_PER_S
 
 
+def time_text(picoseconds: int) -> str:
+    """Return a time or a difference of times as people write it.
+
+    >>> time_text(0), time_text(-1_500_000)
+    ('0', '-1.5 us')
+    """
+    if picoseconds == 0:
+        return "0"
+    return f"{'-' if picoseconds < 0 else ''}{Duration(abs(picoseconds))}"
+
+
 def serialization_time(size: int, bandwidth: int) -> int:
     """Return the picoseconds, rounded up, that `size` bytes take at `bandwidth` bytes/s.
 

@@ -107,7 +107,7 @@ def test_a_notebook_shows_results_machines_and_studies_and_takes_seconds():
     slow = rd.simulate(rd.load_job("llama2_7b_train"), rd.load_machine("torus_2d_a100"), mode="analytical")
     shown = rd.difference(slow, result)._repr_html_()
     assert f"<p>step time {slow.step_time} to {result.step_time}: +" in shown
-    assert "<td>tp</td>" in shown and "<td>+" in shown and " more</p>" in shown
+    assert "<td>tp</td>" in shown and "<td>+" in shown and " more</td>" in shown
     pandas = pytest.importorskip("pandas")
     frame = done.to_pandas()
     assert isinstance(frame, pandas.DataFrame)

@@ -16,7 +16,8 @@ from rapid_des.modes.pricing import price, price_blocks
 from rapid_des.network.faults import parse_fault
 from rapid_des.program.lowering import lower
 from rapid_des.report.breakdown import rank_times
-from rapid_des.report.result_text import result_lines
+from rapid_des.report.result_text import result_report
+from rapid_des.report.tables import text
 from rapid_des.simulation import MODES, compare, replay, simulate
 from tests.program.machines import dimension, machine, ring, switch
 
@@ -182,7 +183,7 @@ def test_a_wide_bound_stands_beside_the_step_and_in_its_interval(mode):
     assert bound.high > 1.05 * result.step_time
     assert interval.low <= bound.low <= simulate(shared, where, allow_oom=True).step_time <= bound.high
     assert bound.high <= interval.high
-    assert "  flattened step   " in "\n".join(result_lines(result, "any"))
+    assert "  flattened step   " in "\n".join(text(result_report(result, "any")))
     assert any(bound.link in note for note in result.notes)
 
 

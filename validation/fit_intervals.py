@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean
 
 from rapid_des.report import evidence
-from rapid_des.report.evidence import COMMUNICATION, LEVEL, interval, spread, stratum, told_apart
+from rapid_des.report.evidence import COMMUNICATION, LEVEL, distinguishable, interval, spread, stratum
 from validation import all_topics, is_calibration, open_folder
 from validation.scoring import JobError, Row, Topic
 
@@ -178,7 +178,7 @@ def order(errors: Sequence[JobError]) -> str:
     right: dict[bool, list[bool]] = {True: [], False: []}
     for one, other in pairs(errors, calibration=False):
         times = round(1e12 * one.predicted), round(1e12 * other.predicted)
-        sure = bool(told_apart(times, (one.work, other.work), one.origin))
+        sure = bool(distinguishable(times, (one.work, other.work), one.origin))
         measured = [each.predicted * math.exp(each.error) for each in (one, other)]
         right[sure].append((one.predicted < other.predicted) == (measured[0] < measured[1]))
     return "; ".join(

@@ -14,16 +14,8 @@ from rapid_des.cli.serve import workload_option, workload_texts
 from rapid_des.errors import InputError
 from rapid_des.report.writing import check_outputs
 from rapid_des.serving.result import Slo
-from rapid_des.studies.capacity import (
-    Demand,
-    LoadPoint,
-    all_layouts,
-    curve,
-    fleets,
-    layouts,
-    with_splits,
-)
-from rapid_des.studies.capacity_report import capacity_lines, draw_front, front
+from rapid_des.studies.capacity import Demand, LoadPoint, all_layouts, curve, fleets, layouts, with_splits
+from rapid_des.studies.capacity_report import capacity_report, draw_front, front
 from rapid_des.units import Rate
 
 
@@ -40,10 +32,7 @@ from rapid_des.units import Rate
 )
 @click.option("--all-layouts", is_flag=True, help="Every power of two of tp in a node, and of stages.")
 @click.option(
-    "--splits",
-    type=click.IntRange(2, 64),
-    metavar="N",
-    help="Also N of each, prompts on some alone.",
+    "--splits", type=click.IntRange(2, 64), metavar="N", help="Also N of each, prompts on some alone."
 )
 @click.option("--load", metavar="RATE", help="Size a fleet for this load, as in: 20/s.")
 @click.option("--price", type=Amount(0), metavar="PRICE", help="Of a GPU and hour: adds costs.")
@@ -74,7 +63,7 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
     texts = with_splits(texts, options["splits"]) if options["splits"] else texts
     title = f"{job} on {loaded.name}"
     with progress(title) as bar:
-        plans = fleets(wanted, loaded, demand, texts, load=load, price=options["price"], told=bar.name)
+        plans = fleets(wanted, loaded, demand, texts, load=load, price=options["price"], on_progress=bar.name)
         points = list[LoadPoint]()
         if path is not None and not plans.interrupted:
             chosen = [layout for layout in layouts(wanted, loaded, [row.name for row in plans.rows])
@@ -89,9 +78,9 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
             "points": [point.as_json() for point in points],
             "front": [point.as_json() for point in front(points)],
         }
-    drawn = [f"  wrote {path}"] if points else []
-    lines = chain(capacity_lines(plans, demand, title), drawn)
-    echo_marked(options["as_json"], plain, lines, [(wanted, loaded)])
+    drawn = [f"wrote {path}"] if points else []
+    parts = chain(capacity_report(plans, demand, title), drawn)
+    echo_marked(options["as_json"], plain, parts, [(wanted, loaded)])
 
 
 def _rate(text: str) -> float:

@@ -26,10 +26,10 @@ def device() -> None:
 def show(reference: str, settings: tuple[str, ...], as_json: bool) -> None:
     """Print a device with its bases merged in, and the constants that it uses."""
     from rapid_des.device.device import load_device
-    from rapid_des.report.devices import device_as_plain, device_as_text
+    from rapid_des.report.devices import device_as_plain, device_report
 
     loaded = load_device(reference, settings=split_settings(settings, ("device",))["device"])
-    echo(as_json, device_as_plain(loaded), [device_as_text(loaded)])
+    echo(as_json, device_as_plain(loaded), device_report(loaded))
 
 
 @device.command()
@@ -131,10 +131,10 @@ def fit(
 ) -> None:
     """Fit a regressor for each operator in SAMPLES (CSV) and write OUTPUT (.npz)."""
     from rapid_des.learned.fit import fit_file, fit_modules
-    from rapid_des.report.devices import learned_as_plain, learned_as_text
+    from rapid_des.report.devices import learned_as_plain, learned_report
 
     check_outputs([output], replace=force)
     file = fit_file(samples, **columns) if reference is None else fit_modules(samples, reference, **columns)
     with replacing(output) as beside:
         file.save(beside)
-    echo(as_json, learned_as_plain(file), [learned_as_text(file)])
+    echo(as_json, learned_as_plain(file), learned_report(file))

@@ -20,7 +20,7 @@ def main() -> None:
         from rapid_des.cli import main as command_line
 
         command_line.main()
-    except KeyboardInterrupt:  # a second one, while the first was told
+    except KeyboardInterrupt:  # a second one, while the first was reported
         end()
     finally:
         end_at_once()

@@ -28,7 +28,7 @@ from rapid_des.network.faults import parse_fault
 from rapid_des.network.faults.models import FaultDraws, Variates, parse_model
 from rapid_des.report.pictures.overview import draw
 from rapid_des.report.pictures.studies import draw_sample
-from rapid_des.report.study_text import criticality_lines, sample_lines, scenario_lines
+from rapid_des.report.study_text import criticality_report, sample_report, scenario_report
 from rapid_des.report.writing import check_outputs
 from rapid_des.studies.criticality import KINDS, PLURALS, criticality
 from rapid_des.studies.fault_rows import FaultSample
@@ -36,13 +36,7 @@ from rapid_des.studies.fault_sample import SAMPLINGS, faults_sample, study_point
 from rapid_des.studies.faults import How, scenario
 from rapid_des.studies.points import Point
 
-_study_options = together(
-    job_options,
-    fault_option,
-    mode_option("flattened"),
-    engine_option,
-    json_option,
-)
+_study_options = together(job_options, fault_option, mode_option("flattened"), engine_option, json_option)
 
 
 _draw_options = together(
@@ -52,29 +46,27 @@ _draw_options = together(
         default=300,
         show_default=True,
         type=click.IntRange(1),
-        help="How many of each job or point, at most.",
+        help="Most draws of each job or point.",
     ),
-    click.option(
-        "--seed", default=0, show_default=True, type=click.IntRange(0), help="From which all draws follow."
-    ),
+    click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of all draws."),
     click.option(
         "--until",
         metavar="'mean ±0.5%'",
-        help="Stop once the 95 % interval of mean, p95 or cvar95 is so narrow.",
+        help="Stop once the 95 % interval of mean, p95 or cvar95 is this narrow.",
     ),
     click.option(
         "--sampling",
         type=click.Choice(SAMPLINGS),
         default="independent",
         show_default=True,
-        help="latin: rounds of 30, each number once in each thirtieth; exact: all places, alike ones once.",
+        help="latin: rounds of 30, each number once in each thirtieth; exact: all places, equal ones once.",
     ),
     click.option(
         "--top",
         default=5,
         show_default=True,
         type=click.IntRange(1),
-        help="How many of the slowest draws to show.",
+        help="Number of the slowest draws to show.",
     ),
     click.option(
         "-o", "--output", type=click.Path(path_type=Path), help="Folder to keep draws; goes on there."
@@ -97,7 +89,7 @@ _sample_options = together(
 
 @click.group()
 def faults() -> None:
-    """Tell what link, GPU and node faults cost a job."""
+    """Show what link, GPU and node faults cost a job."""
 
 
 @faults.command("run")
@@ -115,22 +107,22 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
     with progress("faults") as bar:
         compared = scenario(wanted, loaded, given, _how(options, bar))
     plain = compared.as_json()
-    echo_marked(options["as_json"], plain, scenario_lines(plain), [(wanted, loaded)])
+    echo_marked(options["as_json"], plain, scenario_report(plain), [(wanted, loaded)])
 
 
 @faults.command("criticality")
 @_study_options
-@click.option("--derate", default=0.5, show_default=True, help="What is left of a part's speed.")
+@click.option("--derate", default=0.5, show_default=True, help="Share of its speed that a part keeps.")
 @click.option(
-    "--kind", "kinds", multiple=True, type=click.Choice(list(PLURALS)), help="Only these. Repeatable."
+    "--kind", "kinds", multiple=True, type=click.Choice(list(PLURALS)), help="Kind of parts. Repeatable."
 )
-@click.option("--top", type=click.IntRange(1), help="Print only so many rows.")
-@click.option("--every", is_flag=True, help="Simulate every part, even where symmetry tells its cost.")
+@click.option("--top", type=click.IntRange(1), help="Number of rows to print.")
+@click.option("--every", is_flag=True, help="Simulate every part, even where symmetry gives its cost.")
 @plot_option
 def criticality_command(
     job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **options: Any
 ) -> None:
-    """Rank what a machine is made of by what it costs the step of JOB if one part is slower.
+    """Rank the parts of a machine by what a slower one costs the step of JOB.
 
     A link, NIC, switch or endpoint (a GPU as a node of the fabric) loses bandwidth on all its links, a GPU
     its own speed, a node (a server) both.
@@ -142,7 +134,7 @@ def criticality_command(
         how = _how(options, bar)
         ranked = criticality(wanted, loaded, derate=options["derate"], kinds=kinds, how=how)
     plain = ranked.as_json(options["top"])
-    echo_marked(options["as_json"], plain, criticality_lines(plain, len(ranked.rows)), [(wanted, loaded)])
+    echo_marked(options["as_json"], plain, criticality_report(plain, len(ranked.rows)), [(wanted, loaded)])
     if options["plot"] is not None:
         draw(ranked.heat_map(loaded), options["plot"])
 
@@ -199,11 +191,11 @@ def _sampled(points: dict[str, Point], faults: Sequence[str], options: dict[str,
             until=options["until"],
             folder=options["output"],
             executor=executor,
-            tell=bar.part,
+            on_progress=bar.part,
         )
-    lines, cache = sample_lines(sampled.as_json(options["top"])), BoundedCache()
+    parts, cache = sample_report(sampled.as_json(options["top"])), BoundedCache()
     jobs = (points[name].resolved(cache) for name in sampled.configurations)  # without those refused
-    echo_marked(options["as_json"], sampled.as_json(), lines, jobs)
+    echo_marked(options["as_json"], sampled.as_json(), parts, jobs)
     if options["plot"] is not None:
         draw_sample(sampled.as_json(), options["plot"])
     if sampled.left:
@@ -236,7 +228,7 @@ def _points(
 def _replay(
     job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ...], options: dict[str, Any]
 ) -> None:
-    """Run one draw as `faults run` does, and say how that is called."""
+    """Run one draw as `faults run` does, and print that command."""
     wanted, loaded = open_job(job, machine, settings)
     models = tuple(parse_model(text) for text in faults)
     draws = FaultDraws(models, loaded.healthy, loaded.spec.gpus_per_node)
@@ -252,7 +244,7 @@ def _replay(
         raise InputError(f"--replay {options['replay']}: this draw hits nothing: the machine is healthy")
     with progress("faults") as bar:
         plain = scenario(wanted, loaded, drawn, _how(options, bar)).as_json()
-    echo_marked(options["as_json"], plain, scenario_lines(plain), [(wanted, loaded)])
+    echo_marked(options["as_json"], plain, scenario_report(plain), [(wanted, loaded)])
 
 
 def _how(options: dict[str, Any], bar: Bar) -> How:

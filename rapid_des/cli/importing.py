@@ -17,7 +17,7 @@ from rapid_des.report.writing import check_outputs, write_text
 
 PATH = click.Path(path_type=Path)
 ignore_option = click.option(
-    "--ignore", multiple=True, metavar="KEY", help="A key that is not understood and changes nothing."
+    "--ignore", multiple=True, metavar="KEY", help="An unknown key that changes nothing. Repeatable."
 )
 
 
@@ -87,7 +87,7 @@ def command_of(name: str, importer: Importer) -> click.Command:
 
 def _outputs(name: str, importer: Importer) -> list[click.Option]:
     if importer.writes == "folder":
-        start, text = name.replace("-", "_"), "What the names of the files begin with."
+        start, text = name.replace("-", "_"), "The beginning of the files' names."
         folder = click.Option(["-o", "--output"], type=PATH, help="Folder to write to; else this one.")
         return [folder, click.Option(["--name"], default=start, help=text)]
     text = f"{importer.writes.capitalize()} file to write; else to stdout."
@@ -120,8 +120,8 @@ def _write_file(imported: Imported, output: Path | None, *, as_json: bool) -> No
     if output is not None:
         write_text(output, text)
         _print_notes(imported)
-    lines = text.splitlines() if output is None else [f"{output}: {imported.summary}"]
-    echo(as_json, imported.as_json() | _notes(imported), lines)
+    printed = text.rstrip("\n") if output is None else f"{output}: {imported.summary}"
+    echo(as_json, imported.as_json() | _notes(imported), [printed])
 
 
 def _write_folder(imported: Imported, folder: Path, name: str, *, force: bool, as_json: bool) -> None:
@@ -131,7 +131,7 @@ def _write_folder(imported: Imported, folder: Path, name: str, *, force: bool, a
         write_text(file, text)
     _print_notes(imported)
     written = [str(file) for file in texts]
-    echo(as_json, {"files": written} | _notes(imported) | imported.as_json(), written)
+    echo(as_json, {"files": written} | _notes(imported) | imported.as_json(), ["\n".join(written)])
 
 
 def _notes(imported: Imported) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What ^C does: it ends the process at once, or raises `KeyboardInterrupt` where a command keeps what it did.
+"""What ^C does until a command runs: it ends the process at once.
 
 This module imports what is built in alone: it is there before anything else of the package is.
 """
@@ -13,12 +13,6 @@ def end_at_once() -> None:
     """Make ^C end this process without cleanup. A process that ignores ^C keeps ignoring it."""
     if getsignal(SIGINT) is default_int_handler:
         signal(SIGINT, end)
-
-
-def raise_interrupts() -> None:
-    """Make ^C raise `KeyboardInterrupt` again, for a command that saves its partial result."""
-    if getsignal(SIGINT) is end:
-        signal(SIGINT, default_int_handler)
 
 
 def end(*_: object) -> None:

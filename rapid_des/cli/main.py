@@ -1,8 +1,8 @@
-"""The entry point, and what all commands say in the same way: errors, announcements, how far they are.
+"""The entry point, and what all commands share: errors, announcements and progress bars.
 
-Commands are imported only when they are called; errors become one line and a code. A bar on the terminal says
-how far a command is to whoever waits, nothing where nobody looks. Rich draws it, imported two seconds after a
-command began, if it still runs; colours as NO_COLOR says.
+A command is imported only when it is called. An error becomes one line and an exit code. A progress bar is
+drawn only on a terminal. Rich draws it; it is imported only if a command still runs after two seconds.
+NO_COLOR switches colours off.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import gc
 import importlib
 import io
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,38 +23,35 @@ from typing import Any, TypeVar
 import click
 
 from rapid_des import __version__
-from rapid_des.cli.interrupts import raise_interrupts
+from rapid_des.cli.interrupts import end
 from rapid_des.errors import RapidDesError
 from rapid_des.printable import printable
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("rapid_des.cli.run:run", "Predict a job's step time on a machine."),
-    "serve": ("rapid_des.cli.serve:serve", "Serve requests that come over time by a job on a machine."),
-    "capacity": (
-        "rapid_des.cli.capacity:capacity",
-        "Find the load that a server takes, and the fleet for a load.",
-    ),
+    "serve": ("rapid_des.cli.serve:serve", "Simulate a server that requests reach over time."),
+    "capacity": ("rapid_des.cli.capacity:capacity", "Find a server's highest load, and a load's fleet."),
     "rollout": ("rapid_des.cli.rollout:rollout", "Predict a step of reinforcement learning."),
     "replay": ("rapid_des.cli.replay:replay", "Replay Chakra traces on a machine."),
     "trace": ("rapid_des.cli.trace:trace", "Show, check, convert and write Chakra traces."),
     "topology": ("rapid_des.cli.topology:topology", "Show, route, check and benchmark a machine's fabric."),
-    "operator": ("rapid_des.cli.operator:operator", "Latency of one operator on a device, and why."),
-    "gemm": ("rapid_des.cli.operator:sharded_gemm", "A GEMM sharded over tensor-parallel GPUs."),
+    "operator": ("rapid_des.cli.operator:operator", "Price one operator on a device, with the reasons."),
+    "gemm": ("rapid_des.cli.operator:sharded_gemm", "Price a GEMM sharded over tensor-parallel GPUs."),
     "device": ("rapid_des.cli.device:device", "Show, sample, fit and calibrate devices."),
-    "faults": ("rapid_des.cli.faults:faults", "What link and GPU faults cost a job."),
-    "plan": ("rapid_des.cli.plan:plan_command", "Find the best ways to split a job over GPUs."),
+    "faults": ("rapid_des.cli.faults:faults", "Show what link and GPU faults cost a job."),
+    "plan": ("rapid_des.cli.plan:plan_command", "Find the best layouts of a job over GPUs."),
     "sweep": ("rapid_des.cli.studies:sweep", "Simulate every point of a study file."),
     "search": ("rapid_des.cli.studies:search", "Find the best points of a study without all of them."),
     "show": ("rapid_des.cli.studies:show", "Print and plot the results of a study."),
-    "compare": ("rapid_des.cli.studies:compare", "Say what makes the difference between two results."),
-    "sensitivity": ("rapid_des.cli.plan:sensitivity_command", "What a job's step depends on, and how much."),
+    "compare": ("rapid_des.cli.studies:compare", "Explain the difference between two results."),
+    "sensitivity": ("rapid_des.cli.plan:sensitivity_command", "Show what a job's step depends on."),
     "validate": ("rapid_des.cli.validate:validate", "Print predictions against measurements."),
     "bench": ("rapid_des.cli.bench:bench", "Measure the simulator's own speed."),
     "schema": ("rapid_des.cli.schema:schema", "Print the JSON Schema of a file kind."),
-    "explain": ("rapid_des.cli.schema:explain_key", "Say what a key of a file means."),
+    "explain": ("rapid_des.cli.schema:explain_key", "Explain a key of a file."),
     "import": (
         "rapid_des.cli.importing:import_group",
-        "Write model, job and machine files from other tools' files.",
+        "Write job and machine files from other tools' files.",
     ),
     "presets": ("rapid_des.cli.schema:presets", "List the presets that ship with rapid-des."),
 }
@@ -85,11 +83,12 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(module), attribute)
         gc.freeze()  # what was imported stays: no search for dead objects goes through it
         gc.enable()
-        raise_interrupts()
+        if signal.getsignal(signal.SIGINT) is end:  # it ended the process until here
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         return command
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command; if whoever reads stdout has left, as `head` does, there is nothing more to say."""
+        """Run the command; end quietly if the reader of stdout has left, as `head` does."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -149,7 +148,7 @@ def _leave(text: str, code: int) -> None:
 
 
 def _usage(error: click.UsageError) -> str:
-    """Return what is wrong with a command's arguments in one line; of none at all its help."""
+    """Return what is wrong with a command's arguments in one line, or its help if there are none."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         return error.format_message()
     help_page = "" if error.ctx is None else f"; {error.ctx.command_path} --help says more"
@@ -239,7 +238,7 @@ class Bar:
 def progress(title: str) -> Iterator[Bar]:
     """Show a bar while the block lasts, if stderr is a terminal.
 
-    What others print meanwhile, as Ray does when a node dies, goes to stderr too: stdout is the answer's.
+    What others print meanwhile, as Ray does when a node dies, goes to stderr: stdout is for the answer.
     """
     bar = Bar(title)
     timer = Timer(AFTER_S, bar.draw)

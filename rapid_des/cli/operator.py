@@ -26,7 +26,7 @@ from rapid_des.device.operators import DTYPE_BITS, Attention, Dtype, Gemm, Group
 from rapid_des.device.pricing import operator_model
 from rapid_des.device.vector_kinds import KINDS
 from rapid_des.errors import InputError
-from rapid_des.report.devices import estimate_as_plain, estimate_as_text
+from rapid_des.report.devices import estimate_as_plain, estimate_report
 from rapid_des.report.evidence import measured_topics, unmeasured_lines
 from rapid_des.report.writing import check_outputs
 from rapid_des.units import whole_number
@@ -75,8 +75,8 @@ def show(operator: Operator, device: str, options: dict[str, Any]) -> None:
     """Print one operator's estimate."""
     loaded = open_device(device, options)
     estimate = operator_model(loaded).estimate(operator)
-    lines = [estimate_as_text(operator, estimate, loaded)]
-    echo(options["as_json"], estimate_as_plain(operator, estimate, loaded), lines)
+    plain = estimate_as_plain(operator, estimate, loaded)
+    echo(options["as_json"], plain, estimate_report(operator, estimate, loaded))
 
 
 class VectorGroup(click.Group):
@@ -214,7 +214,7 @@ def _rows(text: str) -> tuple[int, ...]:
 @json_option
 def sharded_gemm(m: int, k: int, n: int, machine: str, settings: tuple[str, ...], **options: Any) -> None:
     """[M, K] times a weight [K, N] cut over tensor-parallel GPUs: forward, backward, collectives."""
-    from rapid_des.report.study_text import sharded_lines
+    from rapid_des.report.study_text import sharded_report
     from rapid_des.studies.sharded_gemm import ShardedGemm, run_sharded
 
     loaded = open_machine(machine, settings, priced=True)
@@ -223,4 +223,4 @@ def sharded_gemm(m: int, k: int, n: int, machine: str, settings: tuple[str, ...]
     plain = [phase.as_plain() for phase in phases]
     measured = measured_topics(loaded.device, options["dtype"])
     unmeasured = unmeasured_lines([] if measured else [loaded.device.spec.name])
-    echo(options["as_json"], plain, chain(sharded_lines(plain), unmeasured))
+    echo(options["as_json"], plain, chain(sharded_report(plain), unmeasured))

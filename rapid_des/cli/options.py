@@ -6,9 +6,9 @@ import json
 import math
 import shutil
 import sys
-import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -21,6 +21,7 @@ from rapid_des.config.specs import Kind, preset_names, trace_names
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.network.faults import parse_fault
 from rapid_des.printable import printable
+from rapid_des.report.tables import Part, text
 from rapid_des.report.writing import check_outputs
 from rapid_des.units import whole_number
 
@@ -204,9 +205,7 @@ def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "dependencies": choice("--deps", "dependencies", "Which dependencies count."),
         "time_unit": choice("--time-unit", "time_unit", "Of durations: what duration_micros really counts."),
         "dtype_bytes": click.option(
-            "--dtype-bytes",
-            type=int,
-            help="Bytes of an element, for writers that count elements.",
+            "--dtype-bytes", type=int, help="Bytes of an element, for writers that count elements."
         ),
         "groups": click.option(
             "--groups", type=click.Path(path_type=Path), help="Process groups: {name: [ranks]} as JSON."
@@ -359,34 +358,20 @@ def write_outputs(result: Result, options: dict[str, Any]) -> None:
             write(options[name])
 
 
-def echo(as_json: bool, plain: object, lines: Iterable[str]) -> None:
-    """Print plain data as JSON if asked for, else the lines, cut to the width of a terminal."""
-    if not as_json and sys.stdout.isatty():
-        lines = fitted(lines, shutil.get_terminal_size().columns)
-    click.echo(json.dumps(plain, indent=1) if as_json else printable("\n".join(lines)))
+def echo(as_json: bool, plain: object, parts: Iterable[Part]) -> None:
+    """Print plain data as JSON if asked for, else the report, which fits a terminal; nothing is cut."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    click.echo(json.dumps(plain, indent=1) if as_json else printable("\n".join(text(parts, width))))
 
 
 def echo_marked(
-    as_json: bool, plain: Mapping[str, Any], lines: Iterable[str], points: Iterable[tuple[Job, Machine]]
+    as_json: bool, plain: Mapping[str, Any], parts: Iterable[Part], points: Iterable[tuple[Job, Machine]]
 ) -> None:
-    """Print as `echo` does, and which devices of jobs on machines have no measurements as they are stated."""
+    """Print as `echo` does, and which devices of jobs on machines have no measurements as stated."""
     from rapid_des.report.evidence import unmeasured, unmeasured_lines
 
     devices = list(dict.fromkeys(name for job, machine in points for name in unmeasured(job, machine.device)))
-    echo(as_json, {**plain, "not_validated": devices}, [*lines, *unmeasured_lines(devices)])
-
-
-def fitted(lines: Iterable[str], width: int) -> Iterator[str]:
-    """Yield lines of at most `width` characters: rows of tables are cut, sentences wrapped."""
-    for line in (part for text in lines for part in text.split("\n")):
-        words = line.strip()
-        if len(line) <= width:
-            yield line
-        elif "  " in words:
-            yield f"{line[: width - 1].rstrip()}…"
-        else:
-            indent = line[: len(line) - len(line.lstrip())]
-            yield from textwrap.wrap(words, width, initial_indent=indent, subsequent_indent=f"{indent}  ")
+    echo(as_json, {**plain, "not_validated": devices}, chain(parts, unmeasured_lines(devices)))
 
 
 def engine_choice(

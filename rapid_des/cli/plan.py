@@ -20,7 +20,7 @@ from rapid_des.cli.options import (
     plot_option,
 )
 from rapid_des.report.pictures.charts import draw_tornado
-from rapid_des.report.plan_text import leaning_lines, plan_lines, sensitivity_lines
+from rapid_des.report.plan_text import leaning_report, plan_report, sensitivity_report
 from rapid_des.report.writing import check_outputs, write_text
 from rapid_des.simulation import MODES
 from rapid_des.studies.choices import CHOICES, choices_of
@@ -32,8 +32,8 @@ from rapid_des.studies.worker_pools import executor_of
 
 @click.command("plan")
 @job_options
-@click.option("--gpus", type=click.IntRange(1), help="How many; unset: all of the machine.")
-@click.option("--top", type=click.IntRange(1), default=5, show_default=True, help="Rows that are certain.")
+@click.option("--gpus", type=click.IntRange(1), help="Number of GPUs; unset: all of the machine.")
+@click.option("--top", type=click.IntRange(1), default=5, show_default=True, help="Number of sure rows.")
 @click.option(
     "--vary",
     multiple=True,
@@ -46,27 +46,27 @@ from rapid_des.studies.worker_pools import executor_of
     type=click.Choice([AUTO, *MODES]),
     default=AUTO,
     show_default=True,
-    help="In which the rows are simulated; auto: flattened where that takes seconds, else hierarchical; "
+    help="Mode in which the rows are simulated; auto: flattened where that takes seconds, else hierarchical; "
     "analytical on over 512 GPUs.",
 )
 @click.option("--pruned", is_flag=True, help="List every other layout with the reason why it is no row.")
 @click.option(
-    "--price", type=Amount(0), help="Of a GPU for an hour, in any currency: adds what a step costs."
+    "--price", type=Amount(0), help="Price of a GPU for an hour, in any currency: adds what a step costs."
 )
 @click.option(
     "--within",
     "within_s",
     type=Amount(0),
     metavar="SECONDS",
-    help="Stop then with what is known, and how much faster others could be.",
+    help="Stop after this time with what is known, and how much faster others could be.",
 )
 @click.option(
     "--sensitivity",
     "strongest",
     type=click.IntRange(0),
     metavar="N",
-    help="Tell on which N rates, times and clocks the best layout's step depends the most. Unset: by part of "
-    "the machine; 0: do not.",
+    help="Show the N rates, times and clocks on which the best layout's step depends the most. Unset: by "
+    "part of the machine; 0: do not.",
 )
 @click.option(
     "--write-job",
@@ -79,7 +79,7 @@ from rapid_des.studies.worker_pools import executor_of
 def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> None:
     r"""Find the best layouts of JOB over GPUs: model, batch and sequence length stay.
 
-    Every legal layout has a lower bound; the least are simulated, first by closed forms, then in --mode,
+    Every legal layout has a lower bound; the lowest are simulated, by closed forms, then in --mode,
     until no other layout can be faster than the rows. ^C prints the best so far.
 
     \b
@@ -90,19 +90,19 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
     wanted, loaded = open_job(job, machine, settings)
     with progress("plan") as bar, _interruptible(options) as crew:
         names = ("gpus", "top", "mode", "pruned", "price", "within_s")
-        asked = Wanted(**{name: options[name] for name in names}, vary=vary, told=bar.part)
+        asked = Wanted(**{name: options[name] for name in names}, vary=vary, on_progress=bar.part)
         best = plan(wanted, loaded, asked, crew)
-        plain, lines = best.as_json(), list(plan_lines(best.as_json(), wanted.name, loaded.name))
+        plain, parts = best.as_json(), list(plan_report(best.as_json(), wanted.name, loaded.name))
         strongest = options["strongest"]
         if strongest and best.floor is None:
-            effects = sensitivity(best.job, loaded, How(told=bar.part), crew).as_json()
+            effects = sensitivity(best.job, loaded, How(on_progress=bar.part), crew).as_json()
             plain["sensitivity"] = effects
             title = f"the best layout of {wanted.name}"
-            lines += ["", *sensitivity_lines(effects, title, loaded.name, top=strongest)]
+            parts += sensitivity_report(effects, title, loaded.name, top=strongest)
         elif strongest is None and not best.interrupted and best.floor is None:
             plain["leanings"] = [leaning.as_json() for leaning in leanings(best.job, loaded, crew)]
-            lines += leaning_lines(plain["leanings"])
-    echo_marked(options["as_json"], plain, lines, [(wanted, loaded)])
+            parts += leaning_report(plain["leanings"])
+    echo_marked(options["as_json"], plain, parts, [(wanted, loaded)])
     if options["write_job"] is not None:
         write_text(options["write_job"], best.job.as_yaml())
         announce(f"the best layout as a job: {options['write_job']}")
@@ -111,7 +111,7 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
 
 
 def _interruptible(options: dict[str, Any]) -> Executor:
-    """Return the executor; with a time limit never this process, whose simulations nothing can end."""
+    """Return the executor; with a time limit never this process, whose simulations can not be ended."""
     chosen = chosen_executor(options)
     if options["within_s"] is None or options["executor"] != "processes" or not isinstance(chosen, InProcess):
         return chosen
@@ -121,25 +121,25 @@ def _interruptible(options: dict[str, Any]) -> Executor:
 @click.command("sensitivity")
 @job_options
 @click.option(
-    "--mode", type=click.Choice(list(MODES)), default="analytical", show_default=True, help="Of the steps."
+    "--mode", type=click.Choice(list(MODES)), default="analytical", show_default=True, help="Steps' mode."
 )
 @click.option(
     "--change",
     type=Amount(0, 0.5, min_open=True),
     default=0.02,
     show_default=True,
-    help="By how much each knob is moved down and up: 0.02 is 2 % of it.",
+    help="Share by which each parameter is moved down and up: 0.02 is 2 %.",
 )
 @click.option("--constants", is_flag=True, help="Move the constants of kernels too, one by one.")
-@click.option("--top", type=click.IntRange(1), default=20, show_default=True, help="Print only so many rows.")
+@click.option("--top", type=click.IntRange(1), default=20, show_default=True, help="Number of rows to print.")
 @plot_option
 @executor_options
 @json_option
 def sensitivity_command(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> None:
-    r"""Tell by how much the step of JOB changes with each rate, time and clock that it may depend on.
+    r"""Show by how much the step of JOB changes with each rate, time and clock that it may depend on.
 
-    d ln step / d ln knob by central differences, for what the machine, its device, the job's host and the
-    constants of NCCL state. What stands for one thing moves together.
+    The elasticity d ln step / d ln parameter by central differences, for the numbers of the machine, its
+    device, the job's host and NCCL's constants. Numbers that state one thing are moved together.
 
     \b
     rapid-des sensitivity llama2_7b_train --on dgx_a100 --top 6 --plot tornado.png
@@ -150,7 +150,7 @@ def sensitivity_command(job: str, machine: str, settings: tuple[str, ...], **opt
         how = How(options["mode"], options["change"], options["constants"], bar.part)
         effects = sensitivity(wanted, loaded, how, chosen_executor(options))
     plain = effects.as_json()
-    lines = sensitivity_lines(plain, wanted.name, loaded.name, top=options["top"])
-    echo_marked(options["as_json"], plain, lines, [(wanted, loaded)])
+    parts = sensitivity_report(plain, wanted.name, loaded.name, top=options["top"])
+    echo_marked(options["as_json"], plain, parts, [(wanted, loaded)])
     if options["plot"] is not None:
         draw_tornado(plain, options["plot"], f"{wanted.name} on {loaded.name}", options["top"])

@@ -25,7 +25,7 @@ from rapid_des.cli.options import (
 )
 from rapid_des.errors import DeadlockError, InputError
 from rapid_des.report.result import Result
-from rapid_des.report.result_text import astra_lines, result_lines
+from rapid_des.report.result_text import astra_report, result_report
 from rapid_des.report.rows import write_links
 from rapid_des.simulation import load_trace
 from rapid_des.simulation import replay as replay_traces
@@ -79,7 +79,7 @@ def replay(prefix: str, machine: str | None, reading: ReadOptions, **options: An
             hint = f"`rapid-des trace check {prefix}` looks for unmatched messages and near misses"
             raise DeadlockError(f"{error}\n  {hint}") from None
     title = f"{prefix} on {loaded.name}: {len(result.finish)} ranks"
-    echo(options["as_json"], _with_ranks(result), result_lines(result, title))
+    echo(options["as_json"], _with_ranks(result), result_report(result, title))
     write_outputs(result, options)
 
 
@@ -119,7 +119,7 @@ def _replay_on_astra_files(prefix: str, files: Files, options: dict[str, Any], r
         result = replay_astra(prefix, files, engine=run_choice(options, bar), reading=reading)
     if options["links"] is not None:
         _write_astra_links(Path(options["links"]), result)
-    echo(options["as_json"], result.tree(), astra_lines(result, f"{prefix} on {files.network}"))
+    echo(options["as_json"], result.tree(), astra_report(result, f"{prefix} on {files.network}"))
 
 
 def _write_astra_links(path: Path, result: AstraResult) -> None:

@@ -18,7 +18,7 @@ from rapid_des.cli.options import (
     open_machine,
     split_settings,
 )
-from rapid_des.serving.rollout import load_rollout, rollout_lines, simulate_rollout
+from rapid_des.serving.rollout import load_rollout, rollout_report, simulate_rollout
 from rapid_des.simulation import MODES
 
 
@@ -42,4 +42,4 @@ def rollout(
     with progress(title) as bar:
         result = simulate_rollout(loaded, wanted, mode=options["mode"], watch=bar, cache=BoundedCache())
     jobs = ((job, wanted) for job in (loaded.training, loaded.server))
-    echo_marked(options["as_json"], result.as_json(), rollout_lines(result, title), jobs)
+    echo_marked(options["as_json"], result.as_json(), rollout_report(result, title), jobs)

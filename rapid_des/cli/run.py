@@ -22,7 +22,7 @@ from rapid_des.cli.options import (
     write_outputs,
 )
 from rapid_des.errors import InputError
-from rapid_des.report.result_text import modes_lines, result_lines
+from rapid_des.report.result_text import modes_report, result_report
 from rapid_des.report.writing import check_outputs
 from rapid_des.simulation import MODES, each_mode, simulate
 from rapid_des.values import replace
@@ -80,16 +80,16 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
             cache=cache,
         )
     result = replace(result, notes=(*idle, *result.notes))
-    plain, lines = result.as_json() if options["as_json"] else {}, result_lines(result, title)
+    plain, parts = result.as_json() if options["as_json"] else {}, result_report(result, title)
     if options["explain"]:
         from rapid_des.modes.pricing import price
-        from rapid_des.report.explain_text import explain_json, explain_lines
+        from rapid_des.report.explain_text import explain_json, explain_report
         from rapid_des.report.job_structure import explain
 
         explanation = explain(price(wanted, loaded, cache=cache))
         plain["explain"] = explain_json(result, explanation)
-        lines = chain(lines, explain_lines(result, explanation))
-    echo(options["as_json"], plain, lines)
+        parts = chain(parts, explain_report(result, explanation))
+    echo(options["as_json"], plain, parts)
     write_outputs(result, options)
     _draw(result, options, title)
 
@@ -99,7 +99,7 @@ def _compare_modes(job: Job, machine: Machine, title: str, options: dict[str, An
         pairs, interrupted = until_interrupted(each_mode(job, machine, engine=run_choice(options, bar)))
     results = dict(pairs)
     plain = {m: {"refused": r} if isinstance(r, str) else r.as_json() for m, r in results.items()}
-    echo(options["as_json"], plain, modes_lines(results))
+    echo(options["as_json"], plain, modes_report(results))
     if interrupted:
         raise KeyboardInterrupt
 

@@ -38,7 +38,7 @@ SCHEMAS: Mapping[str, type[Spec]] = {
 @click.command()
 @click.argument("kind", type=click.Choice(list(SCHEMAS)))
 @json_option
-def schema(kind: str, as_json: bool) -> None:  # noqa: ARG001 - a schema is JSON either way
+def schema(kind: str, as_json: bool) -> None:  # noqa: ARG001 - a schema is JSON with and without it
     """Print the JSON Schema of a file KIND; every field has its meaning."""
     echo(True, described_schema(SCHEMAS[kind]), [])
 
@@ -47,7 +47,7 @@ def schema(kind: str, as_json: bool) -> None:  # noqa: ARG001 - a schema is JSON
 @click.argument("key", shell_complete=setting_keys)
 @json_option
 def explain_key(key: str, as_json: bool) -> None:
-    """Say what KEY of a file means: fabric.spans_inner, job.training.schedule, device.clock.sustained."""
+    """Explain KEY of a file: fabric.spans_inner, job.training.schedule, device.clock.sustained."""
     kinds = {kind: fields for kind in SCHEMAS if (fields := _fields(kind, key))}
     if not kinds:
         root = key.partition(".")[0]
@@ -55,7 +55,7 @@ def explain_key(key: str, as_json: bool) -> None:
             explain(SCHEMAS[root], key.partition(".")[2])  # says which keys there are
         raise ConfigError(f"no file kind has the key {key!r}; `rapid-des schema` lists {', '.join(SCHEMAS)}")
     plain = {kind: [asdict(field) for field in fields] for kind, fields in kinds.items()}
-    echo(as_json, plain, field_lines(key, kinds))
+    echo(as_json, plain, ["\n".join(field_lines(key, kinds))])
 
 
 def _fields(kind: str, key: str) -> tuple[Field, ...]:
@@ -75,7 +75,7 @@ def presets(words: tuple[str, ...], as_json: bool) -> None:
     if words[:1] == ("show",) and len(words) == 2:
         path = preset_file(words[1])
         text = read_text(path)
-        echo(as_json, {"file": str(path), "text": text}, text.splitlines())
+        echo(as_json, {"file": str(path), "text": text}, [text.rstrip("\n")])
         return
     names: dict[str, list[str]] = {kind: preset_names(kind) for kind in KINDS}
     names["trace"] = trace_names()
@@ -83,4 +83,4 @@ def presets(words: tuple[str, ...], as_json: bool) -> None:
     if unknown or len(words) > 1:
         raise ConfigError(f"{' '.join(words)!r} is not one of {', '.join(names)}, show NAME")
     listed = {kind: names[kind] for kind in (words or names)}
-    echo(as_json, listed, (f"{kind}: {', '.join(listed_names)}" for kind, listed_names in listed.items()))
+    echo(as_json, listed, ["\n".join(f"{kind}: {', '.join(each)}" for kind, each in listed.items())])

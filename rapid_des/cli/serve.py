@@ -10,7 +10,7 @@ import click
 from rapid_des.cli.main import announce, progress
 from rapid_des.cli.options import echo_marked, fault_option, force_option, job_options, json_option, open_job
 from rapid_des.frontend import load_job
-from rapid_des.report.serve_text import serve_lines
+from rapid_des.report.serve_text import serve_report
 from rapid_des.report.writing import check_outputs
 from rapid_des.serving.named import WORKLOADS
 from rapid_des.serving.result import Slo
@@ -78,5 +78,5 @@ def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> 
     if options["plot"] is not None:
         result.draw(options["plot"], title=title)
     plain = result.as_json(slo)
-    lines = serve_lines(plain, title, len(result.loads))
-    echo_marked(options["as_json"], plain, lines, [(wanted, loaded)])
+    parts = serve_report(plain, title, len(result.loads))
+    echo_marked(options["as_json"], plain, parts, [(wanted, loaded)])

@@ -30,8 +30,10 @@ from rapid_des.config.documents import read_text
 from rapid_des.config.texts import parse_json
 from rapid_des.errors import InputError
 from rapid_des.report.evidence import unmeasured_in, unmeasured_lines
-from rapid_des.report.study_text import sample_lines, search_lines
-from rapid_des.report.sweep_text import cell, difference_lines, points_lines, sweep_lines
+from rapid_des.report.formats import shown
+from rapid_des.report.study_text import sample_report, search_report
+from rapid_des.report.sweep_text import difference_report, points_table, sweep_report
+from rapid_des.report.tables import Part
 from rapid_des.report.writing import check_outputs
 from rapid_des.simulation import MODES, simulate
 from rapid_des.studies.difference import check_result, difference
@@ -76,13 +78,13 @@ _report_options = together(
 @click.command("sweep")
 @click.argument("study", type=click.Path(path_type=Path))
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Folder to keep results; goes on there."
+    "-o", "--output", type=click.Path(path_type=Path), help="Folder of the results; a second run continues."
 )
-@click.option("--limit", type=click.IntRange(1), help="Simulate only the first so many points.")
+@click.option("--limit", type=click.IntRange(1), help="Number of points to simulate, the first ones.")
 @executor_options
 @_report_options
 def sweep(study: Path, output: Path | None, **options: Any) -> None:
-    r"""Simulate every point of STUDY, a file (`rapid-des schema study`) or preset: the best, what matters.
+    r"""Simulate every point of STUDY, a file (`rapid-des schema study`) or preset; show the best and why.
 
     ^C keeps what is finished with -o, and the same command goes on.
 
@@ -98,7 +100,7 @@ def sweep(study: Path, output: Path | None, **options: Any) -> None:
             workers=options["workers"],
             address=options["address"],
             limit=options["limit"],
-            tell=bar.part,
+            on_progress=bar.part,
         )
     _report(done, study.stem, options)
     if done.left:
@@ -113,7 +115,7 @@ def sweep(study: Path, output: Path | None, **options: Any) -> None:
 @click.option("--where", metavar="CONDITION", help="Only points such as: tp <= 4 and mfu > 0.4.")
 @click.option("--sort", metavar="COLUMN", help="List points by a column, -COLUMN the largest first.")
 @click.option("--columns", metavar="A,B,…", help="List points with these columns alone.")
-@click.option("--point", type=click.IntRange(1), metavar="ID", help="All that is known of one point.")
+@click.option("--point", type=click.IntRange(1), metavar="ID", help="Print all that is known of one point.")
 @click.option(
     "--rerun",
     "again",
@@ -142,19 +144,16 @@ def show(results: Path, **options: Any) -> None:
     read = Sweep.opened(results)
     if options["point"] is not None:
         whole = read.result(options["point"])
-        echo(
-            options["as_json"],
-            whole,
-            chain(_point_lines(whole), unmeasured_lines(unmeasured_in(whole["result"]))),
-        )
+        unmeasured = unmeasured_lines(unmeasured_in(whole["result"]))
+        echo(options["as_json"], whole, chain(_point_report(whole), unmeasured))
         return
     read = read if options["where"] is None else read.where(options["where"])
     if options["sort"] or options["columns"]:
         names = [name.strip() for name in options["columns"].split(",")] if options["columns"] else []
         rows = read.sorted_by(options["sort"] or "id", names)[: options["top"]]
-        listed = points_lines(f"{len(rows)} of {len(read):,} points", rows)
+        total, listed = f"{len(rows)} of {len(read):,} points", points_table("", rows)
         devices = read.not_validated(int(row["id"]) for row in rows)
-        echo(options["as_json"], rows, chain(listed, unmeasured_lines(devices)))
+        echo(options["as_json"], rows, [total, listed, *unmeasured_lines(devices)])
         return
     _report(read, results.name, options)
 
@@ -164,13 +163,13 @@ def _show_draws(store: Store, options: dict[str, Any]) -> None:
     other = next((name for name in ("where", "sort", "columns", "point") if options[name]), None)
     if other is not None:
         allowed = "--top, --plot and --rerun ID (the column id)"
-        raise InputError(f"--{other}: of points; {store.folder} holds draws of faults: {allowed}")
+        raise InputError(f"--{other} is for points; {store.folder} holds draws of faults: {allowed}")
     if options["again"] is not None:
         _show_again(rerun_draw(store, options["again"]), options["as_json"])
         return
     sample, cache = kept_sample(store), BoundedCache()
     jobs = (point.resolved(cache) for point in kept_points(store).values())
-    echo_marked(options["as_json"], sample.as_json(), sample_lines(sample.as_json(options["top"])), jobs)
+    echo_marked(options["as_json"], sample.as_json(), sample_report(sample.as_json(options["top"])), jobs)
     if options["plot"] is not None:
         from rapid_des.report.pictures.studies import draw_sample
 
@@ -179,19 +178,17 @@ def _show_draws(store: Store, options: dict[str, Any]) -> None:
 
 def _report(done: Sweep, title: str, options: dict[str, Any]) -> None:
     plain = done.as_json(options["top"], options["pareto"])
-    echo(options["as_json"], plain, sweep_lines(plain, title))
+    echo(options["as_json"], plain, sweep_report(plain, title))
     if options["plot"] is not None:
         from rapid_des.report.pictures.studies import draw_sweep
 
         draw_sweep(plain, done.columns, options["plot"], title=title)
 
 
-def _point_lines(whole: dict[str, Any]) -> Iterator[str]:
-    for name, value in whole.items():
-        if name != "result" and value is not None:
-            yield f"{name:<24} {cell(name, value)}"
-    for note in (whole["result"] or {}).get("notes", ()):
-        yield f"note: {note}"
+def _point_report(whole: dict[str, Any]) -> Iterator[Part]:
+    known = {name: value for name, value in whole.items() if name != "result" and value is not None}
+    yield {name: shown(name, value) for name, value in known.items()}
+    yield from (f"note: {note}" for note in (whole["result"] or {}).get("notes", ()))
 
 
 def _show_again(rerun: Rerun, as_json: bool) -> None:
@@ -203,15 +200,14 @@ def _show_again(rerun: Rerun, as_json: bool) -> None:
     }
     echo(as_json, plain, _again_lines(plain))
     if rerun.differs:
-        raise InputError(f"point {rerun.row['id']} has other digits now")
+        raise InputError(f"point {rerun.row['id']} has other results now")
 
 
 def _again_lines(plain: dict[str, Any]) -> Iterator[str]:
-    what = "as it was" if plain["same_content"] else "not what it was: files, constants or rapid_des changed"
-    yield f"point {plain['id']}: what it is made of is {what}"
-    yield f"its digits are {'the same' if plain['same_digits'] else 'others'}"
-    for name, (before, after) in plain["differs"].items():
-        yield f"  {name}: {before} then, {after} now"
+    changed = "" if plain["same_content"] else "not as they were: files, constants or rapid_des changed"
+    yield f"point {plain['id']}: its inputs are {changed or 'as they were'}"
+    yield f"its results are {'the same' if plain['same_digits'] else 'different'}"
+    yield from (f"{name}: {before} then, {after} now" for name, (before, after) in plain["differs"].items())
 
 
 @click.command("compare")
@@ -229,7 +225,7 @@ def compare(a: str, b: str, as_json: bool) -> None:
     rapid-des compare 'results#1' 'results#5'
     """
     plain = difference(_side(a), _side(b)).as_json()
-    echo(as_json, plain, difference_lines(plain, (a, b)))
+    echo(as_json, plain, difference_report(plain, (a, b)))
 
 
 def _side(text: str) -> dict[str, Any]:
@@ -283,35 +279,37 @@ def _simulated(
 @click.option(
     "--trials",
     type=click.IntRange(1),
-    help="Points to simulate, those of before too; a tenth of all if absent.",
+    help="Number of points to simulate, earlier ones included; a tenth of all if absent.",
 )
 @click.option(
     "--objective",
     "objectives",
     multiple=True,
     metavar="FIGURE",
-    help="What is to be best, as mfu; the study's if absent. Repeatable, for a front.",
+    help="Figure to optimise, as in mfu; the study's if absent. Repeatable, for a front.",
 )
-@click.option("--sampler", default="tpe", show_default=True, metavar="|".join(SAMPLERS), help="Optuna's.")
+@click.option(
+    "--sampler", default="tpe", show_default=True, metavar="|".join(SAMPLERS), help="Optuna's sampler."
+)
 @click.option(
     "--pruner",
     default="none",
     show_default=True,
     metavar="|".join(PRUNERS),
-    help="Optuna's; leaves out points by their analytical estimates.",
+    help="Optuna's pruner, which leaves out points by their analytical estimates.",
 )
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the sampler.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the sampler.")
 @click.option(
     "--warm",
     default=3,
     show_default=True,
     type=click.IntRange(0),
-    help="So many points first, the best by analytical estimates; 0: none.",
+    help="Number of points to simulate first, the best by analytical estimates; 0: none.",
 )
 @click.option(
     "--storage",
     metavar="URL",
-    help="Optuna's, where it goes on; sqlite:///STUDY.search.db, in this folder, if absent.",
+    help="Optuna's storage, which a search continues; sqlite:///STUDY.search.db, in this folder, if absent.",
 )
 @executor_options
 @json_option
@@ -323,9 +321,9 @@ def search(study: Path, storage: str | None, as_json: bool, **options: Any) -> N
     """
     stored = storage or f"sqlite:///{study.stem}.search.db"
     with progress(study.stem) as bar:
-        searched = run_search(study, storage=stored, tell=bar.part, **options)
+        searched = run_search(study, storage=stored, on_progress=bar.part, **options)
     plain = searched.as_json()
-    echo(as_json, plain, search_lines(plain))
+    echo(as_json, plain, search_report(plain))
     if searched.interrupted:
         raise KeyboardInterrupt
     failed = [row["status"] for row in searched.rows if row["status"] != OK]

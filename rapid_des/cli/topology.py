@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,9 @@ from rapid_des.network.metrics import summary
 from rapid_des.network.nodes import find_gpu
 from rapid_des.network.specs import MOST_CHUNKS, InfraGraph
 from rapid_des.report.fabric_text import (
-    check_lines,
-    fabric_lines,
-    route_lines,
+    check_report,
+    fabric_report,
+    route_report,
     shown_check,
     shown_fabric,
     shown_route,
@@ -71,7 +72,7 @@ def show(
     ]
     if ignored:
         tree |= {"ignored": [msgspec.to_builtins(each) for each in ignored]}
-    echo(as_json, tree, [*fabric_lines(tree), *(f"  note: {line}" for line in by_reason(ignored))])
+    echo(as_json, tree, chain(fabric_report(tree), (f"note: {line}" for line in by_reason(ignored))))
     if plot is not None:
         draw(picture(opened), plot)
 
@@ -92,7 +93,7 @@ def route(
     opened = open_machine(machine, settings, faults)
     ends = find_gpu(opened.fabric, source), find_gpu(opened.fabric, destination)
     tree = shown_route(opened.fabric, opened.router.route(*ends), ends[0])
-    echo(as_json, tree, route_lines(tree))
+    echo(as_json, tree, route_report(tree))
 
 
 @topology.command()
@@ -102,7 +103,7 @@ def check(machine: str, settings: tuple[str, ...], faults: tuple[str, ...], as_j
     opened = open_machine(machine, settings, faults)
     checked = check_routes(opened.fabric, opened.router, opened.dead, opened.lost)
     tree = shown_check(opened.fabric, checked, opened.dead, opened.lost)
-    echo(as_json, tree, check_lines(tree))
+    echo(as_json, tree, check_report(tree))
 
 
 @topology.command()
@@ -110,7 +111,7 @@ def check(machine: str, settings: tuple[str, ...], faults: tuple[str, ...], as_j
 @click.option("--op", default="all_reduce", show_default=True, help="The collective.")
 @click.option("--sizes", default="1KiB:1GiB", show_default=True, help="FIRST:LAST, in bytes as nccl-tests.")
 @click.option("--factor", default=4, show_default=True, help="From one size to the next.")
-@click.option("--gpus", type=int, help="The first so many GPUs; all if absent.")
+@click.option("--gpus", type=int, help="Number of GPUs, the first ones; all if absent.")
 @click.option("--algorithm", help="ring, …, torus, rail, …, auto, all (a table), or a file (XML, JSON, CSV).")
 @click.option("--chunks", default=1, type=_chunks, show_default=True, help="Parts, with --algorithm.")
 @click.option("--nccl", metavar="FABRIC", help="NCCL's own time beside it: a100_nvswitch, h100_ndr, …")
@@ -119,7 +120,7 @@ def check(machine: str, settings: tuple[str, ...], faults: tuple[str, ...], as_j
 def bench(machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **options: Any) -> None:
     """Time a collective over a range of sizes, beside its lower bounds."""
     from rapid_des.report.pictures.charts import draw_collective
-    from rapid_des.report.study_text import collective_lines
+    from rapid_des.report.study_text import collective_report
     from rapid_des.studies import collective_bench as study
 
     check_outputs([], pictures=[options["plot"]], replace=options["force"])
@@ -139,8 +140,8 @@ def bench(machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **op
         rows = study.with_nccl(rows, options["nccl"], question, opened)
     plain = [row.as_json() for row in rows]
     title = f"{operation} on {opened.name}, {gpus or opened.fabric.gpus} GPUs"
-    lines = collective_lines(plain, f"# {title}, {opened.switching.mode}")
-    echo(options["as_json"], {"machine": opened.name, "op": operation, "rows": plain}, lines)
+    parts = collective_report(plain, f"{title}, {opened.switching.mode}")
+    echo(options["as_json"], {"machine": opened.name, "op": operation, "rows": plain}, parts)
     if interrupted:
         raise KeyboardInterrupt
     if options["plot"] is not None:
@@ -149,7 +150,7 @@ def bench(machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **op
 
 def _compare_algorithms(opened: Machine, options: Mapping[str, Any]) -> None:
     """Print every algorithm at every size."""
-    from rapid_des.report.study_text import compared_lines
+    from rapid_des.report.study_text import compared_report
     from rapid_des.studies import collective_bench as study
 
     beside = [f"--{name}" for name in ("plot", "nccl") if options[name] is not None]
@@ -163,6 +164,6 @@ def _compare_algorithms(opened: Machine, options: Mapping[str, Any]) -> None:
     plain = [row.as_json() for row in rows]
     title = f"{operation} on {opened.name}, {options['gpus'] or opened.fabric.gpus} GPUs"
     tree = {"machine": opened.name, "op": operation, "algorithms": plain}
-    echo(options["as_json"], tree, compared_lines(plain, f"# {title}, {opened.switching.mode}"))
+    echo(options["as_json"], tree, compared_report(plain, f"{title}, {opened.switching.mode}"))
     if interrupted:
         raise KeyboardInterrupt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -30,15 +31,9 @@ from rapid_des.cli.options import (
     trace_options,
 )
 from rapid_des.errors import TraceError
+from rapid_des.report.formats import counted
 from rapid_des.report.pictures.trace import draw
-from rapid_des.report.trace_text import (
-    counted,
-    finding_lines,
-    node_rows,
-    rank_of,
-    statistics_lines,
-    table_lines,
-)
+from rapid_des.report.trace_text import finding_lines, node_rows, nodes_table, rank_of, statistics_report
 from rapid_des.report.writing import check_folder, check_outputs, refuse_present
 from rapid_des.values import asdict
 
@@ -80,7 +75,7 @@ def show(
     plain = {"rank": chosen.rank, "total": len(chosen.nodes), "notes": traces.notes, "nodes": nodes}
     drawn = f", drawn in {plot}" if plot else ""
     total = f"rank {chosen.rank}: {len(rows)} of {len(chosen.nodes)} nodes{drawn}"
-    echo(as_json, plain, [*(f"# {note}" for note in traces.notes), *table_lines(rows), total])
+    echo(as_json, plain, [total, *(f"note: {note}" for note in traces.notes), nodes_table(rows)])
 
 
 @trace.command()
@@ -99,7 +94,7 @@ def check(prefix: str, repairs: bool, as_json: bool, reading: ReadOptions) -> No
     lines = [f"# {note}" for note in notes]
     lines += [f"warning: {finding}" for finding in findings if finding.severity == "warning"]
     total = f"{counted(len(serious), 'finding')} in {counted(len(report.files.files), 'file')}"
-    echo(as_json, plain, [*lines, *listed, total])
+    echo(as_json, plain, ["\n".join([*lines, *listed, total])])
     if serious:
         raise TraceError("\n".join(finding_lines([str(finding) for finding in serious])))
 
@@ -112,7 +107,8 @@ def stats(prefix: str, as_json: bool, reading: ReadOptions) -> None:
     """Count nodes by kind, collectives, bytes, work and depth, for each rank and in total."""
     traces = read_set(prefix, reading)
     counts = statistics_json(rank_statistics(traces)) | {"notes": traces.notes}
-    echo(as_json, counts, [*(f"# {note}" for note in traces.notes), *statistics_lines(counts)])
+    notes = (f"note: {note}" for note in traces.notes)
+    echo(as_json, counts, chain(statistics_report(counts), notes))
 
 
 @trace.command()

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from rapid_des.cli.main import progress
-from rapid_des.cli.options import force_option
+from rapid_des.cli.options import echo, force_option
 from rapid_des.errors import InputError
-from rapid_des.printable import printable
 from rapid_des.report.pictures.charts import draw_residuals
-from rapid_des.report.study_text import validation_lines
+from rapid_des.report.study_text import validation_report
 from rapid_des.report.writing import check_folder, refuse_present, require_extra
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +39,7 @@ def validate(
         refuse_present(sorted(plot.glob("*.png"))[:1], force=force)
     with progress("validate") as bar:
         report = package.validate(package.open_folder(data), topics, report=bar.part)
-    click.echo(json.dumps(report) if as_json else printable("\n".join(validation_lines(report))))
+    echo(as_json, report, validation_report(report))
     if report["unfinished"]:
         raise KeyboardInterrupt
     if plot is not None:

@@ -224,7 +224,7 @@ def _with_names(names: Sequence[str], code: bytes) -> bytes:
 
 def _of_package() -> Iterable[Path]:
     compiled = "engines/compiled", "network/fluid"
-    others = "chakra/kernels", "device/attention/flash", "program/analytic"
+    others = "chakra/kernels", "device/attention/flash", "program/collectives/pacing"
     rules = (f"program/{name}" for name in ("delays", "program", "rates", "spraying", "timetable"))
     return [
         *(file for folder in compiled for file in _ROOT.glob(f"{folder}/*.py")),
@@ -235,7 +235,11 @@ def _of_package() -> Iterable[Path]:
 PACKAGE = Library(
     (
         *(f"rapid_des.engines.compiled.{name}kernel" for name in ("", "paired_", "closure_", "fluid_")),
-        *("rapid_des.chakra.kernels", "rapid_des.device.attention.flash", "rapid_des.program.analytic"),
+        *(
+            "rapid_des.chakra.kernels",
+            "rapid_des.device.attention.flash",
+            "rapid_des.program.collectives.pacing",
+        ),
     ),
     _of_package,
 )

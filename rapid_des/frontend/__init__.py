@@ -5,9 +5,8 @@ from rapid_des.frontend.job import Job
 from rapid_des.frontend.loading import load_job, load_model
 from rapid_des.frontend.memory import JobMemory, StageMemory
 from rapid_des.frontend.model import Model
-from rapid_des.frontend.parts import PricedOperator
 from rapid_des.frontend.spec import JobSpec, ModelSpec
-from rapid_des.frontend.trace import JobTrace, Segment
+from rapid_des.frontend.trace import JobTrace, PricedOperator, Segment
 
 __all__ = [
     "Job",

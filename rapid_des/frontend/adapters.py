@@ -79,7 +79,7 @@ class _Rewriting(Struct, frozen=True):
     shard: Shard
     rows: frozenset[str]
     weights: Mapping[str, int]
-    """For each matrix: the number of its parameters; only known in a backward."""
+    """Number of parameters of each matrix; only known in a backward."""
     routed: tuple[str, ...]
     """Names of the matrices of routed experts."""
 

@@ -29,7 +29,7 @@ def followed_groups(job: Job) -> Groups:
 
     Ranks of a tp group do the same there, unless experts are split otherwise than all else.
     """
-    alike = not job.model.has_experts or job.spec.parallelism.expert_ways == job.members("tp")
+    alike = not job.model.has_experts or job.spec.parallelism.expert_degree == job.members("tp")
     return job.layout.groups(("tp",)) if alike else tuple((rank,) for rank in range(job.gpus))
 
 

@@ -9,12 +9,12 @@ too: all ranks of the layer's experts run a block together, and the slowest says
 What joins the pieces (pipeline messages, gradient buckets, the optimizer) does not depend on what is
 inside. So the same templates give both halves of a hierarchical run:
 
-1. `blocks(job, operators)` returns each distinct piece as a `Block`. `Block.on(ranks)` is its trace on one
-   inner group, exchanges taking no time; simulate that alone.
+1. `blocks(job, operators)` returns each distinct piece as a `PipelineBlock`. `PipelineBlock.on(ranks)` is its
+   trace on one inner group, exchanges taking no time; simulate that alone.
 2. A block has *cuts*: rows, ascending in time, at which gradients become final or an exchange stands, and
    its last row. The finish times of the cuts, as steps from one to the next, are the block's durations (one
    number where there is one cut): what the outer graph needs to start messages at the right instant.
-3. `Blocks.outer(durations)` returns the pipeline, context- and data-parallel graph with one compute node a
+3. `JobBlocks.outer(durations)` returns the pipeline, context- and data-parallel graph with one compute node a
    cut, made by the same `stage_program` or `serving_program` as the flattened trace. It holds one rank of
    each tp group (its first), because the others do the same beside it, or all where experts are split
    otherwise.
@@ -48,14 +48,22 @@ from rapid_des.frontend.block_groups import followed_groups, groups_run_together
 from rapid_des.frontend.build import PricedJob, price_job
 from rapid_des.frontend.groups import GROUP_SLOTS, GROUPS
 from rapid_des.frontend.inference import (
-    Pass,
+    ServingPass,
     pass_key,
     passes,
 )
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.parts import NORMS, PieceKey, stage_sections
 from rapid_des.frontend.schedules.schedule import PassKind
-from rapid_des.frontend.template import PORTS, STREAMS, Column, Node, Piece, make_piece, retimed
+from rapid_des.frontend.template import (
+    PORTS,
+    STREAMS,
+    PieceColumn,
+    PieceNode,
+    PricedPiece,
+    make_piece,
+    retimed,
+)
 from rapid_des.frontend.trace import (
     FinishedProgram,
     JobTrace,
@@ -72,7 +80,7 @@ EXPERT_LINES = (("etp",), ("ep",), ("edp",))
 
 
 class Cuts(Struct, frozen=True):
-    """When a block passes its cuts, in picoseconds and in the order of `Block.cuts`.
+    """When a block passes its cuts, in picoseconds and in the order of `PipelineBlock.cuts`.
 
     Where a host issues the block, it passes a cut no earlier than on an idle GPU that it enters when the host
     begins with it.
@@ -97,12 +105,12 @@ Durations = Mapping[PieceKey, Cuts]
 """The cuts of each block."""
 
 
-class Block(Struct, frozen=True):
+class PipelineBlock(Struct, frozen=True):
     """One distinct piece of the job on an inner group."""
 
     job: Job
     key: PieceKey
-    piece: Piece
+    piece: PricedPiece
     """The priced operator list, of ranks at the first place along ep."""
     programs: tuple[FinishedProgram, ...]
     """One program for each place along ep if experts' loads differ; else one for all ranks."""
@@ -134,11 +142,11 @@ class Block(Struct, frozen=True):
         return tuple(finish[cut + hosted] for cut in self.cuts)
 
 
-class Blocks(Struct, frozen=True, eq=False, dict=True):
+class JobBlocks(Struct, frozen=True, eq=False, dict=True):
     """A job divided into blocks and an outer graph; see the module. Compares by identity."""
 
     priced: PricedJob
-    blocks: Mapping[PieceKey, Block]
+    blocks: Mapping[PieceKey, PipelineBlock]
     inside: frozenset[str]
     """The axes whose messages stand inside blocks."""
 
@@ -158,7 +166,7 @@ class Blocks(Struct, frozen=True, eq=False, dict=True):
         together = groups_run_together(self.job, self.inside)
         return tuple(together[group[0]] for group in self.inner_groups)
 
-    def of(self, job: Job) -> Blocks:
+    def of(self, job: Job) -> JobBlocks:
         """Return the same blocks for a job that repeats them another number of times."""
         return replace(self, priced=replace(self.priced, job=job))
 
@@ -217,11 +225,11 @@ class Blocks(Struct, frozen=True, eq=False, dict=True):
         return Counter({key: count for key, count in keys.items() if key in self.blocks})
 
     @cached_property
-    def _passes(self) -> dict[int, Pass]:
+    def _passes(self) -> dict[int, ServingPass]:
         return {current.step: current for current in passes(self.job)}
 
 
-def blocks(job: Job, operators: OperatorModel, *, decode_operators: OperatorModel | None = None) -> Blocks:
+def blocks(job: Job, operators: OperatorModel, *, decode_operators: OperatorModel | None = None) -> JobBlocks:
     """Return a job as blocks and what joins them; `decode_operators` as in `build`.
 
     `UnsupportedByEngine` where something goes on beside an exchange other than of tokens among experts, or
@@ -237,32 +245,32 @@ def blocks(job: Job, operators: OperatorModel, *, decode_operators: OperatorMode
         )
     used = [key for key, piece in priced.pieces.items() if len(piece)]
     pieces = {key: [of_place[key] for of_place in priced.places] for key in used}
-    return Blocks(priced, {key: _block(job, key, each, inside) for key, each in pieces.items()}, inside)
+    return JobBlocks(priced, {key: _block(job, key, each, inside) for key, each in pieces.items()}, inside)
 
 
 def _pairs_batches(job: Job) -> bool:
-    """Tell whether some forward runs beside a backward of another micro-batch."""
+    """Return whether some forward runs beside a backward of another micro-batch."""
     training = job.spec.phase == "training"
     return training and any(item.paired for order in job.stage_orders.orders for item in order)
 
 
 def _goes_on_beside_experts(priced: PricedJob) -> bool:
-    """Tell whether a rank computes while tokens travel to experts, or back."""
+    """Return whether a rank computes while tokens travel to experts, or back."""
     groups = [GROUP_SLOTS.index(name) for name in ("ep", "experts")]
     return any(
         not separates(piece, row)
         for piece in priced.pieces.values()
-        for row in np.flatnonzero(np.isin(piece.rows[:, Column.GROUP], groups)).tolist()
+        for row in np.flatnonzero(np.isin(piece.rows[:, PieceColumn.GROUP], groups)).tolist()
     )
 
 
-def _block(job: Job, key: PieceKey, places: Sequence[Piece], inside: frozenset[str]) -> Block:
+def _block(job: Job, key: PieceKey, places: Sequence[PricedPiece], inside: frozenset[str]) -> PipelineBlock:
     piece = places[0]
     outward = [bool(set(GROUPS[name]) - inside) for name in GROUP_SLOTS]
-    exchanges = np.flatnonzero(np.array([*outward, False])[piece.rows[:, Column.GROUP]])
+    exchanges = np.flatnonzero(np.array([*outward, False])[piece.rows[:, PieceColumn.GROUP]])
     for row in exchanges.tolist():
         if not separates(piece, row):
-            name = piece.names[int(piece.rows[row, Column.NAME])]
+            name = piece.names[int(piece.rows[row, PieceColumn.NAME])]
             raise UnsupportedByEngine(
                 f"{job.file}: a rank goes on beside {name}, which leaves its block; hierarchical execution "
                 "needs such exchanges by themselves: use --mode flattened"
@@ -277,14 +285,14 @@ def _block(job: Job, key: PieceKey, places: Sequence[Piece], inside: frozenset[s
         issued.issuing()
         issued.writer.place(alone, {})
         hosted.append(issued)
-    issues = job.host is not None and piece.rows[:, Column.ISSUE].any()
+    issues = job.host is not None and piece.rows[:, PieceColumn.ISSUE].any()
     cuts = {mark.position for mark in piece.marks} | {piece.output} | set(exchanges.tolist())
-    computes = np.flatnonzero(piece.rows[:, Column.KIND] == NodeKind.COMPUTE)
+    computes = np.flatnonzero(piece.rows[:, PieceColumn.KIND] == NodeKind.COMPUTE)
     tail = piece.output not in computes
     cuts.update(computes[-1:].tolist() if tail else ())
     gate = _gate(job, key, piece)
     cut = tuple(sorted(cuts if gate is None else cuts | {gate}))
-    return Block(
+    return PipelineBlock(
         job,
         key,
         piece,
@@ -297,9 +305,9 @@ def _block(job: Job, key: PieceKey, places: Sequence[Piece], inside: frozenset[s
     )
 
 
-def _gate(job: Job, key: PieceKey, piece: Piece) -> int | None:
+def _gate(job: Job, key: PieceKey, piece: PricedPiece) -> int | None:
     """Return the row before a block's first message, if another micro-batch may still send before it."""
-    inner = piece.rows[:, Column.GROUP] == GROUP_SLOTS.index("tp")
+    inner = piece.rows[:, PieceColumn.GROUP] == GROUP_SLOTS.index("tp")
     if job.spec.training is None or not inner.any():
         return None
     if job.stages == 1 and (key.phase != "forward" or job.schedule.backward_follows_loss):
@@ -310,20 +318,20 @@ def _gate(job: Job, key: PieceKey, piece: Piece) -> int | None:
 
 
 _NO_TIME = {
-    Column.KIND: int(NodeKind.COMPUTE),
-    Column.STREAM: STREAMS.index("compute"),
-    Column.DURATION: 0,
-    Column.SIZE: 0,
-    Column.COLLECTIVE: UNSTATED,
-    Column.GROUP: UNSTATED,
+    PieceColumn.KIND: int(NodeKind.COMPUTE),
+    PieceColumn.STREAM: STREAMS.index("compute"),
+    PieceColumn.DURATION: 0,
+    PieceColumn.SIZE: 0,
+    PieceColumn.COLLECTIVE: UNSTATED,
+    PieceColumn.GROUP: UNSTATED,
 }
 """Columns of the row that replaces an exchange while its block is simulated alone."""
 
 
-def separates(piece: Piece, row: int) -> bool:
-    """Tell whether all rows before `row` end before it starts, and all after it start when it has ended."""
+def separates(piece: PricedPiece, row: int) -> bool:
+    """Return whether all rows before `row` end before it starts, and all after it start when it has ended."""
     before = [set(targets) for targets in piece.edges.by_row()]
-    streams = piece.rows[:, Column.STREAM].tolist()
+    streams = piece.rows[:, PieceColumn.STREAM].tolist()
     newest: dict[int, int] = {}
     for position, stream in enumerate(streams):
         if stream in newest:
@@ -339,31 +347,33 @@ def separates(piece: Piece, row: int) -> bool:
     return needed >= set(range(row)) and waits == set(range(row, len(piece)))
 
 
-def _timed(block: Block, cuts: Cuts | None) -> Piece:
+def _timed(block: PipelineBlock, cuts: Cuts | None) -> PricedPiece:
     """Return a block as a chain of compute nodes and exchanges; without cuts none takes time."""
     times = Cuts((0,) * len(block.cuts)) if cuts is None else cuts
-    nodes: list[Node] = []
+    nodes: list[PieceNode] = []
     positions: dict[int, int] = {}
     begin = 0
     for cut, time, (issue, lead) in zip(block.cuts, times.steps, _issues(block, times), strict=True):
         stream = "tp" if block.tail and cut == block.cuts[-1] else "compute"
-        node = Node(block.key.section.name, NodeKind.COMPUTE, stream, (), issue=issue, lead=lead)
+        node = PieceNode(block.key.section.name, NodeKind.COMPUTE, stream, (), issue=issue, lead=lead)
         for part in _by_bound(block, begin, cut, time):
             after = (len(nodes) - 1,) if nodes else PORTS
             nodes.append(replace(node, after=after, **part))
-            # the next part is issued with the first, and starts so much later
+            # the next part is issued with the first, and starts this much later
             node = replace(node, issue=0, lead=node.lead - part["duration"])
         begin = cut + 1
         positions[cut] = len(nodes) - 1
         if cut == block.gate and cut != block.cuts[-1]:
-            nodes.append(Node(block.key.section.name, NodeKind.COMPUTE, "tp", (len(nodes) - 1,), duration=0))
+            nodes.append(
+                PieceNode(block.key.section.name, NodeKind.COMPUTE, "tp", (len(nodes) - 1,), duration=0)
+            )
         if cut in block.exchanges:
             nodes.append(_exchange(block.piece, cut, after=len(nodes) - 1))
     marks = [mark.at(positions[mark.position]) for mark in block.piece.marks]
     return make_piece(nodes, marks=marks, cache_rows=range(len(nodes)))
 
 
-class _Part(TypedDict):
+class _BlockSlice(TypedDict):
     """A part of a block: its duration in picoseconds, what bounds its kernels, and their HBM bytes."""
 
     duration: int
@@ -371,20 +381,20 @@ class _Part(TypedDict):
     bytes: NotRequired[int]
 
 
-def _by_bound(block: Block, begin: int, cut: int, time: int) -> Iterator[_Part]:
+def _by_bound(block: PipelineBlock, begin: int, cut: int, time: int) -> Iterator[_BlockSlice]:
     """Yield the parts of a stretch of rows that messages slow differently; they add up to its duration.
 
-    Gradients, parameters and pipeline messages travel beside blocks; what bounds a kernel tells how much of
-    its rate they take. Kernels of one kind stand together, in the place of a node for each.
+    Gradients, parameters and pipeline messages travel beside blocks; what bounds a kernel determines how much
+    of its rate they take. Kernels of one kind stand together, in the place of a node for each.
     """
     left = time
     rows = block.piece.rows[begin : cut + 1]
-    rows = rows[rows[:, Column.STREAM] == STREAMS.index("compute")]
+    rows = rows[rows[:, PieceColumn.STREAM] == STREAMS.index("compute")]
     for bounds in _SLOWED if block.job.spec.training else ():
-        mine = rows[np.isin(rows[:, Column.BOUND], bounds)]
-        duration = min(left, int(mine[:, Column.DURATION].sum()))
+        mine = rows[np.isin(rows[:, PieceColumn.BOUND], bounds)]
+        duration = min(left, int(mine[:, PieceColumn.DURATION].sum()))
         if duration:
-            yield {"duration": duration, "bound": bounds[0], "bytes": int(mine[:, Column.BYTES].sum())}
+            yield {"duration": duration, "bound": bounds[0], "bytes": int(mine[:, PieceColumn.BYTES].sum())}
         left -= duration
     if left or not time:
         yield {"duration": left}
@@ -397,7 +407,7 @@ _SLOWED = (
 """Groups of bounds whose kernels messages slow alike; the first bound of a group stands for it."""
 
 
-def _issues(block: Block, cuts: Cuts) -> Iterator[tuple[int, int]]:
+def _issues(block: PipelineBlock, cuts: Cuts) -> Iterator[tuple[int, int]]:
     """Yield for each cut the time to issue its rows, and the lead of its node, in picoseconds.
 
     The node of a cut starts no earlier than its step before the moment at which a host-bound block passes it:
@@ -405,21 +415,21 @@ def _issues(block: Block, cuts: Cuts) -> Iterator[tuple[int, int]]:
     h - (h + step - passed), the bracket being its lead.
     """
     # Issue time of all rows up to and with each cut.
-    needed = np.add.accumulate(block.piece.rows[:, Column.ISSUE])[list(block.cuts)].tolist()
+    needed = np.add.accumulate(block.piece.rows[:, PieceColumn.ISSUE])[list(block.cuts)].tolist()
     passed = cuts.issued or tuple(accumulate(cuts.steps))
     for before, until, step, moment in zip([0, *needed], needed, cuts.steps, passed, strict=False):
         yield until - before, until + step - moment
 
 
-def _exchange(piece: Piece, row: int, *, after: int) -> Node:
-    values = dict(zip(Column, piece.rows[row].tolist(), strict=True))
-    return Node(
-        piece.names[values[Column.NAME]],
+def _exchange(piece: PricedPiece, row: int, *, after: int) -> PieceNode:
+    values = dict(zip(PieceColumn, piece.rows[row].tolist(), strict=True))
+    return PieceNode(
+        piece.names[values[PieceColumn.NAME]],
         NodeKind.COLLECTIVE,
-        STREAMS[values[Column.STREAM]],
+        STREAMS[values[PieceColumn.STREAM]],
         (after,),
-        size=values[Column.SIZE],
-        collective=values[Column.COLLECTIVE],
-        group=values[Column.GROUP],
-        tag=values[Column.TAG],
+        size=values[PieceColumn.SIZE],
+        collective=values[PieceColumn.COLLECTIVE],
+        group=values[PieceColumn.GROUP],
+        tag=values[PieceColumn.TAG],
     )

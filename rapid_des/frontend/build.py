@@ -25,10 +25,9 @@ from rapid_des.frontend.optimizers import step_kernels
 from rapid_des.frontend.parts import (
     OPTIMIZER,
     Lists,
+    ModelSection,
     PieceKey,
     Pieces,
-    PricedOperator,
-    Section,
     price_lists,
     section_counts,
     stage_parameters,
@@ -36,8 +35,8 @@ from rapid_des.frontend.parts import (
     training_lists,
 )
 from rapid_des.frontend.routing import exchanges, layer_loads, places
-from rapid_des.frontend.template import Column
-from rapid_des.frontend.trace import FinishedProgram, JobTrace, job_trace
+from rapid_des.frontend.template import PieceColumn
+from rapid_des.frontend.trace import FinishedProgram, JobTrace, PricedOperator, job_trace
 from rapid_des.frontend.training import stage_program
 from rapid_des.units import Duration
 
@@ -66,7 +65,7 @@ class PricedJob(Struct, frozen=True, dict=True):
         return self.job.spec.phase == "inference"
 
     @cached_property
-    def sections(self) -> tuple[Counter[Section], ...]:
+    def sections(self) -> tuple[Counter[ModelSection], ...]:
         """How often each section occurs in each part of the model."""
         return tuple(section_counts(self.job, part) for part in range(self.job.parts))
 
@@ -106,7 +105,10 @@ class PricedJob(Struct, frozen=True, dict=True):
         for section, count in stage_sections(self.job, stage).items():
             for phase in ("forward", "backward"):
                 pieces = [pieces[PieceKey(section, phase)].rows for pieces in self.places]
-                times = [int(rows[rows[:, Column.KIND] == COMPUTE, Column.DURATION].sum()) for rows in pieces]
+                times = [
+                    int(rows[rows[:, PieceColumn.KIND] == COMPUTE, PieceColumn.DURATION].sum())
+                    for rows in pieces
+                ]
                 lost += count * (max(times) - sum(times) // len(times))
         return lost * self.job.micro_batches
 

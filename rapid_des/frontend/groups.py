@@ -25,7 +25,7 @@ from rapid_des.units import ceil_divide
 from rapid_des.values import replace
 
 
-class Layout(Struct, frozen=True, dict=True):
+class RankLayout(Struct, frozen=True, dict=True):
     """Axes and their sizes, innermost first: rank = a0 + n0·(a1 + n1·(a2 + …)).
 
     >>> layout = Layout(("tp", "dp", "pp"), (2, 2, 2))
@@ -87,7 +87,7 @@ def numbers_of(groups: Int64s) -> Int64s:
 
 
 def byte_count(elements: int, dtype: str) -> int:
-    """Return the bytes of so many elements, rounded up."""
+    """Return the bytes of this many elements, rounded up."""
     return ceil_divide(elements * DTYPE_BITS[dtype], 8)
 
 
@@ -158,7 +158,7 @@ EXPERT_AXES = frozenset(("etp", "ep", "edp"))
 """The axes of the second layout of a stage's ranks, that of its experts."""
 GROUP_SLOTS: tuple[str, ...] = tuple(GROUPS)
 PEERS: tuple[tuple[str, int], ...] = (("cp_ring", -1), ("cp_ring", 1), ("tp", -1), ("tp", 1))
-"""To whom a rank sends: so many places on among the members of a group in order, in a circle.
+"""To whom a rank sends: this many places on among the members of a group in order, in a circle.
 Slots after these are pipeline stages."""
 
 _REDUCE, _GATHER = CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER
@@ -300,8 +300,8 @@ class Sharding(Struct, frozen=True):
     across: str = ""
     """The role by which ranks that hold the same part of each copy sum its gradients."""
     reshard_ranks: int = 0
-    """Over how many ranks that follow one another a unit's parameters stay split from its forward to its
-    backward; 0: as at all times, or whole."""
+    """Number of ranks that follow one another over which a unit's parameters stay split from its forward to
+    its backward; 0: as at all times, or whole."""
     reshard_group: str = ""
     """The process group of the ranks that a unit stays split over between its passes."""
 

@@ -34,15 +34,15 @@ from rapid_des.frontend.groups import byte_count
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.loading import with_spec
 from rapid_des.frontend.model import embedding_forward, sampling
-from rapid_des.frontend.operations import Group, Operation, Shard
+from rapid_des.frontend.operations import Operation, RequestGroup, Shard
 from rapid_des.frontend.parts import (
     DRAFT,
     EMBEDDING,
     HEAD,
     Lists,
+    ModelSection,
     PieceKey,
     Pieces,
-    Section,
     part_pieces,
     price,
     sections,
@@ -50,22 +50,22 @@ from rapid_des.frontend.parts import (
 from rapid_des.frontend.routing import exchanges
 from rapid_des.frontend.spec import InferenceSpec, RequestsSpec
 from rapid_des.frontend.speculation import draft_list
-from rapid_des.frontend.template import INPUT, Column, Piece, chain, retimed
+from rapid_des.frontend.template import INPUT, PieceColumn, PricedPiece, chain, retimed
 from rapid_des.frontend.trace import FinishedProgram, ProgramWriter
 from rapid_des.units import ceil_divide
 from rapid_des.values import replace
 
-COSTS = (Column.DURATION, Column.FLOPS, Column.BYTES, Column.BOUND)
+COSTS = (PieceColumn.DURATION, PieceColumn.FLOPS, PieceColumn.BYTES, PieceColumn.BOUND)
 """The columns that a longer KV cache changes, in rows that depend on it."""
 
 
-class Pass(Struct, frozen=True):
+class ServingPass(Struct, frozen=True):
     """One pass of requests through the model together."""
 
     step: int
     """0 is the prefill, or a mix of prompts with what decodes; the last of several passes of prompts, those
     before it being -1, -2 and so on; from 1 on all decode."""
-    groups: tuple[Group, ...]
+    groups: tuple[RequestGroup, ...]
     """The groups of requests in one micro-batch."""
     alike: int
     """The first simulated step in which as many requests bring as many tokens: only what sees the KV cache
@@ -92,7 +92,7 @@ class Pass(Struct, frozen=True):
         return "decode" if self.step > 0 else "prefill"
 
 
-def one_pass(job: Job, groups: Sequence[Group]) -> Job:
+def one_pass(job: Job, groups: Sequence[RequestGroup]) -> Job:
     """Return a job that runs one pass of these requests: its step time is what an iteration takes.
 
     A pass in which all requests decode runs as a decode step (clock, CUDA graph), any other as a prefill. If
@@ -109,7 +109,7 @@ def one_pass(job: Job, groups: Sequence[Group]) -> Job:
     return with_spec(job, structs.replace(job.spec, inference=inference))
 
 
-def passes(job: Job) -> tuple[Pass, ...]:
+def passes(job: Job) -> tuple[ServingPass, ...]:
     """Return the prefill, one pass or several, which makes the first tokens, and the simulated decode steps.
 
     Requests that decode from the first pass on have no prefill: their passes are steps from 1 on.
@@ -117,13 +117,13 @@ def passes(job: Job) -> tuple[Pass, ...]:
     return _passes(job, _steps(job.inference))
 
 
-def first_passes(job: Job) -> tuple[Pass, ...]:
+def first_passes(job: Job) -> tuple[ServingPass, ...]:
     """Return the passes without the decode steps after them, of which there may be millions."""
     return _passes(job, ())
 
 
-def _passes(job: Job, steps: Iterable[int]) -> tuple[Pass, ...]:
-    distinct, alike = list[Pass](), dict[tuple[bool, tuple[Group, ...]], int]()
+def _passes(job: Job, steps: Iterable[int]) -> tuple[ServingPass, ...]:
+    distinct, alike = list[ServingPass](), dict[tuple[bool, tuple[RequestGroup, ...]], int]()
     first, prompts = groups_of(job, 0), [groups_of(job, 0)]
     decodes = int(all(group.cached and group.decodes for group in first))
     if job.inference.prefill_tokens is not None and not decodes:
@@ -132,25 +132,25 @@ def _passes(job: Job, steps: Iterable[int]) -> tuple[Pass, ...]:
     for step, groups in every:
         composition = tuple(replace(group, cached=group.cached and 1) for group in groups)
         number = alike.setdefault((step + decodes > 0, composition), step + decodes)
-        distinct.append(Pass(step + decodes, groups, number))
+        distinct.append(ServingPass(step + decodes, groups, number))
     return tuple(distinct)
 
 
-def cut(prompts: Sequence[Group], most: int) -> Iterator[tuple[Group, ...]]:
-    """Yield passes of at most so many tokens that compute prompts in their order, cut where a pass is full.
+def cut(prompts: Sequence[RequestGroup], most: int) -> Iterator[tuple[RequestGroup, ...]]:
+    """Yield passes of at most this many tokens that compute prompts in their order, cut where a pass is full.
 
     >>> [[(group.count, group.query_length, group.cached, group.samples) for group in each]
     ...  for each in cut((Group(3, 10),), 16)]
     [[(1, 10, 0, 1), (1, 6, 0, 0)], [(1, 4, 6, 1), (1, 10, 0, 1)]]
     """
-    room, chosen = most, list[Group]()
+    room, chosen = most, list[RequestGroup]()
     for group in prompts:
         for _ in range(group.count):
             done = 0
             while done < group.query_length:
                 tokens = min(room, group.query_length - done)
                 ends = done + tokens == group.query_length
-                chosen.append(Group(1, tokens, group.cached + done, group.samples if ends else 0))
+                chosen.append(RequestGroup(1, tokens, group.cached + done, group.samples if ends else 0))
                 done, room = done + tokens, room - tokens
                 if not room:
                     yield _joined(chosen)
@@ -159,17 +159,17 @@ def cut(prompts: Sequence[Group], most: int) -> Iterator[tuple[Group, ...]]:
         yield _joined(chosen)
 
 
-def _joined(requests: Sequence[Group]) -> tuple[Group, ...]:
+def _joined(requests: Sequence[RequestGroup]) -> tuple[RequestGroup, ...]:
     """Return the groups with equal neighbours merged into one."""
     return tuple(replace(request, count=sum(1 for _ in alike)) for request, alike in groupby(requests))
 
 
-def groups_of(job: Job, step: int) -> tuple[Group, ...]:
+def groups_of(job: Job, step: int) -> tuple[RequestGroup, ...]:
     """Return the requests of one micro-batch that take part in a step: 0 is the first pass."""
     spec, parts = job.inference, job.micro_batches
     if not step:
         return tuple(
-            Group(
+            RequestGroup(
                 kind.count // parts,
                 kind.prompt_length - kind.cached,
                 kind.cached,
@@ -180,7 +180,9 @@ def groups_of(job: Job, step: int) -> tuple[Group, ...]:
     checked = 1 + (0 if spec.speculative is None else spec.speculative.tokens)
     made = int((step - 1) * spec.tokens_a_step)
     going_on = (kind for kind in spec.kinds if step < spec.steps_of(kind))
-    return tuple(Group(kind.count // parts, checked, kind.prompt_length + made, checked) for kind in going_on)
+    return tuple(
+        RequestGroup(kind.count // parts, checked, kind.prompt_length + made, checked) for kind in going_on
+    )
 
 
 def _steps(spec: InferenceSpec) -> Sequence[int]:
@@ -197,10 +199,10 @@ def _steps(spec: InferenceSpec) -> Sequence[int]:
     return sorted(chosen)
 
 
-def pass_lists(job: Job, current: Pass, place: int = 0) -> dict[Section, tuple[Operation, ...]]:
+def pass_lists(job: Job, current: ServingPass, place: int = 0) -> dict[ModelSection, tuple[Operation, ...]]:
     """Return the operator list of each section in one pass of one micro-batch; `place` as in training."""
     shard = replace(serving_shard(job, current), expert_place=place)
-    layers = {Section("block", kind): layer.forward(shard) for kind, layer in enumerate(job.kinds)}
+    layers = {ModelSection("block", kind): layer.forward(shard) for kind, layer in enumerate(job.kinds)}
     lists = {EMBEDDING: embedding_forward(shard), **layers, HEAD: sampling(shard)}
     if job.inference.speculative is None:
         return lists
@@ -219,7 +221,7 @@ def serving_lists(job: Job, place: int = 0) -> Lists:
                 lists[pass_key(section, current)] = operations
             continue
         for kind, layer in enumerate(job.kinds):
-            key = pass_key(Section("block", kind), current)
+            key = pass_key(ModelSection("block", kind), current)
             lists[key] = layer.layer.on_cache(serving_shard(job, current))
         if job.inference.speculative is not None:
             drafts = draft_list(job, current.groups, shard_of_groups)
@@ -227,12 +229,12 @@ def serving_lists(job: Job, place: int = 0) -> Lists:
     return lists
 
 
-def serving_shard(job: Job, current: Pass) -> Shard:
+def serving_shard(job: Job, current: ServingPass) -> Shard:
     """Return a rank's dimensions in one pass of one micro-batch."""
     return shard_of_groups(job, current.groups)
 
 
-def shard_of_groups(job: Job, groups: tuple[Group, ...]) -> Shard:
+def shard_of_groups(job: Job, groups: tuple[RequestGroup, ...]) -> Shard:
     """Return a rank's dimensions in a pass of these requests."""
     queries, keys = (max(getattr(group, f"{what}_length") for group in groups) for what in ("query", "key"))
     shard = job.shard(
@@ -270,7 +272,7 @@ def serving_notes(job: Job) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def pass_key(section: Section, current: Pass) -> PieceKey:
+def pass_key(section: ModelSection, current: ServingPass) -> PieceKey:
     """Return which piece a pass runs for a section: steps of as many requests differ in their blocks only."""
     return PieceKey(
         section, "forward", step=current.step if section.name in ("block", "draft") else current.alike
@@ -286,7 +288,7 @@ def serving_pieces(
     """
     alike = {current.step: current.alike for current in passes(job)}
     joined = {current.step for current in passes(job) if in_pieces(job, current)}
-    pieces: dict[PieceKey, Piece] = {}
+    pieces: dict[PieceKey, PricedPiece] = {}
     for key, operations in lists.items():
         host = None if captures(job, key.step) else job.host
         piece = price(operations, decode_operators if key.step > 0 else operators, host, exchanges(job))
@@ -299,26 +301,26 @@ def serving_pieces(
 
 
 def captures(job: Job, step: int) -> bool:
-    """Tell whether a pass is launched as one CUDA graph; step 0 is the prefill."""
+    """Return whether a pass is launched as one CUDA graph; step 0 is the prefill."""
     captured = "nothing" if job.host is None else job.host.captured
     return captured == "passes" or (captured == "decode" and step > 0)
 
 
-def in_pieces(job: Job, current: Pass) -> bool:
-    """Tell whether a pass with prompts is captured but for its attention (`host.captured_prompts`)."""
+def in_pieces(job: Job, current: ServingPass) -> bool:
+    """Return whether a pass with prompts is captured but for its attention (`host.captured_prompts`)."""
     return job.host is not None and current.step < 1 and job.host.in_pieces(current.tokens)
 
 
-def _in_graphs(piece: Piece, launch: int, *, opens: bool) -> Piece:
+def _in_graphs(piece: PricedPiece, launch: int, *, opens: bool) -> PricedPiece:
     """Return a piece whose rows are graphs, but for those that see the cache; `opens`: the first one is."""
     alone = np.isin(np.arange(len(piece)), piece.cache_rows)
     begins = ~alone & np.concatenate(([opens], alone[:-1]))
-    issue = np.where(begins, launch, piece.rows[:, Column.ISSUE] * alone)
-    values = {Column.ISSUE: issue, Column.LEAD: piece.rows[:, Column.LEAD] * alone}
+    issue = np.where(begins, launch, piece.rows[:, PieceColumn.ISSUE] * alone)
+    values = {PieceColumn.ISSUE: issue, PieceColumn.LEAD: piece.rows[:, PieceColumn.LEAD] * alone}
     return retimed(piece, np.arange(len(piece)), values)
 
 
-def _issuing(server: _Server, step: int, micro_batch: int) -> None:
+def _issuing(server: _ServingStage, step: int, micro_batch: int) -> None:
     """Have the host issue a pass when it has the tokens that the pass before made."""
     host, token = server.job.host, server.tokens.get(micro_batch)
     if host is not None:
@@ -327,15 +329,15 @@ def _issuing(server: _Server, step: int, micro_batch: int) -> None:
         server.program.issuing(first=before, after=() if token is None else (token,))
 
 
-def _recosted(piece: Piece, costs: Int64s) -> Piece:
+def _recosted(piece: PricedPiece, costs: Int64s) -> PricedPiece:
     """Return a piece with new values of `COSTS` in the rows that depend on the KV cache."""
     values = {column: costs[:, index] for index, column in enumerate(COSTS)}
     return retimed(piece, list(piece.cache_rows), values)
 
 
-def _stage_passes(job: Job, stage: int, pieces: Pieces) -> Iterator[Piece]:
+def _stage_passes(job: Job, stage: int, pieces: Pieces) -> Iterator[PricedPiece]:
     """Yield a stage's piece of each pass: new ones, and those of as many requests at other lengths."""
-    whole: dict[int, Piece] = {}
+    whole: dict[int, PricedPiece] = {}
     order = [section for section, _ in sections(job, stage)]
     for current in passes(job):
         here = {PieceKey(section, "forward"): pieces[pass_key(section, current)] for section in set(order)}
@@ -348,7 +350,7 @@ def _stage_passes(job: Job, stage: int, pieces: Pieces) -> Iterator[Piece]:
             yield _recosted(whole[current.alike], again)
 
 
-class _Server(Struct):
+class _ServingStage(Struct):
     """The state of one stage while its serving program is written."""
 
     job: Job
@@ -357,20 +359,22 @@ class _Server(Struct):
     first: int
     """The step number of the first pass of prompts; 0 if there is only one."""
     tokens: dict[int, int] = field(default_factory=dict)
-    """For each micro-batch: the position of the node that makes, or receives, its newest token."""
+    """For a micro-batch, the position of the node that makes, or receives, its newest token."""
 
 
 def serving_program(job: Job, stage: int, pieces: Pieces) -> FinishedProgram:
     """Return the program that every rank of one stage runs, given the pieces of all passes."""
     simulated = passes(job)
-    server = _Server(job, stage, ProgramWriter(job.host), min(0, simulated[0].step))
+    server = _ServingStage(job, stage, ProgramWriter(job.host), min(0, simulated[0].step))
     for current, piece in zip(simulated, _stage_passes(job, stage, pieces), strict=True):
         for micro_batch in range(job.micro_batches):
             _place_pass(server, current, piece, micro_batch, last=current is simulated[-1])
     return server.program.finish()
 
 
-def _place_pass(server: _Server, current: Pass, piece: Piece, micro_batch: int, *, last: bool) -> None:
+def _place_pass(
+    server: _ServingStage, current: ServingPass, piece: PricedPiece, micro_batch: int, *, last: bool
+) -> None:
     job, stage, program = server.job, server.stage, server.program
     boundary = serving_shard(job, current).boundary_bytes
     number = (current.step - server.first) * job.micro_batches + micro_batch
@@ -396,7 +400,7 @@ def _place_pass(server: _Server, current: Pass, piece: Piece, micro_batch: int, 
         _pass_token(server, number, micro_batch, done)
 
 
-def _pass_token(server: _Server, number: int, micro_batch: int, done: int) -> None:
+def _pass_token(server: _ServingStage, number: int, micro_batch: int, done: int) -> None:
     """Send the sampled tokens from the last stage back to the first."""
     job, program = server.job, server.program
     size = byte_count(job.inference.total // job.micro_batches, "fp32")

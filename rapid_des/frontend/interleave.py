@@ -14,7 +14,15 @@ import numpy as np
 from msgspec import Struct
 
 from rapid_des.arrays import Int64s, ranges, starts_of
-from rapid_des.frontend.template import INPUT, SECOND, STREAMS, Column, Edges, Mark, Piece
+from rapid_des.frontend.template import (
+    INPUT,
+    SECOND,
+    STREAMS,
+    GradientMark,
+    PieceColumn,
+    PieceEdges,
+    PricedPiece,
+)
 
 _EXCHANGE = STREAMS.index("ep")
 
@@ -22,22 +30,22 @@ _EXCHANGE = STREAMS.index("ep")
 class Interleaved(Struct, frozen=True, eq=False):
     """Two pieces as one; the input of the second is the port `SECOND`."""
 
-    piece: Piece
+    piece: PricedPiece
     """The combined piece; its result is the result of the first one."""
     rows: tuple[Int64s, Int64s]
     """The rows of each piece in the combined one."""
-    marks: tuple[tuple[Mark, ...], tuple[Mark, ...]]
+    marks: tuple[tuple[GradientMark, ...], tuple[GradientMark, ...]]
     """The marks of each piece, at rows of the combined one."""
     outputs: tuple[int, int]
     """The row of each piece's result in the combined one."""
 
 
-def travels(piece: Piece) -> bool:
-    """Tell whether a piece sends tokens to experts."""
-    return bool((piece.rows[:, Column.STREAM] == _EXCHANGE).any())
+def travels(piece: PricedPiece) -> bool:
+    """Return whether a piece sends tokens to experts."""
+    return bool((piece.rows[:, PieceColumn.STREAM] == _EXCHANGE).any())
 
 
-def interleaved(forward: Piece, backward: Piece) -> Interleaved:
+def interleaved(forward: PricedPiece, backward: PricedPiece) -> Interleaved:
     """Return a forward and a backward that take turns at their exchanges of tokens.
 
     What each waits for within itself, and its results, stay as they are; both pieces' gates and gathered
@@ -54,8 +62,11 @@ def interleaved(forward: Piece, backward: Piece) -> Interleaved:
     targets = np.concatenate([_moved(forward, rows[0], {}), _moved(backward, rows[1], {INPUT: SECOND})])
     rows_taken = ranges(starts_of(counts)[:-1][order], counts[order])
     outputs = int(rows[0][forward.output]), int(rows[1][backward.output])
-    whole = Piece(
-        np.concatenate(columns)[order], names, Edges(counts[order], targets[rows_taken]), output=outputs[0]
+    whole = PricedPiece(
+        np.concatenate(columns)[order],
+        names,
+        PieceEdges(counts[order], targets[rows_taken]),
+        output=outputs[0],
     )
     marks = tuple(
         mark.at(int(places[mark.position]))
@@ -66,27 +77,27 @@ def interleaved(forward: Piece, backward: Piece) -> Interleaved:
     return Interleaved(whole, rows, (marks[:first], marks[first:]), outputs)
 
 
-def _merge_order(forward: Piece, backward: Piece) -> Iterator[Int64s]:
+def _merge_order(forward: PricedPiece, backward: PricedPiece) -> Iterator[Int64s]:
     """Yield stretches of rows, those of the backward numbered behind the forward's."""
     for late, early in zip_longest(_stretches(backward, len(forward)), _stretches(forward, 0)):
         yield from (part for part in (late, early) if part is not None)
 
 
-def _stretches(piece: Piece, first: int) -> list[Int64s]:
+def _stretches(piece: PricedPiece, first: int) -> list[Int64s]:
     """Return the rows in parts: each ends with an exchange, except the last."""
-    ends = np.flatnonzero(piece.rows[:, Column.STREAM] == _EXCHANGE) + 1
+    ends = np.flatnonzero(piece.rows[:, PieceColumn.STREAM] == _EXCHANGE) + 1
     parts = np.split(np.arange(first, first + len(piece)), ends)
     return [part for part in parts if len(part)]
 
 
-def _named(piece: Piece, numbers: Mapping[str, int]) -> Int64s:
+def _named(piece: PricedPiece, numbers: Mapping[str, int]) -> Int64s:
     rows = piece.rows.copy()
     number_of = np.array([numbers[name] for name in piece.names], np.int64)
-    rows[:, Column.NAME] = number_of[rows[:, Column.NAME]]
+    rows[:, PieceColumn.NAME] = number_of[rows[:, PieceColumn.NAME]]
     return rows
 
 
-def _moved(piece: Piece, rows: Int64s, ports: Mapping[int, int]) -> Int64s:
+def _moved(piece: PricedPiece, rows: Int64s, ports: Mapping[int, int]) -> Int64s:
     """Return a piece's dependencies with its rows' new places, and some ports renamed."""
     targets = piece.edges.targets
     moved = np.where(targets >= 0, rows[np.maximum(targets, 0)], targets)

@@ -18,7 +18,7 @@ from rapid_des.frontend.groups import (
     GROUPS,
     PARTS,
     ZERO_STAGES,
-    Layout,
+    RankLayout,
     Sharding,
     ShardingPolicy,
 )
@@ -26,8 +26,8 @@ from rapid_des.frontend.layers.layer import Layer, LayerKind, numbered
 from rapid_des.frontend.model import Model
 from rapid_des.frontend.operations import Shard
 from rapid_des.frontend.recompute import layer_kinds
-from rapid_des.frontend.schedules import SCHEDULES, Schedule, Shape, StageOrders, from_file, with_pairs
-from rapid_des.frontend.schedules.schedule import Placement
+from rapid_des.frontend.schedules import SCHEDULES, StageOrders, from_file, with_pairs
+from rapid_des.frontend.schedules.schedule import PipelineSchedule, PipelineShape, Placement
 from rapid_des.frontend.software import HostSpec, Software
 from rapid_des.frontend.spec import InferenceSpec, JobSpec, RequestsSpec, TrainingSpec
 from rapid_des.frontend.template import DOMAINS, Domain
@@ -75,22 +75,23 @@ class Job:
         return html_text(title) + html_text(to_yaml(self.spec, brief=True), "pre")
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> RankLayout:
         """The layout of ranks along tp, cp, dp and pp; ep splits dp·cp and is no axis of the rank count."""
         split = self.spec.parallelism
         sizes = {"tp": split.tp, "cp": split.cp, "ep": 1, "dp": split.dp, "pp": split.pp}
-        return Layout(split.order, tuple(sizes[axis] for axis in split.order))
+        return RankLayout(split.order, tuple(sizes[axis] for axis in split.order))
 
     @cached_property
-    def expert_layout(self) -> Layout:
+    def expert_layout(self) -> RankLayout:
         """The layout of the same ranks along etp, ep and edp, for routed experts."""
         stages, split = self.stages, self.spec.parallelism
-        sizes = (split.expert_ways, split.ep, self.gpus // stages // split.expert_ways // split.ep, stages)
+        etp = split.expert_degree
+        sizes = (etp, split.ep, self.gpus // stages // etp // split.ep, stages)
         by_stage = np.argsort(self.layout.coordinates("pp"), kind="stable")
         numbering = None if np.array_equal(by_stage, np.arange(self.gpus)) else tuple(by_stage.tolist())
-        return Layout(("etp", "ep", "edp", "pp"), sizes, numbering)
+        return RankLayout(("etp", "ep", "edp", "pp"), sizes, numbering)
 
-    def layout_of(self, group: str) -> Layout:
+    def layout_of(self, group: str) -> RankLayout:
         """Return the layout along whose axes a process group of the traffic table lies."""
         return self.layout if EXPERT_AXES.isdisjoint(GROUPS[group]) else self.expert_layout
 
@@ -164,7 +165,7 @@ class Job:
         return self._as_run(self.model.pattern, self.layers)
 
     def _as_run(self, layers: Sequence[Layer], parts: Sequence[int]) -> tuple[LayerKind, ...]:
-        """Return layers as the job runs them, so many in each part."""
+        """Return layers as the job runs them, this many in each part."""
         training = self.spec.training
         if training is None or training.recompute == "none":
             return tuple(map(LayerKind, layers))
@@ -206,17 +207,17 @@ class Job:
         return self.inference.total // (self.inference.micro_batch or self.inference.total)
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> PipelineSchedule:
         """The pipeline schedule of training."""
         chosen = self.training.schedule
         schedule = SCHEDULES[chosen] if isinstance(chosen, str) else from_file(chosen)
         return with_pairs(schedule) if self.training.overlap_batches else schedule
 
     @cached_property
-    def shape(self) -> Shape:
+    def shape(self) -> PipelineShape:
         """The arguments of the training schedule: stages, micro-batches, chunks and group size."""
         chunks = self.schedule.chunks or self.spec.parallelism.chunks
-        return Shape(self.stages, self.micro_batches, chunks, self.training.micro_batch_group)
+        return PipelineShape(self.stages, self.micro_batches, chunks, self.training.micro_batch_group)
 
     @cached_property
     def stage_orders(self) -> StageOrders:
@@ -274,8 +275,7 @@ class Job:
     @property
     def replica_groups(self) -> frozenset[str]:
         """The process groups that hold copies of the same parameters."""
-        experts = ("expert_gradient",) if self.model.has_experts else ()
-        return frozenset(("gradient", *experts))
+        return frozenset(("gradient", "expert_gradient") if self.model.has_experts else ("gradient",))
 
     def rows(self, group: str) -> Int64s:
         """Return the process groups of one kind as rows of ranks, ascending.
@@ -310,7 +310,7 @@ class Job:
     def _run(self, group: str) -> int:
         """Return how many consecutive members of the parent group one of `PARTS` spans."""
         if PARTS[group][0] == "cp":
-            return self.spec.parallelism.head_ways
+            return self.spec.parallelism.head_degree
         if group.endswith("reshard"):
             reshard = True if self.spec.training is None else self.spec.training.reshard
             return 1 if isinstance(reshard, bool) else reshard
@@ -364,7 +364,7 @@ class Job:
         return tuple(sorted(ends[0] | ends[1])) if ends[0] != ends[1] else (min(ends[0]),)
 
     def shard(self, sequences: int, query_length: int, key_length: int) -> Shard:
-        """Return a rank's dimensions in a pass of so many sequences and positions."""
+        """Return a rank's dimensions in a pass of this many sequences and positions."""
         training = self.spec.training if self.spec.phase == "training" else None
         return Shard(
             model=self.model.spec,
@@ -375,11 +375,11 @@ class Job:
             sequences=sequences, query_length=query_length, key_length=key_length,
             vocabulary=self.vocabulary,
             cp=self.spec.parallelism.cp, cp_kind=self.spec.parallelism.cp_kind,
-            cp_heads=self.spec.parallelism.head_ways,
+            cp_heads=self.spec.parallelism.head_degree,
             overlap_tp="none" if training is None else training.overlap_tp,
             overlap_tp_gradients=training is None or training.overlap_tp_gradients,
             cross_entropy=self.spec.cross_entropy,
-            ep=self.spec.parallelism.ep, etp=self.spec.parallelism.expert_ways,
+            ep=self.spec.parallelism.ep, etp=self.spec.parallelism.expert_degree,
             flash=self.spec.attention == "flash",
             dropout=training is not None and training.dropout,
             fused_accumulation=training is None or training.accumulates_in_products,

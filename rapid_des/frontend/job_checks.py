@@ -83,7 +83,7 @@ def _check_experts(job: Job) -> None:
             problem = f"expert parallelism ({axis} {getattr(split, key)}) needs a mixture-of-experts model, "
             _refuse(job, f"parallelism.{key}", f"{problem}{job.model.name} is dense")
         return
-    ranks, etp = split.tp * split.cp * split.dp, split.expert_ways
+    ranks, etp = split.tp * split.cp * split.dp, split.expert_degree
     if ranks % (etp * split.ep):
         problem = f"ep {split.ep} · etp {etp} does not divide tp · cp · dp = {ranks}, the ranks of a stage"
         _refuse(job, "parallelism.ep", problem)
@@ -250,7 +250,7 @@ def _context_refusals(job: Job) -> Iterator[tuple[str, str]]:
     if split.passes_blocks and job.spec.attention != "flash":
         problem = f"cp_kind {split.cp_kind} joins partial results by what flash attention keeps of each row"
         yield "parallelism.cp", f"{problem}; attention is {job.spec.attention}"
-    documents = () if job.spec.training is None or split.cp == split.head_ways else job.training.documents
+    documents = () if job.spec.training is None or split.cp == split.head_degree else job.training.documents
     for length in documents:
         if length % (2 * split.cp):
             problem = f"cp {split.cp} cuts each document into two pieces a rank, and one of {length} does not"

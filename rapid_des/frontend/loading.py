@@ -198,7 +198,7 @@ def with_spec(job: Job, spec: JobSpec) -> Job:
 
 
 def with_ep(job: Job, ep: int) -> Job:
-    """Return the job, not checked, with its experts where so many ranks hold them."""
+    """Return the job, not checked, with its experts where this many ranks hold them."""
     if ep == job.spec.parallelism.ep or not job.model.has_experts:
         return job
     spec = structs.replace(job.spec, parallelism=structs.replace(job.spec.parallelism, ep=ep))

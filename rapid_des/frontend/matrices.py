@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from rapid_des.device.operators import Dtype, Gemm, Vector
 from rapid_des.frontend.groups import byte_count
-from rapid_des.frontend.operations import Counts, OperationList, Shard
+from rapid_des.frontend.operations import Counts, OperatorList, Shard
 from rapid_des.frontend.spec import Recipe
 from rapid_des.units import ceil_divide
 from rapid_des.values import replace
@@ -68,7 +68,7 @@ class _Product(Struct, frozen=True):
         return cls(linear, linear.name, linear.columns, linear.inner, saved, weights)
 
     def append(
-        self, operations: OperationList, shard: Shard, *, pieces: int = 1, last: bool = True,
+        self, operations: OperatorList, shard: Shard, *, pieces: int = 1, last: bool = True,
         after: tuple[int, ...] | None = None,
     ) -> int:  # fmt: skip
         """Append one piece of the product, the last with what the whole keeps; return its position."""
@@ -84,12 +84,12 @@ class _Product(Struct, frozen=True):
         )
 
 
-def forward_gemm(operations: OperationList, shard: Shard, linear: Linear, *, saved: int) -> None:
+def forward_gemm(operations: OperatorList, shard: Shard, linear: Linear, *, saved: int) -> None:
     """Append the product of a matrix with its input, of which `saved` bytes are kept; no message."""
     _Product.forward(linear, shard, saved).append(operations, shard)
 
 
-def column_forward(operations: OperationList, shard: Shard, linear: Linear, *, saved: int) -> None:
+def column_forward(operations: OperatorList, shard: Shard, linear: Linear, *, saved: int) -> None:
     """Append the forward of a column-parallel matrix whose kept input has `saved` bytes.
 
     Its input comes from a norm, which writes it narrow where scales are known beforehand.
@@ -102,7 +102,7 @@ def column_forward(operations: OperationList, shard: Shard, linear: Linear, *, s
     _gathered(operations, shard, _Product.forward(linear, shard, saved), f"{linear.name}.gather")
 
 
-def row_forward(operations: OperationList, shard: Shard, linear: Linear, *, saved: int) -> None:
+def row_forward(operations: OperatorList, shard: Shard, linear: Linear, *, saved: int) -> None:
     """Append the forward of a row-parallel matrix and the reduction of its output."""
     cast(operations, shard, linear, linear.rows)
     product = _Product.forward(linear, shard, saved)
@@ -128,9 +128,9 @@ scale (common/recipe/current_scaling.cu), and the cast."""
 
 
 def cast(
-    operations: OperationList, shard: Shard, linear: Linear, rows: int, *, gradient: bool = False
+    operations: OperatorList, shard: Shard, linear: Linear, rows: int, *, gradient: bool = False
 ) -> None:
-    """Append what makes the input (or the output's gradient) of a narrow matrix narrow, on so many rows."""
+    """Append what makes the input (or the output's gradient) of a narrow matrix narrow, on this many rows."""
     if shard.recipe is None or not linear.narrow:
         return
     columns = linear.columns if gradient else linear.inner
@@ -148,7 +148,7 @@ def _travels_as(shard: Shard, linear: Linear) -> Dtype | None:
     return shard.gemm_dtype if shard.recipe is not None and linear.narrow else None
 
 
-def reduce_output(operations: OperationList, shard: Shard, name: str, elements: int) -> None:
+def reduce_output(operations: OperatorList, shard: Shard, name: str, elements: int) -> None:
     """Append the sum of partial results over tp: whole, or to sequence shards."""
     if shard.tp > 1 and not shard.partial:
         role = "sp.scatter" if shard.sequence_parallel else "tp.reduce"
@@ -157,7 +157,7 @@ def reduce_output(operations: OperationList, shard: Shard, name: str, elements: 
 
 
 def gather_gradient(
-    operations: OperationList, shard: Shard, name: str, elements: int, dtype: Dtype | None = None
+    operations: OperatorList, shard: Shard, name: str, elements: int, dtype: Dtype | None = None
 ) -> None:
     """Append the gather of a gradient that stands in sequence shards, of a format (None: activations')."""
     if _gathers(shard):
@@ -166,7 +166,7 @@ def gather_gradient(
         operations.message(name, "sp.gather", size, output=shard.activation_bytes(elements))
 
 
-def _gathered(operations: OperationList, shard: Shard, product: _Product, name: str) -> int:
+def _gathered(operations: OperatorList, shard: Shard, product: _Product, name: str) -> int:
     """Append a gather of sequence shards and the product of what they make; return who has the last of it."""
     how = _GATHERS[shard.overlap_tp] if product.linear.narrow else _gather_before
     return how(operations, shard, product, name)
@@ -177,14 +177,14 @@ def _shard_size(shard: Shard, product: _Product) -> int:
     return shard.message("sp.gather", elements, _travels_as(shard, product.linear))
 
 
-def _gather_before(operations: OperationList, shard: Shard, product: _Product, name: str) -> int:
+def _gather_before(operations: OperatorList, shard: Shard, product: _Product, name: str) -> int:
     output = shard.activation_bytes(product.linear.rows * product.inner)
     gathered = operations.message(name, "sp.gather", _shard_size(shard, product), output=output)
     product.append(operations, shard)
     return gathered
 
 
-def _gather_in_ring(operations: OperationList, shard: Shard, product: _Product, name: str) -> int:
+def _gather_in_ring(operations: OperatorList, shard: Shard, product: _Product, name: str) -> int:
     """Append passes of a ring: while one shard is multiplied the next comes."""
     size, begin, pieces = _shard_size(shard, product), operations.waits, shard.tp
     there: tuple[int, ...] = ()
@@ -200,7 +200,7 @@ def _gather_in_ring(operations: OperationList, shard: Shard, product: _Product, 
     return come[-1]
 
 
-def _gather_in_pieces(operations: OperationList, shard: Shard, product: _Product, name: str) -> int:
+def _gather_in_pieces(operations: OperatorList, shard: Shard, product: _Product, name: str) -> int:
     """Append a gather of a part of every shard for each piece, beside the product of the one before."""
     begin, pieces = operations.waits, shard.tp
     size = ceil_divide(_shard_size(shard, product), pieces)
@@ -213,12 +213,12 @@ def _gather_in_pieces(operations: OperationList, shard: Shard, product: _Product
     return come[-1]
 
 
-def _scatter_after(operations: OperationList, shard: Shard, product: _Product) -> None:
+def _scatter_after(operations: OperatorList, shard: Shard, product: _Product) -> None:
     product.append(operations, shard)
     reduce_output(operations, shard, product.name, product.linear.rows * product.columns)
 
 
-def _scatter_in_ring(operations: OperationList, shard: Shard, product: _Product) -> None:
+def _scatter_in_ring(operations: OperatorList, shard: Shard, product: _Product) -> None:
     """Append passes of a ring: the sums of a shard go on beside the product of the next, and are added."""
     rows, pieces = ceil_divide(product.linear.rows, shard.tp), shard.tp
     add, name = shard.vector("residual_add", rows, product.columns), f"{product.name}.scatter"
@@ -235,7 +235,7 @@ def _scatter_in_ring(operations: OperationList, shard: Shard, product: _Product)
             operations.go_on_after(newest)
 
 
-def _scatter_in_pieces(operations: OperationList, shard: Shard, product: _Product) -> None:
+def _scatter_in_pieces(operations: OperatorList, shard: Shard, product: _Product) -> None:
     """Append a sum of each piece beside the product of the next."""
     pieces = shard.tp
     rows = ceil_divide(product.linear.rows, pieces)
@@ -262,7 +262,7 @@ _SCATTERS = {
 }
 
 
-def column_backward(operations: OperationList, shard: Shard, linear: Linear) -> int:
+def column_backward(operations: OperatorList, shard: Shard, linear: Linear) -> int:
     """Append the backward of a column-parallel matrix; return the position that holds the input gradient."""
     cast(operations, shard, linear, linear.rows, gradient=True)
     incoming = operations.last
@@ -288,7 +288,7 @@ def column_backward(operations: OperationList, shard: Shard, linear: Linear) -> 
     return ready
 
 
-def row_backward(operations: OperationList, shard: Shard, linear: Linear) -> None:
+def row_backward(operations: OperatorList, shard: Shard, linear: Linear) -> None:
     """Append the backward of a row-parallel matrix."""
     cast(operations, shard, linear, shard.norm_tokens if _gathers(shard) else linear.rows, gradient=True)
     product = _Product(linear, f"{linear.name}.input_gradient", linear.inner, linear.columns)
@@ -302,7 +302,7 @@ def row_backward(operations: OperationList, shard: Shard, linear: Linear) -> Non
 
 
 def append_weight_gradient(
-    operations: OperationList, shard: Shard, name: str, gemm: Gemm, *, after: int, **counts: Unpack[Counts]
+    operations: OperatorList, shard: Shard, name: str, gemm: Gemm, *, after: int, **counts: Unpack[Counts]
 ) -> None:
     """Append the product of a weight gradient, and an addition if the product does not accumulate."""
     counts["deferrable"] = True
@@ -317,7 +317,7 @@ def append_weight_gradient(
 
 
 def _stands_across(shard: Shard, linear: Linear, *, made_by_norm: bool) -> bool:
-    """Tell whether an operand of a weight's gradient stands along its channels alone, and not along tokens.
+    """Return whether an operand of a weight's gradient stands along its channels alone, and not along tokens.
 
     Transformer Engine casts to both at once (`cast_transpose`), but the kernel of a norm writes one of them,
     and one is gathered (`module/layernorm_linear.py`, `module/base.py`: `fp8_transpose`).
@@ -326,9 +326,7 @@ def _stands_across(shard: Shard, linear: Linear, *, made_by_norm: bool) -> bool:
     return by_tensor and (_gathers(shard) or (made_by_norm and shard.recipe == "delayed"))
 
 
-def _weight_gradient(
-    operations: OperationList, shard: Shard, linear: Linear, after: int, across: int
-) -> None:
+def _weight_gradient(operations: OperatorList, shard: Shard, linear: Linear, after: int, across: int) -> None:
     dtype = shard.gemm_dtype if linear.narrow else shard.precision.activations
     gemm = Gemm(linear.columns, linear.inner, linear.rows, dtype=dtype, across=across)
     name = f"{linear.name}.weight_gradient"

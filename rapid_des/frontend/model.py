@@ -32,7 +32,7 @@ from rapid_des.frontend.matrices import (
 )
 from rapid_des.frontend.operations import (
     Operation,
-    OperationList,
+    OperatorList,
     Shard,
     norm_backward,
     norm_forward,
@@ -167,7 +167,7 @@ def _has_positions(shard: Shard) -> bool:
 
 def embedding_forward(shard: Shard) -> tuple[Operation, ...]:
     """Return the lookup in this rank's rows of the table, summed over tp, and the position embedding."""
-    operations = OperationList()
+    operations = OperatorList()
     elements = shard.tokens * shard.hidden
     lookup = shard.vector("embedding", shard.tokens, shard.hidden)
     operations.kernel("embedding", lookup, output=shard.activation_bytes(elements))
@@ -188,7 +188,7 @@ def embedding_backward(shard: Shard) -> tuple[Operation, ...]:
     PyTorch scatters into a table of zeros in the activations' format, which then is added to the gradient
     accumulated so far (`embedding_dense_backward`, and the hooks of parameters).
     """
-    operations = OperationList()
+    operations = OperatorList()
     if shard.dropout:
         kernel = shard.vector("dropout", shard.norm_tokens, shard.hidden, backward=True)
         operations.kernel("embedding.dropout", kernel)
@@ -235,7 +235,7 @@ def loss_forward(shard: Shard) -> tuple[Operation, ...]:
 
     The logits (or their softmax, or gradient, in their place) are kept from the loss to the backward.
     """
-    operations = OperationList()
+    operations = OperatorList()
     rows, columns = shard.tokens, shard.vocabulary_part
     dtype = _loss_dtype(shard)
     size = byte_count(rows * columns, dtype)
@@ -256,7 +256,7 @@ def loss_forward(shard: Shard) -> tuple[Operation, ...]:
     return operations.finish()
 
 
-def _append_logged_loss(operations: OperationList, name: str, rows: int, columns: int) -> None:
+def _append_logged_loss(operations: OperatorList, name: str, rows: int, columns: int) -> None:
     """Append a cross-entropy as torch.nn.functional's: fp32 logits, and the logarithm of their softmax."""
     size = 4 * rows * columns
     operations.kernel(f"{name}.cast", Vector("cast", rows, columns, "fp32"), output=size)
@@ -269,7 +269,7 @@ def loss_backward(shard: Shard, *, shares_table: bool) -> tuple[Operation, ...]:
     Where the head is the embedding of the same rank (`shares_table`), the embedding's backward completes
     the table's gradient.
     """
-    operations = OperationList()
+    operations = OperatorList()
     rows, columns = shard.tokens, shard.vocabulary_part
     operations.kernel("loss", _loss(shard, backward=True), output=2 * rows * columns)
     if shard.model.logit_softcap:
@@ -284,7 +284,7 @@ def sampling(shard: Shard) -> tuple[Operation, ...]:
 
     Chunks of prompts whose end is still to come choose none.
     """
-    operations = OperationList()
+    operations = OperatorList()
     rows = shard.sampled
     if not rows:
         return ()
@@ -310,7 +310,7 @@ def prediction_forward(shard: Shard, layer: LayerKind) -> tuple[Operation, ...]:
 
 def projected(shard: Shard) -> tuple[Operation, ...]:
     """Return both norms and the projection of stream and embedding together."""
-    operations = OperationList()
+    operations = OperatorList()
     for name in _PREDICTION_NORMS:
         norm_forward(operations, shard, name, shard.norm_tokens, adds=False)
     linear, alone = _projection(shard), _alone(shard)
@@ -322,7 +322,7 @@ def projected(shard: Shard) -> tuple[Operation, ...]:
 
 def prediction_backward(shard: Shard, layer: LayerKind, *, has_table: bool) -> tuple[Operation, ...]:
     """Return the backward; `has_table`: the rank holds the model's token table anyway."""
-    operations = OperationList()
+    operations = OperatorList()
     ready = column_backward(operations, _alone(shard), _projection(shard))
     for name in _PREDICTION_NORMS:
         norm_backward(operations, shard, name, ready)

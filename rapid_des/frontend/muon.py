@@ -37,7 +37,7 @@ class Matrix(NamedTuple):
     columns: int
 
 
-class Exchange(NamedTuple):
+class MuonExchange(NamedTuple):
     """A message that collects the parts of matrices of one shape, or returns them."""
 
     role: str
@@ -65,7 +65,7 @@ def orthogonal_parameters(job: Job, stage: int, domain: Domain) -> int:
 
 
 def orthogonalising(job: Job, stage: int, parameters: int) -> dict[str, Operator]:
-    """Return the kernels of so many parameters' momenta and of the iterations, in order, by name.
+    """Return the kernels of this many parameters' momenta and of the iterations, in order, by name.
 
     An iteration is X := a X + (b A + c A A) X with A = X Xᵀ, for all matrices of one shape.
     """
@@ -91,16 +91,16 @@ def _shapes(job: Job, stage: int) -> Iterator[tuple[str, tuple[Matrix, int]]]:
         yield f"{NEWTON_SCHULZ}.{place}", counted
 
 
-def exchanges(job: Job, stage: int) -> dict[str, Exchange]:
+def exchanges(job: Job, stage: int) -> dict[str, MuonExchange]:
     """Return what travels before and after iterations, by their name."""
-    travels: dict[str, Exchange] = {}
+    travels: dict[str, MuonExchange] = {}
     for name, (matrix, count) in _shapes(job, stage):
         sharding = job.shardings[matrix.domain]
         role = sharding.policy.exchange
         if role is not None and sharding.replicas > 1:
             elements = sharding.held("optimizer", count) * matrix.rows * matrix.columns
             size = message_size(role, elements, "bf16", sharding.replicas)
-            travels[name] = Exchange(role, size, sharding.group)
+            travels[name] = MuonExchange(role, size, sharding.group)
     return travels
 
 
@@ -137,7 +137,7 @@ def orthogonalise(  # noqa: PLR0913 - what a step is made of, by name
     return (*done, *back)
 
 
-def _exchange(program: ProgramWriter, name: str, travels: Exchange, after: tuple[int, ...]) -> int:
+def _exchange(program: ProgramWriter, name: str, travels: MuonExchange, after: tuple[int, ...]) -> int:
     return program.message(f"{name}.exchange", travels.role, travels.size, after=after, group=travels.group)
 
 

@@ -14,9 +14,9 @@ from msgspec import Struct, field
 from rapid_des.device.operators import HostWork, OperatorModel
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.memory.events import section_memory
-from rapid_des.frontend.parts import Section, sections
+from rapid_des.frontend.parts import ModelSection, sections
 from rapid_des.frontend.schedules.schedule import Item
-from rapid_des.frontend.template import FETCHED, INPUT, Piece
+from rapid_des.frontend.template import FETCHED, INPUT, PricedPiece
 from rapid_des.frontend.trace import ProgramWriter
 
 _AHEAD = 1
@@ -37,13 +37,13 @@ class Activations(Struct, dict=True):
     def __post_init__(self) -> None:
         self._sizes = {section: memory.away for section, memory in section_memory(self.job).items()}
 
-    def _sections(self, chunk: int) -> tuple[Section, ...]:
+    def _sections(self, chunk: int) -> tuple[ModelSection, ...]:
         part = self.job.placement[self.stage][chunk]
         return tuple(section for section, _ in sections(self.job, part))
 
     def place(
-        self, program: ProgramWriter, item: Item, pieces: Sequence[Piece], ports: Mapping[int, int]
-    ) -> tuple[int, list[tuple[Piece, int]]]:
+        self, program: ProgramWriter, item: Item, pieces: Sequence[PricedPiece], ports: Mapping[int, int]
+    ) -> tuple[int, list[tuple[PricedPiece, int]]]:
         """Place a pass section by section; return its end, and the pieces with where each begins.
 
         A layer's activations leave behind its forward; its backward waits until they have come back.

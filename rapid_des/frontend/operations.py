@@ -26,7 +26,7 @@ FEW_TOKENS = 16
 """The most tokens that a request decodes in one pass: the rows of the narrowest tensor product."""
 
 
-class Group(Struct, frozen=True):
+class RequestGroup(Struct, frozen=True):
     """Equal requests of a pass."""
 
     count: int
@@ -99,7 +99,7 @@ class Shard(Struct, frozen=True):
     """Whether shared experts run on the second stream of kernels."""
     padding: int = 0
     """Padding tokens that a captured graph computes without use."""
-    groups: tuple[Group, ...] = ()
+    groups: tuple[RequestGroup, ...] = ()
     """While serving: sequences that are unlike, `sequences` together; `query_length` and `key_length` are
     then those of the longest."""
 
@@ -122,7 +122,9 @@ class Shard(Struct, frozen=True):
         """Whether all sequences continue from a cache by few tokens."""
         if self.groups:
             return all(group.decodes for group in self.groups)
-        return self.serving and Group(1, self.query_length, self.key_length - self.query_length).decodes
+        return (
+            self.serving and RequestGroup(1, self.query_length, self.key_length - self.query_length).decodes
+        )
 
     def of_kernels(self, seen: Callable[[int], int] = lambda position: position) -> tuple[Shard, ...]:
         """Return the shards on which attention runs a kernel each: prompts, then what decodes.
@@ -135,12 +137,12 @@ class Shard(Struct, frozen=True):
         """
         if not self.groups:
             return (self,)
-        together: dict[tuple[bool, int, int], list[Group]] = {}
+        together: dict[tuple[bool, int, int], list[RequestGroup]] = {}
         for group in sorted(self.groups, key=lambda each: each.decodes):
             together.setdefault(_kernel_of(group, seen), []).append(group)
         return tuple(self._of_equal(_equal(alike, seen)) for alike in together.values())
 
-    def _of_equal(self, group: Group) -> Shard:
+    def _of_equal(self, group: RequestGroup) -> Shard:
         return replace(
             self,
             groups=(),
@@ -193,7 +195,7 @@ class Shard(Struct, frozen=True):
         return precision.recipe or "delayed"
 
     def activation_bytes(self, elements: int) -> int:
-        """Return the bytes of so many activations."""
+        """Return the bytes of this many activations."""
         return byte_count(elements, self.precision.activations)
 
     def vector(self, kind: str, rows: int, columns: int, *, backward: bool = False) -> Vector:
@@ -201,7 +203,7 @@ class Shard(Struct, frozen=True):
         return Vector(kind, rows, columns, self.precision.activations, "backward" if backward else "forward")
 
     def is_narrow(self, name: str, narrow: bool) -> bool:
-        """Tell whether a matrix that may be narrow is."""
+        """Return whether a matrix that may be narrow is."""
         return narrow and not (self.precision.wide == "attention" and name.startswith("attention."))
 
     def gemm(self, rows: int, columns: int, inner: int, *, narrow: bool) -> Gemm:
@@ -222,7 +224,7 @@ class Shard(Struct, frozen=True):
         return message_size(role, elements, dtype or self.precision.activations, members)
 
 
-def _kernel_of(group: Group, seen: Callable[[int], int]) -> tuple[bool, int, int]:
+def _kernel_of(group: RequestGroup, seen: Callable[[int], int]) -> tuple[bool, int, int]:
     """Return the key by which requests share a kernel: decoded tokens; one for all prompts not cut."""
     if group.decodes:
         return True, group.query_length, 0
@@ -230,7 +232,7 @@ def _kernel_of(group: Group, seen: Callable[[int], int]) -> tuple[bool, int, int
     return (False, group.query_length, group.key_length) if cut else (False, 0, 0)
 
 
-def _equal(groups: Sequence[Group], seen: Callable[[int], int]) -> Group:
+def _equal(groups: Sequence[RequestGroup], seen: Callable[[int], int]) -> RequestGroup:
     """Return as many equal requests with the tokens and the visible pairs of all these, rounded up.
 
     >>> _equal([Group(3, 1, 9), Group(1, 1, 29)], lambda position: position)
@@ -244,10 +246,10 @@ def _equal(groups: Sequence[Group], seen: Callable[[int], int]) -> Group:
     tokens = ceil_divide(sum(group.count * group.query_length for group in groups), count)
     pairs = sum(g.count * g.query_length * (2 * g.cached + g.query_length + 1) for g in groups)
     spare = max(0, pairs - count * tokens * (tokens + 1))
-    return Group(count, tokens, ceil_divide(spare, 2 * count * tokens))
+    return RequestGroup(count, tokens, ceil_divide(spare, 2 * count * tokens))
 
 
-def _cut(group: Group, seen: Callable[[int], int]) -> int:
+def _cut(group: RequestGroup, seen: Callable[[int], int]) -> int:
     """Return how many cached tokens the queries of what decodes see."""
     return min(group.cached, seen(group.key_length) - 1)
 
@@ -317,7 +319,7 @@ class Operation(Struct, frozen=True):
         return DOMAINS[self.frozen][self.expert]
 
 
-class OperationList(Struct):
+class OperatorList(Struct):
     """Collects operations in order; each waits for the one before unless stated otherwise."""
 
     entries: list[Operation] = field(default_factory=list)
@@ -402,7 +404,7 @@ def defers_bias(shard: Shard) -> bool:
 
 
 def launch(
-    operations: OperationList, shard: Shard, name: str, kinds: tuple[str, ...], shape: tuple[int, int],
+    operations: OperatorList, shard: Shard, name: str, kinds: tuple[str, ...], shape: tuple[int, int],
     **counts: Unpack[Counts],
 ) -> None:  # fmt: skip
     """Append the kernels that the policy launches for operators in a row on one tensor.
@@ -440,7 +442,7 @@ def residual_in_norm(shard: Shard) -> bool:
     return fused(kinds, shard.fusion)[-1] == f"add_{norm}"
 
 
-def norm_forward(operations: OperationList, shard: Shard, name: str, rows: int, *, adds: bool = True) -> None:
+def norm_forward(operations: OperatorList, shard: Shard, name: str, rows: int, *, adds: bool = True) -> None:
     """Append a norm, with the residual addition in it where the policy fuses them and it `adds`."""
     kind = f"add_{shard.model.norm}" if adds and residual_in_norm(shard) else shard.model.norm
     size = shard.activation_bytes(rows * shard.hidden)
@@ -448,7 +450,7 @@ def norm_forward(operations: OperationList, shard: Shard, name: str, rows: int, 
     launch(operations, shard, name, (kind,), (rows, shard.hidden), saved=size, output=size)
 
 
-def norm_backward(operations: OperationList, shard: Shard, name: str, after: int) -> int:
+def norm_backward(operations: OperatorList, shard: Shard, name: str, after: int) -> int:
     """Append a norm's backward, which waits for the input gradient of what follows it."""
     rows, columns = shard.norm_tokens, shard.hidden
     size = shard.activation_bytes(rows * columns)
@@ -461,7 +463,7 @@ def norm_backward(operations: OperationList, shard: Shard, name: str, after: int
     return operations.kernel(name, kernel, **counts)
 
 
-def residual_forward(operations: OperationList, shard: Shard, name: str, *, bias: bool) -> None:
+def residual_forward(operations: OperatorList, shard: Shard, name: str, *, bias: bool) -> None:
     """Append dropout and the residual addition; `bias`: the matrix before has one."""
     rows, columns = shard.norm_tokens, shard.hidden
     size = shard.activation_bytes(rows * columns)
@@ -472,7 +474,7 @@ def residual_forward(operations: OperationList, shard: Shard, name: str, *, bias
 
 
 def residual_backward(
-    operations: OperationList, shard: Shard, name: str, *, after: int | tuple[int, ...]
+    operations: OperatorList, shard: Shard, name: str, *, after: int | tuple[int, ...]
 ) -> int:
     """Append the sum of a half's input gradient with the gradient that passed beside it."""
     kernel = shard.vector("residual_add", shard.norm_tokens, shard.hidden)
@@ -480,7 +482,7 @@ def residual_backward(
     return operations.kernel(f"{name}.residual", kernel, after=after, output=output)
 
 
-def dropout_backward(operations: OperationList, shard: Shard, name: str, *, bias: bool) -> None:
+def dropout_backward(operations: OperatorList, shard: Shard, name: str, *, bias: bool) -> None:
     """Append the backward of the dropout before the residual addition."""
     if shard.dropout:
         before = _before_residual(shard, bias=bias)

@@ -31,7 +31,7 @@ from rapid_des.frontend.muon import (
     orthogonalising,
 )
 from rapid_des.frontend.parts import narrow_weights
-from rapid_des.frontend.template import FROZEN, GATE, INPUT, Domain, Mark, Piece
+from rapid_des.frontend.template import FROZEN, GATE, INPUT, Domain, GradientMark, PricedPiece
 from rapid_des.frontend.trace import ProgramWriter
 from rapid_des.units import ceil_divide
 
@@ -47,7 +47,7 @@ class OptimizerKind(Struct, frozen=True):
     """Whether states are quantised to a byte in blocks; else they have the job's `precision.optimizer`."""
 
     def state_bytes(self, elements: int, dtype: str) -> int:
-        """Return the bytes of one state of so many parameters."""
+        """Return the bytes of one state of this many parameters."""
         return elements + 4 * ceil_divide(elements, _BLOCK) if self.blocks else byte_count(elements, dtype)
 
 
@@ -79,7 +79,7 @@ def _orthogonal(job: Job, stage: int, domain: Domain) -> int:
 
 
 def update_kernels(job: Job, stage: int, parameters: Mapping[Domain, int]) -> dict[str, Operator]:
-    """Return the kernels of the update of a rank of so many parameters by domain, in order, by name.
+    """Return the kernels of the update of a rank of this many parameters by domain, in order, by name.
 
     Where the host updates them there are only those that make matrices orthogonal.
     """
@@ -108,7 +108,7 @@ def _updated(job: Job, stage: int, parameters: Mapping[Domain, int]) -> tuple[in
 
 
 def temporaries(job: Job, stage: int, parameters: Mapping[Domain, int]) -> Iterator[tuple[str, int]]:
-    """Yield what a rank of so many parameters has besides while Muon makes matrices orthogonal, in bytes.
+    """Yield what a rank of this many parameters has besides while Muon makes matrices orthogonal, in bytes.
 
     Those that fall to it, as they come and as they go; momenta that the host keeps otherwise.
     """
@@ -118,25 +118,25 @@ def temporaries(job: Job, stage: int, parameters: Mapping[Domain, int]) -> Itera
             yield "momenta", momenta_bytes(job, update_kernels(job, stage, parameters))
 
 
-class Bucket(Struct, frozen=True):
+class GradientBucket(Struct, frozen=True):
     """Gradients that are reduced together: their number, and the last mark that completes them."""
 
     parameters: int
     last_mark: int
 
 
-def gradient_buckets(marks: Sequence[Mark], size: int) -> tuple[Bucket, ...]:
+def gradient_buckets(marks: Sequence[GradientMark], size: int) -> tuple[GradientBucket, ...]:
     """Return buckets in backward order; one closes as soon as it holds `size` parameters.
 
     >>> gradient_buckets([Mark(0, 3), Mark(1, 3), Mark(2, 3)], 5)
     (Bucket(parameters=6, last_mark=1), Bucket(parameters=3, last_mark=2))
     """
-    buckets: list[Bucket] = []
+    buckets: list[GradientBucket] = []
     collected = 0
     for index, mark in enumerate(marks):
         collected += mark.parameters
         if collected >= size or index == len(marks) - 1:
-            buckets.append(Bucket(collected, index))
+            buckets.append(GradientBucket(collected, index))
             collected = 0
     return tuple(buckets)
 
@@ -167,7 +167,9 @@ def reductions(job: Job, marks: Parts) -> tuple[Reduction, ...]:
         if sharding.replicas * sharding.instances == 1 or not sharding.policy.reduce:
             continue
         places = [place for place, mark in enumerate(marks) if mark[1] == domain]
-        buckets = gradient_buckets([Mark(place, *marks[place]) for place in places], bucket_parameters(job))
+        buckets = gradient_buckets(
+            [GradientMark(place, *marks[place]) for place in places], bucket_parameters(job)
+        )
         found += [
             Reduction(tuple(_messages(job, sharding, index, bucket.parameters)), places[bucket.last_mark])
             for index, bucket in enumerate(buckets)
@@ -192,7 +194,7 @@ def _messages(
 
 
 def reduce_buckets(
-    program: ProgramWriter, job: Job, marks: Sequence[Mark], *, after: int | None
+    program: ProgramWriter, job: Job, marks: Sequence[GradientMark], *, after: int | None
 ) -> tuple[int, ...]:
     """Append the reduction of a chunk's gradients; return the positions.
 
@@ -212,12 +214,12 @@ def reduce_buckets(
 
 
 def gathers_once(job: Job) -> bool:
-    """Tell whether replicas gather updated parameters once a step; experts alone may have replicas."""
+    """Return whether replicas gather updated parameters once a step; experts alone may have replicas."""
     return any(sharding.gathers for sharding in job.shardings.values())
 
 
 def gather_buckets(
-    program: ProgramWriter, job: Job, marks: Sequence[Mark], *, after: Sequence[int]
+    program: ProgramWriter, job: Job, marks: Sequence[GradientMark], *, after: Sequence[int]
 ) -> tuple[int, ...]:
     """Append the gathers of a chunk's updated parameters in forward order.
 
@@ -260,7 +262,7 @@ def gathered_as(job: Job, domain: Domain, *, layer: bool) -> str:
 def gather_unit(  # noqa: PLR0913 - a gather, and when
     program: ProgramWriter,
     job: Job,
-    marks: Sequence[Mark],
+    marks: Sequence[GradientMark],
     after: Sequence[int],
     *,
     again: int = 0,
@@ -300,7 +302,7 @@ def _gathered(job: Job, units: Sequence[int]) -> list[int]:
 
 
 def small_reductions(
-    program: ProgramWriter, job: Job, stage: int, *, norms: Piece | None, after: Sequence[int]
+    program: ProgramWriter, job: Job, stage: int, *, norms: PricedPiece | None, after: Sequence[int]
 ) -> tuple[int, ...]:
     """Append what is reduced besides the buckets: norms over tp, a tied table over its stages.
 
@@ -318,7 +320,7 @@ def small_reductions(
 
 
 def step_kernels(job: Job, stage: int, parameters: Mapping[Domain, int]) -> dict[str, Operator]:
-    """Return what a stage's rank of so many parameters (by domain) runs once a step, in order, by name.
+    """Return what a stage's rank of this many parameters (by domain) runs once a step, in order, by name.
 
     Clearing the gradient accumulators, with which a step begins; loss unscaling (fp16), gradient norm and
     optimizer on the part of the parameters that the rank updates.
@@ -432,7 +434,7 @@ def _host_optimizer(
 
 
 def _host_buckets(job: Job, left: int) -> Iterator[int]:
-    """Yield the parameters of each bucket of so many that a rank updates."""
+    """Yield the parameters of each bucket of this many that a rank updates."""
     size = job.training.bucket_parameters
     while left > 0:
         yield min(size, left)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
 
 from rapid_des.chakra.trace import BOUNDS, Exchange, NodeKind
-from rapid_des.device.operators import Dtype, Operator, OperatorModel
+from rapid_des.device.operators import Operator, OperatorModel
 from rapid_des.errors import InputError
 from rapid_des.frontend.adapters import adapted, row_parallel
 from rapid_des.frontend.groups import GROUP_SLOTS, PEERS, TRAFFIC
@@ -27,18 +26,27 @@ from rapid_des.frontend.model import (
     prediction_backward,
     prediction_forward,
 )
-from rapid_des.frontend.operations import Operation, OperationList, Shard
+from rapid_des.frontend.operations import Operation, OperatorList, Shard
 from rapid_des.frontend.schedules.schedule import PassKind, direction_of
 from rapid_des.frontend.software import HostSpec
 from rapid_des.frontend.spec import AdaptersSpec
 from rapid_des.frontend.speculation import drafting
-from rapid_des.frontend.split_backward import halves
-from rapid_des.frontend.template import PORTS, Domain, Mark, Node, Piece, SectionName, make_piece, renamed
+from rapid_des.frontend.split_backward import backward_halves
+from rapid_des.frontend.template import (
+    PORTS,
+    Domain,
+    GradientMark,
+    PieceNode,
+    PricedPiece,
+    SectionName,
+    make_piece,
+    renamed,
+)
 from rapid_des.frontend.unit_copies import widens_parameters, with_unit_copies
 from rapid_des.values import replace
 
 
-class Section(NamedTuple):
+class ModelSection(NamedTuple):
     """One distinct section of a model, or of a stage's step."""
 
     name: SectionName
@@ -46,19 +54,19 @@ class Section(NamedTuple):
     """For a block: the index of its layer kind in `Job.kinds`."""
 
 
-EMBEDDING, HEAD = Section("embedding"), Section("head")
-PREDICTION = Section("prediction")
+EMBEDDING, HEAD = ModelSection("embedding"), ModelSection("head")
+PREDICTION = ModelSection("prediction")
 """The section of a module that predicts a further token; only training runs it."""
-DRAFT = Section("draft")
+DRAFT = ModelSection("draft")
 """The section that drafts the next tokens in speculative decoding."""
-NORMS, OPTIMIZER = Section("norms"), Section("optimizer")
+NORMS, OPTIMIZER = ModelSection("norms"), ModelSection("optimizer")
 """Sections that a stage runs once a step: norm gradients summed over tp; operations around all passes."""
 
 
 class PieceKey(Struct, frozen=True):
     """Identifies an operator list: a section in one direction; `stage` where stages differ."""
 
-    section: Section
+    section: ModelSection
     phase: PassKind
     stage: int = -1
     step: int = 0
@@ -66,7 +74,7 @@ class PieceKey(Struct, frozen=True):
 
 
 Lists: TypeAlias = Mapping[PieceKey, tuple[Operation, ...]]
-Pieces: TypeAlias = Mapping[PieceKey, Piece]
+Pieces: TypeAlias = Mapping[PieceKey, PricedPiece]
 
 
 def training_lists(job: Job, place: int = 0) -> Lists:
@@ -144,7 +152,7 @@ def unit_gathers(job: Job, part: int) -> list[int]:
     return [backward_gathers(job, section) for section, _ in sections(job, part)[::-1]]
 
 
-def backward_gathers(job: Job, section: Section) -> int:
+def backward_gathers(job: Job, section: ModelSection) -> int:
     """Return how often a section's parameters are gathered for its backward.
 
     Gathered one by one, matrices are given back after each use: what is run again has two.
@@ -158,7 +166,7 @@ def _halves(lists: Lists) -> dict[PieceKey, tuple[Operation, ...]]:
     lists_of: dict[PieceKey, tuple[Operation, ...]] = {}
     for key, operations in lists.items():
         if key.phase == "backward":
-            both = halves(operations)
+            both = backward_halves(operations)
             lists_of[PieceKey(key.section, "input_gradient")] = both.inputs
             lists_of[PieceKey(key.section, "weight_gradient")] = both.weights
     return lists_of
@@ -167,7 +175,7 @@ def _halves(lists: Lists) -> dict[PieceKey, tuple[Operation, ...]]:
 def _layer_lists(job: Job, shard: Shard, phase: PassKind) -> dict[PieceKey, tuple[Operation, ...]]:
     """Return the list of every kind of layer in one direction."""
     return {
-        PieceKey(Section("block", kind), phase): (
+        PieceKey(ModelSection("block", kind), phase): (
             layer.forward(shard) if phase == "forward" else layer.backward(shard)
         )
         for kind, layer in enumerate(job.kinds)
@@ -189,7 +197,7 @@ def _norm_gradients(job: Job, stage: int) -> tuple[Operation, ...]:
     )
     elements += job.model.spec.position_parameters * layers[EMBEDDING]
     elements += job.model.spec.norm_parameters * layers[HEAD]
-    operations = OperationList()
+    operations = OperatorList()
     size = job.training_shard.message("tp.norm_gradients", elements, job.spec.precision.gradients)
     operations.message("gradients.norms", "tp.norm_gradients", size)
     return operations.finish()
@@ -200,19 +208,19 @@ def price_lists(
     operators: OperatorModel,
     host: HostSpec | None = None,
     exchanges: Sequence[Exchange] = (),
-) -> dict[PieceKey, Piece]:
+) -> dict[PieceKey, PricedPiece]:
     """Return each list as a priced piece, which `host` issues node by node; `exchanges` as `price` has it."""
     return {key: price(operations, operators, host, exchanges) for key, operations in lists.items()}
 
 
-def sections(job: Job, part: int) -> tuple[tuple[Section, str], ...]:
+def sections(job: Job, part: int) -> tuple[tuple[ModelSection, str], ...]:
     """Return what one part of the model consists of, in forward order, each with its label.
 
     Layers are numbered through the whole model.
     """
     first = sum(job.layers[:part])
     layers = range(first, first + job.layers[part])
-    blocks = [(Section("block", job.kind_of_layer[layer]), f"L{layer}") for layer in layers]
+    blocks = [(ModelSection("block", job.kind_of_layer[layer]), f"L{layer}") for layer in layers]
     before = [(EMBEDDING, "")] if part == 0 else []
     modules = [(PREDICTION, f"P{number}") for number in range(job.predictions)]
     after = [*modules, (HEAD, "")] if part == job.parts - 1 else []
@@ -220,17 +228,17 @@ def sections(job: Job, part: int) -> tuple[tuple[Section, str], ...]:
     return (*before, *blocks, *after, *drafts)
 
 
-def section_counts(job: Job, part: int) -> Counter[Section]:
+def section_counts(job: Job, part: int) -> Counter[ModelSection]:
     """Return how often each section occurs in one part of the model."""
     return Counter(section for section, _ in sections(job, part))
 
 
-def stage_sections(job: Job, stage: int) -> Counter[Section]:
+def stage_sections(job: Job, stage: int) -> Counter[ModelSection]:
     """Return how often each section occurs in the chunks of a stage."""
     return Counter(section for part in job.placement[stage] for section, _ in sections(job, part))
 
 
-def part_pieces(job: Job, part: int, phase: PassKind, pieces: Pieces) -> tuple[Piece, ...]:
+def part_pieces(job: Job, part: int, phase: PassKind, pieces: Pieces) -> tuple[PricedPiece, ...]:
     """Return the pieces of one part in the order in which `phase` runs them, named by layer."""
     order = sections(job, part)
     direction = direction_of(phase)
@@ -240,12 +248,13 @@ def part_pieces(job: Job, part: int, phase: PassKind, pieces: Pieces) -> tuple[P
         piece = renamed(pieces[PieceKey(section, phase)], prefix)
         if section == EMBEDDING and phase == "backward" and not len(piece) and job.sharding.policy.by_unit:
             frozen = section_parameters(job)[EMBEDDING]["frozen"]
-            piece = replace(piece, marks=(Mark(0, frozen, "frozen"),))  # it is gathered, though never run
+            # It is gathered, though never run.
+            piece = replace(piece, marks=(GradientMark(0, frozen, "frozen"),))
         named.append(piece)
     return tuple(named)
 
 
-def section_parameters(job: Job) -> dict[Section, Counter[Domain]]:
+def section_parameters(job: Job) -> dict[ModelSection, Counter[Domain]]:
     """Return the parameters of one rank in each section by domain, as its backward makes their gradients."""
     shard = job.shard(1, 1, 1)
     lists = {
@@ -258,7 +267,7 @@ def section_parameters(job: Job) -> dict[Section, Counter[Domain]]:
     draft = None if job.spec.speculative is None else drafting(job)
     if job.spec.speculative is not None and draft is None:
         lists[DRAFT] = prediction_backward(shard, LayerKind(job.model.pattern[-1]), has_table=True)
-    sizes: dict[Section, Counter[Domain]] = {section: Counter() for section in lists}
+    sizes: dict[ModelSection, Counter[Domain]] = {section: Counter() for section in lists}
     if draft is not None:
         sizes[DRAFT] = stage_parameters(draft, 0)
     spec = None if job.spec.training is None else job.training.adapters
@@ -297,45 +306,19 @@ def narrow_weights(job: Job, stage: int) -> int:
 _INT64_MAX = 2**63 - 1
 
 
-@dataclass(frozen=True)
-class PricedOperator:
-    """One kernel of a job as it was priced, the same in all layers of a kind and all micro-batches."""
-
-    name: str
-    """Name as in traces, without the layer: `forward.attention.core`."""
-    section: SectionName
-    """The section of the model, or `optimizer`."""
-    kind: int
-    """For a block: the index of the model's layer kind."""
-    stage: int
-    """The pipeline stage where stages differ; -1: the same in all."""
-    step: int
-    """Serving: 0 is the prefill, else the (first) decode step."""
-    duration: int
-    """Duration in picoseconds."""
-    flops: int
-    arithmetic: Dtype
-    """The number format of its arithmetic."""
-    bytes: Mapping[str, int] = field(hash=False)
-    """Bytes moved at each memory level: hbm, l2, shared."""
-    bound: str
-    model: str
-    """Name of the operator model that priced it."""
-
-
 def kernel_node(
     name: str,
     operator: Operator,
     operators: OperatorModel,
     after: tuple[int, ...],
     host: HostSpec | None = None,
-) -> Node:
+) -> PieceNode:
     """Return one kernel with its estimated duration, FLOPs and HBM bytes, and what `host` needs for it."""
     estimate = operators.estimate(operator)
     if max(estimate.duration, estimate.flops) > _INT64_MAX:
         raise InputError(f"{name}: {operator} is too large to time in 64-bit picoseconds and FLOPs")
     issue, lead = (0, 0) if host is None else host.of_kernel(operator, estimate.duration)
-    return Node(
+    return PieceNode(
         name,
         NodeKind.COMPUTE,
         "compute",
@@ -357,11 +340,11 @@ def message_node(  # noqa: PLR0913 - a node, who issues it, and where
     host: HostSpec | None = None,
     *,
     group: str | None = None,
-) -> Node:
+) -> PieceNode:
     """Return one collective of the traffic table, in another group than usual if one is named."""
     kind = TRAFFIC[role]
     assert kind.collective is not None
-    return Node(
+    return PieceNode(
         name,
         NodeKind.COLLECTIVE,
         kind.axis,
@@ -373,10 +356,12 @@ def message_node(  # noqa: PLR0913 - a node, who issues it, and where
     )
 
 
-def peer_node(name: str, operation: Operation, after: tuple[int, ...], host: HostSpec | None = None) -> Node:
+def peer_node(
+    name: str, operation: Operation, after: tuple[int, ...], host: HostSpec | None = None
+) -> PieceNode:
     """Return one message of an operator list to, or from, one other rank."""
     kind = TRAFFIC[operation.role]
-    return Node(
+    return PieceNode(
         name,
         NodeKind.SEND if operation.sends else NodeKind.RECV,
         f"{kind.axis}-{'send' if operation.sends else 'recv'}",
@@ -392,11 +377,11 @@ def price(
     operators: OperatorModel,
     host: HostSpec | None = None,
     exchanges: Sequence[Exchange] = (),
-) -> Piece:
+) -> PricedPiece:
     """Return an operator list as a piece; its first node waits for every port.
 
-    `host` issues its nodes one by one; None: nobody does, or all at once. `exchanges` are the ways in which
-    the job's all-to-alls spread.
+    `host` issues its nodes one by one; None: nobody does, or all at once. `exchanges` are the
+    patterns of the job's all-to-alls.
     """
     nodes = []
     for position, operation in enumerate(operations):
@@ -411,7 +396,7 @@ def price(
             node = kernel_node(operation.name, operation.operator, operators, after, host)
             nodes.append(replace(node, stream="compute-beside") if operation.aside else node)
     marks = [
-        Mark(row, entry.parameters, entry.domain, entry.deferrable)
+        GradientMark(row, entry.parameters, entry.domain, entry.deferrable)
         for row, entry in enumerate(operations)
         if entry.parameters
     ]

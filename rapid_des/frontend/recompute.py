@@ -27,8 +27,8 @@ class RecomputedKind(LayerKind, frozen=True):
     """A layer kind of which some operators are recomputed."""
 
     keeps: Keeps = "operators"
-    """What of its forward waits for its backward: what its operators keep; its input; nothing, where several
-    layers are run again together from the input of the first."""
+    """Tensors of its forward that wait for its backward: what its operators keep; its input; none, where
+    several layers are run again together from the input of the first."""
     recomputed: tuple[str, ...] = ()
     """Names of operators that its backward recomputes."""
     early_stop: bool = False
@@ -64,7 +64,7 @@ class RecomputedKind(LayerKind, frozen=True):
 def layer_kinds(
     pattern: Sequence[Layer], parts: Sequence[int], training: TrainingSpec
 ) -> tuple[LayerKind, ...]:
-    """Return every layer of a model as a training job runs it, which has so many layers in each part."""
+    """Return every layer of a model as a training job runs it, which has this many layers in each part."""
     ends = list(accumulate(parts, initial=0))
     return tuple(kind for part in pairwise(ends) for kind in _of_part(pattern[slice(*part)], training))
 
@@ -139,7 +139,7 @@ def kind_name(half: Sublayer) -> str:
 
 
 def names(name: str, operation: Operation) -> bool:
-    """Tell whether a name of operators means this one: its own, a last part of it, or a first part.
+    """Return whether a name of operators means this one: its own, a last part of it, or a first part.
 
     >>> [names(name, Operation("ffn.norm", ())) for name in ("ffn.norm", "norm", "ffn", "no")]
     [True, True, True, False]
@@ -167,7 +167,7 @@ def _producer(operations: Sequence[Operation], place: int) -> int:
 
 
 def _core_alone(operations: Sequence[Operation], again: frozenset[int], place: int) -> bool:
-    """Tell whether an operator is of an attention core that is run again by itself: its result is kept."""
+    """Return whether an operator is of an attention core that is run again by itself: its result is kept."""
     source = place
     while source >= 0 and names(CORE, operations[source]):
         source = _producer(operations, source)

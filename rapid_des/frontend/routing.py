@@ -112,7 +112,7 @@ def _experts(job: Job) -> Iterator[Experts]:
 
 
 def differs_by_rank(job: Job) -> bool:
-    """Tell whether ranks that hold other experts have other work."""
+    """Return whether ranks that hold other experts have other work."""
     return job.spec.parallelism.ep > 1 and any(
         experts.dispatch.uneven is not None for experts in _experts(job)
     )

@@ -104,7 +104,7 @@ class ServingSpec(Spec, frozen=True):
     router: Router = "round_robin"
     """Which replica gets a request."""
     prefill_replicas: Count | None = None
-    """Of the replicas those that compute prompts alone; keys and values then go to one of the others, GPU to
+    """Number of the replicas that compute prompts alone; keys and values then go to one of the others, GPU to
     GPU over the machine's links, where messages wait for one another. Unset: all do both."""
     prefill_parallelism: PromptLayoutSpec | None = None
     """Layout of the replicas that compute prompts alone, if another than the job's, whose `parallelism` is
@@ -113,7 +113,7 @@ class ServingSpec(Spec, frozen=True):
     """Tokens of prompts that the KV cache holds when they come, as `prompt` states lengths; they take pages
     like any. Unset: none."""
     sessions: Count | None = None
-    """Requests are of so many sessions, drawn evenly: the tokens of one begin the prompt of the next, and
+    """Requests are of this many sessions, drawn evenly: the tokens of one begin the prompt of the next, and
     stay at their replica until pages are wanted, least recently used first. Unset: of none, or a trace's."""
     lora: LoraSpec | None = None
     """Requests name adapters (`rapid_des.serving.adapters`). Unset: they are of the model itself."""
@@ -121,7 +121,7 @@ class ServingSpec(Spec, frozen=True):
     """Host memory a GPU for keys and values of idle sessions that leave the GPU (LMCache's
     max_local_cpu_size); what comes back takes the device's `host` bandwidth before its iteration."""
     users: Count = 1
-    """Requests are of so many users, drawn evenly, or a trace's."""
+    """Requests are of this many users, drawn evenly, or a trace's."""
     workload: WorkloadName | None = None
     """A public trace whose shape stands for `arrivals`, `prompt` and `output` that are not stated
     (`rapid_des.serving.named`). Unset: none."""

@@ -54,19 +54,19 @@ class Software(Spec, frozen=True):
     name: str
     """Framework or engine, and the version whose behaviour is meant."""
     kernels: str | None = None
-    """Whose kernels run: a scope of the device's constants (`vllm`, `trtllm`, …). Unset: the device file's
-    `conditions.library`."""
+    """The library whose kernels run: a scope of the device's constants (`vllm`, `trtllm`, …). Unset: the
+    device file's `conditions.library`."""
     attention: str | None = None
-    """Whose attention kernels run, where not the library's: a scope too (`flash-2`). Unset: as `kernels`."""
+    """The library whose attention kernels run, a scope too (`flash-2`). Unset: as `kernels`."""
     experts: Literal["one_kernel", "kernel_each"] = "one_kernel"
     """Whether one kernel multiplies for all experts of a rank, or a GEMM of the library for each of them,
     some beside each other."""
     expert_start: Duration | None = None
-    """What each kernel of its own that an expert needs takes besides its work, in training: issued and begun
-    one after the other, products and casts alike. Unset: nothing."""
+    """Time that each kernel of an expert's own takes besides its work, in training: issued and begun one
+    after the other, products and casts alike. Unset: nothing."""
     expert_kernels: str | None = None
-    """Whose kernels multiply for experts in that one kernel, where not the library's: a scope too
-    (`trtllm_min_latency`). Unset: as `kernels`."""
+    """The library whose kernels multiply for experts in that one kernel, a scope too (`trtllm_min_latency`).
+    Unset: as `kernels`."""
     decode: DecodePolicy = DecodePolicy()
     """How its decode attention runs: which query heads share keys that they read, whether keys are split."""
     communication: LibraryChoice = LibraryChoice()
@@ -134,10 +134,10 @@ class HostSpec(Spec, frozen=True):
     collective: Duration
     """Time to issue one collective, or a send or receive between stages."""
     tensor_rank: Duration | None = None
-    """What each rank of a tensor-parallel group adds to issuing one of its collectives."""
+    """Time that each rank of a tensor-parallel group adds to issuing one of its collectives."""
     list_rank: Duration | None = None
-    """What each replica adds to issuing a gather of parameters, or a sum to their parts, whose parts are a
-    list of tensors: torch.distributed copies each by itself. Unset: they lie in one buffer."""
+    """Time that each replica adds to issuing a gather of parameters, or a sum to their parts, whose parts are
+    a list of tensors: torch.distributed copies each by itself. Unset: they lie in one buffer."""
     graph: Duration | None = None
     """Time to launch one captured graph, whatever it holds; unset: as one kernel."""
     step: Duration | None = None
@@ -145,18 +145,18 @@ class HostSpec(Spec, frozen=True):
     request: Duration | None = None
     """Time before the first pass of requests: receiving and tokenizing them."""
     prompt_token: Duration | None = None
-    """What each token of a prompt adds to that, of a server that takes requests as they come."""
+    """Time that each token of a prompt adds to that, of a server that takes requests as they come."""
     client: Duration | None = None
-    """Between such a server's clients and its replicas, for each request by itself: connections, processes of
-    the front end, the first token's way back. Others do not wait for it."""
+    """Time between such a server's clients and its replicas, for each request by itself: connections,
+    processes of the front end, the return of the first token. Others do not wait for it."""
     captured: Literal["nothing", "decode", "passes"] = "nothing"
-    """What is launched as a CUDA graph: decode steps, or prefill too; `inference.cuda_graphs: false`
-    captures nothing."""
+    """The passes that are launched as a CUDA graph: decode steps, or prefill too; with
+    `inference.cuda_graphs: false` none is."""
     captured_multiple: Annotated[int, msgspec.Meta(ge=1, le=2**20)] | None = None
     """Captured decode steps compute 1, 2, 4, … tokens up to this, and multiples of it: fewer are padded.
     Unset: as many as there are."""
     captured_prompts: Annotated[int, msgspec.Meta(ge=1, le=2**20)] | None = None
-    """Passes of up to so many tokens, prompts among them, are graphs between their attention kernels, which
+    """Passes of up to this many tokens, prompts among them, are graphs between their attention kernels, which
     alone are issued one by one (piecewise CUDA graphs); unset: none of those that `captured` leaves out."""
     waits: tuple[Wait, ...] = ()
     """Where the host of a training job waits for its GPU: for the sum of the gradient norm (and the overflow
@@ -187,17 +187,17 @@ class HostSpec(Spec, frozen=True):
         return int(self.kernel if self.graph is None else self.graph)
 
     def in_pieces(self, tokens: int) -> bool:
-        """Tell whether a pass of so many tokens is graphs between its attention kernels."""
+        """Return whether a pass of this many tokens is graphs between its attention kernels."""
         return self.captured == "decode" and tokens <= (self.captured_prompts or 0)
 
     def at_speed(self, speed: float) -> HostSpec:
-        """Return the costs of a host whose cores are so many times as fast."""
+        """Return the costs of a host whose cores are this many times as fast."""
         stated = {name: getattr(self, name) for name in TIMES}
         times = {name: Duration(round(time / speed)) for name, time in stated.items() if time is not None}
         return structs.replace(self, **times)
 
     def of_group(self, ranks: int) -> HostSpec:
-        """Return the costs of a host whose tensor-parallel groups have so many ranks."""
+        """Return the costs of a host whose tensor-parallel groups have this many ranks."""
         each = int(self.tensor_rank or 0)
         return structs.replace(self, tensor_rank=Duration(each * ranks)) if each else self
 
@@ -206,7 +206,7 @@ class HostSpec(Spec, frozen=True):
         return int(self.collective) + int(self.tensor_rank or 0) * (axis == "tp")
 
     def of_list(self, ranks: int) -> int:
-        """Return the extra picoseconds of copies from, or to, a list of so many replicas' parts."""
+        """Return the extra picoseconds of copies from, or to, a list of this many replicas' parts."""
         return int(self.list_rank or 0) * ranks
 
     def before(self, *, captured: bool = False, first: bool = False) -> int:

@@ -162,7 +162,7 @@ class RoutingSpec(Spec, frozen=True):
     kernels, which send every copy by itself in the order of experts. `hybridep`: once too, by Hybrid-EP's
     kernels, whatever the phase (Megatron's moe-flex-dispatcher-backend)."""
     nodes: Count | None = None
-    """To how many nodes a token goes at most (DeepSeek-V3: 4); with deepep or hybridep. Unset: any."""
+    """Most nodes to which a token goes (DeepSeek-V3: 4); with deepep or hybridep. Unset: any."""
     dispatch: Dtype | None = None
     """Format in which copies travel; unset: as activations. Results return in the format of activations."""
     overlap_shared: bool = False
@@ -175,7 +175,7 @@ class RoutingSpec(Spec, frozen=True):
 
 
 class ParallelismSpec(Spec, frozen=True):
-    """How many ways each axis splits the job; ranks are laid out by mixed radix, `order` innermost first."""
+    """The degrees by which axes split the job; ranks are laid out by mixed radix, `order` innermost first."""
 
     tp: Count = 1
     """Tensor parallel: number of ranks that split matrices."""
@@ -190,15 +190,16 @@ class ParallelismSpec(Spec, frozen=True):
     cp_heads: Annotated[int, msgspec.Meta(ge=2, le=10**9)] | None = None
     """ulysses_ring: the ranks of cp that split heads, innermost; divides cp."""
     ep: Count = 1
-    """Expert parallel: ways that routed experts are spread; ep · etp divides tp · cp · dp. For experts the
-    ranks of a stage, as `order` has them, are laid out apart: etp innermost, then ep, then replicas."""
+    """Expert parallel: the degree by which routed experts are spread; ep · etp divides tp · cp · dp. For
+    experts the ranks of a stage, as `order` has them, are laid out apart: etp innermost, then ep, then
+    replicas."""
     etp: Count | None = None
     """Expert tensor parallel: number of ranks that split each routed expert. Unset: as tp."""
     dp: Count = 1
     """Data parallel: number of replicas."""
     dp_replicate: Count = 1
-    """Copies of the state that replicas split (HSDP; Megatron-LM's distributed optimizer instances): so many
-    groups of dp / dp_replicate replicas, ranks that follow one another. Parameters are gathered inside a
+    """Copies of the state that replicas split (HSDP; Megatron-LM's distributed optimizer instances): this
+    many groups of dp / dp_replicate replicas, ranks that follow one another. Parameters are gathered inside a
     group, gradients reduced inside and then summed over the copies."""
     pp: Count = 1
     """Pipeline parallel: number of stages."""
@@ -213,17 +214,17 @@ class ParallelismSpec(Spec, frozen=True):
     account-for-embedding-in-pipeline-split); or listed, of which some may be 0."""
 
     @property
-    def expert_ways(self) -> int:
+    def expert_degree(self) -> int:
         """Number of ranks that split each routed expert."""
         return self.tp if self.etp is None else self.etp
 
     @property
     def passes_blocks(self) -> bool:
         """Whether blocks of keys and values are passed round the cp ranks."""
-        return self.cp_kind in ("ring", "ulysses_ring") and self.cp > self.head_ways
+        return self.cp_kind in ("ring", "ulysses_ring") and self.cp > self.head_degree
 
     @property
-    def head_ways(self) -> int:
+    def head_degree(self) -> int:
         """The degree of cp by which attention is split by heads, not by blocks of keys."""
         return {"ulysses": self.cp, "ulysses_ring": self.cp_heads or 1}.get(self.cp_kind, 1)
 
@@ -338,7 +339,7 @@ class TrainingSpec(Spec, frozen=True):
     reshard: bool | Annotated[int, msgspec.Meta(ge=2, le=10**9)] = True
     """zero_stage 3: a layer's parameters are given back after its forward and gathered again for its
     backward (FSDP: FULL_SHARD); false: they stay until then (SHARD_GRAD_OP); a number: they stay split over
-    so many ranks that follow one another, and are gathered from these (ZeRO++ hpZ, Wang et al. 2023)."""
+    this many ranks that follow one another, and are gathered from these (ZeRO++ hpZ, Wang et al. 2023)."""
     reduce_each_micro_batch: bool | None = None
     """Gradients are reduced after each micro-batch's backward; otherwise they are accumulated whole and
     reduced after the last one's. Unset: with zero_stage 2 and 3."""
@@ -392,12 +393,12 @@ class SpeculativeSpec(Spec, frozen=True):
     """Speculative decoding: tokens drafted a step, which one pass of the model checks (`speculation`)."""
 
     method: Literal["draft", "eagle", "mtp"]
-    """Who drafts: a smaller `model`; a module of a projection and a layer as the model's last, trained for it
-    (EAGLE); that of a model with `predictions` (multi-token prediction)."""
+    """The drafter: a smaller `model`; a module of a projection and a layer as the model's last, trained for
+    it (EAGLE); that of a model with `predictions` (multi-token prediction)."""
     tokens: Count
     """Number of tokens drafted for each request in each step."""
     acceptance: tuple[Annotated[float, msgspec.Meta(ge=0, le=1)], ...]
-    """For each drafted token: how often it is kept where all before it are, as measured."""
+    """Share of passes that keep a drafted token where all before it are kept, as measured; for each token."""
     model: str | ModelSpec | None = None
     """draft: the smaller model, by name or path or what its file would hold."""
 
@@ -474,7 +475,7 @@ class InferenceSpec(Spec, frozen=True):
     false: it makes keys and values of all cached tokens in each step."""
     shared_stream: Literal["never", "decode"] | Annotated[int, msgspec.Meta(ge=1, le=2**31)] = "never"
     """Passes in which shared experts run on a second stream of kernels, beside the router and the routed
-    experts: those that decode, or that have at most so many tokens. Where the tokens of all ranks are
+    experts: those that decode, or that have at most this many tokens. Where the tokens of all ranks are
     gathered they run beside the products alone; dispatchers that send tokens once leave them in line."""
     speculative: SpeculativeSpec | None = None
     """Drafted tokens that a step checks. Unset: a step makes one token."""
@@ -541,7 +542,7 @@ class JobSpec(Spec, frozen=True):
     fusion: Policy = "megatron"
     """Which small kernels are fused (the lists of `rapid_des.device.vector`)."""
     norm_in_sum: Size | None = None
-    """Inference: sums over tp of up to so many bytes take the residual and the RMS norm behind them into
+    """Inference: sums over tp of up to this many bytes take the residual and the RMS norm behind them into
     their kernel (FlashInfer's `trtllm_allreduce_fusion`); unset: the norm is a kernel by itself."""
     attention: Literal["flash", "unfused"] = "flash"
     """Attention as one fused kernel (flash), or as separate kernels for scores, softmax and values."""
@@ -549,7 +550,8 @@ class JobSpec(Spec, frozen=True):
     """Kernels of the loss in training. `separate`: PyTorch's, one for each of its steps, over fp32 logits
     (Megatron-LM's vocabulary-parallel cross-entropy); `compiled`: the same with steps joined by
     torch.compile (its cross_entropy_loss_fusion); `online`: Triton's, which read logits as they are and
-    leave the gradient in their place (Transformer Engine). `one_pass`: a cast, and one kernel each way."""
+    leave the gradient in their place (Transformer Engine). `one_pass`: a cast, and a forward and a backward
+    kernel."""
     vocabulary_multiple: Count | None = None
     """The vocabulary is padded to a multiple of this times tp; unset: not padded."""
     host: HostSpec | None = None

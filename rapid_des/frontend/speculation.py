@@ -23,12 +23,12 @@ from msgspec import structs
 
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.model import Model, embedding_forward, model_of, projected, sampling
-from rapid_des.frontend.operations import FEW_TOKENS, Group, Operation, Shard
+from rapid_des.frontend.operations import FEW_TOKENS, Operation, RequestGroup, Shard
 from rapid_des.frontend.spec import ModelSpec, SpeculativeSpec
 from rapid_des.frontend.split_backward import following
 from rapid_des.values import replace
 
-ShardOf: TypeAlias = Callable[[Job, tuple[Group, ...]], Shard]
+ShardOf: TypeAlias = Callable[[Job, tuple[RequestGroup, ...]], Shard]
 """Returns a rank's dimensions in a pass of a job's requests."""
 
 
@@ -47,7 +47,7 @@ def _model(spec: ModelSpec) -> Model:
     return model_of(spec, Path("draft.yaml"))
 
 
-def draft_list(job: Job, groups: tuple[Group, ...], shard_of: ShardOf) -> tuple[Operation, ...]:
+def draft_list(job: Job, groups: tuple[RequestGroup, ...], shard_of: ShardOf) -> tuple[Operation, ...]:
     """Return the operators that draft the next tokens after a pass of these requests, run after run."""
     spec = job.spec.speculative
     assert spec is not None
@@ -59,13 +59,13 @@ def draft_list(job: Job, groups: tuple[Group, ...], shard_of: ShardOf) -> tuple[
     return tuple(replace(each, name=f"draft.{each.name}") for each in runs)
 
 
-def draft_run(job: Job, groups: tuple[Group, ...], shard_of: ShardOf) -> tuple[Operation, ...]:
+def draft_run(job: Job, groups: tuple[RequestGroup, ...], shard_of: ShardOf) -> tuple[Operation, ...]:
     """Return the operators of one run over these tokens."""
     draft = drafting(job)
     return _of_model(draft, shard_of(draft, groups)) if draft else _of_module(job, shard_of(job, groups))
 
 
-def draft_runs(groups: tuple[Group, ...], spec: SpeculativeSpec) -> Iterator[tuple[Group, ...]]:
+def draft_runs(groups: tuple[RequestGroup, ...], spec: SpeculativeSpec) -> Iterator[tuple[RequestGroup, ...]]:
     """Yield the requests of each run of a step: all new tokens first, then the newest alone."""
     decodes = all(group.decodes for group in groups)
     newest = tuple(replace(batch, query_length=1, cached=batch.key_length - 1, samples=1) for batch in groups)

@@ -1,6 +1,6 @@
 """A backward cut in two: the gradients of inputs, which the stage before waits for, and those of weights.
 
-Also the other way: a list behind another.
+Also the reverse: a list behind another.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from rapid_des.frontend.template import INPUT
 from rapid_des.values import replace
 
 
-class Halves(NamedTuple):
+class BackwardHalves(NamedTuple):
     """Two operator lists; the second starts when the first is done."""
 
     inputs: tuple[Operation, ...]
     weights: tuple[Operation, ...]
 
 
-def halves(operations: Sequence[Operation]) -> Halves:
+def backward_halves(operations: Sequence[Operation]) -> BackwardHalves:
     """Return a backward's list in two halves: all but weight gradients, then weight gradients.
 
     A list is written in the order of one stream, so an operation may stand behind a weight gradient that it
@@ -35,7 +35,9 @@ def halves(operations: Sequence[Operation]) -> Halves:
         if consumers and deferred.issuperset(consumers):
             deferred.add(place)
     immediate = [place for place in range(len(operations)) if place not in deferred]
-    return Halves(_selected(operations, waits, immediate), _selected(operations, waits, sorted(deferred)))
+    return BackwardHalves(
+        _selected(operations, waits, immediate), _selected(operations, waits, sorted(deferred))
+    )
 
 
 def _without_deferrable(operations: Sequence[Operation]) -> list[tuple[int, ...]]:

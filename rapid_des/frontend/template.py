@@ -64,7 +64,7 @@ _BY_NUMBER = (FETCHED, SECOND, GATE, PARAMETERS, INPUT)
 """All ports: the last one is number -1."""
 
 
-class Column(IntEnum):
+class PieceColumn(IntEnum):
     """Columns of a piece, in order."""
 
     KIND = 0
@@ -83,7 +83,7 @@ class Column(IntEnum):
     BOUND = 13
 
 
-class Node(Struct, frozen=True):
+class PieceNode(Struct, frozen=True):
     """One node of a piece, before it becomes a row."""
 
     name: str
@@ -107,15 +107,15 @@ class Node(Struct, frozen=True):
 
 
 Domain: TypeAlias = Literal["dense", "expert", "frozen", "frozen_expert"]
-"""Whose replicas hold some parameters, those of the model or those of the routed experts, and whether they
-are trained."""
+"""The replicas that hold some parameters, those of the model or those of the routed experts, and whether
+the parameters are trained."""
 DOMAINS: tuple[tuple[Domain, Domain], ...] = ("dense", "expert"), ("frozen", "frozen_expert")
 """Trained and frozen domains; each for dense parameters and for routed experts."""
 FROZEN: frozenset[Domain] = frozenset(DOMAINS[1])
 SectionName: TypeAlias = Literal["embedding", "block", "prediction", "head", "draft", "norms", "optimizer"]
 
 
-class Mark(NamedTuple):
+class GradientMark(NamedTuple):
     """Where in a piece the gradients of some parameters (of this rank) become final."""
 
     position: int
@@ -124,12 +124,12 @@ class Mark(NamedTuple):
     deferrable: bool = False
     """Whether they become final in the weights' half of a backward that has two."""
 
-    def at(self, position: int) -> Mark:
+    def at(self, position: int) -> GradientMark:
         """Return the mark at another position."""
-        return Mark(position, self.parameters, self.domain, self.deferrable)
+        return GradientMark(position, self.parameters, self.domain, self.deferrable)
 
 
-class Edges(Struct, frozen=True, eq=False):
+class PieceEdges(Struct, frozen=True, eq=False):
     """The dependencies of a piece, row after row: positions in the piece, or ports."""
 
     counts: Int64s
@@ -141,14 +141,14 @@ class Edges(Struct, frozen=True, eq=False):
         return [row.tolist() for row in np.split(self.targets, np.cumsum(self.counts))[:-1]]
 
 
-class Piece(Struct, frozen=True, eq=False):
+class PricedPiece(Struct, frozen=True, eq=False):
     """A stretch of program: rows, their names, their dependencies, and the node that holds its result."""
 
     rows: Int64s
     names: tuple[str, ...]
-    edges: Edges
+    edges: PieceEdges
     output: int
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[GradientMark, ...] = ()
     cache_rows: tuple[int, ...] = ()
     """Rows whose cost depends on how many positions the KV cache holds."""
 
@@ -156,7 +156,7 @@ class Piece(Struct, frozen=True, eq=False):
         return len(self.rows)
 
 
-def _row(node: Node, name: int) -> tuple[int, ...]:
+def _row(node: PieceNode, name: int) -> tuple[int, ...]:
     return (
         node.kind, name, STREAMS.index(node.stream), node.duration, node.size, node.collective,
         node.group, node.peer, node.tag, node.flops, node.bytes, node.issue, node.lead,
@@ -164,33 +164,35 @@ def _row(node: Node, name: int) -> tuple[int, ...]:
     )  # fmt: skip
 
 
-def make_piece(nodes: Sequence[Node], *, marks: Sequence[Mark] = (), cache_rows: Sequence[int] = ()) -> Piece:
+def make_piece(
+    nodes: Sequence[PieceNode], *, marks: Sequence[GradientMark] = (), cache_rows: Sequence[int] = ()
+) -> PricedPiece:
     """Return nodes as a piece whose result is the last one."""
     names = tuple(dict.fromkeys(node.name for node in nodes))
     index = {name: position for position, name in enumerate(names)}
     rows = [_row(node, index[node.name]) for node in nodes]
     counts = [len(node.after) for node in nodes]
     after = [target for node in nodes for target in node.after]
-    return Piece(
-        np.array(rows, np.int64).reshape(len(rows), len(Column)),
+    return PricedPiece(
+        np.array(rows, np.int64).reshape(len(rows), len(PieceColumn)),
         names,
-        Edges(np.array(counts, np.int64), np.array(after, np.int64)),
+        PieceEdges(np.array(counts, np.int64), np.array(after, np.int64)),
         len(nodes) - 1,
         tuple(marks),
         tuple(cache_rows),
     )
 
 
-def renamed(piece: Piece, prefix: str) -> Piece:
+def renamed(piece: PricedPiece, prefix: str) -> PricedPiece:
     """Return the piece with `prefix` before its names; the arrays are shared."""
     return replace(piece, names=tuple(prefix + name for name in piece.names))
 
 
 def retimed(
-    piece: Piece,
+    piece: PricedPiece,
     positions: Sequence[int] | Int64s,
-    values: Mapping[Column, int | Int64s],
-) -> Piece:
+    values: Mapping[PieceColumn, int | Int64s],
+) -> PricedPiece:
     """Return the piece with other values in some columns of some rows."""
     rows = piece.rows.copy()
     for column, value in values.items():
@@ -198,10 +200,10 @@ def retimed(
     return replace(piece, rows=rows)
 
 
-def chain(pieces: Sequence[Piece]) -> Piece:
+def chain(pieces: Sequence[PricedPiece]) -> PricedPiece:
     """Return pieces as one, each consuming the result of the one before; the first keeps its gate."""
     writer = Writer()
-    marks: list[Mark] = []
+    marks: list[GradientMark] = []
     cache_rows: list[int] = []
     output = INPUT
     for piece in pieces:
@@ -214,7 +216,7 @@ def chain(pieces: Sequence[Piece]) -> Piece:
     return replace(writer.piece(output), marks=tuple(marks), cache_rows=tuple(cache_rows))
 
 
-def _without_repeated(edges: Edges, ports: Mapping[int, int]) -> Edges:
+def _without_repeated(edges: PieceEdges, ports: Mapping[int, int]) -> PieceEdges:
     """Return the dependencies without duplicates, where several ports are the same node."""
     first = {place: port for port, place in reversed(list(ports.items()))}
     targets = edges.targets.copy()
@@ -222,14 +224,14 @@ def _without_repeated(edges: Edges, ports: Mapping[int, int]) -> Edges:
         targets[edges.targets == port] = first[place]
     row = rows_of(edges.counts)
     kept = np.sort(np.unique(np.stack((row, targets), axis=1), axis=0, return_index=True)[1])
-    return Edges(np.bincount(row[kept], minlength=len(edges.counts)), targets[kept])
+    return PieceEdges(np.bincount(row[kept], minlength=len(edges.counts)), targets[kept])
 
 
-class _Placed(NamedTuple):
+class _PlacedPiece(NamedTuple):
     """A piece at its position in a writer."""
 
-    piece: Piece
-    edges: Edges
+    piece: PricedPiece
+    edges: PieceEdges
     offset: int
     ports: list[int]
     """The position that each port stands for, by the port's (negative) number."""
@@ -241,7 +243,7 @@ class Writer(Struct):
     All that was placed becomes arrays at once, when a table or a piece is made of it.
     """
 
-    _placed: list[_Placed] = field(default_factory=list)
+    _placed: list[_PlacedPiece] = field(default_factory=list)
     _made: list[tuple[int, ...]] = field(default_factory=list)
     """Rows of nodes that may be appended one by one, each any number of times."""
     _single: list[int] = field(default_factory=list)
@@ -251,8 +253,8 @@ class Writer(Struct):
     _single_after: list[Sequence[int]] = field(default_factory=list)
     """The dependencies of each appended node."""
     _names: dict[str, int] = field(default_factory=dict)
-    _numbered: dict[Piece, Int64s] = field(default_factory=dict)
-    """For each piece: its rows with this writer's numbers of names."""
+    _numbered: dict[PricedPiece, Int64s] = field(default_factory=dict)
+    """The rows of each piece with this writer's numbers of names."""
     _length: int = 0
 
     def __len__(self) -> int:
@@ -261,15 +263,15 @@ class Writer(Struct):
     @property
     def rows(self) -> Int64s:
         """Number of rows so far."""
-        rows, single = np.empty((self._length, len(Column)), np.int64), self._is_single()
+        rows, single = np.empty((self._length, len(PieceColumn)), np.int64), self._is_single()
         if self._single:
             rows[single] = np.array(self._made, np.int64)[self._single]
-            rows[single, Column.TAG] = self._single_tags
+            rows[single, PieceColumn.TAG] = self._single_tags
         if self._placed:
             rows[~single] = np.concatenate([self._numbered[placed.piece] for placed in self._placed])
         return rows
 
-    def place(self, piece: Piece, ports: Mapping[int, int]) -> int:
+    def place(self, piece: PricedPiece, ports: Mapping[int, int]) -> int:
         """Append the piece and return the position of its result.
 
         `ports` gives each port's position, or its own number where it stays a port; dependencies on ports
@@ -278,21 +280,21 @@ class Writer(Struct):
         if piece not in self._numbered:
             rows = piece.rows.copy()
             names = [self._names.setdefault(name, len(self._names)) for name in piece.names]
-            rows[:, Column.NAME] = np.array(names, np.int64)[rows[:, Column.NAME]]
+            rows[:, PieceColumn.NAME] = np.array(names, np.int64)[rows[:, PieceColumn.NAME]]
             self._numbered[piece] = rows
         offset, edges = self._length, piece.edges
         if len(set(ports.values())) < len(ports):
             edges = _without_repeated(edges, ports)
         of_ports = [ports.get(port, _DROPPED) for port in _BY_NUMBER]
-        self._placed.append(_Placed(piece, edges, offset, of_ports))
+        self._placed.append(_PlacedPiece(piece, edges, offset, of_ports))
         self._length += len(piece)
         return offset + piece.output
 
-    def append(self, node: Node, after: Sequence[int]) -> int:
+    def append(self, node: PieceNode, after: Sequence[int]) -> int:
         """Append one node that waits for given positions; return its own."""
         return self.append_made(self.make(node), after, tag=node.tag)
 
-    def make(self, node: Node) -> int:
+    def make(self, node: PieceNode) -> int:
         """Return the number of a node that will be appended, with any tag, any number of times."""
         self._made.append(_row(node, self._names.setdefault(node.name, len(self._names))))
         return len(self._made) - 1
@@ -336,39 +338,39 @@ class Writer(Struct):
         waits = targets != _DROPPED
         return np.bincount(rows_of(counts)[waits], minlength=len(counts)), targets[waits]
 
-    def piece(self, output: int) -> Piece:
+    def piece(self, output: int) -> PricedPiece:
         """Return all that was placed as one piece."""
-        return Piece(self.rows, tuple(self._names), Edges(*self._joined()), output)
+        return PricedPiece(self.rows, tuple(self._names), PieceEdges(*self._joined()), output)
 
     def table(self, group_slots: Int64s, peer_slots: Int64s) -> NodeTable:
         """Return a rank's program; `group_slots` and `peer_slots` renumber what the rows use."""
         rows, (counts, dependencies) = self.rows, self._joined()
         assert not len(dependencies) or dependencies.min() >= 0
-        group, peer = rows[:, Column.GROUP], rows[:, Column.PEER]
-        on_host = rows[:, Column.STREAM] == HOST
+        group, peer = rows[:, PieceColumn.GROUP], rows[:, PieceColumn.PEER]
+        on_host = rows[:, PieceColumn.STREAM] == HOST
         issuer, issued, duration = _issues(rows, counts, dependencies)
         table = NodeTable(
             ids=np.arange(len(rows), dtype=np.uint64),
-            kind=rows[:, Column.KIND].astype(np.int8),
-            name=rows[:, Column.NAME].astype(np.int32),
-            stream=rows[:, Column.STREAM].astype(np.int32),
+            kind=rows[:, PieceColumn.KIND].astype(np.int8),
+            name=rows[:, PieceColumn.NAME].astype(np.int32),
+            stream=rows[:, PieceColumn.STREAM].astype(np.int32),
             duration=duration,
-            size=rows[:, Column.SIZE].copy(),
-            collective=rows[:, Column.COLLECTIVE].astype(np.int8),
+            size=rows[:, PieceColumn.SIZE].copy(),
+            collective=rows[:, PieceColumn.COLLECTIVE].astype(np.int8),
             group=np.where(group >= 0, group_slots[group], UNSTATED).astype(np.int32),
             peer=np.where(peer >= 0, peer_slots[peer], UNSTATED).astype(np.int32),
-            tag=rows[:, Column.TAG].copy(),
+            tag=rows[:, PieceColumn.TAG].copy(),
             priority=np.zeros(len(rows), np.int64),
-            flops=rows[:, Column.FLOPS].copy(),
-            tensor_bytes=rows[:, Column.BYTES].copy(),
+            flops=rows[:, PieceColumn.FLOPS].copy(),
+            tensor_bytes=rows[:, PieceColumn.BYTES].copy(),
             on_cpu=on_host,
             issuer=issuer,
             issued=issued,
-            bound=rows[:, Column.BOUND].astype(np.int8),
+            bound=rows[:, PieceColumn.BOUND].astype(np.int8),
             dependency_starts=starts_of(counts),
             dependencies=dependencies.astype(np.int32),
             names=tuple(self._names),
-            streams=STREAMS[: max(HOST, 1 + int(rows[:, Column.STREAM].max(initial=0)))],
+            streams=STREAMS[: max(HOST, 1 + int(rows[:, PieceColumn.STREAM].max(initial=0)))],
         )
         for name in fields(NodeTable):
             column = getattr(table, name)
@@ -383,22 +385,22 @@ def _issues(rows: Int64s, counts: Int64s, dependencies: Int64s) -> tuple[Int32s,
     Each node of the host issues what follows until the next one, and lasts until it has.
     """
     issuer, issued = np.full(len(rows), UNSTATED, np.int32), np.zeros(len(rows), np.int64)
-    duration = rows[:, Column.DURATION].copy()
-    hosts = np.flatnonzero(rows[:, Column.STREAM] == HOST)
+    duration = rows[:, PieceColumn.DURATION].copy()
+    hosts = np.flatnonzero(rows[:, PieceColumn.STREAM] == HOST)
     if not len(hosts):
         return issuer, issued, duration
-    order = issue_order(rows[:, Column.KIND], counts, dependencies)
+    order = issue_order(rows[:, PieceColumn.KIND], counts, dependencies)
     # `passed` is when the host has issued each row, in issue order, if it never waited. A host node ends one
     # stretch and begins the next; times within a stretch count from its host node.
-    passed = np.cumsum(rows[order, Column.ISSUE])
-    starts = np.flatnonzero(rows[order, Column.STREAM] == HOST)
-    begun = passed[starts] - rows[order[starts], Column.ISSUE]
+    passed = np.cumsum(rows[order, PieceColumn.ISSUE])
+    starts = np.flatnonzero(rows[order, PieceColumn.STREAM] == HOST)
+    begun = passed[starts] - rows[order[starts], PieceColumn.ISSUE]
     duration[order[starts]] = np.append(begun[1:], passed[-1]) - begun
     # Index of the host node that precedes each row in issue order; -1: before the first one.
     stretch = np.searchsorted(starts, np.arange(len(rows)), side="right") - 1
-    given = np.flatnonzero((stretch >= 0) & (rows[order, Column.STREAM] != HOST))
+    given = np.flatnonzero((stretch >= 0) & (rows[order, PieceColumn.STREAM] != HOST))
     issuer[order[given]] = order[starts[stretch[given]]]
-    issued[order[given]] = passed[given] - begun[stretch[given]] - rows[order[given], Column.LEAD]
+    issued[order[given]] = passed[given] - begun[stretch[given]] - rows[order[given], PieceColumn.LEAD]
     return issuer, np.maximum(issued, 0), duration
 
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import dataclasses
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct, field
 
 from rapid_des.arrays import Int64s, distinct
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
-from rapid_des.device.operators import HostWork, Operator, OperatorModel
+from rapid_des.device.operators import Dtype, HostWork, Operator, OperatorModel
 from rapid_des.frontend.groups import GROUP_SLOTS, PEERS
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.parts import PricedOperator, kernel_node, message_node
+from rapid_des.frontend.parts import kernel_node, message_node
 from rapid_des.frontend.routing import exchanges, libraries_json, place_of_ranks
 from rapid_des.frontend.software import HostSpec
-from rapid_des.frontend.template import STREAM_KINDS, Column, Node, Writer
+from rapid_des.frontend.template import STREAM_KINDS, PieceColumn, PieceNode, SectionName, Writer
 from rapid_des.values import replace
 
 _STAGES = GROUP_SLOTS.index("stages")
@@ -87,9 +88,9 @@ class ProgramWriter(Struct):
         made = self._made(self._between_stages, name, NodeKind.RECV, source, size)
         return self.writer.append_made(made, after, tag=tag)
 
-    def _between_stages(self, name: str, kind: NodeKind, stage: int, size: int) -> Node:
+    def _between_stages(self, name: str, kind: NodeKind, stage: int, size: int) -> PieceNode:
         stream = "pp-send" if kind is NodeKind.SEND else "pp-recv"
-        return Node(
+        return PieceNode(
             name,
             kind,
             f"{stream}-next" if stage == self.apart else stream,
@@ -100,7 +101,7 @@ class ProgramWriter(Struct):
             issue=0 if self.host is None else int(self.host.collective),
         )
 
-    def _made(self, make: Callable[..., Node], *what: Hashable) -> int:
+    def _made(self, make: Callable[..., PieceNode], *what: Hashable) -> int:
         """Return the number of the node that `make` makes, cached by content: a step has many equal nodes."""
         if (make, what) not in self._numbers:
             self._numbers[make, what] = self.writer.make(make(*what))
@@ -122,7 +123,7 @@ class ProgramWriter(Struct):
         """
         return self.writer.append_made(self._made(self._collective, name, role, size, group, parts), after)
 
-    def _collective(self, name: str, role: str, size: int, group: str | None, parts: int) -> Node:
+    def _collective(self, name: str, role: str, size: int, group: str | None, parts: int) -> PieceNode:
         node = message_node(name, role, size, (), self.host, group=group)
         if self.host is None or not parts:
             return node
@@ -131,7 +132,7 @@ class ProgramWriter(Struct):
     def with_host(self, name: str, work: HostWork, operators: OperatorModel, *, after: Sequence[int]) -> int:
         """Append what the GPU and its host do for each other, on a stream of its own; return its position."""
         duration, issue = operators.estimate(work).duration, 0 if self.host is None else int(self.host.kernel)
-        node = Node(name, NodeKind.COMPUTE, _OF_HOST[work.what], (), duration=duration, issue=issue)
+        node = PieceNode(name, NodeKind.COMPUTE, _OF_HOST[work.what], (), duration=duration, issue=issue)
         return self.writer.append(node, after)
 
     def segment(self, name: str, start: int, **what: int) -> None:
@@ -141,8 +142,8 @@ class ProgramWriter(Struct):
     def finish(self) -> FinishedProgram:
         """Return the table with only the groups and peers that it uses."""
         rows = self.writer.rows
-        groups, group_slots = _used(rows[:, Column.GROUP])
-        peers, peer_slots = _used(rows[:, Column.PEER])
+        groups, group_slots = _used(rows[:, PieceColumn.GROUP])
+        peers, peer_slots = _used(rows[:, PieceColumn.PEER])
         return FinishedProgram(
             self.writer.table(group_slots, peer_slots),
             tuple(GROUP_SLOTS[slot] for slot in groups),
@@ -151,8 +152,8 @@ class ProgramWriter(Struct):
         )
 
 
-def _issuing(first: int) -> Node:
-    return Node("host", NodeKind.COMPUTE, "host", (), duration=0, issue=first)
+def _issuing(first: int) -> PieceNode:
+    return PieceNode("host", NodeKind.COMPUTE, "host", (), duration=0, issue=first)
 
 
 def _used(column: Int64s) -> tuple[list[int], Int64s]:
@@ -162,6 +163,32 @@ def _used(column: Int64s) -> tuple[list[int], Int64s]:
     numbers = np.full(int(used.max(initial=0)) + 1, -1, np.int64)
     numbers[used] = np.arange(len(used))
     return used.tolist(), numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class PricedOperator:
+    """One kernel of a job as it was priced, the same in all layers of a kind and all micro-batches."""
+
+    name: str
+    """Name as in traces, without the layer: `forward.attention.core`."""
+    section: SectionName
+    """The section of the model, or `optimizer`."""
+    kind: int
+    """For a block: the index of the model's layer kind."""
+    stage: int
+    """The pipeline stage where stages differ; -1: the same in all."""
+    step: int
+    """Serving: 0 is the prefill, else the (first) decode step."""
+    duration: int
+    """Duration in picoseconds."""
+    flops: int
+    arithmetic: Dtype
+    """The number format of its arithmetic."""
+    bytes: Mapping[str, int] = dataclasses.field(hash=False)
+    """Bytes moved at each memory level: hbm, l2, shared."""
+    bound: str
+    model: str
+    """Name of the operator model that priced it."""
 
 
 class JobTrace(Struct, frozen=True):
@@ -174,7 +201,7 @@ class JobTrace(Struct, frozen=True):
     stage_of_rank: tuple[int, ...]
     """The stage of each entry of `traces.ranks`."""
     segments: tuple[tuple[Segment, ...], ...]
-    """For each stage: passes and optimizer as row ranges of its table."""
+    """Passes and optimizer of each stage as row ranges of its table."""
     tokens: int
     """Tokens trained on in this step, or generated by all requests."""
     model_flops: int
@@ -201,7 +228,7 @@ def groups_by_rank(job: Job, name: str, ranks: frozenset[int]) -> dict[int, tupl
 
 
 def _counterparts(job: Job, peer: tuple[str, int]) -> Int64s:
-    """Return each rank's counterpart in another stage, or so many places on in its group's circle."""
+    """Return each rank's counterpart in another stage, or this many places on in its group's circle."""
     group, step = peer
     rows = job.rows("stages" if group == "stage" else group)
     counterparts = np.empty(job.gpus, np.int64)

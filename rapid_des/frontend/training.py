@@ -25,30 +25,39 @@ from rapid_des.frontend.optimizers import (
     zero_gradients,
 )
 from rapid_des.frontend.parts import NORMS, PieceKey, Pieces, part_pieces, unit_gathers
-from rapid_des.frontend.schedules.schedule import Item, PassKind, Result
-from rapid_des.frontend.template import GATE, INPUT, PARAMETERS, SECOND, Domain, Mark, Piece, chain
+from rapid_des.frontend.schedules.schedule import Item, PassKind, PassResult
+from rapid_des.frontend.template import (
+    GATE,
+    INPUT,
+    PARAMETERS,
+    SECOND,
+    Domain,
+    GradientMark,
+    PricedPiece,
+    chain,
+)
 from rapid_des.frontend.trace import FinishedProgram, ProgramWriter
 
-Message = tuple[int, Result]
+Message = tuple[int, PassResult]
 """The stage that sends, and the result that it sends."""
 
 
-class _Stage(Struct):
+class _TrainingStage(Struct):
     """The state of one stage while its program is written."""
 
     job: Job
     index: int
-    pieces: Mapping[tuple[PassKind, int], tuple[Piece, ...]]
+    pieces: Mapping[tuple[PassKind, int], tuple[PricedPiece, ...]]
     """Pieces by (phase, chunk), in running order; some are empty."""
-    norms: Piece | None
-    chained: Mapping[tuple[PassKind, int], Piece]
+    norms: PricedPiece | None
+    chained: Mapping[tuple[PassKind, int], PricedPiece]
     """The pieces of (phase, chunk) joined into one, where not empty."""
     last: Mapping[tuple[int, bool], Item]
-    """By (chunk, whether deferrable): the item that completes these gradients."""
+    """The item that completes the gradients of (chunk, whether deferrable)."""
     arrivals: deque[Message]
     """Messages still to be received, if stages do not post receives in the order of need."""
     program: ProgramWriter
-    results: dict[Result, int] = field(default_factory=dict)
+    results: dict[PassResult, int] = field(default_factory=dict)
     newest: int = -1
     """Position of the end of the last item; -1: no item ran yet."""
     before: int = -1
@@ -57,22 +66,22 @@ class _Stage(Struct):
     sent: int = -1
     gate: dict[int, int] = field(default_factory=dict)
     """The port of the last message, where the stage waits for each to leave."""
-    final: dict[tuple[int, bool], list[Mark]] = field(default_factory=dict)
-    """By (chunk, whether deferrable): the marks where these gradients became final last."""
+    final: dict[tuple[int, bool], list[GradientMark]] = field(default_factory=dict)
+    """The marks where the gradients of (chunk, whether deferrable) became final last."""
     gathered: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """By chunk: the gathers that its first forward waits for."""
+    """The gathers that the first forward of each chunk waits for."""
     reduced: list[int] = field(default_factory=list)
     """Positions of the gradient reductions so far."""
     offloaded: Activations | None = None
     """The activations on the host; None: none are offloaded."""
-    placed: list[tuple[Piece, int]] = field(default_factory=list)
+    placed: list[tuple[PricedPiece, int]] = field(default_factory=list)
     """The pieces of the newest pass whose gradients are reduced after it, and where each begins."""
     held: dict[tuple[int, int], int] = field(default_factory=dict)
-    """By (chunk, unit): the position of the gather of parameters that are still whole."""
+    """The position of the gather of the parameters of (chunk, unit) that are still whole."""
     together: dict[tuple[tuple[PassKind, int], ...], Interleaved | None] = field(default_factory=dict)
-    """By the (phase, chunk) of two items: their pieces interleaved into one; None: they run in sequence."""
+    """The pieces of two items interleaved into one, by (phase, chunk) of both; None: they run in turn."""
 
-    def marks(self, chunk: int) -> tuple[Mark, ...]:
+    def marks(self, chunk: int) -> tuple[GradientMark, ...]:
         """Return the marks of a chunk's whole backward, relative to its start."""
         piece = self.chained.get(("backward", chunk))
         return () if piece is None else piece.marks
@@ -115,7 +124,7 @@ def stage_program(job: Job, pieces: Pieces, stage: int, operators: OperatorModel
     return state.program.finish()
 
 
-def _open_stage(job: Job, pieces: Pieces, stage: int) -> _Stage:
+def _open_stage(job: Job, pieces: Pieces, stage: int) -> _TrainingStage:
     always: frozenset[PassKind] = frozenset(("backward",))  # whose marks say where parameters stand
     phases = (job.stage_orders.phases | always) - {"wait"}
     running = {
@@ -125,7 +134,7 @@ def _open_stage(job: Job, pieces: Pieces, stage: int) -> _Stage:
     }
     chained = {key: chain([piece for piece in value if len(piece)]) for key, value in running.items()
                if any(map(len, value))}  # fmt: skip
-    return _Stage(
+    return _TrainingStage(
         job,
         stage,
         running,
@@ -165,7 +174,7 @@ def _message(job: Job, message: Message) -> tuple[str, int]:
     return "activation" if result.direction == "forward" else "gradient", tag
 
 
-def _input(state: _Stage, item: Item) -> int | None:
+def _input(state: _TrainingStage, item: Item) -> int | None:
     """Return the position of what `item` consumes, after receiving it where it comes from another stage."""
     job = state.job
     needed = job.stage_orders.needs(state.index, item)
@@ -193,7 +202,7 @@ def _asked(arrivals: deque[Message], needed: Message) -> list[Message]:
     return batch
 
 
-def _receive(state: _Stage, message: Message) -> int:
+def _receive(state: _TrainingStage, message: Message) -> int:
     """Append a receive: asked for ahead of all need, once the item before is done, or while that runs.
 
     Who asks in the order in which messages are made does so while the item before the one that needs the
@@ -211,7 +220,7 @@ def _receive(state: _Stage, message: Message) -> int:
     )
 
 
-def _wait_for_messages(state: _Stage, message: int) -> None:
+def _wait_for_messages(state: _TrainingStage, message: int) -> None:
     """Have the host wait for a message, and all that its GPU runs, if the framework does.
 
     Megatron-LM synchronises after messages between stages, which it sends and receives together, unless they
@@ -223,12 +232,12 @@ def _wait_for_messages(state: _Stage, message: int) -> None:
         state.program.issuing(after=(*newest, *state.gate.values(), message))
 
 
-def _send_result(state: _Stage, item: Item) -> None:
+def _send_result(state: _TrainingStage, item: Item) -> None:
     job = state.job
     target = job.stage_orders.consumer(state.index, item)
     if target is None or target == state.index:
         return
-    result = Result(item.direction, item.micro_batch, item.chunk)
+    result = PassResult(item.direction, item.micro_batch, item.chunk)
     name, tag = _message(job, (state.index, result))
     state.sent = state.program.send(
         f"send.{name}", to=target, size=job.message_bytes, tag=tag, after=state.results[result]
@@ -237,7 +246,7 @@ def _send_result(state: _Stage, item: Item) -> None:
         state.gate = {GATE: state.sent}
 
 
-def _place_item(state: _Stage, item: Item) -> None:
+def _place_item(state: _TrainingStage, item: Item) -> None:
     incoming = _input(state, item)
     ports = state.gate | ({} if incoming is None else {INPUT: incoming})
     start = len(state.program)
@@ -245,7 +254,7 @@ def _place_item(state: _Stage, item: Item) -> None:
     _close_item(state, item, start, end, [(piece.marks, begin) for piece, begin in state.placed])
 
 
-def _place_pair(state: _Stage, first: Item, second: Item) -> None:
+def _place_pair(state: _TrainingStage, first: Item, second: Item) -> None:
     """Place a forward and the backward that runs beside it; one after the other where nothing travels."""
     both = _together(state, first, second)
     if both is None:
@@ -262,7 +271,7 @@ def _place_pair(state: _Stage, first: Item, second: Item) -> None:
         _close_item(state, item, start, start + output, [(marks, start)])
 
 
-def _together(state: _Stage, first: Item, second: Item) -> Interleaved | None:
+def _together(state: _TrainingStage, first: Item, second: Item) -> Interleaved | None:
     """Return the pieces of two items as one; None where they run one after the other."""
     keys = (first.phase, first.chunk), (second.phase, second.chunk)
     whole = all(key in state.chained for key in keys) and first.phase == "forward" != second.phase
@@ -275,15 +284,15 @@ def _together(state: _Stage, first: Item, second: Item) -> Interleaved | None:
     return state.together[keys]
 
 
-_Marked: TypeAlias = Sequence[tuple[Sequence[Mark], int]]
+_Marked: TypeAlias = Sequence[tuple[Sequence[GradientMark], int]]
 """Marks of pieces, with the position where each piece begins."""
 
 
-def _close_item(state: _Stage, item: Item, start: int, end: int, marked: _Marked) -> None:
+def _close_item(state: _TrainingStage, item: Item, start: int, end: int, marked: _Marked) -> None:
     """Note what an item of the rows from `start` on has made, at row `end`, and send it on."""
     state.before, state.newest = state.newest, end
     if item.phase != "weight_gradient":
-        state.results[Result(item.direction, item.micro_batch, item.chunk)] = state.newest
+        state.results[PassResult(item.direction, item.micro_batch, item.chunk)] = state.newest
     for deferrable in _completed(state, item):
         state.final[item.chunk, deferrable] = [
             mark.at(mark.position + begin)
@@ -298,7 +307,7 @@ def _close_item(state: _Stage, item: Item, start: int, end: int, marked: _Marked
     _send_result(state, item)
 
 
-def _place_pass(state: _Stage, item: Item, ports: Mapping[int, int]) -> int:
+def _place_pass(state: _TrainingStage, item: Item, ports: Mapping[int, int]) -> int:
     """Place the pieces of an item and return where it ends; a part without layers hands on what it got."""
     state.placed = []
     if item.phase == "forward" and item.chunk in state.gathered:
@@ -315,7 +324,7 @@ def _place_pass(state: _Stage, item: Item, ports: Mapping[int, int]) -> int:
     return state.program.writer.place(state.chained[item.phase, item.chunk], ports)
 
 
-def _place_gathered(state: _Stage, item: Item, ports: Mapping[int, int]) -> int:
+def _place_gathered(state: _TrainingStage, item: Item, ports: Mapping[int, int]) -> int:
     """Place a chunk's first forward, whose sections each wait for the gather of their parameters."""
     waits: list[dict[int, int]] = []
     used, positions = 0, state.gathered.pop(item.chunk)
@@ -333,7 +342,7 @@ def _place_gathered(state: _Stage, item: Item, ports: Mapping[int, int]) -> int:
     return output
 
 
-def _reduce_chunk(state: _Stage, chunk: int) -> tuple[int, ...]:
+def _reduce_chunk(state: _TrainingStage, chunk: int) -> tuple[int, ...]:
     """Append the reduction of the gradients of a chunk's newest backward; return the positions."""
     after = None if state.job.training.overlap_gradients else state.newest
     marks = state.final.get((chunk, False), []) + state.final.get((chunk, True), [])
@@ -341,7 +350,7 @@ def _reduce_chunk(state: _Stage, chunk: int) -> tuple[int, ...]:
     return reduce_buckets(state.program, state.job, ordered, after=after)
 
 
-def _place_units(state: _Stage, item: Item, ports: Mapping[int, int]) -> int:
+def _place_units(state: _TrainingStage, item: Item, ports: Mapping[int, int]) -> int:
     """Place a pass whose units each wait for the gather of their parameters, some units ahead of compute.
 
     A unit is one section: a layer, the embedding, the head. The gather that is furthest ahead begins with a
@@ -377,17 +386,17 @@ def _place_units(state: _Stage, item: Item, ports: Mapping[int, int]) -> int:
     return output
 
 
-def _completed(state: _Stage, item: Item) -> list[bool]:
+def _completed(state: _TrainingStage, item: Item) -> list[bool]:
     """Return which gradients are reduced after an item: those that it makes, if each or as their last."""
     made = _COMPLETES.get(item.phase, ())
     return [domain for domain in made if state.job.sharding.each or state.last[item.chunk, domain] == item]
 
 
-def _finish_step(state: _Stage, operators: OperatorModel) -> None:
+def _finish_step(state: _TrainingStage, operators: OperatorModel) -> None:
     job, program = state.job, state.program
     start = len(program)
     if not job.sharding.each and not job.sharding.policy.by_unit:
-        for chunk in _in_order_of_completion(state):
+        for chunk in job.stage_orders.completed_chunks(state.index):
             state.reduced += _reduce_chunk(state, chunk)
     after = (state.newest, *state.reduced)
     done = small_reductions(program, job, state.index, norms=state.norms, after=after)
@@ -396,15 +405,3 @@ def _finish_step(state: _Stage, operators: OperatorModel) -> None:
         for chunk in state.chunks:
             gather_buckets(program, job, state.marks(chunk), after=(last,))
     program.segment("optimizer", start)
-
-
-def _in_order_of_completion(state: _Stage) -> list[int]:
-    """Return the chunks as their last backwards run: on the first of the stages that hold the same parts."""
-    job = state.job
-    leader = next(stages[0] for stages in job.copies if state.index in stages)
-    last = {
-        job.placement[leader][item.chunk]: place
-        for place, item in enumerate(job.stage_orders.orders[leader])
-        if item.direction == "backward" and item.phase != "wait"
-    }
-    return sorted(state.chunks, key=lambda chunk: last[job.placement[state.index][chunk]])

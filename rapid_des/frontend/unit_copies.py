@@ -29,7 +29,7 @@ _HALF_BYTE = 4
 
 
 def widens_parameters(job: Job) -> bool:
-    """Tell whether parameters are gathered in fewer bits than products use."""
+    """Return whether parameters are gathered in fewer bits than products use."""
     return DTYPE_BITS[job.spec.precision.gathers] < DTYPE_BITS[job.training_shard.gemm_dtype]
 
 
@@ -44,7 +44,7 @@ def with_unit_copies(
     """Return a section's list with the copies that `training.unit_copies` names.
 
     `backward` is the list whose operations have its parameters; `gradients`: this list is that. They are
-    gathered for it so many times.
+    gathered for it this many times.
     """
     parameters, made = _by_domain(job, backward), operations
     if gradients and job.training.unit_copies == "lists":
@@ -127,7 +127,7 @@ def _with_gradients_of_each(
 
 
 def _copies(job: Job, elements: int) -> Iterator[tuple[str, Vector]]:
-    """Yield the kernels that convert so many gradients from products' output to the message's format."""
+    """Yield the kernels that convert this many gradients from products' output to the message's format."""
     made, travels = job.spec.precision.activations, job.spec.precision.gradient_reduce
     if job.training.unit_copies == "lists":
         yield "unit.divide", Vector("scale", 1, elements, made)

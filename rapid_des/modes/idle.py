@@ -6,7 +6,7 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import TraceSet
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice, execute
-from rapid_des.program.idle import Play
+from rapid_des.program.collectives.alone import Play
 from rapid_des.program.lowering import lower
 from rapid_des.values import replace
 

@@ -14,14 +14,14 @@ import numpy as np
 from msgspec import Struct
 
 from rapid_des.arrays import Bools, Int64s
-from rapid_des.program.program import NONE, Records, Trail
+from rapid_des.program.program import NONE, LinkTrail, Records
 
 
 class Periodicity(Struct, frozen=True):
     """The visits and hops of a run, and which visit does the same a period later."""
 
     records: Records
-    trail: Trail
+    trail: LinkTrail
     later: Int64s
     """[visit] the visit that does the same a period later; NONE: there is none."""
 

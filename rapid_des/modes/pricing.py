@@ -22,11 +22,11 @@ from rapid_des.frontend.build import check_size
 from rapid_des.frontend.spec import InferenceSpec
 from rapid_des.machine import Machine
 from rapid_des.network.faults import GpuFactors
-from rapid_des.program.builders import service_times
+from rapid_des.program.services import service_times
 from rapid_des.values import replace
 
 if TYPE_CHECKING:
-    from rapid_des.frontend.blocks import Blocks
+    from rapid_des.frontend.blocks import JobBlocks
     from rapid_des.program.faults.slow_gpus import Pace
 
 _Priced = TypeVar("_Priced")
@@ -37,8 +37,8 @@ _BYTES_A_NODE = 400
 class PricedBlocks(Struct, frozen=True):
     """A job taken apart into blocks, and the same blocks at the pace of each slowed GPU that it uses."""
 
-    blocks: Blocks
-    on_slow_gpus: Mapping[int, Blocks] = field(default_factory=dict)
+    blocks: JobBlocks
+    on_slow_gpus: Mapping[int, JobBlocks] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     """What there is to say about the prices."""
 
@@ -100,7 +100,7 @@ def price_blocks(job: Job, machine: Machine, *, cache: BoundedCache | None = Non
         issued = issued_on(job, machine)
         models = _Models(issued, machine, cache)
 
-        def priced(device: Device) -> Blocks:
+        def priced(device: Device) -> JobBlocks:
             operators, decode = models.on(device)
             return blocks(issued, operators, decode_operators=decode)
 

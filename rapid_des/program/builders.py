@@ -23,13 +23,19 @@ from numpy.typing import NDArray
 
 from rapid_des.arrays import Bools, Int8s, Int32s, Int64s, rows_of
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
-from rapid_des.device.device import Device
 from rapid_des.network.specs import MOST_CHUNKS
-from rapid_des.program.program import NONE, Edges, Level, RankProgram, Rows, Template, VisitKind, joined
-from rapid_des.units import PS_PER_S
+from rapid_des.program.program import (
+    NONE,
+    RankProgram,
+    Rows,
+    TaskEdges,
+    Template,
+    VisitKind,
+    WorkLevel,
+    joined,
+)
 from rapid_des.values import replace
 
-_SERVES = (NodeKind.COMPUTE, NodeKind.MEM_LOAD, NodeKind.MEM_STORE)
 _NARROW = {
     "server": NONE,
     "release": NONE,
@@ -76,7 +82,7 @@ class MemberVisit(Struct, frozen=True):
     """Order on links among transfers of nodes of equal priority, below `LINK_ORDERS` (R3)."""
 
 
-class Expansion(Struct, frozen=True):
+class NodeExpansion(Struct, frozen=True):
     """How a node that communicates becomes visits.
 
     No member visit: nothing to do (a group of one). One that takes no server: the node itself is it. Else the
@@ -100,9 +106,9 @@ class Expansion(Struct, frozen=True):
 
 
 class NodeVisits:
-    """The visit that each node is itself, columns of one row a node: joins without a server until told.
+    """The visit that each node is itself, columns of one row a node: by default joins without a server.
 
-    Nodes with an expansion become what that says, and need state their server and priorities only.
+    A node with an expansion becomes the visits of that, and states its server and priorities only.
     """
 
     def __init__(self, nodes: NodeTable) -> None:
@@ -121,7 +127,7 @@ def rank_program(  # noqa: PLR0913 - one call, all by name
     durations: Int64s,
     *,
     expansion: Int32s,
-    expansions: Sequence[Expansion],
+    expansions: Sequence[NodeExpansion],
     sub: Int32s | int = 0,
     unordered: frozenset[str] = frozenset(),
     overlap: bool = False,
@@ -129,8 +135,8 @@ def rank_program(  # noqa: PLR0913 - one call, all by name
     """Return the visits of a node table.
 
     `durations` are the nodes' service times in picoseconds with nothing left unstated; `expansion` gives for
-    each node its place in `expansions`, or NONE for nodes that do not communicate, `sub` what tells those of
-    a slot apart. `overlap` lets collectives on unordered streams run side by side.
+    each node its place in `expansions`, or NONE for nodes that do not communicate, `sub` what
+    distinguishes those of a slot. `overlap` lets collectives on unordered streams run side by side.
     """
     free = _free_of_streams(nodes, unordered, overlap=overlap)
     visits = NodeVisits(nodes)
@@ -146,12 +152,12 @@ def rank_program(  # noqa: PLR0913 - one call, all by name
     ordered = [stream for stream, name in enumerate(nodes.streams) if name not in unordered]
     chains = [np.flatnonzero(nodes.stream == stream) for stream in ordered]  # R2
     capacity = np.ones(len(nodes.streams), np.int32)
-    issues = _issue_edges(nodes, durations, unordered)
+    issues = _issue_edges(nodes, visits.work, unordered)
     return expanded_program(visits, expansions, server_capacity=capacity, chains=chains, issues=issues)
 
 
 def _free_of_streams(nodes: NodeTable, unordered: frozenset[str], *, overlap: bool) -> Bools:
-    """Tell which nodes start as soon as they are ready: receives that no stream puts in order.
+    """Return which nodes start as soon as they are ready: receives that no stream puts in order.
 
     A receive that held its stream until its message came would keep the others from being asked for.
     With `overlap` also collectives that no stream puts in order.
@@ -164,7 +170,7 @@ def _free_of_streams(nodes: NodeTable, unordered: frozenset[str], *, overlap: bo
 def _occurrences(
     visits: NodeVisits,
     expansion: Int32s,
-    expansions: Sequence[Expansion],
+    expansions: Sequence[NodeExpansion],
     free: Bools,
     unordered: frozenset[str],
 ) -> Int64s:
@@ -182,36 +188,18 @@ def _occurrences(
     count[order] = np.arange(len(order)) - group_start
     loose = np.array([name in unordered for name in nodes.streams] or [False], np.bool_)[nodes.stream]
     counted_later = loose & ~free & (nodes.kind == NodeKind.COLLECTIVE)
-    counted_later = np.isin(slot, slot[counted_later])  # one way of counting for all calls of a group
+    counted_later = np.isin(slot, slot[counted_later])  # all calls of a group are counted alike
     return np.where((slot == NONE) | counted_later, NONE, count)
-
-
-def service_times(nodes: NodeTable, device: Device) -> Int64s:
-    """Return the nodes' durations, unstated ones by the device's roofline.
-
-    Compute: the longer of `flops` at the matrix unit's bf16 peak and `tensor_bytes` through HBM, plus
-    a launch. Memory nodes: `size` through HBM.
-    """
-    duration = nodes.duration.copy()
-    unstated = duration == UNSTATED
-    if not unstated.any():
-        return duration
-    bandwidth = float(device.spec.hbm.bandwidth)
-    moved = np.where(nodes.kind == NodeKind.COMPUTE, nodes.tensor_bytes, nodes.size).astype(np.float64)
-    arithmetic = np.where(nodes.kind == NodeKind.COMPUTE, nodes.flops, 0) / device.tensor_rate("bf16")
-    busy = np.ceil(np.maximum(arithmetic, np.maximum(moved, 0) / bandwidth) * PS_PER_S).astype(np.int64)
-    launched = np.where((nodes.kind == NodeKind.COMPUTE) & ~nodes.on_cpu, device.launch_overhead, 0)
-    return np.where(unstated, busy + launched, duration)
 
 
 def expanded_program(  # noqa: PLR0913 - one call, all by name
     visits: NodeVisits,
-    expansions: Sequence[Expansion],
+    expansions: Sequence[NodeExpansion],
     *,
     server_capacity: Int32s,
     server_level: Int8s | None = None,
     chains: Sequence[Int64s] = (),
-    issues: Edges | None = None,
+    issues: TaskEdges | None = None,
 ) -> RankProgram:
     """Return all visits of a rank: those of its nodes, each followed by what its expansion adds.
 
@@ -253,18 +241,18 @@ def _spread(values: NDArray[np.integer[Any]], first: Int64s, fill: int) -> Int64
     return column
 
 
-def _dependencies(nodes: NodeTable, first: Int64s) -> Edges:
+def _dependencies(nodes: NodeTable, first: Int64s) -> TaskEdges:
     target = np.repeat(first[:-1], np.diff(nodes.dependency_starts))
-    return Edges(first[nodes.dependencies], target)
+    return TaskEdges(first[nodes.dependencies], target)
 
 
-def _chain(positions: Int64s) -> Edges:
-    return Edges(positions[:-1], positions[1:])
+def _chain(positions: Int64s) -> TaskEdges:
+    return TaskEdges(positions[:-1], positions[1:])
 
 
 def _replace(
     columns: Mapping[str, Int64s],
-    expansions: Sequence[Expansion],
+    expansions: Sequence[NodeExpansion],
     numbers: Int32s,
     positions: Int64s,
     alone: Bools,
@@ -282,7 +270,7 @@ def _replace(
         columns[name][positions] = np.array(of_expansion or [NONE], np.int64)[numbers]
 
 
-def _expand(columns: Mapping[str, Int64s], expansion: Expansion, positions: Int64s) -> list[Edges]:
+def _expand(columns: Mapping[str, Int64s], expansion: NodeExpansion, positions: Int64s) -> list[TaskEdges]:
     """Fill in the visits of all nodes of one expansion; return the edges among them."""
     members = expansion.members
     join = positions + len(members) + 1
@@ -305,14 +293,14 @@ def _expand(columns: Mapping[str, Int64s], expansion: Expansion, positions: Int6
     last = inner[:, np.append(begins[1:], True)]
     origin = np.where(begins, positions[:, None], inner - 1)
     return [
-        Edges(origin.ravel(), inner.ravel(), at_start=np.tile(begins, len(positions))),
-        Edges(last.ravel(), np.repeat(join, last.shape[1])),
+        TaskEdges(origin.ravel(), inner.ravel(), at_start=np.tile(begins, len(positions))),
+        TaskEdges(last.ravel(), np.repeat(join, last.shape[1])),
     ]
 
 
 def make_rank_program(
     columns: Mapping[str, Rows],
-    edges: Edges,
+    edges: TaskEdges,
     *,
     server_capacity: Rows,
     server_level: Int8s | None = None,
@@ -328,7 +316,7 @@ def make_rank_program(
         for name in ("work", "priority", "link_priority")
     }
     starts, target, lag, at_start = edges.by_origin(visits)
-    streams = np.full(servers, int(Level.STREAM), np.int8)
+    streams = np.full(servers, int(WorkLevel.STREAM), np.int8)
     return RankProgram(
         kind=columns["kind"].astype(np.int8),
         need=np.bincount(edges.target, minlength=visits).astype(np.int32),
@@ -348,8 +336,8 @@ def make_template(  # noqa: PLR0913 - a template's parts
     tasks: tuple[Rows, Rows],
     pairs: tuple[Rows, Rows, Rows],
     *,
-    edges: Edges,
-    arrivals: Edges,
+    edges: TaskEdges,
+    arrivals: TaskEdges,
     need: Rows | None = None,
     name: str = "",
 ) -> Template:
@@ -385,27 +373,27 @@ def make_template(  # noqa: PLR0913 - a template's parts
     )
 
 
-def _issue_edges(nodes: NodeTable, durations: Int64s, unordered: frozenset[str]) -> Edges | None:
+def _issue_edges(nodes: NodeTable, work: Int64s, unordered: frozenset[str]) -> TaskEdges | None:
     """Return the edges from starts of the host's nodes to what these issue, between nodes of the table.
 
-    `durations` are the nodes' picoseconds, which faults and neighbours may only lengthen. None: nothing is
-    issued.
+    `work` is each node's service time in picoseconds, which faults and neighbours may only lengthen. None:
+    nothing is issued.
     """
     issued = np.flatnonzero(nodes.issuer != UNSTATED)
     if not len(issued):
         return None
     lags = np.maximum(nodes.issued, 1)
-    finish, told = _by_streams(nodes, lags, np.where(np.isin(nodes.kind, _SERVES), durations, 0), unordered)
-    told |= _by_dependencies(nodes, lags, finish)
-    needed = issued[~told[issued]]
-    return Edges(nodes.issuer[needed], needed, lags[needed], at_start=True)
+    finish, implied = _by_streams(nodes, lags, work, unordered)
+    implied |= _by_dependencies(nodes, lags, finish)
+    needed = issued[~implied[issued]]
+    return TaskEdges(nodes.issuer[needed], needed, lags[needed], at_start=True)
 
 
 def _by_streams(
     nodes: NodeTable, lags: Int64s, work: Int64s, unordered: frozenset[str]
 ) -> tuple[Int64s, Bools]:
     """Return the least finish of each node after its issuer's start, and whose issue its stream implies."""
-    finish, told = lags + work, np.zeros(len(nodes), np.bool_)
+    finish, implied = lags + work, np.zeros(len(nodes), np.bool_)
     for rows in _stretches(nodes, unordered):
         # On one stream finish[k] = max(lag[k], finish[k-1]) + work[k]. Less `after`, the sum of the work up
         # to k, that is a running maximum.
@@ -413,8 +401,8 @@ def _by_streams(
         latest = np.maximum.accumulate(lags[rows] - after + work[rows])
         finish[rows] = latest + after
         # The stream proves the issue of k if k - 1 can not finish before it.
-        told[rows[1:]] = lags[rows[1:]] <= finish[rows[:-1]]
-    return finish, told
+        implied[rows[1:]] = lags[rows[1:]] <= finish[rows[:-1]]
+    return finish, implied
 
 
 def _stretches(nodes: NodeTable, unordered: frozenset[str]) -> Iterator[Int64s]:
@@ -429,10 +417,10 @@ def _stretches(nodes: NodeTable, unordered: frozenset[str]) -> Iterator[Int64s]:
 
 
 def _by_dependencies(nodes: NodeTable, lags: Int64s, finish: Int64s) -> Bools:
-    """Tell whose issue follows from a dependency of the same issuer."""
+    """Return whose issue follows from a dependency of the same issuer."""
     waiting = rows_of(np.diff(nodes.dependency_starts))
     before = nodes.dependencies
-    tells = (nodes.issuer[before] == nodes.issuer[waiting]) & (finish[before] >= lags[waiting])
-    told = np.zeros(len(nodes), np.bool_)
-    told[waiting[tells]] = True
-    return told
+    implies = (nodes.issuer[before] == nodes.issuer[waiting]) & (finish[before] >= lags[waiting])
+    implied = np.zeros(len(nodes), np.bool_)
+    implied[waiting[implies]] = True
+    return implied

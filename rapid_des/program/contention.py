@@ -15,8 +15,8 @@ Every stream is a digit: 0 while it serves nothing that takes anything, else whi
 up in.
 
 Messages take multiprocessors and memory bandwidth, and are not slowed. Kernels on two streams share what
-both need: of the chip (products and vectors in it) and of the memory each uses so much on average over its
-time alone; where both together use more than all of it they go on at one rate that uses all. So a pair takes
+both need: of the chip (products and vectors in it) and of the memory each uses its average over its time
+alone; where both together use more than all of it they go on at one rate that uses all. So a pair takes
 no less than either kernel alone, or than the chip or the memory needs for both, and no more than one after
 the other.
 Places on multiprocessors are not followed: blocks that memory holds up are taken to leave some free.

@@ -73,7 +73,7 @@ def delay_table(
     """
     if not draws_delays(machine.spec.jitter, machine.faults):
         return None
-    jitter, rows = machine.spec.jitter, _Rows()
+    jitter, rows = machine.spec.jitter, _RetryRows()
     stated = jitter.message_delay if jitter is not None else None
     noise = np.full(len(routes), NONE, np.int32)
     if stated is not None:
@@ -94,7 +94,7 @@ def delay_table(
     )
 
 
-class _Rows:
+class _RetryRows:
     """Rows of (limit, value) in one table; equal rows are stored once."""
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ def retry_steps(fault: Fault, lost: float, size: int) -> Iterator[tuple[int, int
 
     Selective repeat sends what is missing together, once a timeout, each `backoff` times as long as the one
     before: t timeouts are enough with (1 - lost^(t + 1))^packets. Go-back-N waits for each loss by itself,
-    and what follows it is lost with it: their number before so many successes is negative binomial.
+    and what follows it is lost with it: their number before this many successes is negative binomial.
     """
     assert fault.packet is not None and fault.timeout is not None, "a fault with timeouts states both"
     packets = max(1, -(-size // int(fault.packet)))
@@ -180,15 +180,15 @@ def _one_by_one(lost: float, packets: int) -> Iterator[tuple[int, float]]:
     reached = 0.0
     for number in range(max(0, int(mean - spread)), int(mean + spread) + _MOST_TIMEOUTS):
         # Negative binomial in logarithms: C(packets + n - 1, n) lost^n (1 - lost)^packets.
-        log_ways = lgamma(packets + number) - lgamma(number + 1) - lgamma(packets)
-        reached += exp(log_ways + number * log(lost) + packets * log1p(-lost))
+        log_coefficient = lgamma(packets + number) - lgamma(number + 1) - lgamma(packets)
+        reached += exp(log_coefficient + number * log(lost) + packets * log1p(-lost))
         yield number, min(reached, 1.0)
         if reached > 1 - 2.0**-_BITS:
             return
 
 
 def _crossing(fabric: Fabric, routes: Routes, dimensions: tuple[str, ...]) -> Bools:
-    """Tell of each route whether it crosses a link of some dimensions, of any if none is named."""
+    """Return for each route whether it crosses a link of some dimensions, of any if none is named."""
     named = [fabric.dimensions.index(name) for name in dimensions]
     counts = np.isin(fabric.dimension, named) if named else np.ones(len(fabric), np.bool_)
     owner = np.repeat(np.arange(len(routes)), np.diff(routes.starts))

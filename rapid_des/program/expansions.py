@@ -21,15 +21,17 @@ from rapid_des.chakra.trace import (
 )
 from rapid_des.device.device import Device
 from rapid_des.errors import TraceError, UnsupportedByEngine
-from rapid_des.program.builders import NOTHING, Expansion, MemberVisit, rank_program, service_times
-from rapid_des.program.communication import Communication
+from rapid_des.program.builders import NOTHING, MemberVisit, NodeExpansion, rank_program
+from rapid_des.program.collectives.lower import Communication
+from rapid_des.program.collectives.plans import CollectiveCall, cut_in_chunks
 from rapid_des.program.contention import with_contention
 from rapid_des.program.groups import Along, Channel, Geometry, GroupTable, SlotNumbers, Whole
-from rapid_des.program.plans import Call, TreesOver, cut_in_chunks
 from rapid_des.program.program import NONE, RankProgram
+from rapid_des.program.services import service_times
+from rapid_des.program.switch_trees import TreesOver
 
 
-class Lowering(Protocol):
+class SharedLowering(Protocol):
     """What the expansions of all ranks share."""
 
     traces: TraceSet
@@ -42,9 +44,9 @@ class Expanded(Struct, frozen=True):
     """What a table's communication nodes become: for each node its index in `distinct`, or NONE."""
 
     of_node: Int32s
-    distinct: tuple[Expansion, ...]
+    distinct: tuple[NodeExpansion, ...]
     sub: Int32s
-    """For each node: the number that separates messages of one slot by tag."""
+    """The number that separates messages of one slot by tag, for each node."""
 
     def program(self, nodes: NodeTable, device: Device, traces: TraceSet, *, overlap: bool) -> RankProgram:
         """Return the program of a table; see `rank_program`."""
@@ -67,7 +69,7 @@ class Expansions:
 
     def __init__(
         self,
-        lowering: Lowering,
+        lowering: SharedLowering,
         trace: RankTrace,
         geometries: tuple[Geometry, ...],
         trees: tuple[TreesOver, ...],
@@ -78,7 +80,7 @@ class Expansions:
         self._geometries = geometries
         self._trees = trees
         self.slots = SlotNumbers(map(Whole, range(len(geometries))))
-        self.distinct: list[Expansion] = []
+        self.distinct: list[NodeExpansion] = []
         self.of_node = np.full(len(nodes), NONE, np.int32)
         self.sub = np.zeros(len(nodes), np.int32)
         """For each node: the tag that separates the messages of a channel."""
@@ -101,7 +103,7 @@ class Expansions:
             apart = self._lowering.overlap and stream in self._lowering.traces.unordered_streams
             slot = self.slots.number(Whole(group, (kind, size) if apart else ()), stream)
             extents, axes = self._geometries[group]
-            call = Call(
+            call = CollectiveCall(
                 CollectiveType(kind), size, extents, axes, self._trees[group], self._exchange(exchange, group)
             )
             self.distinct.append(self._collective(call, group, slot))
@@ -113,19 +115,19 @@ class Expansions:
         exchanges, name = self._lowering.traces.exchanges, self._trace.groups[group]
         members = len(self._lowering.groups.members(name))
         if exchange > len(exchanges) or len(exchanges[exchange - 1].copies) not in (0, members):
-            problem = f"tag {exchange} stands for no way to spread over {members} members"
+            problem = f"tag {exchange} stands for no all-to-all among {members} members"
             raise TraceError(f"rank {self._trace.rank}, group {name}: {problem} ({EXCHANGES})")
         return exchanges[exchange - 1]
 
-    def _collective(self, call: Call, group: int, whole: int) -> Expansion:
+    def _collective(self, call: CollectiveCall, group: int, whole: int) -> NodeExpansion:
         extents = call.extents
         ranks = self._lowering.groups.members(self._trace.groups[group])
         if len(ranks) == 1:
-            return Expansion(whole)
+            return NodeExpansion(whole)
         index = self._communication.whole(call, self.slots.label(whole), ranks)
         if index is not None:
             members_of = (MemberVisit(whole, self.slots.use(whole, index), 0),)
-            return Expansion(whole, members_of, self._communication.occupancy.get(index, NOTHING))
+            return NodeExpansion(whole, members_of, self._communication.occupancy.get(index, NOTHING))
         simulated = self._lowering.groups.simulated(ranks)
         in_phases = []
         chunks = self._communication.plan(call, ranks, self._trace.rank)
@@ -140,7 +142,7 @@ class Expansions:
                     slot = self.slots.number(along, self.slots.label(whole))
                 index = self._communication.phase(phase, members, whole=cut_in_chunks(chunks), simulated=here)
                 in_phases.append(MemberVisit(slot, self.slots.use(slot, index), chunk, link_order=chunk))
-        return Expansion(whole, tuple(in_phases))
+        return NodeExpansion(whole, tuple(in_phases))
 
     def _messages(self, nodes: NodeTable) -> None:
         places = np.flatnonzero((nodes.kind == NodeKind.SEND) | (nodes.kind == NodeKind.RECV))
@@ -170,4 +172,4 @@ class Expansions:
             # 11 % longer than in blocks, and longer than measured.
             occupancy = self._communication.occupancy.get(template, NOTHING) if sends else NOTHING
             members = (MemberVisit(slot, self.slots.use(slot, template), 0),)
-            self.distinct.append(Expansion(slot, members, occupancy))
+            self.distinct.append(NodeExpansion(slot, members, occupancy))

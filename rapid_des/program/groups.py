@@ -12,7 +12,6 @@ from rapid_des.arrays import Int32s, Int64s
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.errors import TraceError, UnsupportedByEngine
 from rapid_des.network.fabric import Routes
-from rapid_des.program.families import families_of
 from rapid_des.program.program import Group, RankBinding, Template
 from rapid_des.program.replicas import Replicas
 from rapid_des.program.routes import Wired, routes_of_groups
@@ -41,10 +40,10 @@ class Channel(Struct, frozen=True):
 
     peer: int
     tag: int | None
-    """The tag of the messages; None: messages of all tags, which visits tell apart (`RankProgram.sub`)."""
+    """The tag of the messages; None: messages of all tags, which visits distinguish (`RankProgram.sub`)."""
     sends: bool
     tagged: bool = False
-    """Whether visits tell messages apart by the tags themselves."""
+    """Whether visits distinguish messages by the tags themselves."""
 
 
 class Memory(Struct, frozen=True):
@@ -55,7 +54,6 @@ class Memory(Struct, frozen=True):
 
 
 Slot = Whole | Along | Channel | Memory
-
 Geometry = tuple[tuple[int, ...], tuple[int, ...]]
 
 
@@ -342,3 +340,19 @@ def _with_links(routes: Routes, links: Int32s) -> Routes:
     """Return more routes: one of each of the links, alone."""
     starts = routes.starts[-1] + 1 + np.arange(len(links))
     return Routes(np.concatenate((routes.starts, starts)), np.concatenate((routes.links, links)))
+
+
+def families_of(traces: TraceSet) -> tuple[Int64s, ...]:
+    """Return the families of a trace set: as stated, else its groups of one form.
+
+    Groups have one form if their ranks are equally far from the first; such as have ranks in common do not
+    work at the same time.
+    """
+    if traces.families:
+        return traces.families
+    forms: dict[tuple[int, ...], dict[tuple[int, ...], None]] = {}
+    for ranks in traces.groups.values():
+        if len(ranks) > 1:
+            forms.setdefault(tuple(rank - ranks[0] for rank in ranks), {})[ranks] = None
+    families = (np.array(sorted(groups), np.int64) for groups in forms.values())
+    return tuple(rows for rows in families if len(set(rows.ravel().tolist())) == rows.size)

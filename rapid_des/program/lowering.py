@@ -19,17 +19,13 @@ from rapid_des.chakra.trace import (
 )
 from rapid_des.errors import InputError
 from rapid_des.machine import Machine
-from rapid_des.program.communication import Communication, Plans
+from rapid_des.program.collectives.alone import Play
+from rapid_des.program.collectives.library import libraries_of
+from rapid_des.program.collectives.lower import Communication, Plans
+from rapid_des.program.collectives.plans import ServedCollective
 from rapid_des.program.delays import delay_table
 from rapid_des.program.expansions import Expanded, Expansions
-from rapid_des.program.groups import (
-    GroupTable,
-    Routed,
-    SlotTable,
-)
-from rapid_des.program.idle import Play
-from rapid_des.program.library import libraries_of
-from rapid_des.program.plans import NO_TREES, Served, TreesOver, TreesOverGroups
+from rapid_des.program.groups import GroupTable, Routed, SlotTable
 from rapid_des.program.program import (
     NONE,
     Namer,
@@ -41,7 +37,8 @@ from rapid_des.program.program import (
 from rapid_des.program.queue_pairs import queue_pair_table
 from rapid_des.program.replicas import Replicas, link_orbits
 from rapid_des.program.routes import geometry, routes_back, sprayed
-from rapid_des.program.services import Sizes, flow_protocol, fluid_table, hop_table, no_hops
+from rapid_des.program.services import MessageSizes, flow_protocol, fluid_table, hop_table, no_hops
+from rapid_des.program.switch_trees import NO_TREES, TreesOver, TreesOverGroups
 
 
 class Lowered(Struct, frozen=True):
@@ -51,11 +48,11 @@ class Lowered(Struct, frozen=True):
     traces: TraceSet
     replicas: Replicas | None = None
     """The replicas that this program stands for; None: it is the whole program."""
-    served: frozenset[Served] = frozenset()
+    served: frozenset[ServedCollective] = frozenset()
     """The algorithms that served its collectives."""
     plans: Plans = field(default_factory=dict)
     """The plan of each collective, as the first rank that was lowered has it."""
-    sizes: Sizes = field(default_factory=Sizes)
+    sizes: MessageSizes = field(default_factory=MessageSizes)
     """The message sizes in bytes, in the order of the rows of the hop table."""
     expanded: tuple[Expanded, ...] = ()
     """The expanded communication nodes of each rank program."""
@@ -236,9 +233,9 @@ class _Lowering:
             alike, kinds = self.communication.planner.alike, self._kinds(trace.nodes, table)
             key = (*key, tuple(alike(self.groups.members(name), kinds) for name in trace.groups))
         else:
-            likeness = self.communication.likeness
-            members = tuple(likeness(self.groups.members(name)) for name in trace.groups)
-            key = (*key, members, tuple(likeness((trace.rank, peer)) for peer in trace.peers))
+            routes_key = self.communication.routes_key
+            members = tuple(routes_key(self.groups.members(name)) for name in trace.groups)
+            key = (*key, members, tuple(routes_key((trace.rank, peer)) for peer in trace.peers))
         if key not in self.shared:
             expansions = Expansions(self, trace, geometries, trees)
             expanded = Expanded(expansions.of_node, tuple(expansions.distinct), expansions.sub)

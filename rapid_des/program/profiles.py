@@ -37,7 +37,7 @@ def by_route(fabric: Fabric, routes: Routes) -> tuple[list[Profile], Int32s]:
     order = sorted(range(len(firsts)), key=lambda number: firsts[number][0])
     # Classes are numbered profile by profile in the order of first use: class = base[profile] + hop.
     # A route without links has profile NONE (-1), which reads the last entry of `base`.
-    base = np.zeros(len(firsts) + 1, np.int32)  # the last is that of messages to oneself
+    base = np.zeros(len(firsts) + 1, np.int32)  # the last is that of messages to itself
     total = 0
     for number in order:
         base[number] = total
@@ -63,7 +63,7 @@ def _kinds_of_routes(
     for batch in range(0, len(routes), _BATCH):
         starts = routes.starts[batch : batch + _BATCH + 1]
         lengths = np.diff(starts)
-        for length in distinct(lengths[lengths > 0]).tolist():  # a message to oneself takes no link
+        for length in distinct(lengths[lengths > 0]).tolist():  # a message to itself takes no link
             places = np.flatnonzero(lengths == length)
             begins = starts[places]
             # Routes of one length form a rectangle [route, hop], so that equal routes are equal rows.

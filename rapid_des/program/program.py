@@ -7,8 +7,8 @@
        └─ routes and hop tables: which links a transfer visits, and for how long
 
 Lowering decided everything that does not depend on simulated time: durations, algorithms, routes, service
-times. What is left is one idea, the *visit* to a *server*: a GPU stream, a slot (where only so many things
-may be under way at once) or a directed link. All times are integer picoseconds, ticks. The rules:
+times. What is left is one idea, the *visit* to a *server*: a GPU stream, a slot (where only this many things
+may be in progress at once) or a directed link. All times are integer picoseconds, ticks. The rules:
 
 R1  Ready. A visit is ready once, for each predecessor, the anchor (that one's finish, or where the edge
     says so its start) plus the edge's lag has passed; at 0 if it has none. An edge from a start to a visit
@@ -33,7 +33,7 @@ R3  Choice. Of those that wait a server takes the smallest (priority, ready time
 R4  Instants. Within an instant everything becomes ready or free first. Then servers choose, level by level:
     streams, then slots, then links. What a choice makes ready without a lag is on a later level, so every
     level chooses once and the instant ends. A visit that takes no time on a server takes one tick, as does
-    a message to oneself, and no hop hands on in less.
+    a message to itself, and no hop hands on in less.
 R5  Duration. A COMPUTE visit lasts its work, at least one tick on a server; a JOIN needs no server. A HOLD
     keeps its server until another visit of the rank finishes. A MEMBER arrives, at its start, at a
     collective instance and lasts until its part in that is done. An instance is (group, k, phase): k is
@@ -52,7 +52,7 @@ R6  Rates. A server's rate may follow steps (time, rate in 1/1,048,576, extra la
     `shares[kind, sum]` / 4,096 of its rate, where the sum is of the weights of the rank's other visits in
     service; that changes only when one of them starts or stops (`Contention`).
 R7  Fluid links. In that mode a flow is served by all links of its route at once. It joins them after the
-    first half (rounded down) of what its message takes besides draining (headers' way, latencies) and
+    first half (rounded down) of what its message takes besides draining (headers' transit, latencies) and
     arrives the second half, at least a tick, after its last byte left, and later by what the timetables of
     its links add when it joins. Links share max-min fairly among the flows on them, filled in link order by
     one function that both engines call; rates change only when flows join or leave or a timetable steps, once
@@ -68,9 +68,9 @@ R8  Closing links. At a step of a fault timetable that closes a link, the visit 
     forward, else from its source. A fluid flow ends likewise, with the whole packets (bytes where there are
     none) that were out, when a link of its route, or of its acknowledgements', closes; acknowledgements of no
     bytes have no route. New routes come from a pure function of (what remains, surviving fabric), for all
-    together that stopped until the end of the instant at which they set off, which is before links choose:
+    together that stopped until the end of the instant at which they start, which is before links choose:
     first for what is rerouted, each on its own, then, under policy `replan`, together; both in the order of
-    (rank's position, injection, visit, phase, transfer, part, how often it set off again, size). What has no
+    (rank's position, injection, visit, phase, transfer, part, how often it started again, size). What has no
     route then asks again when the first of the links that are down comes back; it is an error only where
     links that never come back cut it off. Transfers that begin avoid links that are closed and noticed, and
     begin as planned where no route is left. If one of those links has policy `replan`, collectives that begin
@@ -91,18 +91,18 @@ R10 Spraying. Where messages are spread over equal routes, part k of a message t
     its pair has, from the row's begin again at its end; or all its parts take one, by a hash of the position
     of its rank, the time of its injection and its number in the collective.
 
-R11 Delays. Where the machine states how late messages come, a message that crosses a link arrives so much
-    after its last byte did: the value of the first limit of a row above 32 bits of (seed, rank, its visit of
+R11 Delays. Where the machine states how late messages come, a message that crosses a link arrives later
+    than its last byte did by the value of the first limit of a row above 32 bits of (seed, rank, its visit of
     the rank's program, number in the collective, row's kind). There is a row for noise, by the pair's route,
     and one for retries after losses, by that and the size. Its links, and what waits for its injection, know
     nothing of that.
 
-R12 Load. Where routes are chosen by load, a message at its injection, or each part as it sets off, takes the
+R12 Load. Where routes are chosen by load, a message at its injection, or each part as it starts, takes the
     route of its row that costs least: its own time over that one when idle (a message: that of its first
     part); of each link of it what is left of the visit in service and the services, at rate 1, of those that
-    asked at earlier instants and wait; and on a detour the bias. So what sets off at one instant does not
-    see each other. Of equal ones the first is taken, where those that are no detours come first, both kinds
-    counted from the hash of R10 plus the part's number. Acknowledgements are no load.
+    asked at earlier instants and wait; and on a detour the bias. So messages and parts that start at one
+    instant do not see each other. Of equal ones the first is taken, where those that are no detours come
+    first, both kinds counted from the hash of R10 plus the part's number. Acknowledgements are no load.
 
 R13 Pause. Where nodes stop links, a part that came over a link lies in that link's buffer with all its
     bytes from when it asks for its next link until that serves it. When after the links' choices of an
@@ -116,7 +116,7 @@ R14 Rates. Where marks slow senders, a part that came over a link is marked when
     links. When a marked part arrives, and no notice went out on its message's route for the interval, one
     goes, and is `echo` later at the sender, where `rates.cut` cuts the rate of that route, which all messages
     share that have it. A message hands its next part over no earlier than its newest one, from its start at
-    the first link on, takes at that rate as it is then. Rates rise by timers and by bytes that set off at
+    the first link on, takes at that rate as it is then. Rates rise by timers and by bytes that started at
     earlier instants (`rates.advance`): before a cut of the same instant, and before the pace of a part.
 
 So a result is a function of the program: it does not depend on the order of events in a heap, of lines in a
@@ -163,11 +163,11 @@ class VisitKind(IntEnum):
     """Visits no server; finishes `work` picoseconds after it is ready."""
 
 
-class Level(IntEnum):
+class WorkLevel(IntEnum):
     """When a server chooses within an instant.
 
     Everything that becomes ready or free does so first (R4); then streams choose, then slots, then what
-    closed links stopped sets off again (R8), then links choose, then nodes stop links (R13). What a choice
+    closed links stopped starts again (R8), then links choose, then nodes stop links (R13). What a choice
     makes ready without a lag is always on a later level, so an instant ends.
     """
 
@@ -178,7 +178,7 @@ class Level(IntEnum):
     BUFFER = 4
 
 
-class Edges(Struct, frozen=True):
+class TaskEdges(Struct, frozen=True):
     """Dependencies in any order, one row each."""
 
     origin: Rows
@@ -208,20 +208,20 @@ class Edges(Struct, frozen=True):
         return starts, target, np.broadcast_to(lag, target.shape), np.broadcast_to(at_start, target.shape)
 
 
-def edges(origin: ArrayLike, target: ArrayLike, lag: ArrayLike = 0, *, at_start: bool = False) -> Edges:
+def edges(origin: ArrayLike, target: ArrayLike, lag: ArrayLike = 0, *, at_start: bool = False) -> TaskEdges:
     """Return edges of columns of any shapes, which are broadcast against each other."""
     columns = np.broadcast_arrays(np.asarray(origin), np.asarray(target))
     rows = [column.ravel() for column in columns]
     lags = np.asarray(lag, np.int64)
     if not lags.ndim:
-        return Edges(rows[0], rows[1], int(lags), at_start)
-    return Edges(rows[0], rows[1], np.broadcast_to(lags, columns[0].shape).ravel(), at_start)
+        return TaskEdges(rows[0], rows[1], int(lags), at_start)
+    return TaskEdges(rows[0], rows[1], np.broadcast_to(lags, columns[0].shape).ravel(), at_start)
 
 
-def joined(parts: Sequence[Edges]) -> Edges:
+def joined(parts: Sequence[TaskEdges]) -> TaskEdges:
     """Return the edges of all parts."""
     counts = [len(part.origin) for part in parts]
-    return Edges(
+    return TaskEdges(
         np.concatenate([part.origin for part in parts]),
         np.concatenate([part.target for part in parts]),
         _one_after_another([part.lag for part in parts], counts, np.int64),
@@ -265,7 +265,7 @@ class RankProgram(Struct, frozen=True):
     """Local server, or NONE: the visit starts when it is ready."""
     work: Int64s
     priority: Int64s
-    """Of the waiting visits a server takes the smallest (priority, ready time, visit)."""
+    """Rank among the visits that wait: a server takes the smallest (priority, ready time, visit)."""
     link_priority: Int64s
     """Priority of its transfers on links: the node's priority, then the collective's chunk (R3)."""
     release: Int32s
@@ -276,7 +276,7 @@ class RankProgram(Struct, frozen=True):
     occurrence: Int32s
     """The instance number k, or NONE: counted per slot when the visit starts."""
     sub: Int32s
-    """Tells the members of one instance number apart: which chunk and phase of the collective."""
+    """Chunk and phase of the collective, by which members of one instance number differ."""
     template: Int32s
     need: Int32s
     """How many incoming edges must have passed."""
@@ -622,7 +622,7 @@ class Records(Struct, frozen=True):
     """The results of marking (R14); None where nothing is marked."""
     ties: int = 0
     """How often a link chose by rank among transfers that became ready at one instant (R3)."""
-    trail: Trail | None = None
+    trail: LinkTrail | None = None
     beyond: bool = False
     """Whether an event lies beyond 2**62 ps, the latest time of a simulation."""
 
@@ -650,7 +650,7 @@ class RateRecords(NamedTuple):
     """[route] the least rate, in 1 / `timetable.FULL_RATE` of the first link's."""
 
 
-class Trail(Struct, frozen=True):
+class LinkTrail(Struct, frozen=True):
     """Every hop, if recorded: columns with one row a hop in start order."""
 
     link: Int32s

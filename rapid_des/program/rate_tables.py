@@ -19,7 +19,7 @@ from rapid_des.units import PS_PER_S, ceil_divide
 def rate_table(
     fabric: Fabric, stated: Dcqcn, protocol: Protocol, routes: Routes, parts: tuple[Sequence[int], Int32s]
 ) -> RateTable:
-    """Return the table of a whole `dcqcn` block; `parts` are the bytes of each size row and ways back."""
+    """Return the table of a whole `dcqcn` block; `parts` are the bytes of each size row and routes back."""
     sizes, back = parts
     marking = np.ones(len(fabric), np.bool_)
     if stated.dimensions is not None:
@@ -37,7 +37,7 @@ def rate_table(
 
 
 def _queue(size: int, bandwidth: Int64s) -> Int64s:
-    """Return the time that each link needs for so many bytes, in picoseconds."""
+    """Return the time that each link needs for this many bytes, in picoseconds."""
     times = [min(ceil_divide(size * PS_PER_S, rate), rates.LONGEST) for rate in bandwidth.tolist()]
     return np.array(times, np.int64)
 
@@ -77,12 +77,12 @@ def _rows(fabric: Fabric, stated: Dcqcn, routes: Routes, marking: Bools) -> Int6
     for column in (rates.CAP, rates.CURRENT, rates.TARGET, rates.SLOWEST):
         rows[:, column] = cap
     for column, rate in (
-        (rates.FLOOR, stated.minimum_rate),
+        (rates.LEAST, stated.minimum_rate),
         (rates.STEP, stated.additive_increase),
         (rates.LEAP, stated.hyper_increase),
     ):
         rows[:, column] = np.minimum(_shares([int(rate or 0)] * len(injection), injection), cap)
-    rows[:, rates.TOLD] = NONE
+    rows[:, rates.NOTICED_AT] = NONE
     return rows
 
 

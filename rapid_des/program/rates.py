@@ -25,11 +25,11 @@ UNUSED = 32 - BITS
 _MOST_TICKS = 1 << 41
 
 COLUMNS = 18
-CAP, FLOOR, STEP, LEAP, CURRENT, TARGET, ALPHA, CUT_AT, SINCE = range(9)
+CAP, LEAST, STEP, LEAP, CURRENT, TARGET, ALPHA, CUT_AT, SINCE = range(9)
 """Line rate, least rate, additive and hyper increase; current and target rate; alpha and when it was last
 raised, which is the last cut; since when the timer runs."""
-TIMES, STAGES, SENT, FRESH, FRESH_AT, TOLD, CUTS, HELD, SLOWEST = range(9, COLUMNS)
-"""Stages of timer and byte counter since the last cut; bytes since the last stage, and of those that set off
+TIMES, STAGES, SENT, FRESH, FRESH_AT, NOTICED_AT, CUTS, HELD, SLOWEST = range(9, COLUMNS)
+"""Stages of timer and byte counter since the last cut; bytes since the last stage, and of those that started
 at `FRESH_AT`, which count from the next instant on; when the receiver last sent a notice. What comes of it:
 cuts, picoseconds by which parts went later, the least rate."""
 GAIN, ALPHA_TIMER, TIMER, BYTES, FAST, CLAMPS, INTERVAL, MOST, SEED = range(9)
@@ -75,10 +75,10 @@ def which(part: int, place: int) -> int:
 
 
 def notifies(row: Any, control: Any, now: int) -> bool:
-    """Tell whether the receiver of a marked part sends a notice, and record that it did."""
-    if row[TOLD] >= 0 and now - row[TOLD] < control[INTERVAL]:
+    """Return whether the receiver of a marked part sends a notice, and record that it did."""
+    if row[NOTICED_AT] >= 0 and now - row[NOTICED_AT] < control[INTERVAL]:
         return False
-    row[TOLD] = now
+    row[NOTICED_AT] = now
     return True
 
 
@@ -110,7 +110,7 @@ def cut(row: Any, control: Any, now: int) -> None:
         alpha = row[ALPHA] * power(ONE - control[GAIN], quiet) >> BITS
     if released or control[CLAMPS] or row[TIMES] > 0:
         row[TARGET] = row[CURRENT]
-    row[CURRENT] = max(row[FLOOR], row[CURRENT] - (row[CURRENT] * alpha >> BITS + 1))
+    row[CURRENT] = max(row[LEAST], row[CURRENT] - (row[CURRENT] * alpha >> BITS + 1))
     row[ALPHA] = alpha + ((ONE - alpha) * control[GAIN] >> BITS)
     row[CUT_AT] = row[SINCE] = now
     row[TIMES] = row[STAGES] = row[SENT] = row[FRESH] = 0
@@ -134,7 +134,7 @@ def advance(row: Any, control: Any, now: int) -> None:
 
 
 def rise(row: Any, control: Any) -> None:
-    """Raise a rate by one stage: half-way to its target, which rises too once fast recovery is over.
+    """Raise a rate by one stage, half of what it lacks to its target; this rises after fast recovery.
 
     A rate that is back at the line's is let go of: it starts as a new one, with the next notice.
     """

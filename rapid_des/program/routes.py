@@ -18,8 +18,8 @@ from rapid_des.machine import Machine
 from rapid_des.network.fabric import Fabric, Router, Routes
 from rapid_des.network.spraying import spread
 from rapid_des.network.switches import SwitchTrees
-from rapid_des.program.plans import tree_pairs, with_switches
 from rapid_des.program.program import LoadTable, SprayTable, Template, shapes
+from rapid_des.program.switch_trees import tree_pairs, with_switches
 
 COMPARED = 64
 """Largest group of which all pairs are compared."""
@@ -60,7 +60,7 @@ class GroupRoutes(Struct, frozen=True):
     """The routes of every group's templates."""
 
     of_group: tuple[dict[int, Int32s], ...]
-    """For each group: maps a template to the route of each of its pairs. Equal entries share one mapping."""
+    """A mapping from a template to the route of each of its pairs, for each group; equal ones are shared."""
     routes: Routes
     return_routes: Int32s
     """[route] the number of the route that its acknowledgements take."""
@@ -81,7 +81,7 @@ class _Pattern(Struct, frozen=True):
         return pairs
 
     def batches(self, lines: Sequence[Line], machine: Wired, batch: int) -> Iterator[Int64s]:
-        """Yield `pairs` in blocks of so many columns; temporary memory is proportional to a block."""
+        """Yield `pairs` in blocks of this many columns; temporary memory is proportional to a block."""
         if self.source.max(initial=0) >= self.members:
             lines = [with_switches(machine.switch_trees, line, self.below) for line in lines]
         nodes = np.array(lines, np.int64)
@@ -211,8 +211,8 @@ def all_pairs(groups: Sequence[Sequence[int]] | Int64s) -> Int64s:
     return np.stack((member[:, source], member[:, destination]), 2).reshape(-1, 2)
 
 
-def telling_pairs(group: Sequence[int]) -> Int64s:
-    """Return the pairs by whose routes a large group is told from others: to neighbours, and from the first.
+def distinguishing_pairs(group: Sequence[int]) -> Int64s:
+    """Return the pairs by whose routes a large group differs from others: to neighbours, and from the first.
 
     All pairs are quadratic; groups that agree in these and not in others do not occur in regular fabrics.
     """
@@ -222,9 +222,9 @@ def telling_pairs(group: Sequence[int]) -> Int64s:
 
 
 def compared_pairs(groups: Sequence[Sequence[int]]) -> Int64s:
-    """Return [group, pair, end] the pairs by whose routes groups of one size are told apart."""
+    """Return [group, pair, end] the pairs by whose routes groups of one size are distinguished."""
     if len(groups[0]) > COMPARED:
-        return np.stack([telling_pairs(group) for group in groups])
+        return np.stack([distinguishing_pairs(group) for group in groups])
     return all_pairs(groups).reshape(len(groups), -1, 2)
 
 
@@ -279,10 +279,10 @@ def route_keys(machine: Machine, groups: Sequence[tuple[bytes, Int64s]]) -> list
         links = np.asarray(routes.links[starts[0] : starts[-1]], np.int64)
         # Most groups are copies of one another, their links as many numbers further on.
         columns = np.diff(starts), links - links[:1], fabric.bandwidth[links], fabric.latency[links]
-        likeness = tuple(column.tobytes() for column in columns)
-        if likeness not in known:
-            known[likeness] = _canonical(fabric, links, np.diff(starts))
-        keys.append(mark + known[likeness])
+        shape = tuple(column.tobytes() for column in columns)
+        if shape not in known:
+            known[shape] = _canonical(fabric, links, np.diff(starts))
+        keys.append(mark + known[shape])
     return keys
 
 
@@ -338,7 +338,7 @@ def sprayed(machine: Machine, routes: Routes) -> tuple[Routes, SprayTable | None
 
 
 def routes_back(back: Int32s, routes: int, spray: SprayTable | None) -> Int32s:
-    """Return the route back of each of so many routes: that of its pair's planned one."""
+    """Return the route back of each of this many routes: that of its pair's planned one."""
     if spray is None:
         return back
     known = np.zeros(routes, np.int32)

@@ -1,4 +1,7 @@
-"""How long links are busy with a message: rows of sizes, classes of hops or of routes, and tables of both."""
+"""Service times: how long GPUs are busy with a node, and links with a message.
+
+Of messages: rows of sizes, classes of hops or of routes, and tables of both.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from rapid_des.arrays import Int32s
+from rapid_des.arrays import Int32s, Int64s
+from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
+from rapid_des.device.device import Device
 from rapid_des.errors import TopologyError
 from rapid_des.machine import Machine
 from rapid_des.network.fabric import Fabric, Routes
@@ -41,7 +46,25 @@ Visit: TypeAlias = Sequence[Sequence[int]]
 """Occupancy, head and lag of a hop in picoseconds, each as a list over sizes."""
 
 
-class Sizes:
+def service_times(nodes: NodeTable, device: Device) -> Int64s:
+    """Return the nodes' durations, unstated ones by the device's roofline.
+
+    Compute: the longer of `flops` at the matrix unit's bf16 peak and `tensor_bytes` through HBM, plus
+    a launch. Memory nodes: `size` through HBM.
+    """
+    duration = nodes.duration.copy()
+    unstated = duration == UNSTATED
+    if not unstated.any():
+        return duration
+    bandwidth = float(device.spec.hbm.bandwidth)
+    moved = np.where(nodes.kind == NodeKind.COMPUTE, nodes.tensor_bytes, nodes.size).astype(np.float64)
+    arithmetic = np.where(nodes.kind == NodeKind.COMPUTE, nodes.flops, 0) / device.tensor_rate("bf16")
+    busy = np.ceil(np.maximum(arithmetic, np.maximum(moved, 0) / bandwidth) * PS_PER_S).astype(np.int64)
+    launched = np.where((nodes.kind == NodeKind.COMPUTE) & ~nodes.on_cpu, device.launch_overhead, 0)
+    return np.where(unstated, busy + launched, duration)
+
+
+class MessageSizes:
     """Distinct message sizes in the order of their first use; `whole` ones are never cut into parts."""
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Where each part of a rank's time goes by name: operators, collectives and messages, what is waited for.
 
 Every instant of the breakdown is given to one node of the rank: of those that could have it the one that
-began first. The names of a part add up to it to the picosecond; `other` is what no name can be told for.
+began first. The names of a part add up to it to the picosecond; `other` is time for which no name is known.
 """
 
 from __future__ import annotations
@@ -16,14 +16,7 @@ import numpy as np
 
 from rapid_des.chakra.trace import UNSTATED, NodeKind
 from rapid_des.frontend.schedules.schedule import direction_of
-from rapid_des.report.breakdown import (
-    COMPUTE,
-    RankRun,
-    in_whole_step,
-    inside_of,
-    operator_names,
-    uses_of,
-)
+from rapid_des.report.breakdown import COMPUTE, RankRun, in_whole_step, inside_of, operator_names, uses_of
 
 if TYPE_CHECKING:
     from rapid_des.modes.blocks import BlockRun
@@ -113,7 +106,7 @@ def _communication(done: BlockRun, rank: RankRun) -> Counter[tuple[str, str]]:
 def _fitted(named: Mapping[str, int], spent: int, *, stretched: bool) -> dict[str, int]:
     """Return the names of a part, largest first; with `other` they add up to its time.
 
-    `stretched` tells that the run left decode steps out, which are like those that it has.
+    `stretched`: whether the run left decode steps out, which are like those that it has.
     """
     scale = spent / max(sum(named.values()), 1) if stretched else 1
     scaled = {name: round(time * scale) for name, time in named.items() if time > 0}

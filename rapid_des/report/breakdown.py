@@ -33,9 +33,9 @@ KIND_ORDER = ("tp", "cp", "ep", "dp", "pp", "offload")
 """The kinds of exposed communication by precedence, for instants at which several are in progress."""
 BUBBLE, HOST, IDLE, COMPUTE = "bubble", "host", "idle", "compute"
 _BOUND = 0.2
-"""From this share of a step in which the GPU waits for its host, a report explains it."""
-_TOLD = 1e-3
-"""From this share of a rank's time by which kernels are slowed, a report says so."""
+"""The share of a step above which a report explains that the GPU waits for its host."""
+_SLOWED = 1e-3
+"""The share of a rank's time above which a report says that kernels are slowed."""
 _LAYER = re.compile(r"\.L\d+(?=\.)")
 
 Int64s = NDArray[np.int64]
@@ -138,7 +138,7 @@ class RankRun:
 
 
 def breakdown(rank: RankRun, *, end: int | None = None) -> dict[str, int]:
-    """Return the picoseconds that a rank spends in each way until `end`; they add up to it.
+    """Return the picoseconds that a rank spends on each part until `end`; they add up to it.
 
     `compute` while a compute stream serves; else the kind of communication that is in progress with all
     members there (ties in `KIND_ORDER`, then by name); else `bubble` while something waits for a late peer or
@@ -197,7 +197,7 @@ def host_busy(lowered: Lowered, position: int) -> int:
 
 
 def _on(stream: NDArray[np.int32], names: list[str], kinds: Sequence[str]) -> NDArray[np.bool_]:
-    """Tell which nodes are on streams of some kinds."""
+    """Return which nodes are on streams of some kinds."""
     of_kinds = np.array([*(name in kinds for name in names), False])  # the last for nodes on no stream
     return of_kinds[stream]
 
@@ -283,7 +283,7 @@ def with_inside(
     Messages at a block's end are on the outer graph's tp stream already. Where tp and a ring of cp both send
     inside blocks, all of it counts as tp.
 
-    `outside` is the breakdown until `end`, by default of the whole run; blocks that are under way then are
+    `outside` is the breakdown until `end`, by default of the whole run; blocks that are in progress then are
     not looked into. Where a host is late that is what is exposed once all is issued: what it hides then, and
     would not if it came late, counts as waiting for the host.
     """
@@ -394,7 +394,7 @@ def contention_notes(
     whole = in_whole_step(
         lambda end: {"longer": int(longer[start < end].sum() if end is not None else longer.sum())}, repeated
     )["longer"]
-    if whole > _TOLD * (records.makespan + (repeated.left_out if repeated else 0)):
+    if whole > _SLOWED * (records.makespan + (repeated.left_out if repeated else 0)):
         yield (
             f"kernels take {Duration(whole)} longer beside collectives and messages, which take SMs and "
             "memory bandwidth from them (collectives.contention: false leaves that out)"

@@ -1,8 +1,8 @@
-"""Devices and operators' estimates as text and as plain data."""
+"""Reports of devices and of operators' estimates, and their plain data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -11,8 +11,8 @@ from rapid_des.device.device import Device
 from rapid_des.device.operators import Estimate, Operator
 from rapid_des.learned import LearnedFile
 from rapid_des.report.evidence import measured_topics, sustained_text, validation_text
-from rapid_des.report.result_text import time_text
-from rapid_des.units import PS_PER_NS, PS_PER_S, PS_PER_US, Duration, FlopRate, Size, seconds
+from rapid_des.report.tables import Part, Table, columns
+from rapid_des.units import PS_PER_NS, PS_PER_S, PS_PER_US, Duration, FlopRate, Size, seconds, time_text
 from rapid_des.values import asdict
 
 _PICOSECONDS = {"ps": 1, "ns": PS_PER_NS, "us": PS_PER_US}
@@ -36,24 +36,24 @@ def estimate_as_plain(operator: Operator, estimate: Estimate, device: Device) ->
     }
 
 
-def estimate_as_text(operator: Operator, estimate: Estimate, device: Device) -> str:
-    """Return an estimate for a person: time, what bounds it, and why."""
+def estimate_report(operator: Operator, estimate: Estimate, device: Device) -> Iterator[Part]:
+    """Yield an estimate: time, what bounds it, and why."""
     rate = FlopRate(estimate.flops * PS_PER_S // max(estimate.duration, 1))
     shape = ", ".join(
         f"{name} {value}" for name, value in asdict(operator).items() if value not in (None, False)
     )
-    lines = [
-        f"{type(operator).__name__} ({shape}) on {device.spec.name}",
-        f"  time           {Duration(estimate.duration)}, bound by {estimate.bound}",
-        f"  work           {estimate.flops:,} FLOP, {rate}",
-    ]
-    for level, count in estimate.bytes.items():
-        bandwidth = count * PS_PER_S / max(estimate.duration, 1) / 1e9
-        lines.append(f"  {level:<14} {Size(count)}, {bandwidth:,.0f} GB/s")
-    lines += [_detail(name, value) for name, value in estimate.detail.items() if value is not None]
-    lines.append(f"  conditions     {', '.join(f'{k} {v}' for k, v in _conditions(device).items())}")
-    lines.append(f"  {validation_text(measured_topics(device, operator.dtype), operator.dtype)}")
-    return "\n".join(lines)
+    yield f"{type(operator).__name__} ({shape}) on {device.spec.name}"
+    facts = {
+        "time": f"{Duration(estimate.duration)}, bound by {estimate.bound}",
+        "work": f"{estimate.flops:,} FLOP, {rate}",
+    }
+    for level, size in estimate.bytes.items():
+        bandwidth = size * PS_PER_S / max(estimate.duration, 1) / 1e9
+        facts[level] = f"{Size(size)}, {bandwidth:,.0f} GB/s"
+    facts |= dict(_detail(name, value) for name, value in estimate.detail.items() if value is not None)
+    facts["conditions"] = ", ".join(f"{name} {value}" for name, value in _conditions(device).items())
+    yield facts
+    yield validation_text(measured_topics(device, operator.dtype), operator.dtype)
 
 
 def _conditions(device: Device) -> Mapping[str, str]:
@@ -79,8 +79,8 @@ def _in_seconds(detail: Mapping[str, object]) -> dict[str, Any]:
     return plain
 
 
-def _detail(name: str, value: Any) -> str:
-    """Return a detail as text; its name loses the unit that the value then carries."""
+def _detail(name: str, value: Any) -> tuple[str, str]:
+    """Return a detail's name without its unit, and its value with it."""
     base, _, unit = name.rpartition("_")
     if unit == "pj":
         name, value = base, f"{value * 1e-12:.3g} J"
@@ -90,8 +90,7 @@ def _detail(name: str, value: Any) -> str:
         value = f"{value:.4g}"
     elif isinstance(value, int) and not isinstance(value, bool):
         value = f"{value:,}"
-    shown = " x ".join(str(item) for item in value) if isinstance(value, list | tuple) else value
-    return f"  {name:<14} {shown}"
+    return name, " x ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def device_as_plain(device: Device) -> dict[str, object]:
@@ -106,24 +105,25 @@ def device_as_plain(device: Device) -> dict[str, object]:
     return spec | {"constants": used}
 
 
-def device_as_text(device: Device) -> str:
-    """Return a device for a person: one line a number."""
+def device_report(device: Device) -> Iterator[Part]:
+    """Yield a device: one line a number."""
     spec = device.spec
-    clock = f"{spec.clock.boost} boost, {sustained_text(spec.clock)} sustained, peaks at {spec.clock.peak}"
     stores = {"registers": spec.registers, "shared": spec.shared, "L2": spec.l2, "HBM": spec.hbm}
     each = {"registers": " a SM", "shared": " a SM"}
-    lines = [f"{spec.name} ({device.family.name}, {spec.sms} SMs)", f"  clock        {clock}"]
-    lines += [f"  tensor {dtype:<6}{peak}" for dtype, peak in spec.tensor_peak.items()]
-    lines += [f"  vector {dtype:<6}{peak}" for dtype, peak in spec.vector_peak.items()]
-    for name, store in stores.items():
-        lines.append(f"  {name:<13}{store.capacity}{each.get(name, '')}, {store.bandwidth}")
-    lines.append(f"  launch       {spec.launch.eager} eager, {spec.launch.graph} in a graph")
-    lines.append(f"  conditions   {', '.join(f'{k} {v}' for k, v in _conditions(device).items())}")
-    lines.append(
-        f"  operators    {spec.operators}; constants of family {device.family.name}: "
-        + ", ".join(device.family.constants)
-    )
-    return "\n".join(lines)
+    sustained = f"{sustained_text(spec.clock)} sustained"
+    yield f"{spec.name} ({device.family.name}, {spec.sms} SMs)"
+    yield {
+        "clock": f"{spec.clock.boost} boost, {sustained}, peaks at {spec.clock.peak}",
+        **{f"tensor {dtype}": str(peak) for dtype, peak in spec.tensor_peak.items()},
+        **{f"vector {dtype}": str(peak) for dtype, peak in spec.vector_peak.items()},
+        **{
+            name: f"{store.capacity}{each.get(name, '')}, {store.bandwidth}" for name, store in stores.items()
+        },
+        "launch": f"{spec.launch.eager} eager, {spec.launch.graph} in a graph",
+        "conditions": ", ".join(f"{name} {value}" for name, value in _conditions(device).items()),
+        "operators": f"{spec.operators}; constants of family {device.family.name}: "
+        + ", ".join(device.family.constants),
+    }
 
 
 def learned_as_plain(file: LearnedFile) -> dict[str, object]:
@@ -140,15 +140,14 @@ def learned_as_plain(file: LearnedFile) -> dict[str, object]:
     }
 
 
-def learned_as_text(file: LearnedFile) -> str:
-    """Return what was fitted to samples for a person: one line an operator."""
-    width = max(map(len, [*file.regressors, *file.left_out]), default=8)
-    lines = [
-        f"{name:{width}}  {each.kind:<18} {each.rows:5d} samples  cross-validation {each.error:6.2%}"
+def learned_report(file: LearnedFile) -> Iterator[Part]:
+    """Yield what was fitted to samples: one row an operator."""
+    rows = [
+        {"operator": name, "regressor": each.kind, "samples": each.rows, "error": each.error}
         for name, each in file.regressors.items()
     ]
-    lines += [
-        f"{name:{width}}  left out: {left.rows:,} samples ({left.reason})"
-        for name, left in file.left_out.items()
-    ]
-    return "\n".join([*lines, f"all else: {file.fallback}"])
+    names = columns("operator", "regressor", "samples", error=("cross-validation", ".2%"))
+    yield Table("", names, rows)
+    for name, left in file.left_out.items():
+        yield f"{name} left out: {left.rows:,} samples ({left.reason})"
+    yield f"all else: {file.fallback}"

@@ -36,8 +36,8 @@ from rapid_des.modes.execution import Run
 from rapid_des.modes.pricing import as_used
 from rapid_des.network.collectives.libraries.library import library_name
 from rapid_des.network.specs import AUTO
-from rapid_des.program.library import libraries_of
-from rapid_des.program.plans import PLAIN, SCALAR, SEND, Served
+from rapid_des.program.collectives.library import libraries_of
+from rapid_des.program.collectives.plans import PLAIN, SCALAR, SEND, ServedCollective
 from rapid_des.report.measured import GEMM_DTYPES, JOBS, MEASURED
 from rapid_des.units import Duration, seconds
 from rapid_des.values import fields, replace
@@ -49,14 +49,14 @@ COMMUNICATION = "communication"
 ROUTER = "router"
 """Kernels that choose experts: they occur in all mixtures of experts, whatever computes the experts."""
 _ENOUGH = 9
-"""From this many cases on, the 10th and 90th percentiles lie within a sample: 1 / (n + 1) is a tenth."""
+"""The least number of cases whose 10th and 90th percentiles lie within them: 1 / (n + 1) is a tenth."""
 _DRAWS = 200
 _CLASSES = {"gemm": "gemm", "grouped": "experts", "attention": "attention", "vector": "vector"}
 _WAITING = ("bubble", "host", "idle")
 
 
 def measured_topics(device: Device, dtype: str) -> tuple[str, ...]:
-    """Return of what a device was measured: nothing if its numbers are not those of that preset.
+    """Return the topics that a device was measured in: none if its numbers are not those of that preset.
 
     GEMMs count in the `dtype` of the matrices alone.
     """
@@ -71,7 +71,7 @@ def measured_topics(device: Device, dtype: str) -> tuple[str, ...]:
 
 @cache
 def _preset(name: str) -> DeviceSpec:
-    """Return a preset from its file, cached: every result asks."""
+    """Return a preset from its file, cached: every result needs it."""
     return load_device(name).spec
 
 
@@ -112,18 +112,18 @@ def unmeasured_lines(devices: Iterable[str]) -> Iterator[str]:
     """Yield what a report says of devices without measurements.
 
     >>> list(unmeasured_lines(["X", "X"]))
-    ['  not validated: there are no measurements of X as stated here']
+    ['not validated: there are no measurements of X as stated here']
     """
     names = ", ".join(dict.fromkeys(devices))
     if names:
-        yield f"  not validated: there are no measurements of {names} as stated here"
+        yield f"not validated: there are no measurements of {names} as stated here"
 
 
 def _matrix_dtype(job: Job) -> str:
     return job.spec.precision.gemm or job.spec.precision.activations
 
 
-_SERVED = fields(Served)
+_SERVED = fields(ServedCollective)
 
 
 class Basis(Struct, frozen=True):
@@ -131,7 +131,7 @@ class Basis(Struct, frozen=True):
 
     collectives: Mapping[str, str]
     """The algorithm by collective that the machine file asks for, `default` for those that it leaves open."""
-    served: tuple[Served, ...] = ()
+    served: tuple[ServedCollective, ...] = ()
     """What served the run's collectives."""
     device: Device | None = None
     """The device, at the clock and with the launches that the job runs at."""
@@ -154,27 +154,20 @@ class Basis(Struct, frozen=True):
         return f"{stated}, decode {decode}" if decode != stated else stated
 
     @property
-    def apart(self) -> tuple[Served, ...]:
+    def apart(self) -> tuple[ServedCollective, ...]:
         """The algorithms of collectives that the machine file leaves open, in words."""
-        return tuple(
-            library_row
-            for library_row in self.served
-            if library_row.operation != SEND and self._is_apart(library_row)
-        )
+        return tuple(each for each in self.served if each.operation != SEND and self._is_apart(each))
 
-    def _is_apart(self, served: Served) -> bool:
+    def _is_apart(self, served: ServedCollective) -> bool:
         asked = self.collectives.get(served.operation, self.collectives["default"]).split("/")
-        plain = {SCALAR, PLAIN[CollectiveType.BARRIER]}
-        return len(set(asked)) > 1 or not {name.split()[0] for name in served.algorithm.split("/")} <= {
-            *asked,
-            *plain,
-        }
+        used = {name.split()[0] for name in served.algorithm.split("/")}
+        return len(set(asked)) > 1 or not used <= {*asked, SCALAR, PLAIN[CollectiveType.BARRIER]}
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data for JSON; the clock in Hz."""
         plain: dict[str, Any] = {
             "collectives": dict(self.collectives),
-            "served": [{name: getattr(library_row, name) for name in _SERVED} for library_row in self.served],
+            "served": [{name: getattr(each, name) for name in _SERVED} for each in self.served],
         }
         if self.device is None:
             return plain
@@ -197,7 +190,7 @@ class Basis(Struct, frozen=True):
         }
 
 
-def basis_of(run: Run, job: Job | None, got: Iterable[Served]) -> Basis:
+def basis_of(run: Run, job: Job | None, got: Iterable[ServedCollective]) -> Basis:
     """Return what a machine prices a job with, or traces that state their durations."""
     served, machine = tuple(sorted(got)), run.machine
     stated = machine.collectives
@@ -408,10 +401,10 @@ def quantiles(errors: Sequence[float]) -> tuple[float, float]:
     return ranked[place - 1], ranked[-place]
 
 
-def told_apart(
+def distinguishable(
     times: tuple[int, int], works: tuple[Mapping[str, int], Mapping[str, int]], origin: Origin
 ) -> bool | None:
-    """Return whether who is faster of two layouts of a job is so in measurements too, `LEVEL` sure.
+    """Return whether the faster of two predicted layouts is also measured to be faster, `LEVEL` sure.
 
     None where no layouts of such jobs were compared.
     """
@@ -455,6 +448,6 @@ def residuals() -> Mapping[str, Any]:
 
 
 def forget() -> None:
-    """Drop the cached `residuals.json`, after it was rewritten."""
+    """Drop the cached `residuals.json` after it was rewritten."""
     residuals.cache_clear()
     _factors.cache_clear()

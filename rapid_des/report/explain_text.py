@@ -13,12 +13,12 @@ from typing import Any
 from msgspec import Struct
 
 from rapid_des.frontend.memory import CATEGORIES, StageMemory, Tensor, shown
-from rapid_des.frontend.routing import LayerLoad
 from rapid_des.frontend.schedules.schedule import PassKind
+from rapid_des.report.formats import spans
 from rapid_des.report.job_structure import Explanation, MessageKind, SectionKind
 from rapid_des.report.result import Result
-from rapid_des.report.tables import Row, spans, table
-from rapid_des.units import Duration, Size
+from rapid_des.report.tables import Column, Part, Plain, Table, columns
+from rapid_des.units import Size
 from rapid_des.values import asdict
 
 _MIB, _GIB = 2**20, 2**30
@@ -31,24 +31,42 @@ _PHASES: tuple[PassKind, ...] = ("forward", "backward")
 _REST = "between passes and once a step"
 
 
-def explain_lines(result: Result, explanation: Explanation) -> Iterator[str]:
-    """Yield groups, stages, sections, memory, messages and operators as tables of at most 120 columns."""
+def explain_report(result: Result, explanation: Explanation) -> Iterator[Part]:
+    """Yield groups, stages, sections, memory, messages and operators as tables."""
     stages = () if result.figures is None else result.figures.memory.stages
-    yield from table("process groups", ("kind", "axes", "members", "count", "first group"), "<<>><", (
-        (each.name, ".".join(each.axes), f"{each.members:,}", f"{each.count:,}", _ranks(each.first))
-        for each in explanation.groups
-    ))  # fmt: skip
-    yield from table("layers of each stage, parameters of one of its ranks",
-        ("stage", "layers", "which", "parameters"), ">><>", _stage_rows(explanation, stages))  # fmt: skip
-    yield from table("a rank's share of a section: kernels + collectives, of one micro-batch",
-        ("section", "layers", "which", "parameters", *_PHASES), "<><>>>",
-        map(_section_row, explanation.sections))  # fmt: skip
-    yield from table("copies of tokens that experts get, as multiples of the mean",
-        ("layers", "which", "busiest expert", "busiest rank", "idlest rank"), "><>>>",
-        map(_load_row, explanation.loads))  # fmt: skip
-    yield from memory_lines(stages)
-    yield from _message_lines(result, explanation)
-    yield from _operator_lines(result)
+    names = columns(name="kind", axes=("axes", ".".join), members=("members", ","), count=("count", ","))
+    groups = [asdict(each) for each in explanation.groups]
+    yield Table("process groups", (*names, Column("first", "first group", _ranks)), groups)
+    which = columns(number="layers", layers=("which", spans))
+    named = columns("stage") + which + columns(parameters=("parameters", ","))
+    rows = [_stage_row(stage, explanation) for stage in stages]
+    yield Table("layers of each stage, parameters of one of its ranks", named, _with_numbers(rows))
+    named = columns(name="section") + which + columns(parameters=("parameters", ",")) + columns(*_PHASES)
+    rows = [{**asdict(each), **_works(each)} for each in explanation.sections]
+    title = "a rank's share of a section: kernels + collectives, of one micro-batch"
+    yield Table(title, named, _with_numbers(rows))
+    loads = (Column(name, show=".3f") for name in ("busiest_expert", "busiest_rank", "idlest_rank"))
+    rows = [asdict(load) for load in explanation.loads]
+    title = "copies of tokens that experts get, as multiples of the mean"
+    yield Table(title, (*which, *loads), _with_numbers(rows))
+    yield from memory_tables(stages)
+    yield from _messages(result, explanation)
+    yield from _operators(result)
+
+
+def _stage_row(stage: StageMemory, explanation: Explanation) -> dict[str, Any]:
+    layers = list(chain(*_layers_by_part(stage.stage, explanation)))
+    return {"stage": stage.stage, "layers": layers, "parameters": stage.parameters}
+
+
+def _with_numbers(rows: Sequence[Plain]) -> list[Plain]:
+    """Return rows with the numbers of their layers."""
+    return [{**row, "number": len(row["layers"])} for row in rows]
+
+
+def _works(section: SectionKind) -> dict[str, str]:
+    """Return the kernels and collectives of a section by phase."""
+    return {phase: f"{work.kernels} + {work.collectives}" for phase, work in section.passes.items()}
 
 
 def explain_json(result: Result, explanation: Explanation) -> dict[str, Any]:
@@ -76,43 +94,23 @@ def explain_json(result: Result, explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def _load_row(load: LayerLoad) -> Row:
-    figures = (load.busiest_expert, load.busiest_rank, load.idlest_rank)
-    return (f"{len(load.layers)}", _short(spans(load.layers)), *(f"{figure:.3f}" for figure in figures))
-
-
 def _ranks(ranks: Sequence[int]) -> str:
     if len(ranks) <= _FIRST:
         return " ".join(map(str, ranks))
     return f"{' '.join(map(str, ranks[: _FIRST - 2]))} … {ranks[-1]}"
 
 
-def _size(size: int) -> str:
+def _sizes(sizes: Sequence[int]) -> str:
+    size = max(sizes)
     exact = f"{Size(size)}"
-    return exact if len(exact) <= _SHORT or size < _MIB else f"{size / _MIB:.4g} MiB"
-
-
-def _short(text: str, width: int = 44) -> str:
-    return text if len(text) <= width else f"{text[: width - 2]} …"
+    most = "" if len(sizes) == 1 else "≤ "
+    return most + (exact if len(exact) <= _SHORT or size < _MIB else f"{size / _MIB:.4g} MiB")
 
 
 def _layers_by_part(stage: int, explanation: Explanation) -> list[list[int]]:
     """Return the layers of each chunk of a stage, numbered through the model."""
     ends = list(accumulate(explanation.layers, initial=0))
     return [list(range(ends[part], ends[part + 1])) for part in explanation.placement[stage]]
-
-
-def _stage_rows(explanation: Explanation, stages: Sequence[StageMemory]) -> Iterator[Row]:
-    for stage in stages:
-        layers = list(chain(*_layers_by_part(stage.stage, explanation)))
-        yield f"{stage.stage}", f"{len(layers)}", _short(spans(layers), 72), f"{stage.parameters:,}"
-
-
-def _section_row(section: SectionKind) -> Row:
-    layers = f"{len(section.layers)}" if section.layers else ""
-    works = (section.passes.get(phase) for phase in _PHASES)
-    shown = ("" if work is None else f"{work.kernels} + {work.collectives}" for work in works)
-    return section.name, layers, _short(spans(section.layers)), f"{section.parameters:,}", *shown
 
 
 class _Messages(Struct, frozen=True):
@@ -126,24 +124,24 @@ class _Messages(Struct, frozen=True):
     by: str
 
 
-def _message_lines(result: Result, explanation: Explanation) -> Iterator[str]:
+def _messages(result: Result, explanation: Explanation) -> Iterator[Part]:
     stages: dict[_Messages, list[int]] = {}
     for stage, alike in groupby(explanation.messages, lambda message: message.stage):
         for messages in _folded(result, list(alike)):
             stages.setdefault(messages, []).append(stage)
-    by_phase: dict[str, list[Row]] = {phase: [] for phase in (*_PHASES, _REST)}
+    by_phase: dict[str, list[Plain]] = {phase: [] for phase in (*_PHASES, _REST)}
     for each, where in stages.items():
         phase, _, name = each.name.partition(".")
         phase, name = (phase, name) if phase in _PHASES else (_REST, each.name)
-        size = f"{'' if len(each.sizes) == 1 else '≤ '}{_size(max(each.sizes))}"
-        by_phase[phase].append((name, spans(where), each.what, each.group, size, each.runs, each.by))
-    header = ("name", "stage", "what", "group", "bytes", "runs", "served by")
+        by_phase[phase].append({**asdict(each), "name": name, "stage": where})
+    names = columns(name="name", stage=("stage", spans), what="what", group="group")
+    names += (Column("sizes", "bytes", _sizes, side=">"), Column("runs", side=">"), *columns(by="served by"))
     for phase, rows in by_phase.items():
-        yield from table(f"messages of a rank, {phase}", header, "<><<>><", rows)
+        yield Table(f"messages of a rank, {phase}", names, rows)
     if any(by_phase.values()):
-        yield "\n  bytes: a member's input buffer; runs: layers x passes, or how many in all"
+        yield "bytes: a member's input buffer; runs: layers x passes, or how many in all"
     if result.run is None:
-        yield f"  messages are those of the flattened trace: mode {result.mode} does not run each of them"
+        yield f"messages are those of the flattened trace: mode {result.mode} does not run each of them"
 
 
 def _folded(result: Result, messages: Sequence[MessageKind]) -> Iterator[_Messages]:
@@ -169,65 +167,54 @@ def _served_by(result: Result, message: MessageKind) -> list[str]:
     """Return the algorithm and protocol of such messages in the run; empty where it is not known."""
     served = () if result.basis is None else result.basis.served
     wanted = message.what, message.members, message.size
-    same = (
-        library_row
-        for library_row in served
-        if (library_row.operation, library_row.ranks, library_row.size_bytes) == wanted
-    )
-    return list(
-        dict.fromkeys(f"{library_row.algorithm} {library_row.protocol}".rstrip() for library_row in same)
-    )
+    same = (each for each in served if (each.operation, each.ranks, each.size_bytes) == wanted)
+    return list(dict.fromkeys(f"{each.algorithm} {each.protocol}".rstrip() for each in same))
 
 
-def _operator_lines(result: Result) -> Iterator[str]:
+def _operators(result: Result) -> Iterator[Part]:
     if result.run is None:
-        yield "  FLOPs and bytes of each operator are printed in mode flattened"
+        yield "FLOPs and bytes of each operator are printed in mode flattened"
         return
     rows = result.operators()
     whole = max(sum(row.time_s for row in rows), 1e-12)
-    header = ("operator", "runs", "FLOP a run", "HBM B a run", "time", "share", "TFLOP/s", "bound")
-    yield from table(
-        f"operators of rank {result.critical_rank}; share of its {whole:.6g} s of compute",
-        header,
-        "<>>>>>><",
-        (
-            (
-                row.operator,
-                f"{row.runs:,}",
-                f"{row.flops / row.runs:.4g}",
-                f"{row.hbm_bytes / row.runs:.4g}",
-                f"{Duration(round(row.time_s * 1e12))}",
-                f"{row.time_s / whole:.2%}",
-                f"{row.flops / max(row.time_s, 1e-12) / 1e12:.1f}",
-                row.bound,
-            )
-            for row in rows
-        ),
+    each = [
+        {
+            **asdict(row),
+            "flops": row.flops / row.runs,
+            "hbm_bytes": row.hbm_bytes / row.runs,
+            "share": row.time_s / whole,
+            "rate": row.flops / max(row.time_s, 1e-12) / 1e12,
+        }
+        for row in rows
+    ]
+    names = columns("operator") + columns(
+        runs=("runs", ","), flops=("FLOP a run", ".4g"), hbm_bytes=("HBM B a run", ".4g"), time_s="time"
     )
+    names += columns(share=("share", ".2%"), rate=("TFLOP/s", ".1f"), bound="bound")
+    title = f"operators of rank {result.critical_rank}; share of its {whole:.6g} s of compute"
+    yield Table(title, names, each)
 
 
-_GIB = 2**30
 _STAGES = 4
 """Up to this many different stages are printed by tensor; of more the first, the fullest, the last."""
 _TENSORS = 16
 """Number of tensors of a stage that are printed; the others are summed up."""
 
 
-def memory_lines(stages: Sequence[StageMemory]) -> Iterator[str]:
+def memory_tables(stages: Sequence[StageMemory]) -> Iterator[Table]:
     """Yield every stage by category at its fullest, and the largest tensors of some then."""
     names = [name for name in CATEGORIES if any(stage.categories.get(name) for stage in stages)]
-    title = "memory of a rank of each stage at its fullest, GiB"
-    yield from table(title, ("stage", "peak", *names), ">" * (2 + len(names)), _memory_rows(stages, names))
-    header = ("tensor", "category", "number", "size", "share")
+    rows = [
+        {**dict.fromkeys(names, 0), "stage": [stage.stage for stage in alike], "peak": peak, **categories}
+        for (peak, categories), alike in groupby(stages, lambda stage: (stage.peak, dict(stage.categories)))
+    ]
+    sizes = (Column(name, None, lambda size: f"{size / _GIB:.3f}") for name in ("peak", *names))
+    stage = Column("stage", None, spans, side=">")
+    yield Table("memory of a rank of each stage at its fullest, GiB", (stage, *sizes), rows)
+    kept = columns("tensor", "category", "number", size=("size", shown), share=("share", ".1%"))
     for tensors, members in _distinct(stages):
         title = f"memory by tensor, a rank of stage {spans(members)} at its fullest"
-        yield from table(title, header, "<<>>>", _tensor_rows(tensors))
-
-
-def _memory_rows(stages: Sequence[StageMemory], names: Sequence[str]) -> Iterator[Row]:
-    for sizes, alike in groupby(stages, lambda stage: (stage.peak, dict(stage.categories))):
-        parts = [f"{sizes[1].get(name, 0) / _GIB:.3f}" for name in names]
-        yield spans([stage.stage for stage in alike]), f"{sizes[0] / _GIB:.3f}", *parts
+        yield Table(title, kept, list(_tensor_rows(tensors)))
 
 
 def _distinct(stages: Sequence[StageMemory]) -> Iterator[tuple[tuple[Tensor, ...], list[int]]]:
@@ -242,14 +229,14 @@ def _distinct(stages: Sequence[StageMemory]) -> Iterator[tuple[tuple[Tensor, ...
             yield run
 
 
-def _tensor_rows(tensors: Sequence[Tensor]) -> Iterator[Row]:
+def _tensor_rows(tensors: Sequence[Tensor]) -> Iterator[Plain]:
     whole = max(sum(tensor.size for tensor in tensors), 1)
     for name, category, size, number in tensors[:_TENSORS]:
-        yield name, category, f"{number:,}", shown(size), f"{size / whole:.1%}"
+        yield {"tensor": name, "category": category, "number": number, "size": size, "share": size / whole}
     rest = tensors[_TENSORS:]
     if rest:
         size = sum(tensor.size for tensor in rest)
-        yield f"{len(rest)} others", "", "", shown(size), f"{size / whole:.1%}"
+        yield {"tensor": f"{len(rest)} others", "size": size, "share": size / whole}
 
 
 def stage_json(stage: StageMemory) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Fabrics, routes and checks as plain data for JSON, and as lines of text."""
+"""Fabrics, routes and checks as plain data for JSON, and as reports."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,7 +11,9 @@ from rapid_des.network.checks import RouteCheck
 from rapid_des.network.fabric import Fabric
 from rapid_des.network.metrics import Summary
 from rapid_des.network.specs import AnyDimension
-from rapid_des.units import PS_PER_S, Bandwidth, Duration, seconds
+from rapid_des.report.formats import names_text, seconds_text
+from rapid_des.report.tables import Part, Table, columns
+from rapid_des.units import Bandwidth, seconds
 from rapid_des.values import asdict
 
 Tree: TypeAlias = dict[str, Any]
@@ -34,31 +36,28 @@ def shown_fabric(fabric: Fabric, dimensions: Sequence[AnyDimension], figures: Su
     return {"name": fabric.name, **asdict(figures), "dimensions": rows}
 
 
-def fabric_lines(tree: Tree) -> list[str]:
-    """Return the lines that show `shown_fabric`'s tree."""
+def fabric_report(tree: Tree) -> Iterator[Part]:
+    """Yield what `shown_fabric` returned."""
     cut, far = tree["bisection"], tree["diameter"]
     low, high = tree["degree"]
     hops = f"{far['hops']} hops" if far["exact"] else f"at least {far['hops']} hops"
     dead = f", {tree['dead_links']:,} of them dead" if tree["dead_links"] else ""
-    lines = [
-        tree["name"],
-        f"  nodes      {tree['gpus']:,} GPUs, {tree['nics']:,} NICs, {tree['switches']:,} switches",
-        f"  links      {tree['links']:,} directed{dead}",
-        f"  degree     {low if low == high else f'{low} to {high}'} links out of a GPU",
-        f"  diameter   {hops} between GPUs" + ("" if far["connected"] else "; some GPUs are cut off"),
-        f"  bisection  {'' if cut['exact'] else 'at most '}{Bandwidth(cut['bandwidth'])} one way",
-        "  dimensions, innermost first",
-    ]
-    for row in tree["dimensions"]:
-        size = "x".join(str(extent) for extent in row["size"])
-        rate = _span([str(Bandwidth(value)) for value in row["bandwidth"]])
-        delay = _span([str(_duration(value)) for value in row["latency_s"]])
-        lines.append(f"    {row['name']}: {row['shape']} {size}, {row['links']:,} links, {rate}, {delay}")
-    return lines
-
-
-def _duration(value: float) -> Duration:
-    return Duration(round(value * PS_PER_S))
+    yield tree["name"]
+    yield {
+        "nodes": f"{tree['gpus']:,} GPUs, {tree['nics']:,} NICs, {tree['switches']:,} switches",
+        "links": f"{tree['links']:,} directed{dead}",
+        "degree": f"{low if low == high else f'{low} to {high}'} links out of a GPU",
+        "diameter": f"{hops} between GPUs" + ("" if far["connected"] else "; some GPUs are cut off"),
+        "bisection": f"{'' if cut['exact'] else 'at most '}{Bandwidth(cut['bandwidth'])} in one direction",
+    }
+    names = columns(
+        "name", "shape", size=("size", lambda size: "x".join(map(str, size))), links=("links", ",")
+    )
+    names += columns(
+        bandwidth=("bandwidth", lambda ends: _span([str(Bandwidth(end)) for end in ends])),
+        latency_s=("latency", lambda ends: _span([seconds_text(end) for end in ends])),
+    )
+    yield Table("dimensions, innermost first", names, tree["dimensions"])
 
 
 def _span(ends: list[str]) -> str:
@@ -87,17 +86,16 @@ def shown_route(fabric: Fabric, links: Sequence[int], source: int) -> Tree:
     }
 
 
-def route_lines(tree: Tree) -> list[str]:
-    """Return the lines that show `shown_route`'s tree."""
+def route_report(tree: Tree) -> Iterator[Part]:
+    """Yield what `shown_route` returned."""
     if not tree["hops"]:
-        return [f"{_place(tree['source'])} is there already: no hops"]
-    narrowest, delay = Bandwidth(tree["bandwidth"]), _duration(tree["latency_s"])
-    lines = [f"{len(tree['hops'])} hops, {delay} of latency, {narrowest} at the narrowest"]
-    for hop in tree["hops"]:
-        rate, latency = Bandwidth(hop["bandwidth"]), _duration(hop["latency_s"])
-        ends = f"{_place(hop['from'])} > {_place(hop['to'])}"
-        lines.append(f"  #{hop['link']:<8} {ends:<44} {hop['dimension']:<12} {rate}, {latency}")
-    return lines
+        yield f"{_place(tree['source'])} is there already: no hops"
+        return
+    narrowest, delay = Bandwidth(tree["bandwidth"]), seconds_text(tree["latency_s"])
+    yield f"{len(tree['hops'])} hops, {delay} of latency, {narrowest} at the narrowest"
+    rows = [{**hop, "ends": f"{_place(hop['from'])} > {_place(hop['to'])}"} for hop in tree["hops"]]
+    rate = ("bandwidth", lambda rate: str(Bandwidth(rate)))
+    yield Table("", columns("link", "ends", "dimension", bandwidth=rate, latency_s="latency"), rows)
 
 
 def _node(fabric: Fabric, node: int) -> Tree:
@@ -124,22 +122,17 @@ def shown_check(fabric: Fabric, check: RouteCheck, dead: frozenset[int], lost: f
     }
 
 
-def check_lines(tree: Tree) -> list[str]:
-    """Return the lines that show `shown_check`'s tree."""
-    routes = f"{tree['routes']:,} routes" + ("" if tree["all_routes"] else " between some of the GPUs")
-    lines = [tree["name"], "  connected  every GPU reaches every other"]
+def check_report(tree: Tree) -> Iterator[Part]:
+    """Yield what `shown_check` returned."""
+    yield tree["name"]
+    facts = {"connected": "every GPU reaches every other"}
     if tree["lost_gpus"]:
-        lines.append(f"  lost       {_some([f'gpu{gpu}' for gpu in tree['lost_gpus']])}")
+        facts["lost"] = names_text([f"gpu{gpu}" for gpu in tree["lost_gpus"]])
     if tree["dead_links"]:
-        lines.append(f"  dead       {_some(tree['dead_links'])}")
+        facts["dead"] = names_text(tree["dead_links"])
     cycle = tree["dependency_cycle"]
-    problems = (
-        f"links may wait in a circle of {len(cycle)}: {_some(cycle)}"
-        if cycle
-        else "none can wait in a circle"
-    )
-    return [*lines, f"  deadlock   {problems} ({routes})"]
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:8]) + (f", … {len(names) - 8} more" if len(names) > 8 else "")
+    problems = "none can wait in a circle"
+    if cycle:
+        problems = f"links may wait in a circle of {len(cycle)}: {names_text(cycle)}"
+    routes = f"{tree['routes']:,} routes" + ("" if tree["all_routes"] else " between some of the GPUs")
+    yield facts | {"deadlock": f"{problems} ({routes})"}

@@ -15,10 +15,10 @@ from msgspec import Struct, structs
 
 from rapid_des.device.device import Device
 from rapid_des.device.spec import Energy, operator_energy
-from rapid_des.frontend import Job, JobMemory, JobTrace
+from rapid_des.frontend import Job, JobMemory, JobTrace, PricedOperator
 from rapid_des.frontend.inference import decode_time, passes
 from rapid_des.frontend.memory import KvCapacity, kv_capacity, shortage
-from rapid_des.frontend.parts import PricedOperator, Section, stage_sections
+from rapid_des.frontend.parts import ModelSection, stage_sections
 from rapid_des.frontend.spec import RequestsSpec
 from rapid_des.program.lowering import Lowered
 from rapid_des.program.program import Records
@@ -88,8 +88,8 @@ class JobFigures(Struct, frozen=True):
     mfu: float
     """Model FLOPs (attention under the causal mask) over the step time and `peak` of all GPUs."""
     peak: FlopRate
-    """Of one GPU: the dense matrix peak of the job's precision that the device file states, or what the clock
-    in use gives where that is more."""
+    """The dense matrix peak of one GPU in the job's precision, as the device file states it or, where that is
+    more, as the clock in use gives it."""
     memory: JobMemory
     memory_capacity: int
     requests: RequestTimes | None = None
@@ -303,11 +303,7 @@ class EnergyFigures(Struct, frozen=True):
         return {
             "modelled": True,
             "joules": self.joules,
-            "joules_by_part": {
-                "arithmetic": self.arithmetic_j,
-                "memory": self.memory_j,
-                "idle": self.idle_j,
-            },
+            "joules_by_part": {"arithmetic": self.arithmetic_j, "memory": self.memory_j, "idle": self.idle_j},
             "average_power_w": self.average_power_w,
             "power_limit_w": self.limit_w,
             "tokens_per_joule": self.tokens_per_joule,
@@ -357,10 +353,10 @@ def _costs(priced: Iterable[PricedOperator], constants: Energy) -> list[tuple[Pr
     return costs
 
 
-def _runs(job: Job) -> Counter[Section]:
+def _runs(job: Job) -> Counter[ModelSection]:
     """Return how often all ranks together run each section in one pass of all micro-batches."""
-    sections: Counter[Section] = sum(
-        (stage_sections(job, stage) for stage in range(job.stages)), Counter[Section]()
+    sections: Counter[ModelSection] = sum(
+        (stage_sections(job, stage) for stage in range(job.stages)), Counter[ModelSection]()
     )
     ranks, copies = job.gpus // job.stages, len(job.copies[0])  # each micro-batch passes one of a part's
     runs = {section: count * ranks * job.micro_batches // copies for section, count in sections.items()}
@@ -384,7 +380,7 @@ def _of_passes(job: Job, costs: Iterable[tuple[PricedOperator, _Pair]]) -> _Pair
     Of passes like an earlier one only the kernels that see the cache are listed: the others are as there.
     """
     runs = _runs(job)
-    by_step: defaultdict[int, dict[tuple[Section, str], _Pair]] = defaultdict(dict)
+    by_step: defaultdict[int, dict[tuple[ModelSection, str], _Pair]] = defaultdict(dict)
     for kernel, pair in costs:
         by_step[kernel.step][_section(kernel), kernel.name] = pair
     alike = {current.step: current.alike for current in passes(job)}
@@ -401,8 +397,8 @@ def _of_passes(job: Job, costs: Iterable[tuple[PricedOperator, _Pair]]) -> _Pair
     return total[0] + arithmetic, total[1] + memory
 
 
-def _section(kernel: PricedOperator) -> Section:
-    return Section(kernel.section, kernel.kind)
+def _section(kernel: PricedOperator) -> ModelSection:
+    return ModelSection(kernel.section, kernel.kind)
 
 
 def _watts(power: Power) -> float:

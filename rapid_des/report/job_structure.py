@@ -14,7 +14,7 @@ from rapid_des.frontend.groups import GROUP_SLOTS, GROUPS
 from rapid_des.frontend.inference import pass_lists, passes
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import Operation
-from rapid_des.frontend.parts import Section, section_parameters, training_lists
+from rapid_des.frontend.parts import ModelSection, section_parameters, training_lists
 from rapid_des.frontend.routing import LayerLoad, layer_loads
 from rapid_des.frontend.schedules.schedule import PassKind, Placement
 from rapid_des.frontend.trace import JobTrace
@@ -114,7 +114,7 @@ def _groups(trace: JobTrace) -> tuple[GroupKind, ...]:
 
 def _sections(job: Job) -> tuple[SectionKind, ...]:
     """Return the sections of the model with what a rank holds and runs of each; of requests their prefill."""
-    lists: dict[Section, dict[PassKind, tuple[Operation, ...]]] = {}
+    lists: dict[ModelSection, dict[PassKind, tuple[Operation, ...]]] = {}
     if job.spec.phase == "training":
         for key, operations in training_lists(job).items():
             lists.setdefault(key.section, {})[key.phase] = operations
@@ -131,7 +131,7 @@ def _sections(job: Job) -> tuple[SectionKind, ...]:
     )
 
 
-def _name_and_layers(job: Job, section: Section) -> tuple[str, tuple[int, ...]]:
+def _name_and_layers(job: Job, section: ModelSection) -> tuple[str, tuple[int, ...]]:
     if section.name != "block":
         return section.name, ()
     halves = job.kinds[section.kind].layer.halves

@@ -1,62 +1,64 @@
-"""Plans and sensitivities as lines for a terminal and HTML for a notebook, from what `--json` prints."""
+"""Reports of plans and sensitivities, from what `--json` prints."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from rapid_des.printable import html_table
-from rapid_des.report.result_text import time_text
-from rapid_des.report.tables import table
-from rapid_des.units import PS_PER_S, Size
+from rapid_des.report.formats import seconds_text, shown
+from rapid_des.report.tables import Column, Part, Plain, Table, columns
 
-Plain = Mapping[str, Any]
-_GIB = int(Size.parse("1 GiB"))
-_SHORT = {
-    "sequence_parallel": "sp",
-    "micro_batch": "mb",
-    "zero_stage": "zero",
-    "memory_bytes": "GiB",
-    "step_time_s": "step",
-    "energy_j": "kJ",
-}
+_GIB = 2**30
+_COLUMNS = columns(
+    row="", step_time_s="step", mfu="mfu", memory_bytes=("GiB", lambda size: f"{size / _GIB:.1f}"),
+    bound="bound", energy_j=("kJ", lambda energy: f"{energy / 1e3:.4g}"), cost=("cost", ".4g"),
+    **{name: name for name in ("tp", "cp", "ep", "etp", "pp", "dp")}, micro_batch="mb", batch="batch",
+    schedule="schedule", chunks="chunks", sequence_parallel="sp", recompute="recompute", zero_stage="zero",
+    order="order", flattened="flattened",
+)  # fmt: skip
+_NO_AXES = ("why", "text", "layers")
 
 
-def plan_lines(plan: Plain, job: str, machine: str) -> Iterator[str]:
+def plan_report(plan: Plain, job: str, machine: str) -> Iterator[Part]:
     """Yield a plan's rows as a table, and what became of the other layouts."""
     yield f"{job} over {plan['gpus']} GPUs of {machine}: {plan['ways']:,} layouts"
     if plan["floor_s"] is not None:
         yield from _stopped(plan)
-    rows = [_cells(row) for row in plan["rows"]]
-    bounded = any(row["mode"] != "flattened" and row["mode_bound_s"] for row in plan["rows"])
-    for row, cells in zip(plan["rows"], rows, strict=True) if bounded else ():
-        cells["flattened"] = _range(row)
-    header = [_SHORT.get(name, name) for name in rows[0]]
-    yield from table("best first", ["", *header], ">" * (1 + len(header)), [
-        [f"{number}{_marks(row, first=number == 1)}", *cells.values()]
-        for number, (row, cells) in enumerate(zip(plan["rows"], rows, strict=True), 1)
-    ])  # fmt: skip
-    yield ""
-    yield f"  {_first_of(plan)}"
+    yield plan_table(plan["rows"])
+    yield _first_of(plan)
     if any(map(_as_good, plan["rows"][1:])):
-        yield "  ~ not told apart from the first: predictions of measured layouts were off by more"
+        yield "~ measurements do not distinguish it from the first: predictions of layouts were off by more"
     if any(row["may_be_faster"] for row in plan["rows"]):
-        yield "  = not told apart from the first by the mode: the flattened step lies within the given ends"
+        yield "= the mode does not distinguish it from the first: the flattened step lies within these ends"
     yield from _expected(plan["rows"][0])
-    yield f"  {_counts(plan)}"
+    yield _counts(plan)
     if plan["pruned"]:
-        yield from _pruned(plan["pruned"])
+        yield _pruned(plan["pruned"])
+
+
+def plan_table(rows: Sequence[Plain]) -> Table:
+    """Return layouts as a table, the best first; what is equal in all is stated once."""
+    bounded = any(row["mode"] != "flattened" and row["mode_bound_s"] for row in rows)
+    cells = [
+        {
+            **row,
+            "row": f"{number}{_marks(row, first=number == 1)}",
+            "flattened": _range(row) if bounded else None,
+        }
+        for number, row in enumerate(rows, 1)
+    ]
+    given = {name for row in cells for name, value in row.items() if value is not None}
+    return Table("best first", [column for column in _COLUMNS if column.key in given], cells, shared=True)
 
 
 def _stopped(plan: Plain) -> Iterator[str]:
     """Yield what is known of a plan that was stopped before its rows were certain."""
     first = plan["rows"][0]["step_time_s"]
-    yield "  stopped before it was sure: the best so far, of which those marked ? are not certain"
+    yield "stopped before it was sure: the best so far, of which those marked ? are not certain"
     if not plan["floor_s"]:
-        yield "  not all layouts were looked at: others may be faster by any amount"
+        yield "not all layouts were looked at: others may be faster by any amount"
         return
-    least = time_text(round(plan["floor_s"] * PS_PER_S))
-    yield f"  no layout that is not listed takes less than {least} ({plan['floor_s'] / first - 1:+.1%})"
+    least = seconds_text(plan["floor_s"])
+    yield f"no layout that is not listed takes less than {least} ({plan['floor_s'] / first - 1:+.1%})"
 
 
 def _first_of(plan: Plain) -> str:
@@ -75,7 +77,7 @@ def _first_of(plan: Plain) -> str:
 
 
 def _marks(row: Plain, *, first: bool) -> str:
-    """Return the marks of a row: not certain, not told apart by the mode, or by measurements."""
+    """Return the marks of a row: not certain, or as good as the first by the mode or by measurements."""
     marks = "" if row["certain"] else "?"
     return marks if first else marks + "=" * (row["may_be_faster"] is True) + "~" * _as_good(row)
 
@@ -83,49 +85,24 @@ def _marks(row: Plain, *, first: bool) -> str:
 def _range(row: Plain) -> str:
     """Return where a row's flattened step lies."""
     if row["mode_bound_s"] is None:
-        return "" if row["mode"] != "flattened" else time_text(round(row["step_time_s"] * PS_PER_S))
-    low, high = (time_text(round(row["mode_bound_s"][end] * PS_PER_S)) for end in ("low", "high"))
+        return "" if row["mode"] != "flattened" else seconds_text(row["step_time_s"])
+    low, high = (seconds_text(row["mode_bound_s"][end]) for end in ("low", "high"))
     return f"{low} to {high}"
 
 
 def _expected(row: Plain) -> Iterator[str]:
     """Yield where a measurement of the best layout is expected, if such jobs were measured."""
     for expected in row["intervals"].values():
-        low, high = (time_text(round(end * PS_PER_S)) for end in expected["seconds"])
+        low, high = (seconds_text(end) for end in expected["seconds"])
         yield (
-            f"  {expected['level']:.0%} interval of the first {low} to {high} "
+            f"{expected['level']:.0%} interval of the first {low} to {high} "
             f"(as {expected['cases']} measured jobs of {expected['source']})"
         )
 
 
 def _as_good(row: Plain) -> bool:
-    """Return whether measurements do not tell a layout from the best one."""
+    """Return whether measurements do not distinguish a layout from the best one."""
     return row["told_apart"] is False
-
-
-def _cells(row: Plain) -> dict[str, str]:
-    """Return what a table shows of a row, by column."""
-    cells = {
-        "step_time_s": time_text(round(row["step_time_s"] * PS_PER_S)),
-        "mfu": "" if row["mfu"] is None else f"{row['mfu']:.1%}",
-        "memory_bytes": f"{row['memory_bytes'] / _GIB:.1f}",
-        "bound": row["bound"],
-    }
-    if row["energy_j"] is not None:
-        cells["energy_j"] = f"{row['energy_j'] / 1e3:.4g}"
-    if "cost" in row:
-        cells["cost"] = f"{row['cost']:.4g}"
-    for name in ("tp", "cp", "ep", "etp", "pp", "dp", "micro_batch", "batch", "schedule", "chunks",
-                 "sequence_parallel", "recompute", "zero_stage", "order"):  # fmt: skip
-        if name in row:
-            cells[name] = _value(row[name])
-    return cells
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _counts(plan: Plain) -> str:
@@ -139,56 +116,47 @@ def _counts(plan: Plain) -> str:
     return ", ".join(done) + cut
 
 
-def _pruned(pruned: Sequence[Plain]) -> Iterator[str]:
-    yield f"\n  {len(pruned):,} layouts that are no rows"
-    for row in pruned:
-        split = " ".join(f"{name} {_value(value)}" for name, value in row.items()
-                         if name not in ("why", "text", "layers"))  # fmt: skip
-        yield f"    {row['why']}: {split}: {row['text']}"
+def _pruned(pruned: Sequence[Plain]) -> Table:
+    rows = [
+        {
+            **row,
+            "layout": " ".join(f"{name} {shown(name, row[name])}" for name in row if name not in _NO_AXES),
+        }
+        for row in pruned
+    ]
+    return Table(f"{len(pruned):,} layouts that are no rows", columns("why", "layout", text="because"), rows)
 
 
-def leaning_lines(leanings: Sequence[Plain]) -> Iterator[str]:
+def leaning_report(leanings: Sequence[Plain]) -> Iterator[str]:
     """Yield on one line what makes the best step shorter, the most first."""
-    told = [leaning for leaning in leanings if leaning["change"] is not None]
-    ranked = sorted(told, key=lambda leaning: leaning["change"])
+    moved = [leaning for leaning in leanings if leaning["change"] is not None]
+    ranked = sorted(moved, key=lambda leaning: leaning["change"])
     parts = [f"{leaning['part']} {leaning['change']:+.1%}" for leaning in ranked]
     if parts:
-        yield f"  the first with a quarter more of one part: {'; '.join(parts)} (--sensitivity N by knob)"
+        yield f"the first with a quarter more of one part: {'; '.join(parts)} (--sensitivity N by parameter)"
     for leaning in leanings:
         if leaning["change"] is None:
-            yield f"    {leaning['part']} can not be moved: {leaning['refused']}"
+            yield f"{leaning['part']} can not be moved: {leaning['refused']}"
 
 
-def plan_html(plan: Plain) -> str:
-    """Return a plan's rows as an HTML table."""
-    rows = [_cells(row) for row in plan["rows"]]
-    return html_table((list(row.values()) for row in rows), [_SHORT.get(name, name) for name in rows[0]])
-
-
-def sensitivity_lines(sensitivities: Plain, job: str, machine: str, *, top: int) -> Iterator[str]:
+def sensitivity_report(sensitivities: Plain, job: str, machine: str, *, top: int) -> Iterator[Part]:
     """Yield the strongest elasticities of a step, the rule of sums, and what is idle or can not be moved."""
-    step = time_text(round(sensitivities["step_time_s"] * PS_PER_S))
-    change = f"every knob by {sensitivities['change']:.1%} down and up"
+    base = sensitivities["step_time_s"]
+    step = seconds_text(base)
+    change = f"every parameter by {sensitivities['change']:.1%} down and up"
     yield f"{job} on {machine}: step {step}, {sensitivities['mode']}; {change}"
-    rows = [
-        [row["knob"], row["kind"], f"{row['elasticity']:+.4f}",
-         *(_changed(row[name], sensitivities["step_time_s"]) for name in ("lower_s", "higher_s"))]
-        for row in sensitivities["rows"][:top]
-    ]  # fmt: skip
-    yield from table("by how many % the step changes for 1 %", ["knob", "", "elasticity", "lower", "higher"],
-                     "<<>>>", rows)  # fmt: skip
+    names = columns(knob="parameter", kind="kind", elasticity=("elasticity", "+.4f"))
+    ends = (Column(f"{end}_s", None, lambda step: f"{step / base - 1:+.3%}") for end in ("lower", "higher"))
+    rows = sensitivities["rows"][:top]
+    yield Table("by how many % the step changes for 1 %", (*names, *ends), rows)
     if len(sensitivities["rows"]) > top:
-        yield f"    … {len(sensitivities['rows']) - top} weaker"
+        yield f"… {len(sensitivities['rows']) - top} weaker"
     sums = sensitivities["sums"]
-    yield f"\n  together: rates {sums.get('rate', 0.0):+.4f}, times {sums.get('time', 0.0):+.4f}"
+    yield f"all parameters: rates {sums.get('rate', 0.0):+.4f}, times {sums.get('time', 0.0):+.4f}"
     if sensitivities["scaled"] is not None:
-        yield (f"  all rates and clocks 1.25 times as high and all times as short, constants of kernels too: "
+        yield (f"all rates and clocks 1.25 times as high and all times as short, constants of kernels too: "
                f"the step times 1.25 is {sensitivities['scaled']:.4f} of what it was")  # fmt: skip
     if sensitivities["idle"]:
-        yield f"  nothing in this step depends on {', '.join(sensitivities['idle'])}"
-    for knob, why in sensitivities["refused"].items():
-        yield f"  can not be moved: {knob}: {why}"
-
-
-def _changed(step: float | None, base: float) -> str:
-    return "–" if step is None else f"{step / base - 1:+.3%}"
+        yield f"nothing in this step depends on {', '.join(sensitivities['idle'])}"
+    for name, why in sensitivities["refused"].items():
+        yield f"can not be moved: {name}: {why}"

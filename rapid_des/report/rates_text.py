@@ -1,4 +1,4 @@
-"""What a run says of marks, and of the rates that they cut (R14)."""
+"""Notes on marks, and on the rates that they cut (R14)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def _coarse(program: Program, machine: Machine) -> Iterator[str]:
     kmin, largest = congestion.dcqcn.whole().kmin, int(program.hops.bytes[parts.first].max(initial=0))
     if largest > max(kmin or 0, packets(machine.switching).payload):
         yield (
-            f"dcqcn: parts of up to {Size(largest)} are more than kmin, {kmin}: two that meet mark, and "
-            "rates act late (switching.parts: as many as a message has packets come near to packets)"
+            f"dcqcn: parts of up to {Size(largest)} exceed kmin, {kmin}: two that meet are marked, and "
+            "rates react late (switching.parts: as many parts as packets are nearly as exact as packets)"
         )
 
 
@@ -49,7 +49,7 @@ def _rates(program: Program, rates: RateRecords, fabric: Fabric) -> str:
     ends = fabric.source[program.route_links[first]], fabric.destination[program.route_links[last - 1]]
     names = " to ".join(fabric.node_name(int(node)) for node in ends)
     return (
-        f"{line}, the least to {least / FULL_RATE:.2%} of its first link; parts set off "
+        f"{line}, the least to {least / FULL_RATE:.2%} of its first link; parts start "
         f"{Duration(int(rates.held.sum()))} later in all, those from {names} "
         f"{Duration(int(rates.held[held]))}"
     )

@@ -13,7 +13,6 @@ from rapid_des.frontend import JobMemory, JobTrace, PricedOperator
 from rapid_des.modes.execution import Run
 from rapid_des.modes.mode_bound import ModeBound
 from rapid_des.modes.pricing import as_used
-from rapid_des.printable import html_table, html_text
 from rapid_des.report import evidence
 from rapid_des.report.breakdown import (
     RankRun,
@@ -39,6 +38,7 @@ from rapid_des.report.figures import (
     request_times,
     until_last_token,
 )
+from rapid_des.report.tables import html, share_table
 from rapid_des.units import Duration, Size, seconds
 from rapid_des.values import replace
 
@@ -167,13 +167,13 @@ class Result:
             return None
         return evidence.Origin(basis.device.spec.name, basis.software)
 
-    def told_apart(self, other: Result) -> bool | None:
-        """Return whether who is faster as predicted is the faster as measured too, in so many cases as LEVEL.
+    def distinguishable(self, other: Result) -> bool | None:
+        """Return whether the faster of two predictions is also measured to be faster, with `LEVEL` certainty.
 
         None where no layouts of such jobs were measured.
         """
         times, works = (self.step_time, other.step_time), (self.work, other.work)
-        return None if self.origin is None else evidence.told_apart(times, works, self.origin)
+        return None if self.origin is None else evidence.distinguishable(times, works, self.origin)
 
     @property
     def light(self) -> Result:
@@ -192,15 +192,14 @@ class Result:
 
     def _repr_html_(self) -> str:
         """Return the result for a notebook: the step, and where its time goes."""
-        rows = [("step time", str(self.step_time), "")]
+        facts = {"step time": str(self.step_time)}
         if self.mode_bound is not None:
-            rows += [(name, text, "") for name, text in self.mode_bound.row(self.step_time).items()]
+            facts |= self.mode_bound.row(self.step_time)
         if self.figures is not None:
-            rows.append(("tokens/s", f"{self.figures.tokens_per_s:,.0f}", f"MFU {self.figures.mfu:.1%}"))
-            rows.append(("memory", str(Size(self.figures.memory.fullest.peak)), self.figures.shortage))
-        shares = ((part, time, time / max(self.step_time, 1)) for part, time in self.breakdown.items())
-        rows += [(part, str(time), f"{share:.1%}") for part, time, share in shares if time]
-        return html_text(f"{self.mode}, bound by {self.bound}") + html_table(rows)
+            facts["tokens/s"] = f"{self.figures.tokens_per_s:,.0f}, MFU {self.figures.mfu:.1%}"
+            facts["memory"] = f"{Size(self.figures.memory.fullest.peak)} {self.figures.shortage}".rstrip()
+        spent = {part: time for part, time in self.breakdown.items() if time}
+        return html([f"{self.mode}, bound by {self.bound}", facts, share_table("", spent, self.step_time)])
 
     def rank_breakdown(self, rank: int) -> dict[str, Duration]:
         """Return where a rank's time goes until it ends, as `breakdown` says of the critical rank."""

@@ -1,4 +1,4 @@
-"""Results as lines for a terminal: of a run, of every mode, of a replay by ASTRA-sim's rules."""
+"""Reports of a run, of every mode, of a replay by ASTRA-sim's rules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rapid_des.network.faults import Fault, GpuFactors
 from rapid_des.network.jitter import delay_text
-from rapid_des.program.plans import Served
+from rapid_des.program.collectives.plans import ServedCollective
 from rapid_des.report.evidence import (
     LEVEL,
     Basis,
@@ -20,7 +20,9 @@ from rapid_des.report.evidence import (
     validation_text,
 )
 from rapid_des.report.figures import JobFigures, RequestTimes
+from rapid_des.report.formats import change_text, names_text
 from rapid_des.report.result import Result
+from rapid_des.report.tables import Part, Plain, Table, columns, share_table
 from rapid_des.units import Duration, Size
 
 if TYPE_CHECKING:
@@ -39,21 +41,9 @@ _RANKS = 16
 _DRAWN = 12
 
 
-def time_text(picoseconds: int) -> str:
-    """Return a time or a difference of times as people write it.
-
-    >>> time_text(0), time_text(-1_500_000)
-    ('0', '-1.5 us')
-    """
-    if picoseconds == 0:
-        return "0"
-    return f"{'-' if picoseconds < 0 else ''}{Duration(abs(picoseconds))}"
-
-
 def drawn_line(names: Sequence[str]) -> str:
     """Return what faults drew at random, the first dozen by name."""
-    more = len(names) - _DRAWN
-    return f"drawn at random: {', '.join(names[:_DRAWN])}" + (f" and {more} more" if more > 0 else "")
+    return f"drawn at random: {names_text(names, _DRAWN)}"
 
 
 def late_lines(faults: Iterable[Fault], end: Duration) -> Iterator[str]:
@@ -78,43 +68,33 @@ def jitter_lines(machine: Machine, gpus: int, step: Duration, even: Duration) ->
         )
     if jitter.message_delay is not None:
         yield f"jitter, seed {jitter.seed}: messages arrive later, {delay_text(jitter.message_delay)}"
-    yield f"on the even machine the step takes {even} ({_change(step, even)} with jitter)"
+    yield f"on the even machine the step takes {even} ({change_text(step, even)} with jitter)"
 
 
 def unmarked_line(step: Duration, without: Duration) -> str:
     """Return what a step takes longer than on the same machine without `dcqcn`."""
-    return f"without dcqcn the step takes {without} ({_change(step, without)} with it)"
+    return f"without dcqcn the step takes {without} ({change_text(step, without)} with it)"
 
 
-def _change(after: int, before: int) -> str:
-    return f"{after / max(before, 1) - 1:+.2%}"
-
-
-def result_lines(result: Result, title: str) -> Iterator[str]:
+def result_report(result: Result, title: str) -> Iterator[Part]:
     """Yield a result: the job's figures, where the critical rank's time goes, what it ran longest."""
     yield title
     if result.figures is not None:
-        yield from _figure_lines(result, result.figures)
+        yield from _figures(result, result.figures)
     else:
-        yield f"  finish         {result.step_time} (rank {result.critical_rank} is last)"
-    yield f"\n  where the time of rank {result.critical_rank} goes"
-    step = max(result.step_time, 1)
-    for part, time in result.breakdown.items():
-        name = _PARTS.get(part, f"exposed {part} communication")
-        yield f"    {name:<46} {time_text(time):>12}  {time / step:6.1%}  {'█' * round(30 * time / step)}"
-    if result.busiest:
-        yield "\n  busiest operators"
-        for name, time in list(result.busiest.items())[:_OPERATORS]:
-            yield f"    {name:<46} {time!s:>12}  {time / step:6.1%}"
+        yield {"finish": f"{result.step_time} (rank {result.critical_rank} is last)"}
+    step, parts = result.step_time, result.breakdown.items()
+    named = {_PARTS.get(part, f"exposed {part} communication"): time for part, time in parts}
+    yield share_table(f"where the time of rank {result.critical_rank} goes", named, step, bars=True)
+    yield share_table("busiest operators", dict([*result.busiest.items()][:_OPERATORS]), step)
     folded = f", one rank simulated for {result.folded:g}" if result.folded > 1 else ""
     yield (
-        f"\n  {result.mode}, {result.switching}, engine {result.engine}: "
+        f"{result.mode}, {result.switching}, engine {result.engine}: "
         f"{result.hops:,} link hops in {result.wall_s:.2f} s{folded}"
     )
     if result.basis is not None:
         yield from _basis_lines(result.basis)
-    for note in result.notes:
-        yield f"  note: {note}"
+    yield from (f"note: {note}" for note in result.notes)
 
 
 def _basis_lines(basis: Basis) -> Iterator[str]:
@@ -123,25 +103,25 @@ def _basis_lines(basis: Basis) -> Iterator[str]:
         for operation, name in basis.collectives.items()
     )
     if basis.device is None:
-        yield f"  collectives {names}"
+        yield f"collectives {names}"
     else:
         spec, used = basis.device.spec, basis.device.conditions
         launch = f"launch {basis.launch}" if basis.host is None else host_line(basis.host)
         clock = clock_text(basis.device)
         if basis.decode_device is not None and clock_text(basis.decode_device) != clock:
             clock += f", decode at {clock_text(basis.decode_device)}"
-        yield f"  {spec.name}, {clock}, {launch}"
-        yield f"  {basis.software}, kernels {used.library}, collectives {names}"
+        yield f"{spec.name}, {clock}, {launch}"
+        yield f"{basis.software}, kernels {used.library}, collectives {names}"
     if basis.apart:
-        yield f"  collectives in fact: {', '.join(_served_lines(basis.apart))}"
+        yield f"collectives in fact: {', '.join(_served_lines(basis.apart))}"
     if basis.device is None:
         return
     jobs = jobs_text(basis.software, basis.device.spec.name)
-    yield f"  {validation_text(basis.validated, basis.matrix_dtype)}{jobs}"
+    yield f"{validation_text(basis.validated, basis.matrix_dtype)}{jobs}"
 
 
-def _served_lines(served: Iterable[Served]) -> Iterator[str]:
-    """Yield each operation among so many ranks with what served it, by size where that is several."""
+def _served_lines(served: Iterable[ServedCollective]) -> Iterator[str]:
+    """Yield each operation with the number of its ranks and what served it, by size if that differs."""
     for (operation, ranks), sizes in groupby(served, lambda each: (each.operation, each.ranks)):
         every = list(sizes)
         hows = dict.fromkeys(map(_how, every))
@@ -151,16 +131,16 @@ def _served_lines(served: Iterable[Served]) -> Iterator[str]:
         yield f"{operation} of {ranks:,} ranks by {', '.join(by)}"
 
 
-def _how(served: Served) -> str:
+def _how(served: ServedCollective) -> str:
     return f"{served.algorithm} {served.protocol}".rstrip()
 
 
-def _span(served: Sequence[Served]) -> str:
+def _span(served: Sequence[ServedCollective]) -> str:
     ends = dict.fromkeys(f"{Size(each.size_bytes)}" for each in (served[0], served[-1]))
     return " to ".join(ends)
 
 
-def _figure_lines(result: Result, figures: JobFigures) -> Iterator[str]:
+def _figures(result: Result, figures: JobFigures) -> Iterator[Part]:
     rows = {"GPUs": f"{figures.gpus:,}"}
     if figures.requests is None:
         rows["step time"] = f"{result.step_time}"
@@ -181,12 +161,11 @@ def _figure_lines(result: Result, figures: JobFigures) -> Iterator[str]:
     if figures.energy is not None:
         rows["energy"] = figures.energy.text
     rows["bound by"] = result.bound
-    for name, value in rows.items():
-        yield f"  {name:<16} {value}"
+    yield rows
     parts = sorted(fullest.categories.items(), key=lambda entry: -entry[1])
-    yield "    " + ", ".join(f"{name} {size / _GIB:.1f} GiB" for name, size in parts if size >= _GIB / 20)
+    yield "  " + ", ".join(f"{name} {size / _GIB:.1f} GiB" for name, size in parts if size >= _GIB / 20)
     if figures.shortage:
-        yield f"  out of memory    {figures.shortage}; simulated all the same"
+        yield {"out of memory": f"{figures.shortage}; simulated all the same"}
 
 
 def _interval_rows(intervals: Mapping[str, Interval]) -> dict[str, str]:
@@ -214,32 +193,34 @@ def _request_rows(result: Result, requests: RequestTimes) -> dict[str, str]:
     return rows
 
 
-def modes_lines(results: Mapping[str, Result | str]) -> Iterator[str]:
+def modes_report(results: Mapping[str, Result | str]) -> Iterator[Part]:
     """Yield every mode's step time against the first one's, and what each run cost, or why it was refused."""
-    reference = next(iter(results.values()))
-    for mode, result in results.items():
-        if isinstance(result, str):
-            yield f"{mode:<14} refused: {result}"
-            continue
-        gap = "" if isinstance(reference, str) else f"{result.step_time / reference.step_time - 1:+.2%}"
-        cost = f"{result.wall_s:.3f} s, {result.hops:,} hops"
-        bound = result.mode_bound
-        most = "" if bound is None else f"; by its bound at most {bound.most(result.step_time):+.1%}"
-        yield f"{mode:<14} {result.step_time!s:>12}  {gap:>8}  simulated in {cost}{most}"
+    first = next(iter(results.values()))
+    names = columns("mode", "step_time_ps", change=("longer", "+.2%"), most=("at most", "+.1%"))
+    rows = [
+        {"mode": mode, **_mode_row(result, None if isinstance(first, str) else first)}
+        for mode, result in results.items()
+        if not isinstance(result, str)
+    ]
+    yield Table("", names + columns(wall_s=("simulated in s", ".3f"), hops=("hops", ",")), rows)
+    yield from (f"{mode} refused: {why}" for mode, why in results.items() if isinstance(why, str))
 
 
-def astra_lines(result: AstraResult, title: str) -> Iterator[str]:
+def _mode_row(result: Result, first: Result | None) -> Plain:
+    change = {} if first is None else {"change": result.step_time / max(first.step_time, 1) - 1}
+    most = {} if result.mode_bound is None else {"most": result.mode_bound.most(result.step_time)}
+    return {"step_time_ps": result.step_time, **change, **most, "wall_s": result.wall_s, "hops": result.hops}
+
+
+def astra_report(result: AstraResult, title: str) -> Iterator[Part]:
     """Yield a replay by ASTRA-sim's rules: the first and the last ranks to finish, and what was noted."""
     yield f"{title}: {len(result.ranks)} ranks"
-    yield f"  {'rank':>6}  {'finish ns':>16}  {'exposed comm ns':>16}"
-    columns = zip(result.finish_ns, result.ranks, result.exposed_communication_ns, strict=True)
-    rows = sorted(columns, key=lambda row: row[0])
-    hidden = len(rows) - _RANKS
-    for number, (finish, rank, exposed) in enumerate(rows):
-        if number == _RANKS // 2 and hidden > 0:
-            yield f"  … {hidden} ranks that finish in between"
-        if hidden <= 0 or not _RANKS // 2 <= number < len(rows) - _RANKS // 2:
-            yield f"  {rank:>6}  {finish:>16,}  {exposed:>16,}"
-    yield f"  engine {result.engine}: {result.hops:,} link hops in {result.wall_s:.2f} s"
-    for note in result.notes:
-        yield f"  note: {note}"
+    ends = zip(result.finish_ns, result.ranks, result.exposed_communication_ns, strict=True)
+    rows = [{"rank": rank, "finish": finish, "exposed": exposed} for finish, rank, exposed in sorted(ends)]
+    left_out = len(rows) - _RANKS
+    if left_out > 0:
+        rows[_RANKS // 2 : -_RANKS // 2] = []
+    title = "by finish" + (f" ({left_out} in between are left out)" if left_out > 0 else "")
+    yield Table(title, columns("rank", finish=("finish ns", ","), exposed=("exposed comm ns", ",")), rows)
+    yield f"engine {result.engine}: {result.hops:,} link hops in {result.wall_s:.2f} s"
+    yield from (f"note: {note}" for note in result.notes)

@@ -1,4 +1,4 @@
-"""What a run says of routes that are chosen by load (R12)."""
+"""Notes on routes that are chosen by load (R12)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MANY = 256
 
 
 def choice_notes(program: Program, machine: Machine) -> Iterator[str]:
-    """Yield a line if routes are chosen by load for more than a packet at a time, and few times a message."""
+    """Yield a line if routes are chosen by load, but for more than a packet at a time."""
     spray, parts = program.spray, program.hops.parts
     if spray is None or spray.load is None:
         return
@@ -26,9 +26,10 @@ def choice_notes(program: Program, machine: Machine) -> Iterator[str]:
         return
     what = "whole messages" if times == 1 else f"parts, {times} of a message at most"
     yield (
-        f"routes are chosen by load for {what}, of up to {Size(largest)}, not for packets: what sets off at "
-        "one instant does not see each other, so short bursts take longer than with switches that choose "
-        "packet by packet (finer: spray.per part, more switching.parts; figures: validate network/adaptive)"
+        f"routes are chosen by load for {what}, of up to {Size(largest)}, not for packets: messages "
+        "that start at one instant do not see each other, so short bursts take longer than with switches "
+        "that choose packet by packet (finer: spray.per part, more switching.parts; figures: validate "
+        "network/adaptive)"
     )
 
 

@@ -1,11 +1,12 @@
-"""Results of serving as text."""
+"""The report of a server under load."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rapid_des.units import PS_PER_S, Duration
+from rapid_des.report.formats import counted, seconds_text
+from rapid_des.report.tables import Column, Part, Plain, Table
 
 _CLIENT = "  client"
 _ROWS = {
@@ -15,49 +16,52 @@ _ROWS = {
     "  prefill": "prefill_s",
     "time per output token": "tpot_s",
     "end to end": "e2e_s",
+    "keys and values travel": "transfer_s",
+    "between two tokens": "itl_s",
 }
 
 
-def serve_lines(plain: Mapping[str, Any], title: str, replicas: int) -> Iterator[str]:
-    """Yield the lines of a report: what a result's JSON says."""
+def serve_report(plain: Plain, title: str, replicas: int) -> Iterator[Part]:
+    """Yield a report of what a result's JSON says."""
     rates, held = plain["throughput"], plain["kv_occupancy"]
+    answered = f"{plain['requests']:,} answered in {seconds_text(plain['elapsed_s'])}"
+    tokens = f"{rates['output_tokens_per_s']:,.0f} tokens/s out"
     yield title
-    yield f"  GPUs             {plain['gpus']}, in {replicas} replica{'s' * (replicas > 1)}"
-    yield f"  requests         {plain['requests']:,} answered in {_time(plain['elapsed_s'])}" + (
-        ", interrupted" if plain["interrupted"] else ""
-    )
-    tokens = rates["output_tokens_per_s"]
-    yield f"  throughput       {rates['requests_per_s']:.3g} requests/s, {tokens:,.0f} tokens/s out"
-    yield from _kept(plain["goodput"])
-    if plain["intervals"]:
-        yield f"  80% intervals    {_intervals(plain['intervals'])}"
-    yield from _sampling(plain["ci95"])
-    yield f"  KV cache         {held['mean']:.1%} of its pages held on average, at most {held['max']:.1%}"
+    facts = {
+        "GPUs": f"{plain['gpus']}, in {counted(replicas, 'replica')}",
+        "requests": answered + (", interrupted" if plain["interrupted"] else ""),
+        "throughput": f"{rates['requests_per_s']:.3g} requests/s, {tokens}",
+        **_attained(plain["goodput"]),
+        **_intervals(plain["intervals"]),
+        **_sampling(plain["ci95"]),
+        "KV cache": f"{held['mean']:.1%} of its pages held on average, at most {held['max']:.1%}",
+    }
     if plain["tokens_a_step"] is not None:
-        yield f"  drafts           {plain['tokens_a_step']:.3g} tokens a step of a request"
-    yield from _outages(plain, replicas)
+        facts["drafts"] = f"{plain['tokens_a_step']:.3g} tokens a step of a request"
+    facts |= _outages(plain, replicas)
     if plain["preemptions"]:
-        yield f"  preemptions      {plain['preemptions']:,}"
-    yield ""
-    yield f"  {'':24}" + "".join(f"{name:>12}" for name in plain["ttft_s"])
-    yield from _latencies(plain)
+        facts["preemptions"] = f"{plain['preemptions']:,}"
+    yield facts
+    times = (Column(name, None, seconds_text, 10) for name in plain["ttft_s"])
+    yield Table("", (Column("name", "", width=24), *times), list(_latencies(plain)))
 
 
-def _kept(good: Mapping[str, Any] | None) -> Iterator[str]:
+def _attained(good: Plain | None) -> dict[str, str]:
+    """Return the goodput, and the share of requests within the limits."""
     if good is None:
-        return
-    yield f"  goodput          {good['requests_per_s']:.3g} requests/s within {good['slo']}"
+        return {}
     every, during, otherwise = good["attained"].values()
     apart = "" if during is None else f": {during:.1%} of those that an outage met"
     if during is not None and otherwise is not None:
         apart += f", {otherwise:.1%} of the others"
-    yield (
-        f"  kept by          {every:.1%} of requests{apart}" if every is not None else "  kept by          –"
-    )
+    return {
+        "goodput": f"{good['requests_per_s']:.3g} requests/s within {good['slo']}",
+        "SLO attainment": "–" if every is None else f"{every:.1%} of requests{apart}",
+    }
 
 
-def _outages(plain: Mapping[str, Any], replicas: int) -> Iterator[str]:
-    elapsed = plain["elapsed_s"]
+def _outages(plain: Plain, replicas: int) -> dict[str, str]:
+    elapsed, facts = plain["elapsed_s"], dict[str, str]()
     kinds = {
         "outages": [stop for stop in plain["outages"] if stop["fault"] is None],
         "slow": [stop for stop in plain["outages"] if stop["fault"] is not None],
@@ -66,45 +70,35 @@ def _outages(plain: Mapping[str, Any], replicas: int) -> Iterator[str]:
         times = [min(stop["until_s"], elapsed) - stop["from_s"] for stop in stops]
         if stops:
             share = sum(times) / replicas / elapsed if elapsed else 0.0
-            yield f"  {name:17}{len(stops):,}, {share:.1%} of all replicas' time"
+            facts[name] = f"{len(stops):,}, {share:.1%} of all replicas' time"
     if kinds["outages"]:
         if plain["startup_s"]:
-            yield f"  start-up         {_time(plain['startup_s'])} a replica, its weights among it"
-        yield f"  sent again       {plain['retries']:,} requests"
-    if plain["lost"]:
-        yield f"  lost             {plain['lost']:,} requests"
+            facts["start-up"] = f"{seconds_text(plain['startup_s'])} a replica, loading of weights included"
+        facts["sent again"] = f"{plain['retries']:,} requests"
+    return facts | ({"lost": f"{plain['lost']:,} requests"} if plain["lost"] else {})
 
 
-def _sampling(plain: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the sampling uncertainty of means, where there are enough requests to tell."""
+def _sampling(plain: Plain) -> dict[str, str]:
+    """Return the sampling uncertainty of means, where there are enough requests for it."""
     names = {"ttft_s": "first token", "tpot_s": "per token", "e2e_s": "end to end"}
-    widths = [f"{name} ± {_time(plain[key]['mean'])}" for key, name in names.items() if plain[key]]
-    if widths:
-        yield f"  95% of draws     of means: {'; '.join(widths)}"
+    widths = [f"{name} ± {seconds_text(plain[key]['mean'])}" for key, name in names.items() if plain[key]]
+    return {"95% of draws": f"of means: {'; '.join(widths)}"} if widths else {}
 
 
-def _intervals(plain: Mapping[str, Any]) -> str:
+def _intervals(plain: Mapping[str, Any]) -> dict[str, str]:
     names = {"first_token": "first token", "per_token": "per token"}
     spans = [
-        f"{name} {' to '.join(map(_time, plain[key]['seconds']))}"
+        f"{name} {' to '.join(map(seconds_text, plain[key]['seconds']))}"
         for key, name in names.items()
         if key in plain
     ]
-    interval = plain["per_token"] if "per_token" in plain else plain["first_token"]
-    return f"of means: {'; '.join(spans)} (as {interval['cases']} sets of measured servers)"
+    if not spans:
+        return {}
+    last = plain["per_token"] if "per_token" in plain else plain["first_token"]
+    return {"80% intervals": f"of means: {'; '.join(spans)} (as {last['cases']} sets of measured servers)"}
 
 
-def _latencies(plain: Mapping[str, Any]) -> Iterator[str]:
-    rows = {label: plain[key] for label, key in _ROWS.items()}
-    if not plain["client_s"]["mean"]:
-        del rows[_CLIENT]
-    if plain["transfer_s"]:
-        rows["keys and values travel"] = plain["transfer_s"]
-    if plain["itl_s"]:
-        rows["between two tokens"] = plain["itl_s"]
-    for label, times in rows.items():
-        yield f"  {label:24}" + "".join(f"{_time(value):>12}" for value in times.values())
-
-
-def _time(seconds: float | None) -> str:
-    return "–" if seconds is None else str(Duration(round(seconds * PS_PER_S)))
+def _latencies(plain: Plain) -> Iterator[Plain]:
+    for label, key in _ROWS.items():
+        if plain[key] and (label != _CLIENT or plain[key]["mean"]):
+            yield {"name": label, **plain[key]}

@@ -20,7 +20,7 @@ from rapid_des.errors import InputError
 from rapid_des.modes.execution import Run
 from rapid_des.network.fabric import Fabric
 from rapid_des.program.lowering import Lowered
-from rapid_des.program.program import NONE, Records, Trail
+from rapid_des.program.program import NONE, LinkTrail, Records
 from rapid_des.report.breakdown import rank_times
 from rapid_des.report.writing import replacing
 from rapid_des.units import PS_PER_US, Duration
@@ -99,9 +99,9 @@ def _window(text: str) -> tuple[int, int | None]:
 
 
 def check_size(lowered: Lowered, extract: Extract, *, messages: int) -> None:
-    """Raise `InputError` if the timeline of a run with so many message hops would be larger than `LARGEST`.
+    """Raise `InputError` if the timeline of a run with that many message hops would be larger than `LARGEST`.
 
-    To be asked before the run: a window can not make it smaller, as nobody knows yet what falls into it.
+    Call it before the run. A window does not make the estimate smaller: its content is not known yet.
     """
     ranks = extract.positions(lowered)
     share = len(ranks) / max(len(lowered.program.bindings), 1)
@@ -220,7 +220,7 @@ def _blocks(rows: Int64s) -> Iterator[Int64s]:
         yield rows[first : first + _AT_ONCE]
 
 
-def _link_events(lowered: Lowered, trail: Trail, fabric: Fabric, rows: Int64s) -> Iterator[str]:
+def _link_events(lowered: Lowered, trail: LinkTrail, fabric: Fabric, rows: Int64s) -> Iterator[str]:
     yield _name("process_name", LINKS_PROCESS, 0, "links")
     for link in np.unique(trail.link[rows]).tolist():
         yield _name("thread_name", LINKS_PROCESS, link, fabric.link_name(link))

@@ -1,27 +1,21 @@
-"""What trace sets hold and what is wrong with them, and a rank's nodes as rows, for a terminal or as JSON."""
+"""Reports of what trace sets hold and of what is wrong with them, and a rank's nodes as rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, RankTrace, TraceSet
 from rapid_des.errors import TraceError
-from rapid_des.units import Duration, FlopRate, Size
+from rapid_des.report.formats import counted
+from rapid_des.report.tables import Part, Plain, Table, columns
+from rapid_des.units import Duration, FlopRate, Size, time_text
+from rapid_des.values import asdict
 
 _FINDINGS = 38
 _RANKS = 64
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a count with its noun.
-
-    >>> counted(1, "file"), counted(2, "file")
-    ('1 file', '2 files')
-    """
-    return f"{count} {noun}" + "s" * (count != 1)
+_NEEDS = 6
 
 
 def finding_lines(findings: Sequence[str]) -> Iterator[str]:
@@ -32,22 +26,22 @@ def finding_lines(findings: Sequence[str]) -> Iterator[str]:
         yield f"… and {len(findings) - _FINDINGS} more (--json lists all)"
 
 
-def statistics_lines(counts: Mapping[str, Any]) -> Iterator[str]:
+def statistics_report(counts: Plain) -> Iterator[Part]:
     """Yield the counts of a set, in total and by rank."""
     total = counts["total"]
     yield f"{total['ranks']:,} ranks, {total['nodes']:,} nodes, {total['dependencies']:,} dependencies"
-    for kind, count in total["kinds"].items():
-        yield f"  {kind:<20} {count:,}"
-    for kind, count in total["collectives"].items():
-        yield f"  {kind:<20} {count:,} collectives, {Size(total['collective_bytes'][kind])} of input"
-    yield f"  {'sent':<20} {Size(total['sent_bytes'])}"
-    yield f"  {'compute':<20} {Duration(total['compute_time'])} stated, {_work(total['flops'])}"
-    yield f"  {'without duration':<20} {total['untimed']:,} compute nodes"
-    yield "  rank      nodes  depth  compute"
-    for row in counts["ranks"][:_RANKS]:
-        yield f"  {row['rank']:<6} {row['nodes']:>8} {row['depth']:>6}  {Duration(row['compute_time'])}"
+    facts = {kind: f"{number:,}" for kind, number in total["kinds"].items()}
+    for kind, number in total["collectives"].items():
+        facts[kind] = f"{number:,} collectives, {Size(total['collective_bytes'][kind])} of input"
+    yield facts | {
+        "sent": f"{Size(total['sent_bytes'])}",
+        "compute": f"{Duration(total['compute_time'])} stated, {_work(total['flops'])}",
+        "without duration": f"{total['untimed']:,} compute nodes",
+    }
+    names = columns("rank", "nodes", "depth", compute_time=("compute", time_text))
+    yield Table("", names, counts["ranks"][:_RANKS])
     if total["ranks"] > _RANKS:
-        yield f"  … {total['ranks'] - _RANKS} more ranks (--json lists all)"
+        yield f"… {total['ranks'] - _RANKS} more ranks (--json lists all)"
 
 
 def _work(flops: int) -> str:
@@ -141,16 +135,16 @@ def _row(rank: RankTrace, index: int) -> NodeRow:
     )
 
 
-def table_lines(rows: tuple[NodeRow, ...], *, widest_name: int = 48) -> list[str]:
-    """Return the rows as an aligned table with a header."""
-    cells = [("id", "kind", "name", "stream", "takes", "with", "needs")]
-    for row in rows:
-        name = " ".join(row.name.split())
-        name = name if len(name) <= widest_name else f"{name[: widest_name - 3]}..."
-        needs = " ".join(map(str, row.needs[:6])) + (f" … {len(row.needs)}" if len(row.needs) > 6 else "")
-        cells.append((str(row.id), row.kind, name, row.stream, row.amount(), row.partner(), needs or "-"))
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    return [
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-        for row in cells
+def nodes_table(rows: Sequence[NodeRow]) -> Table:
+    """Return the rows as a table."""
+    cells = [
+        {**asdict(row), "name": " ".join(row.name.split()), "amount": row.amount(), "partner": row.partner()}
+        for row in rows
     ]
+    names = columns(id="id", kind="kind", name="name", stream="stream", amount="takes", partner="with")
+    return Table("", names + columns(needs=("needs", _needs)), cells)
+
+
+def _needs(nodes: Sequence[int]) -> str:
+    more = f" … {len(nodes)}" if len(nodes) > _NEEDS else ""
+    return " ".join(map(str, nodes[:_NEEDS])) + more or "-"

@@ -63,10 +63,7 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def check_outputs(
-    paths: Iterable[str | Path | None],
-    *,
-    pictures: Iterable[str | Path | None] = (),
-    replace: bool = True,
+    paths: Iterable[str | Path | None], *, pictures: Iterable[str | Path | None] = (), replace: bool = True
 ) -> None:
     """Raise `InputError` for the first path that can not be written, or whose extra is not installed.
 
@@ -108,7 +105,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _check_place(path: Path, *, named: Path | None = None) -> None:
-    """Try to create a file there: permissions alone do not tell, as root may not write below /sys."""
+    """Try to create a file there: permissions alone do not decide it, as root may not write below /sys."""
     folder = path.resolve().parent
     why = None
     if path.is_dir():

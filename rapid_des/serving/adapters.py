@@ -22,8 +22,8 @@ from rapid_des.errors import ConfigError
 from rapid_des.frontend import Job
 from rapid_des.frontend.adapters import matrices
 from rapid_des.frontend.groups import byte_count
-from rapid_des.frontend.inference import Pass, pass_lists
-from rapid_des.frontend.operations import Group
+from rapid_des.frontend.inference import ServingPass, pass_lists
+from rapid_des.frontend.operations import RequestGroup
 from rapid_des.frontend.parts import stage_sections
 from rapid_des.frontend.servers import LoraSpec
 from rapid_des.machine import Machine
@@ -129,7 +129,7 @@ class Lora:
 
 def _products(job: Job, spec: LoraSpec) -> Iterator[Counter[tuple[int, int]]]:
     """Yield for each stage how many matrices with adapters have which columns and inner width."""
-    lists = pass_lists(job, Pass(1, (Group(1, 1, 1),), 1))
+    lists = pass_lists(job, ServingPass(1, (RequestGroup(1, 1, 1),), 1))
     blocks = {section: lists[section] for section in lists if section.name == "block"}
     known = dict.fromkeys(name for operations in blocks.values() for name in matrices(operations))
     for name in spec.matrices:

@@ -8,7 +8,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from rapid_des.arrays import Int64s
-from rapid_des.frontend.operations import Group
+from rapid_des.frontend.operations import RequestGroup
 
 
 class Batch(Struct, frozen=True):
@@ -17,7 +17,7 @@ class Batch(Struct, frozen=True):
     decodes: int = 0
     keys: int = 0
     """Sum of the positions that the decoding requests attend to, their new tokens included."""
-    chunks: tuple[Group, ...] = ()
+    chunks: tuple[RequestGroup, ...] = ()
     checked: int = 1
     """Tokens of each decoding request: its newest one, and drafted ones."""
 
@@ -41,16 +41,16 @@ class Batch(Struct, frozen=True):
         """Number of requests that take part."""
         return self.decodes + sum(chunk.count for chunk in self.chunks)
 
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[RequestGroup, ...]:
         """Return the batch as groups of a static run, decoding requests at their mean length."""
         if not self.decodes:
             return self.chunks
         return (decoding_group(self.decodes, -(-self.keys // self.decodes), self.checked), *self.chunks)
 
 
-def decoding_group(decodes: int, length: int, checked: int) -> Group:
+def decoding_group(decodes: int, length: int, checked: int) -> RequestGroup:
     """Return requests that attend to this many positions, the last `checked` of them their own new tokens."""
-    return Group(decodes, checked, max(int(checked > 1), length - checked), checked)
+    return RequestGroup(decodes, checked, max(int(checked > 1), length - checked), checked)
 
 
 class Costs(Protocol):

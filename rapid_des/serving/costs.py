@@ -20,11 +20,11 @@ from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.device.operators import OperatorModel
 from rapid_des.device.pricing import operator_model
-from rapid_des.frontend.inference import Pass, captures, one_pass, pass_lists, serving_shard
+from rapid_des.frontend.inference import ServingPass, captures, one_pass, pass_lists, serving_shard
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.model import sampling
-from rapid_des.frontend.operations import Group, Operation
-from rapid_des.frontend.parts import EMBEDDING, HEAD, Section, stage_sections
+from rapid_des.frontend.operations import Operation, RequestGroup
+from rapid_des.frontend.parts import EMBEDDING, HEAD, ModelSection, stage_sections
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.modes.pricing import as_used, issued_on
@@ -46,6 +46,7 @@ _USUAL = 64
 
 
 Operations = Sequence[Operation]
+_Lists = Mapping[ModelSection, Operations]
 Part = tuple[int, Operations]
 """An operator list, and how often it runs in a pass."""
 
@@ -79,7 +80,7 @@ class PassCosts:
         self._heads: dict[tuple[int, bool], Kernels] = {}
         self._rests = {decoding: Refined(partial(self._rest_at, decoding)) for decoding in (False, True)}
         self._checking = Refined(self._checking_at)
-        self._attention: dict[tuple[Group, bool, bool], Kernels] = {}
+        self._attention: dict[tuple[RequestGroup, bool, bool], Kernels] = {}
         self._lines: dict[tuple[int, int], Int64s] = {}
 
     def time(self, batch: Batch) -> int:
@@ -250,14 +251,11 @@ class PassCosts:
             )
         return self._bodies[key]
 
-    def _opening(self, lists: Mapping[Section, Operations], decoding: bool, launch: int | None) -> Opening:
+    def _opening(self, lists: _Lists, decoding: bool, launch: int | None) -> Opening:
         """Return the operations of embedding and first layer in order."""
         first = next(section for section, _ in self._sections if section.name == "block")
         operations = [operation for section in (EMBEDDING, first) for operation in lists[section]]
-        count = sum(
-            n * sum(kind_of(operation) == "message" for operation in lists[each])
-            for each, n in self._sections
-        )
+        count = sum(n * [*map(kind_of, lists[each])].count("message") for each, n in self._sections)
         first_kernel, *others = self._each(operations, self._operators[decoding], launch)
         kernels = [first_kernel._replace(issue=first_kernel.issue if launch is None else launch), *others]
         return Opening.of(kernels, [kind_of(operation) for operation in operations], max(1, count))
@@ -273,8 +271,8 @@ class PassCosts:
         """
         key = sampled, decoding
         if key not in self._heads:
-            group = Group(max(1, sampled), 1, int(decoding), samples=int(sampled > 0))
-            shard = serving_shard(self._job, Pass(1, (group,), 1))
+            group = RequestGroup(max(1, sampled), 1, int(decoding), samples=int(sampled > 0))
+            shard = serving_shard(self._job, ServingPass(1, (group,), 1))
             head = self._kernels([(1, sampling(shard))], self._operators[decoding], cached=False)
             ends = 0 if self._host is None else head.time + int(self._host.kernel)
             self._heads[key] = Kernels(head.time, max(head.issue, ends))
@@ -306,7 +304,7 @@ class PassCosts:
         return sum(count for section, count in self._sections if section.name == "block")
 
     @cached_property
-    def _sections(self) -> list[tuple[Section, int]]:
+    def _sections(self) -> list[tuple[ModelSection, int]]:
         return [
             item for stage in range(self._job.stages) for item in stage_sections(self._job, stage).items()
         ]
@@ -342,11 +340,11 @@ class PassCosts:
         (chunk,) = chunks
         length = chunk.query_length
         below, above = around(length) if length > _BLOCK else (length, length)
-        groups = (Group(chunk.count, corner) for corner in (below, above))
+        groups = (RequestGroup(chunk.count, corner) for corner in (below, above))
         low, high = (self._remembered(group, decoding, batch.decodes > 0) for group in groups)
         return low.between(high, length - below, max(1, above - below))
 
-    def _remembered(self, group: Group, decoding: bool, beside: bool = False) -> Kernels:
+    def _remembered(self, group: RequestGroup, decoding: bool, beside: bool = False) -> Kernels:
         key = group, decoding, beside
         if key not in self._attention:
             self._attention[key] = self._attend((group,), decoding, self._operators, beside=beside)
@@ -354,14 +352,14 @@ class PassCosts:
 
     def _attend(
         self,
-        groups: tuple[Group, ...],
+        groups: tuple[RequestGroup, ...],
         decoding: bool,
         operators: Mapping[bool, OperatorModel],
         *,
         beside: bool,
     ) -> Kernels:
         """Return the kernels of a pass that see the KV cache; `beside`: prompts beside decoding requests."""
-        shard = serving_shard(self._job, Pass(0, groups, 0))
+        shard = serving_shard(self._job, ServingPass(0, groups, 0))
         kinds = self._job.kinds
         parts = (
             (count, kinds[section.kind].layer.on_cache(shard))
@@ -390,11 +388,11 @@ class PassCosts:
 
         That is logits of all drafts, and what drafting after the first token sends.
         """
-        mixed = (decoding_group(requests, 1 + self.checked, self.checked), Group(1, _SHORT))
+        mixed = (decoding_group(requests, 1 + self.checked, self.checked), RequestGroup(1, _SHORT))
         rest, took = self._beyond(without_host(self._whole), mixed, decoding=False)
         return rest - self._rests[False](requests * self.checked + _SHORT), took
 
-    def _beyond(self, job: Job, groups: tuple[Group, ...], *, decoding: bool) -> tuple[int, int]:
+    def _beyond(self, job: Job, groups: tuple[RequestGroup, ...], *, decoding: bool) -> tuple[int, int]:
         """Return a simulated pass's duration without its kernels, and its whole duration, in picoseconds."""
         result = simulate(
             one_pass(in_a_row(job, self._copies), groups),
@@ -404,7 +402,7 @@ class PassCosts:
             allow_oom=True,
             cache=self._cache,
         ).step_time
-        lists, operators = pass_lists(job, Pass(1, groups, 1)), self._operators[decoding]
+        lists, operators = pass_lists(job, ServingPass(1, groups, 1)), self._operators[decoding]
         sections = (stage_sections(job, stage).items() for stage in range(job.stages))
         parts = [(count, lists[section]) for stage in sections for section, count in stage]
         kernels = sum(self._kernels(parts, operators, cached=cached).time for cached in (False, True))
@@ -415,6 +413,6 @@ class PassCosts:
         return self._kernels([(1, tuple(operations))], self._operators[decoding], cached=cached)
 
 
-def _pass_of(tokens: int, decoding: bool) -> Pass:
+def _pass_of(tokens: int, decoding: bool) -> ServingPass:
     """Return a pass of this many tokens, each from a different request."""
-    return Pass(1, (Group(tokens, 1, int(decoding)),), 1)
+    return ServingPass(1, (RequestGroup(tokens, 1, int(decoding)),), 1)

@@ -19,7 +19,7 @@ from numpy.random import default_rng
 from rapid_des.arrays import Int64s
 from rapid_des.frontend.inference import shard_of_groups
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.operations import Group, Operation
+from rapid_des.frontend.operations import Operation, RequestGroup
 from rapid_des.frontend.speculation import draft_run, draft_runs
 from rapid_des.serving.interpolation import token_corners
 from rapid_des.serving.kernels import Kernels
@@ -176,18 +176,18 @@ class DraftCosts:
     def __init__(self, job: Job, price: Price) -> None:
         assert job.spec.speculative is not None
         self._job, self._spec, self._price = job, job.spec.speculative, price
-        self._known: dict[tuple[Group, bool], Kernels] = {}
+        self._known: dict[tuple[RequestGroup, bool], Kernels] = {}
 
     def base(self, tokens: int, requests: int, *, decoding: bool) -> Kernels:
         """Return the drafting kernels that do not depend on KV lengths, after a pass of this many tokens."""
         newest = decoding and self._spec.method == "draft"
-        read, unread = (Group(requests, 1, int(decoding), samples) for samples in (1, 0))
+        read, unread = (RequestGroup(requests, 1, int(decoding), samples) for samples in (1, 0))
         head = self._run(read, decoding).less(self._run(unread, decoding))
         first, later = self._body(requests if newest else tokens, decoding), self._body(requests, decoding)
         runs = [first, *(later for _ in range(1, self._spec.tokens))]
         return Kernels(sum(run.time + head.time for run in runs), _after_issuing(runs, head))
 
-    def attention(self, groups: tuple[Group, ...], *, decoding: bool, beside: bool) -> Kernels:
+    def attention(self, groups: tuple[RequestGroup, ...], *, decoding: bool, beside: bool) -> Kernels:
         """Return what sees the KV cache after a pass of these requests.
 
         `beside`: they are prompts beside others that decode, in whose kernels their further tokens are.
@@ -200,11 +200,11 @@ class DraftCosts:
     def _body(self, tokens: int, decoding: bool) -> Kernels:
         """Return a draft run over this many tokens without its head, linear between corners."""
         below, above = token_corners(tokens)
-        unread = (Group(corner, 1, int(decoding), samples=0) for corner in (below, above))
+        unread = (RequestGroup(corner, 1, int(decoding), samples=0) for corner in (below, above))
         low, high = (self._run(group, decoding) for group in unread)
         return low.between(high, tokens - below, max(1, above - below))
 
-    def _run(self, group: Group, decoding: bool) -> Kernels:
+    def _run(self, group: RequestGroup, decoding: bool) -> Kernels:
         key = group, decoding
         if key not in self._known:
             operations = draft_run(self._job, (group,), shard_of_groups)

@@ -18,7 +18,7 @@ from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.frontend import Job
 from rapid_des.frontend.inference import one_pass
-from rapid_des.frontend.operations import Group
+from rapid_des.frontend.operations import RequestGroup
 from rapid_des.machine import Machine
 from rapid_des.serving.batch import decoding_group
 from rapid_des.serving.jobs import prompts_of, sharing
@@ -77,7 +77,7 @@ def served_energy(
     idle, seconds = machine.device.spec.idle_power, result.elapsed / PS_PER_S
     for pool in pools_of(job):
         passes = _Passes(pool.alone, machine, cache)
-        if idle is None or passes.kernels((Group(1, 1, 1),)) is None:
+        if idle is None or passes.kernels((RequestGroup(1, 1, 1),)) is None:
             return None
         # a pass of replicas that share experts is of them all
         spent = sum(float(passes.of(load).sum()) for load in islice(loads, pool.replicas))
@@ -132,7 +132,7 @@ class _Passes(Struct, frozen=True):
         short, long = (self.kernels((group,)) or 0.0 for group in groups)
         return (long - short) / (_WIDE * (_LENGTHS[1] - _LENGTHS[0]))
 
-    def kernels(self, groups: Sequence[Group]) -> float | None:
+    def kernels(self, groups: Sequence[RequestGroup]) -> float | None:
         """Return the joules of a pass above the boards' idle energy; None: no energy constants."""
 
         def make() -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.operations import Group
+from rapid_des.frontend.operations import RequestGroup
 from rapid_des.units import Duration
 from rapid_des.values import replace
 
@@ -23,7 +23,7 @@ def with_at_most_drafted(job: Job, tokens: int) -> Job:
 def sharing(job: Job) -> int:
     """Return how many replicas of a job share experts, and step together."""
     split = job.spec.parallelism
-    return max(1, split.ep * split.expert_ways // (split.tp * split.cp))
+    return max(1, split.ep * split.expert_degree // (split.tp * split.cp))
 
 
 def of_replica(job: Job) -> Job:
@@ -41,11 +41,11 @@ def in_a_row(job: Job, copies: int) -> Job:
     return replace(job, spec=structs.replace(job.spec, parallelism=repeated)) if copies > 1 else job
 
 
-def prompts_of(job: Job, tokens: int) -> tuple[Group, ...]:
+def prompts_of(job: Job, tokens: int) -> tuple[RequestGroup, ...]:
     """Return this many tokens as prompts of the largest length, and one shorter one."""
     longest = min(tokens, job.model.spec.max_positions - 1)
     whole, rest = divmod(tokens, longest)
-    return (Group(whole, longest), *((Group(1, rest),) if rest else ()))
+    return (RequestGroup(whole, longest), *((RequestGroup(1, rest),) if rest else ()))
 
 
 def without_host(job: Job) -> Job:

@@ -14,7 +14,7 @@ import numpy as np
 import simpy
 
 from rapid_des.arrays import Int64s
-from rapid_des.frontend.operations import Group
+from rapid_des.frontend.operations import RequestGroup
 from rapid_des.serving.batch import Batch, Costs
 from rapid_des.serving.engine import MOST_STEPS, Engine, Process
 from rapid_des.serving.order import in_turn
@@ -252,7 +252,7 @@ class Replica(ReplicaState):
     def _batch(self, selection: Selection) -> Batch:
         """Return the batch to price."""
         chunks = tuple(
-            Group(1, tokens, request.computed, samples=tokens == request.missing)
+            RequestGroup(1, tokens, request.computed, samples=tokens == request.missing)
             for request, tokens in selection.chunks
         )
         decodes = len(self._group) if selection.decodes else 0

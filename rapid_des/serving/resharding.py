@@ -18,7 +18,7 @@ from msgspec import Struct, field
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.frontend import Job
 from rapid_des.frontend.groups import byte_count
-from rapid_des.frontend.parts import EMBEDDING, HEAD, Section, section_parameters
+from rapid_des.frontend.parts import EMBEDDING, HEAD, ModelSection, section_parameters
 from rapid_des.frontend.template import Domain
 from rapid_des.machine import Machine
 from rapid_des.units import PS_PER_S, ceil_divide
@@ -102,13 +102,13 @@ class _TransferBuilder(Struct):
         self.transfers.between[pair] = self.transfers.between.get(pair, 0) + amount
 
 
-def _tensors(job: Job) -> Iterator[tuple[int, Section, int]]:
+def _tensors(job: Job) -> Iterator[tuple[int, ModelSection, int]]:
     """Yield every section of the model with its part and its number among those of its name."""
     yield 0, EMBEDDING, 0
     layer = 0
     for part, count in enumerate(job.layers):
         for _ in range(count):
-            yield part, Section("block", job.kind_of_layer[layer]), layer
+            yield part, ModelSection("block", job.kind_of_layer[layer]), layer
             layer += 1
     yield job.parts - 1, HEAD, 0
 

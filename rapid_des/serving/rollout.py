@@ -25,6 +25,7 @@ from rapid_des.frontend import Job, load_job
 from rapid_des.frontend.layer_spec import Count
 from rapid_des.machine import Machine
 from rapid_des.report.result import Result
+from rapid_des.report.tables import Part, share_table
 from rapid_des.serving.pools import pools_of
 from rapid_des.serving.resharding import Transfers, as_traces, reshard
 from rapid_des.serving.result import ServeResult
@@ -272,27 +273,24 @@ def _packed(rollout: Rollout, generation: ServeResult) -> Job:
     return load_job(job, settings=settings)
 
 
-def rollout_lines(result: RolloutResult, title: str) -> Iterator[str]:
-    """Yield the lines of a report."""
+def rollout_report(result: RolloutResult, title: str) -> Iterator[Part]:
+    """Yield the report of a step of reinforcement learning."""
     rollout, step, transfers = result.rollout, result.step_time, result.transfers
     where = "taking turns" if rollout.spec.placement == "shared" else f"from GPU {rollout.first} on"
     yield title
-    yield f"  GPUs             {rollout.training.gpus} train, {rollout.server.gpus} serve, {where}"
-    yield f"  step time        {step}"
-    yield f"  tokens/s         {result.tokens / seconds(step):,.0f}"
-    yield ""
-    yield "  where the time goes"
-    for name, spent in result.breakdown.items():
-        share = spent / step
-        yield f"    {name:24}{spent!s:>12}{share:>8.1%}  {'█' * int(30 * share)}"
-    yield ""
-    rate, length = (
-        result.generation.throughput["output_tokens_per_s"],
-        rollout.training.training.sequence_length,
-    )
-    yield f"  generation       {rollout.answers:,} answers, {rate:,.0f} tokens/s"
-    yield f"                   {result.tail} of it after nine in ten answers are there"
-    yield f"  training         {result.sequences} sequences of {length:,} tokens"
+    yield {
+        "GPUs": f"{rollout.training.gpus} train, {rollout.server.gpus} serve, {where}",
+        "step time": str(step),
+        "tokens/s": f"{result.tokens / seconds(step):,.0f}",
+    }
+    yield share_table("where the time goes", result.breakdown, step, bars=True)
+    rate = result.generation.throughput["output_tokens_per_s"]
+    length = rollout.training.training.sequence_length
     messages, within = len(transfers.between), sum(transfers.within.values()) / 1e9
     between = f"{transfers.total / 1e9:,.2f} GB in {messages} messages"
-    yield f"  resharding       {between}, {within:,.2f} GB in place"
+    yield {
+        "generation": f"{rollout.answers:,} answers, {rate:,.0f} tokens/s",
+        "slowest tenth": f"{result.tail} of it after nine in ten answers are there",
+        "training": f"{result.sequences} sequences of {length:,} tokens",
+        "resharding": f"{between}, {within:,.2f} GB in place",
+    }

@@ -2,10 +2,10 @@
 
 Every GPU gets its part from the GPU of its place in the other replica, or, of another layout, from those that
 have it (`pools`), all at once when a prompt is computed.
-A message goes through the links of its route as it does alone (`program.analytic.message_alone`), but that a
-link serves whole messages one after the other, in the order in which they reach it. Faults of links that come
-and go change what a link takes by their timetables (rule R6), on the server's clock; constant ones are in the
-fabric.
+A message goes through the links of its route as it does alone (`message_alone` of `program.collectives`), but
+that a link serves whole messages one after the other, in the order in which they reach it. Faults of links
+that come and go change what a link takes by their timetables (rule R6), on the server's clock; constant ones
+are in the fabric.
 """
 
 from __future__ import annotations

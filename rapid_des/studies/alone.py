@@ -10,19 +10,19 @@ from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import NodeKind, RankTrace, TraceSet
 from rapid_des.frontend import Job
-from rapid_des.frontend.template import Node
+from rapid_des.frontend.template import PieceNode
 from rapid_des.frontend.trace import FinishedProgram, ProgramWriter, assemble
 from rapid_des.machine import Machine
 from rapid_des.modes.blocks.replicas import TimesAlone
 from rapid_des.modes.execution import EngineChoice, execute
-from rapid_des.program.communication import TimeAlone
+from rapid_des.program.collectives.lower import TimeAlone
 from rapid_des.program.lowering import lower
 from rapid_des.program.replicas import Mates
 from rapid_des.studies.likeness import stride
 from rapid_des.values import replace
 
 _SIMPY = EngineChoice("simpy", fold=False)
-_NOTHING = Node("nothing", NodeKind.COMPUTE, "compute", (), duration=0)
+_NOTHING = PieceNode("nothing", NodeKind.COMPUTE, "compute", (), duration=0)
 
 
 def program_alone(job: Job, program: FinishedProgram, machine: Machine, cache: BoundedCache) -> int:

@@ -35,7 +35,7 @@ _LOWEST = 2**-10
 _AXES = ("tp", "pp", "ep", "dp", "prefill", "decode", "prefill_tp")
 CONCURRENCIES = (1, 4, 16, 64, 256)
 """Requests at a time of one replica, of which `curve` has a point each."""
-Told = Callable[[str], None]
+OnProgress = Callable[[str], None]
 
 
 class Demand(Struct, frozen=True):
@@ -339,7 +339,7 @@ def fleets(  # noqa: PLR0913 - what is asked, by name
     *,
     load: float | None = None,
     price: float | None = None,
-    told: Told = lambda _: None,
+    on_progress: OnProgress = lambda _: None,
 ) -> Fleets:
     """Return the capacity of each layout; `load` in requests a second, `price` of a GPU and hour.
 
@@ -349,7 +349,7 @@ def fleets(  # noqa: PLR0913 - what is asked, by name
     outcomes, interrupted = list[Layout | tuple[str, str]](), False
     try:
         for number, chosen in enumerate(layouts(job, machine, texts) if texts else (job,)):
-            told(f"layout {number + 1} of {max(len(texts), 1)}")
+            on_progress(f"layout {number + 1} of {max(len(texts), 1)}")
             text = texts[number] if texts else "the job's own"
             outcomes.append(chosen if isinstance(chosen, tuple) else _fitting(chosen, machine, demand, text))
     except KeyboardInterrupt:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from rapid_des.report.formats import counted
+from rapid_des.report.tables import Part, Table, columns
 from rapid_des.studies.capacity import Demand, Fleets, Layout, LoadPoint
 
 
@@ -49,35 +52,34 @@ def draw_front(points: Sequence[LoadPoint], path: Path, *, title: str) -> None:
     save(figure, path)
 
 
-def capacity_lines(fleets: Fleets, demand: Demand, title: str) -> Iterator[str]:
-    """Yield the lines of a report."""
+def capacity_report(fleets: Fleets, demand: Demand, title: str) -> Iterator[Part]:
+    """Yield the fleets as a table, and the layouts that were refused."""
     yield title
     asked = f"{demand.share:.0%} of {demand.requests:,} requests within {demand.slo.text}"
-    yield f"  {asked}; one replica of each layout" + (", interrupted" if fleets.interrupted else "")
-    yield ""
-    wide = max(14, 2 + max(len(row.name) for row in fleets.rows))
-    heads = f"  {'layout':{wide}}{'GPUs':>6}{'requests/s':>12}{'tokens/s/GPU':>14}{'J/token':>9}"
-    heads += f"{'limited by':>12}"
-    yield heads + (f"{'fleet':>12}" if fleets.load else "") + (f"{'cost/Mtoken':>13}" if fleets.price else "")
-    for row in fleets.rows:
-        yield f"  {row.name:{wide}}" + _line(row, fleets)
-    for text, why in fleets.refused:
-        yield f"  {text:{wide}}  -  {why}"
-
-
-def _gpus(count: int) -> str:
-    return f"{count} GPU{'s' * (count != 1)}"
-
-
-def _line(row: Layout, fleets: Fleets) -> str:
-    joules = "–" if row.energy is None else f"{row.energy.joules_per_output_token:.3g}"
-    line = f"{row.gpus:>6}{row.rate:>12.3g}{row.output_tokens_per_gpu:>14,.0f}{joules:>9}"
-    line += f"{row.broken or 'throughput':>12}"
-    fleet = row.fleet(fleets.load, fleets.price) if fleets.load else {}
+    yield f"{asked}; one replica of each layout" + (", interrupted" if fleets.interrupted else "")
+    names = columns("layout", "gpus", rate=("requests/s", ".3g"), tokens=("tokens/s/GPU", ",.0f"))
+    names += columns(joules=("J/token", ".3g"), limit="limited by")
     if fleets.load:
-        line += f"{_gpus(fleet['gpus']):>12}" if fleet else f"{'–':>12}"
+        names += columns(fleet=("fleet", lambda gpus: counted(gpus, "GPU")))
+    if fleets.price is not None:
+        names += columns(cost=("cost/Mtoken", ".3f"))
+    yield Table("", names, [_row(row, fleets) for row in fleets.rows])
+    yield from (f"{text} can not serve: {why}" for text, why in fleets.refused)
+
+
+def _row(row: Layout, fleets: Fleets) -> dict[str, Any]:
+    fleet = row.fleet(fleets.load, fleets.price) if fleets.load else {}
+    cost = None
     if fleets.price is not None:
         alone = row.cost_per_million_tokens(fleets.price)
         cost = fleet.get("cost_per_million_tokens") if fleets.load else alone
-        line += f"{'–' if cost is None else format(cost, '.3f'):>13}"
-    return line
+    return {
+        "layout": row.name,
+        "gpus": row.gpus,
+        "rate": row.rate,
+        "tokens": row.output_tokens_per_gpu,
+        "joules": None if row.energy is None else row.energy.joules_per_output_token,
+        "limit": row.broken or "throughput",
+        "fleet": fleet.get("gpus"),
+        "cost": cost,
+    }

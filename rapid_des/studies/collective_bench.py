@@ -29,8 +29,8 @@ from rapid_des.network.fabric import Fabric
 from rapid_des.network.metrics import bisection
 from rapid_des.network.protocol import payload_bandwidth_bound
 from rapid_des.network.specs import AUTO, Choice
-from rapid_des.program.algorithm_selection import Planner
-from rapid_des.program.plans import Call, Served
+from rapid_des.program.collectives.plans import CollectiveCall, ServedCollective
+from rapid_des.program.collectives.select import Planner
 from rapid_des.program.routes import geometry
 from rapid_des.report.result import Result
 from rapid_des.simulation import replay
@@ -80,7 +80,7 @@ class BenchRow(Struct, frozen=True):
     bus_factor: float
     nccl: LibraryCost | None = None
     """What NCCL's closed form says for the fabric that was asked for."""
-    served: Served | None = None
+    served: ServedCollective | None = None
     """What of a library served it; None: nothing of one."""
 
     @property
@@ -300,7 +300,7 @@ def _algorithms(result: Result) -> tuple[str, ...]:
     return names[:1] if len(set(names)) == 1 else names
 
 
-def _of_library(result: Result) -> Served | None:
+def _of_library(result: Result) -> ServedCollective | None:
     """Return what of a library served the only collective."""
     assert result.run is not None
     return next((served for served in result.run.lowered.served if served.protocol), None)
@@ -362,7 +362,7 @@ def _of_size(machine: Machine, question: Question, engine: str | EngineChoice) -
     """Yield every algorithm at the only size of a question."""
     (size,), kind = question.sizes, CollectiveType[question.operation.upper()]
     group = tuple(range(members_of(question, machine)))
-    call = Call(kind, share_of(question, size, machine), *geometry(machine, group))
+    call = CollectiveCall(kind, share_of(question, size, machine), *geometry(machine, group))
     planner = Planner(machine)
     chosen, estimates = planner.choice(call, group), planner.estimates(call, group)
     for choice, estimate in estimates.items():

@@ -9,13 +9,12 @@ import msgspec
 from msgspec import Struct
 
 from rapid_des.errors import InputError
-from rapid_des.printable import html_table, html_text
 from rapid_des.report.evidence import unmeasured_in
 from rapid_des.report.result import Result
-from rapid_des.units import PS_PER_S, Duration, seconds
+from rapid_des.report.tables import html
+from rapid_des.units import PS_PER_S, seconds
 
 _OTHER = "other"
-_SHOWN = 20
 _FIGURES = ("gpus", "tokens_per_s", "mfu", "memory_bytes", "bound", "critical_rank", "mode")
 
 
@@ -90,17 +89,10 @@ class Difference(Struct, frozen=True):
         return parts
 
     def _repr_html_(self) -> str:
-        """Return the difference for a notebook: both steps, and the names that change the most."""
-        share = (self.after - self.before) / max(self.before, 1)
-        title = f"step time {Duration(self.before)} to {Duration(self.after)}: {share:+.2%}"
-        rows = [
-            (term.part, term.name, _text(term.before), _text(term.after), _text(term.added, "+"))
-            for term in self.terms[:_SHOWN]
-            if term.added
-        ]
-        rest = sum(term.added for term in self.terms[_SHOWN:])
-        more = html_text(f"{_text(rest, '+')} in {len(self.terms) - _SHOWN} more") if rest else ""
-        return html_text(title) + html_table(rows, ("part", "name", "first", "second", "added")) + more
+        """Return the report of `rapid-des compare` for a notebook."""
+        from rapid_des.report.sweep_text import difference_report
+
+        return html(difference_report(self.as_json(), ("first", "second")))
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data for JSON; times in seconds."""
@@ -123,11 +115,6 @@ class Difference(Struct, frozen=True):
                 for term in self.terms
             ],
         }
-
-
-def _text(time: int, plus: str = "") -> str:
-    """Return picoseconds as people read them: what overlaps can leave less than nothing for a name."""
-    return f"{'-' if time < 0 else plus}{Duration(abs(time))}"
 
 
 def difference(one: Result | Mapping[str, Any], two: Result | Mapping[str, Any]) -> Difference:

@@ -15,10 +15,10 @@ from msgspec import Struct
 
 from rapid_des.frontend import Job
 from rapid_des.frontend.operations import residual_in_norm
-from rapid_des.frontend.parts import Section
+from rapid_des.frontend.parts import ModelSection
 from rapid_des.studies.made_of import Parts
 
-Times = Mapping[tuple[Section, bool], int]
+Times = Mapping[tuple[ModelSection, bool], int]
 """Picoseconds of one pass of a section: forward, or (true) all of its backward."""
 _WHOLE = ("gpipe", "1f1b", "interleaved_1f1b", "breadth_first")
 """Schedules that never take a backward apart."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rapid_des.network.faults.models import ROUND
-from rapid_des.printable import html_table, html_text
+from rapid_des.report.tables import html
 from rapid_des.report.writing import require_extra
 from rapid_des.studies.draw_statistics import Spread
 from rapid_des.units import seconds
@@ -125,14 +125,9 @@ class FaultSample:
 
     def _repr_html_(self) -> str:
         """Return the sample for a notebook: each configuration's healthy step, and its spread."""
-        names = ("configuration", "healthy", "draws", "mean", "p95", "cvar95", "worst")
-        lines = [
-            (name, seconds(self.of(name)[0].healthy), *(getattr(spread, column) for column in names[2:]))
-            for name in self.configurations
-            if (spread := self.spread(name)) is not None
-        ]
-        rows = ([cell if isinstance(cell, str) else f"{cell:.6g}" for cell in line] for line in lines)
-        return html_text(f"step in seconds under {', '.join(self.models)}") + html_table(rows, names)
+        from rapid_des.report.study_text import sample_report
+
+        return html(sample_report(self.as_json(top=1)))
 
     def _configuration(self, name: str, top: int | None) -> dict[str, Any]:
         rows, spread = self.of(name), self.spread(name)

@@ -47,7 +47,7 @@ healthy run, but what is under way at ^C is lost."""
 _MANY = 1 << 10
 _BYTES = 1 << 22
 """What remembering a healthy run takes besides its records, about."""
-Tell: TypeAlias = Callable[[str, int, int], None]
+OnProgress: TypeAlias = Callable[[str, int, int], None]
 
 
 class _Task(Struct, frozen=True):
@@ -89,7 +89,7 @@ def faults_sample(  # noqa: PLR0913 - what a study is asked, by name
     mode: str = "hierarchical",
     folder: Path | None = None,
     executor: Executor | None = None,
-    tell: Tell | None = None,
+    on_progress: OnProgress | None = None,
 ) -> FaultSample:
     """Run draws of fault models (--fault with distributions) on a job, or on jobs and points by name.
 
@@ -122,7 +122,7 @@ def faults_sample(  # noqa: PLR0913 - what a study is asked, by name
     if folder is not None:
         check_store(folder)
     with executor or InProcess() as opened, study.stored(folder, sampling) as store:
-        rows, left, met = study.run(opened, draws, wanted, tell, tasks, store)
+        rows, left, met = study.run(opened, draws, wanted, on_progress, tasks, store)
     texts = tuple(model.text for model in models)
     names = tuple(study.points)
     return FaultSample(names, tuple(rows), texts, seed, sampling, text, met, left, study.refused)
@@ -224,7 +224,7 @@ class _Study:
         executor: Executor,
         most: int,
         until: Until | None,
-        tell: Tell | None,
+        on_progress: OnProgress | None,
         tasks: list[_Task] | None,
         store: Store | None = None,
     ) -> tuple[list[DrawRow], int, bool]:
@@ -243,8 +243,8 @@ class _Study:
                     new = self._of(outcome)
                     self._keep(store, new)
                     rows += new
-                    if tell is not None:
-                        tell("faults", *self._done(rows, counts))
+                    if on_progress is not None:
+                        on_progress("faults", *self._done(rows, counts))
                 begin = end
                 fit = (name for name in self.points if name not in self.unfit)
                 met = until is None or all(until.met(self._steps(rows, name)) for name in fit)

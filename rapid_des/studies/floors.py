@@ -23,11 +23,11 @@ from rapid_des.frontend import Job
 from rapid_des.frontend.optimizers import step_kernels
 from rapid_des.frontend.parts import (
     EMBEDDING,
-    Section,
+    ModelSection,
 )
-from rapid_des.frontend.template import Column, Domain, Piece
+from rapid_des.frontend.template import Domain, PieceColumn, PricedPiece
 from rapid_des.modes.pricing import as_used
-from rapid_des.program.communication import TimeAlone
+from rapid_des.program.collectives.lower import TimeAlone
 from rapid_des.studies.earliest import (
     USUAL,
     End,
@@ -224,22 +224,22 @@ class Floors(TravelFloors, Struct):
         final = [mark for mark in piece.marks if mark.position == len(piece) - 1]
         return self.travels(job, Counter({mark.domain: mark.parameters for mark in final}), gathers=False)
 
-    def _times(self, job: Job, takes: Callable[[Job, Piece], int]) -> Times:
+    def _times(self, job: Job, takes: Callable[[Job, PricedPiece], int]) -> Times:
         """Return what sections take on a rank of the first stage, those that are many as `takes` says."""
-        times = Counter[tuple[Section, bool]]()
+        times = Counter[tuple[ModelSection, bool]]()
         for (section, backward), piece in self.pieces(job).items():
             several = section.name in _MANY  # the ends' are one of many layers'
             times[section, backward] = takes(job, piece) if several else computes(piece)
         return times
 
-    def _unslowed(self, job: Job, piece: Piece) -> int:
+    def _unslowed(self, job: Job, piece: PricedPiece) -> int:
         """Return what a piece takes whose messages slow none of its kernels."""
         return longest(piece, self.durations(job, piece))
 
-    def _slowed_by_itself(self, job: Job, piece: Piece) -> int:
+    def _slowed_by_itself(self, job: Job, piece: PricedPiece) -> int:
         """Return what a piece takes; where nothing of it runs beside another, that is known."""
         durations = self.durations(job, piece)
-        together = durations.sum() > longest(piece, durations) or (piece.rows[:, Column.PEER] >= 0).any()
+        together = durations.sum() > longest(piece, durations) or (piece.rows[:, PieceColumn.PEER] >= 0).any()
         return self.alone(on_machine(job, self.machine), piece) if together else int(durations.sum())
 
     def _around(self, job: Job) -> _Around:

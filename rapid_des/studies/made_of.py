@@ -9,16 +9,16 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from rapid_des.frontend import Job
-from rapid_des.frontend.parts import EMBEDDING, HEAD, PREDICTION, Section
+from rapid_des.frontend.parts import EMBEDDING, HEAD, PREDICTION, ModelSection
 from rapid_des.frontend.schedules.schedule import Placement
 
 
 class Part(NamedTuple):
     """What a part is made of."""
 
-    sections: tuple[Section, ...]
+    sections: tuple[ModelSection, ...]
     """In forward order."""
-    counts: tuple[tuple[Section, int], ...]
+    counts: tuple[tuple[ModelSection, int], ...]
     """How often it has each."""
 
 
@@ -36,7 +36,7 @@ class Parts(Struct, frozen=True):
     @classmethod
     def of(cls, job: Job, kind_of_layer: Sequence[int]) -> Parts:
         """Return those of a job, given the kind of every layer."""
-        kinds: dict[tuple[Section, ...], int] = {}
+        kinds: dict[tuple[ModelSection, ...], int] = {}
         kind_of = [kinds.setdefault(sections, len(kinds)) for sections in _sections(job, kind_of_layer)]
         made = [Part(sections, tuple(Counter(sections).items())) for sections in kinds]
         return cls(made, kind_of, job.placement, len(job.copies[0]))
@@ -45,11 +45,11 @@ class Parts(Struct, frozen=True):
         return self.kinds[self.kind_of[part]]
 
 
-def _sections(job: Job, kind_of_layer: Sequence[int]) -> Iterator[tuple[Section, ...]]:
+def _sections(job: Job, kind_of_layer: Sequence[int]) -> Iterator[tuple[ModelSection, ...]]:
     """Yield the sections of each part, in forward order."""
     first, last = 0, job.parts - 1
     for part, count in enumerate(job.layers):
-        blocks = [Section("block", kind) for kind in kind_of_layer[first : first + count]]
+        blocks = [ModelSection("block", kind) for kind in kind_of_layer[first : first + count]]
         before = [EMBEDDING] if part == 0 else []
         after = [*[PREDICTION] * job.predictions, HEAD] if part == last else []
         yield (*before, *blocks, *after)

@@ -19,7 +19,7 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.frontend import Job
 from rapid_des.frontend.memory.events import SectionMemory, section_memory
 from rapid_des.frontend.memory.training import standing
-from rapid_des.frontend.parts import Lists, Section, pass_lists, section_parameters
+from rapid_des.frontend.parts import Lists, ModelSection, pass_lists, section_parameters
 from rapid_des.frontend.routing import heaviest_place
 from rapid_des.frontend.schedules.schedule import Order, PassKind
 from rapid_des.frontend.template import Domain
@@ -60,7 +60,7 @@ class MemoryFloors(Struct):
         key = (*key, training.zero_stage, made_of)
         return self.once(("standing", *key), lambda: self._stands(without_recomputation(job), stage))
 
-    def _made_of(self, job: Job, stage: int) -> tuple[tuple[tuple[Section, int], ...], int]:
+    def _made_of(self, job: Job, stage: int) -> tuple[tuple[tuple[ModelSection, int], ...], int]:
         """Return how often a stage has each section, and how many stages hold the same."""
         sections = self.sections_of(without_recomputation(job), stage)
         return tuple(sorted(sections.items())), len(job.copies[0])
@@ -108,7 +108,7 @@ class MemoryFloors(Struct):
         }
         return [kinds[parts.kind_of[part]] for part in placed]
 
-    def _section_memory(self, job: Job) -> Mapping[Section, SectionMemory]:
+    def _section_memory(self, job: Job) -> Mapping[ModelSection, SectionMemory]:
         place = heaviest_place(job) if job.model.has_experts else 0
         return section_memory(job, self.lists(without_unit_copies(job), place))
 
@@ -117,9 +117,9 @@ class MemoryFloors(Struct):
         key = ("lists", *kernels_key(job), place)
         return self.once(key, lambda: pass_lists(few_passes(job), place))
 
-    def sections_of(self, job: Job, stage: int) -> Counter[Section]:
+    def sections_of(self, job: Job, stage: int) -> Counter[ModelSection]:
         """Return how often a stage has each section."""
-        total, parts = Counter[Section](), self.parts(job)
+        total, parts = Counter[ModelSection](), self.parts(job)
         for part in parts.placement[stage]:
             total.update(dict(parts[part].counts))
         return total
@@ -140,7 +140,7 @@ class MemoryFloors(Struct):
         value: _Made = self.known[key]
         return value
 
-    def sizes(self, job: Job) -> Mapping[Section, Counter[Domain]]:
+    def sizes(self, job: Job) -> Mapping[ModelSection, Counter[Domain]]:
         """Return the parameters of every section on a rank."""
         key = ("sizes", *model_key(job), *again_key(job))
         return self.once(key, lambda: section_parameters(job))
@@ -165,7 +165,7 @@ class _Chunk(NamedTuple):
     """What the first layer of a backward adds, by its kind."""
 
     @classmethod
-    def of(cls, part: Part, memory: Mapping[Section, SectionMemory]) -> _Chunk:
+    def of(cls, part: Part, memory: Mapping[ModelSection, SectionMemory]) -> _Chunk:
         """Return that of a chunk that is such a part."""
         kept = deferred = 0
         for section, count in part.counts:

@@ -22,9 +22,9 @@ from msgspec import Struct, field
 from rapid_des.arrays import Int64s
 from rapid_des.frontend import Job
 from rapid_des.frontend.interleave import interleaved, travels
-from rapid_des.frontend.parts import HEAD, PieceKey, Section
-from rapid_des.frontend.schedules.schedule import Item, Order, PassKind, Result
-from rapid_des.frontend.template import STREAMS, Column, Piece, chain
+from rapid_des.frontend.parts import HEAD, ModelSection, PieceKey
+from rapid_des.frontend.schedules.schedule import Item, Order, PassKind, PassResult
+from rapid_des.frontend.template import STREAMS, PieceColumn, PricedPiece, chain
 from rapid_des.studies.earliest import End, Times
 from rapid_des.studies.stream_paths import NEVER, after, paths, power, product, unmoved
 
@@ -40,11 +40,11 @@ _MIDDLE = 8
 class Timed(NamedTuple):
     """A piece, and what each of its nodes takes alone in picoseconds."""
 
-    piece: Piece
+    piece: PricedPiece
     durations: Int64s
 
 
-Pass = tuple[tuple[Section, ...], PassKind]
+Pass = tuple[tuple[ModelSection, ...], PassKind]
 """Sections of a part of the model in forward order, and what is done with them."""
 Once = Callable[[Hashable, Callable[[], Any]], Any]
 
@@ -102,7 +102,7 @@ def _chained(one: Pass, pieces: Mapping[PieceKey, Timed]) -> Timed | None:
 
 def streams_of(places: Sequence[Mapping[PieceKey, Timed]]) -> tuple[int, ...]:
     """Return all streams that pieces use, that of kernels first."""
-    rows = [timed.piece.rows[:, Column.STREAM] for pieces in places for timed in pieces.values()]
+    rows = [timed.piece.rows[:, PieceColumn.STREAM] for pieces in places for timed in pieces.values()]
     return tuple(sorted({0, *np.concatenate(rows).tolist()}))
 
 
@@ -124,7 +124,7 @@ def _of_places(places: Sequence[Mapping[PieceKey, Timed]], key: PieceKey, stream
 
 
 def _needed(timed: Timed, stream: int) -> int:
-    travels = timed.piece.rows[:, Column.STREAM] == _EXCHANGE
+    travels = timed.piece.rows[:, PieceColumn.STREAM] == _EXCHANGE
     if stream == _EXCHANGE:
         return int(timed.durations[travels].sum())
     streams = streams_of([{PieceKey(HEAD, "forward"): timed}])
@@ -159,7 +159,7 @@ def walked_in_pairs(job: Job) -> int | None:
 
 def drained_in_pairs(
     job: Job,
-    parts: Sequence[tuple[Section, ...]],
+    parts: Sequence[tuple[ModelSection, ...]],
     stretches: Stretches,
     message: Mapping[tuple[int, int], int],
     left_out: int = 0,
@@ -187,10 +187,10 @@ class _Stage(Struct):
 
 class _Walk(Struct, dict=True):
     job: Job
-    parts: Sequence[tuple[Section, ...]]
+    parts: Sequence[tuple[ModelSection, ...]]
     stretches: Stretches
     message: Mapping[tuple[int, int], int]
-    made: dict[tuple[int, Result], int] = field(default_factory=dict)
+    made: dict[tuple[int, PassResult], int] = field(default_factory=dict)
     """When what a stage made is there."""
 
     known: dict[tuple[tuple[int, PassKind], ...], Int64s | None] = field(default_factory=dict)
@@ -284,7 +284,7 @@ class _Walk(Struct, dict=True):
 
     def _send(self, number: int, item: Item, end: int) -> None:
         """Note what an item has made, and where that has to leave before its stage goes on, when it has."""
-        self.made[number, Result(item.direction, item.micro_batch, item.chunk)] = end
+        self.made[number, PassResult(item.direction, item.micro_batch, item.chunk)] = end
         target = self.job.stage_orders.consumer(number, item)
         if self.waits and target is not None and target != number:
             self.stages[number].gate = end + self.message.get((number, target), 0)

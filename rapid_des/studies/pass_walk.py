@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from rapid_des.frontend import Job
-from rapid_des.frontend.parts import Section
+from rapid_des.frontend.parts import ModelSection
 from rapid_des.frontend.schedules.schedule import StageOrders
 from rapid_des.studies.earliest import End, Times, passes_alone
 from rapid_des.studies.made_of import Parts
@@ -33,7 +33,7 @@ _MOST = 1 << 16
 _NEVER = -(1 << 60)
 """Picoseconds: what ends then ends before anything begins."""
 
-Unit = tuple[Section, ...]
+Unit = tuple[ModelSection, ...]
 """Sections whose gradients travel together, in the order of their backwards: one, or all of a chunk."""
 
 
@@ -51,7 +51,7 @@ class Alone:
     times: Times
     message: Mapping[tuple[int, int], int] = field(default_factory=dict, hash=False)
     """From one stage to another."""
-    gathers: Mapping[tuple[Section, bool], int] = field(default_factory=dict, hash=False)
+    gathers: Mapping[tuple[ModelSection, bool], int] = field(default_factory=dict, hash=False)
     """Of a unit's parameters before each of its passes, as `times` has them; empty where none are."""
     reduces: Mapping[Unit, Sequence[Bucket]] = field(default_factory=dict, hash=False)
     """Of a unit's gradients after each of its backwards; empty where none are."""
@@ -212,7 +212,7 @@ class _Pass(NamedTuple):
     """Of all units."""
 
     @classmethod
-    def of(cls, sections: Sequence[Section], alone: Alone, ahead: int, *, backward: bool) -> _Pass:
+    def of(cls, sections: Sequence[ModelSection], alone: Alone, ahead: int, *, backward: bool) -> _Pass:
         """Return that of a part of these sections, whose units are asked for so far ahead."""
         order = tuple(sections[::-1] if backward else sections)
         times = [alone.times[section, backward] for section in order]

@@ -12,9 +12,9 @@ from rapid_des.chakra.trace import NodeKind
 from rapid_des.device.pricing import operator_model
 from rapid_des.frontend import Job
 from rapid_des.frontend.groups import GROUP_SLOTS
-from rapid_des.frontend.parts import PieceKey, Section, price_lists
+from rapid_des.frontend.parts import ModelSection, PieceKey, price_lists
 from rapid_des.frontend.routing import exchanges, libraries_json, places
-from rapid_des.frontend.template import STREAMS, Column, Edges, Piece
+from rapid_des.frontend.template import STREAMS, PieceColumn, PieceEdges, PricedPiece
 from rapid_des.frontend.trace import ProgramWriter
 from rapid_des.modes.pricing import as_used
 from rapid_des.program.routes import signatures
@@ -25,17 +25,17 @@ from rapid_des.studies.pair_walk import Timed
 from rapid_des.studies.stand_ins import on_machine
 
 _COMPUTE = STREAMS.index("compute")
-_STATED = (Column.STREAM, Column.SIZE, Column.COLLECTIVE)
+_STATED = (PieceColumn.STREAM, PieceColumn.SIZE, PieceColumn.COLLECTIVE)
 
 
 class PieceFloors(MemoryFloors):
     """Pieces of these candidates, priced."""
 
-    def pieces(self, job: Job) -> Mapping[tuple[Section, bool], Piece]:
+    def pieces(self, job: Job) -> Mapping[tuple[ModelSection, bool], PricedPiece]:
         """Return every section's pass, forward and (true) backward, of the rank that computes the least."""
         return self.once(("pieces", *kernels_key(job)), lambda: self._quickest(job))
 
-    def _quickest(self, job: Job) -> Mapping[tuple[Section, bool], Piece]:
+    def _quickest(self, job: Job) -> Mapping[tuple[ModelSection, bool], PricedPiece]:
         of_places = self.of_places(job)
         return {
             (key.section, key.phase == "backward"): min((pieces[key] for pieces in of_places), key=computes)
@@ -43,11 +43,11 @@ class PieceFloors(MemoryFloors):
             if key.phase in ("forward", "backward")
         }
 
-    def of_places(self, job: Job) -> Sequence[Mapping[PieceKey, Piece]]:
+    def of_places(self, job: Job) -> Sequence[Mapping[PieceKey, PricedPiece]]:
         """Return the passes of all sections at each place of ranks whose experts' loads differ."""
         return self.once(("places", *kernels_key(job)), lambda: self._priced(on_machine(job, self.machine)))
 
-    def _priced(self, job: Job) -> Sequence[Mapping[PieceKey, Piece]]:
+    def _priced(self, job: Job) -> Sequence[Mapping[PieceKey, PricedPiece]]:
         operators = operator_model(as_used(job, self.machine, self.machine.device), self.cache)
         return [
             {
@@ -68,21 +68,23 @@ class PieceFloors(MemoryFloors):
             for pieces in self.of_places(job)
         ]
 
-    def durations(self, job: Job, piece: Piece) -> Int64s:
+    def durations(self, job: Job, piece: PricedPiece) -> Int64s:
         """Return what the nodes of a piece take alone; 0 where a rank's neighbours say it."""
-        durations = piece.rows[:, Column.DURATION].copy()
-        for row in np.flatnonzero(piece.rows[:, Column.KIND] != NodeKind.COMPUTE).tolist():
-            collective = piece.rows[row, Column.KIND] == NodeKind.COLLECTIVE
+        durations = piece.rows[:, PieceColumn.DURATION].copy()
+        for row in np.flatnonzero(piece.rows[:, PieceColumn.KIND] != NodeKind.COMPUTE).tolist():
+            collective = piece.rows[row, PieceColumn.KIND] == NodeKind.COLLECTIVE
             durations[row] = self._collective(job, piece, row) if collective else 0
         return durations
 
-    def _collective(self, job: Job, piece: Piece, row: int) -> int:
+    def _collective(self, job: Job, piece: PricedPiece, row: int) -> int:
         """Return what a collective of a piece takes alone: the same where as many bytes go the same way."""
         values = piece.rows[row]
-        group, tag = GROUP_SLOTS[values[Column.GROUP]], int(values[Column.TAG])
+        group, tag = GROUP_SLOTS[values[PieceColumn.GROUP]], int(values[PieceColumn.TAG])
         spread = exchanges(job)[tag - 1] if tag else None
         key = (*values[list(_STATED)].tolist(), self.members(job, group), libraries_json(job), spread)
-        node = Piece(piece.rows[[row]], piece.names, Edges(np.array([0]), np.array([], np.int64)), 0)
+        node = PricedPiece(
+            piece.rows[[row]], piece.names, PieceEdges(np.array([0]), np.array([], np.int64)), 0
+        )
         return self.once(("collective", *key), lambda: self.alone(on_machine(job, self.machine), node))
 
     def members(self, job: Job, group: str) -> tuple[int, ...]:
@@ -90,9 +92,9 @@ class PieceFloors(MemoryFloors):
         key = (*model_key(job), *layout_key(job), len(job.copies[0]), group)
         return self.once(("members", *key), lambda: members_of_first(job, group))
 
-    def alone(self, job: Job, piece: Piece) -> int:
+    def alone(self, job: Job, piece: PricedPiece) -> int:
         """Return how long a piece takes: kernels one after the other, or what a run says."""
-        if (piece.rows[:, Column.STREAM] == _COMPUTE).all():
+        if (piece.rows[:, PieceColumn.STREAM] == _COMPUTE).all():
             return computes(piece)
         program = ProgramWriter()
         program.writer.place(piece, {})
@@ -120,6 +122,6 @@ class PieceFloors(MemoryFloors):
         return durations
 
 
-def computes(piece: Piece) -> int:
+def computes(piece: PricedPiece) -> int:
     """Return what the kernels of a piece take one after the other, in picoseconds."""
-    return int(piece.rows[:, Column.DURATION].sum())
+    return int(piece.rows[:, PieceColumn.DURATION].sum())

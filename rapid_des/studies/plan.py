@@ -31,7 +31,7 @@ from rapid_des.units import Duration, seconds
 if TYPE_CHECKING:
     import pandas
 
-Told = Callable[[str, int, int], None]
+OnProgress = Callable[[str, int, int], None]
 _S_PER_HOUR = 3600
 AUTO = "auto"
 _MOST_GPUS = 512
@@ -154,7 +154,7 @@ class Plan:
             "rows": [
                 {
                     **row.as_json(self.price),
-                    "told_apart": first.result.told_apart(row.result) if first else None,
+                    "told_apart": first.result.distinguishable(row.result) if first else None,
                     "may_be_faster": row is not first and first is not None and row.may_be_faster(first),
                 }
                 for row in self.rows
@@ -180,9 +180,11 @@ class Plan:
         return pandas.DataFrame([row.as_json(self.price) for row in self.rows])
 
     def _repr_html_(self) -> str:
-        from rapid_des.report.plan_text import plan_html
+        """Return the rows for a notebook."""
+        from rapid_des.report.plan_text import plan_table
+        from rapid_des.report.tables import html
 
-        return plan_html(self.as_json())
+        return html([plan_table(self.as_json()["rows"])])
 
 
 @dataclass(frozen=True)
@@ -207,8 +209,8 @@ class Wanted:
     price: float | None = None
     within_s: float | None = None
     """Seconds after which it stops with what is known; without any step by then one is estimated."""
-    told: Told = lambda _what, _done, _all: None
-    """Told how far the plan is."""
+    on_progress: OnProgress = lambda _what, _done, _all: None
+    """Called with what is going on, how much of it is done and how much there is."""
 
     def __post_init__(self) -> None:
         """Refuse numbers of GPUs or rows that are none."""
@@ -268,9 +270,9 @@ class _Search(Struct, dict=True):
         interrupted, candidates, refinement = False, 0, self.refinement
         try:
             executor.start()
-            candidates = refinement.fill(self.wanted.told)
+            candidates = refinement.fill(self.wanted.on_progress)
             for _ in refinement.search(executor, self.wanted.top):
-                self.wanted.told("simulating", len(refinement.rows), self.wanted.top)
+                self.wanted.on_progress("simulating", len(refinement.rows), self.wanted.top)
             if not refinement.rows:
                 refinement.estimate_one()
         except KeyboardInterrupt:

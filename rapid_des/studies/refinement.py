@@ -44,7 +44,7 @@ from rapid_des.studies.splits import Candidate, Family, Space, checked
 from rapid_des.units import Duration
 from rapid_des.values import replace
 
-Told = Callable[[str, int, int], None]
+OnProgress = Callable[[str, int, int], None]
 _ROUNDED, _BESIDE = 1e-5, 0.0025
 
 
@@ -88,7 +88,7 @@ class Refinement(Struct, dict=True):
         self.trains = self.space.job.spec.training is not None
         self.bounded = self.trains and not self.machine.faults
 
-    def fill(self, told: Told) -> int:
+    def fill(self, on_progress: OnProgress) -> int:
         """Put all candidates in the queue that may fit into memory, by family; return how many there are.
 
         A larger micro-batch needs no less memory: fewer are held, of as many sequences together or more. If
@@ -100,7 +100,7 @@ class Refinement(Struct, dict=True):
                 self.all_seen = False
                 break
             candidates += len(family)
-            told("bounds from below", candidates, candidates)
+            on_progress("bounds from below", candidates, candidates)
             alike = _but_micro_batch(family.base)
             if alike not in full:
                 needed = self._least_memory(family)

@@ -14,8 +14,8 @@ from msgspec import Struct
 from rapid_des.arrays import Int64s
 from rapid_des.config.texts import parse_json
 from rapid_des.errors import ConfigError, InputError
-from rapid_des.printable import html_table, html_text
 from rapid_des.report.evidence import unmeasured_in
+from rapid_des.report.tables import html
 from rapid_des.report.writing import require_extra
 from rapid_des.studies import effects
 from rapid_des.studies.effects import Columns, Effect, Interaction
@@ -204,13 +204,10 @@ class Sweep(Struct, frozen=True):
         return list(dict.fromkeys(name for whole in wholes for name in unmeasured_in(whole)))
 
     def _repr_html_(self) -> str:
-        rows = self.best(20)
-        table = html_table(
-            ([_shown(value) for value in row.values()] for row in rows), [*rows[0]] if rows else ()
-        )
-        failed = ", ".join(f"{failure['points']} {failure['error']}" for failure in self.failures) or "none"
-        title = f"{len(self):,} points, failed: {failed}; the best by {self.objective}"
-        return html_text(title) + table
+        """Return the report of `rapid-des sweep` for a notebook."""
+        from rapid_des.report.sweep_text import sweep_report
+
+        return html(sweep_report(self.as_json(top=20), "study"))
 
 
 def whole_result(row: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -226,10 +223,6 @@ def _values(name: str, values: Any) -> list[Any]:
         return list(values.tolist())
     whole = name in FIGURES and kind_of(name) == "int64"
     return [None if np.isnan(value) else int(value) if whole else value for value in values.tolist()]
-
-
-def _shown(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _array(column: Any, kind: str) -> Any:

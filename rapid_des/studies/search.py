@@ -23,7 +23,7 @@ from rapid_des.studies.executors import Done, Executor, Failed
 from rapid_des.studies.figures import FIGURES, measured
 from rapid_des.studies.spaces import Case, Study, load_study
 from rapid_des.studies.store import first_difference
-from rapid_des.studies.sweep import Tell, manifest_of
+from rapid_des.studies.sweep import OnProgress, manifest_of
 from rapid_des.studies.worker_pools import executor_of
 from rapid_des.values import replace
 
@@ -125,7 +125,7 @@ def search(  # noqa: PLR0913 - what a search is asked, by name
     executor: str | Executor = "local",
     workers: int | None = None,
     address: str | None = None,
-    tell: Tell | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Search:
     """Look for a study's best points with Optuna, simulating at most `trials` of them (default: a tenth).
 
@@ -151,10 +151,10 @@ def search(  # noqa: PLR0913 - what a search is asked, by name
     with storage_named(storage):
         optuna_study = _study(read, wanted, (sampler, pruner, seed), storage)
     with opened as crew, storage_named(storage):
-        estimates = _estimates(cases, crew, wanted[0], tell) if warm else {}
+        estimates = _estimates(cases, crew, wanted[0], on_progress) if warm else {}
         asked = _Asked(read, cases, wanted, estimates, optuna_study)
         asked.load_known(storage, crew)
-        interrupted = asked.run(crew, count, warm, tell)
+        interrupted = asked.run(crew, count, warm, on_progress)
     return Search(wanted, len(cases), tuple(asked.rows), estimates, interrupted)
 
 
@@ -215,14 +215,14 @@ def _check_same(opened: Any, study: Study, storage: str) -> None:
 
 
 def _estimates(
-    cases: Sequence[Case], executor: Executor, objective: str, tell: Tell | None
+    cases: Sequence[Case], executor: Executor, objective: str, on_progress: OnProgress | None
 ) -> dict[int, float]:
     """Return what mode analytical says of every point that fits, by id."""
     estimates = dict[int, float]()
     points = [replace(case.point, mode="analytical") for case in cases]
     for done, (place, outcome) in enumerate(executor.map(measured, points), start=1):
-        if tell is not None:
-            tell("estimates", done, len(cases))
+        if on_progress is not None:
+            on_progress("estimates", done, len(cases))
         if isinstance(outcome, Done):
             estimates[cases[place].id] = _cost(outcome.value, objective)
     return estimates
@@ -258,7 +258,7 @@ class _Asked:
         self.known = set[int]()
         self.identity = optuna_study.user_attrs.get("study")
 
-    def run(self, executor: Executor, count: int, warm: int, tell: Tell | None) -> bool:
+    def run(self, executor: Executor, count: int, warm: int, on_progress: OnProgress | None) -> bool:
         """Simulate up to `count` points; tell whether ^C ended that, which keeps what was told."""
         try:
             while len(self.rows) < count and self.open - self.known:
@@ -266,8 +266,8 @@ class _Asked:
                 batch = [self._next(warm) for _ in range(min(left, executor.workers))]
                 for place, outcome in executor.map(measured, [case.point for case, _ in batch]):
                     self._told(*batch[place], outcome)
-                    if tell is not None:
-                        tell("search", len(self.rows), count)
+                    if on_progress is not None:
+                        on_progress("search", len(self.rows), count)
         except KeyboardInterrupt:
             if not self.rows:
                 raise

@@ -24,7 +24,7 @@ from rapid_des.studies.parameters import SCALE, Knob, Mover, knobs, together
 from rapid_des.studies.points import Point, evaluate
 from rapid_des.units import Duration, seconds
 
-Told = Callable[[str, int, int], None]
+OnProgress = Callable[[str, int, int], None]
 
 
 class Elasticity(Struct, frozen=True):
@@ -96,7 +96,7 @@ class How(Struct, frozen=True):
     change: float = 0.02
     constants: bool = False
     """Whether the constants of kernels and of libraries are moved too, one by one."""
-    told: Told = lambda _what, _done, _all: None
+    on_progress: OnProgress = lambda _what, _done, _all: None
 
 
 PARTS: Mapping[str, tuple[str, ...]] = {
@@ -177,7 +177,7 @@ def sensitivity(
         outcomes: dict[int, Any] = {}
         for place, outcome in crew.map(evaluate, points):
             outcomes[place] = outcome
-            how.told("moving knobs", len(outcomes), len(points))
+            how.on_progress("moving knobs", len(outcomes), len(points))
     steps = [_step(outcomes[place]) for place in range(len(points))]
     scaled = None if isinstance(steps[-1], str) else steps[-1] * SCALE / base.step_time
     effects = _Effects(base.step_time, ends)

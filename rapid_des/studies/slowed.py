@@ -30,8 +30,8 @@ from rapid_des.device.operators import Bound
 from rapid_des.frontend import Job
 from rapid_des.frontend.groups import message_size
 from rapid_des.frontend.optimizers import gathered_as, reductions
-from rapid_des.frontend.template import STREAMS, Column, Mark, Piece
-from rapid_des.program.communication import TimeAlone
+from rapid_des.frontend.template import STREAMS, GradientMark, PieceColumn, PricedPiece
+from rapid_des.program.collectives.lower import TimeAlone
 from rapid_des.program.contention import slowdowns
 from rapid_des.studies.alone import Message
 
@@ -58,15 +58,15 @@ class Busy(Struct, frozen=True):
         return Busy(self.chip + other.chip, self.memory + other.memory)
 
 
-def busy_of(piece: Piece, device: Device) -> Busy:
+def busy_of(piece: PricedPiece, device: Device) -> Busy:
     """Return how long the kernels of a piece compute."""
-    rows = piece.rows[piece.rows[:, Column.STREAM] == _COMPUTE]
-    busy = np.maximum(rows[:, Column.DURATION] - device.launch_overhead, 0)
-    bound = rows[:, Column.BOUND]
+    rows = piece.rows[piece.rows[:, PieceColumn.STREAM] == _COMPUTE]
+    busy = np.maximum(rows[:, PieceColumn.DURATION] - device.launch_overhead, 0)
+    bound = rows[:, PieceColumn.BOUND]
     return Busy(int(busy[np.isin(bound, _ON_CHIP)].sum()), int(busy[bound == _IN_MEMORY].sum()))
 
 
-def reduced(job: Job, marks: Sequence[Mark]) -> list[tuple[int, Message]]:
+def reduced(job: Job, marks: Sequence[GradientMark]) -> list[tuple[int, Message]]:
     """Return the messages of a unit's gradients in order, with the number of the mark each waits for.
 
     Without those that follow between copies of the state.
@@ -81,7 +81,7 @@ def reduced(job: Job, marks: Sequence[Mark]) -> list[tuple[int, Message]]:
     return sorted(waiting, key=itemgetter(0))
 
 
-def messages_beside(job: Job, marks: Sequence[Mark]) -> Iterator[Message]:
+def messages_beside(job: Job, marks: Sequence[GradientMark]) -> Iterator[Message]:
     """Yield what travels for every micro-batch because of a unit's gradients, or a whole part's.
 
     Of gathers only those that no choice of a job leaves out.
@@ -115,10 +115,10 @@ class Weights(Struct, frozen=True):
         between = time - busy.chip - busy.memory
         return floor(busy.chip + self.memory * busy.memory + self.rest * between)
 
-    def of_rows(self, piece: Piece, durations: Int64s, device: Device) -> Int64s:
+    def of_rows(self, piece: PricedPiece, durations: Int64s, device: Device) -> Int64s:
         """Return what counts of each row of a piece, which take so long."""
-        kernels = piece.rows[:, Column.STREAM] == _COMPUTE
-        bound = piece.rows[:, Column.BOUND]
+        kernels = piece.rows[:, PieceColumn.STREAM] == _COMPUTE
+        bound = piece.rows[:, PieceColumn.BOUND]
         slowed = np.where(bound == _IN_MEMORY, self.memory, self.rest)
         weight = np.where(np.isin(bound, _ON_CHIP), 1.0, slowed)
         busy = np.where(kernels, np.maximum(durations - device.launch_overhead, 0), 0)

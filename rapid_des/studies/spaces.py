@@ -17,7 +17,7 @@ from rapid_des.config.documents import load_document
 from rapid_des.config.specs import resolve
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.spec import ParallelismSpec
-from rapid_des.printable import html_table
+from rapid_des.report.tables import Table, columns, html
 from rapid_des.studies.axes import Axis, Choice, Reader
 from rapid_des.studies.expressions import Expression
 from rapid_des.studies.figures import FIGURES
@@ -100,8 +100,9 @@ class Study:
         return (*names, "repeat") if self.spec.repeat > 1 else names
 
     def _repr_html_(self) -> str:
-        rows = ((", ".join(axis.names), str(len(axis.choices))) for axis in self.axes)
-        return html_table(rows, ("axis", "values"), self.name)
+        """Return the axes for a notebook."""
+        rows = [{"axis": ", ".join(axis.names), "values": len(axis.choices)} for axis in self.axes]
+        return html([self.name, Table("", columns("axis", "values"), rows)])
 
     def count(self) -> int:
         """Return how many points there are."""

@@ -46,7 +46,7 @@ class Candidate(Struct, frozen=True):
         spec, split = self.job.spec, self.job.spec.parallelism
         chosen: dict[str, Any] = {"tp": split.tp, "cp": split.cp, "pp": split.pp, "dp": split.dp}
         if self.job.model.has_experts:
-            chosen |= {"ep": split.ep, "etp": split.expert_ways}
+            chosen |= {"ep": split.ep, "etp": split.expert_degree}
         chosen["sequence_parallel"] = split.sequence_parallel
         if spec.training is not None:
             training = spec.training

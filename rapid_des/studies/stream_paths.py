@@ -16,13 +16,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from rapid_des.arrays import Int64s
-from rapid_des.frontend.template import INPUT, SECOND, Column, Piece
+from rapid_des.frontend.template import INPUT, SECOND, PieceColumn, PricedPiece
 
 NEVER = -(1 << 57)
 """No path leads there; whatever is added to it is still long before any start."""
 
 
-def paths(piece: Piece, durations: Int64s, streams: Sequence[int], outputs: Sequence[int]) -> Int64s:
+def paths(piece: PricedPiece, durations: Int64s, streams: Sequence[int], outputs: Sequence[int]) -> Int64s:
     """Return a piece as a matrix: a row a stream and result, a column a stream and input, in picoseconds.
 
     `durations` of its rows; `streams` are all that it may use; `outputs` the rows that hold its results.
@@ -33,7 +33,7 @@ def paths(piece: Piece, durations: Int64s, streams: Sequence[int], outputs: Sequ
     before = unmoved(len(streams))
     free, ports = before[:-2].copy(), {INPUT: before[-2], SECOND: before[-1]}
     ended = np.empty((len(piece), count), np.int64)
-    on = [place[stream] for stream in piece.rows[:, Column.STREAM].tolist()]
+    on = [place[stream] for stream in piece.rows[:, PieceColumn.STREAM].tolist()]
     for row, (stream, duration, after) in enumerate(
         zip(on, durations.tolist(), piece.edges.by_row(), strict=True)
     ):
@@ -48,10 +48,10 @@ def paths(piece: Piece, durations: Int64s, streams: Sequence[int], outputs: Sequ
     return np.concatenate([free, ended[list(outputs)]])
 
 
-def moments(piece: Piece, durations: Int64s) -> list[int]:
+def moments(piece: PricedPiece, durations: Int64s) -> list[int]:
     """Return when each row of a piece is done that starts on idle streams, in picoseconds."""
     ended, free = list[int](), Counter[int]()
-    streams = piece.rows[:, Column.STREAM].tolist()
+    streams = piece.rows[:, PieceColumn.STREAM].tolist()
     for stream, duration, after in zip(streams, durations.tolist(), piece.edges.by_row(), strict=True):
         begun = max((ended[other] for other in after if other >= 0), default=0)
         free[stream] = max(begun, free[stream]) + duration
@@ -59,7 +59,7 @@ def moments(piece: Piece, durations: Int64s) -> list[int]:
     return ended
 
 
-def longest(piece: Piece, durations: Int64s) -> int:
+def longest(piece: PricedPiece, durations: Int64s) -> int:
     """Return the picoseconds from a piece's start on idle streams to its result."""
     return moments(piece, durations)[piece.output] if len(piece) else 0
 

@@ -29,8 +29,8 @@ from rapid_des.studies.worker_pools import executor_of
 from rapid_des.values import replace
 from rapid_des.version import __version__
 
-Tell = Callable[[str, int, int], None]
-"""Told what is done, how many points are, and how many there will be (0: not counted yet)."""
+OnProgress = Callable[[str, int, int], None]
+"""Called with the name of the work, how many points are done and how many there are (0: not counted yet)."""
 _AT_FIRST_S, _SLICE_S, _SHARE = 0.5, 0.02, 0.05
 """For how long points are counted before the first is simulated, at a time beside others' work, and for which
 part of the time of a point that was simulated here."""
@@ -44,7 +44,7 @@ def sweep(  # noqa: PLR0913 - what a study is asked, by name
     workers: int | None = None,
     address: str | None = None,
     limit: int | None = None,
-    tell: Tell | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Sweep:
     """Simulate the points of a study: a file, or a mapping as such a file holds (`rapid-des schema study`).
 
@@ -73,10 +73,10 @@ def sweep(  # noqa: PLR0913 - what a study is asked, by name
         opened.start()  # workers import what they need while the folder is read
         asked = Points(read, limit)
         if folder is None:
-            rows, interrupted = _gathered(run(asked, opened, tell=tell))
+            rows, interrupted = _gathered(run(asked, opened, on_progress=on_progress))
             done = Sweep.of_rows(read.columns, read.spec.objective, rows)
         else:
-            interrupted = _stored(asked, opened, Path(folder), tell=tell)
+            interrupted = _stored(asked, opened, Path(folder), on_progress=on_progress)
             done = Sweep.opened(folder)
     if not interrupted:
         return done
@@ -97,11 +97,11 @@ def _gathered(rows: Iterator[dict[str, Any]]) -> tuple[list[dict[str, Any]], boo
     return gathered, False
 
 
-def _stored(asked: Points, executor: Executor, folder: Path, *, tell: Tell | None) -> bool:
+def _stored(asked: Points, executor: Executor, folder: Path, *, on_progress: OnProgress | None) -> bool:
     """Put rows into a folder as they come; tell whether ^C ended that."""
     with Store.create(folder, manifest_of(asked.study), columns_of(asked.study)) as store:
         try:
-            for row in run(asked, executor, done=store.done(), tell=tell):
+            for row in run(asked, executor, done=store.done(), on_progress=on_progress):
                 store.append(row)
         except KeyboardInterrupt:
             return True
@@ -146,7 +146,7 @@ def run(
     executor: Executor,
     *,
     done: set[int] | frozenset[int] = frozenset(),
-    tell: Tell | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield rows of points as they finish, but for those that are `done`."""
     waiting: dict[int, Case] = {}
@@ -162,8 +162,8 @@ def run(
     for place, outcome in executor.map(measured, points(), asked.count_on):
         finished += 1
         asked.count_on(outcome.wall_s * _SHARE)
-        if tell is not None:
-            tell(asked.study.name, finished, asked.counted if asked.whole else 0)
+        if on_progress is not None:
+            on_progress(asked.study.name, finished, asked.counted if asked.whole else 0)
         yield _row(waiting.pop(place), outcome)
 
 

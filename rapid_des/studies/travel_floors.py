@@ -9,11 +9,11 @@ from itertools import accumulate
 from rapid_des.frontend import Job
 from rapid_des.frontend.groups import message_size
 from rapid_des.frontend.optimizers import gathered_as
-from rapid_des.frontend.parts import PieceKey, Section
+from rapid_des.frontend.parts import ModelSection, PieceKey
 from rapid_des.frontend.routing import libraries_json
-from rapid_des.frontend.template import Domain, Mark
+from rapid_des.frontend.template import Domain, GradientMark
 from rapid_des.frontend.trace import ProgramWriter
-from rapid_des.program.communication import TimeAlone
+from rapid_des.program.collectives.lower import TimeAlone
 from rapid_des.studies.alone import Message, collective_alone, program_alone
 from rapid_des.studies.earliest import Times
 from rapid_des.studies.likeness import kernels_key, layer_key, layout_key, model_key, parts_key, stages_key
@@ -26,7 +26,7 @@ from rapid_des.studies.stream_paths import moments
 class TravelFloors(PieceFloors):
     """Messages between replicas of these candidates, and the kernels beside which they travel."""
 
-    def busy(self, job: Job) -> Mapping[tuple[Section, bool], Busy]:
+    def busy(self, job: Job) -> Mapping[tuple[ModelSection, bool], Busy]:
         """Return how long the kernels of each pass of a section compute."""
         pieces, device = self.pieces(job), self.machine.device
         key = ("busy", *kernels_key(job))
@@ -86,9 +86,9 @@ class TravelFloors(PieceFloors):
         key = (*layer_key(job), *layout_key(job), job.training.zero_stage, job.placement, job.layers)
         return self.once(("weighed", *key, weights), make)
 
-    def _gathered(self, job: Job, weights: Weights) -> Mapping[tuple[Section, bool], int]:
+    def _gathered(self, job: Job, weights: Weights) -> Mapping[tuple[ModelSection, bool], int]:
         """Return how long the parameters of each section travel before its passes; empty where none do."""
-        gathers: dict[tuple[Section, bool], int] = {}
+        gathers: dict[tuple[ModelSection, bool], int] = {}
         cheap = any(sharding.reshard_ranks for sharding in job.shardings.values())
         cheap |= job.training.adapters is not None  # whose tables are gathered for forwards alone
         for section, size in self.sizes(job).items() if job.sharding.policy.by_unit else ():
@@ -100,7 +100,7 @@ class TravelFloors(PieceFloors):
     def _reduced(self, job: Job, unit: Unit, times: Times, weights: Weights) -> Sequence[Bucket]:
         """Return the messages of a unit's gradients, in the order in which these become final."""
         begins = [0, *accumulate(times[section, True] for section in unit)]
-        marks, ready = list[Mark](), list[int]()
+        marks, ready = list[GradientMark](), list[int]()
         for section, begin in zip(unit, begins, strict=False):
             finals = self._finals(job, section, weights)
             marks += self.pieces(job)[section, True].marks
@@ -112,7 +112,7 @@ class TravelFloors(PieceFloors):
             for number, message in reduced(job, marks)
         ]
 
-    def _finals(self, job: Job, section: Section, weights: Weights) -> Sequence[int]:
+    def _finals(self, job: Job, section: ModelSection, weights: Weights) -> Sequence[int]:
         """Return when the gradients of each mark of a section become final, from its backward's start on."""
 
         def make() -> list[int]:

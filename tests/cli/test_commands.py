@@ -153,7 +153,7 @@ def test_what_nobody_expected_is_still_a_few_lines(monkeypatch, raised, code, sa
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
-        ("device show a100_sxm_80gb", "HBM          80 GiB, 2.039 TB/s"),
+        ("device show a100_sxm_80gb", "HBM              80 GiB, 2.039 TB/s"),
         ("topology show dgx_h100_superpod_128", "1,024 GPUs, 1,024 NICs, 176 switches"),
         ("trace stats two_stages", "600 us stated, 0 FLOP"),
         ("trace stats all_reduce_4", "40 us stated"),

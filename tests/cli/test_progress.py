@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import validation
-from rapid_des.cli import main, options
+from rapid_des.cli import main
 from rapid_des.studies import collective_bench
 from tests.cli.shell import call
 
@@ -101,16 +101,6 @@ def test_a_validation_that_is_interrupted_prints_what_is_finished(monkeypatch):
     assert left.code == 130
     assert list(left.json["topics"]) == scored
     assert left.json["unfinished"]
-
-
-def test_lines_fit_the_terminal():
-    table = "name     " + "12.5 us  " * 12
-    prose = "  a note " + "of many words " * 12
-    lines = list(options.fitted([table, prose, "short"], 40))
-    assert all(len(line) <= 40 for line in lines)
-    assert lines[0].endswith("…")
-    assert " ".join(" ".join(lines[1:-1]).split()) == prose.strip()
-    assert lines[-1] == "short"
 
 
 def test_outputs_that_are_there_are_kept_unless_forced(tmp_path):

@@ -12,10 +12,11 @@ from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.modes.symmetry import Budget, fold
 from rapid_des.network.collectives import IN_SWITCH, demand, prove
 from rapid_des.network.faults import parse_fault
-from rapid_des.program.algorithm_selection import Planner
+from rapid_des.program.collectives.plans import CollectiveCall
+from rapid_des.program.collectives.select import Planner
 from rapid_des.program.lowering import lower
-from rapid_des.program.plans import Call, TreesOverGroups, lines_through
 from rapid_des.program.routes import geometry, signatures
+from rapid_des.program.switch_trees import TreesOverGroups, lines_through
 from rapid_des.simulation import replay
 from rapid_des.values import replace
 from tests.engines.agreement import assert_engines_agree, assert_same
@@ -75,7 +76,7 @@ def test_the_schedule_that_is_replayed_keeps_the_data_property(fabric, kind, siz
     group = tuple(rng.sample(range(gpus), rng.randint(2, gpus)))
     extents, axes = geometry(where, group)
     above = TreesOverGroups(where).of("group", group, extents, group[0])
-    ((step,),) = Planner(where).plan(Call(kind, size, extents, axes, above), group, group[0])
+    ((step,),) = Planner(where).plan(CollectiveCall(kind, size, extents, axes, above), group, group[0])
     schedule = step.schedule(len(group))
     prove(schedule, demand(kind, len(group), size))
     if step.algorithm == "sharp":

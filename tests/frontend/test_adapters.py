@@ -10,13 +10,13 @@ from rapid_des.frontend import build, memory
 from rapid_des.frontend.parts import (
     EMBEDDING,
     HEAD,
+    ModelSection,
     PieceKey,
-    Section,
     section_parameters,
     training_lists,
 )
 
-BLOCK = Section("block", 0)
+BLOCK = ModelSection("block", 0)
 LORA = ("training.adapters", "{rank: 4}")
 QLORA = ("training.adapters", "{rank: 4, weights: fp4}")
 ONE = ("training.adapters", "{rank: 4, matrices: [ffn.in]}")

@@ -5,7 +5,7 @@ import pytest
 from rapid_des.chakra.trace import NodeKind
 from rapid_des.frontend import build
 from rapid_des.frontend.blocks import Cuts, blocks, separates
-from rapid_des.frontend.template import Column, Node, make_piece
+from rapid_des.frontend.template import PieceColumn, PieceNode, make_piece
 
 SPLIT = [
     ("parallelism.tp", "2"),
@@ -99,7 +99,7 @@ def test_a_block_is_cut_where_keys_and_values_are_exchanged(tiny, prices):
     taken = blocks(tiny(*SPLIT, ("parallelism.cp", "2")), prices)
     exchanges = {
         (key.section.name, key.phase): [
-            block.piece.names[block.piece.rows[row, Column.NAME]] for row in sorted(rows)
+            block.piece.names[block.piece.rows[row, PieceColumn.NAME]] for row in sorted(rows)
         ]
         for key, block in taken.blocks.items()
         if (rows := block.exchanges)
@@ -115,7 +115,9 @@ def test_a_block_is_cut_where_keys_and_values_are_exchanged(tiny, prices):
 
 def test_an_exchange_beside_other_work_is_not_a_cut(tiny, prices):
     # two rows that wait for the same one, the second on another stream: neither separates the rest
-    nodes = [Node(str(row), NodeKind.COMPUTE, stream, after) for row, (stream, after) in enumerate(BESIDE)]
+    nodes = [
+        PieceNode(str(row), NodeKind.COMPUTE, stream, after) for row, (stream, after) in enumerate(BESIDE)
+    ]
     piece = make_piece(nodes)
     assert [separates(piece, row) for row in range(4)] == [True, False, False, True]
 

@@ -10,7 +10,7 @@ from rapid_des.device.pricing import estimate
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import build, memory
 from rapid_des.frontend.build import in_passes
-from rapid_des.frontend.inference import Group, Pass, cut, decode_time, one_pass, pass_lists
+from rapid_des.frontend.inference import RequestGroup, ServingPass, cut, decode_time, one_pass, pass_lists
 from rapid_des.frontend.inference import passes as passes_of
 from rapid_des.values import replace
 
@@ -160,26 +160,26 @@ def test_each_kind_of_requests_ends_with_its_own_last_token(tiny_service, prices
 def test_one_pass_of_any_mix_takes_what_the_same_step_of_a_static_batch_takes(tiny_service, prices, replay):
     static = dict(step_times(job := tiny_service(*UNLIKE), prices, replay))
     for step, groups in {
-        0: [Group(2, 16), Group(1, 32, cached=8)],
-        1: [Group(2, 1, cached=16), Group(1, 1, cached=40)],
-        3: [Group(1, 1, cached=42)],
+        0: [RequestGroup(2, 16), RequestGroup(1, 32, cached=8)],
+        1: [RequestGroup(2, 1, cached=16), RequestGroup(1, 1, cached=40)],
+        3: [RequestGroup(1, 1, cached=42)],
     }.items():
         ((number, took),) = step_times(one_pass(job, groups), prices, replay)
         assert (took, number) == (static[step], min(step, 1))  # without a prompt it is a decode step
 
 
 def test_a_chunk_that_leaves_some_prompt_over_makes_no_token(tiny_service, prices):
-    job = one_pass(tiny_service(), [Group(1, 8, samples=False), Group(3, 1, cached=9)])
+    job = one_pass(tiny_service(), [RequestGroup(1, 8, samples=False), RequestGroup(3, 1, cached=9)])
     table = build(job, prices).tables[0]
     (head,) = [row for row in named(table, "forward.head") if table.names[table.name[row]] == "forward.head"]
     assert table.duration[head] == 20 * 3 * 256 * 64
-    alone = build(one_pass(job, [Group(1, 8, samples=False)]), prices).tables[0]
+    alone = build(one_pass(job, [RequestGroup(1, 8, samples=False)]), prices).tables[0]
     assert not len(named(alone, "head"))
 
 
 @pytest.mark.parametrize("most", [1, 7, 16, 20, 33, 64, 1000])
 def test_prompts_that_take_several_passes_are_all_computed_in_their_order(most):
-    prompts = (Group(2, 16), Group(3, 5, cached=8), Group(1, 1))
+    prompts = (RequestGroup(2, 16), RequestGroup(3, 5, cached=8), RequestGroup(1, 1))
     every = list(cut(prompts, most))
     sizes = [sum(group.count * group.query_length for group in groups) for groups in every]
     assert sizes[:-1] == [most] * (len(sizes) - 1)
@@ -197,9 +197,9 @@ def test_a_prefill_of_several_passes_takes_what_these_take_one_by_one(tiny_servi
     times = step_times(job, prices, replay)
     assert [step for step, _ in times] == [-2, -1, 0, 1, 2, 3, 4]
     mixes = [
-        [Group(1, 12, samples=0)],
-        [Group(1, 4, cached=12), Group(1, 8, samples=0)],
-        [Group(1, 8, cached=8)],
+        [RequestGroup(1, 12, samples=0)],
+        [RequestGroup(1, 4, cached=12), RequestGroup(1, 8, samples=0)],
+        [RequestGroup(1, 8, cached=8)],
     ]
     for (_, took), groups in zip(times, mixes, strict=False):
         assert [took] == [time for _, time in step_times(one_pass(job, groups), prices, replay)]
@@ -336,7 +336,7 @@ def test_norms_behind_sums_that_are_small_enough_are_in_their_kernels(tiny_servi
         job = tiny_service(("model.norm", "rms_norm"), ("fusion", "vllm"), *settings)
         return {
             kernel.name: kernel.operator.kind
-            for kernels in pass_lists(job, Pass(1, (Group(4, 1, 8),), 1)).values()
+            for kernels in pass_lists(job, ServingPass(1, (RequestGroup(4, 1, 8),), 1)).values()
             for kernel in kernels
             if "norm" in kernel.name
         }

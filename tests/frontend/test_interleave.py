@@ -9,7 +9,7 @@ from rapid_des.frontend import build, load_job
 from rapid_des.frontend.blocks import blocks
 from rapid_des.frontend.interleave import interleaved, travels
 from rapid_des.frontend.schedules.schedule import in_flight
-from rapid_des.frontend.template import GATE, INPUT, SECOND, Mark, Node, Writer, make_piece
+from rapid_des.frontend.template import GATE, INPUT, SECOND, GradientMark, PieceNode, Writer, make_piece
 from rapid_des.machine import load_machine
 from rapid_des.simulation import simulate
 
@@ -21,11 +21,11 @@ EXPERTS = [
 
 
 def kernel(name, after):
-    return Node(name, NodeKind.COMPUTE, "compute", after, duration=1)
+    return PieceNode(name, NodeKind.COMPUTE, "compute", after, duration=1)
 
 
 def exchange(name, after):
-    return Node(name, NodeKind.COLLECTIVE, "ep", after, collective=CollectiveType.ALL_TO_ALL, group=0)
+    return PieceNode(name, NodeKind.COLLECTIVE, "ep", after, collective=CollectiveType.ALL_TO_ALL, group=0)
 
 
 def piece(letter, marks=()):
@@ -58,8 +58,8 @@ def test_each_waits_for_what_it_did_and_has_an_input_of_its_own():
 
 
 def test_marks_stand_where_their_rows_do():
-    both = interleaved(piece("f"), piece("b", marks=[Mark(2, 7)]))
-    assert both.marks == ((), (Mark(4, 7),))
+    both = interleaved(piece("f"), piece("b", marks=[GradientMark(2, 7)]))
+    assert both.marks == ((), (GradientMark(4, 7),))
 
 
 def test_a_list_without_exchanges_stands_in_one_stretch():

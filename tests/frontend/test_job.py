@@ -8,7 +8,7 @@ import pytest
 from rapid_des.config import json_schema, preset_names
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import JobSpec, build, load_job, memory
-from rapid_des.frontend.groups import ZERO_STAGES, Layout
+from rapid_des.frontend.groups import ZERO_STAGES, RankLayout
 from rapid_des.frontend.schedules import SCHEDULES
 
 
@@ -161,7 +161,7 @@ def test_a_trace_travels(tiny, prices):
 #   pp 0            pp 1
 #   dp 0   dp 1     dp 0   dp 1
 #   0 1    2 3      4 5    6 7     tp innermost
-LAYOUT = Layout(("tp", "cp", "ep", "dp", "pp"), (2, 1, 1, 2, 2))
+LAYOUT = RankLayout(("tp", "cp", "ep", "dp", "pp"), (2, 1, 1, 2, 2))
 
 
 def test_groups_differ_only_along_their_axis():
@@ -172,7 +172,7 @@ def test_groups_differ_only_along_their_axis():
 
 
 def test_the_order_decides_who_is_a_neighbour():
-    outer_tp = Layout(("dp", "pp", "tp"), (2, 2, 2))
+    outer_tp = RankLayout(("dp", "pp", "tp"), (2, 2, 2))
     assert outer_tp.groups(("tp",)) == ((0, 4), (1, 5), (2, 6), (3, 7))
 
 

@@ -5,7 +5,7 @@ import pytest
 from rapid_des.device.operators import Gemm
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import build, load_job
-from rapid_des.frontend.parts import PieceKey, Section, training_lists
+from rapid_des.frontend.parts import ModelSection, PieceKey, training_lists
 from rapid_des.machine import load_machine
 from rapid_des.simulation import simulate
 
@@ -16,7 +16,7 @@ WAYS = ["ring", "pipeline", "userbuffers"]
 
 def listed(tiny, way, phase="forward", *settings):
     job = tiny(*SPLIT, HEADS, ("training.overlap_tp", way), *settings)
-    return training_lists(job)[PieceKey(Section("block", 0), phase)]
+    return training_lists(job)[PieceKey(ModelSection("block", 0), phase)]
 
 
 def named(operations, name):
@@ -130,7 +130,7 @@ def test_pieces_hide_what_travels_and_blocks_say_the_same():
 )
 def test_what_norms_write_and_what_is_gathered_stands_across_tokens(tiny, recipe, split, expected):
     narrow = ("precision.gemm", "fp8"), ("precision.recipe", recipe)
-    backward = training_lists(tiny(*narrow, *split))[PieceKey(Section("block", 0), "backward")]
+    backward = training_lists(tiny(*narrow, *split))[PieceKey(ModelSection("block", 0), "backward")]
     across = {
         one.name.removesuffix(".weight_gradient"): one.operator.across // one.operator.k
         for one in backward
@@ -140,7 +140,7 @@ def test_what_norms_write_and_what_is_gathered_stands_across_tokens(tiny, recipe
 
 
 def test_a_kernel_adds_gradients_that_their_products_do_not(tiny):
-    key = PieceKey(Section("block", 0), "backward")
+    key = PieceKey(ModelSection("block", 0), "backward")
     fused, apart = (
         training_lists(tiny(("training.fused_accumulation", fuses)))[key] for fuses in ("true", "false")
     )
@@ -156,7 +156,7 @@ def test_a_kernel_adds_gradients_that_their_products_do_not(tiny):
 
 def test_sums_of_input_gradients_travel_beside_products_or_behind_them(tiny):
     """`qkv` and `ffn.in` are split by columns; behind means after the weight's gradient too."""
-    key = PieceKey(Section("block", 0), "backward")
+    key = PieceKey(ModelSection("block", 0), "backward")
     for beside in (True, False):
         settings = (("parallelism.tp", "2"), ("training.overlap_tp_gradients", str(beside).lower()))
         operations = training_lists(tiny(*settings))[key]

@@ -9,7 +9,7 @@ import pytest
 from rapid_des.errors import InfeasibleJobError
 from rapid_des.frontend import check_memory, load_job, memory
 from rapid_des.frontend.memory import kv_capacity, section_memory
-from rapid_des.frontend.parts import EMBEDDING, Section
+from rapid_des.frontend.parts import EMBEDDING, ModelSection
 
 GIB = 2**30
 SHAPES = {
@@ -54,7 +54,7 @@ def layer_formula(model, sequence_parallel, recompute):
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_a_layer_keeps_exactly_the_papers_bytes(model, sequence_parallel, recompute):
     job = paper_job(model, sequence_parallel=str(sequence_parallel).lower(), recompute=recompute)
-    kept = section_memory(job)[Section("block")].activations
+    kept = section_memory(job)[ModelSection("block")].activations
     assert kept == layer_formula(model, sequence_parallel, recompute)
 
 
@@ -65,7 +65,7 @@ def test_weight_gradients_need_what_their_paper_says():
         settings=[("parallelism.tp", "1"), ("parallelism.pp", "2"), ("training.schedule", "zb_h1"),
                   ("parallelism.chunks", "1"), ("parallelism.sequence_parallel", "false")],
     )  # fmt: skip
-    held = section_memory(job)[Section("block")].deferred
+    held = section_memory(job)[ModelSection("block")].deferred
     assert sum(tensor.size for tensor in held) == 32 * 2048 * job.training.micro_batch * 12288
 
 
@@ -76,7 +76,7 @@ def test_zero_bubble_holds_as_much_as_1f1b_on_its_first_stage_and_keeps_that_on_
         for name in ("1f1b", "zb_h1", "zb_h2")
     )
     assert max(plain) == plain[0]
-    layer = section_memory(tiny(*base))[Section("block")].activations
+    layer = section_memory(tiny(*base))[ModelSection("block")].activations
     assert layer * 4 <= max(late) < layer * 5
     assert layer * 6 < max(twice) < layer * 8
 
@@ -131,7 +131,7 @@ def test_stages_hold_the_whole_model_once(tiny):
 def test_gpipe_holds_every_micro_batch_and_1f1b_as_many_as_stages_follow(tiny):
     def held(schedule, stage):
         job = tiny(("parallelism.pp", "4"), ("training.schedule", schedule))
-        per_layer = section_memory(job)[Section("block")].activations
+        per_layer = section_memory(job)[ModelSection("block")].activations
         return memory(job).stages[stage].activations / per_layer
 
     assert (held("gpipe", 1), held("1f1b", 1), held("1f1b", 2)) == (8, 3, 2)

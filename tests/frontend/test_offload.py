@@ -5,7 +5,7 @@ import pytest
 from rapid_des.errors import InputError
 from rapid_des.frontend import build, load_job, memory
 from rapid_des.frontend.memory import section_memory
-from rapid_des.frontend.parts import Section
+from rapid_des.frontend.parts import ModelSection
 from rapid_des.machine import load_machine
 from rapid_des.simulation import simulate
 
@@ -27,7 +27,7 @@ def test_every_layers_activations_leave_and_come_back(tiny, prices):
     job = tiny(ACTIVATIONS)
     nodes, names = nodes_of(job, prices)
     assert names.count("offload.activations") == names.count("fetch.activations") == 4 * job.micro_batches
-    kept = section_memory(tiny())[Section("block")].activations
+    kept = section_memory(tiny())[ModelSection("block")].activations
     copies = [row for row, name in enumerate(names) if name.endswith(".activations")]
     assert {int(nodes.duration[row]) for row in copies} == {kept}
     streams = {nodes.streams[nodes.stream[row]] for row in copies}
@@ -45,7 +45,7 @@ def test_a_backward_waits_for_what_comes_back_a_layer_ahead(tiny, prices):
 
 def test_a_share_leaves_the_rest(tiny):
     def kept(share):
-        return section_memory(tiny(("training.offload_activations", share)))[Section("block")]
+        return section_memory(tiny(("training.offload_activations", share)))[ModelSection("block")]
 
     whole, half = kept("0"), kept("0.5")
     assert half.activations == whole.activations - half.away

@@ -4,9 +4,9 @@ import pytest
 
 from rapid_des.device.operators import Attention
 from rapid_des.errors import ConfigError
-from rapid_des.frontend.parts import PieceKey, Section, training_lists
+from rapid_des.frontend.parts import ModelSection, PieceKey, training_lists
 
-BLOCK = Section("block", 0)
+BLOCK = ModelSection("block", 0)
 PACKED = ("training.documents", "[16, 8, 8]")
 
 

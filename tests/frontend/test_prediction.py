@@ -7,15 +7,15 @@ from rapid_des.frontend import build, load_model, memory
 from rapid_des.frontend.parts import (
     HEAD,
     PREDICTION,
+    ModelSection,
     PieceKey,
-    Section,
     section_parameters,
     sections,
     training_lists,
 )
 
 TWO = ("model.predictions", "2")
-BLOCK = Section("block", 0)
+BLOCK = ModelSection("block", 0)
 LAYER = 64 * (64 + 2 * 32) + 64 * 64 + 3 * 64 * 128 + 2 * 64
 """Of the tiny model: hidden 64, heads of 16 channels, two of keys and values, a gated feed-forward of 128."""
 

@@ -11,7 +11,7 @@ import pytest
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import memory
 from rapid_des.frontend.memory import section_memory
-from rapid_des.frontend.parts import PieceKey, Section, sections, training_lists
+from rapid_des.frontend.parts import ModelSection, PieceKey, sections, training_lists
 
 STREAM = 32 * 64 * 2
 """Bytes between two layers: 32 tokens, 64 wide, 16 bit."""
@@ -24,11 +24,11 @@ def recomputing(tiny, what, *more):
 
 
 def kept(job, kind=0):
-    return section_memory(job)[Section("block", kind)].activations
+    return section_memory(job)[ModelSection("block", kind)].activations
 
 
 def backward(job, kind=0):
-    return [one.name for one in training_lists(job)[PieceKey(Section("block", kind), "backward")]]
+    return [one.name for one in training_lists(job)[PieceKey(ModelSection("block", kind), "backward")]]
 
 
 def test_a_named_operator_is_dropped_and_runs_again_before_it_is_needed(tiny):
@@ -62,7 +62,7 @@ def test_the_core_named_is_what_selective_means(tiny):
 
 
 def test_operators_wait_for_what_is_made_again_for_them(tiny):
-    lists = training_lists(recomputing(tiny, "[ffn.activation]"))[PieceKey(Section("block"), "backward")]
+    lists = training_lists(recomputing(tiny, "[ffn.activation]"))[PieceKey(ModelSection("block"), "backward")]
     place = [one.name for one in lists].index("recompute.ffn.activation")
     assert place in lists[place + 1].after
     assert all(other < number for number, one in enumerate(lists) for other in one.after)
@@ -72,7 +72,7 @@ def test_groups_keep_one_input_and_run_again_together(tiny):
     job = recomputing(tiny, "full", ("training.recompute_layers", "2"))
     # Four layers in two groups: the first of each keeps its input, the second nothing.
     labels = [section for section, label in sections(job, 0) if label]
-    assert labels == [Section("block", 0), Section("block", 1)] * 2
+    assert labels == [ModelSection("block", 0), ModelSection("block", 1)] * 2
     assert (kept(job, 0), kept(job, 1)) == (STREAM, 0)
     assert not any("recompute" in name for name in backward(job, 0))
     again = [name for name in backward(job, 1) if name.startswith("recompute.1.")]

@@ -11,7 +11,7 @@ from rapid_des.errors import ConfigError, InputError
 from rapid_des.frontend import build, load_job, memory
 from rapid_des.frontend.blocks import blocks
 from rapid_des.frontend.layers.dispatch import placed, weights_of
-from rapid_des.frontend.parts import PieceKey, Section, training_lists
+from rapid_des.frontend.parts import ModelSection, PieceKey, training_lists
 from rapid_des.frontend.routing import exchanges, heaviest_place, layer_loads, places
 from rapid_des.frontend.spec import DirichletLoad, HistogramLoad, ZipfLoad
 from rapid_des.machine import load_machine
@@ -24,7 +24,7 @@ EXPERTS = [
 ]
 COUNTS = [5, 3, 4, 4, 2, 6, 8, 32]
 LOADED = [*EXPERTS, ("routing.load", f"{{kind: histogram, counts: [{COUNTS}]}}")]
-BLOCK = Section("block", 0)
+BLOCK = ModelSection("block", 0)
 
 
 def rows(job, place):

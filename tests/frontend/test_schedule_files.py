@@ -4,7 +4,7 @@ import pytest
 
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import build, load_job
-from rapid_des.frontend.schedules import SCHEDULES, ScheduleSpec, Shape
+from rapid_des.frontend.schedules import SCHEDULES, PipelineShape, ScheduleSpec
 from rapid_des.frontend.schedules.files import stage_orders_of
 
 GOOD = """\
@@ -26,7 +26,7 @@ def written(stages):
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_can_be_written_as_a_file(name):
-    stages = SCHEDULES[name].stage_orders(Shape(4, 8, SCHEDULES[name].chunks or 2))
+    stages = SCHEDULES[name].stage_orders(PipelineShape(4, 8, SCHEDULES[name].chunks or 2))
     assert stage_orders_of(written(stages)) == stages
 
 

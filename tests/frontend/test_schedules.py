@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rapid_des.frontend.schedules import SCHEDULES, Shape
-from rapid_des.frontend.schedules.schedule import Result, in_flight
+from rapid_des.frontend.schedules import SCHEDULES, PipelineShape
+from rapid_des.frontend.schedules.schedule import PassResult, in_flight
 
 
 @st.composite
 def shapes(draw):
     stages = draw(st.integers(1, 7))
-    return Shape(
+    return PipelineShape(
         stages,
         draw(st.integers(1, 24)),
         draw(st.integers(1, 3)),
@@ -49,7 +49,7 @@ def times(plan, forward, input_gradient, weight_gradient, pair=None):
                 spans[stage].append((start, free[stage]))
                 for item in unit:
                     if item.phase != "weight_gradient":
-                        ends[stage, Result(item.direction, item.micro_batch, item.chunk)] = free[stage]
+                        ends[stage, PassResult(item.direction, item.micro_batch, item.chunk)] = free[stage]
                 needs = [plan.needs(stage, item) for item in queue[0]] if queue else []
     return spans
 
@@ -118,7 +118,7 @@ def test_asking_in_the_order_of_need_never_blocks_in_order_streams(name, shape):
             [
                 ((stage, result), consumers[stage, result])
                 for item in order
-                if (stage, result := Result(item.direction, item.micro_batch, item.chunk)) in consumers
+                if (stage, result := PassResult(item.direction, item.micro_batch, item.chunk)) in consumers
             ]
             for stage, order in enumerate(plan.orders)
         ]
@@ -130,7 +130,7 @@ def test_asking_in_the_order_of_need_never_blocks_in_order_streams(name, shape):
                     item = order[position[stage]]
                     need = plan.needs(stage, item)
                     if need is None or need in (done if need[0] == stage else arrived):
-                        done.add((stage, Result(item.direction, item.micro_batch, item.chunk)))
+                        done.add((stage, PassResult(item.direction, item.micro_batch, item.chunk)))
                         position[stage] += 1
                         moved = True
                 if sends[stage]:
@@ -159,14 +159,16 @@ CLOSED = {
 @pytest.mark.parametrize("name", CLOSED)
 def test_the_bubble_is_the_papers(name, stages, durations):
     chunks = SCHEDULES[name].chunks or 3
-    plan = SCHEDULES[name].stage_orders(Shape(stages, 4 * stages, chunks))
+    plan = SCHEDULES[name].stage_orders(PipelineShape(stages, 4 * stages, chunks))
     assert bubble(times(plan, *durations)) == CLOSED[name](stages, *durations)
 
 
 @pytest.mark.parametrize("stages", [2, 3, 8])
 def test_zb_v_has_no_bubble_where_all_passes_take_equally_long(stages):
-    assert bubble(times(SCHEDULES["zb_v"].stage_orders(Shape(stages, 2 * stages, 2)), 1, 1, 1)) == 0
-    assert bubble(times(SCHEDULES["zb_v"].stage_orders(Shape(stages, 3 * stages + 1, 2)), 1, 1, 1)) == 0
+    assert bubble(times(SCHEDULES["zb_v"].stage_orders(PipelineShape(stages, 2 * stages, 2)), 1, 1, 1)) == 0
+    assert (
+        bubble(times(SCHEDULES["zb_v"].stage_orders(PipelineShape(stages, 3 * stages + 1, 2)), 1, 1, 1)) == 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -175,7 +177,7 @@ def test_zb_v_has_no_bubble_where_all_passes_take_equally_long(stages):
 def test_dualpipes_bubble_is_its_papers(name, stages):
     # DeepSeek-V3 (arXiv 2412.19437), table 2: (p/2 - 1)(F&B + B - 3W), in units F&B 3, B 2, W 1.
     half = stages // 2 if name == "dualpipe" else stages
-    plan = SCHEDULES[name].stage_orders(Shape(stages, 4 * half, 2))
+    plan = SCHEDULES[name].stage_orders(PipelineShape(stages, 4 * half, 2))
     assert bubble(times(plan, 1, 1, 1, pair=3)) == (half - 1) * (3 + 2 - 3)
     # Where halves of a pair hand on their results one by one: (p/2 - 1)(F + I - W).
     assert bubble(times(plan, 1, 1, 1)) == half - 1

@@ -5,11 +5,11 @@ import pytest
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import load_job
 from rapid_des.frontend.inference import pass_lists, passes
-from rapid_des.frontend.parts import Section
+from rapid_des.frontend.parts import ModelSection
 from rapid_des.machine import load_machine
 from rapid_des.simulation import simulate
 
-BLOCK = Section("block", 0)
+BLOCK = ModelSection("block", 0)
 MODEL = (
     ("model.feed_forward", "{kind: experts, experts: 8, topk: 2, hidden: 32, shared_hidden: 64}"),
     ("software", "vllm-0.x"),

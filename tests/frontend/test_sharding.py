@@ -4,7 +4,7 @@ import pytest
 
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import build, load_job, memory
-from rapid_des.frontend.parts import PieceKey, Section, training_lists
+from rapid_des.frontend.parts import ModelSection, PieceKey, training_lists
 from rapid_des.machine import load_machine
 from rapid_des.report.job_structure import explain
 from rapid_des.simulation import simulate
@@ -104,7 +104,7 @@ def test_parameters_that_travel_narrower_than_products_take_them_are_widened(
         *(messages(job, prices, "parameters.gather") for job in (narrow, wide)), strict=True
     ):
         assert one[3] * 16 == other[3] * bits
-    lists, block = training_lists(narrow), Section("block")
+    lists, block = training_lists(narrow), ModelSection("block")
     parameters_of_layer = sum(one.parameters for one in training_lists(wide)[PieceKey(block, "backward")])
     for phase in ("forward", "backward"):
         first = lists[PieceKey(block, phase)][0]

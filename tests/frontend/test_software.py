@@ -10,7 +10,7 @@ from rapid_des.errors import ConfigError, TraceError
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
 from rapid_des.modes.pricing import as_used, price
-from rapid_des.program.library import libraries_of
+from rapid_des.program.collectives.library import libraries_of
 from rapid_des.values import replace
 
 TRAINING, SERVING = "llama2_7b_train", "llama2_7b_inference"

@@ -5,9 +5,9 @@ import pytest
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import build, memory
 from rapid_des.frontend.inference import pass_lists, passes
-from rapid_des.frontend.parts import DRAFT, HEAD, Section
+from rapid_des.frontend.parts import DRAFT, HEAD, ModelSection
 
-BLOCK = Section("block")
+BLOCK = ModelSection("block")
 DRAFT_MODEL = (
     "{hidden: 32, layers: 2, attention: {kind: attention, heads: 2}, norm: rms_norm, position: rope, "
     "feed_forward: {kind: dense, activation: gelu, hidden: 64}, vocabulary: 256, max_positions: 128, "

@@ -7,7 +7,7 @@ import pytest
 from rapid_des.config import preset_names
 from rapid_des.frontend import load_job
 from rapid_des.frontend.parts import training_lists
-from rapid_des.frontend.split_backward import halves
+from rapid_des.frontend.split_backward import backward_halves
 from rapid_des.frontend.template import INPUT
 
 
@@ -20,7 +20,7 @@ def test_the_halves_of_every_model_hold_each_operator_once(name):
     for key, operations in training_lists(job).items():
         if key.phase != "backward":
             continue
-        inputs, weights = halves(operations)
+        inputs, weights = backward_halves(operations)
         assert Counter(one.name for one in (*inputs, *weights)) == Counter(one.name for one in operations)
         assert not any(one.deferrable for one in inputs)
         assert {one.name for one in operations if one.name.endswith(".weight_gradient")} <= {
@@ -37,7 +37,7 @@ def test_what_only_a_weight_gradient_needs_goes_with_it():
     settings = {"parallelism.tp": 2, "parallelism.dp": 4, "parallelism.sequence_parallel": True}
     lists = training_lists(load_job("llama2_7b_train", settings=settings))
     (block,) = [own for key, own in lists.items() if key.section.name == "block" and key.phase == "backward"]
-    names = [{one.name for one in half} for half in halves(block)]
+    names = [{one.name for one in half} for half in backward_halves(block)]
     assert {"attention.qkv.regather", "ffn.in.regather"} <= names[1] - names[0]
     assert {"attention.output.gather_gradient", "ffn.out.gather_gradient"} <= names[0] - names[1]
 

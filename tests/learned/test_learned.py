@@ -13,7 +13,8 @@ from rapid_des.learned import LeftOut, load_learned
 from rapid_des.learned.fit import fit_decomposed, fit_file, fit_modules, fit_regressor
 from rapid_des.learned.regressors import Forest
 from rapid_des.learned.samples import shape_of, write_samples
-from rapid_des.report.devices import learned_as_plain, learned_as_text
+from rapid_des.report.devices import learned_as_plain, learned_report
+from rapid_des.report.tables import text
 from tests.device.prices import estimate_of
 
 pytest.importorskip("sklearn")
@@ -151,7 +152,7 @@ def test_too_few_samples_leave_the_operator_to_the_fallback(tmp_path):
     write_samples(tmp_path / "samples.csv", rows)
     file = fit_file(tmp_path / "samples.csv", fallback="native")
     assert file.left_out == {"gelu/forward/bf16": LeftOut(1, "a regressor needs 12 samples")}
-    assert "left out: 1 samples" in learned_as_text(file)
+    assert "left out: 1 samples" in "\n".join(text(learned_report(file)))
     json.dumps(learned_as_plain(file))
 
 
@@ -254,7 +255,8 @@ def test_every_sample_of_modules_is_used_or_named_with_its_reason(counts):
     assert set(file.left_out) <= set(counts)
     plain = learned_as_plain(file)
     assert set(plain["left_out"]) == set(plain["left_out_reasons"])
-    assert all(name in learned_as_text(file) for name in file.left_out)
+    printed = "\n".join(text(learned_report(file)))
+    assert all(name in printed for name in file.left_out)
 
 
 @pytest.mark.parametrize("cell", ["abc", "-5", "nan", "1e99", ""])

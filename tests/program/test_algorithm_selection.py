@@ -12,12 +12,12 @@ from rapid_des.machine import load_machine
 from rapid_des.network.collectives import PER_DIMENSION, ShapedCollective, build_schedule
 from rapid_des.network.faults import parse_fault
 from rapid_des.network.specs import Choice
-from rapid_des.program.algorithm_selection import Planner
-from rapid_des.program.analytic import alone
-from rapid_des.program.candidates import Asked, GroupLinks, candidates, first_of_best
-from rapid_des.program.communication import planner_of
-from rapid_des.program.estimates import MOST_PAIRS, Lines
-from rapid_des.program.plans import Call
+from rapid_des.program.collectives.alone import alone
+from rapid_des.program.collectives.candidates import GroupCollective, GroupLinks, candidates, first_of_best
+from rapid_des.program.collectives.estimates import MOST_PAIRS, GroupLines
+from rapid_des.program.collectives.lower import planner_of
+from rapid_des.program.collectives.plans import CollectiveCall
+from rapid_des.program.collectives.select import Planner
 from rapid_des.program.routes import geometry
 from rapid_des.simulation import replay, simulate
 from rapid_des.studies.collective_bench import Question, bench, each_compared
@@ -30,7 +30,7 @@ AUTO = {"default": "auto"}
 
 
 def times(where, kind, size, ranks):
-    call = Call(kind, size, *geometry(where, ranks))
+    call = CollectiveCall(kind, size, *geometry(where, ranks))
     return Planner(where).times(call, ranks)
 
 
@@ -48,7 +48,11 @@ def test_an_estimate_is_the_longest_chain_or_the_busiest_link_of_all_transfers(p
         for size in (16**4, 16**6):
             shaped = ShapedCollective(kind, extents, size)
             exact = alone(build_schedule(choice.algorithm, shaped), where, ranks)
-            estimate = GroupLinks(where, [ranks], extents).estimate(choice, Asked(kind, extents, size)).time
+            estimate = (
+                GroupLinks(where, [ranks], extents)
+                .estimate(choice, GroupCollective(kind, extents, size))
+                .time
+            )
             # messages that are relayed differ in size, of which the estimate takes the mean
             near = 0.06 if kind is C.ALL_TO_ALL else 0.01
             assert estimate == pytest.approx(exact, rel=near), (choice.algorithm, size)
@@ -57,9 +61,9 @@ def test_an_estimate_is_the_longest_chain_or_the_busiest_link_of_all_transfers(p
 def test_a_sample_of_distances_loads_links_as_all_of_them_do(monkeypatch):
     where = machine(dimension("torus", [16, 16]), switching=CUT)
     group = np.arange(256)[None, :]
-    whole = Lines(where, group).traffic(C.ALL_TO_ALL, "direct", 2**24)
-    monkeypatch.setattr("rapid_des.program.estimates.MOST_PAIRS", MOST_PAIRS // 8)
-    sample = Lines(where, group).traffic(C.ALL_TO_ALL, "direct", 2**24)
+    whole = GroupLines(where, group).traffic(C.ALL_TO_ALL, "direct", 2**24)
+    monkeypatch.setattr("rapid_des.program.collectives.estimates.MOST_PAIRS", MOST_PAIRS // 8)
+    sample = GroupLines(where, group).traffic(C.ALL_TO_ALL, "direct", 2**24)
     assert sample.load.busiest == pytest.approx(whole.load.busiest, rel=0.1)
 
 
@@ -170,7 +174,7 @@ def test_lists_are_as_long_as_the_dimensions_and_auto_stands_alone(how, problem)
 
 def test_detours_do_not_change_what_is_chosen_and_replanning_does():
     whole = machine(ring(4), switching=CUT, collectives=AUTO)
-    call, ranks = Call(C.ALL_REDUCE, 10**6, (4,), (0,)), (0, 1, 2, 3)
+    call, ranks = CollectiveCall(C.ALL_REDUCE, 10**6, (4,), (0,)), (0, 1, 2, 3)
     cut, mended = (
         planner_of(whole.with_faults([parse_fault(f"link=3-0 down=true{policy}")]))
         for policy in ("", " policy=replan")

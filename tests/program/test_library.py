@@ -18,8 +18,8 @@ from rapid_des.network.collectives.libraries.over_nodes import (
 from rapid_des.network.collectives.schedule import Draft
 from rapid_des.network.faults import parse_fault
 from rapid_des.network.specs import LibraryChoice, Nccl
-from rapid_des.program.library import Libraries
-from rapid_des.program.templates import one_transfer
+from rapid_des.program.collectives.library import Libraries
+from rapid_des.program.collectives.templates import one_transfer
 from rapid_des.simulation import replay
 from rapid_des.studies.traffic import messages, one_collective
 

@@ -49,7 +49,7 @@ def test_the_line_rate_is_that_of_the_first_link_that_marks():
 def test_rates_are_shares_of_the_first_link_and_at_least_the_least():
     where, program, found = table(2)  # over links of 500 MB/s
     row = row_to(program, found, where, 2)
-    assert row[[rates.STEP, rates.FLOOR]].tolist() == [FULL_RATE // 500, 1]
+    assert row[[rates.STEP, rates.LEAST]].tolist() == [FULL_RATE // 500, 1]
 
 
 def test_a_notice_takes_the_latencies_of_the_way_back():

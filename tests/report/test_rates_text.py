@@ -16,7 +16,7 @@ def test_a_run_says_what_was_marked_and_what_became_of_rates():
         "dcqcn: 39 parts marked on 1 links, most (39) on switch0>gpu0; 2 cuts of 2 rates,"
     )
     assert marked.endswith(
-        "the least to 50.00% of its first link; parts set off 1.216 us later in all, those "
+        "the least to 50.00% of its first link; parts start 1.216 us later in all, those "
         "from gpu1 to gpu0 640 ns"
     )
 
@@ -26,4 +26,4 @@ def test_a_run_says_that_nothing_was_marked():
 
 
 def test_a_run_says_that_parts_are_coarse():
-    assert notes(slowing(parts=5))[-1].startswith("dcqcn: parts of up to 256 B are more than kmin, 0 B")
+    assert notes(slowing(parts=5))[-1].startswith("dcqcn: parts of up to 256 B exceed kmin, 0 B")

@@ -13,7 +13,8 @@ from rapid_des.chakra import (
 from rapid_des.errors import InputError, TraceError
 from rapid_des.report.pictures import trace
 from rapid_des.report.pictures.trace import critical_chain, draw, lay_out, window
-from rapid_des.report.trace_text import node_rows, rank_of, table_lines
+from rapid_des.report.tables import text
+from rapid_des.report.trace_text import node_rows, nodes_table, rank_of
 from tests.chakra.writing import all_reduce, node, one_rank, ranks, recv, send
 
 DIAMOND = [
@@ -113,14 +114,14 @@ def test_rows_say_what_a_node_takes_and_whom_it_talks_to(tmp_path):
     rows = node_rows(read_set(folder).ranks[0], 0, 10)
     assert [row.amount() for row in rows] == ["3 us", "64 B", "1 KiB"]
     assert [row.partner() for row in rows] == ["-", "to 1, tag 4", "all_reduce on world"]
-    lines = table_lines(rows)
+    lines = list(text([nodes_table(rows)]))
     assert lines[0].split() == ["id", "kind", "name", "stream", "takes", "with", "needs"]
     assert len(lines) == 4
 
 
 def test_a_name_with_line_breaks_stays_on_one_line(tmp_path):
     rows = node_rows(read_set(one_rank(tmp_path, node(1, "a\nb", us=1))).ranks[0], 0, 1)
-    assert len(table_lines(rows)) == 2
+    assert len([*text([nodes_table(rows)])]) == 2
 
 
 def test_a_rank_or_a_window_that_is_not_there_is_an_error(tmp_path):

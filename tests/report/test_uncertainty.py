@@ -9,8 +9,9 @@ import pytest
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
 from rapid_des.report import evidence
-from rapid_des.report.evidence import Origin, interval, quantiles, residuals, spread, told_apart
-from rapid_des.report.result_text import result_lines
+from rapid_des.report.evidence import Origin, distinguishable, interval, quantiles, residuals, spread
+from rapid_des.report.result_text import result_report
+from rapid_des.report.tables import text
 from rapid_des.simulation import simulate
 from validation import all_topics, open_folder
 from validation.fit_intervals import kernels
@@ -61,7 +62,7 @@ def test_a_run_on_a_measured_device_tells_where_its_measurement_is_expected(resu
     assert expected.low < expected.high < 1.5 * result.step_time
     assert expected.high > 0.8 * result.step_time
     assert result.as_json()["intervals"]["step"]["cases"] == expected.cases
-    assert any(f"{expected.low} to {expected.high}" in line for line in result_lines(result, "job"))
+    assert any(f"{expected.low} to {expected.high}" in line for line in text(result_report(result, "job")))
     assert result.light.intervals == result.intervals
 
 
@@ -82,18 +83,18 @@ def test_a_device_that_was_changed_has_none():
     machine = load_machine("dgx_a100", device_settings=settings)
     changed = simulate(load_job("llama2_7b_train"), machine, mode="analytical")
     assert changed.intervals == {}
-    assert not any("interval" in line for line in result_lines(changed, "job"))
+    assert not any("interval" in line for line in text(result_report(changed, "job")))
 
 
 def test_layouts_are_told_apart_from_some_difference_on():
     works = {"gemm": 10**9}, {"gemm": 10**9}
     ratios = (1.0, 1.001, 1.01, 1.1, 1.5, 3.0, 20.0)
-    apart = [told_apart((10**12, round(ratio * 10**12)), works, TRAINED) for ratio in ratios]
+    apart = [distinguishable((10**12, round(ratio * 10**12)), works, TRAINED) for ratio in ratios]
     assert apart == sorted(apart) and apart[0] is False and apart[-1] is True
 
 
 def test_a_result_compares_itself_with_another(result):
-    assert result.told_apart(result) is False
+    assert result.distinguishable(result) is False
 
 
 def test_the_residuals_that_ship_are_those_of_calibration_cases():

@@ -17,12 +17,12 @@ from rapid_des.program.program import (
     Contention,
     Group,
     HopTable,
-    Level,
     Program,
     RankBinding,
     RankProgram,
     Template,
     VisitKind,
+    WorkLevel,
 )
 
 PS_PER_BYTE = 1000
@@ -133,7 +133,7 @@ class Sketch:
 
     def rank(self, *, capacities=(1, 1, 1), levels=None) -> RankSketch:
         """One more rank with servers of these capacities, streams unless `levels` says otherwise."""
-        levels = levels or [Level.STREAM] * len(capacities)
+        levels = levels or [WorkLevel.STREAM] * len(capacities)
         self.ranks.append(RankSketch(capacities, levels))
         return self.ranks[-1]
 

@@ -166,5 +166,5 @@ def state():
     row = [0] * rates.COLUMNS
     for column in (rates.CAP, rates.CURRENT, rates.TARGET, rates.SLOWEST):
         row[column] = FULL_RATE
-    row[rates.FLOOR], row[rates.STEP], row[rates.LEAP], row[rates.TOLD] = 10, 1000, 5000, -1
+    row[rates.LEAST], row[rates.STEP], row[rates.LEAP], row[rates.NOTICED_AT] = 10, 1000, 5000, -1
     return row

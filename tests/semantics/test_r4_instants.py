@@ -2,7 +2,7 @@
 
 import pytest
 
-from rapid_des.program.program import Level
+from rapid_des.program.program import WorkLevel
 from tests.program.machines import STORE, machine, ring
 from tests.program.tracing import Nodes, trace_set
 from tests.semantics.messages import CUT
@@ -35,7 +35,7 @@ def test_what_a_chain_makes_ready_in_one_instant_still_counts(run):
 
 def test_streams_choose_before_slots(run):
     sketch = Sketch()
-    rank = sketch.rank(capacities=(1, 1), levels=[Level.SLOT, Level.STREAM])
+    rank = sketch.rank(capacities=(1, 1), levels=[WorkLevel.SLOT, WorkLevel.STREAM])
     stream = rank.compute(10, server=1)
     # a stream's start makes a slot's visit ready a tick later; the slot itself is taken at 0 by the other
     rank.compute(7, server=0, after=[(stream, 1, "start")])

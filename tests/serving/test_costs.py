@@ -6,7 +6,7 @@ import pytest
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.frontend import load_job
 from rapid_des.frontend.inference import one_pass
-from rapid_des.frontend.operations import Group
+from rapid_des.frontend.operations import RequestGroup
 from rapid_des.machine import load_machine
 from rapid_des.serving.batch import Batch
 from rapid_des.serving.costs import PassCosts
@@ -27,7 +27,7 @@ SMALL = {
     "software": "trtllm-1",
     "host": None,
 }  # fmt: skip
-PROMPTS = (Group(1, 1024),)
+PROMPTS = (RequestGroup(1, 1024),)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_decode_steps_on_corners_are_exact(costs, batch):
 
 def test_a_prompt_on_a_corner_is_exact_but_for_the_last_issue(costs):
     # all of a long prompt's kernels are issued in time: only the first one is waited for
-    assert costs[1](Batch(chunks=(Group(1, 8192),))) == pytest.approx(1, abs=1e-6)
+    assert costs[1](Batch(chunks=(RequestGroup(1, 8192),))) == pytest.approx(1, abs=1e-6)
 
 
 @pytest.mark.parametrize("device", ["dgx_a100", "dgx_h100"])
@@ -76,7 +76,7 @@ def test_mixed_batches_are_within_a_percent(costs):
     random = np.random.default_rng(6)
     for _ in range(12):
         decodes, length = int(random.integers(1, 200)), int(random.integers(50, 4000))
-        chunk = Group(1, int(2 ** random.uniform(5, 13)), int(random.integers(0, 2)) * 500)
+        chunk = RequestGroup(1, int(2 ** random.uniform(5, 13)), int(random.integers(0, 2)) * 500)
         batch = Batch(decodes, decodes * length, (chunk,))
         assert costs[1](batch) == pytest.approx(1, abs=0.01)
 
@@ -89,10 +89,10 @@ def test_prompts_in_pieces_are_within_a_percent_of_static_ones():
     machine, cache = load_machine("dgx_h100"), BoundedCache()
     own = PassCosts(job, machine, cache)
     for tokens in (100, 512, 513, 1000):
-        batch = Batch(chunks=(Group(1, tokens),))
+        batch = Batch(chunks=(RequestGroup(1, tokens),))
         run = simulate(one_pass(job, batch.groups()), machine, mode="hierarchical", cache=cache)
         assert own.time(batch) / run.step_time == pytest.approx(1, abs=0.01)
-    short, long = (own.time(Batch(chunks=(Group(1, tokens),))) for tokens in (512, 513))
+    short, long = (own.time(Batch(chunks=(RequestGroup(1, tokens),))) for tokens in (512, 513))
     assert short < long / 2  # 32 layers: 13 launches of kernels each, or one and that of a graph
 
 

@@ -7,7 +7,7 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import load_job
 from rapid_des.frontend.inference import one_pass
-from rapid_des.frontend.operations import Group
+from rapid_des.frontend.operations import RequestGroup
 from rapid_des.machine import load_machine
 from rapid_des.serving.batch import Batch
 from rapid_des.serving.costs import PassCosts
@@ -50,7 +50,7 @@ def test_other_steps_are_within_two_thousandths_and_mixed_ones_within_a_percent(
     for _ in range(2):
         decodes, length = int(random.integers(1, 200)), int(random.integers(50, 4000))
         assert ratio(Batch(decodes, decodes * length, checked=4)) == pytest.approx(1, abs=0.002)
-        chunk = Group(1, int(2 ** random.uniform(5, 13)), int(random.integers(0, 2)) * 500)
+        chunk = RequestGroup(1, int(2 ** random.uniform(5, 13)), int(random.integers(0, 2)) * 500)
         assert ratio(Batch(decodes, decodes * length, (chunk,), 4)) == pytest.approx(1, abs=0.01)
 
 

@@ -6,7 +6,7 @@ import pytest
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.frontend import load_job
 from rapid_des.frontend.inference import one_pass
-from rapid_des.frontend.operations import Group
+from rapid_des.frontend.operations import RequestGroup
 from rapid_des.machine import load_machine
 from rapid_des.serving.batch import Batch
 from rapid_des.serving.costs import PassCosts
@@ -39,7 +39,11 @@ class Slowest(Affine):
         return np.max([self.ends(*each) for each in decoding], axis=0)
 
 
-BATCHES = [Batch(64, 64 * 1024), Batch(32, 32 * 700, (Group(1, 1024),)), Batch(chunks=(Group(1, 2048),))]
+BATCHES = [
+    Batch(64, 64 * 1024),
+    Batch(32, 32 * 700, (RequestGroup(1, 1024),)),
+    Batch(chunks=(RequestGroup(1, 2048),)),
+]
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -59,7 +63,7 @@ def test_decode_steps_of_all_take_as_long_as_one_by_one(costs):
 
 
 def test_experts_compute_the_tokens_of_all_and_attention_those_of_the_longest(costs):
-    prompt, few = Batch(chunks=(Group(1, 4096),)), Batch(8, 8 * 512)
+    prompt, few = Batch(chunks=(RequestGroup(1, 4096),)), Batch(8, 8 * 512)
     alone, mixed, alike = (
         costs.together([prompt, *others]) for others in ([Batch()] * 3, [few] * 3, [prompt] * 3)
     )

@@ -7,12 +7,13 @@ import pytest
 from rapid_des.errors import ConfigError, InfeasibleJobError
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
+from rapid_des.report.tables import text
 from rapid_des.serving.energy import served_energy
 from rapid_des.serving.result import Slo
 from rapid_des.serving.server import serve
 from rapid_des.simulation import simulate
 from rapid_des.studies.capacity import Demand, LoadPoint, all_layouts, capacity, curve, fleets, with_splits
-from rapid_des.studies.capacity_report import capacity_lines, draw_front, front
+from rapid_des.studies.capacity_report import capacity_report, draw_front, front
 from tests.cli.shell import call, refused
 
 SMALL = {"model.layers": 2, "inference.prompt_length": 64, "inference.output_length": 32}
@@ -66,8 +67,8 @@ def test_a_fleet_has_whole_replicas_and_costs_what_its_gpus_do(job, node):
 
 def test_a_fleet_of_one_is_a_gpu(job, node):
     demand = Demand(Slo.parse("e2e=1h"), requests=20)
-    report = "\n".join(capacity_lines(fleets(job, node, demand, ("tp=1",), load=1e-3), demand, "title"))
-    assert "1 GPU\n" in f"{report}\n"
+    lines = text(capacity_report(fleets(job, node, demand, ("tp=1",), load=1e-3), demand, "title"))
+    assert list(lines)[-1].endswith("1 GPU")
 
 
 def test_a_limit_of_no_time_is_refused():
@@ -135,8 +136,8 @@ def test_prompts_on_replicas_of_their_own_are_a_layout(job, node):
     assert {row.name: row.gpus for row in found.rows} == {"tp=2": 2, "tp=2 prefill=1 decode=1": 4}
     of_split = next(row for row in found.rows if "decode=1" in row.name)
     assert of_split.at.as_json()["transfer_s"]["mean"] > 0 and of_split.rate > 0
-    text = "\n".join(capacity_lines(found, demand, "job"))
-    assert "tp=2 prefill=1 decode=1" in text and "J/token" in text
+    printed = "\n".join(text(capacity_report(found, demand, "job")))
+    assert "tp=2 prefill=1 decode=1" in printed and "J/token" in printed
 
 
 def test_an_interrupt_leaves_the_layouts_that_are_done(job, node):
@@ -149,8 +150,8 @@ def test_an_interrupt_leaves_the_layouts_that_are_done(job, node):
 
     demand = Demand(Slo.parse("e2e=1h"), requests=20)
     with pytest.raises(KeyboardInterrupt):
-        fleets(job, node, demand, ("tp=2",), told=lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
-    found = fleets(job, node, demand, ("tp=2", "tp=1"), told=stop)
+        fleets(job, node, demand, ("tp=2",), on_progress=lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    found = fleets(job, node, demand, ("tp=2", "tp=1"), on_progress=stop)
     assert [row.name for row in found.rows] == ["tp=2"] and found.interrupted
 
 

@@ -14,7 +14,7 @@ from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.machine import load_machine
 from rapid_des.network.collectives import algorithm, algorithms_for
 from rapid_des.network.collectives.schedule import CollectiveType
-from rapid_des.program.algorithm_selection import Planner
+from rapid_des.program.collectives.select import Planner
 from rapid_des.simulation import replay
 from rapid_des.studies.collective_bench import (
     OPERATIONS,

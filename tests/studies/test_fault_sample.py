@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from rapid_des import BoundedCache, load_job, load_machine, parse_fault, simulate
 from rapid_des.cli.main import cli
 from rapid_des.errors import InputError
-from rapid_des.report.study_text import sample_lines
+from rapid_des.report.study_text import sample_report
+from rapid_des.report.tables import text
 from rapid_des.studies.draw_statistics import Spread, Until, estimate, student
 from rapid_des.studies.executors import InProcess
 from rapid_des.studies.fault_rows import NO_DRAW, DrawRow, FaultSample
@@ -166,9 +167,8 @@ def test_words_rank_configurations_by_step_mean_and_tail_and_tell_what_is_faster
         for name, (healthy, *drawn) in steps.items()
         for draw, step in enumerate(drawn)
     ]
-    lines = list(
-        sample_lines(FaultSample(tuple(steps), tuple(rows), ("gpu=0",), 0, "independent").as_json(top=1))
-    )
+    sample = FaultSample(tuple(steps), tuple(rows), ("gpu=0",), 0, "independent")
+    lines = [line.strip() for line in text(sample_report(sample.as_json(top=1)))]
     best = [line.split(": ", 1)[1].split("; ")[0].split()[0] for line in lines if line.startswith("best by")]
     assert best == ["sharp", "even", "even"]
     assert "draws of slower, faster than without faults" in "\n".join(lines)
@@ -181,7 +181,7 @@ def test_a_job_that_does_not_fit_has_one_row_beside_others(job, torus, tmp_path)
 
     def found():
         told.clear()
-        how = {"mode": "analytical", "folder": tmp_path, "tell": lambda _, *done: told.append(done)}
+        how = {"mode": "analytical", "folder": tmp_path, "on_progress": lambda _, *done: told.append(done)}
         return faults_sample({"one": job, "large": large}, torus, [GPU], draws=35, **how)
 
     first = found()
@@ -251,7 +251,7 @@ def test_a_sample_is_a_table_in_notebooks(sampled):
     assert list(frame["draw"]) == list(range(8))
     assert list(frame["step_time_ps"]) == [row.step_time for row in sampled.rows]
     shown = sampled._repr_html_()
-    assert "llama2_7b_train" in shown and f"{sampled.spread('llama2_7b_train').mean:.6g}" in shown
+    assert "llama2_7b_train" in shown and f"{sampled.spread('llama2_7b_train').mean:.4g} s" in shown
 
 
 def test_a_cache_reckons_what_the_engine_saw_of_each_draw():

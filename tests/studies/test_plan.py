@@ -15,7 +15,8 @@ from rapid_des.errors import ConfigError, InfeasibleJobError, InputError
 from rapid_des.frontend import load_job, memory
 from rapid_des.frontend.memory import shown
 from rapid_des.machine import load_machine
-from rapid_des.report.plan_text import plan_lines
+from rapid_des.report.plan_text import plan_report
+from rapid_des.report.tables import text
 from rapid_des.simulation import simulate
 from rapid_des.studies.choices import choices_of
 from rapid_des.studies.deadline import Deadline, TimeIsUp
@@ -344,7 +345,7 @@ def test_a_plan_that_is_stopped_says_what_all_others_take_at_least():
     assert len(stopped.pruned) + len(stopped.rows) == stopped.ways
     listed = [row.settings for row in stopped.rows]
     assert all(stopped.floor <= row.step_time for row in whole.rows if row.settings not in listed)
-    lines = list(plan_lines(stopped.as_json(), "job", "machine"))
+    lines = list(text(plan_report(stopped.as_json(), "job", "machine")))
     assert "no layout that is not listed takes less than" in lines[2]
 
 
@@ -362,7 +363,7 @@ def test_a_plan_without_time_estimates_one_layout_and_says_that_it_did_not_look_
     stopped = plan(job_of(), machine_of(), Wanted(gpus=8, within_s=0))
     assert [row.result.mode for row in stopped.rows] == ["analytical"]
     assert (stopped.floor, stopped.within) == (0, None)
-    assert "not all layouts were looked at" in list(plan_lines(stopped.as_json(), "job", "machine"))[2]
+    assert "not all layouts were looked at" in list(text(plan_report(stopped.as_json(), "job", "machine")))[2]
 
 
 def test_a_wait_for_workers_ends_when_the_time_is_up():
@@ -382,7 +383,7 @@ def test_rows_are_what_run_prints_in_its_order_on_fabrics_whose_links_are_shared
     steps = [simulate(row.job, machine).step_time for row in found.rows]
     assert [row.step_time for row in found.rows] == steps == sorted(steps)
     assert {row["mode"] for row in found.as_json()["rows"]} == {"flattened"}
-    assert "no other layout is faster" in "\n".join(plan_lines(found.as_json(), "job", "machine"))
+    assert "no other layout is faster" in "\n".join(text(plan_report(found.as_json(), "job", "machine")))
 
 
 def test_on_a_machine_that_stores_and_forwards_the_best_comes_first():
@@ -411,7 +412,7 @@ def test_rows_that_their_mode_does_not_tell_apart_are_marked():
     assert low <= simulate(first.job, machine).step_time <= high
     assert second.may_be_faster(first) == (second.flattened[0] < high)
     assert found.within >= 1 - min(second.flattened[0], found.others) / high - 1e-12
-    lines = "\n".join(plan_lines(found.as_json(), "job", "machine"))
+    lines = "\n".join(text(plan_report(found.as_json(), "job", "machine")))
     assert ("2=" in lines) == second.may_be_faster(first)
     assert ("within" in lines) == (found.within > 0)
 

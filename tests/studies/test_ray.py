@@ -29,7 +29,7 @@ def test_two_nodes_give_the_digits_of_this_process_though_one_is_killed():
             killed.append(done)
 
     try:
-        found = sweep(STUDY, executor="ray", address=cluster.address, tell=tell)
+        found = sweep(STUDY, executor="ray", address=cluster.address, on_progress=tell)
     finally:
         import ray
 

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from rapid_des.cli.main import cli
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
-from rapid_des.report.plan_text import leaning_lines
+from rapid_des.report.plan_text import leaning_report
 from rapid_des.simulation import simulate
 from rapid_des.studies.parameters import Knob, Mover, knobs, together
 from rapid_des.studies.points import Point
@@ -133,6 +133,6 @@ def test_a_part_that_can_not_be_faster_is_named_with_the_reason():
         {"part": "memory", "step_time_s": 0.9, "change": -0.1, "refused": ""},
         {"part": "arithmetic", "step_time_s": None, "change": None, "refused": "its clock has no number"},
     ]
-    first, second = leaning_lines(parts)
+    first, second = leaning_report(parts)
     assert "of one part: memory -10.0% (" in first
     assert second.strip() == "arithmetic can not be moved: its clock has no number"

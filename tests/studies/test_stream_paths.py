@@ -6,7 +6,7 @@ import pytest
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import NodeKind
 from rapid_des.frontend import load_job
-from rapid_des.frontend.template import INPUT, SECOND, STREAMS, Node, make_piece
+from rapid_des.frontend.template import INPUT, SECOND, STREAMS, PieceNode, make_piece
 from rapid_des.machine import load_machine
 from rapid_des.studies.floors import Floors
 from rapid_des.studies.stream_paths import after, longest, paths, power, product, unmoved
@@ -16,7 +16,7 @@ EP = STREAMS.index("ep")
 
 def node(stream, duration, *waits):
     kind = NodeKind.COMPUTE if stream == "compute" else NodeKind.COLLECTIVE
-    return Node(stream, kind, stream, waits, duration=duration)
+    return PieceNode(stream, kind, stream, waits, duration=duration)
 
 
 PIECE = make_piece(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import rapid_des as rd
-from rapid_des.report.sweep_text import sweep_lines
+from rapid_des.report.sweep_text import sweep_report
 from rapid_des.studies.effects import front, interactions, main_effects
 from rapid_des.studies.expressions import Expression
 from rapid_des.studies.spaces import load_study
@@ -219,10 +219,10 @@ def test_an_interrupt_before_all_points_are_counted_tells_what_is_known():
         if len(told) == 2:
             raise KeyboardInterrupt
 
-    first = sweep(HUGE, executor="local", tell=tell)
+    first = sweep(HUGE, executor="local", on_progress=tell)
     assert told == [(1, 0), (2, 0)]  # how many there are is not known yet
     assert len(first) == 1 and first.left > 1 and first.left_at_least
-    assert f"0 failed; at least {first.left:,} not reached" in next(sweep_lines(first.as_json(), "huge"))
+    assert f"0 failed; at least {first.left:,} not reached" in next(sweep_report(first.as_json(), "huge"))
 
 
 def test_conditions_are_counted_as_they_are_met():
@@ -289,10 +289,12 @@ def test_an_interrupt_keeps_what_is_finished_and_the_same_study_goes_on(kept, tm
         if len(told) == 3:
             raise KeyboardInterrupt
 
-    first = sweep(SPLITS, folder=tmp_path / "out", executor="local", tell=tell)
+    first = sweep(SPLITS, folder=tmp_path / "out", executor="local", on_progress=tell)
     assert (len(first), first.left) == (2, 4)  # the third was not yet handed over
     assert told == [(1, 6), (2, 6), (3, 6)]
-    rest = sweep(SPLITS, folder=tmp_path / "out", executor="local", tell=lambda *said: told.append(said[1:]))
+    rest = sweep(
+        SPLITS, folder=tmp_path / "out", executor="local", on_progress=lambda *said: told.append(said[1:])
+    )
     assert told[3:] == [(3, 6), (4, 6), (5, 6), (6, 6)]
     assert digits(rest) == digits(kept)
 
@@ -346,7 +348,7 @@ def test_a_worker_that_is_killed_in_a_sweep_loses_nothing(kept):
             killed.extend(workers())
             os.kill(killed[0], signal.SIGKILL)
 
-    done = sweep(SPLITS, executor="processes", workers=2, tell=tell)
+    done = sweep(SPLITS, executor="processes", workers=2, on_progress=tell)
     assert killed
     assert digits(done)["step_time_ps"] == digits(kept)["step_time_ps"]
 

@@ -6,7 +6,8 @@ from click.testing import CliRunner
 
 from rapid_des.cli.validate import validate as command
 from rapid_des.errors import InputError
-from rapid_des.report.study_text import validation_lines
+from rapid_des.report.study_text import validation_report
+from rapid_des.report.tables import text
 from validation import PROVIDERS, DataFolder, open_folder, validate
 from validation.measurements import CHECKOUT_DATA
 
@@ -28,7 +29,7 @@ def test_a_folder_with_one_file_is_scored_and_the_absent_ones_are_listed(folder)
     report = validate(folder, ["operators/gemm"])
     assert report["topics"]["operators/gemm/A100-SXM4-80GB/bfloat16"]["rows"] == 2
     assert "operators/layer_ops_vidur.csv" in report["absent"]
-    assert "operators/layer_ops_vidur.csv" in "\n".join(validation_lines(report))
+    assert "operators/layer_ops_vidur.csv" in "\n".join(text(validation_report(report)))
 
 
 def test_a_gpu_without_a_device_file_is_reported_and_not_dropped(folder):

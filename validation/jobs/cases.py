@@ -13,7 +13,7 @@ import numpy as np
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import ConfigError, InfeasibleJobError, InputError
 from rapid_des.frontend import Job, StageMemory, load_job, memory
-from rapid_des.frontend.operations import Group
+from rapid_des.frontend.operations import RequestGroup
 from rapid_des.machine import Machine, load_machine
 from rapid_des.report.evidence import Interval, Origin
 from rapid_des.report.result import Result
@@ -198,7 +198,9 @@ def _to_first(job: Job, machine: Machine, result: ServeResult) -> dict[str, floa
     """
     prompt = max(1, round(float(result.requests["prompt"].mean())))
     costs = iteration_costs(pools_of(job)[0].alone, machine, _shared())
-    parts = {name: time / PS_PER_S for name, time in costs.parts(Batch(chunks=(Group(1, prompt),))).items()}
+    parts = {
+        name: time / PS_PER_S for name, time in costs.parts(Batch(chunks=(RequestGroup(1, prompt),))).items()
+    }
     parts["client"] = float(result.client.mean()) / PS_PER_S
     whole = float(result.ttft.mean()) / PS_PER_S
     return {**parts, "scheduler": max(0.0, whole - sum(parts.values()))}

@@ -30,7 +30,7 @@ from rapid_des.program.program import (
     VisitKind,
 )
 from rapid_des.program.queue_pairs import queue_pair_table
-from rapid_des.program.services import Sizes, hop_table, no_hops
+from rapid_des.program.services import MessageSizes, hop_table, no_hops
 
 Mode: TypeAlias = Literal[
     "fluid",
@@ -106,7 +106,7 @@ def arrivals(traffic: Traffic, protocol: Protocol, switching: Switching) -> Int6
 def program(traffic: Traffic, protocol: Protocol, mode: Mode | Switching) -> Program:
     """Return the messages as one collective of all GPUs that each joins at once."""
     messages, fabric = traffic.messages, traffic.fabric
-    sizes = Sizes()
+    sizes = MessageSizes()
     template = _template(traffic, protocol, sizes)
     numbers: dict[tuple[int, ...], int] = {}
     for message in messages:
@@ -187,7 +187,7 @@ def _back(traffic: Traffic, numbers: dict[tuple[int, ...], int]) -> Int32s:
     return back
 
 
-def _template(traffic: Traffic, protocol: Protocol, sizes: Sizes) -> Template:
+def _template(traffic: Traffic, protocol: Protocol, sizes: MessageSizes) -> Template:
     messages, members = traffic.messages, traffic.fabric.gpus
     count = len(messages)
     after: Edges = [[(count, 0)] for _ in messages]

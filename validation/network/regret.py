@@ -25,7 +25,7 @@ from rapid_des.chakra.made import node_table
 from rapid_des.chakra.trace import CollectiveType, NodeKind, RankTrace, TraceSet
 from rapid_des.machine import Machine, load_machine
 from rapid_des.network.specs import AUTO, Choice
-from rapid_des.program.candidates import candidates
+from rapid_des.program.collectives.candidates import candidates
 from rapid_des.program.routes import geometry
 from rapid_des.simulation import replay
 from rapid_des.values import replace

@@ -20,7 +20,7 @@ from rapid_des.engines.deadlock import explain_disagreement
 from rapid_des.errors import TraceError
 from rapid_des.network.fluid.state import never_end, new_fluid, widened
 from rapid_des.program import rates
-from rapid_des.program.program import NONE, Program, Progress, RateRecords, Records, Trail
+from rapid_des.program.program import NONE, LinkTrail, Program, Progress, RateRecords, Records
 from rapid_des.program.services import widest
 from rapid_des.program.timetable import FOREVER
 
@@ -194,9 +194,9 @@ class CompiledSimulation:
         flows = self._fluid is not None and never_end(self._fluid)
         return flows or int(waiting.max(initial=0)) > FOREVER
 
-    def _trail(self) -> Trail:
+    def _trail(self) -> LinkTrail:
         rows, trail = int(self._pools.counts[pools.TRAIL]), self._pools.trail
-        return Trail(*(column[:rows] for column in trail))
+        return LinkTrail(*(column[:rows] for column in trail))
 
 
 def _rates(state: State) -> RateRecords | None:

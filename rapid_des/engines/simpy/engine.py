@@ -34,12 +34,12 @@ from rapid_des.engines.simpy.servers import Arbiter, Clock, InService, Request, 
 from rapid_des.program.program import (
     NONE,
     STEADY,
-    Level,
     Program,
     Progress,
     RankProgram,
     Records,
     VisitKind,
+    WorkLevel,
 )
 from rapid_des.program.timetable import FOREVER, advance
 
@@ -106,7 +106,7 @@ class Simulation:
         self.offsets: list[int] = program.visits().tolist()
         tables = [RankTable(rank_program) for rank_program in program.programs]
         self.tables = [tables[binding.program] for binding in program.bindings]
-        arbiters = [Arbiter(self.env, level) for level in Level]
+        arbiters = [Arbiter(self.env, level) for level in WorkLevel]
         self.servers = self._rank_servers(arbiters)
         self.in_service = [InService(self.env) for _ in self.tables]
         self.pending = [list(table.need) for table in self.tables]
@@ -119,9 +119,9 @@ class Simulation:
         self.occurrence: dict[int, int] = {}
         self.ties = TieCounter() if ties else None
         self.links = _links_of(program)(
-            program, arbiters[Level.LINK], trail=[] if trail else None, ties=self.ties
+            program, arbiters[WorkLevel.LINK], trail=[] if trail else None, ties=self.ties
         )
-        self.collectives = Collectives(program, self.links, self._fluid(arbiters[Level.LINK]), self.met)
+        self.collectives = Collectives(program, self.links, self._fluid(arbiters[WorkLevel.LINK]), self.met)
         self.replanning = self._replanning(closures)
         for position, table in enumerate(self.tables):
             for visit, need in enumerate(table.need):

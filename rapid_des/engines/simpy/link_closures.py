@@ -25,7 +25,7 @@ from rapid_des.network.fluid import remaining
 from rapid_des.network.fluid.state import bytes_out
 from rapid_des.program.faults.closures import Closures, Remaining, Stopped
 from rapid_des.program.faults.rerouting import down_at, new_routes, route_around
-from rapid_des.program.program import NONE, Level
+from rapid_des.program.program import NONE, WorkLevel
 from rapid_des.program.timetable import FULL_RATE, hop_times, tail_crosses, work_done
 from rapid_des.values import replace
 
@@ -95,7 +95,9 @@ class ClosingLinks:
         self.env = links.env
         self.links = links
         self.closures = closures
-        self.waiting = Waiting(links, closures, self._resend, self, Arbiter(self.env, Level.STOPPED).touch)
+        self.waiting = Waiting(
+            links, closures, self._resend, self, Arbiter(self.env, WorkLevel.STOPPED).touch
+        )
         for moment, closing in groupby(closures.closures, key=attrgetter("start")):
             self.env.at(moment, partial(self._close, sorted({closure.link for closure in closing})))
 

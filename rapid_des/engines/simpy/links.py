@@ -19,7 +19,7 @@ from simpy.exceptions import Interrupt
 from rapid_des.arrays import Int64s
 from rapid_des.engines.simpy.servers import Arbiter, Clock, Key, Request, Server
 from rapid_des.engines.simpy.spraying import SprayedRoutes
-from rapid_des.program.program import NONE, Program, RateRecords, Trail
+from rapid_des.program.program import NONE, LinkTrail, Program, RateRecords
 from rapid_des.program.services import services_of
 from rapid_des.program.spraying import message_hash
 from rapid_des.program.timetable import advance, hop_times, tail_crosses
@@ -393,10 +393,10 @@ def service_time_of(piece: Piece, place: int) -> int:
     return occupancy
 
 
-def trail_of(hops: list[Hop]) -> Trail:
+def trail_of(hops: list[Hop]) -> LinkTrail:
     """Return hops as the columns of a trail."""
     orders = [hop.piece.message.order for hop in hops]
-    return Trail(
+    return LinkTrail(
         link=np.array([hop.link for hop in hops], np.int32),
         start=np.array([hop.start for hop in hops], np.int64),
         finish=np.array([hop.free for hop in hops], np.int64),

@@ -30,7 +30,15 @@ from rapid_des.engines.simpy.links import (
 from rapid_des.engines.simpy.servers import Arbiter, Clock, Key, Server
 from rapid_des.program import rates
 from rapid_des.program.delays import draw_of
-from rapid_des.program.program import NONE, Level, PauseTable, Program, QueuePairTable, RateRecords, RateTable
+from rapid_des.program.program import (
+    NONE,
+    PauseTable,
+    Program,
+    QueuePairTable,
+    RateRecords,
+    RateTable,
+    WorkLevel,
+)
 from rapid_des.program.timetable import advance, left_at
 
 TRANSIT, LOCAL = 0, 1
@@ -171,7 +179,7 @@ class PairedLinks(Links):
         super().__init__(program, arbiter, trail=trail, ties=ties)
         assert program.queue_pairs is not None
         self._table: QueuePairTable = program.queue_pairs
-        self._nodes = Arbiter(arbiter.env, Level.BUFFER)
+        self._nodes = Arbiter(arbiter.env, WorkLevel.BUFFER)
         self._buffers: dict[int, Buffer] = {}
         table = self._table.rates
         self._rates = None if table is None else PairRates(program, table, self.env)

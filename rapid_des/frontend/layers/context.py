@@ -20,7 +20,7 @@ from typing import Unpack
 
 from rapid_des.device.operators import Attention, Vector
 from rapid_des.frontend.layers.layer import CORE, AttentionCore, of_documents
-from rapid_des.frontend.operations import Counts, OperationList, Shard
+from rapid_des.frontend.operations import Counts, OperatorList, Shard
 from rapid_des.frontend.spec import ParallelismSpec
 from rapid_des.values import replace
 
@@ -29,7 +29,7 @@ _RING = "attention.kv_ring"
 
 def context_refusal(core: AttentionCore, split: ParallelismSpec) -> str | None:
     """Return why a job's cp can not split the core; None if it can."""
-    heads = split.head_ways
+    heads = split.head_degree
     if core.reach and heads < split.cp and split.cp_kind != "all_gather":
         what = f"a window of {core.window}" if core.window else f"attention in chunks of {core.chunk}"
         problem = f"{what} leaves blocks of a ring without work, and ranks unbalanced"
@@ -43,7 +43,7 @@ def context_refusal(core: AttentionCore, split: ParallelismSpec) -> str | None:
 
 def core_forward(
     core: AttentionCore,
-    operations: OperationList,
+    operations: OperatorList,
     shard: Shard,
     name: str = CORE,
     /,
@@ -67,7 +67,7 @@ def core_forward(
 
 
 def core_backward(
-    core: AttentionCore, operations: OperationList, shard: Shard, /, **counts: Unpack[Counts]
+    core: AttentionCore, operations: OperatorList, shard: Shard, /, **counts: Unpack[Counts]
 ) -> None:
     """Append the backward of the core, after the core again where that is recomputed; else as forward."""
     if shard.cp_kind == "all_gather":
@@ -99,7 +99,7 @@ def _block_width(core: AttentionCore, shard: Shard) -> int:
     return core.key_width(shard) + core.value_width(shard)
 
 
-def _gather(core: AttentionCore, operations: OperationList, shard: Shard, role: str = "cp.gather") -> None:
+def _gather(core: AttentionCore, operations: OperatorList, shard: Shard, role: str = "cp.gather") -> None:
     """Append the gather of keys and values, or the sum of their gradients, of all sequence parts."""
     elements = shard.sequences * shard.key_length * _block_width(core, shard)
     name = "attention.kv_gather" if role == "cp.gather" else "attention.kv_gradient_scatter"
@@ -114,7 +114,7 @@ def _by_heads(core: AttentionCore, shard: Shard) -> tuple[AttentionCore, Shard]:
     return heads, replace(shard, query_length=shard.query_length * head_degree, cp=shard.cp_ring, cp_heads=1)
 
 
-def swap(operations: OperationList, shard: Shard, name: str, columns: int, *, role: str = "cp.heads") -> None:
+def swap(operations: OperatorList, shard: Shard, name: str, columns: int, *, role: str = "cp.heads") -> None:
     """Append the exchange of positions for heads, or back; `role` says among which ranks.
 
     What is sent is sorted by whom it goes to, what comes by position and head.
@@ -132,7 +132,7 @@ def of_heads(shard: Shard) -> Shard:
 
 
 def _ring_forward(
-    core: AttentionCore, operations: OperationList, shard: Shard, name: str, /, **counts: Unpack[Counts]
+    core: AttentionCore, operations: OperatorList, shard: Shard, name: str, /, **counts: Unpack[Counts]
 ) -> None:
     """Append a ring's passes: while one block is attended to the next comes; then results are joined."""
     size = shard.message("cp.ring", shard.tokens * _block_width(core, shard))
@@ -162,7 +162,7 @@ def _ring_forward(
 
 
 def _ring_backward(
-    core: AttentionCore, operations: OperationList, shard: Shard, /, **counts: Unpack[Counts]
+    core: AttentionCore, operations: OperatorList, shard: Shard, /, **counts: Unpack[Counts]
 ) -> None:
     """Append a ring's passes back, from the block that came last to the rank's own.
 

@@ -21,7 +21,7 @@ from rapid_des.frontend.layer_spec import GatedDeltaSpec
 from rapid_des.frontend.layers.context import of_heads, swap
 from rapid_des.frontend.layers.layer import Parameters
 from rapid_des.frontend.matrices import Linear, column_backward, column_forward, row_backward, row_forward
-from rapid_des.frontend.operations import OperationList, Shard
+from rapid_des.frontend.operations import OperatorList, Shard
 from rapid_des.frontend.spec import ModelSpec, ParallelismSpec
 from rapid_des.units import ceil_divide
 
@@ -83,7 +83,7 @@ class GatedDelta(Struct, frozen=True):
         latest = byte_count(self.window * self._mixed_here(shard), shard.precision.activations)
         return _STATE_BYTES * self._heads_here(shard) * self._state + latest
 
-    def forward(self, operations: OperationList, shard: Shard) -> None:
+    def forward(self, operations: OperatorList, shard: Shard) -> None:
         """Append projection, convolution, rule, gated norm, projection."""
         stream = shard.activation_bytes(shard.norm_tokens * self.hidden)
         column_forward(operations, shard, self._input(shard), saved=stream)
@@ -101,7 +101,7 @@ class GatedDelta(Struct, frozen=True):
         operations.kernel("delta.gated_norm", self._gated_norm(shard), output=inner)
         row_forward(operations, shard, self._output(shard), saved=inner)
 
-    def _pass_on(self, operations: OperationList, shard: Shard) -> None:
+    def _pass_on(self, operations: OperatorList, shard: Shard) -> None:
         """Append what carries the states of equal sequences on: by one position, or by chunks."""
         output = shard.activation_bytes(shard.tokens * self._values_here(shard))
         if shard.serving and shard.query_length == 1:
@@ -119,7 +119,7 @@ class GatedDelta(Struct, frozen=True):
         self._states(operations, shard, "delta")
         operations.kernel("delta.rule", self._results(shard), saved=output, output=output)
 
-    def backward(self, operations: OperationList, shard: Shard) -> int:
+    def backward(self, operations: OperatorList, shard: Shard) -> int:
         """Append the same from the end, after WY form and states once more."""
         whole, values = of_heads(shard), self._values_here(shard)
         mixed = whole.activation_bytes(whole.tokens * self._mixed_here(whole))
@@ -141,7 +141,7 @@ class GatedDelta(Struct, frozen=True):
         return column_backward(operations, shard, self._input(shard))
 
     @staticmethod
-    def _swap(operations: OperationList, shard: Shard, name: str, columns: int) -> None:
+    def _swap(operations: OperatorList, shard: Shard, name: str, columns: int) -> None:
         if shard.cp > 1:
             swap(operations, shard, name, columns, role="cp.states")
 
@@ -204,7 +204,7 @@ class GatedDelta(Struct, frozen=True):
             ("inverse", self._product(shard, length, length, ceil_divide(length, 3))),
         )
 
-    def _states(self, operations: OperationList, shard: Shard, name: str) -> None:
+    def _states(self, operations: OperatorList, shard: Shard, name: str) -> None:
         """Append what the inverse makes of keys and values, and the states passed from chunk to chunk.
 
         A chunk's state takes what it would recall off the values, and adds keys times the rest.

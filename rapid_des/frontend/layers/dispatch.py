@@ -31,7 +31,7 @@ from rapid_des.chakra.trace import Exchange
 from rapid_des.device.operators import DTYPE_BITS
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.groups import byte_count
-from rapid_des.frontend.operations import OperationList, Shard
+from rapid_des.frontend.operations import OperatorList, Shard
 from rapid_des.frontend.spec import (
     BalancedLoad,
     DirichletLoad,
@@ -47,7 +47,7 @@ _UNIT = 10**9
 """Denominator of drawn shares: weights are integers, so that runs agree to the bit."""
 
 
-class Placed(Struct, frozen=True):
+class PhysicalExperts(Struct, frozen=True):
     """The physical experts of a layer in the order of the ranks that hold them."""
 
     weights: tuple[int, ...]
@@ -73,7 +73,7 @@ class Placed(Struct, frozen=True):
         return tuple(sum(capped[first : first + self.local]) for first in range(0, len(capped), self.local))
 
     def copies(self, total: int) -> Int64s:
-        """Return how many of so many copies each physical expert gets.
+        """Return how many of this many copies each physical expert gets.
 
         >>> Placed((1, 2, 4, 1), 2).copies(80).tolist()
         [10, 20, 40, 10]
@@ -124,14 +124,14 @@ def _drawn(load: ZipfLoad | DirichletLoad, experts: int, layer: int) -> tuple[in
     return tuple(int(share) for share in whole)
 
 
-def placed(weights: Sequence[int], ranks: int, placement: Placement, redundant: int) -> Placed:
-    """Return experts of such weights, and `redundant` further copies of some, on so many ranks."""
+def placed(weights: Sequence[int], ranks: int, placement: Placement, redundant: int) -> PhysicalExperts:
+    """Return experts of such weights, and `redundant` further copies of some, on this many ranks."""
     copies = _copies(weights, redundant)
     each = [weight * _UNIT // count for weight, count in zip(weights, copies, strict=True)]
     physical = [expert for expert, count in enumerate(copies) for _ in range(count)]
     if placement == "eplb":
         physical = _packed(physical, each, ranks)
-    return Placed(tuple(each[expert] for expert in physical), ranks)
+    return PhysicalExperts(tuple(each[expert] for expert in physical), ranks)
 
 
 def _copies(weights: Sequence[int], redundant: int) -> list[int]:
@@ -172,7 +172,7 @@ Beside: TypeAlias = Overlapped | None
 
 
 class _TokenMove(Protocol):
-    def __call__(self, operations: OperationList, shard: Shard, role: str, *, backward: bool) -> None: ...
+    def __call__(self, operations: OperatorList, shard: Shard, role: str, *, backward: bool) -> None: ...
 
 
 class Dispatch(Struct, frozen=True):
@@ -183,7 +183,7 @@ class Dispatch(Struct, frozen=True):
     topk: int
     capacity: float | None
     routing: RoutingSpec = RoutingSpec()
-    placed: Placed | None = None
+    placed: PhysicalExperts | None = None
     """The placement of experts with uneven loads; None: experts stand in order, all loaded alike."""
 
     @property
@@ -193,11 +193,11 @@ class Dispatch(Struct, frozen=True):
 
     @staticmethod
     def travels(shard: Shard) -> bool:
-        """Tell whether ranks have different tokens, which then travel to the ranks of their experts."""
+        """Return whether ranks have different tokens, which then travel to the ranks of their experts."""
         return shard.tp == 1 or shard.sequence_parallel
 
     def spread(self, shard: Shard) -> bool:
-        """Tell whether tokens are sent to experts on other ranks."""
+        """Return whether tokens are sent to experts on other ranks."""
         return shard.ep * shard.etp > 1 and self.travels(shard)
 
     def tokens(self, shard: Shard) -> int:
@@ -209,7 +209,7 @@ class Dispatch(Struct, frozen=True):
         return self.capacity is not None and self.routing.pads
 
     @property
-    def uneven(self) -> Placed | None:
+    def uneven(self) -> PhysicalExperts | None:
         """The placement of experts if their loads differ; else None."""
         return None if self._pads else self.placed
 
@@ -226,7 +226,7 @@ class Dispatch(Struct, frozen=True):
             return ceil_divide(sum(self._of_experts(shard, self.uneven)), senders)
         return self.tokens(shard) * self.topk if most is None else self.experts * most
 
-    def _of_experts(self, shard: Shard, placed: Placed) -> list[int]:
+    def _of_experts(self, shard: Shard, placed: PhysicalExperts) -> list[int]:
         """Return the copies of each physical expert from all ranks of an ep group."""
         senders, most = shard.ep if self.travels(shard) else 1, self._most(shard)
         whole: list[int] = placed.copies(senders * self.tokens(shard) * self.topk).tolist()
@@ -286,7 +286,7 @@ class Dispatch(Struct, frozen=True):
         return None
 
     def forth(
-        self, operations: OperationList, shard: Shard, beside: Beside = None, *, backward: bool = False
+        self, operations: OperatorList, shard: Shard, beside: Beside = None, *, backward: bool = False
     ) -> None:
         """Append what brings copies of tokens to their experts, or the gradients of these back.
 
@@ -295,13 +295,13 @@ class Dispatch(Struct, frozen=True):
         self._travel(operations, shard, "dispatch", beside, backward=backward)
 
     def back(
-        self, operations: OperationList, shard: Shard, beside: Beside = None, *, backward: bool = False
+        self, operations: OperatorList, shard: Shard, beside: Beside = None, *, backward: bool = False
     ) -> None:
         """Append what brings experts' results to their tokens, or the gradients of these to the experts."""
         self._travel(operations, shard, "combine", beside, backward=backward)
 
     def _travel(
-        self, operations: OperationList, shard: Shard, role: str, beside: Beside, *, backward: bool
+        self, operations: OperatorList, shard: Shard, role: str, beside: Beside, *, backward: bool
     ) -> None:
         """Append the steps, and what runs beside the one that travels; what follows waits for both."""
         away = (role == "dispatch") != backward
@@ -325,14 +325,14 @@ class Dispatch(Struct, frozen=True):
         return [self._permute, self._exchange, self._gather, self._sort]
 
     def _low_latency(self, shard: Shard) -> bool:
-        """Tell whether DeepEP's low-latency kernels carry the tokens: they quantise, sort and add up too."""
+        """Return whether DeepEP's low-latency kernels carry tokens; they quantise, sort and add up too."""
         return self.spread(shard) and self.routing.dispatcher == "deepep" and shard.decodes
 
     def _received(self, shard: Shard) -> int:
         """Return the copies that come for this rank's experts from its peers along ep."""
         return sum(self.rows(shard)) // shard.etp
 
-    def _permute(self, operations: OperationList, shard: Shard, role: str, *, backward: bool) -> None:
+    def _permute(self, operations: OperatorList, shard: Shard, role: str, *, backward: bool) -> None:
         """Append the copies in the order of their experts, or their weighted sum in the order of tokens."""
         kind = "moe_permute" if role == "dispatch" else "moe_unpermute"
         tokens, copies = self.tokens(shard), sum(self.rows(shard))
@@ -346,8 +346,8 @@ class Dispatch(Struct, frozen=True):
         kernel = shard.vector(kind, copies, self.hidden, backward=backward)
         operations.kernel(f"ffn.{kind.removeprefix('moe_')}", kernel, saved=saved, output=output)
 
-    def _exchange(self, operations: OperationList, shard: Shard, role: str, *, backward: bool) -> None:
-        """Append the all-to-all of copies, narrow on their way to experts if the job says so."""
+    def _exchange(self, operations: OperatorList, shard: Shard, role: str, *, backward: bool) -> None:
+        """Append the all-to-all of copies, narrow towards experts if the job says so."""
         if shard.ep == 1 or not self.travels(shard):
             return
         returns = (role == "combine") != backward
@@ -365,7 +365,7 @@ class Dispatch(Struct, frozen=True):
             exchange=self.exchange(returns=returns, packed=not self._low_latency(shard)),
         )
 
-    def _narrow(self, operations: OperationList, shard: Shard, name: str, elements: int) -> int:
+    def _narrow(self, operations: OperatorList, shard: Shard, name: str, elements: int) -> int:
         """Append what makes elements narrow before they travel (no name: nothing); return the bytes."""
         dtype = self.routing.dispatch
         assert dtype is not None
@@ -376,7 +376,7 @@ class Dispatch(Struct, frozen=True):
             operations.kernel(name, shard.vector("quantize", rows, self.hidden))
         return byte_count(elements, dtype) + scales
 
-    def _sort(self, operations: OperationList, shard: Shard, role: str, *, backward: bool) -> None:
+    def _sort(self, operations: OperatorList, shard: Shard, role: str, *, backward: bool) -> None:
         """Append what orders a rank's copies, those of etp's other ranks too, by local expert, or back."""
         if self.spread(shard) and self.physical > shard.ep:
             copies = sum(self.rows(shard))
@@ -384,8 +384,8 @@ class Dispatch(Struct, frozen=True):
             output = shard.activation_bytes(copies * self.hidden)
             operations.kernel(f"ffn.{role}.sort", kernel, output=output)
 
-    def _gather(self, operations: OperationList, shard: Shard, role: str, *, backward: bool) -> None:
-        """Append what ranks that share experts tell each other: all copies, and the sum of their results."""
+    def _gather(self, operations: OperatorList, shard: Shard, role: str, *, backward: bool) -> None:
+        """Append what ranks that share experts exchange: all copies, and the sum of their results."""
         if shard.etp > 1 and self.travels(shard):
             gathers = (role == "dispatch") != backward
             what = "etp.gather" if gathers else "etp.scatter"
@@ -395,8 +395,8 @@ class Dispatch(Struct, frozen=True):
                 name, what, shard.message(what, elements), output=shard.activation_bytes(elements)
             )
 
-    def _all_tokens(self, operations: OperationList, shard: Shard, role: str, *, backward: bool) -> None:
-        """Append the gather of the tokens of all ranks of a layer's experts, or their sums' way back."""
+    def _all_tokens(self, operations: OperatorList, shard: Shard, role: str, *, backward: bool) -> None:
+        """Append the gather of the tokens of all ranks of a layer's experts, or the return of their sums."""
         gathers = (role == "dispatch") != backward
         local, ranks = self.tokens(shard) * self.hidden, shard.ep * shard.etp
         what = "experts.gather" if gathers else "experts.scatter"

@@ -28,7 +28,7 @@ from rapid_des.frontend.matrices import (
     column_forward,
     reduce_output,
 )
-from rapid_des.frontend.operations import OperationList, Shard
+from rapid_des.frontend.operations import OperatorList, Shard
 from rapid_des.frontend.spec import ParallelismSpec
 from rapid_des.units import ceil_divide
 from rapid_des.values import replace
@@ -105,7 +105,7 @@ class Experts(Struct, frozen=True):
 
     def refusal(self, split: ParallelismSpec) -> str | None:
         """Return why a job's axes can not spread or split the experts."""
-        etp = split.expert_ways
+        etp = split.expert_degree
         refused = self.dispatch.refusal(split.ep, etp)
         if refused:
             return refused
@@ -118,8 +118,8 @@ class Experts(Struct, frozen=True):
             )
         return self.shared.refusal(split) if self.shared else None
 
-    def forward(self, operations: OperationList, shard: Shard) -> None:
-        """Append router, shared experts, the way to the routed ones, these, and the way back."""
+    def forward(self, operations: OperatorList, shard: Shard) -> None:
+        """Append router, shared experts, the dispatch to the routed ones, these, and the return."""
         dispatch = self.dispatch
         aside, spread = self._runs_aside(shard), dispatch.spread(shard)
         joins = self._shared_aside(operations, shard) if aside and not spread else ()
@@ -144,7 +144,7 @@ class Experts(Struct, frozen=True):
             saved = shard.activation_bytes(dispatch.tokens(shard) * self.latent)
             column_forward(operations, _alone(shard), self._from_latent(shard), saved=saved)
 
-    def _choose(self, operations: OperationList, shard: Shard) -> int:
+    def _choose(self, operations: OperatorList, shard: Shard) -> int:
         """Append router, gate and the choice of experts; return the position of this."""
         rows = self.dispatch.tokens(shard)
         stream = shard.activation_bytes(rows * self.hidden)
@@ -154,12 +154,12 @@ class Experts(Struct, frozen=True):
         return operations.kernel("ffn.topk", shard.vector("moe_topk", rows, self.experts))
 
     def _runs_aside(self, shard: Shard) -> bool:
-        """Tell whether shared experts run on the second stream of kernels."""
+        """Return whether shared experts run on the second stream of kernels."""
         dispatch = self.dispatch
         once = dispatch.spread(shard) and dispatch.routing.sends_once
         return self.shared is not None and shard.shared_aside and not once and not self._beside(shard)
 
-    def _shared_aside(self, operations: OperationList, shard: Shard) -> tuple[int, ...]:
+    def _shared_aside(self, operations: OperatorList, shard: Shard) -> tuple[int, ...]:
         """Append shared experts on the second stream, beside what follows; return what waits for them."""
         assert self.shared is not None
         begins = operations.waits
@@ -172,11 +172,11 @@ class Experts(Struct, frozen=True):
         return ends
 
     def _beside(self, shard: Shard) -> bool:
-        """Tell whether shared experts compute while tokens travel."""
+        """Return whether shared experts compute while tokens travel."""
         return self.dispatch.routing.overlap_shared and shard.ep * shard.etp > 1
 
     def _shared_forward(
-        self, operations: OperationList, shard: Shard, chosen: int
+        self, operations: OperatorList, shard: Shard, chosen: int
     ) -> tuple[Overlapped | None, Overlapped | None]:
         """Return what computes while copies travel, and what while results do: halves of shared experts."""
         shared, activated = self.shared, [chosen]
@@ -193,14 +193,14 @@ class Experts(Struct, frozen=True):
 
         return Overlapped(chosen, up), Overlapped(chosen, down)
 
-    def _shared_down(self, operations: OperationList, shard: Shard, shared: DenseFeedForward) -> None:
+    def _shared_down(self, operations: OperatorList, shard: Shard, shared: DenseFeedForward) -> None:
         """Append the second half of the shared experts, its sum over tp, and their gate."""
         shared.down(operations, shard)
         if self.dispatch.travels(shard):
             reduce_output(operations, shard, shared.name, shard.tokens * self.hidden)
         self._scale_shared(operations, shard)
 
-    def backward(self, operations: OperationList, shard: Shard) -> int:
+    def backward(self, operations: OperatorList, shard: Shard) -> int:
         """Append the same from the end; gradients of copies travel as their results did."""
         dispatch, shared = self.dispatch, self.shared
         ready, sums = operations.last, list[int]()
@@ -234,7 +234,7 @@ class Experts(Struct, frozen=True):
         parts = [routed, *sums, column_backward(operations, _alone(shard), self._routing(shard))]
         return self._sum_of(operations, shard, parts)
 
-    def _sum_of(self, operations: OperationList, shard: Shard, parts: Sequence[int]) -> int:
+    def _sum_of(self, operations: OperatorList, shard: Shard, parts: Sequence[int]) -> int:
         """Append the sum of several gradients of one input; return the position of the result."""
         rows, ready = self.dispatch.tokens(shard), parts[0]
         add = shard.vector("residual_add", rows, self.hidden)
@@ -260,11 +260,11 @@ class Experts(Struct, frozen=True):
     def _from_latent(self, shard: Shard) -> Linear:
         return Linear("ffn.from_latent", self.hidden, self._width, False, self.dispatch.tokens(shard))
 
-    def _from_latent_backward(self, operations: OperationList, shard: Shard) -> None:
+    def _from_latent_backward(self, operations: OperatorList, shard: Shard) -> None:
         if self.latent:
             operations.go_on_after(column_backward(operations, _alone(shard), self._from_latent(shard)))
 
-    def _to_latent_backward(self, operations: OperationList, shard: Shard) -> int:
+    def _to_latent_backward(self, operations: OperatorList, shard: Shard) -> int:
         """Append the backward of the latent projection, if there is one; return the tokens' gradient."""
         if not self.latent:
             return operations.last
@@ -275,7 +275,7 @@ class Experts(Struct, frozen=True):
         inner = self.inner // shard.etp
         return inner * self._projections, inner
 
-    def _products(self, operations: OperationList, shard: Shard) -> None:
+    def _products(self, operations: OperatorList, shard: Shard) -> None:
         rows, (wide, inner) = self.dispatch.rows(shard), self._widths(shard)
         total, local = sum(rows), len(rows)
         self._start(operations, shard, "ffn.in", products=1)
@@ -302,7 +302,7 @@ class Experts(Struct, frozen=True):
             weights=local * self._width * inner,
         )
 
-    def _product_gradients(self, operations: OperationList, shard: Shard) -> None:
+    def _product_gradients(self, operations: OperatorList, shard: Shard) -> None:
         rows, (wide, inner) = self.dispatch.rows(shard), self._widths(shard)
         total = sum(rows)
         self._gradients_of(operations, shard, "ffn.out", rows, (self._width, inner))
@@ -313,7 +313,7 @@ class Experts(Struct, frozen=True):
 
     def _gradients_of(
         self,
-        operations: OperationList,
+        operations: OperatorList,
         shard: Shard,
         name: str,
         rows: tuple[int, ...],
@@ -346,7 +346,7 @@ class Experts(Struct, frozen=True):
             output=output,
         )
 
-    def _start(self, operations: OperationList, shard: Shard, name: str, *, products: int) -> None:
+    def _start(self, operations: OperatorList, shard: Shard, name: str, *, products: int) -> None:
         """Append the starts of the kernels of one matrix' products, and of the cast of what they multiply."""
         if self.start and not shard.serving:
             casts = 0 if shard.recipe is None else LAUNCHES[shard.recipe]
@@ -364,7 +364,7 @@ class Experts(Struct, frozen=True):
             out_dtype=shard.precision.activations,
         )  # fmt: skip
 
-    def _scale_shared(self, operations: OperationList, shard: Shard, *, backward: bool = False) -> None:
+    def _scale_shared(self, operations: OperatorList, shard: Shard, *, backward: bool = False) -> None:
         """Append the shared experts' gate, if they have one."""
         if self.shared_gate:
             kernel = shard.vector("multiply", self.dispatch.tokens(shard), self.hidden, backward=backward)

@@ -26,7 +26,7 @@ from rapid_des.frontend.matrices import (
     row_backward,
     row_forward,
 )
-from rapid_des.frontend.operations import Counts, OperationList, Shard, launch
+from rapid_des.frontend.operations import Counts, OperatorList, Shard, launch
 from rapid_des.frontend.spec import ModelSpec, ParallelismSpec
 from rapid_des.values import replace
 
@@ -84,8 +84,8 @@ class LatentAttention(Struct, frozen=True):
         dtype = shard.precision.kv_cache or shard.precision.activations
         return byte_count((self.kv_rank + self.rope_dim) * positions, dtype)
 
-    def forward(self, operations: OperationList, shard: Shard) -> None:
-        """Append the way to queries and latents, the core with or without keys and values, the output."""
+    def forward(self, operations: OperatorList, shard: Shard) -> None:
+        """Append what makes queries and latents, the core with or without keys and values, the output."""
         self._project(operations, shard)
         inner = shard.activation_bytes(shard.tokens * self.core.result_width(shard))
         if shard.serving:
@@ -97,7 +97,7 @@ class LatentAttention(Struct, frozen=True):
         self._core(operations, late, CORE)
         row_forward(operations, shard, self._output(shard), saved=inner)
 
-    def backward(self, operations: OperationList, shard: Shard) -> int:
+    def backward(self, operations: OperatorList, shard: Shard) -> int:
         """Append the same from the end, keys and values gathered again (cp)."""
         core, heads = self.core, self.core.local_heads(shard)
         row_backward(operations, shard, self._output(shard))
@@ -119,7 +119,7 @@ class LatentAttention(Struct, frozen=True):
         output = shard.activation_bytes(add.rows * add.columns)
         return operations.kernel("attention.input.add", add, after=(straight, ready), output=output)
 
-    def _project(self, operations: OperationList, shard: Shard) -> None:
+    def _project(self, operations: OperatorList, shard: Shard) -> None:
         """Append the down-projection, the norms, and the queries, rotated."""
         stream = shard.activation_bytes(shard.norm_tokens * self.hidden)
         down, query = self._down(shard), self._query(shard)
@@ -133,7 +133,7 @@ class LatentAttention(Struct, frozen=True):
         self._share_key(operations, shard, "sp.gather")
         self._rotate(operations, shard)
 
-    def _core(self, operations: OperationList, shard: Shard, name: str) -> None:
+    def _core(self, operations: OperatorList, shard: Shard, name: str) -> None:
         """Append the core of equal sequences: over the latent where they decode."""
         if shard.decodes and shard.absorbs:
             self._absorbed(operations, shard, name)
@@ -144,7 +144,7 @@ class LatentAttention(Struct, frozen=True):
             made = operations.entries[start:]
             operations.entries[start:] = [replace(each, sees_cache=True) for each in made]
 
-    def _expanded(self, operations: OperationList, shard: Shard, name: str) -> None:
+    def _expanded(self, operations: OperatorList, shard: Shard, name: str) -> None:
         """Append keys and values made from the latent, of what is cached too, and the core over all heads."""
         core, tokens = self.core, shard.tokens
         there = shard.sequences * shard.key_length if shard.serving and shard.cp == 1 else tokens
@@ -164,7 +164,7 @@ class LatentAttention(Struct, frozen=True):
         else:
             core.append(operations, shard, name, **counts)
 
-    def _absorbed(self, operations: OperationList, shard: Shard, name: str) -> None:
+    def _absorbed(self, operations: OperatorList, shard: Shard, name: str) -> None:
         """Append the products with the up-projection, a batch of one a head, around a core over latents."""
         heads, tokens = self.core.local_heads(shard), shard.tokens
         dtype = shard.precision.activations
@@ -203,12 +203,12 @@ class LatentAttention(Struct, frozen=True):
         columns = core.query_width(shard) + core.key_width(shard) + core.value_width(shard)
         return shard.activation_bytes(shard.tokens * columns)
 
-    def _rotate(self, operations: OperationList, shard: Shard) -> None:
+    def _rotate(self, operations: OperatorList, shard: Shard) -> None:
         columns = (self.core.local_heads(shard) + 1) * self.rope_dim
         size = shard.activation_bytes(shard.tokens * columns)
         launch(operations, shard, "attention.rope", ("rope",), (shard.tokens, columns), output=size)
 
-    def _share_key(self, operations: OperationList, shard: Shard, role: str) -> int:
+    def _share_key(self, operations: OperatorList, shard: Shard, role: str) -> int:
         """Append the gather of sequence shards' rotated key, or the sum of its gradients; return the last."""
         if shard.tp == 1 or not (shard.sequence_parallel or role == "sp.scatter"):
             return operations.last
@@ -219,12 +219,12 @@ class LatentAttention(Struct, frozen=True):
         size = shard.activation_bytes(elements)
         return operations.message(name, chosen, shard.message(chosen, elements), output=size)
 
-    def _norm(self, operations: OperationList, shard: Shard, part: str, width: int) -> None:
+    def _norm(self, operations: OperatorList, shard: Shard, part: str, width: int) -> None:
         shape = (shard.norm_tokens, width)
         size = shard.activation_bytes(shape[0] * width)
         launch(operations, shard, f"attention.{part}_norm", ("rms_norm",), shape, saved=size, output=size)
 
-    def _norm_gradient(self, operations: OperationList, shard: Shard, linear: Linear, part: str) -> int:
+    def _norm_gradient(self, operations: OperatorList, shard: Shard, linear: Linear, part: str) -> int:
         """Append the backward of an up-projection and of the norm before it; return where that stands."""
         ready = column_backward(operations, shard, linear)
         kernel = shard.vector("rms_norm", shard.norm_tokens, linear.inner, backward=True)
@@ -232,7 +232,7 @@ class LatentAttention(Struct, frozen=True):
         name = f"attention.{part}_norm"
         return operations.kernel(name, kernel, after=ready, output=output, parameters=linear.inner)
 
-    def _down_gradient(self, operations: OperationList, shard: Shard, waits: tuple[int, ...]) -> int:
+    def _down_gradient(self, operations: OperatorList, shard: Shard, waits: tuple[int, ...]) -> int:
         """Append the gradients of latents joined, and the down-projection's backward."""
         join = shard.vector("copy", shard.norm_tokens, self._latents)
         output = shard.activation_bytes(join.rows * join.columns)

@@ -20,7 +20,7 @@ from rapid_des.frontend.matrices import reduce_output
 from rapid_des.frontend.operations import (
     Counts,
     Operation,
-    OperationList,
+    OperatorList,
     Shard,
     dropout_backward,
     norm_backward,
@@ -87,11 +87,11 @@ class Sublayer(Protocol):
         """Return why a job's axes can not split it; None if they can."""
         ...
 
-    def forward(self, operations: OperationList, shard: Shard) -> None:
+    def forward(self, operations: OperatorList, shard: Shard) -> None:
         """Append the forward from the norm's output to what is added to the residual stream."""
         ...
 
-    def backward(self, operations: OperationList, shard: Shard) -> int:
+    def backward(self, operations: OperatorList, shard: Shard) -> int:
         """Append the backward; return the position that holds the gradient of the norm's output.
 
         With `shard.core_again` it runs the core of attention again before that's backward.
@@ -107,7 +107,7 @@ class Mixer(Sublayer, Protocol):
         ...
 
     def cache_bytes(self, shard: Shard, positions: int) -> int:
-        """Return what a rank keeps of one request of so many positions while it is served."""
+        """Return what a rank keeps of one request of this many positions while it is served."""
         ...
 
 
@@ -138,10 +138,10 @@ class Absent(Struct, frozen=True):
         del shard, positions
         return 0
 
-    def forward(self, operations: OperationList, shard: Shard) -> None:
+    def forward(self, operations: OperatorList, shard: Shard) -> None:
         """Append no operations."""
 
-    def backward(self, operations: OperationList, shard: Shard) -> int:
+    def backward(self, operations: OperatorList, shard: Shard) -> int:
         """Append no operations; the gradient is the incoming one."""
         del shard
         return operations.last
@@ -180,7 +180,7 @@ class Layer(Struct, frozen=True):
 
     def forward(self, shard: Shard) -> tuple[Operation, ...]:
         """Return the forward as one rank's operator list."""
-        operations = OperationList()
+        operations = OperatorList()
         together = self.block != "sequential" and shard.serving and shard.fusion in ONE_SUM
         inner = replace(shard, partial=together)
         for half in self.halves:
@@ -200,13 +200,13 @@ class Layer(Struct, frozen=True):
 
     def on_cache(self, shard: Shard) -> tuple[Operation, ...]:
         """Return what of the forward sees the KV cache; only a mixer does."""
-        operations = OperationList()
+        operations = OperatorList()
         self.mixer.forward(operations, shard)
         return tuple(operation for operation in operations.entries if operation.sees_cache)
 
     def backward(self, shard: Shard) -> tuple[Operation, ...]:
         """Return the backward as one rank's operator list."""
-        operations = OperationList()
+        operations = OperatorList()
         ready = []
         for half in reversed(self.halves):
             dropout_backward(operations, shard, half.name, bias=half.output_bias)
@@ -224,7 +224,7 @@ class Layer(Struct, frozen=True):
         return operations.finish()
 
     def _has_own_norm(self, half: Sublayer) -> bool:
-        """Tell whether a norm stands before this half for it, or for both."""
+        """Return whether a norm stands before this half for it, or for both."""
         if self.norms == "after":
             return False
         return half is self.mixer or self.block != "parallel_one_norm"
@@ -283,7 +283,7 @@ class AttentionCore(Struct, frozen=True):
         return min(bounds, default=None)
 
     def seen(self, positions: int) -> int:
-        """Return how many of so many positions a query sees at most."""
+        """Return how many of this many positions a query sees at most."""
         return positions if self.reach is None else min(positions, self.reach)
 
     def latest(self, position: int) -> int:
@@ -347,7 +347,7 @@ class AttentionCore(Struct, frozen=True):
         return shard.activation_bytes(scores) * (1 + shard.dropout) + scores * shard.dropout
 
     def append(
-        self, operations: OperationList, shard: Shard, name: str, *, backward: bool = False,
+        self, operations: OperatorList, shard: Shard, name: str, *, backward: bool = False,
         **counts: Unpack[Counts],
     ) -> None:  # fmt: skip
         """Append the kernels of the core; the counts go to the last.
@@ -368,7 +368,7 @@ class AttentionCore(Struct, frozen=True):
             operations.kernel(f"{name}.early", part, sees_cache=counts.get("sees_cache", False))
         operations.kernel(name, late, **counts)
 
-    def append_backward(self, operations: OperationList, shard: Shard, **counts: Unpack[Counts]) -> None:
+    def append_backward(self, operations: OperatorList, shard: Shard, **counts: Unpack[Counts]) -> None:
         """Append the backward of the core, after the core again where that is recomputed."""
         if shard.core_again:
             self.append(operations, shard, f"{CORE}.recompute", held=self.saved_bytes(shard))
@@ -396,7 +396,7 @@ class AttentionCore(Struct, frozen=True):
         return tuple(self._kernel(shard, piece, end, backward=backward) for end in ends)
 
     def block(self, shard: Shard, queries: int, keys: int, *, backward: bool) -> Attention:
-        """Return the kernel of so many queries of each sequence that all see so many keys."""
+        """Return the kernel of this many queries of each sequence that all see this many keys."""
         return replace(self._kernel(shard, queries, keys, backward=backward), causal=False)
 
     def diagonal(self, shard: Shard, *, backward: bool) -> Attention:
@@ -459,7 +459,7 @@ def of_documents(shard: Shard) -> tuple[Shard, ...]:
 
 
 def _cuts(start: int, length: int, chunk: int) -> Iterator[tuple[int, int]]:
-    """Yield queries and keys of each chunk's part of so many positions.
+    """Yield queries and keys of each chunk's part of this many positions.
 
     >>> list(_cuts(6, 4, 8))
     [(2, 8), (2, 2)]

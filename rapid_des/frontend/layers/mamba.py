@@ -21,7 +21,7 @@ from rapid_des.frontend.layer_spec import MambaSpec
 from rapid_des.frontend.layers.context import of_heads, swap
 from rapid_des.frontend.layers.layer import Parameters
 from rapid_des.frontend.matrices import Linear, column_backward, column_forward, row_backward, row_forward
-from rapid_des.frontend.operations import OperationList, Shard
+from rapid_des.frontend.operations import OperatorList, Shard
 from rapid_des.frontend.spec import ModelSpec, ParallelismSpec
 from rapid_des.units import ceil_divide
 
@@ -103,7 +103,7 @@ class Mamba(Struct, frozen=True):
         elements = self._inner // shard.tp * self.state + self.window * self._mixed_here(shard)
         return byte_count(elements, shard.precision.activations)
 
-    def forward(self, operations: OperationList, shard: Shard) -> None:
+    def forward(self, operations: OperatorList, shard: Shard) -> None:
         """Append projection, convolution, scan, gated norm, projection."""
         stream = shard.activation_bytes(shard.norm_tokens * self.hidden)
         inner = self._bytes(shard, self._inner)
@@ -118,7 +118,7 @@ class Mamba(Struct, frozen=True):
         operations.kernel("mamba.norm", self._norm(shard), output=inner)
         row_forward(operations, shard, self._output(shard), saved=inner)
 
-    def _pass_on(self, operations: OperationList, shard: Shard, output: int) -> None:
+    def _pass_on(self, operations: OperatorList, shard: Shard, output: int) -> None:
         """Append what carries the states of equal sequences on: by one position, or by chunks."""
         if shard.serving and shard.query_length == 1:
             rows = shard.sequences * self._local(shard, self.heads)
@@ -128,7 +128,7 @@ class Mamba(Struct, frozen=True):
             self._states(operations, shard, "mamba")
             operations.kernel("mamba.scan", self._scan(shard), saved=output, output=output)
 
-    def backward(self, operations: OperationList, shard: Shard) -> int:
+    def backward(self, operations: OperatorList, shard: Shard) -> int:
         """Append the same from the end, after the convolution, states and scores once more."""
         whole, gains = of_heads(shard), self._local(shard, self._inner)
         mixed = whole.activation_bytes(whole.tokens * self._mixed_here(whole))
@@ -149,7 +149,7 @@ class Mamba(Struct, frozen=True):
         return column_backward(operations, shard, self._input(shard))
 
     @staticmethod
-    def _swap(operations: OperationList, shard: Shard, name: str, columns: int) -> None:
+    def _swap(operations: OperatorList, shard: Shard, name: str, columns: int) -> None:
         if shard.cp > 1:
             swap(operations, shard, name, columns, role="cp.states")
 
@@ -172,7 +172,7 @@ class Mamba(Struct, frozen=True):
         return self._inner // shard.tp + self._mixed_here(shard) + self.heads // shard.tp
 
     def _bytes(self, shard: Shard, columns: int) -> int:
-        """Return the bytes of this rank's part of so many columns at all positions."""
+        """Return the bytes of this rank's part of this many columns at all positions."""
         return shard.activation_bytes(shard.tokens * self._local(shard, columns))
 
     def _input(self, shard: Shard) -> Linear:
@@ -188,7 +188,7 @@ class Mamba(Struct, frozen=True):
         return shard.vector("gated_rms_norm", shard.tokens * groups, columns, backward=backward)
 
     def _convolve(
-        self, operations: OperationList, shard: Shard, name: str, *, saved: int = 0, parameters: int = 0
+        self, operations: OperatorList, shard: Shard, name: str, *, saved: int = 0, parameters: int = 0
     ) -> None:
         """Append the convolution; with the parameters whose gradients it makes, its backward."""
         channels = self._mixed_here(shard)
@@ -203,12 +203,12 @@ class Mamba(Struct, frozen=True):
         return shard.sequences * ceil_divide(shard.query_length, length), length
 
     def _product(self, shard: Shard, parts: int, m: int, n: int, k: int) -> Gemm:
-        """Return a product for each chunk and each of so many heads or groups."""
+        """Return a product for each chunk and each of this many heads or groups."""
         chunks, _ = self._chunks(shard)
         batch = chunks * parts
         return Gemm(m, n, k, batch=batch, dtype=shard.precision.activations)
 
-    def _states(self, operations: OperationList, shard: Shard, name: str) -> None:
+    def _states(self, operations: OperatorList, shard: Shard, name: str) -> None:
         """Append what chunks add to the states, the states passed on, and the scores."""
         chunks, length = self._chunks(shard)
         added = self._product(shard, self._local(shard, self.heads), self.head_dim, self.state, length)

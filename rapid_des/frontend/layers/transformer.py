@@ -24,7 +24,7 @@ from rapid_des.frontend.matrices import (
     row_backward,
     row_forward,
 )
-from rapid_des.frontend.operations import Counts, OperationList, Shard, defers_bias, launch
+from rapid_des.frontend.operations import Counts, OperatorList, Shard, defers_bias, launch
 from rapid_des.frontend.spec import ModelSpec, ParallelismSpec
 
 ROTATING: frozenset[Policy] = frozenset({"trtllm"})
@@ -78,7 +78,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         dtype = shard.precision.kv_cache or shard.precision.activations
         return byte_count(2 * self.core.key_width(shard) * self.core.seen(positions), dtype)
 
-    def forward(self, operations: OperationList, shard: Shard) -> None:
+    def forward(self, operations: OperatorList, shard: Shard) -> None:
         """Append projection, norms, rotation, exchange of keys and values (cp), core, output projection."""
         core, qkv = self.core, self._qkv(shard)
         width = self._result_bytes(shard, qkv.columns)
@@ -108,7 +108,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         self._scale(operations, shard)
         row_forward(operations, shard, self._output(shard), saved=inner)
 
-    def backward(self, operations: OperationList, shard: Shard) -> int:
+    def backward(self, operations: OperatorList, shard: Shard) -> int:
         """Append the same from the end, keys and values gathered again (cp)."""
         core = self.core
         row_backward(operations, shard, self._output(shard))
@@ -125,7 +125,7 @@ class GroupedQueryAttention(Struct, frozen=True):
             operations.kernel(f"{CORE}.join", shard.vector("copy", shard.tokens, self._qkv(shard).columns))
         return column_backward(operations, shard, self._qkv(shard))
 
-    def _scale(self, operations: OperationList, shard: Shard, *, backward: bool = False) -> None:
+    def _scale(self, operations: OperatorList, shard: Shard, *, backward: bool = False) -> None:
         """Append the gate of what the heads made, which is kept before it too."""
         if self.output_gate:
             columns = self.core.result_width(shard)
@@ -146,14 +146,14 @@ class GroupedQueryAttention(Struct, frozen=True):
     def _result_bytes(shard: Shard, columns: int) -> int:
         return shard.activation_bytes(shard.tokens * columns)
 
-    def _rotate(self, operations: OperationList, shard: Shard) -> None:
+    def _rotate(self, operations: OperatorList, shard: Shard) -> None:
         if self.rotary_dim:
             heads = self.core.local_heads(shard) + self.core.local_kv_heads(shard)
             columns = heads * self.rotary_dim
             output = self._result_bytes(shard, columns)
             launch(operations, shard, "attention.rope", ("rope",), (shard.tokens, columns), output=output)
 
-    def _normalize(self, operations: OperationList, shard: Shard, *, backward: bool = False) -> None:
+    def _normalize(self, operations: OperatorList, shard: Shard, *, backward: bool = False) -> None:
         """Append the norms of queries and keys: of each head, or of all heads together.
 
         Together over tp ranks they first add up each token's two sums of squares (their products with the
@@ -260,29 +260,29 @@ class DenseFeedForward(Struct, frozen=True):
         tp = split.tp
         return f"feed-forward hidden {self.inner} does not divide by tp {tp}" if self.inner % tp else None
 
-    def forward(self, operations: OperationList, shard: Shard) -> None:
+    def forward(self, operations: OperatorList, shard: Shard) -> None:
         """Append up projection, activation and down projection."""
         self.up(operations, shard, saved=shard.activation_bytes(shard.norm_tokens * shard.hidden))
         down = self._down(shard)
         row_forward(operations, shard, down, saved=shard.activation_bytes(shard.tokens * down.inner))
 
-    def up(self, operations: OperationList, shard: Shard, *, saved: int) -> None:
+    def up(self, operations: OperatorList, shard: Shard, *, saved: int) -> None:
         """Append the first product and the activation."""
         column_forward(operations, shard, self._up(shard), saved=saved)
         self._activate(operations, shard)
 
-    def down(self, operations: OperationList, shard: Shard) -> None:
+    def down(self, operations: OperatorList, shard: Shard) -> None:
         """Append the second product, without the sum over tp."""
         down = self._down(shard)
         cast(operations, shard, down, shard.tokens)
         forward_gemm(operations, shard, down, saved=shard.activation_bytes(shard.tokens * down.inner))
 
-    def backward(self, operations: OperationList, shard: Shard) -> int:
+    def backward(self, operations: OperatorList, shard: Shard) -> int:
         """Append the same from the end."""
         self.down_backward(operations, shard)
         return self.up_backward(operations, shard)
 
-    def down_backward(self, operations: OperationList, shard: Shard) -> None:
+    def down_backward(self, operations: OperatorList, shard: Shard) -> None:
         """Append the gradients of the second product and of the activation."""
         row_backward(operations, shard, self._down(shard))
         rows, columns = shard.tokens, self._down(shard).inner
@@ -292,7 +292,7 @@ class DenseFeedForward(Struct, frozen=True):
                 kernel = shard.vector(kind, rows, columns, backward=True)
                 operations.kernel(f"{self.name}.{kind}", kernel, output=size)
 
-    def up_backward(self, operations: OperationList, shard: Shard) -> int:
+    def up_backward(self, operations: OperatorList, shard: Shard) -> int:
         """Append the gradients of the first product."""
         return column_backward(operations, shard, self._up(shard))
 
@@ -303,7 +303,7 @@ class DenseFeedForward(Struct, frozen=True):
     def _down(self, shard: Shard) -> Linear:
         return Linear(f"{self.name}.out", self.hidden, self.inner // shard.tp, self.bias, shard.tokens)
 
-    def _activate(self, operations: OperationList, shard: Shard) -> None:
+    def _activate(self, operations: OperatorList, shard: Shard) -> None:
         """Append the activation; where it takes several kernels each keeps its input."""
         kinds = self._activation_kinds(shard)
         rows, columns = shard.tokens, self._down(shard).inner

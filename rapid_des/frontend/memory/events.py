@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import Operation
-from rapid_des.frontend.parts import Lists, PieceKey, Section, training_lists
+from rapid_des.frontend.parts import Lists, ModelSection, PieceKey, training_lists
 from rapid_des.frontend.routing import heaviest_place
 from rapid_des.frontend.schedules.schedule import Item, PassKind
 from rapid_des.frontend.split_backward import gradient_bytes
@@ -75,15 +75,15 @@ def _inside(categories: Mapping[str, int]) -> int:
 class Instant(NamedTuple):
     """The state of memory: sections held and lent, gradients of the pass, and the running section."""
 
-    held: dict[tuple[Section, bool], int]
-    lent: dict[Section, int]
+    held: dict[tuple[ModelSection, bool], int]
+    lent: dict[ModelSection, int]
     passed: int
     here: Sequence[Tensor]
     outputs: int
     """Number of micro-batches in flight, over all chunks."""
 
 
-class Passed(NamedTuple):
+class MemoryOfItem(NamedTuple):
     """The states of memory at the peak of an item and after it."""
 
     fullest: Instant | None
@@ -96,11 +96,11 @@ class Timeline(Sequence[Moment]):
     """The moments of a step, computed on demand: many items share few states."""
 
     items: tuple[Item, ...]
-    passed: tuple[Passed, ...]
+    passed: tuple[MemoryOfItem, ...]
     """The states of each item."""
     end: Moment
     """The peak of the optimizer's step."""
-    sizes: Callable[[Passed], tuple[Mapping[str, int], Mapping[str, int]]] = field(compare=False)
+    sizes: Callable[[MemoryOfItem], tuple[Mapping[str, int], Mapping[str, int]]] = field(compare=False)
     """Returns the bytes by category at the peak of an item, and after it."""
 
     def __len__(self) -> int:
@@ -212,7 +212,7 @@ class SectionMemory(Struct, frozen=True, dict=True):
     saved: tuple[Tensor, ...]
     """Tensors kept from the forward to the backward."""
     fullest: Mapping[PassKind, tuple[Tensor, ...]]
-    """For each phase, the tensors at its peak: those kept by then, and temporary ones."""
+    """The tensors at the peak of each phase: those kept by then, and temporary ones."""
     deferred: tuple[Tensor, ...] = ()
     """Tensors kept from the first half of a backward to the second."""
     remade: tuple[Tensor, ...] = ()
@@ -238,7 +238,7 @@ class SectionMemory(Struct, frozen=True, dict=True):
         return {phase: sum(tensor.size for tensor in tensors) for phase, tensors in self.fullest.items()}
 
 
-def section_memory(job: Job, lists: Lists | None = None) -> dict[Section, SectionMemory]:
+def section_memory(job: Job, lists: Lists | None = None) -> dict[ModelSection, SectionMemory]:
     """Return what each section of a training job keeps, under its recomputation.
 
     `lists` are the operators of ranks at the fullest place, where they are known already.
@@ -272,7 +272,7 @@ def size_of(tensors: Iterable[Tensor], category: str) -> int:
     return sum(tensor.size for tensor in tensors if tensor.category == category)
 
 
-def _section(job: Job, section: Section, place: int, lists: Lists) -> SectionMemory:
+def _section(job: Job, section: ModelSection, place: int, lists: Lists) -> SectionMemory:
     """Return what a section keeps on ranks at one place among the ep ranks."""
     forward, backward = lists[PieceKey(section, "forward")], lists[PieceKey(section, "backward")]
     kind = job.kinds[section.kind] if section.name == "block" else None
@@ -307,7 +307,7 @@ def _section(job: Job, section: Section, place: int, lists: Lists) -> SectionMem
 
 
 def _needed(tensor: Tensor, weights: Sequence[Operation]) -> bool:
-    """Tell whether a weight gradient needs what its operator's forward kept."""
+    """Return whether a weight gradient needs what its operator's forward kept."""
     return any(_bears(other.name, tensor.name) for other in weights)
 
 

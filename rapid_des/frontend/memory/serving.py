@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 
 from rapid_des.frontend.groups import byte_count
-from rapid_des.frontend.inference import Pass, first_passes, pass_lists, serving_shard
+from rapid_des.frontend.inference import ServingPass, first_passes, pass_lists, serving_shard
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.memory.events import (
     JobMemory,
@@ -19,12 +19,12 @@ from rapid_des.frontend.memory.events import (
     transient,
 )
 from rapid_des.frontend.memory.training import fragments, framework
-from rapid_des.frontend.operations import Group
+from rapid_des.frontend.operations import RequestGroup
 from rapid_des.frontend.parts import (
     DRAFT,
     EMBEDDING,
     HEAD,
-    Section,
+    ModelSection,
     section_parameters,
     stage_parameters,
     stage_sections,
@@ -110,15 +110,15 @@ def _rule(pool: KvPool) -> str:
     }[pool.of] + " (memory.kv_pool)"
 
 
-def _pool_size(job: Job, counts: Mapping[Section, int], pool: KvPool, capacity: int) -> int:
+def _pool_size(job: Job, counts: Mapping[ModelSection, int], pool: KvPool, capacity: int) -> int:
     """Return the bytes of the pool on a rank of a stage; negative if everything else needs more."""
     every = tuple(framework(job))
     context = sum(tensor.size for tensor in every if tensor.name == "context")
     besides, weights = _bytes(every) - context, _weights(job, counts)
     if pool.of == "held":
         return int(pool.share * (capacity - context - besides)) - weights
-    group = Group(pool.sequences, ceil_divide(pool.tokens, pool.sequences))
-    active = _bytes(_active(job, counts, Pass(0, (group,), 0)))
+    group = RequestGroup(pool.sequences, ceil_divide(pool.tokens, pool.sequences))
+    active = _bytes(_active(job, counts, ServingPass(0, (group,), 0)))
     if HEAD in counts:
         sampler = pool.sampling * pool.sequences * job.vocabulary
         active = max(active, sampler + job.shard(1, pool.tokens, pool.tokens).boundary_bytes)
@@ -144,7 +144,7 @@ def _stage(job: Job, stage: int) -> StageMemory:
     return StageMemory(stage, stage_parameters(job, stage).total(), by_category(tensors), tensors)
 
 
-def _fullest(job: Job) -> Pass:
+def _fullest(job: Job) -> ServingPass:
     """Return the pass of prompts with the highest peak; of a decoding batch its first pass."""
     every = first_passes(job)
     return max(
@@ -152,7 +152,7 @@ def _fullest(job: Job) -> Pass:
     )
 
 
-def _active(job: Job, counts: Mapping[Section, int], current: Pass) -> list[Tensor]:
+def _active(job: Job, counts: Mapping[ModelSection, int], current: ServingPass) -> list[Tensor]:
     """Return the temporary memory of a pass at its peak."""
     size, lists = serving_shard(job, current).boundary_bytes, pass_lists(job, current, heaviest_place(job))
     between = 1 + job.spec.memory.held_outputs
@@ -169,7 +169,7 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.size for tensor in tensors)
 
 
-def _cache_bytes(job: Job, counts: Mapping[Section, int]) -> int:
+def _cache_bytes(job: Job, counts: Mapping[ModelSection, int]) -> int:
     """Return the cache of a stage's layers for all requests at their last token, in bytes."""
     return sum(
         kind.count * _request_bytes(job, counts, kind.prompt_length + kind.output_length)
@@ -177,8 +177,8 @@ def _cache_bytes(job: Job, counts: Mapping[Section, int]) -> int:
     )
 
 
-def _request_bytes(job: Job, counts: Mapping[Section, int], positions: int) -> int:
-    """Return the cache of a stage's layers for one request of so many positions, in bytes."""
+def _request_bytes(job: Job, counts: Mapping[ModelSection, int], positions: int) -> int:
+    """Return the cache of a stage's layers for one request of this many positions, in bytes."""
     shard, positions = job.shard(1, 1, 1), ceil_divide(positions, job.spec.parallelism.cp)
     drafts = draft_cache_bytes(job, shard, positions) if DRAFT in counts else 0
     return drafts + sum(
@@ -188,7 +188,7 @@ def _request_bytes(job: Job, counts: Mapping[Section, int], positions: int) -> i
     )
 
 
-def _weights(job: Job, counts: Mapping[Section, int]) -> int:
+def _weights(job: Job, counts: Mapping[ModelSection, int]) -> int:
     """Return the bytes of a stage's weights: a layer's matrices as stored, all else as activations."""
     precision, sizes = job.spec.precision, section_parameters(job)
     lists = pass_lists(job, first_passes(job)[0], heaviest_place(job))

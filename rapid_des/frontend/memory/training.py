@@ -15,8 +15,8 @@ from rapid_des.frontend.memory.events import (
     MOVING,
     Instant,
     JobMemory,
+    MemoryOfItem,
     Moment,
-    Passed,
     SectionMemory,
     StageMemory,
     Tensor,
@@ -30,7 +30,7 @@ from rapid_des.frontend.optimizers import bucket_parameters, gathered_as, states
 from rapid_des.frontend.parts import (
     EMBEDDING,
     HEAD,
-    Section,
+    ModelSection,
     section_parameters,
     sections,
     stage_parameters,
@@ -48,12 +48,12 @@ def training_memory(job: Job) -> JobMemory:
     return JobMemory(tuple(_stage(job, stage, by_section) for stage in range(job.stages)))
 
 
-def _stage(job: Job, stage: int, by_section: Mapping[Section, SectionMemory]) -> StageMemory:
+def _stage(job: Job, stage: int, by_section: Mapping[ModelSection, SectionMemory]) -> StageMemory:
     parameters = stage_parameters(job, stage)
     copies = 2 * max(memory.away for memory in by_section.values())
     away = Tensor("activations to and from the host", "communication", copies, 2)
     whole = (*standing(job, stage, parameters), away)
-    walk = _Walk(job, stage, by_section, Counter(by_category(whole)))
+    walk = _MemoryWalk(job, stage, by_section, Counter(by_category(whole)))
     for item in job.stage_orders.orders[stage]:
         if item.phase != "wait":
             walk.run(item)
@@ -77,27 +77,27 @@ def _sum(standing_sizes: Mapping[str, int], moving: Mapping[str, int]) -> dict[s
     return {name: size + moving.get(name, 0) for name, size in standing_sizes.items()}
 
 
-_State: TypeAlias = tuple[dict[tuple[Section, bool], int], dict[Section, int], int, int, int]
-"""Numbers of sections held and lent (see `_Walk`), their bytes with and without logits, outputs."""
+_State: TypeAlias = tuple[dict[tuple[ModelSection, bool], int], dict[ModelSection, int], int, int, int]
+"""Numbers of sections held and lent (see `_MemoryWalk`), their bytes with and without logits, outputs."""
 
 
 @dataclass
-class _Walk:
+class _MemoryWalk:
     """The activations of one stage while it runs its items in order."""
 
     job: Job
     stage: int
-    by_section: Mapping[Section, SectionMemory]
+    by_section: Mapping[ModelSection, SectionMemory]
     standing: Mapping[str, int]
     """Bytes that stay for the whole step, by category."""
     activations: int = 0
     """The largest sum of kept activations so far, without logits, in bytes."""
     items: list[Item] = field(default_factory=list)
-    passed: list[Passed] = field(default_factory=list)
+    passed: list[MemoryOfItem] = field(default_factory=list)
     """The states that each item left."""
-    _held: dict[tuple[Section, bool], int] = field(init=False)
+    _held: dict[tuple[ModelSection, bool], int] = field(init=False)
     """Numbers of sections between forward and backward, or (True) between halves of a backward."""
-    _lent: dict[Section, int] = field(init=False)
+    _lent: dict[ModelSection, int] = field(init=False)
     """Numbers of sections that were recomputed with later layers and wait for their backward."""
     _base: int = 0
     """Bytes that held and lent sections keep."""
@@ -110,7 +110,7 @@ class _Walk:
     _most: int = -1
     _fullest: Instant | None = None
     """The peak so far, with its bytes."""
-    _known: dict[tuple[int, str, int], Passed] = field(default_factory=dict)
+    _known: dict[tuple[int, str, int], MemoryOfItem] = field(default_factory=dict)
     """Results by state at the start of an item: items of a settled pipeline start in few states."""
     _states: list[_State] = field(default_factory=list)
     _numbers: dict[tuple[int, ...], int] = field(default_factory=dict)
@@ -122,12 +122,12 @@ class _Walk:
         self._leaves()
 
     @cached_property
-    def _chunks(self) -> tuple[tuple[Section, ...], ...]:
+    def _chunks(self) -> tuple[tuple[ModelSection, ...], ...]:
         parts = self.job.placement[self.stage]
         return tuple(tuple(section for section, _ in sections(self.job, part)) for part in parts)
 
     @cached_property
-    def _sizes(self) -> Mapping[tuple[Section, bool], tuple[int, int]]:
+    def _sizes(self) -> Mapping[tuple[ModelSection, bool], tuple[int, int]]:
         """Bytes of activations and logits that a section keeps, until its backward or between its halves."""
         return {
             (section, deferred): (size_of(saved, "activations"), size_of(saved, "logits"))
@@ -137,7 +137,7 @@ class _Walk:
         }
 
     @cached_property
-    def _gradients(self) -> Mapping[Section, int]:
+    def _gradients(self) -> Mapping[ModelSection, int]:
         """Bytes of a section's gradients that stand until the pass ends, where the framework keeps them."""
         if self.job.spec.memory.gradient_copies == "none" or is_replicated(self.job):
             return Counter()
@@ -160,7 +160,7 @@ class _Walk:
         self.items.append(item)
         self.passed.append(known)
 
-    def _pass(self, item: Item) -> Passed:
+    def _pass(self, item: Item) -> MemoryOfItem:
         """Run one item, section by section."""
         forward = item.phase == "forward"
         chunk, most, fullest = self._chunks[item.chunk], -1, None
@@ -184,14 +184,14 @@ class _Walk:
         if most > self._most:
             self._most, self._fullest = most, fullest
         self._outputs -= item.phase in ("backward", "input_gradient")
-        return Passed(fullest, self._instant(()), self._leaves())
+        return MemoryOfItem(fullest, self._instant(()), self._leaves())
 
     @property
     def peak(self) -> tuple[Tensor, ...]:
         """The tensors that come and go, at the peak so far."""
         return () if self._fullest is None else tuple(self._tensors(self._fullest))
 
-    def sizes(self, passed: Passed) -> tuple[dict[str, int], dict[str, int]]:
+    def sizes(self, passed: MemoryOfItem) -> tuple[dict[str, int], dict[str, int]]:
         """Return the bytes by category at the peak of an item, and after it."""
         fullest = () if passed.fullest is None else tuple(self._tensors(passed.fullest))
         moving = by_category((*fullest, *fragments(self.job, fullest)))
@@ -208,18 +208,18 @@ class _Walk:
             self._states.append(state)
         return number
 
-    def _saved(self, section: Section, *, deferred: bool) -> tuple[Tensor, ...]:
+    def _saved(self, section: ModelSection, *, deferred: bool) -> tuple[Tensor, ...]:
         memory = self.by_section[section]
         return memory.deferred if deferred else memory.saved
 
-    def _hold(self, section: Section, count: int, *, deferred: bool) -> None:
+    def _hold(self, section: ModelSection, count: int, *, deferred: bool) -> None:
         self._held[section, deferred] += count
         activations, logits = self._sizes[section, deferred]
         self._base += count * (activations + logits)
         self._activations += count * activations
         self.activations = max(self.activations, self._activations + self._outputs * self._output)
 
-    def _lend(self, sections: Sequence[Section], count: int) -> None:
+    def _lend(self, sections: Sequence[ModelSection], count: int) -> None:
         """Hold, or release, what a layer behind these recomputed for them."""
         for section in sections:
             self._lent[section] += count * bool(self.by_section[section].remade)
@@ -244,14 +244,14 @@ class _Walk:
 _OF = {"dense": "", "expert": "experts' ", "frozen": "frozen ", "frozen_expert": "frozen experts' "}
 
 
-Sizes = Mapping[Section, Counter[Domain]]
+Sizes = Mapping[ModelSection, Counter[Domain]]
 """Parameters of each section, as `section_parameters` counts them."""
 
 
 def standing(
     job: Job, stage: int, parameters: Mapping[Domain, int], known: Sizes | None = None
 ) -> Iterator[Tensor]:
-    """Yield what stays for the whole step, on a rank of so many parameters by domain."""
+    """Yield what stays for the whole step, on a rank of this many parameters by domain."""
     sizes = section_parameters(job) if known is None else known
     for domain, elements in parameters.items():
         if domain in FROZEN:
@@ -293,7 +293,7 @@ def _frozen(job: Job, stage: int, domain: Domain, elements: int, sizes: Sizes) -
 
 
 def _unsharded(job: Job, stage: int, sizes: Sizes) -> Iterator[Tensor]:
-    """Yield what is whole of parameters and gradients that replicas share: units in use and on their way.
+    """Yield what is whole of parameters and gradients that replicas share: units in use and in transit.
 
     Of parameters the unit that computes and those gathered ahead of it (all, where none is given back), of
     gradients the unit's own and the one that travels.
@@ -322,7 +322,7 @@ def _unsharded(job: Job, stage: int, sizes: Sizes) -> Iterator[Tensor]:
         yield Tensor("gradients of whole units", "unsharded", travelling, len(largest))
 
 
-def _unit_bytes(job: Job, section: Section, sizes: Mapping[Section, Counter[Domain]]) -> int:
+def _unit_bytes(job: Job, section: ModelSection, sizes: Mapping[ModelSection, Counter[Domain]]) -> int:
     """Return the bytes of a unit's parameters once gathered."""
     layer = section.name == "block"
     return sum(
@@ -331,7 +331,7 @@ def _unit_bytes(job: Job, section: Section, sizes: Mapping[Section, Counter[Doma
 
 
 def is_replicated(job: Job) -> bool:
-    """Tell whether several ranks hold the same parameters."""
+    """Return whether several ranks hold the same parameters."""
     return any(sharding.replicas * sharding.instances > 1 for sharding in job.shardings.values())
 
 

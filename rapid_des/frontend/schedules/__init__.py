@@ -1,7 +1,7 @@
 """Pipeline schedules: the table of those there are, and the orders of the older ones.
 
-A new schedule is a function from a `Shape` to one order a stage, as `schedule.one_forward_one_backward` is,
-and its entry in `SCHEDULES`; a schedule of one's own is a file (`files`).
+A new schedule is a function from a `PipelineShape` to one order for each stage, like
+`schedule.one_forward_one_backward`, and its entry in `SCHEDULES`. Users write schedules as files (`files`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from rapid_des.frontend.schedules.files import ScheduleSpec, from_file
 from rapid_des.frontend.schedules.schedule import (
     Item,
     Order,
-    Schedule,
-    Shape,
+    PipelineSchedule,
+    PipelineShape,
     StageOrders,
     always,
     one_forward_one_backward,
@@ -25,28 +25,28 @@ from rapid_des.values import replace
 __all__ = [
     "SCHEDULES",
     "StageOrders",
-    "Schedule",
+    "PipelineSchedule",
     "ScheduleSpec",
-    "Shape",
+    "PipelineShape",
     "from_file",
     "pairs_refusal",
     "with_pairs",
 ]
 
 
-def gpipe(shape: Shape) -> tuple[Order, ...]:
+def gpipe(shape: PipelineShape) -> tuple[Order, ...]:
     """Return all forwards, then all backwards (Huang et al. 2019)."""
     return breadth_first(shape)
 
 
-def breadth_first(shape: Shape) -> tuple[Order, ...]:
+def breadth_first(shape: PipelineShape) -> tuple[Order, ...]:
     """Return all forwards chunk by chunk, then all backwards from the last chunk on (Lamy-Poirier 2022)."""
     count, chunks = shape.micro_batches, range(shape.chunks)
     runs = [(f"F{chunk}", count) for chunk in chunks] + [(f"B{chunk}", count) for chunk in reversed(chunks)]
     return (order_of(runs, [range(count)] * shape.chunks),) * shape.stages
 
 
-def interleaved(shape: Shape) -> tuple[Order, ...]:
+def interleaved(shape: PipelineShape) -> tuple[Order, ...]:
     """Return interleaved 1F1B (Narayanan et al. 2021): groups of micro-batches pass chunk by chunk.
 
     The last group has what is left. Stage s warms
@@ -72,14 +72,14 @@ def _alternate(forward: Sequence[Item], backward: Sequence[Item], warm_up: int) 
     return (*forward[:warm_up], *steady, *backward[len(forward) - warm_up :])
 
 
-def interleaved_bound(shape: Shape) -> int:
+def interleaved_bound(shape: PipelineShape) -> int:
     """Return the peak of the first stage: its warm-up and one (Korthikanti et al. 2022, section 4.2.3)."""
     warm_up = 2 * (shape.stages - 1) + (shape.chunks - 1) * shape.in_group
     most = shape.micro_batches * shape.chunks
     return most if shape.micro_batches == shape.stages else min(most, warm_up + 1)
 
 
-def interleaved_refusal(shape: Shape) -> str | None:
+def interleaved_refusal(shape: PipelineShape) -> str | None:
     """Return why micro-batches do not pass in groups, as Megatron Core refuses them."""
     stages, group = shape.stages, shape.in_group
     if shape.chunks < 2 or stages < 2:
@@ -94,13 +94,13 @@ def interleaved_refusal(shape: Shape) -> str | None:
     return None
 
 
-def _groups(shape: Shape) -> str:
+def _groups(shape: PipelineShape) -> str:
     """Return the group sizes that could be chosen instead, in words."""
     fits = [group for group in range(shape.stages, shape.micro_batches + 1) if shape.fits(group)]
     return f"; training.micro_batch_group may be {', '.join(map(str, fits[:6]))}" if fits else ""
 
 
-def breadth_first_refusal(shape: Shape) -> str | None:
+def breadth_first_refusal(shape: PipelineShape) -> str | None:
     """Return why the schedule can not run; None if it can."""
     if shape.chunks < 2 or shape.stages < 2:
         return (
@@ -144,7 +144,7 @@ def in_pairs(order: Order) -> Order:
     return (*early, *pairs, *backwards[len(steady) :])
 
 
-def with_pairs(schedule: Schedule) -> Schedule:
+def with_pairs(schedule: PipelineSchedule) -> PipelineSchedule:
     """Return a schedule whose steady state runs each forward beside a backward of another micro-batch.
 
     Megatron Core's batch-level overlap (`overlap_moe_expert_parallel_comm`): every stage warms up with one
@@ -158,55 +158,55 @@ def with_pairs(schedule: Schedule) -> Schedule:
     )
 
 
-SCHEDULES: Mapping[str, Schedule] = {
-    "gpipe": Schedule(
+SCHEDULES: Mapping[str, PipelineSchedule] = {
+    "gpipe": PipelineSchedule(
         gpipe,
         bound=lambda shape: shape.micro_batches,
         ahead=False,
         by_need=always,
     ),
-    "1f1b": Schedule(
+    "1f1b": PipelineSchedule(
         one_forward_one_backward,
         bound=lambda shape: min(shape.micro_batches, shape.stages),
         ahead=False,
         by_need=always,
         backward_follows_loss=True,
     ),
-    "interleaved_1f1b": Schedule(
+    "interleaved_1f1b": PipelineSchedule(
         interleaved,
         bound=interleaved_bound,
         chunks=None,
         refusal=interleaved_refusal,
         by_need=lambda shape: shape.in_group == shape.stages,
     ),
-    "breadth_first": Schedule(
+    "breadth_first": PipelineSchedule(
         breadth_first,
         bound=lambda shape: shape.micro_batches * shape.chunks,
         chunks=None,
         refusal=breadth_first_refusal,
     ),
-    "zb_h1": Schedule(
+    "zb_h1": PipelineSchedule(
         in_halves.zb_h1,
         bound=lambda shape: min(shape.micro_batches, shape.stages),
     ),
-    "zb_h2": Schedule(
+    "zb_h2": PipelineSchedule(
         in_halves.zb_h2,
         bound=lambda shape: min(shape.micro_batches, 2 * shape.stages - 1),
     ),
-    "zb_v": Schedule(
+    "zb_v": PipelineSchedule(
         in_halves.zb_v,
         bound=lambda shape: 2 * min(shape.micro_batches, shape.stages),
         placement=in_halves.v_shape,
         chunks=2,
     ),
-    "dualpipe": Schedule(
+    "dualpipe": PipelineSchedule(
         in_halves.dual_pipe,
         bound=lambda shape: shape.stages + 1,
         placement=in_halves.mirrored,
         chunks=2,
         refusal=in_halves.dual_pipe_refusal,
     ),
-    "dualpipe_v": Schedule(
+    "dualpipe_v": PipelineSchedule(
         in_halves.dual_pipe_v,
         bound=lambda shape: 2 * shape.stages + 1,
         placement=in_halves.v_shape,

@@ -20,9 +20,9 @@ from rapid_des.frontend.schedules.schedule import (
     BlockedError,
     Item,
     Order,
+    PipelineSchedule,
+    PipelineShape,
     Placement,
-    Schedule,
-    Shape,
     StageOrders,
     in_flight,
 )
@@ -39,8 +39,8 @@ class ScheduleSpec(Spec, frozen=True):
     orders: tuple[str, ...]
     """The items of each stage, as words: F0 B0 (or I0 W0), F0-3, F0.1 of chunk 1, pairs F1&B0, wait."""
     placement: tuple[tuple[int, ...], ...] | None = None
-    """By stage: the part of the model that each of its chunks is; two stages may hold the same parts. Unset:
-    stage s holds part s."""
+    """The part of the model that each chunk of a stage is, by stage; two stages may hold the same parts.
+    Unset: stage s holds part s."""
 
     def __post_init__(self) -> None:
         """Refuse words that are no items, and placements that miss a part."""
@@ -63,10 +63,10 @@ def stage_orders_of(spec: ScheduleSpec) -> StageOrders:
     return StageOrders(placement_of(spec), tuple(tuple(_items(order)) for order in spec.orders))
 
 
-def from_file(spec: ScheduleSpec) -> Schedule:
+def from_file(spec: ScheduleSpec) -> PipelineSchedule:
     """Return a file's schedule with its constraints."""
     stage_orders = stage_orders_of(spec)
-    return Schedule(
+    return PipelineSchedule(
         lambda _: stage_orders.orders,
         bound=lambda _: max(map(in_flight, stage_orders.orders)),
         placement=lambda _stages, _chunks: stage_orders.placement,
@@ -128,7 +128,7 @@ def _misplaced(placement: Placement) -> str | None:
     return None
 
 
-def refusal(spec: ScheduleSpec, shape: Shape) -> str | None:
+def refusal(spec: ScheduleSpec, shape: PipelineShape) -> str | None:
     """Return why a job can not run a file's schedule: a size, a missing item, a deadlock."""
     stage_orders = stage_orders_of(spec)
     if len(stage_orders.orders) != shape.stages or len(stage_orders.placement) != shape.stages:

@@ -18,7 +18,7 @@ again. With a pair F&B, a whole backward B and a weight gradient W, the paper gi
 
 from __future__ import annotations
 
-from rapid_des.frontend.schedules.schedule import Order, Placement, Run, Shape, order_of
+from rapid_des.frontend.schedules.schedule import Order, PipelineShape, Placement, Run, order_of
 
 
 def v_shape(stages: int, chunks: int) -> Placement:
@@ -31,7 +31,7 @@ def v_shape(stages: int, chunks: int) -> Placement:
     return tuple((stage, 2 * stages - 1 - stage) for stage in range(stages))
 
 
-def zb_h1(shape: Shape) -> tuple[Order, ...]:
+def zb_h1(shape: PipelineShape) -> tuple[Order, ...]:
     """Return 1F1B whose stage s runs each weight gradient s micro-batches late: as much in flight as 1F1B.
 
     >>> [str(item) for item in zb_h1(Shape(2, 3))[1]]
@@ -40,18 +40,18 @@ def zb_h1(shape: Shape) -> tuple[Order, ...]:
     return tuple(_late(shape, shape.stages - 1 - stage, stage) for stage in range(shape.stages))
 
 
-def zb_h2(shape: Shape) -> tuple[Order, ...]:
+def zb_h2(shape: PipelineShape) -> tuple[Order, ...]:
     """Return ZB-H1 with twice the warm-up and twice the delay: 2·stages - 1 micro-batches in flight."""
     return tuple(_late(shape, 2 * (shape.stages - 1 - stage), 2 * stage) for stage in range(shape.stages))
 
 
-def _late(shape: Shape, warm_up: int, delay: int) -> Order:
+def _late(shape: PipelineShape, warm_up: int, delay: int) -> Order:
     count = shape.micro_batches
     runs = [("F0", warm_up), ("F0 I0", min(delay, count)), ("F0 I0 W", count), ("W", count)]
     return order_of(runs, [range(count)])
 
 
-def zb_v(shape: Shape) -> tuple[Order, ...]:
+def zb_v(shape: PipelineShape) -> tuple[Order, ...]:
     """Return ZB-V: every stage fills its 2·stages chunks in flight until the first gradient is there.
 
     That arrives at stage s when it has run 2·stages chunks without a pause: the first chunk alone until the
@@ -61,7 +61,7 @@ def zb_v(shape: Shape) -> tuple[Order, ...]:
     return tuple(_v_order(shape, stage) for stage in range(shape.stages))
 
 
-def _v_order(shape: Shape, stage: int) -> Order:
+def _v_order(shape: PipelineShape, stage: int) -> Order:
     stages, count = shape.stages, shape.micro_batches
     runs = [
         ("F0", 2 * (stages - stage) - 1),
@@ -87,7 +87,7 @@ def mirrored(stages: int, chunks: int) -> Placement:
 
 
 def _runs(half: int, distance: int, count: int) -> list[Run]:
-    """Return the runs of a stage `distance` from its end of a half, for `count` micro-batches each way.
+    """Return a stage's runs, `distance` from its end of a half, for `count` micro-batches in each direction.
 
     Chunk 0 is the one whose micro-batches come from the stage's own end. Stages warm up with it, take turns
     until gradients arrive, pair forwards with backwards of the other chunk, and end on halves of backwards
@@ -115,7 +115,7 @@ def _last_backwards(pairs: int) -> str:
     return " ".join(word if place < pairs else word.replace("B", "I") for place, word in enumerate(words))
 
 
-def dual_pipe(shape: Shape) -> tuple[Order, ...]:
+def dual_pipe(shape: PipelineShape) -> tuple[Order, ...]:
     """Return DualPipe; even micro-batches enter at the first stage, odd ones at the last."""
     half, each = shape.stages // 2, shape.micro_batches // 2
     near, far = (range(end, shape.micro_batches, 2) for end in (0, 1))
@@ -129,7 +129,7 @@ def _swapped(order: Order) -> Order:
     return tuple(item._replace(chunk=1 - item.chunk) for item in order)
 
 
-def dual_pipe_v(shape: Shape) -> tuple[Order, ...]:
+def dual_pipe_v(shape: PipelineShape) -> tuple[Order, ...]:
     """Return DualPipeV."""
     every = range(shape.micro_batches)
     return tuple(
@@ -138,19 +138,19 @@ def dual_pipe_v(shape: Shape) -> tuple[Order, ...]:
     )
 
 
-def dual_pipe_refusal(shape: Shape) -> str | None:
+def dual_pipe_refusal(shape: PipelineShape) -> str | None:
     """Return why the number of micro-batches does not fill both directions."""
     if shape.stages % 2 or shape.micro_batches % 2:
         return f"dualpipe needs pp and micro-batches even, they are {shape.stages} and {shape.micro_batches}"
     return _too_few("dualpipe", shape)
 
 
-def dual_pipe_v_refusal(shape: Shape) -> str | None:
+def dual_pipe_v_refusal(shape: PipelineShape) -> str | None:
     """Return why the number of micro-batches does not fill the V."""
     return _too_few("dualpipe_v", shape)
 
 
-def _too_few(name: str, shape: Shape) -> str | None:
+def _too_few(name: str, shape: PipelineShape) -> str | None:
     if shape.micro_batches < 2 * shape.stages:
         return (
             f"{name} needs at least 2·pp = {2 * shape.stages} micro-batches, there are {shape.micro_batches}"

@@ -5,8 +5,8 @@ copies of the same parts, each for micro-batches of its own. What an item consum
 alone, so messages may go to any stage. Orders may be written as runs: a pattern of items and how often it is
 repeated.
 
-A `Schedule` is a function that returns the orders, and what follows from them. The one that most jobs run,
-1F1B, stands here as the example; the table of all is `rapid_des.frontend.schedules.SCHEDULES`.
+A `PipelineSchedule` is a function that returns the orders, and what follows from them. The one that most jobs
+run, 1F1B, stands here as the example; the table of all is `rapid_des.frontend.schedules.SCHEDULES`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from msgspec import Struct
 
 
-class Shape(NamedTuple):
+class PipelineShape(NamedTuple):
     """Stages, micro-batches of a step, chunks of a stage, and micro-batches that pass a chunk together."""
 
     stages: int
@@ -39,7 +39,7 @@ class Shape(NamedTuple):
         return self.group or next(fits, self.stages)
 
     def fits(self, group: int) -> bool:
-        """Tell whether the last group has as many micro-batches as stages or more, or is the only one."""
+        """Return whether the last group has as many micro-batches as stages or more, or is the only one."""
         return self.micro_batches < group or not 0 < self.micro_batches % group < self.stages
 
 
@@ -89,7 +89,7 @@ Placement: TypeAlias = tuple[tuple[int, ...], ...]
 """The part of the model of each chunk, by stage and chunk."""
 
 
-class Result(NamedTuple):
+class PassResult(NamedTuple):
     """What an item passes on: an activation, or the gradient of its input."""
 
     direction: Direction
@@ -136,7 +136,7 @@ class StageOrders(Struct, frozen=True, dict=True):
         """The part that computes the loss."""
         return max(self.holders)
 
-    def needs(self, stage: int, item: Item) -> tuple[int, Result] | None:
+    def needs(self, stage: int, item: Item) -> tuple[int, PassResult] | None:
         """Return the stage and the result that an item consumes; None where the model begins.
 
         The last part's backward consumes its own forward.
@@ -144,16 +144,16 @@ class StageOrders(Struct, frozen=True, dict=True):
         if item.phase == "wait":
             return None
         if item.phase == "weight_gradient":
-            return stage, Result("backward", item.micro_batch, item.chunk)
+            return stage, PassResult("backward", item.micro_batch, item.chunk)
         part = self.placement[stage][item.chunk]
         direction: Direction = item.direction
         if direction == "backward" and part == self.last_part:
-            return stage, Result("forward", item.micro_batch, item.chunk)
+            return stage, PassResult("forward", item.micro_batch, item.chunk)
         part += 1 if direction == "backward" else -1
         if part < 0:
             return None
         source, chunk = self.holder(part, item.micro_batch)
-        return source, Result(direction, item.micro_batch, chunk)
+        return source, PassResult(direction, item.micro_batch, chunk)
 
     def consumer(self, stage: int, item: Item) -> int | None:
         """Return the stage that consumes an item's result as the next part; None where the model ends."""
@@ -162,18 +162,32 @@ class StageOrders(Struct, frozen=True, dict=True):
         part = self.placement[stage][item.chunk] + (1 if item.phase == "forward" else -1)
         return self.holder(part, item.micro_batch)[0] if 0 <= part <= self.last_part else None
 
+    def completed_chunks(self, stage: int) -> list[int]:
+        """Return the chunks of a stage in the order in which all gradients of their parts are there.
+
+        Stages that hold the same parts agree: the first of them says the order.
+        """
+        held = self.placement[stage]
+        leader = next(first for first, parts in enumerate(self.placement) if set(parts) == set(held))
+        last = {
+            self.placement[leader][item.chunk]: place
+            for place, item in enumerate(self.orders[leader])
+            if item.direction == "backward" and item.phase != "wait"
+        }
+        return sorted(range(len(held)), key=lambda chunk: last[held[chunk]])
+
     @cached_property
-    def arrivals(self) -> tuple[tuple[tuple[int, Result], ...], ...]:
+    def arrivals(self) -> tuple[tuple[tuple[int, PassResult], ...], ...]:
         """By stage: what comes from other stages, and from which, in the order in which it is made.
 
         Who asks in this order can not be blocked: of all messages the first that is not there yet is asked
         for, and is made before anything that waits for a later one.
         """
-        incoming: list[list[tuple[int, Result]]] = [[] for _ in self.orders]
+        incoming: list[list[tuple[int, PassResult]]] = [[] for _ in self.orders]
         for stage, item in self.execution():
             target = self.consumer(stage, item)
             if target is not None and target != stage:
-                incoming[target].append((stage, Result(item.direction, item.micro_batch, item.chunk)))
+                incoming[target].append((stage, PassResult(item.direction, item.micro_batch, item.chunk)))
         return tuple(map(tuple, incoming))
 
     @cached_property
@@ -187,7 +201,7 @@ class StageOrders(Struct, frozen=True, dict=True):
         Unit-time list scheduling; ties by stage. `BlockedError` names the stages that wait for each other.
         """
         position = [0] * len(self.orders)
-        done: set[tuple[int, Result]] = set()
+        done: set[tuple[int, PassResult]] = set()
         left = sum(map(len, self.orders))
         while left:
             ready = [
@@ -200,14 +214,14 @@ class StageOrders(Struct, frozen=True, dict=True):
             for stage, item in ready:
                 position[stage] += 1
                 if item.phase not in ("weight_gradient", "wait"):
-                    done.add((stage, Result(item.direction, item.micro_batch, item.chunk)))
+                    done.add((stage, PassResult(item.direction, item.micro_batch, item.chunk)))
             left -= len(ready)
             yield from ready
 
-    def _is_ready(self, stage: int, item: Item, done: set[tuple[int, Result]]) -> bool:
+    def _is_ready(self, stage: int, item: Item, done: set[tuple[int, PassResult]]) -> bool:
         needed = self.needs(stage, item)
         if item.direction == "backward" and item.phase != "wait":
-            made = (stage, Result("forward", item.micro_batch, item.chunk))
+            made = (stage, PassResult("forward", item.micro_batch, item.chunk))
             return needed in done and made in done
         return needed is None or needed in done
 
@@ -292,7 +306,7 @@ def looping(stages: int, chunks: int) -> Placement:
     return tuple(tuple(range(stage, stages * chunks, stages)) for stage in range(stages))
 
 
-def one_forward_one_backward(shape: Shape) -> tuple[Order, ...]:
+def one_forward_one_backward(shape: PipelineShape) -> tuple[Order, ...]:
     """Return 1F1B (PipeDream-Flush): stage s warms up with stages - 1 - s forwards, then alternates.
 
     >>> [str(item) for item in one_forward_one_backward(Shape(2, 3))[0]]
@@ -305,44 +319,44 @@ def one_forward_one_backward(shape: Shape) -> tuple[Order, ...]:
     )
 
 
-def _no_refusal(shape: Shape) -> str | None:
+def _no_refusal(shape: PipelineShape) -> str | None:
     del shape
     return None
 
 
-def _never(shape: Shape) -> bool:
+def _never(shape: PipelineShape) -> bool:
     del shape
     return False
 
 
-def always(shape: Shape) -> bool:
+def always(shape: PipelineShape) -> bool:
     """Return True, whatever the shape."""
     del shape
     return True
 
 
-class Schedule(Struct, frozen=True):
+class PipelineSchedule(Struct, frozen=True):
     """A schedule, its constraints, and what follows from its order."""
 
-    orders: Callable[[Shape], tuple[Order, ...]]
-    bound: Callable[[Shape], int]
+    orders: Callable[[PipelineShape], tuple[Order, ...]]
+    bound: Callable[[PipelineShape], int]
     """Returns the most chunks that a stage holds in flight: forwards whose backwards are not done."""
     placement: Callable[[int, int], Placement] = looping
     """Returns the placement for a number of stages and chunks."""
     chunks: int | None = 1
     """Number of chunks of a stage; None: as the job states."""
-    refusal: Callable[[Shape], str | None] = _no_refusal
+    refusal: Callable[[PipelineShape], str | None] = _no_refusal
     """Returns why the schedule can not run for a shape; None: it can."""
     ahead: bool = True
     """Messages are asked for ahead of need (stages would block each other), and travel beside compute unless
     the job says otherwise, as in Megatron-LM."""
-    by_need: Callable[[Shape], bool] = _never
+    by_need: Callable[[PipelineShape], bool] = _never
     """Whether stages may ask for messages in the order in which they need them without blocking each other;
     else they ask in the order in which these are made."""
     backward_follows_loss: bool = False
     """Whether the last stage runs nothing between a micro-batch's loss and its backward."""
 
-    def stage_orders(self, shape: Shape) -> StageOrders:
+    def stage_orders(self, shape: PipelineShape) -> StageOrders:
         """Return the orders of all stages; recently used short ones are cached."""
         passes = shape.stages * shape.chunks * shape.micro_batches
         return (_kept if passes <= _SHORT else _stage_orders)(self, shape)
@@ -352,7 +366,7 @@ _SHORT = 1 << 13
 """Largest number of passes in one direction for which orders are cached."""
 
 
-def _stage_orders(schedule: Schedule, shape: Shape) -> StageOrders:
+def _stage_orders(schedule: PipelineSchedule, shape: PipelineShape) -> StageOrders:
     return StageOrders(schedule.placement(shape.stages, shape.chunks), schedule.orders(shape))
 
 

@@ -32,16 +32,18 @@ from rapid_des.importers.astra_sim.phases import (
     reducing_rounds,
 )
 from rapid_des.program.builders import make_template
-from rapid_des.program.program import Edges, Template, edges, joined
+from rapid_des.program.collectives.templates import Templates
+from rapid_des.program.program import TaskEdges, Template, edges, joined
 from rapid_des.program.rounds import Rounds, rounds_template
-from rapid_des.program.services import Sizes
-from rapid_des.program.templates import Templates
+from rapid_des.program.services import MessageSizes
 
 _TAGS = 500_000_000
 """ASTRA-sim reduces tags modulo this number."""
 
 
-def lockstep(phase: CollectivePhase, partners: Int32s, sizes: Int64s, lags: Int64s, rows: Sizes) -> Template:
+def lockstep(
+    phase: CollectivePhase, partners: Int32s, sizes: Int64s, lags: Int64s, rows: MessageSizes
+) -> Template:
     """Return the template of members that each send one message a round and then await one.
 
     `partners` is [pattern of a round, member], to whom it sends; rounds repeat the patterns from the first
@@ -59,7 +61,7 @@ def lockstep(phase: CollectivePhase, partners: Int32s, sizes: Int64s, lags: Int6
     return rounds_template(rounds, np.tile(member, patterns), rounds.partner.ravel(), phase.title)
 
 
-def relay(phase: CollectivePhase, rows: Sizes, *, rounds: int, size: int, reducing: int) -> Template:
+def relay(phase: CollectivePhase, rows: MessageSizes, *, rounds: int, size: int, reducing: int) -> Template:
     """Return a chain of neighbour messages around the ring, one in flight a member."""
     sizes = np.full(rounds, size, np.int64)
     reduces = reducing_rounds(phase.collective, rounds + 1, plain=1, reducing=reducing)
@@ -68,23 +70,23 @@ def relay(phase: CollectivePhase, rows: Sizes, *, rounds: int, size: int, reduci
     return lockstep(phase, neighbour[None, :].astype(np.int32), sizes, lags, rows)
 
 
-def ring(phase: CollectivePhase, rows: Sizes) -> Template:
+def ring(phase: CollectivePhase, rows: MessageSizes) -> Template:
     """Return the ring; an all-to-all relays every message past those in between."""
     return _ring(phase, rows, halved=phase.dialect == "extended")
 
 
-def mesh(phase: CollectivePhase, rows: Sizes) -> Template:
+def mesh(phase: CollectivePhase, rows: MessageSizes) -> Template:
     """Return the extended dialect's mesh: a ring with the stock sizes."""
     return _ring(phase, rows, halved=False)
 
 
-def _ring(phase: CollectivePhase, rows: Sizes, *, halved: bool) -> Template:
+def _ring(phase: CollectivePhase, rows: MessageSizes, *, halved: bool) -> Template:
     n = phase.members
     rounds = {AR: 2 * (n - 1), A2A: n * (n - 1) // 2}.get(phase.collective, n - 1)
     return relay(phase, rows, rounds=rounds, size=message_size(phase, halved=halved), reducing=n - 1)
 
 
-def hypercube(phase: CollectivePhase, rows: Sizes) -> Template:
+def hypercube(phase: CollectivePhase, rows: MessageSizes) -> Template:
     """Return the extended dialect's hypercube: ceil(ln n) neighbour messages (the natural logarithm)."""
     n = phase.members
     once = ceil(log(n))
@@ -92,14 +94,14 @@ def hypercube(phase: CollectivePhase, rows: Sizes) -> Template:
     return relay(phase, rows, rounds=rounds, size=message_size(phase, halved=False), reducing=n - 1)
 
 
-def torus2d(phase: CollectivePhase, rows: Sizes) -> Template:
+def torus2d(phase: CollectivePhase, rows: MessageSizes) -> Template:
     """Return the extended dialect's torus2d: fewer neighbour messages on one logical ring."""
     n, edge = phase.members, isqrt(phase.members)
     rounds = {AR: 4 * (edge - 1), A2A: (n - 1) * edge // 2}.get(phase.collective, (n - 1) // 2)
     return relay(phase, rows, rounds=rounds, size=message_size(phase, halved=False), reducing=edge - 1)
 
 
-def halving_doubling(phase: CollectivePhase, rows: Sizes) -> Template:
+def halving_doubling(phase: CollectivePhase, rows: MessageSizes) -> Template:
     """Return recursive halving and doubling: partners differ in one bit of their number."""
     levels = phase.members.bit_length() - 1
     offsets, sizes = _exchanges(phase, levels)
@@ -151,7 +153,7 @@ def parents(members: int, *, highest_root: bool) -> list[int]:
     return parent
 
 
-def double_binary_tree(phase: CollectivePhase, rows: Sizes) -> Template:
+def double_binary_tree(phase: CollectivePhase, rows: MessageSizes) -> Template:
     """Return the template: first each member's message to its parent, then the result back to it.
 
     The root has neither, so that the tasks of member m are number m - (m > root) of their kind.
@@ -173,7 +175,9 @@ def double_binary_tree(phase: CollectivePhase, rows: Sizes) -> Template:
     )
 
 
-def _tree_edges(phase: CollectivePhase, parent: list[int], root: int) -> tuple[list[Edges], list[Edges]]:
+def _tree_edges(
+    phase: CollectivePhase, parent: list[int], root: int
+) -> tuple[list[TaskEdges], list[TaskEdges]]:
     """Return the edges among tasks and to members done, and those from arrivals."""
     n, plain = phase.members, phase.endpoint.delay
     reduced = plain + phase.endpoint.reduction(phase.size)
@@ -206,7 +210,7 @@ def _tree_edges(phase: CollectivePhase, parent: list[int], root: int) -> tuple[l
 class PhaseAlgorithm(Struct, frozen=True):
     """How a collective among n members becomes a template, and which collectives it supports."""
 
-    build: Callable[[CollectivePhase, Sizes], Template]
+    build: Callable[[CollectivePhase, MessageSizes], Template]
     collectives: frozenset[CollectiveType] = frozenset((AR, AG, RS, A2A))
     members: Callable[[int], bool] = lambda n: n > 1
     wanted: str = "more than one member"
@@ -248,7 +252,7 @@ def is_flat(name: str) -> bool:
     return _kind(name) in _FLAT
 
 
-def build(phase: CollectivePhase, rows: Sizes) -> Template:
+def build(phase: CollectivePhase, rows: MessageSizes) -> Template:
     """Return the template of a phase; a `ConfigError` says what the algorithm can not do."""
     kind = _kind(phase.algorithm)
     name = _FLAT.get(kind, kind)
@@ -274,7 +278,7 @@ class PhaseTemplates:
     """Numbers the templates of one program, and the channels that tags and sizes of messages distinguish."""
 
     def __init__(self, setup: Setup) -> None:
-        self.sizes = Sizes()
+        self.sizes = MessageSizes()
         self._shared = Templates(self.sizes, BoundedCache())
         self._file = str(setup.files.system)
         self._channels: dict[tuple[int, int], int] = {}

@@ -18,7 +18,7 @@ from rapid_des.errors import ConfigError
 from rapid_des.importers.astra_sim.algorithms import PhaseTemplates, is_flat
 from rapid_des.importers.astra_sim.files import Setup
 from rapid_des.importers.astra_sim.phases import A2A, AG, AR, RS, CollectivePhase, Endpoint, final_size
-from rapid_des.program.builders import Expansion, MemberVisit
+from rapid_des.program.builders import MemberVisit, NodeExpansion
 from rapid_des.program.groups import Along, SlotNumbers, Whole
 from rapid_des.units import PS_PER_NS
 
@@ -242,7 +242,7 @@ class CollectiveExpansions:
         self._planner = CollectivePlanner(setup)
         self._state: RoundRobinState = FIRST_ROUND
         self._known: dict[object, tuple[int, RoundRobinState]] = {}
-        self.distinct: list[Expansion] = []
+        self.distinct: list[NodeExpansion] = []
         self.capacity = -(-setup.system.active_chunks_per_dimension // setup.queues)
 
     def next(self, collective: CollectiveType, size: int, group: int, scope: Scope) -> int:
@@ -251,7 +251,7 @@ class CollectiveExpansions:
         if key not in self._known:
             counts = RoundRobin.after(self._setup.queues, self._state)
             members = self._members(collective, size, group, scope, counts)
-            self.distinct.append(Expansion(self._slots.number(Whole(group)), members))
+            self.distinct.append(NodeExpansion(self._slots.number(Whole(group)), members))
             self._known[key] = len(self.distinct) - 1, counts.state()
         number, self._state = self._known[key]
         return number

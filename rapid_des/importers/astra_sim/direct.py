@@ -17,9 +17,9 @@ from rapid_des.arrays import Int32s, Int64s
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.importers.astra_sim.phases import AR, CollectivePhase, message_size, reducing_rounds
 from rapid_des.program.builders import make_template
-from rapid_des.program.program import NONE, Edges, Template, edges, joined
+from rapid_des.program.program import NONE, TaskEdges, Template, edges, joined
 from rapid_des.program.rounds import RoundsAtOnce, rounds_template
-from rapid_des.program.services import Sizes
+from rapid_des.program.services import MessageSizes
 from rapid_des.units import PS_PER_NS
 
 _MOST_EDGES = 2**24
@@ -53,7 +53,7 @@ class Exchange(Struct, frozen=True):
             pair_destination=(others + (others >= member[:, None])).ravel(),
         )
 
-    def received(self, sends: int, target: int, lag: int) -> list[Edges]:
+    def received(self, sends: int, target: int, lag: int) -> list[TaskEdges]:
         """Return the edges of the messages, tasks from `sends` on, that count towards `target` + member.
 
         A message counts for its destination when it arrives, and a member's first message, which is sent
@@ -66,14 +66,14 @@ class Exchange(Struct, frozen=True):
             edges(sends + member, target + member, lag, at_start=True),
         ]
 
-    def sent(self, lag: int) -> Edges:
+    def sent(self, lag: int) -> TaskEdges:
         """Return the edges of members that send all their messages `lag` after their arrival."""
         n = self.members
         member, first = np.arange(n, dtype=np.int32)[:, None], n * np.arange(n - 1, dtype=np.int32)
         return edges(member, member + first, lag)
 
 
-def direct(phase: CollectivePhase, rows: Sizes) -> Template:
+def direct(phase: CollectivePhase, rows: MessageSizes) -> Template:
     """Return the template of `direct`, or of `direct4` and the like with their window."""
     digits = "".join(filter(str.isdigit, phase.algorithm))
     window = min(int(digits or phase.members), phase.members - 1)

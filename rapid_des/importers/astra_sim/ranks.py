@@ -23,7 +23,7 @@ from rapid_des.importers.astra_sim.files import MemoryFile, Setup
 from rapid_des.importers.astra_sim.phases import A2A, AG, AR, LONGEST_S, RS
 from rapid_des.program.builders import NodeVisits, expanded_program
 from rapid_des.program.groups import Channel, Memory, SlotNumbers, SlotTable
-from rapid_des.program.program import NONE, Level, RankProgram, VisitKind
+from rapid_des.program.program import NONE, RankProgram, VisitKind, WorkLevel
 from rapid_des.units import PS_PER_NS
 
 CPU, GPU, COMMUNICATION = 0, 1, 2
@@ -110,7 +110,7 @@ class _Rank:
         self.visits.priority[:] = order.position
         queues = len(self.setup.network.npus_count) * self.setup.queues
         capacity = np.repeat(np.array([1, self.expansions.capacity], np.int32), [_STREAMS, queues])
-        level = np.repeat(np.array([Level.STREAM, Level.SLOT], np.int8), [_STREAMS, queues])
+        level = np.repeat(np.array([WorkLevel.STREAM, WorkLevel.SLOT], np.int8), [_STREAMS, queues])
         program = expanded_program(
             self.visits, self.expansions.distinct, server_capacity=capacity, server_level=level
         )

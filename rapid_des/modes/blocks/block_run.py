@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from rapid_des.frontend.blocks import Blocks
+from rapid_des.frontend.blocks import JobBlocks
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.frontend.trace import JobTrace
 from rapid_des.modes.blocks.inner import BlockTimes
 from rapid_des.modes.blocks.steady import Repetition
 from rapid_des.modes.execution import Run
 from rapid_des.modes.mode_bound import UNBOUNDED, ModeBound
-from rapid_des.program.plans import Served
+from rapid_des.program.collectives.plans import ServedCollective
 
 
 class BlockMode(Struct, frozen=True):
@@ -61,8 +61,8 @@ class BlockRun(Struct, frozen=True):
     """A run of a block mode: the outer graph as executed, and the blocks behind its compute nodes."""
 
     mode: BlockMode
-    blocks: Blocks
-    slow: Mapping[int, Blocks]
+    blocks: JobBlocks
+    slow: Mapping[int, JobBlocks]
     trace: JobTrace
     run: Run
     kinds: Sequence[bytes]
@@ -85,7 +85,7 @@ class BlockRun(Struct, frozen=True):
         return self.run.execution.records.hops + sum(block.hops for block in self.times.values())
 
     @property
-    def served(self) -> frozenset[Served]:
+    def served(self) -> frozenset[ServedCollective]:
         """Which algorithms collectives got, inside blocks and between them."""
         return self.run.lowered.served.union(*(block.served for block in self.times.values()))
 

@@ -14,7 +14,7 @@ from rapid_des.arrays import Int64s, digest
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, TraceSet
 from rapid_des.errors import UnsupportedByEngine
-from rapid_des.frontend.blocks import Block, Blocks, Cuts
+from rapid_des.frontend.blocks import Cuts, JobBlocks, PipelineBlock
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.machine import Machine
 from rapid_des.modes.blocks.reach import (
@@ -27,9 +27,9 @@ from rapid_des.modes.blocks.reach import (
 )
 from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.modes.idle import on_idle_links
+from rapid_des.program.collectives.plans import ServedCollective
 from rapid_des.program.faults.slow_gpus import on_slow_gpus
 from rapid_des.program.lowering import Lowered, lower
-from rapid_des.program.plans import Served
 from rapid_des.program.program import NONE, Records
 from rapid_des.units import Duration
 from rapid_des.values import fields, replace
@@ -47,7 +47,7 @@ class BlockTimes(Struct, frozen=True):
     compute: int
     """The compute time of the first rank in it; the rest is exposed communication inside the block."""
     hops: int
-    served: frozenset[Served]
+    served: frozenset[ServedCollective]
     """Which algorithms the block's collectives got."""
     busiest: int = 0
     """How long its busiest link serves, at most."""
@@ -59,12 +59,12 @@ class BlockTimes(Struct, frozen=True):
 
 
 def block_times(  # noqa: PLR0913 - what blocks are run with, by name
-    blocks: Blocks,
+    blocks: JobBlocks,
     machine: Machine,
     choice: EngineChoice,
     *,
     analytic: bool,
-    slow: Mapping[int, Blocks],
+    slow: Mapping[int, JobBlocks],
     cache: BoundedCache,
 ) -> tuple[list[bytes], Mapping[tuple[bytes, PieceKey], BlockTimes]]:
     """Return each inner group's kind, and the times of every block on every kind that runs it.
@@ -107,7 +107,7 @@ class _Inputs(Struct, frozen=True):
     """What a block is run on."""
 
     ranks: Sequence[int]
-    slowed: Mapping[int, Block]
+    slowed: Mapping[int, PipelineBlock]
     """The block as slowed ranks run it."""
     machine: Machine
     choice: EngineChoice
@@ -117,7 +117,7 @@ class _Inputs(Struct, frozen=True):
     """The values that it depends on besides its traces."""
 
 
-def _times(block: Block, inputs: _Inputs, cache: BoundedCache) -> BlockTimes:
+def _times(block: PipelineBlock, inputs: _Inputs, cache: BoundedCache) -> BlockTimes:
     """Return a block's times; where a host issues it, of two runs: all issued, and on a GPU that waits."""
     run = _run(block, inputs, cache, hosted=False)
     issued: tuple[int, ...] = ()
@@ -151,7 +151,7 @@ def _begins(hosted: TraceSet, run: _Passed, machine: Machine) -> int | None:
     return begins.pop() if len(begins) == 1 else None
 
 
-def _traces(block: Block, inputs: _Inputs, *, hosted: bool) -> TraceSet:
+def _traces(block: PipelineBlock, inputs: _Inputs, *, hosted: bool) -> TraceSet:
     """Return the traces of a block on all of its ranks."""
     slowed = {rank: other.on(inputs.ranks, hosted=hosted) for rank, other in inputs.slowed.items()}
     return on_slow_gpus(block.on(inputs.ranks, hosted=hosted), slowed)
@@ -166,11 +166,11 @@ class _Passed:
     """When its nodes started, each on the rank that was first."""
     compute: int
     hops: int
-    served: frozenset[Served]
+    served: frozenset[ServedCollective]
     busiest: int
 
 
-def _run(block: Block, inputs: _Inputs, cache: BoundedCache, *, hosted: bool) -> _Passed:
+def _run(block: PipelineBlock, inputs: _Inputs, cache: BoundedCache, *, hosted: bool) -> _Passed:
     """Run a block, unless one that runs alike on an equal machine is in the cache."""
     choice, analytic = inputs.choice, inputs.analytic
     traces = _traces(block, inputs, hosted=hosted)

@@ -16,7 +16,7 @@ from rapid_des.modes.blocks.block_run import BlockRun
 from rapid_des.modes.blocks.inner import times_alone
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.modes.idle import on_idle_links
-from rapid_des.program.idle import MOST_MEMBERS
+from rapid_des.program.collectives.alone import MOST_MEMBERS
 from rapid_des.program.lowering import lower
 from rapid_des.values import replace
 

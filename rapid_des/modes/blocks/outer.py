@@ -11,7 +11,7 @@ import numpy as np
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import CollectiveType, NodeKind
 from rapid_des.errors import UnsupportedByEngine
-from rapid_des.frontend.blocks import EXPERT_LINES, OUTER_LINES, Blocks, Cuts
+from rapid_des.frontend.blocks import EXPERT_LINES, OUTER_LINES, Cuts, JobBlocks
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.frontend.trace import FinishedProgram, JobTrace
@@ -35,7 +35,7 @@ from rapid_des.modes.idle import on_idle_links
 from rapid_des.modes.pricing import PricedBlocks
 from rapid_des.network.jitter import draws_delays
 from rapid_des.network.specs import AUTO
-from rapid_des.program.library import libraries_of
+from rapid_des.program.collectives.library import libraries_of
 from rapid_des.program.lowering import lower
 from rapid_des.values import replace
 
@@ -167,12 +167,12 @@ def _require_steady(machine: Machine) -> None:
         )
 
 
-def _places(blocks: Blocks) -> list[Outside]:
+def _places(blocks: JobBlocks) -> list[Outside]:
     """Return for each place in an inner group the groups outside blocks of the ranks there."""
     return [_lines(blocks, place) for place in zip(*blocks.inner_groups, strict=True)]
 
 
-def _lines(blocks: Blocks, ranks: Sequence[int]) -> Outside:
+def _lines(blocks: JobBlocks, ranks: Sequence[int]) -> Outside:
     """Return the groups outside blocks of the ranks at one place of their inner groups, a table an axis.
 
     Replicas that infer exchange nothing.
@@ -194,17 +194,17 @@ def _lines(blocks: Blocks, ranks: Sequence[int]) -> Outside:
     return [(kind, table[np.isin(table[:, 0], ranks)]) for kind, table in tables if table.shape[1] > 1]
 
 
-def _pace(blocks: Blocks) -> int:
+def _pace(blocks: JobBlocks) -> int:
     """Return how long all blocks compute at a pace: the larger the slower."""
     tables = [block.table for block in blocks.blocks.values()]
     return sum(int(table.duration[table.kind == NodeKind.COMPUTE].sum()) for table in tables)
 
 
 def _outer(  # noqa: PLR0913 - what stands in it, by name
-    blocks: Blocks,
+    blocks: JobBlocks,
     kinds: Sequence[bytes],
     times: Mapping[tuple[bytes, PieceKey], BlockTimes],
-    slow: Mapping[int, Blocks],
+    slow: Mapping[int, JobBlocks],
     cache: BoundedCache,
     *,
     place: int,
@@ -233,7 +233,7 @@ def _outer(  # noqa: PLR0913 - what stands in it, by name
 
 
 def _outer_program(
-    blocks: Blocks, stage: int, durations: Mapping[PieceKey, Cuts], cache: BoundedCache
+    blocks: JobBlocks, stage: int, durations: Mapping[PieceKey, Cuts], cache: BoundedCache
 ) -> FinishedProgram:
     """Return a stage's program, the same object for the same blocks and durations."""
 

@@ -14,19 +14,20 @@ from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.errors import UnsupportedByEngine
-from rapid_des.frontend.groups import PARTS, Layout
+from rapid_des.frontend.groups import PARTS, RankLayout
 from rapid_des.frontend.trace import JobTrace
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice, Execution, Run, execute
 from rapid_des.modes.idle import on_idle_links
-from rapid_des.program.communication import Communication, TimeAlone
+from rapid_des.program.collectives.alone import Play
+from rapid_des.program.collectives.library import libraries_of
+from rapid_des.program.collectives.lower import Communication, TimeAlone
+from rapid_des.program.collectives.plans import CollectiveCall
 from rapid_des.program.groups import GroupTable
-from rapid_des.program.idle import Play
-from rapid_des.program.library import libraries_of
 from rapid_des.program.lowering import lower
-from rapid_des.program.plans import NO_TREES, Call
 from rapid_des.program.replicas import Mates, Replicas
 from rapid_des.program.routes import geometry, signatures
+from rapid_des.program.switch_trees import NO_TREES
 from rapid_des.values import replace
 
 
@@ -186,7 +187,7 @@ def _are_known_and_equal(times: Set[tuple[object, ...]]) -> bool:
     return len(times) == 1 and None not in next(iter(times))
 
 
-def _replicas(layout: Layout) -> Replicas:
+def _replicas(layout: RankLayout) -> Replicas:
     """Return the replicas that a job has by data parallelism."""
     count, digit = layout.size("dp"), layout.coordinates("dp")
     stride = prod(layout.sizes[: layout.axes.index("dp")])
@@ -225,7 +226,7 @@ class TimesAlone:
                 durations.append(None)
                 continue
             spread = self._exchanges[tag - 1] if tag else None
-            call = Call(CollectiveType(kind), size, extents, axes, NO_TREES, spread)
+            call = CollectiveCall(CollectiveType(kind), size, extents, axes, NO_TREES, spread)
             durations.append(self._communication.collective_alone(call, nodes.streams[stream], members))
         return tuple(durations)
 

@@ -11,8 +11,8 @@ from rapid_des.arrays import Int64s, distinct
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.modes.blocks.reach import Outside
-from rapid_des.program.plans import tree_pairs
 from rapid_des.program.routes import all_pairs
+from rapid_des.program.switch_trees import tree_pairs
 
 _BATCH = 1 << 18
 """Pairs that are routed at a time."""

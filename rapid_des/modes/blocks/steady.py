@@ -25,7 +25,7 @@ from rapid_des.frontend.trace import JobTrace, Segment
 from rapid_des.modes.blocks.shortened import Shortened
 from rapid_des.modes.execution import Run
 from rapid_des.modes.periodicity import Periodicity
-from rapid_des.program.program import NONE, Records, Trail
+from rapid_des.program.program import NONE, LinkTrail, Records
 from rapid_des.units import Duration
 
 _MARGIN = 4
@@ -222,7 +222,7 @@ def repetition(short: Shortened, trace: JobTrace, run: Run) -> Repetition | None
 class _Seen:
     """A run, the ranges of its ranks that repeat, and the visits before them."""
 
-    def __init__(self, regions: Sequence[_Region], records: Records, trail: Trail) -> None:
+    def __init__(self, regions: Sequence[_Region], records: Records, trail: LinkTrail) -> None:
         self._regions, self._records, self._trail = regions, records, trail
         later = np.full(len(records.start), NONE)
         self._before = np.ones(len(records.start), np.bool_)

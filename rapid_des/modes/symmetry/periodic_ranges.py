@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Struct
 
 from rapid_des.arrays import Bools, Int64s, distinct_rows, entries_of, rows_of, starts_by
-from rapid_des.program.program import NONE, Edges, RankProgram
+from rapid_des.program.program import NONE, RankProgram, TaskEdges
 from rapid_des.values import replace
 
 _PERIODS = 6
@@ -196,7 +196,7 @@ def _dropped(table: RankProgram, chosen: PeriodicRange) -> RankProgram | None:
         name: np.where((column == NONE) | (visits < cut), column, place[column])[stays].astype(np.int32)
         for name, column in (("release", table.release), ("parent", table.parent))
     }
-    edges = Edges(moved[used], place[target][used], table.edge_lag[used], table.edge_at_start[used])
+    edges = TaskEdges(moved[used], place[target][used], table.edge_lag[used], table.edge_at_start[used])
     starts, targets, lag, at_start = edges.by_origin(int(stays.sum()))
     contention = table.contention
     if contention is not None:

@@ -28,7 +28,7 @@ from rapid_des.engines.compiled.engine import CompiledSimulation
 from rapid_des.errors import TraceError
 from rapid_des.modes.periodicity import Periodicity
 from rapid_des.modes.symmetry.periodic_ranges import PeriodicRange, drop_periods, edge_ends, periodic_ranges
-from rapid_des.program.program import NONE, Program, Progress, RankProgram, Records, Trail, VisitKind
+from rapid_des.program.program import NONE, LinkTrail, Program, Progress, RankProgram, Records, VisitKind
 from rapid_des.program.timetable import FOREVER
 from rapid_des.values import fields, replace
 
@@ -115,7 +115,7 @@ class _View(Struct, frozen=True):
     """The range in the short program."""
     begin: int
     period: int
-    trail: Trail
+    trail: LinkTrail
     counted: tuple[Int64s | int, ...]
     """What the run counted in that period, in the order of `_COUNTED`."""
 
@@ -160,7 +160,7 @@ def _watch(simulation: CompiledSimulation, watched: PeriodicRange, events: int) 
     simulation.advance(until=begin + period)
     records = simulation.records()
     assert records.trail is not None, "hops are noted"
-    trail = Trail(*(getattr(records.trail, column).copy() for column in fields(Trail)))
+    trail = LinkTrail(*(getattr(records.trail, column).copy() for column in fields(LinkTrail)))
     simulation.note_hops(on=False)
     counted = tuple(later - earlier for earlier, later in zip(before, _counts(records), strict=True))
     return _View(watched, begin + 1, period, trail, counted)

@@ -37,7 +37,7 @@ class Closure(Struct, frozen=True):
     else each transfer is routed on its own."""
 
     def covers(self, moment: int) -> bool:
-        """Tell whether the link is closed at this time."""
+        """Return whether the link is closed at this time."""
         return self.start <= moment and (self.end is None or moment < self.end)
 
 
@@ -53,7 +53,7 @@ class Stopped(Struct, frozen=True):
     """The rest of a message that a closed link stopped, until the closure is detected."""
 
     order: tuple[int, ...]
-    """Who gets a route first: that of the message (R3), then its part, then how often it set off again."""
+    """The rank by which it gets a route: that of the message (R3), its part, how often it started again."""
     remaining: Remaining
     together: bool
     """Whether it is planned with everything else that stopped; otherwise it is routed on its own."""
@@ -88,7 +88,7 @@ class Closures(Struct, frozen=True, eq=False, dict=True):
         return min(covering, key=lambda closure: closure.noticed, default=None)
 
     def begins(self, link: int, moment: int) -> bool:
-        """Tell whether a closure of a link begins at a time."""
+        """Return whether a closure of a link begins at a time."""
         return any(closure.start == moment for closure in self._of.get(link, ()))
 
     def avoided(self, moment: int) -> frozenset[int]:
@@ -113,7 +113,7 @@ class Closures(Struct, frozen=True, eq=False, dict=True):
         return None
 
     def got_through(self, wire: int) -> int:
-        """Return the payload of the whole packets among so many bytes of a flow."""
+        """Return the payload of the whole packets among this many bytes of a flow."""
         return wire // (self.packet.payload + self.packet.header) * self.packet.payload
 
     def left_of(self, links: Sequence[int], route: Sequence[int], size: int) -> Remaining:

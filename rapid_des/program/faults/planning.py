@@ -26,21 +26,15 @@ from rapid_des.machine import Machine
 from rapid_des.network.collectives import ALGORITHMS, IN_SWITCH
 from rapid_des.network.collectives.ordering import line_of, repaired, snakes
 from rapid_des.network.paths import UNREACHED, hops_from
-from rapid_des.program.algorithm_selection import Planner
-from rapid_des.program.families import families_of
-from rapid_des.program.plans import (
-    AxisPhase,
-    Call,
-    CollectivePlan,
-    TreesOverGroups,
-    cut_in_chunks,
-    with_switches,
-)
+from rapid_des.program.collectives.plans import AxisPhase, CollectiveCall, CollectivePlan, cut_in_chunks
+from rapid_des.program.collectives.select import Planner
+from rapid_des.program.collectives.simulate import duration_alone
+from rapid_des.program.collectives.templates import template_of
+from rapid_des.program.groups import families_of
 from rapid_des.program.program import NONE, Template
 from rapid_des.program.routes import all_pairs, geometry
-from rapid_des.program.services import Sizes, part_sizes
-from rapid_des.program.simulated_estimate import duration_alone
-from rapid_des.program.templates import template_of
+from rapid_des.program.services import MessageSizes, part_sizes
+from rapid_des.program.switch_trees import TreesOverGroups, with_switches
 from rapid_des.values import replace
 
 REPAIRS: Mapping[str, tuple[str, ...]] = {
@@ -82,10 +76,10 @@ class FaultPlanner(Planner):
         return machine
 
     def _concern(self, ranks: Ranks) -> bool:
-        """Tell whether any pair of the group lost its planned route; if not, its plans stay as they were."""
+        """Return whether a pair of the group lost its planned route; if not, its plans stay as they were."""
         return len(ranks) > LARGEST_RING or (len(ranks) > 1 and self._lose_routes(all_pairs([ranks])))
 
-    def plan(self, call: Call, ranks: Ranks, rank: int) -> CollectivePlan:
+    def plan(self, call: CollectiveCall, ranks: Ranks, rank: int) -> CollectivePlan:
         """Return how one rank takes part in a collective of `ranks`; every rank's phases are as many."""
         stated = self.stated(call, ranks)
         if any(phase.axis is not None for phase in stated[0]):
@@ -98,7 +92,9 @@ class FaultPlanner(Planner):
         """Return the rank if its part in collectives of its groups may be like no other's, else None."""
         return rank if any(map(self.concern, groups)) else None
 
-    def _along(self, stated: CollectivePlan, call: Call, ranks: Ranks, place: int) -> CollectivePlan:
+    def _along(
+        self, stated: CollectivePlan, call: CollectiveCall, ranks: Ranks, place: int
+    ) -> CollectivePlan:
         """Return a plan with the phases of one member's own lines."""
         whole = len(stated) > 1
         return tuple(
@@ -106,10 +102,10 @@ class FaultPlanner(Planner):
             for chunk in stated
         )
 
-    def _line(self, phase: AxisPhase, call: Call, ranks: Ranks, place: int) -> Ranks:
+    def _line(self, phase: AxisPhase, call: CollectiveCall, ranks: Ranks, place: int) -> Ranks:
         return ranks if phase.axis is None else tuple(line_of(ranks, call.extents, phase.axis, place)[1])
 
-    def _alike(self, call: Call, ranks: Ranks) -> CollectivePlan | None:
+    def _alike(self, call: CollectiveCall, ranks: Ranks) -> CollectivePlan | None:
         """Return the plan of all members, as stated or one ring, that ends before the one line by line."""
         if self._inside_switches(call) or not self.concern(ranks):
             return None
@@ -123,7 +119,7 @@ class FaultPlanner(Planner):
                 best, least = other, duration
         return best
 
-    def _one_ring(self, stated: CollectivePlan, call: Call, ranks: Ranks) -> list[CollectivePlan]:
+    def _one_ring(self, stated: CollectivePlan, call: CollectiveCall, ranks: Ranks) -> list[CollectivePlan]:
         """Return plans that leave the dimensions: all members on one repaired ring."""
         names = {phase.algorithm for phase in stated[0]}
         if not names <= {"ring", "bidirectional_ring", "bucket"}:
@@ -132,8 +128,8 @@ class FaultPlanner(Planner):
         ring = AxisPhase(None, call.collective, name, call.size, len(stated))
         return [((phase,),) for phase in self._rings(ring, ranks, call.extents)]
 
-    def _inside_switches(self, call: Call) -> bool:
-        """Tell whether the machine asks for switches, which lines of a group may have and others not.
+    def _inside_switches(self, call: CollectiveCall) -> bool:
+        """Return whether the machine asks for switches, which lines of a group may have and others not.
 
         Members whose lines have none must not leave the dimensions alone.
         """
@@ -141,7 +137,7 @@ class FaultPlanner(Planner):
         stated = () if choice is None else choice.algorithm
         return any(name in IN_SWITCH for name in ((stated,) if isinstance(stated, str) else stated))
 
-    def _duration(self, plans: Sequence[CollectivePlan], call: Call, ranks: Ranks) -> int:
+    def _duration(self, plans: Sequence[CollectivePlan], call: CollectiveCall, ranks: Ranks) -> int:
         """Return what a collective takes alone, given each member's plan of it."""
         chunks = []
         for number, chunk in enumerate(plans[0]):
@@ -178,12 +174,12 @@ class FaultPlanner(Planner):
         if len(ranks) > LARGEST_RING:
             return []
         orders = tuple(snakes(extents)) if extents else ()
-        one_way, healthy = self._distances(ranks)
+        hops, healthy = self._distances(ranks)
         rings = []
         for name in REPAIRS.get(phase.algorithm, ()):
             if phase.collective in ALGORITHMS[name].does:
                 both = 0 if name == "ring" else 1
-                order = repaired(one_way + both * one_way.T, healthy + both * healthy.T, orders)
+                order = repaired(hops + both * hops.T, healthy + both * healthy.T, orders)
                 chunks = 1 if name == "bucket" else phase.chunks
                 rings.append(replace(phase, algorithm=name, chunks=chunks, extents=(), order=order))
         return rings
@@ -237,7 +233,7 @@ class CollectiveReplanner:
         self._problem = cache(self._cut)
 
     def is_collective(self, position: int, node: int) -> bool:
-        """Tell whether a rank's node is a collective."""
+        """Return whether a rank's node is a collective."""
         return bool(self._traces.ranks[position].nodes.kind[node] == NodeKind.COLLECTIVE)
 
     def kinds(self, position: int, nodes: Int32s) -> Int64s:
@@ -281,7 +277,7 @@ class CollectiveReplanner:
         extents, axes = geometry(self._machine, ranks)
         surviving = self._surviving(dead)
         trees = surviving.above.of(name, ranks, extents, rank)
-        call = Call(CollectiveType(kind), size, extents, axes, trees)
+        call = CollectiveCall(CollectiveType(kind), size, extents, axes, trees)
         plan = surviving.planner.plan(call, ranks, rank)
         place, first, chunks = ranks.index(rank), 0, []
         for chunk in plan:
@@ -298,7 +294,7 @@ class CollectiveReplanner:
         self,
         number: int,
         phase: AxisPhase,
-        call: Call,
+        call: CollectiveCall,
         who: tuple[Ranks, int],
         how: tuple[frozenset[int], bool],
     ) -> RankPhase:
@@ -310,7 +306,7 @@ class CollectiveReplanner:
         return RankPhase(number * len(ranks) + base, member, self._routed(phase, line, *how))
 
     def _route(self, phase: AxisPhase, ranks: Ranks, dead: frozenset[int], whole: bool) -> RoutedPhase:  # noqa: FBT001
-        sizes, schedule = Sizes(), phase.schedule(len(ranks))
+        sizes, schedule = MessageSizes(), phase.schedule(len(ranks))
         template = template_of(schedule, sizes, name="", segment=self._segment)
         nodes = (
             with_switches(self._surviving(dead).machine.switch_trees, ranks) if schedule.switches else ranks

@@ -12,7 +12,7 @@ from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, Tra
 from rapid_des.device.device import Device
 from rapid_des.machine import Machine
 from rapid_des.network.faults import GpuFactors
-from rapid_des.program.builders import service_times
+from rapid_des.program.services import service_times
 from rapid_des.values import replace
 
 Pace: TypeAlias = Callable[[int, GpuFactors], Int64s]
@@ -70,7 +70,7 @@ def stretched(traces: TraceSet, machine: Machine) -> TraceSet:
 
 
 def pace_of(traces: TraceSet, machine: Machine) -> Pace:
-    """Return what tells the durations of foreign traces' nodes on a GPU that faults have slowed.
+    """Return the function of the durations of foreign traces' nodes on a GPU that faults have slowed.
 
     The traces are those of healthy GPUs; see `stretched`.
     """

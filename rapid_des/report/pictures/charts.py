@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from rapid_des.report.pictures import new_figure, save
-from rapid_des.report.result_text import time_text
-from rapid_des.units import PS_PER_S, Size
+from rapid_des.units import PS_PER_S, Size, time_text
 
 
 def draw_collective(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
@@ -87,15 +86,15 @@ def _draw_residuals(name: str, figures: Mapping[str, Any], path: Path) -> None:
 
 
 def draw_tornado(sensitivities: Mapping[str, Any], path: Path, title: str, top: int = 20) -> None:
-    """Write a tornado plot of a sensitivity: the step's change with each knob lower and higher."""
+    """Write a tornado plot of a sensitivity: the step's change with each parameter lower and higher."""
     rows = list(reversed(sensitivities["rows"][:top]))
     figure = new_figure(path, figsize=(8, 1.2 + 0.28 * len(rows)))
     axes = figure.subplots()
     for name, label, colour in (("lower_s", "lower", "#c44e52"), ("higher_s", "higher", "#4c72b0")):
         base = sensitivities["step_time_s"]
-        changes = [100 * ((row[name] or base) / base - 1) for row in rows]  # one that can not move so: 0
+        changes = [100 * ((row[name] or base) / base - 1) for row in rows]  # 0: it can not be moved
         axes.barh(
-            range(len(rows)), changes, color=colour, label=f"knob {sensitivities['change']:.1%} {label}"
+            range(len(rows)), changes, color=colour, label=f"parameter {sensitivities['change']:.1%} {label}"
         )
     axes.set_yticks(range(len(rows)), [row["knob"] for row in rows], fontsize=8)
     axes.axvline(0.0, color="black", linewidth=0.8)

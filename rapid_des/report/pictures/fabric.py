@@ -255,7 +255,7 @@ def _add(axes: Any, collections: Any, lines: Points, **style: Any) -> None:
 def _sorts(fabric: Fabric, first: Int64s) -> tuple[Int64s, Sequence[str]]:
     """Return the colour class of each cable, and the names of the classes.
 
-    A sort is a dimension; of hypercubes a bit, of deep grids an axis, which would be hard to tell apart.
+    A class is a dimension; of hypercubes a bit, of deep grids an axis, which would be hard to distinguish.
     """
     if is_hypercube(fabric):
         bits = np.log2(fabric.source[first] ^ fabric.destination[first]).round().astype(np.int64)

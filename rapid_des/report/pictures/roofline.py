@@ -141,7 +141,7 @@ def _number(figure: Any, axes: Any, places: Sequence[tuple[float, float]]) -> No
 
 
 def _overlaps(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    """Tell whether two boxes (middle x and y, width, height) overlap."""
+    """Return whether two boxes (middle x and y, width, height) overlap."""
     return all(abs(one[axis] - other[axis]) * 2 < one[axis + 2] + other[axis + 2] for axis in (0, 1))
 
 

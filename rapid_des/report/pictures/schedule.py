@@ -48,7 +48,7 @@ _HEIGHT = 0.86
 _SMALLEST = 4
 """Smallest readable font, in points."""
 _BRIGHT = 1.75
-"""From this sum of red, green and blue on, text on a colour is black instead of white."""
+"""The sum of red, green and blue from which text on a colour is black instead of white."""
 _FEW = 300
 """Up to this many boxes of a row are separated by lines."""
 _GAP = 1 / 2000

@@ -14,9 +14,9 @@ import numpy as np
 
 from rapid_des.arrays import levels_of
 from rapid_des.errors import InfeasibleJobError
+from rapid_des.report.formats import heading, shown
 from rapid_des.report.pictures import new_figure, save
 from rapid_des.report.pictures.fabric import PALETTE
-from rapid_des.report.sweep_text import cell, heading
 
 _MOST_TICKS = 14
 
@@ -76,7 +76,7 @@ def _scale(axis: Any, name: str) -> None:
         axis.set_label_text(f"{name.removesuffix('_bytes')} (GiB)")
         return
     axis.set_label_text(heading(name))
-    axis.set_major_formatter(lambda value, _: cell(name, value))
+    axis.set_major_formatter(lambda value, _: shown(name, value))
 
 
 def _draw_effects(axes: Any, plain: Mapping[str, Any]) -> None:
@@ -126,7 +126,7 @@ def _draw_pair(figure: Any, axes: Any, plain: Mapping[str, Any], columns: Mappin
 
 
 def _more(plain: Mapping[str, Any]) -> bool:
-    """Tell whether a larger objective is better."""
+    """Return whether a larger objective is better."""
     return any(
         level["best"] > level["typical"] for effect in plain["main_effects"] for level in effect["levels"]
     )

@@ -5,12 +5,12 @@ import pytest
 from rapid_des.device.operators import Attention
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import build, load_job, memory
-from rapid_des.frontend.parts import PieceKey, Section, training_lists
+from rapid_des.frontend.parts import ModelSection, PieceKey, training_lists
 from rapid_des.machine import load_machine
 from rapid_des.report.job_structure import explain
 from rapid_des.simulation import simulate
 
-BLOCK = Section("block", 0)
+BLOCK = ModelSection("block", 0)
 HEADS = ("model.attention", "{heads: 8, kv_heads: 4, head_dim: 8}")
 BOTH = [("parallelism.cp_kind", "ulysses_ring"), ("parallelism.cp_heads", "2")]
 WINDOW = ("model.attention", "{heads: 8, kv_heads: 4, window: 8}")

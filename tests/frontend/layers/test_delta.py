@@ -8,9 +8,9 @@ from rapid_des.device.operators import Gemm
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import build, load_model, memory
 from rapid_des.frontend.inference import pass_lists, passes
-from rapid_des.frontend.parts import PieceKey, Section, section_parameters, training_lists
+from rapid_des.frontend.parts import ModelSection, PieceKey, section_parameters, training_lists
 
-BLOCK = Section("block", 0)
+BLOCK = ModelSection("block", 0)
 DELTA = (
     "model.attention",
     "{kind: gated_delta, heads: 4, key_heads: 2, key_dim: 16, value_dim: 32, chunk: 8}",

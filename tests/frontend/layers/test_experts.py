@@ -10,7 +10,13 @@ from rapid_des.errors import ConfigError
 from rapid_des.frontend import build, load_job, load_model, memory
 from rapid_des.frontend.blocks import blocks
 from rapid_des.frontend.inference import serving_lists
-from rapid_des.frontend.parts import PieceKey, Section, section_parameters, stage_parameters, training_lists
+from rapid_des.frontend.parts import (
+    ModelSection,
+    PieceKey,
+    section_parameters,
+    stage_parameters,
+    training_lists,
+)
 from rapid_des.machine import load_machine
 from rapid_des.simulation import simulate
 
@@ -24,7 +30,7 @@ SPREAD = [
     ("parallelism.etp", "1"),
 ]
 THREE = [("parallelism.dp", "3"), ("training.global_batch", "9")]
-BLOCK = Section("block", 0)
+BLOCK = ModelSection("block", 0)
 
 
 def listed(job, phase):

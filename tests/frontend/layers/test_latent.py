@@ -5,9 +5,9 @@ import pytest
 from rapid_des.device.operators import Attention, Gemm
 from rapid_des.frontend import memory
 from rapid_des.frontend.inference import pass_lists, passes, serving_shard
-from rapid_des.frontend.parts import PieceKey, Section, section_parameters, training_lists
+from rapid_des.frontend.parts import ModelSection, PieceKey, section_parameters, training_lists
 
-BLOCK = Section("block", 0)
+BLOCK = ModelSection("block", 0)
 SIZES = "heads: 4, kv_rank: 16, head_dim: 8, rope_dim: 4, value_dim: 12"
 LATENT = ("model.attention", f"{{kind: latent_attention, q_rank: 24, {SIZES}}}")
 STRAIGHT = ("model.attention", f"{{kind: latent_attention, {SIZES}}}")

@@ -12,10 +12,10 @@ from rapid_des.frontend.job_checks import check_job
 from rapid_des.frontend.layers import Layer, Parameters
 from rapid_des.frontend.matrices import Linear, column_backward, column_forward, row_backward, row_forward
 from rapid_des.frontend.memory import section_memory
-from rapid_des.frontend.parts import Section, training_lists
+from rapid_des.frontend.parts import ModelSection, training_lists
 from rapid_des.values import replace
 
-DENSE, PLAIN = Section("block", 0), Section("block", 1)
+DENSE, PLAIN = ModelSection("block", 0), ModelSection("block", 1)
 SPLIT = [("parallelism.tp", "2"), ("parallelism.pp", "2"), ("parallelism.dp", "2")]
 
 

@@ -8,9 +8,9 @@ from rapid_des.device.operators import Gemm
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import build, load_model, memory
 from rapid_des.frontend.inference import pass_lists, passes
-from rapid_des.frontend.parts import PieceKey, Section, section_parameters, training_lists
+from rapid_des.frontend.parts import ModelSection, PieceKey, section_parameters, training_lists
 
-BLOCK = Section("block", 0)
+BLOCK = ModelSection("block", 0)
 MAMBA = ("model.attention", "{kind: mamba2, heads: 4, head_dim: 32, state: 16, groups: 2, chunk: 8}")
 ALONE = ("model.feed_forward", "{kind: none}")
 PROJECTED = 2 * 128 + 2 * 2 * 16 + 4

@@ -4,9 +4,9 @@ import pytest
 
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.inference import pass_lists, passes
-from rapid_des.frontend.parts import HEAD, PieceKey, Section, section_parameters, training_lists
+from rapid_des.frontend.parts import HEAD, ModelSection, PieceKey, section_parameters, training_lists
 
-BLOCK = Section("block", 0)
+BLOCK = ModelSection("block", 0)
 
 
 def listed(job, phase="forward", section=BLOCK):

@@ -5,9 +5,9 @@ import pytest
 from rapid_des.device.operators import Attention
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import memory
-from rapid_des.frontend.parts import PieceKey, Section, training_lists
+from rapid_des.frontend.parts import ModelSection, PieceKey, training_lists
 
-BLOCK = Section("block", 0)
+BLOCK = ModelSection("block", 0)
 WINDOW = ("model.attention", "{heads: 4, kv_heads: 2, window: 8}")
 
 

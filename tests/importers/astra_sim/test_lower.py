@@ -9,7 +9,8 @@ from rapid_des.errors import TraceError, UnsupportedByEngine
 from rapid_des.importers.astra_sim import AstraResult, direct, lower
 from rapid_des.importers.astra_sim.collectives import CollectivePlanner, Scope
 from rapid_des.program import routes
-from rapid_des.report.result_text import astra_lines
+from rapid_des.report.result_text import astra_report
+from rapid_des.report.tables import text
 
 PLANE = {"topology": ["Ring"] * 2, "npus_count": [4, 3], "bandwidth": [50, 25], "latency": [100, 300]}
 AR = CollectiveType.ALL_REDUCE
@@ -110,7 +111,6 @@ def test_extended_algorithms_are_rings_of_their_own_length(bench, name, steps):
 
 def test_long_tables_show_the_first_and_the_last_ranks():
     result = AstraResult(tuple(range(40)), tuple(range(100, 140)), (0,) * 40, hops=0)
-    lines = list(astra_lines(result, "title"))
-    assert [line.split()[0] for line in lines[2:10]] == [str(rank) for rank in range(8)]
-    assert lines[10] == "  … 24 ranks that finish in between"
-    assert [line.split()[0] for line in lines[11:19]] == [str(rank) for rank in range(32, 40)]
+    lines = list(text(astra_report(result, "title")))
+    assert lines[2] == "  by finish (24 in between are left out)"
+    assert [line.split()[0] for line in lines[4:20]] == [str(rank) for rank in (*range(8), *range(32, 40))]

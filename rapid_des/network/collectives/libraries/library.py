@@ -2,8 +2,8 @@
 
     (kind of group, collective, place, size) ──► LibraryCost ──► Schedule (the transfers that cost stands for)
 
-The cost is the closed form that measurements score. `program.analytic` gives the transfers the lags by which
-they take as long on idle links.
+The cost is the closed form that measurements score. `program.collectives.pacing` gives the transfers the lags
+by which they take as long on idle links.
 """
 
 from __future__ import annotations

@@ -21,26 +21,40 @@ from rapid_des.network.collectives.libraries.nccl import LibraryCost
 from rapid_des.network.collectives.schedule import Schedule
 from rapid_des.network.collectives.token_exchange import exchange_schedule
 from rapid_des.network.specs import LibraryChoice, Nccl
-from rapid_des.program import library
-from rapid_des.program.analytic import alone, fixed_message, fixed_template, message_alone, plan_alone
 from rapid_des.program.builders import Occupancy
+from rapid_des.program.collectives import library
+from rapid_des.program.collectives.alone import (
+    MOST_MEMBERS,
+    IdleTimes,
+    Play,
+    alone,
+    message_alone,
+    plan_alone,
+    plan_schedules,
+)
+from rapid_des.program.collectives.cuts import cut_of
+from rapid_des.program.collectives.library import LaidOut, Libraries
+from rapid_des.program.collectives.plans import (
+    SEND,
+    AxisPhase,
+    CollectiveCall,
+    CollectivePlan,
+    ServedCollective,
+    served_by,
+)
+from rapid_des.program.collectives.templates import Templates, fixed_message, fixed_template
 from rapid_des.program.groups import GroupTable
-from rapid_des.program.idle import MOST_MEMBERS, IdleTimes, Play, plan_schedules
-from rapid_des.program.library import LaidOut, Libraries
-from rapid_des.program.plans import SEND, AxisPhase, Call, CollectivePlan, Served, served_by
 from rapid_des.program.program import Template
-from rapid_des.program.replicas import cut_of
 from rapid_des.program.routes import signatures
-from rapid_des.program.services import Sizes
-from rapid_des.program.templates import Templates
+from rapid_des.program.services import MessageSizes
 from rapid_des.units import PS_PER_S
 from rapid_des.values import replace
 
 if TYPE_CHECKING:
-    from rapid_des.program.algorithm_selection import Planner
+    from rapid_des.program.collectives.select import Planner
 
 Ranks = tuple[int, ...]
-Plans: TypeAlias = Mapping[Call, CollectivePlan]
+Plans: TypeAlias = Mapping[CollectiveCall, CollectivePlan]
 """Maps each collective to its plan by the machine's own algorithms."""
 
 
@@ -53,7 +67,7 @@ def planner_of(
 ) -> Planner:
     """Return what plans collectives: around dead links, if a constant fault of the machine asks for that."""
     if not machine.replans:
-        from rapid_des.program.algorithm_selection import Planner
+        from rapid_des.program.collectives.select import Planner
 
         return Planner(machine, memory, repeats=repeats, families=families)
     from rapid_des.program.faults.planning import FaultPlanner
@@ -86,15 +100,15 @@ class Communication:
     ) -> None:
         self.analytic = analytic
         self._idle = None if play is None else IdleTimes(machine, play, remembered, libraries)
-        self.sizes = Sizes()
+        self.sizes = MessageSizes()
         self.templates = Templates(self.sizes, remembered)
-        self.served: set[Served] = set()
+        self.served: set[ServedCollective] = set()
         """What served which collectives, for reports."""
-        self.plans: dict[Call, CollectivePlan] = {}
+        self.plans: dict[CollectiveCall, CollectivePlan] = {}
         """The plan of each collective that the machine's own algorithms serve."""
         self.places = bool(asked := Libraries(machine, libraries, remembered)) or analytic
         """Whether templates depend on where in the fabric a group lies."""
-        self.likeness = cache(self._likeness)
+        self.routes_key = cache(self._routes_key)
         self.message = cache(self._message)
         self.occupancy: dict[int, Occupancy] = {}
         """The GPU resources that each library template takes, by template number."""
@@ -119,7 +133,7 @@ class Communication:
         """Return the rank if its part in collectives of its groups may be like no other's: by dead links."""
         return self.planner.mark(rank, groups) if self._machine.replans else None
 
-    def _likeness(self, ranks: Ranks) -> bytes:
+    def _routes_key(self, ranks: Ranks) -> bytes:
         """Return a key of what a group's routes are like; a rank may be its own peer.
 
         What libraries lag follows from the routes without faults.
@@ -129,7 +143,7 @@ class Communication:
         machine = self._machine if self.analytic else self._machine.unfaulted
         return signatures(machine, [tuple(dict.fromkeys(ranks))])[0]
 
-    def whole(self, call: Call, kind: str, ranks: Ranks) -> int | None:
+    def whole(self, call: CollectiveCall, kind: str, ranks: Ranks) -> int | None:
         """Return a collective's template if it is a single one; None where it goes in phases (see `plan`).
 
         `kind` is the stream that it runs on.
@@ -146,7 +160,7 @@ class Communication:
             return self._taking(self._by_library(laid, ranks), laid.cost)
         if not self.analytic:
             return None
-        alike = ranks if self._machine.replans else self.likeness(ranks)
+        alike = ranks if self._machine.replans else self.routes_key(ranks)
         key = ("alone", call, kind, alike, self._groups.simulated(ranks))
         return self.templates.number(key, lambda: self._alone(call, kind, ranks))
 
@@ -156,7 +170,7 @@ class Communication:
             self.occupancy[number] = _occupancy(cost)
         return number
 
-    def collective_alone(self, call: Call, kind: str, ranks: Ranks) -> TimeAlone | None:
+    def collective_alone(self, call: CollectiveCall, kind: str, ranks: Ranks) -> TimeAlone | None:
         """Return time and GPU resources of a library's collective alone; None: routes decide."""
         laid = self._laid_out(call, kind, ranks)
         if laid is None:
@@ -170,7 +184,7 @@ class Communication:
         cost = self._libraries.message(kind, size, ends, ends if within is None else within)
         return None if cost is None else (cost.duration, _occupancy(cost))
 
-    def plan(self, call: Call, ranks: Ranks, rank: int) -> CollectivePlan:
+    def plan(self, call: CollectiveCall, ranks: Ranks, rank: int) -> CollectivePlan:
         """Return and record the phases in which the machine's algorithms do a collective."""
         chunks = self.planner.plan(call, ranks, rank)
         self.served.add(served_by(call, chunks))
@@ -199,7 +213,7 @@ class Communication:
             self.served.add(library.served_by(library_name(Nccl()), cost, SEND, len(among), size))
         number = self.templates.number
         if cost is None and self.analytic:
-            key: tuple[object, ...] = ("message alone", size, self.likeness(ends))
+            key: tuple[object, ...] = ("message alone", size, self.routes_key(ends))
             return number(key, lambda: fixed_message(message_alone(size, self._machine, *ends), self.sizes))
         if cost is None:
             return number(("message", size), lambda: self.templates.message(size, self._segment))
@@ -207,17 +221,17 @@ class Communication:
             lasts = max(cost.duration, message_alone(size, self._machine, *ends))
             key = ("timed message", lasts, _occupancy(cost))
             return self._taking(number(key, lambda: fixed_message(lasts, self.sizes)), cost)
-        key = ("library message", cost, size, self.likeness(ends))
+        key = ("library message", cost, size, self.routes_key(ends))
         template = number(key, lambda: self._libraries.message_template(cost, size, ends, self.sizes))
         return self._taking(template, cost)
 
-    def _laid_out(self, call: Call, kind: str, ranks: Ranks) -> LaidOut | None:
+    def _laid_out(self, call: CollectiveCall, kind: str, ranks: Ranks) -> LaidOut | None:
         """Return how a library does a collective; None where the machine's own algorithms do it."""
         if not self._libraries or self.mark(ranks[0], [ranks]) is not None:
             return None
         return self._libraries.lay_out(kind, call.collective, call.size, ranks, call.exchange)
 
-    def _exchange(self, call: Call, exchange: Exchange, kind: str, ranks: Ranks) -> int:
+    def _exchange(self, call: CollectiveCall, exchange: Exchange, kind: str, ranks: Ranks) -> int:
         """Return the template of an exchange of tokens at the links' own rates."""
         members = self._groups.simulated(ranks)
         if members < len(ranks) and not self.analytic:
@@ -225,7 +239,7 @@ class Communication:
         node = self._machine.spec.gpus_per_node or 1
         counts = tuple(Counter(rank // node for rank in ranks).values())
         name = f"all_to_all of {call.size} B"
-        self.served.add(Served("all_to_all", len(ranks), call.size, "direct"))
+        self.served.add(ServedCollective("all_to_all", len(ranks), call.size, "direct"))
 
         def schedule() -> Schedule:
             return exchange_schedule(exchange, call.size, counts)
@@ -237,7 +251,7 @@ class Communication:
 
         key = ("exchange", call.size, exchange, counts)
         if self.analytic:
-            return self.templates.number((*key, self.likeness(ranks), members), fixed)
+            return self.templates.number((*key, self.routes_key(ranks), members), fixed)
 
         def sent() -> Template:
             return self.templates.of(key, schedule, name=name, segment=self._segment, whole=False)
@@ -251,7 +265,7 @@ class Communication:
             lambda: fixed_template(members, duration, self.sizes, name=laid.name),
         )
 
-    def _library_alone(self, laid: LaidOut, call: Call, kind: str, ranks: Ranks) -> int:
+    def _library_alone(self, laid: LaidOut, call: CollectiveCall, kind: str, ranks: Ranks) -> int:
         """Return the picoseconds of a library's collective: links may need longer than its closed form."""
         if not self.analytic or not laid.takes_links:
             return laid.cost.duration
@@ -261,22 +275,22 @@ class Communication:
         return max(laid.cost.duration, alone(laid.schedule(), self._machine, ranks, below=laid.below))
 
     def _played(
-        self, call: Call, kind: str, ranks: Ranks, schedules: Callable[[], Iterable[Schedule]]
+        self, call: CollectiveCall, kind: str, ranks: Ranks, schedules: Callable[[], Iterable[Schedule]]
     ) -> int | None:
         """Return the picoseconds of a collective simulated by itself; None if nobody does, or it is large."""
         idle = self._idle
         if idle is None or len(ranks) > MOST_MEMBERS or not idle.is_small(schedules()):
             return None
-        return idle.of(call, kind, ranks, ranks if self._machine.replans else self.likeness(ranks))
+        return idle.of(call, kind, ranks, ranks if self._machine.replans else self.routes_key(ranks))
 
     def _by_library(self, laid: LaidOut, ranks: Ranks) -> int:
         simulated = self._groups.simulated(ranks)
-        key = ("library", laid, self.likeness(ranks), simulated)
+        key = ("library", laid, self.routes_key(ranks), simulated)
         if simulated < len(ranks):
             return self.templates.number(key, lambda: self._libraries.cut(laid, ranks, simulated, self.sizes))
         return self.templates.number(key, lambda: self._libraries.template(laid, ranks, self.sizes))
 
-    def _alone(self, call: Call, kind: str, ranks: Ranks) -> Template:
+    def _alone(self, call: CollectiveCall, kind: str, ranks: Ranks) -> Template:
         plan = self.plan(call, ranks, ranks[0])
         duration = self._played(call, kind, ranks, lambda: plan_schedules(plan, call.extents, len(ranks)))
         if duration is None:

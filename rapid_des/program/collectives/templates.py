@@ -12,9 +12,12 @@ from rapid_des.arrays import Int32s, Int64s
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.network.collectives.schedule import Schedule
 from rapid_des.program.builders import make_template
-from rapid_des.program.program import NONE, Edges, Template
-from rapid_des.program.services import Sizes
+from rapid_des.program.program import NONE, TaskEdges, Template
+from rapid_des.program.services import MessageSizes
 from rapid_des.values import fields, replace
+
+_LARGE = 64
+"""Largest group in which each member of a collective that takes no link has a task of its own."""
 
 
 class Templates:
@@ -23,7 +26,7 @@ class Templates:
     `memory` keeps templates from one program to the next.
     """
 
-    def __init__(self, sizes: Sizes, memory: BoundedCache) -> None:
+    def __init__(self, sizes: MessageSizes, memory: BoundedCache) -> None:
         self._sizes = sizes
         self._memory = memory
         self._known: dict[bytes, Template] = {}
@@ -58,7 +61,7 @@ class Templates:
             if segment is not None and built.size.max(initial=0) > segment:
                 built = _segmented(built, segment)
             digest = _structure(built)
-            shape = self._known.get(digest) or template_of(built, Sizes(), name=name)
+            shape = self._known.get(digest) or template_of(built, MessageSizes(), name=name)
             return digest, shape, built.size
 
         digest, shape, sizes = self._memory.get_or_make(("template", key, segment), make, weight=_weight)
@@ -75,7 +78,7 @@ class Templates:
     def transfer(self, size: int, name: str, members: int = 2) -> Template:
         """Return the template of one transfer; see `transfer_template`."""
         if members not in self._transfers:
-            self._transfers[members] = transfer_template(0, Sizes(), name="", members=members)
+            self._transfers[members] = transfer_template(0, MessageSizes(), name="", members=members)
         shape = self._transfers[members]
         return replace(
             shape, size=np.array([self._sizes.row(size)], np.int32), name=name, shape=("transfer", members)
@@ -103,7 +106,7 @@ def _structure(schedule: Schedule) -> bytes:
 
 
 def template_of(
-    schedule: Schedule, sizes: Sizes, *, name: str, segment: int | None = None, whole: bool = False
+    schedule: Schedule, sizes: MessageSizes, *, name: str, segment: int | None = None, whole: bool = False
 ) -> Template:
     """Return the template of a schedule.
 
@@ -126,14 +129,14 @@ def template_of(
         schedule.members,
         (_injectors(schedule), sizes.rows(schedule.size, whole=whole)),
         _pairs(schedule),
-        edges=Edges(all_origins, all_targets),
+        edges=TaskEdges(all_origins, all_targets),
         arrivals=_arrivals(schedule, gated),
         name=name,
     )
 
 
 def _needs_arrival(schedule: Schedule, origin: Int32s, target: Int32s) -> NDArray[np.bool_]:
-    """Tell which tasks must wait for their source's arrival: those that follow no task of that source."""
+    """Return which tasks must wait for their source's arrival: those that follow no task of that source."""
     proven = np.zeros(len(schedule), np.bool_)
     proven[target[schedule.source[origin] == schedule.source[target]]] = True
     return ~proven & (schedule.source < schedule.members)
@@ -150,17 +153,17 @@ def _last_transfers(schedule: Schedule, origin: Int32s, target: Int32s) -> tuple
         last = np.flatnonzero(~proven & (end < schedule.members))
         tasks.append(last)
         members.append(end[last])
-    # Encode (task, member) as one integer to drop transfers that both ends must see, such as to oneself.
+    # Encode (task, member) as one integer to drop transfers that both ends must see, such as to itself.
     both = np.sort(np.concatenate(tasks) * schedule.members + np.concatenate(members))
     both = both[np.append(True, both[1:] != both[:-1])] if len(both) else both
     task, member = np.divmod(both, schedule.members)
     return task.astype(np.int32), member.astype(np.int32)
 
 
-def _arrivals(schedule: Schedule, gated: NDArray[np.bool_]) -> Edges:
+def _arrivals(schedule: Schedule, gated: NDArray[np.bool_]) -> TaskEdges:
     tasks, members = np.flatnonzero(gated), np.arange(schedule.members)
     origin: Int64s = np.concatenate((schedule.source[tasks], members))
-    return Edges(origin, np.concatenate((tasks, len(schedule) + members)))
+    return TaskEdges(origin, np.concatenate((tasks, len(schedule) + members)))
 
 
 def _pairs(schedule: Schedule) -> tuple[Int32s, Int32s, Int32s]:
@@ -212,7 +215,7 @@ def _segmented(schedule: Schedule, segment: int) -> Schedule:
     )
 
 
-def transfer_template(size: int, sizes: Sizes, *, name: str, members: int = 2) -> Template:
+def transfer_template(size: int, sizes: MessageSizes, *, name: str, members: int = 2) -> Template:
     """Return the template of one transfer from the first member to the last, to itself if it is alone.
 
     Each member is done when the transfer has arrived and it has arrived itself: the sender of a message when
@@ -223,8 +226,8 @@ def transfer_template(size: int, sizes: Sizes, *, name: str, members: int = 2) -
         members,
         (member[:1], np.array([sizes.row(size)])),
         (member[:1], member[:1], member[-1:]),
-        edges=Edges(np.zeros(members, np.int64), 1 + member),
-        arrivals=Edges(np.append(0, member), np.append(0, 1 + member)),
+        edges=TaskEdges(np.zeros(members, np.int64), 1 + member),
+        arrivals=TaskEdges(np.append(0, member), np.append(0, 1 + member)),
         name=name,
     )
 
@@ -240,4 +243,35 @@ def one_transfer(size: int) -> Schedule:
         offset=np.zeros(1, np.int64),
         dependency_starts=np.zeros(2, np.int64),
         dependencies=np.zeros(0, np.int32),
+    )
+
+
+def fixed_template(members: int, duration: int, sizes: MessageSizes, *, name: str) -> Template:
+    """Return a collective that takes no link: all members are done `duration` after the last arrived.
+
+    Every member of a small group has a task of its own, so that none stands out where runs are folded.
+    """
+    tasks, every = (members if members <= _LARGE else 1), np.arange(members)
+    task, member = np.divmod(np.arange(tasks * members), members)
+    lag = np.full(members, duration, np.int64)
+    edges = TaskEdges(every % tasks, tasks + every, lag)
+    return _linkless((members, tasks), edges, TaskEdges(member, task), sizes, name)
+
+
+def fixed_message(duration: int, sizes: MessageSizes) -> Template:
+    """Return a message that takes no link: it arrives `duration` after it was sent."""
+    ends = np.array([0, 0]), np.array([1, 2]), np.full(2, duration, np.int64)
+    return _linkless(
+        (2, 1), TaskEdges(*ends), TaskEdges(np.array([0, 1]), np.array([0, 2])), sizes, "a message"
+    )
+
+
+def _linkless(
+    count: tuple[int, int], edges: TaskEdges, arrivals: TaskEdges, sizes: MessageSizes, name: str
+) -> Template:
+    members, tasks = count
+    nobody, row = np.zeros(0, np.int32), np.full(tasks, sizes.row(0), np.int32)
+    pairs = np.full(tasks, NONE, np.int32), nobody, nobody
+    return make_template(
+        members, (np.arange(tasks, dtype=np.int32), row), pairs, edges=edges, arrivals=arrivals, name=name
     )

@@ -27,13 +27,12 @@ C = CollectiveType
 Floats = NDArray[np.float64]
 MOST_PAIRS = 1 << 16
 """Up to this many pairs of members a direct exchange is summed completely; above, distances are sampled."""
-
 _BLOCKWISE = frozenset({C.ALL_REDUCE, C.ALL_GATHER, C.REDUCE_SCATTER, C.REDUCE_SCATTER_BLOCK})
 _EXCHANGES = _BLOCKWISE | {C.ALL_TO_ALL, C.BARRIER}
 _DIRECTIONS = {"ring": (1,), "bidirectional_ring": (1, -1), "bucket": (1, -1)}
 
 
-class Load(Struct, frozen=True, eq=False):
+class LinkLoad(Struct, frozen=True, eq=False):
     """Service times of some links; each link stands at most once."""
 
     links: Int64s
@@ -44,28 +43,28 @@ class Load(Struct, frozen=True, eq=False):
         """Service of the busiest link."""
         return float(self.service.max(initial=0))
 
-    def times(self, factor: float) -> Load:
-        """Return the load of so many repetitions."""
-        return Load(self.links, self.service * factor)
+    def times(self, factor: float) -> LinkLoad:
+        """Return the load of this many repetitions."""
+        return LinkLoad(self.links, self.service * factor)
 
 
-def together(loads: Sequence[Load]) -> Load:
+def summed_loads(loads: Sequence[LinkLoad]) -> LinkLoad:
     """Return the sum of loads, link by link."""
     if len(loads) == 1:
         return loads[0]
     links, place = np.unique(np.concatenate([load.links for load in loads]), return_inverse=True)
-    return Load(links, _summed(place, np.concatenate([load.service for load in loads]), len(links)))
+    return LinkLoad(links, _summed(place, np.concatenate([load.service for load in loads]), len(links)))
 
 
 def _summed(place: Int64s, work: Floats, places: int) -> Floats:
     return np.bincount(place, weights=work, minlength=places).astype(np.float64)
 
 
-class Traffic(Struct, frozen=True, eq=False):
+class PhaseEstimate(Struct, frozen=True, eq=False):
     """What a phase of a collective takes: the longest chain of its transfers at zero load, and links."""
 
     chain: float
-    load: Load
+    load: LinkLoad
 
     @property
     def time(self) -> float:
@@ -115,20 +114,20 @@ class _RoutedLoads:
         """Return how long messages take on some of the routes, in picoseconds."""
         return self.latency[places] + head * self.others[places] + wire * self.slowest[places]
 
-    def load(self, wire: Floats) -> Load:
-        """Return the load of the links if each route carries so many bytes."""
+    def load(self, wire: Floats) -> LinkLoad:
+        """Return the load of the links if each route carries this many bytes."""
         work = self._inverse * np.repeat(wire, self._lengths)
-        return Load(self._links, _summed(self._place, work, len(self._links)))
+        return LinkLoad(self._links, _summed(self._place, work, len(self._links)))
 
 
-class Lines:
+class GroupLines:
     """Groups of equally many members that do the same at once: `members[line, place]` are GPUs."""
 
     def __init__(self, machine: Machine, members: Int64s) -> None:
         self._machine = machine
         self._members = members
         self._wire = _Wire.of(machine.switching)
-        self._loads: dict[tuple[str, int], Load] = {}
+        self._loads: dict[tuple[str, int], LinkLoad] = {}
         self._walked: dict[tuple[CollectiveType, str], _Walked] = {}
 
     @property
@@ -138,7 +137,7 @@ class Lines:
 
     def traffic(
         self, collective: CollectiveType, name: str, size: float, extents: Sequence[int] = ()
-    ) -> Traffic:
+    ) -> PhaseEstimate:
         """Return what an algorithm takes for an input buffer of `size` bytes a member, on all lines at once.
 
         `extents` are the shape of the group, for algorithms that use it.
@@ -154,9 +153,9 @@ class Lines:
             self._walked[key] = _Walked(self._machine, self._members, unit, name)
         return self._walked[key].traffic(self._wire, size)
 
-    def _round(self, collective: CollectiveType, name: str, size: float) -> Traffic:
+    def _round(self, collective: CollectiveType, name: str, size: float) -> PhaseEstimate:
         """Return the traffic of a ring, or of a line that does not close: rounds among neighbours."""
-        chain, loads = 0.0, list[Load]()
+        chain, loads = 0.0, list[LinkLoad]()
         for direction in _DIRECTIONS[name]:
             rounds, message, times = _rounds(collective, name, self.size, direction, size)
             if rounds:
@@ -169,27 +168,29 @@ class Lines:
                     self._line_load(collective, direction) if name == "bucket" else self._ring_load(direction)
                 )
                 loads.append(load.times(float(wire[0]) * (1 if name == "bucket" else rounds * times)))
-        return Traffic(chain, together(loads))
+        return PhaseEstimate(chain, summed_loads(loads))
 
-    def _ring_load(self, direction: int) -> Load:
+    def _ring_load(self, direction: int) -> LinkLoad:
         """Return what links serve in one round of a ring, for a byte in every message."""
         return self._sent(("ring", direction), np.ones(self.size), direction)
 
-    def _line_load(self, collective: CollectiveType, direction: int) -> Load:
+    def _line_load(self, collective: CollectiveType, direction: int) -> LinkLoad:
         """Return what links serve in all rounds of a bucket, for a byte in every message."""
-        after = np.arange(self.size - 1.0, -1, -1)  # blocks of members behind the next one go that way
+        after = np.arange(
+            self.size - 1.0, -1, -1
+        )  # blocks of members behind the next one go in that direction
         before = np.arange(1.0, self.size + 1) % self.size
         rows = {C.ALL_GATHER: before, C.ALL_REDUCE: before + after}
         return self._sent((collective.name, direction), rows.get(collective, after), direction)
 
-    def _sent(self, key: tuple[str, int], row: Floats, direction: int) -> Load:
-        """Return the load of the links if the members of each line send so many bytes to the next one."""
+    def _sent(self, key: tuple[str, int], row: Floats, direction: int) -> LinkLoad:
+        """Return the load of the links if the members of each line send this many bytes to the next one."""
         if key not in self._loads:
             routed = self._forth if direction == 1 else self._back
             self._loads[key] = routed.load(np.broadcast_to(row[::direction], self._members.shape).ravel())
         return self._loads[key]
 
-    def _direct(self, collective: CollectiveType, name: str, size: float) -> Traffic:
+    def _direct(self, collective: CollectiveType, name: str, size: float) -> PhaseEstimate:
         """Return the traffic of messages from every member to every other, once or twice."""
         whole = name == "one_shot" or collective in (C.ALL_GATHER, C.BARRIER)
         shots = 2 if collective is C.ALL_REDUCE and name == "direct" else 1
@@ -198,7 +199,7 @@ class Lines:
         if ("all", 1) not in self._loads:
             self._loads["all", 1] = routed.load(np.full(len(routed.latency), share))
         chain = float(routed.times(wire, head, slice(None)).max(initial=0))
-        return Traffic(shots * chain, self._loads["all", 1].times(shots * float(wire[0])))
+        return PhaseEstimate(shots * chain, self._loads["all", 1].times(shots * float(wire[0])))
 
     @cached_property
     def _forth(self) -> _RoutedLoads:
@@ -220,7 +221,7 @@ class Lines:
         if len(distances) > most:
             step = round(0.618 * len(distances))
             distances = 1 + np.arange(most) * step % len(distances)
-        # [distance, place]: the member that is so many places on, round the group.
+        # [distance, place]: the member that is this many places on, round the group.
         others = (np.arange(self.size) + distances[:, None]) % self.size
         targets = self._members[:, others]
         sources = np.broadcast_to(self._members[:, None, :], targets.shape)
@@ -243,7 +244,7 @@ class _Walked:
         self._share = schedule.size[self._moves] / _UNIT
         self._schedule = schedule
 
-    def traffic(self, over: _Wire, size: float) -> Traffic:
+    def traffic(self, over: _Wire, size: float) -> PhaseEstimate:
         wire, head = over.bytes_of(np.maximum(self._share * size, 1.0))
         # The lines run in step: a transfer counts with its longest time over all lines.
         crossing = np.zeros(len(self._schedule))
@@ -252,7 +253,7 @@ class _Walked:
             crossing[self._moves] = np.maximum(crossing[self._moves], times)
         carried = np.bincount(self._pair, weights=wire, minlength=self._pairs)
         load = self._routed.load(np.tile(carried, self._lines))
-        return Traffic(_longest_chain(self._schedule, crossing), load)
+        return PhaseEstimate(_longest_chain(self._schedule, crossing), load)
 
 
 _UNIT = 1 << 40
@@ -284,7 +285,7 @@ def _line(alone: Floats) -> float:
 
 
 def _walk(alone: Floats, rounds: int) -> float:
-    """Return the longest walk of so many steps round one of the lines: `alone[line, place]`."""
+    """Return the longest walk of this many steps round one of the lines: `alone[line, place]`."""
     rounds_full, rest = divmod(rounds, alone.shape[1])
     sums = np.concatenate((np.zeros((len(alone), 1)), alone, alone), axis=1).cumsum(axis=1)
     window = sums[:, rest:] - sums[:, : sums.shape[1] - rest]

@@ -1,6 +1,6 @@
 """What may serve a collective, and how long each is estimated to take on the links of groups.
 
-Candidates are all algorithms of both registries that do the collective among so many members, except those
+Candidates are all algorithms of both registries that do the collective among this many members, except those
 inside switches, which a machine file must state. What pipelines is cut into `CHUNKS`. The estimates are those
 of zero load and of the busiest link: a pipeline takes the phases of its first chunk, then for every other
 chunk the busiest link's service of one.
@@ -30,7 +30,7 @@ from rapid_des.network.collectives import (
     hierarchy_of,
 )
 from rapid_des.network.specs import Choice
-from rapid_des.program.estimates import Lines, Load, Traffic, together
+from rapid_des.program.collectives.estimates import GroupLines, LinkLoad, PhaseEstimate, summed_loads
 from rapid_des.units import ceil_divide
 from rapid_des.values import replace
 
@@ -55,7 +55,7 @@ _LARGEST_RELAY = 256
 """Largest group for which a ring's scatters and gathers, with n² transfers, are considered."""
 
 
-class Asked(Struct, frozen=True):
+class GroupCollective(Struct, frozen=True):
     """A collective to choose an algorithm for: group shape and input of `size` bytes per member."""
 
     collective: CollectiveType
@@ -91,14 +91,14 @@ def _is_small(name: str, collective: CollectiveType, members: int) -> bool:
 
 
 def _suits(name: str, extents: Sequence[int]) -> bool:
-    """Tell whether a shaped algorithm differs from one without a shape."""
+    """Return whether a shaped algorithm differs from one without a shape."""
     members = prod(extents)
     if name == "hypercube":
         return members > 2 and members & (members - 1) == 0
     return len(extents) > 1
 
 
-class Estimate(Struct, frozen=True):
+class ChoiceEstimate(Struct, frozen=True):
     """The estimated duration of an algorithm, and a lower bound of it, in picoseconds."""
 
     time: float
@@ -112,14 +112,14 @@ class GroupLinks:
         self._machine = machine
         self._groups = np.array(groups, np.int64)
         self._extents = tuple(extents)
-        self._lines: dict[tuple[tuple[int, ...], int], Lines] = {}
-        self._known: dict[tuple[object, ...], Traffic] = {}
+        self._lines: dict[tuple[tuple[int, ...], int], GroupLines] = {}
+        self._known: dict[tuple[object, ...], PhaseEstimate] = {}
 
     @cached_property
-    def _whole(self) -> Lines:
-        return Lines(self._machine, self._groups)
+    def _whole(self) -> GroupLines:
+        return GroupLines(self._machine, self._groups)
 
-    def estimate(self, choice: Choice, asked: Asked) -> Estimate:
+    def estimate(self, choice: Choice, asked: GroupCollective) -> ChoiceEstimate:
         """Return what an algorithm is estimated to take where all groups do the same at once."""
         name, chunks = choice.algorithm, int(choice.chunks)
         if isinstance(name, str) and name not in PER_DIMENSION:
@@ -132,37 +132,37 @@ class GroupLinks:
             over, rotate = Hierarchy(asked.extents, name), False
         if rotate:
             time = self._rotated(asked, over)
-            return Estimate(time, time)
+            return ChoiceEstimate(time, time)
         (phases,) = chunk_phases(asked.collective, over, ceil_divide(asked.size, chunks))
         time, load = self._along(phases, over.extents)
         return _pipelined(time, load, chunks)
 
-    def _rotated(self, asked: Asked, over: Hierarchy) -> float:
+    def _rotated(self, asked: GroupCollective, over: Hierarchy) -> float:
         """Return the time of as many chunks as dimensions, each of which begins along another one."""
         chunks = chunk_phases(asked.collective, over, asked.size, chunks=len(over.extents), rotate=True)
         costs = [self._along(phases, over.extents) for phases in chunks]
-        return max(*(time for time, _ in costs), together([load for _, load in costs]).busiest)
+        return max(*(time for time, _ in costs), summed_loads([load for _, load in costs]).busiest)
 
-    def _along(self, phases: Iterable[DimensionPhase], extents: tuple[int, ...]) -> tuple[float, Load]:
+    def _along(self, phases: Iterable[DimensionPhase], extents: tuple[int, ...]) -> tuple[float, LinkLoad]:
         """Return how long the phases of a chunk take one after the other, and what links serve in all."""
         costs = [self._phase(phase, extents) for phase in phases]
-        return sum(cost.time for cost in costs), together([cost.load for cost in costs])
+        return sum(cost.time for cost in costs), summed_loads([cost.load for cost in costs])
 
-    def _phase(self, phase: DimensionPhase, extents: tuple[int, ...]) -> Traffic:
+    def _phase(self, phase: DimensionPhase, extents: tuple[int, ...]) -> PhaseEstimate:
         key = phase, extents
         if key not in self._known:
             lines = self._lines_along(extents, phase.dimension)
             self._known[key] = lines.traffic(phase.collective, phase.algorithm, phase.size)
         return self._known[key]
 
-    def _lines_along(self, extents: tuple[int, ...], dimension: int) -> Lines:
+    def _lines_along(self, extents: tuple[int, ...], dimension: int) -> GroupLines:
         if (extents, dimension) not in self._lines:
             grids = self._groups.reshape(-1, *extents[::-1])
             lines = np.moveaxis(grids, -1 - dimension, -1).reshape(-1, extents[dimension])
-            self._lines[extents, dimension] = Lines(self._machine, lines)
+            self._lines[extents, dimension] = GroupLines(self._machine, lines)
         return self._lines[extents, dimension]
 
-    def best_along(self, asked: Asked) -> tuple[str, ...]:
+    def best_along(self, asked: GroupCollective) -> tuple[str, ...]:
         """Return for each dimension of the group the algorithm that is best for its phases."""
         plain = "dissemination" if asked.collective is C.BARRIER else "ring"
         over = Hierarchy(asked.extents, (plain,) * len(asked.extents))
@@ -178,8 +178,8 @@ class GroupLinks:
         return first_of_best({name: self._along(served[name], extents)[0] for name in does})
 
 
-def _pipelined(time: float, load: Load, chunks: int) -> Estimate:
-    return Estimate(time + (chunks - 1) * load.busiest, max(time, chunks * load.busiest))
+def _pipelined(time: float, load: LinkLoad, chunks: int) -> ChoiceEstimate:
+    return ChoiceEstimate(time + (chunks - 1) * load.busiest, max(time, chunks * load.busiest))
 
 
 def first_of_best(times: Mapping[_Named, float]) -> _Named:

@@ -10,26 +10,33 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from functools import cache
+from math import isqrt
 from typing import TypeAlias
 
 import numpy as np
+from msgspec import structs
 
 from rapid_des.arrays import Int64s
 from rapid_des.machine import Machine
 from rapid_des.network.collectives.schedule import Schedule
-from rapid_des.program.analytic import chain_and_load
-from rapid_des.program.plans import with_switches
+from rapid_des.network.specs import Choice, Switching
+from rapid_des.program.collectives.alone import chain_and_load
+from rapid_des.program.collectives.candidates import GroupCollective
+from rapid_des.program.collectives.plans import AxisPhase, CollectiveCall, as_chosen, cut_in_chunks
+from rapid_des.program.collectives.templates import template_of
 from rapid_des.program.program import NONE, Template
-from rapid_des.program.services import Sizes, hop_table, services_of, uncongested
-from rapid_des.program.templates import template_of
+from rapid_des.program.services import MessageSizes, hop_table, services_of, uncongested
+from rapid_des.program.switch_trees import with_switches
+from rapid_des.units import Size, ceil_divide
+from rapid_des.values import replace
 
 MOST_SERVED = 100_000
 """Most visits to links that are simulated one by one, in about half a second."""
-
-Lines: TypeAlias = Sequence[tuple[Schedule, Sequence[int]]]
+ScheduledLines: TypeAlias = Sequence[tuple[Schedule, Sequence[int]]]
 """Schedules that run side by side, each with its member ranks."""
-Chunks: TypeAlias = Sequence[Sequence[Lines]]
-"""By chunk, which run side by side, and phase, which follow one another: a member begins when it is done."""
+Chunks: TypeAlias = Sequence[Sequence[ScheduledLines]]
+"""Lines by chunk and phase. Chunks run side by side; a member begins a phase when the one before is done."""
 Coming: TypeAlias = tuple[int, int, int, int, int, int, int]
 """(time, part, rank, injected, task, hop, size row): a part that asks a link, or with hop NONE has arrived.
 
@@ -40,6 +47,15 @@ _LAST = 1 << 62
 """Part number of that entry, so that it comes after all others of its instant."""
 Leg: TypeAlias = tuple[int, int, int, int]
 """A link, and the occupancy, head and lag of a part on it."""
+MOST_PAIRS = 1 << 14
+"""Most pairs of members, over all groups, for which collectives are simulated."""
+MOST_VISITS = 1 << 14
+"""Most link visits of one simulation; with more, messages are split into fewer parts."""
+_MOST_WAITS = 1 << 16
+"""Most pairs of segments that wait for one another in one simulation; with more, segments are longer."""
+_FEWEST_SEGMENTS = 8
+"""Fewest segments of a message that show how it is pipelined over hops; with fewer, estimates are used."""
+Groups = Sequence[tuple[int, ...]]
 
 
 def duration_alone(chunks: Chunks, machine: Machine, *, whole: bool) -> int:
@@ -48,7 +64,7 @@ def duration_alone(chunks: Chunks, machine: Machine, *, whole: bool) -> int:
     What visits links too often to be played takes the longest chain of transfers or the service of the
     busiest link, whichever is longer: no less than it would.
     """
-    play = Play(chunks, machine, whole=whole)
+    play = LinkSimulation(chunks, machine, whole=whole)
     if play.visits > MOST_SERVED:
         return _at_least(chunks, machine)
     return play.duration()
@@ -67,7 +83,7 @@ def _at_least(chunks: Chunks, machine: Machine) -> int:
     return max(longest, int(load.max(initial=0)))
 
 
-class Play:
+class LinkSimulation:
     """Transfers, and behind those of each line its members, that wait for one another and for links.
 
     With `in_order` a link takes what waits there chunk by chunk, as engines do (R3); else as it came.
@@ -79,7 +95,7 @@ class Play:
         self._switching = uncongested(machine.switching)
         stores = self._switching.mode == "store_and_forward"
         self._segment = self._switching.segment if stores else None
-        self._sizes = Sizes()
+        self._sizes = MessageSizes()
         self._ends: list[Int64s] = [np.zeros((0, 2), np.int64)]
         self._need: list[int] = []
         self._edges: list[list[tuple[int, int, bool]]] = []
@@ -159,7 +175,7 @@ class Play:
         return end
 
     def _pass(self, task: int, moment: int) -> None:
-        """Have an edge to a task pass; with the last one its parts set off."""
+        """Have an edge to a task pass; with the last one its parts start."""
         self._need[task] -= 1
         self._ready[task] = moment = max(self._ready[task], moment)
         if self._need[task]:
@@ -234,3 +250,77 @@ def _arrivals(template: Template, base: int) -> list[list[tuple[int, int]]]:
     rows = list(zip((template.arrival_target + base).tolist(), template.arrival_lag.tolist(), strict=True))
     starts = template.arrival_starts.tolist()
     return [rows[first:last] for first, last in zip(starts, starts[1:], strict=False)]
+
+
+def can_be_simulated(machine: Machine, groups: Groups, size: int) -> bool:
+    """Return whether collectives of `size` bytes a member are few enough transfers to be played."""
+    members = len(groups[0])
+    if len(groups) * members * (members - 1) > MOST_PAIRS:
+        return False
+    segments, most = _segments(machine, groups, size)
+    return segments <= most or most >= _FEWEST_SEGMENTS
+
+
+def _segments(machine: Machine, groups: Groups, size: int) -> tuple[int, int]:
+    """Return the segments of a message of `store_and_forward`, and how many of them can be played.
+
+    A ring or a direct exchange sends 2 (n - 1) messages of 1/n of the size from each of n members. Each
+    segment of a message waits for all segments of the one before it.
+    """
+    segment, members = machine.switching.segment, len(groups[0])
+    if machine.switching.mode != "store_and_forward" or segment is None or members < 2:
+        return 1, 1
+    messages = len(groups) * members * 2 * (members - 1)
+    return ceil_divide(size, members * int(segment)), max(1, isqrt(_MOST_WAITS // messages))
+
+
+def _coarsening(machine: Machine, groups: Groups, size: int) -> int:
+    """Return how many segments are played as one, a power of two."""
+    segments, most = _segments(machine, groups, size)
+    return 1 << (ceil_divide(segments, most) - 1).bit_length()
+
+
+class ChoiceSimulator:
+    """Plays collectives among groups of one shape on a machine."""
+
+    def __init__(self, machine: Machine, groups: Groups) -> None:
+        self._machine, self._groups = machine, groups
+        self._in_parts = cache(self._with_parts)
+        self._in_segments = cache(self._with_segments)
+
+    def time(self, choice: Choice, asked: GroupCollective) -> int:
+        """Return the picoseconds until all groups are done."""
+        call = CollectiveCall(asked.collective, asked.size, asked.extents, ())
+        plan, made = as_chosen(choice, call), cache(self._lines)
+        chunks = [[made(phase, asked.extents) for phase in chunk] for chunk in plan]
+        whole = cut_in_chunks(plan)
+        machine = self._in_segments(_coarsening(self._machine, self._groups, asked.size))
+        play = LinkSimulation(chunks, machine, whole=whole, in_order=True)
+        parts = self._machine.switching.parts
+        if not whole and parts > 1 and play.visits > MOST_VISITS:
+            fewer = max(1, parts * MOST_VISITS // play.visits)
+            play = LinkSimulation(chunks, self._in_parts(fewer), whole=whole, in_order=True)
+        return play.duration()
+
+    def _lines(self, phase: AxisPhase, extents: tuple[int, ...]) -> ScheduledLines:
+        """Return the schedule of a phase for all groups, or for all their lines along its axis."""
+        lines = np.array(self._groups, np.int64)
+        if phase.axis is not None:
+            grids = lines.reshape(-1, *extents[::-1])
+            lines = np.moveaxis(grids, -1 - phase.axis, -1).reshape(-1, extents[phase.axis])
+        schedule: Schedule = phase.schedule(lines.shape[1])
+        return [(schedule, tuple(line)) for line in lines.tolist()]
+
+    def _with_parts(self, parts: int) -> Machine:
+        return self._switching_by(structs.replace(self._machine.spec.switching, parts=parts))
+
+    def _with_segments(self, coarsening: int) -> Machine:
+        switching = self._machine.spec.switching
+        if coarsening == 1 or switching.segment is None:
+            return self._machine
+        return self._switching_by(
+            structs.replace(switching, segment=Size(int(switching.segment) * coarsening))
+        )
+
+    def _switching_by(self, switching: Switching) -> Machine:
+        return replace(self._machine, spec=structs.replace(self._machine.spec, switching=switching))

@@ -1,19 +1,12 @@
-"""Which algorithm serves a collective of a trace on a machine: one template, or phases over dimensions.
-
-Algorithms that work inside switches need the tree of switches over a group: `TreesOverGroups` finds it.
-"""
+"""Which algorithm serves a collective of a trace on a machine: one template, or phases over dimensions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Mapping
 from math import prod
 
-import numpy as np
 from msgspec import Struct
 
-from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import CollectiveType, Exchange
 from rapid_des.errors import ConfigError, FabricCutError
 from rapid_des.machine import Machine
@@ -31,7 +24,7 @@ from rapid_des.network.collectives import (
 )
 from rapid_des.network.collectives.ordering import RingOrder, ordered_schedule
 from rapid_des.network.specs import AUTO, Choice, Collectives
-from rapid_des.network.switches import SwitchTrees
+from rapid_des.program.switch_trees import NO_TREES, Parents, TreesOver
 from rapid_des.values import replace
 
 PLAIN: Mapping[CollectiveType, str] = {kind: "ring" for kind in CollectiveType} | {
@@ -43,33 +36,8 @@ SEND = "send"
 SCALAR = "one_shot"
 """The algorithm of an all-reduce with fewer bytes than members, which can not be split."""
 
-Parents = tuple[int, ...]
-"""The parent of each member, then of each switch of a tree of switches; empty where there is no tree."""
 
-
-@dataclass(frozen=True)
-class TreesOver:
-    """The switches over a group, for machines with algorithms that work inside switches."""
-
-    whole: Parents = ()
-    lines: tuple[Parents, ...] = ()
-    """For each extent of the group: the tree over this rank's line along it."""
-    axis: int | None = None
-    """The flat axis of the fabric within which the group lies, if it is one."""
-    who: str = field(default="", compare=False)
-    """The group's name in messages."""
-    cut: bool = field(default=False, compare=False)
-    """Whether dead links removed a tree."""
-
-    def over(self, axis: int | None) -> Parents:
-        """Return the tree over the group, or over this rank's line along one of its extents."""
-        return self.whole if axis is None else self.lines[axis]
-
-
-NO_TREES = TreesOver()
-
-
-class Call(Struct, frozen=True):
+class CollectiveCall(Struct, frozen=True):
     """A collective as a trace issues it: `size` is the input buffer of each member in bytes."""
 
     collective: CollectiveType
@@ -92,7 +60,7 @@ class AxisPhase(Struct, frozen=True):
     """One phase of a chunk: a collective among those ranks that differ only along one axis of the group."""
 
     axis: int | None
-    """Index into `Call.extents`; None: all members on one logical ring."""
+    """Index into `CollectiveCall.extents`; None: all members on one logical ring."""
     collective: CollectiveType
     algorithm: str
     size: int
@@ -105,7 +73,7 @@ class AxisPhase(Struct, frozen=True):
     """The member at each place of the algorithm's ring; empty: their own order."""
 
     def schedule(self, members: int) -> Schedule:
-        """Return the phase's transfers among so many members."""
+        """Return the phase's transfers among this many members."""
         if self.order:
             return ordered_schedule(
                 self.algorithm, self.collective, self.size, self.order, chunks=self.chunks
@@ -126,7 +94,7 @@ CollectivePlan = tuple[tuple[AxisPhase, ...], ...]
 """The phases of each chunk, in order; chunks pipeline through them."""
 
 
-def plan(call: Call, machine: Machine, auto: Callable[[], Choice]) -> CollectivePlan:
+def plan(call: CollectiveCall, machine: Machine, auto: Callable[[], Choice]) -> CollectivePlan:
     """Return how a machine does a collective; a `ConfigError` names a choice that does not fit.
 
     One algorithm serves all members as one logical ring; one for each dimension serves a group of several
@@ -161,7 +129,7 @@ def plan(call: Call, machine: Machine, auto: Callable[[], Choice]) -> Collective
     return ((AxisPhase(None, call.collective, name, call.size, chunks, call.extents, parents),),)
 
 
-def as_chosen(choice: Choice, call: Call) -> CollectivePlan:
+def as_chosen(choice: Choice, call: CollectiveCall) -> CollectivePlan:
     """Return the plan of an algorithm that `auto` chose, which never works inside switches."""
     name, chunks = choice.algorithm, int(choice.chunks)
     if isinstance(name, tuple):
@@ -170,25 +138,25 @@ def as_chosen(choice: Choice, call: Call) -> CollectivePlan:
 
 
 def leaves_open(collectives: Collectives, kind: CollectiveType) -> bool:
-    """Tell whether `auto` may have to choose what serves a collective."""
+    """Return whether `auto` may have to choose what serves a collective."""
     choice = collectives.choice(kind.name.lower())
     if choice is None or isinstance(choice.algorithm, tuple) or choice.algorithm == AUTO:
         return True
     return choice.algorithm in IN_SWITCH or kind not in collectives_of(choice.algorithm)
 
 
-def _along(names: tuple[str, ...], chunks: int, call: Call) -> CollectivePlan:
+def _along(names: tuple[str, ...], chunks: int, call: CollectiveCall) -> CollectivePlan:
     """Return the plan that goes through the dimensions of a group, each by its algorithm."""
     phases = chunk_phases(call.collective, Hierarchy(call.extents, names), call.size, chunks=chunks)
     return tuple(tuple(_phase(phase, call) for phase in chunk) for chunk in phases)
 
 
-def _phase(phase: hierarchical.DimensionPhase, call: Call) -> AxisPhase:
+def _phase(phase: hierarchical.DimensionPhase, call: CollectiveCall) -> AxisPhase:
     parents = call.above.over(phase.dimension) if phase.algorithm in IN_SWITCH else ()
     return AxisPhase(phase.dimension, phase.collective, phase.algorithm, phase.size, parents=parents)
 
 
-def _of_one_axis(stated: tuple[str, ...], call: Call, machine: Machine) -> str | None:
+def _of_one_axis(stated: tuple[str, ...], call: CollectiveCall, machine: Machine) -> str | None:
     """Return the algorithm of the dimension that a group lies along, if it is one.
 
     A group in another order than that of the GPUs is served by it only inside switches.
@@ -205,7 +173,7 @@ def _named(machine: Machine, operation: str) -> bool:
     return getattr(machine.collectives, operation) is not None
 
 
-def _serving(name: str, call: Call, machine: Machine, *, axis: int | None) -> str | None:
+def _serving(name: str, call: CollectiveCall, machine: Machine, *, axis: int | None) -> str | None:
     """Return the algorithm if it serves the collective in this group.
 
     One inside switches that the file names for the very collective is not replaced.
@@ -226,7 +194,7 @@ def _serving(name: str, call: Call, machine: Machine, *, axis: int | None) -> st
     raise ConfigError(problem, file=str(machine.path), key=f"collectives.{operation}")
 
 
-def _per_axis(stated: tuple[str, ...], call: Call, machine: Machine) -> tuple[str, ...]:
+def _per_axis(stated: tuple[str, ...], call: CollectiveCall, machine: Machine) -> tuple[str, ...]:
     axes = len(machine.fabric.axes)
     if len(stated) == len(machine.fabric.extents) != axes:
         stated = tuple(
@@ -235,7 +203,7 @@ def _per_axis(stated: tuple[str, ...], call: Call, machine: Machine) -> tuple[st
     return tuple(stated[axis] for axis in call.dimensions)
 
 
-class Served(Struct, frozen=True, order=True):
+class ServedCollective(Struct, frozen=True, order=True):
     """What served a collective of a size, or a send, in a run, and the GPU resources that it took."""
 
     operation: str
@@ -252,93 +220,13 @@ class Served(Struct, frozen=True, order=True):
     """Bytes that a library reads from and writes to each GPU's HBM."""
 
 
-def served_by(call: Call, chunks: CollectivePlan) -> Served:
+def served_by(call: CollectiveCall, chunks: CollectivePlan) -> ServedCollective:
     """Return what serves a call by its plan."""
     along = {phase.axis or 0: phase.algorithm for phase in chunks[0]}
     algorithm = "/".join(along[axis] for axis in sorted(along))
-    return Served(call.collective.name.lower(), call.members, call.size, algorithm)
+    return ServedCollective(call.collective.name.lower(), call.members, call.size, algorithm)
 
 
 def cut_in_chunks(chunks: CollectivePlan) -> bool:
-    """Tell whether chunks follow one another: their messages then leave in order, not in turns of parts."""
+    """Return whether chunks follow one another: their messages then leave in order, not in turns of parts."""
     return len(chunks) > 1 or chunks[0][0].chunks > 1
-
-
-def lines_through(group: Sequence[int], extents: Sequence[int], rank: int) -> list[tuple[int, ...]]:
-    """Return the ranks that differ from `rank` only along each extent of the group, in member order.
-
-    >>> lines_through((0, 1, 2, 3), (2, 2), 1)
-    [(0, 1), (1, 3)]
-    """
-    place, lines, stride = group.index(rank), [], 1
-    for extent in extents:
-        base = place - place // stride % extent * stride
-        lines.append(tuple(group[base + step * stride] for step in range(extent)))
-        stride *= extent
-    return lines
-
-
-class TreesOverGroups:
-    """Finds the switches over the groups of a machine's traces; what all members of a group share, once."""
-
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        self._known: dict[str, TreesOver] = {}
-
-    @cached_property
-    def _healthy(self) -> SwitchTrees:
-        return SwitchTrees(self._machine.healthy, frozenset(), self._machine.spec.routing)
-
-    def of(self, name: str, group: tuple[int, ...], extents: tuple[int, ...], rank: int) -> TreesOver:
-        """Return the trees over a group and over the lines through one of its ranks."""
-        if not self._machine.in_switches or len(group) < 2:
-            return NO_TREES
-        if name not in self._known:
-            whole, cut = self._over(group)
-            self._known[name] = TreesOver(whole, (), _one_axis(self._machine, group), name, cut)
-        shared = self._known[name]
-        if len(extents) == 1:
-            return shared
-        lines_over = [self._over(line) for line in lines_through(group, extents, rank)]
-        cut = shared.cut or any(cut for _, cut in lines_over)
-        return replace(shared, lines=tuple(parents for parents, _ in lines_over), cut=cut)
-
-    def _over(self, group: tuple[int, ...]) -> tuple[Parents, bool]:
-        """Return the tree over a group, and whether dead links took away the one that there was."""
-        tree = self._machine.switch_trees.over(group)
-        if tree is not None:
-            return tree.parents, False
-        return (), bool(self._machine.dead) and self._healthy.over(group) is not None
-
-
-def _one_axis(machine: Machine, group: Sequence[int]) -> int | None:
-    """Return the only axis along which the places of the ranks differ."""
-    if prod(machine.fabric.axes) != machine.fabric.gpus:
-        return None
-    places = np.array([machine.fabric.coordinates(rank) for rank in group])
-    varied = np.flatnonzero((places != places[0]).any(axis=0))
-    return int(varied[0]) if len(varied) == 1 else None
-
-
-def with_switches(
-    trees: SwitchTrees | None, group: Sequence[int], below: Sequence[Sequence[int]] = ()
-) -> tuple[int, ...]:
-    """Return the nodes of a group's members, then of the switches of the trees over them, if there are such.
-
-    One tree over all of them, or, with `below`, one over each of those parts.
-    """
-    parts = [tuple(group[member] for member in part) for part in below] or [tuple(group)]
-    over_trees = [] if trees is None else [trees.over(part) for part in parts]
-    return (*group, *(switch for tree in over_trees if tree is not None for switch in tree.switches))
-
-
-def tree_pairs(machine: Machine, groups: Sequence[Sequence[int]]) -> Int64s:
-    """Return the ends of every branch of the trees over groups, up and down, if the machine uses any."""
-    pairs, trees = list[tuple[int, int]](), machine.switch_trees
-    for group in groups:
-        tree = trees.over(tuple(group)) if machine.in_switches and len(group) > 1 else None
-        if tree is not None:
-            nodes = (*group, *tree.switches)
-            ups = [(nodes[child], nodes[up]) for child, up in enumerate(tree.parents) if up >= 0]
-            pairs += [pair for low, high in ups for pair in ((low, high), (high, low))]
-    return np.array(pairs, np.int64).reshape(-1, 2)

@@ -40,12 +40,13 @@ from rapid_des.network.specs import (
     Nccl,
     Switched,
 )
-from rapid_des.program.analytic import TransferPaths, crossings, paced, paced_ring
-from rapid_des.program.plans import AxisPhase, Served, with_switches
+from rapid_des.program.collectives.cuts import cut_of
+from rapid_des.program.collectives.pacing import TransferPaths, crossings, paced, paced_ring
+from rapid_des.program.collectives.plans import AxisPhase, ServedCollective
+from rapid_des.program.collectives.templates import one_transfer, template_of, transfer_template
 from rapid_des.program.program import Template
-from rapid_des.program.replicas import cut_of
-from rapid_des.program.services import Sizes
-from rapid_des.program.templates import one_transfer, template_of, transfer_template
+from rapid_des.program.services import MessageSizes
+from rapid_des.program.switch_trees import with_switches
 from rapid_des.values import replace
 
 _SCALARS = 256
@@ -86,7 +87,7 @@ class LaidOut(Struct, frozen=True):
         return ring and nodes in (1, self.request.place.ranks) and not meshed and collective not in ROOTED
 
     @property
-    def served(self) -> Served:
+    def served(self) -> ServedCollective:
         """The library's operation, for reports."""
         operation, request = self.request.collective.name.lower(), self.request
         return served_by(self.library, self.cost, operation, request.place.ranks, request.size)
@@ -124,10 +125,10 @@ class LaidOut(Struct, frozen=True):
         return relabel(schedule, names, schedule.members, switches=schedule.switches)
 
 
-def served_by(library: str, cost: LibraryCost, operation: str, ranks: int, size: int) -> Served:
-    """Return what serves an operation of so many bytes among so many ranks, for reports."""
+def served_by(library: str, cost: LibraryCost, operation: str, ranks: int, size: int) -> ServedCollective:
+    """Return what serves an operation of this many bytes among this many ranks, for reports."""
     how = f"{library} {cost.algorithm}", cost.protocol, cost.channels, cost.hbm_bytes
-    return Served(operation, ranks, size, *how)
+    return ServedCollective(operation, ranks, size, *how)
 
 
 def libraries_of(traces: TraceSet, machine: Machine) -> LibraryChoice:
@@ -195,7 +196,7 @@ class Libraries:
         return None
 
     def _switched(self, kind: str, ranks: Sequence[int], order: Sequence[int], counts: Sequence[int]) -> bool:
-        """Tell whether a library that reduces in nodes' switches finds one in each, at all ranks there."""
+        """Return whether a library that reduces in nodes' switches finds one in each, at all ranks there."""
         if not any(uses_switches(library, counts) for library in self._choice.of(kind)):
             return False
         bounds = pairwise(starts_of(counts).tolist())
@@ -240,7 +241,7 @@ class Libraries:
                     return cost
         return None
 
-    def template(self, laid: LaidOut, ranks: Sequence[int], sizes: Sizes) -> Template:
+    def template(self, laid: LaidOut, ranks: Sequence[int], sizes: MessageSizes) -> Template:
         """Return the transfers of a collective among these GPUs, with the library's lags."""
         schedule = laid.schedule()
         template = template_of(schedule, sizes, name=laid.name, whole=laid.chunked)
@@ -258,7 +259,7 @@ class Libraries:
         paths = TransferPaths(crossed.time, crossed.occupancy, *peers, meshed=self._meshed)
         return paced(template, schedule, laid.cost, paths, self._memory)
 
-    def cut(self, laid: LaidOut, ranks: Sequence[int], simulated: int, sizes: Sizes) -> Template:
+    def cut(self, laid: LaidOut, ranks: Sequence[int], simulated: int, sizes: MessageSizes) -> Template:
         """Return the part of the first `simulated` ranks in a collective; see `program.replicas`.
 
         `UnsupportedByEngine` for what has no cut.
@@ -276,7 +277,7 @@ class Libraries:
         return crossings(_to_neighbours(len(ranks), block), self._machine.unfaulted, ranks).time
 
     def _goes_as_rings(self, laid: LaidOut, ranks: tuple[int, ...]) -> bool:
-        """Tell whether a tree is one whose data rings bring in time: large enough for its number of ranks."""
+        """Return whether rings bring a tree's data within the time of the library's closed form."""
         place, cost = laid.request.place, laid.cost
         if cost.algorithm != "tree" or cost.protocol == "ll":
             return False
@@ -302,7 +303,9 @@ class Libraries:
         nic = node[source] * self._node + place[destination]
         return among & (beyond > 0), nic, np.where(among, send_order, 0)
 
-    def message_template(self, cost: LibraryCost, size: int, ends: tuple[int, int], sizes: Sizes) -> Template:
+    def message_template(
+        self, cost: LibraryCost, size: int, ends: tuple[int, int], sizes: MessageSizes
+    ) -> Template:
         """Return the template of a message between two GPUs, with the library's lags."""
         name = f"a message of {size} B by {cost.algorithm} {cost.protocol}"
         schedule = one_transfer(size)

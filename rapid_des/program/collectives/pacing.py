@@ -13,7 +13,6 @@ and wait for late members like any. Where the links alone need longer than the c
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -26,96 +25,18 @@ from rapid_des.compiling.kinds import Int32Column, Int64Column
 from rapid_des.machine import Machine
 from rapid_des.network.collectives.libraries.nccl import LibraryCost
 from rapid_des.network.collectives.schedule import Schedule
-from rapid_des.program.builders import make_template
-from rapid_des.program.plans import AxisPhase, CollectivePlan, with_switches
-from rapid_des.program.program import NONE, Edges, Template
-from rapid_des.program.services import Sizes, message_table
-from rapid_des.program.templates import one_transfer, template_of
+from rapid_des.program.collectives.templates import template_of
+from rapid_des.program.program import Template
+from rapid_des.program.services import MessageSizes, message_table
 from rapid_des.units import PS_PER_S
 from rapid_des.values import replace
 
-_LARGE = 64
-"""From this many group members on, a collective that takes no link is one task for all members."""
-_INTERPRETED = 50_000
-"""Up to this many tasks the longest chain is computed by Python; above, by compiled code."""
 _SLACK = 1000
 """A pace may end later than the links' own time by one part in this many."""
 _TRIES = 8
 """Iterations of the search for a lag, or for the share of the library's pace; it converges quickly."""
-
-
-def alone(
-    schedule: Schedule, machine: Machine, ranks: Sequence[int], *, below: Sequence[Sequence[int]] = ()
-) -> int:
-    """Return the picoseconds of a collective among `ranks` that all arrive at once, without congestion.
-
-    The longer of the longest chain of transfers at zero load, and the busiest link's service of all that
-    crosses it. `below`, see `with_switches`.
-    """
-    chain, load = chain_and_load(schedule, machine, ranks, below=below)
-    return max(chain, int(load.max(initial=0)))
-
-
-class PhaseAlone(Struct, frozen=True):
-    """The time that one phase of a collective takes without other traffic."""
-
-    axis: int | None
-    """The dimension whose links the phase uses; None: the phase runs among the whole group."""
-    time: int
-    """Duration of the phase, in picoseconds."""
-    load: int
-    """Service time of the phase's busiest link, in picoseconds."""
-
-
-def pipelined(chunks: Sequence[Sequence[PhaseAlone]]) -> int:
-    """Return the picoseconds of chunks that follow each other through phases, without other traffic.
-
-    That is the longest chunk, or a dimension whose links serve all chunks: with what comes before the first
-    gets there and after the last has left.
-
-    >>> inner, outer = PhaseAlone(0, 100, 90), PhaseAlone(1, 400, 400)
-    >>> pipelined([[inner, outer, inner]]), pipelined([[inner, outer, inner]] * 4)
-    (600, 1800)
-    """
-    longest = max(sum(phase.time for phase in chunk) for chunk in chunks)
-    axes = {phase.axis for chunk in chunks for phase in chunk}
-    return max(
-        longest, *(_through([chunk for chunk in chunks if _places(axis, chunk)], axis) for axis in axes)
-    )
-
-
-def plan_alone(plan: CollectivePlan, extents: Sequence[int], machine: Machine, ranks: Sequence[int]) -> int:
-    """Return the picoseconds of a plan among `ranks`, as many along each dimension as its extent says."""
-
-    def phase_alone(phase: AxisPhase) -> PhaseAlone:
-        line = ranks
-        if phase.axis is not None:
-            stride = prod(extents[: phase.axis])
-            line = ranks[: stride * extents[phase.axis] : stride]
-        chain, load = chain_and_load(phase.schedule(len(line)), machine, line)
-        busiest = int(load.max(initial=0))
-        return PhaseAlone(phase.axis, max(chain, busiest), busiest)
-
-    return pipelined([[phase_alone(phase) for phase in chunk] for chunk in plan])
-
-
-def _places(axis: int | None, chunk: Sequence[PhaseAlone]) -> list[int]:
-    return [place for place, phase in enumerate(chunk) if phase.axis == axis]
-
-
-def _through(chunks: Sequence[Sequence[PhaseAlone]], axis: int | None) -> int:
-    before = min(sum(phase.time for phase in chunk[: _places(axis, chunk)[0]]) for chunk in chunks)
-    after = min(sum(phase.time for phase in chunk[_places(axis, chunk)[-1] + 1 :]) for chunk in chunks)
-    return before + sum(phase.load for chunk in chunks for phase in chunk if phase.axis == axis) + after
-
-
-def chain_and_load(
-    schedule: Schedule, machine: Machine, ranks: Sequence[int], *, below: Sequence[Sequence[int]] = ()
-) -> tuple[int, Int64s]:
-    """Return the end of the longest chain of transfers at zero load, and each link's total service time."""
-    members = with_switches(machine.switch_trees, ranks, below) if schedule.switches else tuple(ranks)
-    crossed = crossings(schedule, machine, members)
-    return int(finish_times(schedule, crossed.time).max(initial=0)), crossed.load
+_INTERPRETED = 50_000
+"""Up to this many tasks the longest chain is computed by Python; above, by compiled code."""
 
 
 class Crossings(Struct, frozen=True):
@@ -128,7 +49,7 @@ class Crossings(Struct, frozen=True):
 
 def crossings(schedule: Schedule, machine: Machine, members: Sequence[int]) -> Crossings:
     """Return the zero-load times of a schedule's transfers; `members` are nodes: GPUs, then switches."""
-    sizes = Sizes()
+    sizes = MessageSizes()
     template = template_of(schedule, sizes, name="")
     if not len(template.pair_source):
         none = np.zeros(len(schedule), np.int64)
@@ -139,13 +60,6 @@ def crossings(schedule: Schedule, machine: Machine, members: Sequence[int]) -> C
     )
     hops, classes = message_table(machine.fabric, machine.switching, routes, sizes.all())
     return _zero_load(template, hops, routes, classes)
-
-
-def message_alone(size: int, machine: Machine, source: int, destination: int) -> int:
-    """Return the picoseconds of one message between two GPUs at zero load."""
-    if source == destination:
-        return 0
-    return alone(one_transfer(size), machine, (source, destination))
 
 
 def _zero_load(template: Template, hops: Any, routes: Any, classes: Any) -> Crossings:
@@ -213,33 +127,6 @@ def _walk(  # noqa: PLR0913 - columns, as kernels take them
 _compiled_walk = Kernel(_walk)
 
 
-def fixed_template(members: int, duration: int, sizes: Sizes, *, name: str) -> Template:
-    """Return a collective that takes no link: all members are done `duration` after the last arrived.
-
-    Every member of a small group has a task of its own, so that none stands out where runs are folded.
-    """
-    tasks, every = (members if members <= _LARGE else 1), np.arange(members)
-    task, member = np.divmod(np.arange(tasks * members), members)
-    lag = np.full(members, duration, np.int64)
-    edges = Edges(every % tasks, tasks + every, lag)
-    return _linkless((members, tasks), edges, Edges(member, task), sizes, name)
-
-
-def fixed_message(duration: int, sizes: Sizes) -> Template:
-    """Return a message that takes no link: it arrives `duration` after it was sent."""
-    ends = np.array([0, 0]), np.array([1, 2]), np.full(2, duration, np.int64)
-    return _linkless((2, 1), Edges(*ends), Edges(np.array([0, 1]), np.array([0, 2])), sizes, "a message")
-
-
-def _linkless(count: tuple[int, int], edges: Edges, arrivals: Edges, sizes: Sizes, name: str) -> Template:
-    members, tasks = count
-    nobody, row = np.zeros(0, np.int32), np.full(tasks, sizes.row(0), np.int32)
-    pairs = np.full(tasks, NONE, np.int32), nobody, nobody
-    return make_template(
-        members, (np.arange(tasks, dtype=np.int32), row), pairs, edges=edges, arrivals=arrivals, name=name
-    )
-
-
 class TransferPaths(Struct, frozen=True):
     """The zero-load timing and the ports of a schedule's transfers; arrays with one entry per transfer."""
 
@@ -263,7 +150,9 @@ def paced(
     """Return the template of a schedule with the lags of a library, which `memory` keeps."""
     key = ("lags", cost, paths.meshed, schedule.members, schedule.switches, _fingerprint(schedule, paths))
     start, before, after = memory.get_or_make(
-        key, lambda: _Alone(schedule, cost, paths).lags(cost), weight=lambda made: 1000 + made[1].nbytes
+        key,
+        lambda: _UncontendedCollective(schedule, cost, paths).lags(cost),
+        weight=lambda made: 1000 + made[1].nbytes,
     )
     before = np.append(before, np.zeros(template.members, np.int64))
     target = template.arrival_target
@@ -283,7 +172,7 @@ def _fingerprint(schedule: Schedule, paths: TransferPaths) -> bytes:
     return digest(*transfers, *awaited, *ways)
 
 
-class _Level(Struct, frozen=True):
+class _DependencyLevel(Struct, frozen=True):
     """The transfers at one depth of the dependency graph, and what they wait for: each something, or none."""
 
     tasks: Int64s
@@ -300,7 +189,7 @@ class _Level(Struct, frozen=True):
 def paced_ring(template: Template, cost: LibraryCost, hops: Int64s, steps: int) -> Template:
     """Return the template of a ring, or of a cut of it, with the lags of a library.
 
-    `hops` are the picoseconds that a block takes from each member to the next, all round; it makes so many
+    `hops` are the picoseconds that a block takes from each member to the next, all round; it makes this many
     `steps` of them.
     """
     # Prefix sums over enough turns of the ring: the time of `steps` hops from any member is a difference.
@@ -318,7 +207,7 @@ def paced_ring(template: Template, cost: LibraryCost, hops: Int64s, steps: int) 
     )
 
 
-class _Alone:
+class _UncontendedCollective:
     """A collective that has all links for itself: when each transfer begins and arrives.
 
     The sends of a rank that could begin at once leave one behind the other, to its node and beyond apart, and
@@ -434,7 +323,7 @@ def _meet(places: Int64s) -> bool:
     return bool((ordered[1:] == ordered[:-1]).any())
 
 
-def _by_level(schedule: Schedule, level: Int64s) -> Iterator[_Level]:
+def _by_level(schedule: Schedule, level: Int64s) -> Iterator[_DependencyLevel]:
     order = np.argsort(level, kind="stable")
     # Levels count from 1: rows bounds[k] to bounds[k + 1] of the sorted tasks are those of level k + 1.
     bounds = np.searchsorted(level[order], np.arange(1, int(level.max(initial=0)) + 2))
@@ -442,7 +331,7 @@ def _by_level(schedule: Schedule, level: Int64s) -> Iterator[_Level]:
     for first, last in zip(bounds[:-1], bounds[1:], strict=True):
         tasks = order[first:last]
         awaited = schedule.dependencies[ranges(schedule.dependency_starts[tasks], lengths[tasks])]
-        yield _Level(tasks, awaited.astype(np.int64), starts_of(lengths[tasks])[:-1])
+        yield _DependencyLevel(tasks, awaited.astype(np.int64), starts_of(lengths[tasks])[:-1])
 
 
 def _one_by_one(port: Int64s, ready: Int64s, hold: Int64s, send_order: Int64s) -> Int64s:
