@@ -111,7 +111,7 @@ def _empty_bucket(state: State, pools: Pools, calendar: Calendar, bucket: int) -
 
 @compilable
 def _serve_links(flat: Flat, state: State, pools: Pools) -> None:
-    """Have links choose; for flows, queue pairs and links that close the caller of `play` does that."""
+    """Let links choose; for flows, queue pairs and links that close the caller of `play` does that."""
     flags, cursor = state.flags, state.cursor
     if not (flags[FLUID] or flags[CLOSING] or flags[PAIRED]):
         links_choose(flat, state, pools)
@@ -166,7 +166,7 @@ def _work_off_rarer(flat: Flat, state: State, pools: Pools, top: int) -> None:
 
 @compilable
 def _link_may_choose(state: State, link: int, stops: int, frees: bool) -> None:  # noqa: FBT001
-    """Have a link choose that became free, was stopped or continues, even if no transfer asks for it now."""
+    """Let a link choose that became free, was stopped or continues, even if no transfer asks for it now."""
     if frees:
         state.armed[link] = False
     else:

@@ -38,7 +38,7 @@ from rapid_des.engines.compiled.work import (
 
 @compilable
 def links_choose(flat: Flat, state: State, pools: Pools) -> None:
-    """Have every link serve that was asked or is free again; all that they start ends at a later instant.
+    """Let every link serve that was asked or is free again; all that they start ends at a later instant.
 
     Each transfer that asks makes one event. With priorities a link makes one event for the transfer that it
     takes, which can have asked earlier, and one for the time at which it is free.
@@ -96,7 +96,7 @@ def _serve_first(flat: Flat, state: State, pools: Pools, link: int, asking: int)
 
 @compilable
 def serve(flat: Flat, state: State, pools: Pools, link: int, transfer: int) -> None:
-    """Have a link serve a transfer as soon as it is free: all times of the hop follow."""
+    """Let a link serve a transfer as soon as it is free: all times of the hop follow."""
     network, transfers = flat.network, pools.transfers
     hop, size = transfers.hop[transfer], transfers.size[transfer]
     start = max(state.cursor[NOW], state.busy[link])  # later than now only if all have one priority

@@ -99,7 +99,7 @@ def _links_choose(flat: Flat, state: State, pools: Pools) -> None:
 
 @compilable
 def _send_pauses(flat: Flat, state: State, pools: Pools, changed: int) -> None:
-    """Have nodes stop links whose buffers are now too full, and let others continue (R13)."""
+    """Let nodes stop links whose buffers are now too full, and let others continue (R13)."""
     for index in range(changed):
         link = state.changed[index]
         news = pause_change(flat.network, state, link)

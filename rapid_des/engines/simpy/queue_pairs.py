@@ -1,7 +1,7 @@
 """R9 and R13: every message has a queue pair; those of a GPU take turns on its links, held back by windows.
 
 part 0 ──► first link ──► … ──► last link ──► arrived
-              │ done with it        │ its acknowledgement is back, a window later
+              │ has finished it     │ its acknowledgement is back, a window later
               ▼                     ▼
            part 1 is handed over once both have happened
 """
@@ -328,8 +328,8 @@ class PairRates:
         chance = rates.chance(waiting, thresholds, self._control[rates.MOST], packets)
         if chance == 0:
             return False
-        who = position, visit - self._offsets[position], task, rates.which(piece.part, hop.place)
-        marked = draw_of(self._control[rates.SEED], *who) >> rates.UNUSED < chance
+        draw_key = position, visit - self._offsets[position], task, rates.which(piece.part, hop.place)
+        marked = draw_of(self._control[rates.SEED], *draw_key) >> rates.UNUSED < chance
         self._marks[link] += marked
         return marked
 

@@ -1,9 +1,9 @@
 """Servers of visits and messages: resources that choose at the end of an instant (R2, R3, R4).
 
-`Server` and `Request` are used as SimPy's `Resource` and its requests are, and are none: a `simpy.Resource`
-grants a request while it is being made, by what has been asked until then. Here an `Arbiter` waits until all
-else of the instant has happened, so that who is served does not depend on the order of events in the instant.
-`InService` is what a rank serves at the same time, and how that slows its computing (R6).
+`Server` and `Request` have the interface of SimPy's `Resource` and its requests, but another rule. A
+`simpy.Resource` grants a request at once, knowing only earlier requests. Here an `Arbiter` waits for all
+other events of the instant, so the choice does not depend on their order. `InService` holds the visits that a
+rank serves at the same time, which slow its computing (R6).
 """
 
 from __future__ import annotations
