@@ -159,7 +159,7 @@ class Collectives:
     def _late(self, instance: Instance, task: int) -> int:
         """Return how much later than its last byte a message arrives (R11)."""
         delays, source = self.program.delays, instance.members[instance.template.source[task]]
-        assert delays is not None and source is not None, "arrival asks has looked"
+        assert delays is not None and source is not None, "the caller checks this"
         position, visit, _ = source
         draw_key = int(delays.rank[position]), visit - self.offsets[position], task
         route, size = instance.routes[instance.template.pair[task]], instance.template.size[task]
@@ -173,7 +173,7 @@ class Collectives:
 
     def _drawn(self, row: int, draw: int) -> int:
         delays = self.program.delays
-        assert delays is not None, "arrival asks has looked"
+        assert delays is not None, "the caller checks this"
         first, last = delays.starts[row : row + 2].tolist()
         return int(delays.values[limit_above(delays.limits, first, last, draw)])
 
