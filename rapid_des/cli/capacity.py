@@ -22,7 +22,9 @@ from rapid_des.units import Rate
 @click.command()
 @job_options
 @click.option("--slo", required=True, metavar="'ttft=2s tpot=50ms'", help="Limits that a request must keep.")
-@click.option("--share", type=Amount(0.01, 1), default=0.99, show_default=True, help="Of the requests.")
+@click.option(
+    "--share", type=Amount(0.01, 1), default=0.99, show_default=True, help="Share of requests in time."
+)
 @click.option(
     "--layout",
     "texts",
@@ -35,14 +37,16 @@ from rapid_des.units import Rate
     "--splits", type=click.IntRange(2, 64), metavar="N", help="Also N of each, prompts on some alone."
 )
 @click.option("--load", metavar="RATE", help="Size a fleet for this load, as in: 20/s.")
-@click.option("--price", type=Amount(0), metavar="PRICE", help="Of a GPU and hour: adds costs.")
+@click.option("--price", type=Amount(0), metavar="PRICE", help="Price of a GPU for an hour.")
 @click.option(
     "--requests", type=click.IntRange(10, 10**6), default=1000, show_default=True, help="A simulation."
 )
 @workload_option
 @click.option("--prompt", metavar="'KIND KEY=VALUE …'", help="Tokens of prompts, as of serve.")
 @click.option("--output", metavar="'KIND KEY=VALUE …'", help="Tokens that requests ask for, as of serve.")
-@click.option("--seed", type=click.IntRange(0, 2**32), default=0, show_default=True, help="Of all draws.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**32), default=0, show_default=True, help="Seed of all draws."
+)
 @plot_option
 @json_option
 def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> None:

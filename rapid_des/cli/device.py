@@ -115,7 +115,7 @@ def sample(output: Path, backend: Any, l2: Any, as_json: bool, **options: Any) -
 @click.option("--by", default="operator", show_default=True, help="Columns that name an operator, by comma.")
 @click.option("--sizes", default="", help="Columns that are sizes, by comma; default: those of `sample`.")
 @click.option("--time", default="time_us", show_default=True, help="Column of the microseconds.")
-@click.option("--fallback", type=click.Choice(FALLBACKS), required=True, help="What prices the rest.")
+@click.option("--fallback", type=click.Choice(FALLBACKS), required=True, help="Model of the rest.")
 @click.option("--boosting", is_flag=True, help="Let XGBoost and LightGBM compete too.")
 @click.option(
     "--modules-on",

@@ -22,7 +22,7 @@ executor_options = together(
         show_default=True,
         help="Where simulations run: processes of this machine, this process, or a Ray cluster.",
     ),
-    click.option("--workers", type=click.IntRange(1), help="How many; all cores if absent."),
+    click.option("--workers", type=click.IntRange(1), help="Number of them; all cores if absent."),
     click.option("--address", metavar="HOST:PORT", help="With ray: of a cluster; else one is started here."),
 )
 
@@ -40,7 +40,7 @@ def mode_option(default: str) -> Callable[[Command], Command]:
         show_default=True,
         metavar="|".join(MODES),
         shell_complete=one_of(MODES),
-        help="How finely steps are simulated, the finest first.",
+        help="Detail of the simulated steps, the finest first.",
     )
 
 

@@ -39,7 +39,11 @@ _CONDITIONS = ("clock", "launch", "l2", "library")
 _ALIASES = {"norm": "rms_norm", "activation": "swiglu", "residual": "residual_add"}
 
 dtype_option = click.option(
-    "--dtype", type=click.Choice(list(DTYPE_BITS)), default="bf16", show_default=True, help="Of the operands."
+    "--dtype",
+    type=click.Choice(list(DTYPE_BITS)),
+    default="bf16",
+    show_default=True,
+    help="Type of operands.",
 )
 phase_option = click.option(
     "--phase", type=click.Choice(["forward", "backward"]), default="forward", show_default=True
@@ -117,9 +121,9 @@ def vector() -> None:
 @click.option("--batch", type=_size, default=1, show_default=True)
 @dtype_option
 @click.option(
-    "--out-dtype", type=click.Choice(list(DTYPE_BITS)), help="Of C; as --dtype (16 bit for narrow)."
+    "--out-dtype", type=click.Choice(list(DTYPE_BITS)), help="Type of C; as --dtype (narrow: 16 bit)."
 )
-@click.option("--weight-dtype", type=click.Choice(list(DTYPE_BITS)), help="Of B; as --dtype.")
+@click.option("--weight-dtype", type=click.Choice(list(DTYPE_BITS)), help="Type of B; as --dtype.")
 @click.option("--accumulate", is_flag=True, help="C is read too.")
 @device_options
 def gemm(m: int, n: int, k: int, device: str, **options: Any) -> None:
@@ -144,7 +148,7 @@ def grouped(rows: str, n: int, k: int, dtype: Dtype, device: str, **options: Any
 @click.argument("query_length", type=_size)
 @click.argument("key_length", type=_size)
 @click.option("--heads", type=_size, required=True, help="Query heads of this GPU.")
-@click.option("--kv-heads", type=_size, help="As --heads if absent.")
+@click.option("--kv-heads", type=_size, help="Default: --heads.")
 @click.option("--head-dim", type=_size, default=128, show_default=True)
 @click.option("--window", type=_size, help="Sliding window in positions.")
 @click.option("--full", is_flag=True, help="Without a causal mask.")
@@ -207,7 +211,7 @@ def _rows(text: str) -> tuple[int, ...]:
 @click.argument("k", type=_size)
 @click.argument("n", type=_size)
 @click.option("--tp", type=_size, required=True, help="GPUs that share the GEMM.")
-@click.option("--axis", type=click.Choice(["row", "col"]), required=True, help="How the weight is cut.")
+@click.option("--axis", type=click.Choice(["row", "col"]), required=True, help="Cut axis of the weight.")
 @click.option("--sequence-parallel", is_flag=True, help="Activations outside are cut along M.")
 @dtype_option
 @on_options

@@ -129,7 +129,7 @@ engine_option = click.option(
     show_default=True,
     metavar="auto|simpy|compiled",
     shell_complete=one_of(("auto", "simpy", "compiled")),
-    help="Which engine runs it.",
+    help="The engine that runs it.",
 )
 force_option = click.option("--force", is_flag=True, help="Write over files that are there.")
 plot_option = together(

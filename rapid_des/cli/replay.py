@@ -42,7 +42,7 @@ _astra_options = together(
     click.option(
         "--astra-queues-per-dim", type=int, default=1, metavar="N", help="Its queues per dimension."
     ),
-    click.option("--astra-dialect", default="stock", metavar="stock|extended", help="Whose message sizes."),
+    click.option("--astra-dialect", default="stock", metavar="stock|extended", help="Rule of message sizes."),
 )
 
 

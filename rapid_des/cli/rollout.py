@@ -27,7 +27,7 @@ from rapid_des.simulation import MODES
 @on_options
 @fault_option
 @click.option(
-    "--mode", metavar="MODE", default=MODES[0], shell_complete=one_of(MODES), help="Of the training step."
+    "--mode", metavar="MODE", default=MODES[0], shell_complete=one_of(MODES), help="Mode of training."
 )
 @json_option
 def rollout(

@@ -38,12 +38,16 @@ def workload_texts(options: Mapping[str, Any]) -> dict[str, str | None]:
     help="When requests come, as in: poisson rate=4/s. Else the job's.",
 )
 @workload_option
-@click.option("--requests", type=click.IntRange(1, 10**7), default=1000, show_default=True, help="How many.")
+@click.option(
+    "--requests", type=click.IntRange(1, 10**7), default=1000, show_default=True, help="Number of requests."
+)
 @click.option(
     "--prompt", metavar="'KIND KEY=VALUE …'", help="Tokens of prompts, as in: lognormal mean=1024 cv=0.8"
 )
 @click.option("--output", metavar="'KIND KEY=VALUE …'", help="Tokens that requests ask for, as in: 256")
-@click.option("--seed", type=click.IntRange(0, 2**32), default=0, show_default=True, help="Of all draws.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**32), default=0, show_default=True, help="Seed of all draws."
+)
 @click.option(
     "--outage",
     "outages",

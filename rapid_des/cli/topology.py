@@ -110,7 +110,7 @@ def check(machine: str, settings: tuple[str, ...], faults: tuple[str, ...], as_j
 @machine_options
 @click.option("--op", default="all_reduce", show_default=True, help="The collective.")
 @click.option("--sizes", default="1KiB:1GiB", show_default=True, help="FIRST:LAST, in bytes as nccl-tests.")
-@click.option("--factor", default=4, show_default=True, help="From one size to the next.")
+@click.option("--factor", default=4, show_default=True, help="Ratio of sizes.")
 @click.option("--gpus", type=int, help="Number of GPUs, the first ones; all if absent.")
 @click.option("--algorithm", help="ring, …, torus, rail, …, auto, all (a table), or a file (XML, JSON, CSV).")
 @click.option("--chunks", default=1, type=_chunks, show_default=True, help="Parts, with --algorithm.")

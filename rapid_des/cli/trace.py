@@ -47,9 +47,9 @@ def trace() -> None:
 
 @trace.command()
 @_prefix
-@click.option("--rank", default=None, type=int, help="Which rank; the first if not said.")
+@click.option("--rank", default=None, type=int, help="Rank; the first if absent.")
 @click.option("--first", default=0, help="Position of the first node.")
-@click.option("--count", default=50, help="How many nodes.")
+@click.option("--count", default=50, help="Number of nodes.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw the window's graph: PNG, SVG or PDF.")
 @force_option
 @json_option

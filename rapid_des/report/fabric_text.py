@@ -95,7 +95,10 @@ def route_report(tree: Tree) -> Iterator[Part]:
     yield f"{len(tree['hops'])} hops, {delay} of latency, {narrowest} at the narrowest"
     rows = [{**hop, "ends": f"{_place(hop['from'])} > {_place(hop['to'])}"} for hop in tree["hops"]]
     rate = ("bandwidth", lambda rate: str(Bandwidth(rate)))
-    yield Table("", columns("link", "ends", "dimension", bandwidth=rate, latency_s="latency"), rows)
+    link = ("link", "#{}".format)
+    yield Table(
+        "", columns(link=link, ends="ends", dimension="dimension", bandwidth=rate, latency_s="latency"), rows
+    )
 
 
 def _node(fabric: Fabric, node: int) -> Tree:

@@ -216,12 +216,12 @@ def test_what_is_kept_is_shown_and_run_again_from_its_manifest_alone(job, torus,
     assert shown["configurations"] == made.as_json()["configurations"]
     assert "draws of a, the slowest first" in call("show", folder, "--top", 1).out
     for row in (1, 10_000_002):  # the first draw of one, the second of the other
-        assert "as it was" in call("show", folder, "--rerun", row).out
+        assert "as they were" in call("show", folder, "--rerun", row).out
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["study"]["source"] = "another"
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    assert "rapid_des changed\nits digits are the same" in call("show", folder, "--rerun", 1).out
-    assert "--sort: of points" in refused(call("show", folder, "--sort", "id"))
+    assert "rapid_des changed\n  its results are the same" in call("show", folder, "--rerun", 1).out
+    assert "--sort is for points" in refused(call("show", folder, "--sort", "id"))
     assert "keep no whole results" in refused(call("compare", f"{folder}#1", f"{folder}#2"))
 
 
