@@ -1,10 +1,10 @@
-"""The library's front: a job or a trace set and a machine in, a result out.
+"""The library's interface: functions from a job or a trace set, and a machine, to a result.
 
     price ──► lower ──► execute ──► result
     modes.pricing  program.lowering  modes.execution  report.result
 
-A job is priced first (`price`, or `price_blocks` where blocks are simulated for themselves), foreign traces
-come with their durations; from `lower` on all go the same way.
+A job is priced first: with `price`, or with `price_blocks` in modes that simulate blocks separately. Traces
+that were read from files have durations. From `lower` on jobs and traces take the same steps.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 FLATTENED = "flattened"
 MODES = (FLATTENED, "hierarchical", "hybrid", "analytical")
 FINEST = "finest"
-"""Flattened where that takes seconds, else hierarchical: what `plan` simulates its rows in."""
+"""The mode of `plan`: flattened where that takes seconds, else hierarchical."""
 AUTO = EngineChoice()
 _MOST_HOPS, _MOST_RANKS = 100_000_000, 256
-"""Up to which a flattened run takes seconds: transfers of ranks that do not live alike, and ranks."""
+"""The numbers of hops, of ranks that differ, and of ranks up to which a flattened run takes seconds."""
 
 
 def load_trace(reference: str | Path, options: ReadOptions | None = None) -> TraceSet:
-    """Read the Chakra trace set that a prefix, a folder, a file or a preset's name stands for.
+    """Read the Chakra trace set that a prefix, a folder, a file or a preset's name refers to.
 
-    Durations are picoseconds, sizes bytes; `options` decide what the files leave open. A `TraceError` names
-    the file and the place, or says that no rank has any work.
+    Durations are picoseconds, sizes bytes; `options` decide what the files do not state. A `TraceError` names
+    the file and the place, or states that no rank has any work.
 
     >>> [len(rank.nodes) for rank in load_trace("workloads/traces/two_stages").ranks]
     [4, 4]
@@ -73,7 +73,7 @@ def replay(
 ) -> Result:
     """Replay traces on a machine.
 
-    `engine` names an engine; `trail` records every hop, for timelines; `cache`, see `simulate`.
+    `engine` names an engine; `trail` records every hop, for timelines; for `cache` see `simulate`.
     Raises `DeadlockError` if the replay can not finish, `FabricCutError` if a message has no route left.
 
     >>> from rapid_des.machine import load_machine
@@ -83,7 +83,7 @@ def replay(
     """
     require_kind(machine, Machine, "load_machine")
 
-    def played(machine: Machine) -> Result:
+    def run(machine: Machine) -> Result:
         paced, stated = None, traces
         if machine.faults:
             from rapid_des.program.faults.slow_gpus import pace_of, stretched
@@ -93,10 +93,10 @@ def replay(
             run_traces(stated, machine, EngineChoice.of(engine), trail=trail, cache=cache, pace=paced)
         )
 
-    return _noted(_with_lasting_faults(machine, played), machine)
+    return _with_notes(_with_lasting_faults(machine, run), machine)
 
 
-def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
+def simulate(  # noqa: PLR0913 - options by name
     job: Job,
     machine: Machine,
     *,
@@ -109,11 +109,11 @@ def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
 ) -> Result:
     """Predict one step of a job (or one batch of requests) on a machine.
 
-    Simulations that are given one `cache` share what they have in common: prices of operators, blocks on
-    equal machines, and templates of collectives. Results do not depend on it.
-    Raises `InfeasibleJobError` if it does not fit into the GPUs' memory (with `allow_oom` the result says
-    so), `UnsupportedByEngine` if the mode (one of `MODES`, or `FINEST`) leaves out what it asks for; with
-    `strict` also where a note would bound what that is.
+    Simulations with one `cache` share prices of operators, blocks on equal machines, and templates of
+    collectives. Results do not depend on it.
+    Raises `InfeasibleJobError` if the job does not fit into the GPUs' memory (with `allow_oom` the result
+    warns instead), `UnsupportedByEngine` if the mode (one of `MODES`, or `FINEST`) does not model
+    what the job asks for; with `strict` also where the result would contain a note with a bound.
 
     >>> from rapid_des.frontend import load_job
     >>> from rapid_des.machine import load_machine
@@ -132,21 +132,21 @@ def simulate(  # noqa: PLR0913 - what a simulation is asked, by name
         job = remembered.get_or_make(("passes", job, capacity), lambda: in_passes(asked_for, capacity))
     of_job = ("memory", job, None if allow_oom else capacity)
     needed = remembered.get_or_make(of_job, lambda: memory(job) if allow_oom else check_memory(job, capacity))
-    asked = _Asked(mode, EngineChoice.of(engine), needed, trail, strict, cache)
-    result = _noted(_result(job, machine, asked), machine)
+    options = _Options(mode, EngineChoice.of(engine), needed, trail, strict, cache)
+    result = _with_notes(_simulated_with_faults(job, machine, options), machine)
     congestion = machine.switching.congestion
     if congestion is not None and congestion.dcqcn is not None:
-        without = _result(job, unmarked(machine), replace(asked, trail=False)).step_time
+        without = _simulated_with_faults(job, unmarked(machine), replace(options, trail=False)).step_time
         result = replace(result, notes=(*result.notes, unmarked_line(result.step_time, without)))
     if machine.spec.jitter is None:
         return result
-    even = _result(job, machine.even, replace(asked, trail=False))
+    even = _simulated_with_faults(job, machine.even, replace(options, trail=False))
     lines = jitter_lines(machine, job.gpus, result.step_time, even.step_time)
     return replace(result, notes=(*result.notes, *lines))
 
 
 def require_kind(value: object, kind: type, maker: str) -> None:
-    """Raise `InputError` if a value is not of a kind, with the function of rapid_des that makes one.
+    """Raise `InputError` if a value is not of a kind; the message names the function that makes one.
 
     >>> require_kind("dgx_a100", dict, "load_machine")
     Traceback (most recent call last):
@@ -159,94 +159,103 @@ def require_kind(value: object, kind: type, maker: str) -> None:
 
 def unmarked(machine: Machine) -> Machine:
     """Return the machine without marking, and so without rate cuts."""
-    assert machine.switching.congestion is not None, "who asks has looked"
+    assert machine.switching.congestion is not None, "the caller checks this"
     congestion = structs.replace(machine.switching.congestion, dcqcn=None)
     switching = structs.replace(machine.switching, congestion=congestion)
     return replace(machine, spec=structs.replace(machine.spec, switching=switching))
 
 
-class _Asked(Struct, frozen=True):
+class _Options(Struct, frozen=True):
     """The options of a job's simulation."""
 
     mode: str
+    """One of `MODES`, or `FINEST`."""
     choice: EngineChoice
+    """The engine and its limits."""
     memory: JobMemory
+    """The memory that the job needs."""
     trail: bool
+    """Whether every hop is recorded."""
     strict: bool
+    """Whether a job is refused that the mode models with a bound only."""
     cache: BoundedCache | None
+    """The cache that simulations share, if any."""
 
 
-def _with_lasting_faults(machine: Machine, played: Callable[[Machine], Result]) -> Result:
-    """Return a run's result; faults that slow from 0 s on and outlast the run are constant ones."""
+def _with_lasting_faults(machine: Machine, run: Callable[[Machine], Result]) -> Result:
+    """Return a run's result; a fault from 0 s on that outlasts the run is replaced by a constant fault.
+
+    A constant fault is part of the prices and routes, so the run needs no timetable for it.
+    """
     lasts, first_end = machine.outlasted(0)
     while lasts is not machine:
         try:
-            result = played(lasts)
+            result = run(lasts)
         except (DeadlockError, FabricCutError):
-            break  # of a step that might have ended in time had the faults ended too
+            break  # the run might have ended if the faults had ended too
         if result.step_time <= first_end:
             return result
         lasts, first_end = machine.outlasted(int(result.step_time))
-    return played(machine)
+    return run(machine)
 
 
-def _result(job: Job, machine: Machine, asked: _Asked) -> Result:
-    return _with_lasting_faults(machine, lambda lasts: _played(job, lasts, asked))
+def _simulated_with_faults(job: Job, machine: Machine, options: _Options) -> Result:
+    return _with_lasting_faults(machine, lambda lasts: _simulated(job, lasts, options))
 
 
-def _played(job: Job, machine: Machine, asked: _Asked) -> Result:
-    if asked.mode == FLATTENED:
-        return _flattened(job, machine, asked)
-    if asked.mode == FINEST:
-        return _finest(job, machine, asked)
+def _simulated(job: Job, machine: Machine, options: _Options) -> Result:
+    if options.mode == FLATTENED:
+        return _flattened(job, machine, options)
+    if options.mode == FINEST:
+        return _finest(job, machine, options)
     from rapid_des.modes.blocks import BLOCK_MODES, pays_whole, require_own_links, run_blocks, whole_note
 
-    cache, needed = asked.cache, asked.memory
+    cache, needed = options.cache, options.memory
 
     blocks = run_blocks(
         price_blocks(job, machine, cache=cache),
         machine,
-        BLOCK_MODES[asked.mode],
-        asked.choice,
-        strict=asked.strict,
+        BLOCK_MODES[options.mode],
+        options.choice,
+        strict=options.strict,
         cache=cache,
     )
-    if not pays_whole(blocks, strict=asked.strict):
-        if asked.strict:
+    if not pays_whole(blocks, strict=options.strict):
+        if options.strict:
             require_own_links(blocks)
         return result_of(blocks.run, trace=blocks.trace, memory=needed, blocks=blocks)
-    whole = _flattened(job, machine, asked)
+    whole = _flattened(job, machine, options)
     step = int(whole.step_time)
     return replace(
         whole,
-        mode=asked.mode,
+        mode=options.mode,
         wall_s=whole.wall_s + blocks.wall_s,
         mode_bound=ModeBound(step, step, None, "all was simulated at once"),
         notes=(whole_note(blocks), *whole.notes),
     )
 
 
-def _finest(job: Job, machine: Machine, asked: _Asked) -> Result:
+def _finest(job: Job, machine: Machine, options: _Options) -> Result:
     """Return the flattened result where that takes seconds, else the hierarchical one."""
     if job.gpus <= _MOST_RANKS:
         try:
-            choice = replace(asked.choice, most_hops=_MOST_HOPS)
-            return _flattened(job, machine, replace(asked, choice=choice))
+            choice = replace(options.choice, most_hops=_MOST_HOPS)
+            return _flattened(job, machine, replace(options, choice=choice))
         except TooManyHopsError:
             pass
-    return _played(job, machine, replace(asked, mode="hierarchical"))
+    return _simulated(job, machine, replace(options, mode="hierarchical"))
 
 
-def _flattened(job: Job, machine: Machine, asked: _Asked) -> Result:
-    cache = asked.cache
+def _flattened(job: Job, machine: Machine, options: _Options) -> Result:
+    cache = options.cache
     trace = price(job, machine, cache=cache)
     paced = pace(job, machine, cache=cache)
-    run = run_traces(trace.traces, machine, asked.choice, trail=asked.trail, cache=cache, pace=paced)
-    return result_of(run, trace=trace, memory=asked.memory)
+    run = run_traces(trace.traces, machine, options.choice, trail=options.trail, cache=cache, pace=paced)
+    return result_of(run, trace=trace, memory=options.memory)
 
 
-def _noted(result: Result, machine: Machine) -> Result:
-    """Return the result with notes on the draws of the machine's `random` faults, and on late faults."""
+def _with_notes(result: Result, machine: Machine) -> Result:
+    """Return the result with notes on the machine's `random` faults, and on faults after its end."""
     if not machine.faults:
         return result
     drawn = drawn_names(machine.healthy, machine.faults, machine.spec.gpus_per_node)
@@ -255,7 +264,7 @@ def _noted(result: Result, machine: Machine) -> Result:
 
 
 def compare(job: Job, machine: Machine, *, engine: str | EngineChoice = AUTO) -> dict[str, Result | str]:
-    """Return every mode's result for a job by the mode's name, or why the mode refuses it.
+    """Return every mode's result for a job by the mode's name, or the reason why the mode refuses it.
 
     >>> from rapid_des.frontend import load_job
     >>> from rapid_des.machine import load_machine
@@ -269,7 +278,7 @@ def compare(job: Job, machine: Machine, *, engine: str | EngineChoice = AUTO) ->
 def each_mode(
     job: Job, machine: Machine, *, engine: str | EngineChoice = AUTO
 ) -> Iterator[tuple[str, Result | str]]:
-    """Yield every mode and its result, as `compare` returns them."""
+    """Yield every mode with its result, or with the reason why it refuses the job."""
     cache = BoundedCache()
     for mode in MODES:
         try:
@@ -278,7 +287,7 @@ def each_mode(
             yield mode, str(refusal)
 
 
-def run_traces(  # noqa: PLR0913 - what is asked for, by name
+def run_traces(  # noqa: PLR0913 - options by name
     traces: TraceSet,
     machine: Machine,
     choice: EngineChoice,
@@ -289,9 +298,9 @@ def run_traces(  # noqa: PLR0913 - what is asked for, by name
 ) -> Run:
     """Lower traces to a program and execute it; `trail` records every hop, `cache` keeps templates.
 
-    `pace` prices the ranks of GPUs that faults slow for a while; without it their stated durations stretch.
-    Traces whose ranks reach a group's collectives in different orders on unordered streams are matched by
-    kind and size. Raises `DeadlockError` if the replay can not finish.
+    `pace` prices the work of GPUs that faults slow for a while; without it stated durations are stretched.
+    If ranks issue a group's collectives in different orders on unordered streams, the collectives are matched
+    by kind and size. Raises `DeadlockError` if the replay can not finish.
     """
     lowered = lower(traces, machine, cache=cache)
     if choice.inspect is not None:

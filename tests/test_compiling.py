@@ -220,7 +220,7 @@ def test_a_damaged_file_is_recompiled_and_mended(cache, compilations, damage):
     whole = file.read_bytes()
     assert not kernel().is_cold()
     file.write_bytes(list(damages(whole))[damage])
-    assert kernel().is_cold()  # so that who waits is told
+    assert kernel().is_cold()  # so that the user is informed of the wait
     assert answer_of(kernel()) == answer()
     assert len(compilations) == 1
     assert not kernel().is_cold()
@@ -233,7 +233,7 @@ def test_a_folder_that_others_may_write_is_not_used(cache, compilations, mode):
     cache.chmod(mode)
     before = sorted(cache.iterdir())
     assert kernel().is_cold()
-    with pytest.raises(PermissionError, match="others may write"):
+    with pytest.raises(PermissionError, match="other users can write"):
         kernel().ask()
     assert answer_of(kernel()) == answer()
     assert len(compilations) == 1

@@ -15,11 +15,10 @@ HELD = (
     "bounded_cache.py",
     "chakra",
     "cli",
+    "compiling",
     "config",
     "device",
-    "engines/__init__.py",
-    "engines/deadlock.py",
-    "engines/simpy",
+    "engines",
     "errors.py",
     "extensions.py",
     "frontend",
@@ -33,8 +32,10 @@ HELD = (
     "program",
     "report",
     "serving",
-    "values.py",
+    "simulation.py",
     "units.py",
+    "values.py",
+    "version.py",
 )
 """The files and folders of the package to which the rule applies; it grows until it holds all of them."""
 DIALECT = {

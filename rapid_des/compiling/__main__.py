@@ -1,4 +1,4 @@
-"""Part of building a wheel: write the kernels' object file, print the name of the library made of it."""
+"""A step of building a wheel: write the kernels' object file, and print the name of its library."""
 
 import platform
 import sys

@@ -1,8 +1,8 @@
-"""Columns and tables as numba compiles them: a table is an address, its fields are at fixed places behind.
+"""Columns and tables as types of numba: a table is an address, its fields are at fixed words behind it.
 
-NOTE: numba has arrays and tuples of its own, and passes them by value: seven words an array, for the state of
-a simulation 1,700 words with every call, which took LLVM a minute. A table here is one word, however large.
-Places count from the first entry on: numbers below 0 are no places.
+NOTE: numba passes its own arrays and tuples by value. With seven words an array the state of a simulation is
+1,700 words in every call, which LLVM took a minute to compile. A table here is one word, whatever its size.
+Indices count from the first entry; an index below 0 is not allowed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class MatrixType(types.Type):
 
 
 class SpanType(types.Type):
-    """A stretch of a column: the address of its first entry, and its length."""
+    """A slice of a column: the address of its first entry, and its length."""
 
     def __init__(self, dtype: Any) -> None:
         self.dtype = dtype
@@ -63,7 +63,7 @@ class TableType(types.Type):
 
 
 def type_of(kind: Kind) -> Any:
-    """Return numba's type of what a kernel takes."""
+    """Return numba's type for the kind of an argument."""
     if isinstance(kind, Column):
         return (ColumnType if kind.dimensions == 1 else MatrixType)(_scalar(kind.dtype))
     return _scalar(kind.dtype) if isinstance(kind, Scalar) else TableType(kind)
@@ -91,7 +91,7 @@ register_model(SpanType)(_SpanModel)
 
 
 def _word(builder: Any, address: Any, place: int, kind: Any = _WORD) -> Any:
-    """Load a word of a table; LLVM may load it once, as tables stay the same while machine code runs."""
+    """Load a word of a table; tables do not change while machine code runs, so LLVM may load it once."""
     there = builder.gep(address, [ir.Constant(_WORD, place)])
     word = builder.load(builder.bitcast(there, kind.as_pointer()))
     word.set_metadata("invariant.load", builder.module.add_metadata([]))
@@ -115,7 +115,7 @@ def _field(context: Any, builder: Any, table: TableType, address: Any, name: str
 
 
 def _first(context: Any, builder: Any, kind: Any, value: Any) -> Any:
-    """Return the address of the first entry of a column, or of a stretch of one."""
+    """Return the address of the first entry of a column or a slice."""
     if isinstance(kind, SpanType):
         return builder.extract_value(value, 0)
     return _word(builder, value, 0, context.get_data_type(kind.dtype).as_pointer())

@@ -1,7 +1,7 @@
 """An object file of kernels, made by numba and LLVM.
 
-numba would optimise and translate each function by itself, and again with each of its callers, which takes
-twice as long. Here it only writes down what LLVM reads; all of that is optimised once.
+numba would optimise and translate each function alone, and again with each of its callers, which takes twice
+as long. Here numba only writes LLVM's text; LLVM then optimises all of it once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from rapid_des.compiling.kinds import COMPILABLE, KERNELS, kinds_of, name_of
 
 _FAMILIES = {"x86_64": "x86-64", "AMD64": "x86-64"}
-"""What LLVM calls the oldest processor of a machine's kind; of others `generic`."""
+"""Maps a machine to LLVM's name of its oldest processor; other machines have `generic`."""
 _OPTIONS = {
     "_nrt": False,  # without counting references: there are none
     "no_cpython_wrapper": True,
@@ -22,13 +22,13 @@ _OPTIONS = {
     "no_rewrites": True,  # of arrays, of which there are none
     "looplift": False,
 }
-"""All functions have the same: numba compiles one anew for a caller with others."""
+"""The options of all functions; numba would compile a function again for a caller with others."""
 
 
 def object_code(modules: Sequence[str], machine: str) -> tuple[list[str], bytes]:
     """Return the names of all kernels of some modules, and their object code for any machine of a kind.
 
-    This process must not have imported numba for something else: it is told to optimise nothing.
+    numba must not have been imported in this process: an environment variable switches off its optimiser.
     """
     os.environ["NUMBA_OPT"] = "0"
     import llvmlite.binding as llvm
@@ -49,7 +49,7 @@ def object_code(modules: Sequence[str], machine: str) -> tuple[list[str], bytes]
 
 
 def _written(name: str, function: Callable[..., None]) -> Any:
-    """Return a function and all that it calls as numba hands it to LLVM, under its name."""
+    """Return a function under its name, and all functions that it calls, as a module of LLVM."""
     import llvmlite.binding as llvm
     from numba import njit, types
 
@@ -70,7 +70,7 @@ def _written(name: str, function: Callable[..., None]) -> Any:
 
 
 def _linked(modules: list[Any], names: set[str]) -> Any:
-    """Return one module, in which LLVM may change or drop whatever is not named."""
+    """Return one module, in which LLVM may change or remove all functions that are not named."""
     whole, *others = modules
     for other in others:
         whole.link_in(other)

@@ -1,8 +1,8 @@
 """A function that runs as machine code, or as Python where there is none.
 
-Machine code is given numbers and addresses, of tables of 64-bit words. A column is three words: the address
-of its first entry, its length, and the length of a row if it has rows. A table is the words of its fields one
-after the other, a table in it the address of its own words.
+The arguments of machine code are numbers and addresses of tables of 64-bit words. A column takes three words:
+the address of its first entry, its length, and the length of a row if it has rows. A table consists of the
+words of its fields one after the other; a table inside it is the address of its own words.
 """
 
 from __future__ import annotations
@@ -18,25 +18,27 @@ from rapid_des.compiling.kinds import KERNELS, Column, Kind, Scalar, Table, comp
 from rapid_des.compiling.library import PACKAGE, Library
 
 _RESULTS = np.zeros(2, np.int64)
-"""Where machine code leaves its result, which is none, and why it failed."""
+"""The memory into which machine code writes its result, which is unused, and the cause of a failure."""
 
 
 class Words(NamedTuple):
-    """A table's words with what they point to, so that who calls again reads anew only what has changed."""
+    """A table's words with what they point to, so that the next call computes only the words that changed."""
 
     argument: tuple[Any, ...]
+    """The table itself."""
     words: NDArray[np.int64]
+    """Its words, see above."""
     parts: list[Words]
-    """The tables in it."""
+    """The words of the tables inside it."""
 
     @property
     def address(self) -> int:
-        """Where the words stand."""
+        """The address of the first word."""
         return int(self.words.__array_interface__["data"][0])
 
     @classmethod
     def of(cls, argument: tuple[Any, ...], kind: Table, before: Words | None = None) -> Words:
-        """Return a table's words as it is now, given those of what stood in its place before."""
+        """Return a table's words, reusing those of the table that had its place before."""
         if before is not None and before.argument is argument:
             return before
         parts, words = list[Words](), list[int]()
@@ -64,7 +66,7 @@ def column_words(array: Any, kind: Column, name: str) -> tuple[int, int, int]:
 class Kernel:
     """A function of numbers, contiguous columns and tables of them, which allocates and returns nothing.
 
-    It may not index from the end: numbers below 0 are no places.
+    It must not index from the end, because machine code takes an index below 0 as it is.
     """
 
     def __init__(self, function: Callable[..., None], library: Library = PACKAGE) -> None:
@@ -99,15 +101,15 @@ class Kernel:
 
     @property
     def advice(self) -> str:
-        """What to do about a lack of machine code; nothing if it is there, can be made or is not wanted."""
+        """The advice on how to get machine code; empty if there is some, it can be made or is not wanted."""
         return self.library.advice
 
     def is_cold(self) -> bool:
-        """Tell whether the kernel has yet to be compiled on this machine; an interpreted one always has."""
+        """Return whether the kernel is not compiled yet on this machine; an interpreted one never is."""
         return self.is_interpreted or not (self.is_loaded or self.library.is_kept())
 
     def ask(self) -> bool:
-        """Note in the cache that the kernel is wanted; tell whether that was noted before."""
+        """Record in the cache that the kernel is wanted; return whether that was recorded before."""
         return self.library.ask()
 
     @cached_property
@@ -118,7 +120,7 @@ class Kernel:
 
 
 def _word(argument: Any, kind: Kind) -> tuple[Any, Any]:
-    """Return what machine code is given for an argument, and what must stay alive meanwhile."""
+    """Return the word of an argument for machine code, and the objects that must stay alive meanwhile."""
     if isinstance(kind, Table):
         words = argument if isinstance(argument, Words) else Words.of(argument, kind)
         return words.address, words

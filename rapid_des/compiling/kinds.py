@@ -1,7 +1,7 @@
-"""What kernels take: integers, floats, columns, and tables, which are named tuples of those.
+"""The kinds of a kernel's arguments: integers, floats, columns, and tables, which are named tuples of those.
 
-A kernel's annotations say it, so that it can be compiled before there is anything to call it with. A column
-is an array of one type; `Annotated[Int64s, 2]` is one of rows and columns.
+A kernel's annotations state the kinds, so that it can be compiled before it is called. A column is an array
+of one type; `Annotated[Int64s, 2]` has rows and columns.
 """
 
 from __future__ import annotations
@@ -22,36 +22,41 @@ Int32Column = Annotated[_Array, np.int32]
 Int64Column = Annotated[_Array, np.int64]
 Int32Matrix = Annotated[_Array, np.int32, 2]
 Int64Matrix = Annotated[_Array, np.int64, 2]
-"""Columns for kernels: whoever indexes one in Python gets an integer as far as types say."""
+"""Columns for kernels. To a type checker an entry has any type, so Python code can use it as an integer."""
 
 
 class Column(NamedTuple):
-    """An array of one or two dimensions, without gaps."""
+    """A contiguous array of one or two dimensions."""
 
     dtype: str
+    """The name of its type in numpy."""
     dimensions: int
+    """The number of its dimensions, 1 or 2."""
 
 
 class Scalar(NamedTuple):
-    """A number that a kernel is given."""
+    """A number."""
 
     dtype: str
+    """The name of its type in numpy."""
 
 
 class Table(NamedTuple):
     """A named tuple of columns, numbers and tables."""
 
     name: str
+    """The name of the named tuple."""
     fields: tuple[tuple[str, Kind], ...]
+    """The name and kind of each field, in order."""
 
 
 Kind = Column | Scalar | Table
 COLUMN_WORDS = 3
-"""The address of the first entry, the length, and the length of a row if there are rows."""
+"""The words of a column: address of the first entry, length, and length of a row if there are rows."""
 
 
 def words_of(kind: Kind) -> int:
-    """Return how many words a field takes in a table: a table in it is the address of its own."""
+    """Return the number of words of a field in a table; a table inside it takes one, its address."""
     return COLUMN_WORDS if isinstance(kind, Column) else 1
 
 
@@ -64,6 +69,7 @@ def kinds_of(function: Callable[..., Any]) -> tuple[Kind, ...]:
 
 @cache
 def _kind(hint: Any) -> Kind:
+    """Return the kind that an annotation states."""
     if hint in (int, float):
         return Scalar(np.dtype(hint).name)
     if isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields"):
@@ -93,5 +99,5 @@ def compilable(function: Function) -> Function:
 
 
 def name_of(kernel: Callable[..., None]) -> str:
-    """Return what a kernel is called in machine code."""
+    """Return the name of a kernel in machine code."""
     return kernel.__name__.strip("_")

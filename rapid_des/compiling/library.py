@@ -1,9 +1,9 @@
-"""Kernels that are compiled together: where their machine code is found, and how it is made if it is nowhere.
+"""Kernels that are compiled together: their machine code is found here, or made if there is none.
 
-A wheel brings a shared library beside this module, which the system loads. A checkout has none: object code
-is kept in numba's cache folder, from where llvmlite alone loads it. If it is not there or not whole, one
-process compiles, and others that want the same wait for it. A folder that is not ours alone is not used. The
-compiler runs in a process of its own: LLVM does not look for signals, so ^C would wait for it.
+A wheel contains a shared library beside this module, which the system loads. A checkout has none: its object
+code is in numba's cache folder, and llvmlite alone loads it. If it is missing or damaged, one process
+compiles, and others that need the same code wait. A folder that other users can write is not used. The
+compiler runs in a process of its own, because LLVM does not look for signals and ^C would wait for it.
 """
 
 from __future__ import annotations
@@ -25,63 +25,63 @@ _ROOT = Path(__file__).parents[1]
 
 
 def say(text: str) -> None:
-    """Say something on stderr: a library that compiles for long without a word seems to hang."""
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 - workers have no other way to say it
+    """Print a line on stderr: a library that compiles for long without any message seems to hang."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 - workers have no other output
 
 
 class Library:
     """Kernels of some modules, made of some source files."""
 
     announce: ClassVar[Callable[[str], None]] = say
-    """Told in a line that kernels are compiled, or waited for, before that is done."""
+    """Called with a line before kernels are compiled, or before the process waits for them."""
 
     def __init__(self, modules: Iterable[str], sources: Callable[[], Iterable[Path]]) -> None:
         self.modules, self._sources = tuple(modules), sources
 
     @cached_property
     def is_interpreted(self) -> bool:
-        """Whether kernels run as Python: numba may not compile, or there is neither code nor numba."""
+        """Whether kernels run as Python: compiling is switched off, or there is neither code nor numba."""
         return _may_not_compile() or bool(self.advice)
 
     @cached_property
     def advice(self) -> str:
-        """What to do about a lack of machine code; nothing if it is there, can be made or is not wanted."""
+        """The advice on how to get machine code; empty if there is some, it can be made or is not wanted."""
         if _may_not_compile() or self.is_kept() or find_spec("numba") is not None:
             return ""
         return "interpreted: no machine code was installed for this machine; with numba it would be compiled"
 
     @property
     def sources(self) -> list[Path]:
-        """The files of which the machine code is made."""
+        """The files from which the machine code is made."""
         return sorted({*self._sources(), *Path(__file__).parent.glob("*.py")})
 
     @cached_property
     def name(self) -> str:
-        """What the machine code is called: its sources and the kind of machine."""
+        """The name of the machine code, a digest of its sources and the kind of machine."""
         content = [file.read_bytes() for file in self.sources]
         digest = sha256(repr((platform.system(), platform.machine(), content)).encode()).hexdigest()
         return f"kernels-{digest[:24]}"
 
     @property
     def shipped(self) -> Path:
-        """Where a wheel brings it."""
+        """The place of the shared library in a wheel."""
         return Path(__file__).with_name(f"{self.name}.so")
 
     def is_kept(self) -> bool:
-        """Tell whether there is machine code on this machine."""
+        """Return whether there is machine code on this machine."""
         with suppress(OSError):
             return self.shipped.exists() or bool(_read(self._place))
         return False
 
     def ask(self) -> bool:
-        """Note in the cache that machine code is wanted; tell whether that was noted before."""
+        """Record in the cache that machine code is wanted; return whether that was recorded before."""
         note = self._place.with_suffix(".wanted")
         known = note.exists()
         note.touch()
         return known
 
     def code(self, name: str, floats: Sequence[bool]) -> Callable[..., int]:
-        """Return a kernel's machine code, of arguments that are floats or words."""
+        """Return a kernel's machine code; `floats` states which arguments are floats; others are words."""
         types = [ctypes.c_double if is_float else ctypes.c_int64 for is_float in floats]
         returned: Callable[..., int] = ctypes.PYFUNCTYPE(
             ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *types
@@ -95,7 +95,7 @@ class Library:
         return Addresses.of_object(self._object())
 
     def _object(self) -> bytes:
-        """Return the object code, kept or compiled."""
+        """Return the object code from the cache, or compile it."""
         with suppress(OSError):
             return _read(self._place)
         with self._alone():
@@ -110,7 +110,7 @@ class Library:
         return content
 
     def _compiled(self) -> bytes:
-        """Return the object code, which another process makes."""
+        """Return the object code that another process compiles."""
         from concurrent.futures.process import BrokenProcessPool
 
         from rapid_des.compiling.emit import object_code
@@ -129,37 +129,38 @@ class Library:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Hold back others that would compile the same; where nothing can be kept or locked, do not."""
+        """Let other processes wait that need the same code; where no file can be locked, they compile too."""
         with ExitStack() as held:
             with suppress(OSError):
                 lock = held.enter_context(self._place.with_suffix(".lock").open("w"))
                 held.callback(Path(lock.name).unlink, missing_ok=True)
-                import fcntl  # of posix alone, as the folder is
+                import fcntl  # exists on posix only, where the folder is used
 
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     _announce_waiting()
-                    fcntl.flock(lock, fcntl.LOCK_EX)  # a process that dies lets go of it
+                    fcntl.flock(lock, fcntl.LOCK_EX)  # the system unlocks it if the process dies
             yield
 
     def _compiling(self) -> str:
+        """Return the line that announces a compilation."""
         try:
             kept = f", once for this installation ({self._place.parent})"
         except OSError as error:
-            kept = f", which no cache will keep ({error})"
+            kept = f", which can not be cached ({error})"
         return f"compiling the kernels{kept}: up to half a minute; ^C ends it …"
 
     @cached_property
     def _place(self) -> Path:
-        """Where object code is kept; raises OSError where nothing can be."""
+        """The file of the object code in the cache; raises OSError where none can be kept."""
         caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
         folder = Path(os.environ.get("NUMBA_CACHE_DIR") or f"{caches}/numba", "rapid_des")
         if os.name != "posix" or not folder.is_absolute():
-            raise OSError("there is no folder that is ours alone")
+            raise OSError("no cache folder belongs to this user alone")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if (status := folder.lstat()).st_uid != os.geteuid() or status.st_mode & 0o022:
-            raise PermissionError(f"others may write {folder}")
+            raise PermissionError(f"other users can write {folder}")
         return folder / f"{self.name}.o"
 
 
@@ -168,7 +169,7 @@ def _may_not_compile() -> bool:
 
 
 def _announce_waiting() -> None:
-    """Say who is waited for; workers of one process do not: one of them said that it compiles."""
+    """Announce the wait; workers stay silent, because one of them has announced that it compiles."""
     from multiprocessing import current_process
 
     if current_process().name == "MainProcess":
@@ -176,15 +177,15 @@ def _announce_waiting() -> None:
 
 
 def _read(file: Path) -> bytes:
-    """Return what is in a file that is whole; raise OSError for others."""
+    """Return the content of a file behind its digest; raise OSError if the digest differs."""
     digest, _, content = file.read_bytes().partition(b"\n")
     if sha256(content).hexdigest().encode() != digest:
-        raise OSError(f"{file} is not as it was written")
+        raise OSError(f"{file} is damaged: its digest differs")
     return content
 
 
 class Addresses:
-    """Where functions of loaded machine code begin, by name."""
+    """The addresses of loaded functions, by name."""
 
     def __init__(self, find: Callable[[str], int], owner: Any) -> None:
         self._find, self._owner = find, owner
@@ -204,7 +205,7 @@ class Addresses:
 
     @classmethod
     def of_object(cls, content: bytes) -> Addresses:
-        """Load an object file behind the names of its functions, by LLVM alone."""
+        """Load an object file, which follows a line with the names of its functions, by LLVM alone."""
         import llvmlite.binding as llvm
 
         names, _, code = content.partition(b"\n")
@@ -233,7 +234,7 @@ def _of_package() -> Iterable[Path]:
 
 PACKAGE = Library(
     (
-        *(f"rapid_des.engines.compiled.{name}kernel" for name in ("", "paired_", "closing_", "fluid_")),
+        *(f"rapid_des.engines.compiled.{name}kernel" for name in ("", "paired_", "closure_", "fluid_")),
         *(
             "rapid_des.chakra.kernels",
             "rapid_des.device.attention.flash",

@@ -1,4 +1,4 @@
-"""Why a replay can not finish: who waits for whom, in words."""
+"""Explains why a replay can not finish: which visit waits for which."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def plain_name(program: Program) -> Namer:
 
 
 def explain_disagreement(program: Program, key: tuple[int, int, int], templates: tuple[int, int]) -> str:
-    """Say that members of one instance brought different collectives (R5)."""
+    """Return the message that members of one instance issued different collectives (R5)."""
     first, second = (program.templates[index].name or f"template {index}" for index in templates)
     group = program.groups[key[0]]
     return (
@@ -33,9 +33,9 @@ def explain_disagreement(program: Program, key: tuple[int, int, int], templates:
 
 
 def why_unfinished(program: Program, records: Records, name: Namer | None = None) -> CannotFinishError:
-    """Return why some visits never finished: a `DeadlockError`, which says who waits for whom.
+    """Return why some visits never finished: a `DeadlockError` that names what each one waits for.
 
-    A plain `CannotFinishError` where they would, but past the last moment that a simulation reaches.
+    If they would finish after the last time of a simulation, it is a plain `CannotFinishError`.
     """
     unfinished = int((records.finish == NONE).sum())
     if records.beyond and not _stays_down(program):
@@ -47,17 +47,20 @@ def why_unfinished(program: Program, records: Records, name: Namer | None = None
     head = f"the replay can not finish: {unfinished} of {len(records.finish)} steps never end"
     stopped = 0 if records.link_stopped is None else int((records.link_stopped == NONE).sum())
     if stopped:
-        head += f"; nodes keep {stopped} links stopped (switching.congestion.pause), each for want of another"
+        head += (
+            f"; nodes keep {stopped} links stopped (switching.congestion.pause), and each waits for another"
+        )
     return DeadlockError("\n  ".join([head, *lines[:_SHOWN], *more]))
 
 
 def _stays_down(program: Program) -> bool:
-    """Whether a link or stream is closed from some time on: what waits for it waits for ever."""
+    """Return whether a link or stream stays closed from some time on, so that visits wait for ever."""
     tables = (*program.link_timetables.values(), *program.visit_timetables.values())
     return any(len(table.rate) > 0 and table.rate[-1] == 0 for table in tables)
 
 
 def _waits(program: Program, records: Records, name: Namer) -> Iterator[str]:
+    """Yield a line for each member that waits in a collective, then those of `_blocked`."""
     offsets = program.visits()
     for position, binding in enumerate(program.bindings):
         table = program.programs[binding.program]

@@ -1,8 +1,8 @@
-"""The kernel's event queue: a 4-ary heap of distinct times, each with a bucket of events in any order.
+"""The kernel's event queue: a 4-ary heap of distinct times, each with a bucket of unordered events.
 
-Events of one instant need no order, because servers choose only once an instant's events have all happened
-(R4). A push costs O(1) when its time was pushed before (a symmetric collective), else a walk up the heap;
-the cache from times to buckets may forget, then a time has two buckets, which are popped together.
+Events of one instant need no order, because servers choose only after all events of the instant (R4). A push
+takes constant time if its time is in the cache, as in symmetric collectives, else it moves up the heap. The
+cache can lose a time whose slot another time takes; then the time has two buckets, which are popped together.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from rapid_des.engines.compiled.pools import TIME_CACHE, Calendar
 
 HEAP, FREE_BUCKET, FREE_EVENT, PUSHED, USED = 0, 1, 2, 3, 4
 _WORD, _GOLDEN = 0xFFFFFFFF, 0x61C88647
-"""32-bit multiplicative hashing: the product stays below 2**63."""
+"""The mask and factor of 32-bit multiplicative hashing: the product stays below 2**63."""
 
 
 @compilable
@@ -26,8 +26,9 @@ def push(calendar: Calendar, moment: int, kind: int, a: int, b: int) -> None:
     calendar.kind[event] = kind
     calendar.a[event] = a
     calendar.b[event] = b
+    # Bits 20 to 31 of the product are well mixed. A slot holds one time; a newer one replaces it.
     slot = (((moment & _WORD) * _GOLDEN) >> 20) & (TIME_CACHE - 1)
-    if calendar.cached_time[slot] == moment:
+    if calendar.cached_time[slot] == moment:  # the bucket exists: no heap operation
         bucket = calendar.cached_bucket[slot]
         calendar.next[event] = calendar.first[bucket]
         calendar.first[bucket] = event
@@ -38,11 +39,12 @@ def push(calendar: Calendar, moment: int, kind: int, a: int, b: int) -> None:
     calendar.next[event] = -1
     calendar.cached_time[slot] = moment
     calendar.cached_bucket[slot] = bucket
-    _rise(calendar, moment, bucket)
+    _sift_up(calendar, moment, bucket)
 
 
 @compilable
-def _rise(calendar: Calendar, moment: int, bucket: int) -> None:
+def _sift_up(calendar: Calendar, moment: int, bucket: int) -> None:
+    """Insert a bucket into the heap: move parents with later times down until its place is found."""
     child = calendar.counts[HEAP]
     calendar.counts[HEAP] = child + 1
     while child > 0:
@@ -62,6 +64,7 @@ def pop(calendar: Calendar) -> int:
     earliest = calendar.bucket[0]
     length = calendar.counts[HEAP] - 1
     calendar.counts[HEAP] = length
+    # The last leaf fills the gap at the top: earlier children move up until its place is found.
     moment, bucket = calendar.time[length], calendar.bucket[length]
     parent = 0
     while True:
@@ -85,7 +88,7 @@ def pop(calendar: Calendar) -> int:
 
 @compilable
 def recycle(calendar: Calendar, event: int) -> None:
-    """Give an event's place back."""
+    """Return an event's row to the pool."""
     calendar.next[event] = calendar.counts[FREE_EVENT]
     calendar.counts[FREE_EVENT] = event
     calendar.counts[USED] -= 1
@@ -93,6 +96,9 @@ def recycle(calendar: Calendar, event: int) -> None:
 
 @compilable
 def recycle_bucket(calendar: Calendar, bucket: int) -> None:
-    """Give a bucket's place back."""
+    """Return a bucket's row to the pool.
+
+    The cache keeps its entry for the bucket's time: events are pushed for later times only.
+    """
     calendar.first[bucket] = calendar.counts[FREE_BUCKET]
     calendar.counts[FREE_BUCKET] = bucket

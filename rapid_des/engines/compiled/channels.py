@@ -1,4 +1,4 @@
-"""R7 in the compiled engine: what one member of a collective sends to another goes in order."""
+"""R7 in the compiled engine: the messages from one member of a collective to another go in order."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from rapid_des.compiling import compilable
 from rapid_des.engines.compiled.calendar import push
 from rapid_des.engines.compiled.flat import Flat
 from rapid_des.engines.compiled.pools import Pools
-from rapid_des.engines.compiled.work import FLOW
+from rapid_des.engines.compiled.work import FLOW, FLOW_JOINS
 
 
 @compilable
 def channel_of(flat: Flat, pools: Pools, flow: int) -> int:
-    """Return the place of a flow's pair in its instance's stretch of the arena."""
+    """Return the arena row of a flow's pair in its instance."""
     instances, transfers, tasks = pools.instances, pools.transfers, flat.tasks
     instance = transfers.instance[flow]
     task = tasks.first_task[instances.template[instance]] + transfers.task[flow]
@@ -20,13 +20,14 @@ def channel_of(flat: Flat, pools: Pools, flow: int) -> int:
 
 @compilable
 def has_turn(flat: Flat, pools: Pools, flow: int) -> bool:
-    """Tell whether a flow may join now; if not it waits behind the others of its channel."""
+    """Return whether a flow may join now; if not, it waits behind the others of its channel."""
     channels, following = pools.channels, pools.transfers.next
     channel = channel_of(flat, pools, flow)
     if channels.turn[channel] == 0:
         channels.turn[channel] = flow + 1
     if channels.turn[channel] == flow + 1:
         return True
+    # Those that wait form a ring: the last one points to the first, so one column serves both ends.
     last = channels.last[channel] - 1
     if last < 0:
         following[flow] = flow
@@ -39,7 +40,7 @@ def has_turn(flat: Flat, pools: Pools, flow: int) -> bool:
 
 @compilable
 def pass_turn(flat: Flat, pools: Pools, flow: int, now: int) -> None:
-    """Have the next flow of a channel join a tick after this one, if it had its turn."""
+    """Let the next flow of a channel join one tick later, if this flow was the channel's first."""
     channels, following = pools.channels, pools.transfers.next
     channel = channel_of(flat, pools, flow)
     if channels.turn[channel] != flow + 1:
@@ -54,4 +55,4 @@ def pass_turn(flat: Flat, pools: Pools, flow: int, now: int) -> None:
     else:
         following[last] = following[first]
     channels.turn[channel] = first + 1
-    push(pools.calendar, now + 1, FLOW, first, 1)
+    push(pools.calendar, now + 1, FLOW, first, FLOW_JOINS)

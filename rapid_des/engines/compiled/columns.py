@@ -12,69 +12,116 @@ Array = NDArray[Any]
 
 
 class Visits(NamedTuple):
-    """The columns of all rank programs one after the other."""
+    """The visits of all rank programs one after the other; one row a visit, as in `RankProgram`.
+
+    Servers, slots and other visits have their number within the rank.
+    """
 
     kind: Int8Column
+    """[visit] its `VisitKind`."""
     server: Int32Column
+    """[visit] its server in the rank, or NONE."""
     work: Int64Column
+    """[visit] picoseconds of work at rate 1."""
     priority: Int64Column
+    """[visit] its priority at its server; the smallest goes first."""
     link_priority: Int64Column
+    """[visit] the priority of its transfers on links."""
     release: Int32Column
+    """[visit] HOLD: the visit whose end releases it."""
     holder: Int32Column
+    """[visit] the HOLD that its end releases, or NONE."""
     slot: Int32Column
+    """[visit] HOLD and MEMBER: the slot of the rank that names the group; else NONE."""
     parent: Int32Column
+    """[visit] MEMBER: the HOLD whose instance number it shares, or NONE."""
     occurrence: Int32Column
+    """[visit] its instance number, or NONE: it is counted as the visit starts."""
     sub: Int32Column
+    """[visit] the chunk and phase of the collective, as one number."""
     template: Int32Column
+    """[visit] MEMBER: the template of the collective."""
     need: Int32Column
+    """[visit] the number of incoming edges that must have passed."""
     edge_starts: Int64Column
+    """[visit] its first row of the edge columns; the rows end where those of the next visit start."""
     edge_target: Int32Column
+    """[edge] the visit of the same rank that waits."""
     edge_lag: Int64Column
+    """[edge] picoseconds from the anchor."""
     edge_at_start: BoolColumn
+    """[edge] whether the anchor is the visit's start; else it is its end."""
 
 
 class Ranks(NamedTuple):
-    """Where each rank's visits, slots and servers begin, and what its slots and servers are.
+    """The first rows of each rank's visits, slots and servers, and what its slots and servers are.
 
-    A slot is one communicator of a rank: a group, and which member of the group the rank is.
+    A slot is one communicator of a rank: a group, and the member of the group that the rank is.
     """
 
     program: Int64Column
+    """[rank] the first row of its program in `Visits`."""
     flat: Int64Column
+    """[rank] the first row of its visits in the records; one entry more holds the total."""
     slot: Int64Column
+    """[rank] its first row of the slot columns."""
     server: Int64Column
+    """[rank] its first row of the server columns; one entry more holds the total."""
     slot_group: Int32Column
+    """[slot] the group that the slot names."""
     slot_member: Int32Column
+    """[slot] the number of the rank in that group."""
     of_server: Int32Column
+    """[server] its rank."""
     capacity: Int32Column
+    """[server] the number of visits that it serves at a time."""
     level: Int8Column
+    """[server] its level: 0 for a stream, 1 for a slot."""
     heap: Int64Column
-    """Where the waiting visits of each server are kept."""
+    """[server] the first entry of its waiting visits in `State.heap`; one entry more holds the total."""
 
 
 class Tasks(NamedTuple):
-    """The columns of all templates one after the other; what templates share stands here once.
+    """The tasks of all templates one after the other; columns that templates share are stored once.
 
-    Templates that differ in sizes alone share all but `size`: hence `first_task` for the shared columns and
-    `first_size` for that one. Members come behind the tasks of their template in the numbers of edges: target
-    t is task t, or if t is not below `tasks`, member t - tasks.
+    Templates that differ only in sizes share all columns but `size`: hence `first_task` for the shared
+    columns and `first_size` for that one. In the numbers of edge targets members follow the tasks of their
+    template: target t is task t, or member t - tasks where t is not below `tasks`.
     """
 
     members: Int32Column
+    """[template] the number of its members."""
     tasks: Int32Column
+    """[template] the number of its tasks."""
     first_task: Int64Column
+    """[template] the row of its first task in the task columns."""
     first_size: Int64Column
+    """[template] the row of its first task in `size`."""
     first_member: Int64Column
+    """[template] the row of its first member in the member columns."""
     pair: Int32Column
+    """[task] its pair of members in the template, or NONE: it crosses no link."""
     source: Int32Column
+    """[task] the member that injects it."""
     size: Int32Column
+    """[task] the size row of its message."""
     need: Int32Column
+    """[task] the number of incoming edges that must have passed."""
     edge_starts: Int64Column
+    """[task] its first row of the edge columns."""
     edge_target: Int32Column
+    """[edge] the task or member that waits."""
     edge_lag: Int64Column
+    """[edge] picoseconds from the anchor."""
     edge_at_injection: BoolColumn
+    """[edge] whether the anchor is the task's injection; else it is its delivery."""
     arrival_starts: Int64Column
+    """[member] its first row of the arrival columns."""
     arrival_target: Int32Column
+    """[arrival] the task or member that waits for the member to come."""
     arrival_lag: Int64Column
+    """[arrival] picoseconds from the member's arrival."""
     member_need: Int32Column
+    """[member] the number of incoming edges that must have passed."""
     ahead: BoolColumn
+    """[template] whether parts of its messages are handed over at the rate of their first link."""

@@ -1,6 +1,6 @@
-"""Running a program on the compiled kernel, which gets larger pools of what it runs out of.
+"""Runs a program on the compiled kernel, and provides larger pools when the kernel fills one.
 
-Rows of a pool keep their numbers.
+Rows keep their numbers when their pool grows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rapid_des.compiling.kinds import Table, kinds_of
 from rapid_des.engines.compiled import kernel, pools, work
 from rapid_des.engines.compiled.calendar import HEAP, PUSHED, push
 from rapid_des.engines.compiled.flat import Array, flatten
-from rapid_des.engines.compiled.plan_tables import Parts
+from rapid_des.engines.compiled.plan_tables import RankParts
 from rapid_des.engines.compiled.pools import Pools, State
 from rapid_des.engines.deadlock import explain_disagreement
 from rapid_des.errors import TraceError
@@ -26,14 +26,14 @@ from rapid_des.program.timetable import FOREVER
 
 _NEVER = FOREVER - 1
 _SLICE_S = 0.2
-"""How long the kernel plays before Python looks for signals, as ^C, and progress is told."""
+"""The seconds that the kernel runs before Python looks for signals, as ^C, and reports progress."""
 _FIRST_SLICE = 20_000
-"""Events of the first slice; the others are as many as take the time."""
+"""The number of events of the first slice; the later ones take `_SLICE_S` each."""
 _TABLES = [kind for kind in kinds_of(kernel.play) if isinstance(kind, Table)]
 
 
 def kernel_of(*, fluid: bool = False, paired: bool = False, closing: bool = False) -> Kernel:
-    """Return what plays programs of the fluid mode, with queue pairs, whose links close, or the others."""
+    """Return the kernel for the fluid mode, for queue pairs, for links that close, or for all else."""
     if paired:
         from rapid_des.engines.compiled.paired_kernel import PAIRED_KERNEL
 
@@ -43,7 +43,7 @@ def kernel_of(*, fluid: bool = False, paired: bool = False, closing: bool = Fals
 
         return FLUID_KERNEL
     if closing:
-        from rapid_des.engines.compiled.closing_kernel import CLOSING_KERNEL
+        from rapid_des.engines.compiled.closure_kernel import CLOSING_KERNEL
 
         return CLOSING_KERNEL
     return kernel.KERNEL
@@ -54,7 +54,7 @@ class CompiledSimulation:
 
     def __init__(self, program: Program, *, trail: bool = False, progress: Progress | None = None) -> None:
         self.program = program
-        self._progress, self._told = progress, 0.0
+        self._progress, self._reported_at = progress, 0.0
         self._flat = flatten(program)
         fluid = program.fluid is not None
         self._state = pools.new_state(
@@ -69,7 +69,7 @@ class CompiledSimulation:
         self._seed()
 
     def _seed(self) -> None:
-        """Make the visits ready that wait for nothing."""
+        """Put the visits that wait for nothing on the stack."""
         records = np.flatnonzero(self._state.pending == 0)
         ranks = np.searchsorted(self._flat.ranks.flat, records, side="right") - 1
         within = records - self._flat.ranks.flat[ranks]
@@ -83,7 +83,7 @@ class CompiledSimulation:
         self._state.cursor[work.PHASE] = 1
 
     def _seed_capacities(self) -> None:
-        """Have links of the fluid mode change their rates when their timetables say so."""
+        """Schedule the steps of the timetables of links in the fluid mode."""
         steps = [
             (moment, link)
             for link, table in self.program.link_timetables.items()
@@ -91,33 +91,35 @@ class CompiledSimulation:
         ]
         self._pools = with_events(self._pools, len(steps) + 1)
         for moment, link in steps:
-            push(self._pools.calendar, moment, work.CAPACITY, link, 0)
+            push(self._pools.calendar, moment, work.LINK_RATE, link, 0)
 
     def _play(self, limit: int) -> None:
         if self._fluid is None:
             paired = self.program.queue_pairs is not None
             kernel_of(paired=paired)(*self._arguments(), limit)
             return
+        # A flow has the number of its transfer, so the tables of flows are as long as that pool.
         slots = len(self._pools.transfers.next)
         if len(self._fluid.hops) < slots:
             self._fluid = widened(self._fluid, slots)
         kernel_of(fluid=True)(*self._arguments(), self._fluid, self._noticed, limit)
 
     def _arguments(self) -> tuple[Words, ...]:
-        """Return what every kernel takes: the program, the state and the pools."""
+        """Return the arguments of every kernel: the program, the state and the pools."""
         arguments = self._flat, self._state, self._pools
         words = tuple(map(Words.of, arguments, _TABLES, self._words))
-        self._words = words
+        self._words = words  # the next call reuses the words of tables that are the same objects
         return words
 
     def run(self, until: int | None = None) -> None:
-        """Play until nothing is left to happen, or up to and including a time in picoseconds.
+        """Play until no event is left, or up to and including a time in picoseconds.
 
-        An interrupt ends it between two slices; `records` then returns what happened until then.
+        An interrupt ends the run between two slices; `records` then returns what has happened.
         """
         limit = _NEVER if until is None else until
+        # A slice has at most twice the events of the one before, so that the first ones stay short.
         totals, events = self._state.totals, _FIRST_SLICE
-        while self._play_slice(limit, events) == work.PAUSED:
+        while self._play_slice(limit, events) == work.LIMIT_REACHED:
             if self._progress is not None:
                 self._progress(int(totals[work.WORKED]))
             took = time.perf_counter() - self._slice_began
@@ -133,39 +135,39 @@ class CompiledSimulation:
 
     @property
     def events(self) -> int:
-        """How many were made so far."""
+        """The number of events made so far."""
         return int(self._pools.calendar.counts[PUSHED])
 
     def advance(self, events: int = _NEVER, until: int = _NEVER) -> bool:
-        """Play about so many more events, or up to and including a time; tell whether it was the events."""
-        paused = self._play_slice(until, events) == work.PAUSED
-        if self._progress is not None and time.perf_counter() - self._told > _SLICE_S:
-            self._told = time.perf_counter()
+        """Play about `events` more events, or up to a time; return whether the events ended it."""
+        paused = self._play_slice(until, events) == work.LIMIT_REACHED
+        if self._progress is not None and time.perf_counter() - self._reported_at > _SLICE_S:
+            self._reported_at = time.perf_counter()
             self._progress(int(self._state.totals[work.WORKED]))
         return paused
 
     def note_hops(self, *, on: bool) -> None:
-        """Begin a new trail, or do without, from now on: of a simulation that was given one."""
+        """Start a new trail, or stop recording; the simulation must have been made with a trail."""
         self._pools.counts[pools.TRAIL] = 0
         self._state.flags[work.RECORDING] = on
 
     def _play_slice(self, limit: int, events: int) -> int:
-        """Play until about so many more events were made; return why it ended."""
+        """Play until about `events` more events were made; return the status at which it ended."""
         self._slice_began = time.perf_counter()
-        self._state.cursor[work.PAUSE] = self._pools.calendar.counts[PUSHED] + events
+        self._state.cursor[work.EVENT_LIMIT] = self._pools.calendar.counts[PUSHED] + events
         totals = self._state.totals
         self._play(limit)
-        while totals[work.STATUS] not in (work.DONE, work.DISAGREES, work.PAUSED):
-            self._answer(int(totals[work.STATUS]), int(totals[work.WANTED]))
+        while totals[work.STATUS] not in (work.DONE, work.DISAGREES, work.LIMIT_REACHED):
+            self._provide(int(totals[work.STATUS]), int(totals[work.WANTED]))
             self._play(limit)
         return int(totals[work.STATUS])
 
-    def _answer(self, status: int, wanted: int) -> None:
-        """Give the kernel what it wants: more room."""
+    def _provide(self, status: int, wanted: int) -> None:
+        """Provide the rows that the kernel wants."""
         self._pools = _with_room(self._pools, status, wanted)
 
     def records(self) -> Records:
-        """Return what happened so far."""
+        """Return the records of the simulation so far."""
         state = self._state
         return Records(
             start=state.start,
@@ -186,7 +188,7 @@ class CompiledSimulation:
         )
 
     def _beyond(self) -> bool:
-        """Whether an event lies past FOREVER, or a flow ends there."""
+        """Return whether an event lies past FOREVER, or a flow ends there."""
         calendar = self._pools.calendar
         waiting = calendar.time[: calendar.counts[HEAP]]
         flows = self._fluid is not None and never_end(self._fluid)
@@ -198,7 +200,7 @@ class CompiledSimulation:
 
 
 def _rates(state: State) -> RateRecords | None:
-    """Return what marks did; None where nothing is marked."""
+    """Return the records of marks and rates (R14); None where nothing is marked."""
     if not len(state.marks):
         return None
     cuts, held, slowest = (state.rates[:, which] for which in (rates.CUTS, rates.HELD, rates.SLOWEST))
@@ -206,6 +208,7 @@ def _rates(state: State) -> RateRecords | None:
 
 
 def _wider(column: Array, room: int) -> Array:
+    """Return a column of `room` rows with the rows of another one first."""
     copy = np.zeros(room, column.dtype)
     copy[: len(column)] = column
     return copy
@@ -220,7 +223,7 @@ def with_events(small: Pools, least: int) -> Pools:
         name: _wider(getattr(calendar, name), room)
         for name in ("time", "bucket", "first", "kind", "a", "b", "next")
     }
-    for name, free in (("first", 1), ("next", 2)):
+    for name, free in (("first", 1), ("next", 2)):  # the new rows go before the other free ones
         columns[name][had:] = np.arange(had + 1, room + 1)
         columns[name][-1] = calendar.counts[free]
         calendar.counts[free] = had
@@ -236,7 +239,7 @@ def _with_stack(small: Pools, least: int) -> Pools:
 
 
 def _with_instances(small: Pools, wanted: int) -> Pools:
-    """Return pools with room for an instance of `wanted` tasks and members; only what is short grows."""
+    """Return pools with room for an instance of `wanted` tasks and members; only full ones grow."""
     made, arena, members = (int(small.counts[index]) for index in (pools.MADE, pools.ARENA, pools.MEMBERS))
     instances = small.instances
     if made == len(instances.group):
@@ -244,6 +247,7 @@ def _with_instances(small: Pools, wanted: int) -> Pools:
     arena_room, member_room = len(small.pending), len(small.member_rank)
     if arena + wanted > arena_room:
         arena_room = max(arena_room + arena_room // 2, arena + wanted)
+    # `wanted` counts tasks too, so a large template with few members would ask for too many rows.
     if members + wanted > member_room:
         member_room = max(2 * member_room, members + min(wanted, 2**20))
     return small._replace(
@@ -259,18 +263,18 @@ def _with_instances(small: Pools, wanted: int) -> Pools:
 
 
 def _with_channels(small: pools.Channels, room: int) -> pools.Channels:
-    """Return room for as many channels as the arena has; none outside the fluid mode."""
+    """Return channels for each row of the arena; none outside the fluid mode."""
     return pools.Channels(*(_wider(column, room) for column in small)) if len(small.turn) else small
 
 
-def with_parts(small: Pools) -> Pools:
-    """Return pools with twice the room for parts of ranks in collectives that are replanned."""
-    room = 2 * len(small.parts.rank)
-    return small._replace(parts=Parts(*(_wider(column, room) for column in small.parts)))
+def with_rank_parts(small: Pools) -> Pools:
+    """Return pools with twice as many rows for the ranks' parts in replanned collectives."""
+    room = 2 * len(small.rank_parts.rank)
+    return small._replace(rank_parts=RankParts(*(_wider(column, room) for column in small.rank_parts)))
 
 
 def with_transfers(small: Pools) -> Pools:
-    """Return pools with twice the room for transfers on their way."""
+    """Return pools with twice as many rows for transfers."""
     had = len(small.transfers.next)
     transfers = pools.Transfers(*(_wider(column, 2 * had) for column in small.transfers))
     transfers.next[had:] = np.arange(had + 1, 2 * had + 1)
@@ -286,7 +290,7 @@ def _with_trail(small: Pools, least: int) -> Pools:
 
 
 def _with_room(small: Pools, status: int, wanted: int) -> Pools:
-    """Return larger pools of the kind that the kernel ran out of."""
+    """Return pools of which the full one, named by a status, is larger."""
     if status == work.MORE_EVENTS:
         return with_events(small, wanted)
     if status == work.MORE_STACK:

@@ -1,10 +1,10 @@
-"""A program as a handful of flat arrays: what the kernel reads and never writes.
+"""A program as flat arrays, which the kernel reads and never writes.
 
 The kernel follows integers from column to column and meets no Python object. A number in one table is a row
-of another: `program.programs`, `templates` and `routes` stand one after the other in joined columns, and a
-`first_…`, `…_starts` or `begin` column says where the rows of each begin. So a visit of a rank has two
-numbers: its row among the visits of the programs (`Ranks.program[rank] + visit`), where many ranks read the
-same columns, and its row among the records (`Ranks.flat[rank] + visit`), which are each rank's.
+of another: programs, templates and routes are stored one after the other in joined columns, and a `first_…`
+or `…_starts` column holds the first row of each. So a visit of a rank has two numbers: its row among the
+visits of the programs (`Ranks.program[rank] + visit`), which ranks with the same program share, and its row
+among the records (`Ranks.flat[rank] + visit`), which belongs to one rank.
 """
 
 from __future__ import annotations
@@ -51,81 +51,117 @@ class Network(NamedTuple):
     """Groups, routes, hop services and timetables.
 
     A group uses one or more templates; each use has a route for every (source, destination) pair of its
-    template, in `pair_route` from `use_base` on. A route's links are a stretch of `route_links`; `occupancy`,
-    `head` and `lag` are looked up by size row and the hop's class.
+    template, in `pair_route` from `use_base` on. `occupancy`, `head` and `lag` are looked up by the message's
+    size row and the hop's service class.
     """
 
     label: Int32Column
+    """[group] its label, by which link statistics are split."""
     use_starts: Int64Column
+    """[group] its first use."""
     use_template: Int32Column
+    """[use] its template."""
     use_base: Int64Column
+    """[use] its first row of `pair_route`."""
     pair_route: Int32Column
+    """[use, pair] the route of the pair."""
     route_starts: Int64Column
+    """[route] its first hop; one entry more holds the total."""
     route_links: Int32Column
+    """[hop] its link."""
     route_class: Int32Column
+    """[hop] its service class: the column of the service tables."""
     occupancy: Int64Matrix
+    """[size row, service class] picoseconds at rate 1 that the link is busy."""
     head: Int64Matrix
+    """[size row, service class] picoseconds at rate 1 until the next hop may start, without `lag`."""
     lag: Int64Matrix
+    """[size row, service class] picoseconds of latency."""
     across: Int64Matrix
+    """[size row, service class] as in `TailTable`; empty if no last byte can be held back."""
     along: Int64Matrix
-    """As `TailTable` has them; empty where no last byte can be held back."""
+    """[size row, service class] as in `TailTable`; empty if no last byte can be held back."""
     payload: Int64Column
+    """[size row] bytes of payload."""
     parts: Int32Column
+    """[size row] the number of parts of such a message."""
     first_part: Int32Column
+    """[size row] the size row of all parts but the last."""
     last_part: Int32Column
-    """By size row, as `PartTable` has them."""
+    """[size row] the size row of the last part."""
     link_table: Int64Column
+    """[link] the first step of its timetable; one entry more holds the total."""
     link_time: Int64Column
+    """[step] the time in picoseconds from which it holds."""
     link_rate: Int64Column
+    """[step] the rate in 1 / `FULL_RATE`."""
     link_lag: Int64Column
+    """[step] extra latency in picoseconds."""
     pace_table: Int64Column
+    """[link] the first step of the timetable by which senders hand parts over."""
     pace_time: Int64Column
+    """[step] the time in picoseconds from which it holds."""
     pace_rate: Int64Column
-    """The timetables that senders go by as they hand parts over."""
+    """[step] the rate in 1 / `FULL_RATE`."""
     visit_table: Int32Column
-    """By row of the records: which of the timetables below rules the visit, or NONE; empty if none does."""
+    """[row of the records] the timetable that rules the visit, or NONE; empty if no visit has any."""
     work_table: Int64Column
+    """[timetable] its first step."""
     work_time: Int64Column
+    """[step] the time in picoseconds from which it holds."""
     work_rate: Int64Column
+    """[step] the rate in 1 / `FULL_RATE`."""
     capacity: Int64Column
+    """[link] fluid mode: bytes a second, as in `FluidTable`; else empty, as the next four."""
     wire: Int64Column
+    """[size row] bytes on the wire."""
     ratio: Int64Matrix
+    """[size row, profile] the load of acknowledgements on the route back."""
     before: Int64Matrix
+    """[size row, profile] picoseconds from the injection until the flow joins its links."""
     after: Int64Matrix
+    """[size row, profile] picoseconds from the flow's end until the message arrives."""
     profile: Int32Column
-    """The fluid mode's table (`FluidTable`), else empty."""
+    """[route] fluid mode: its profile; else empty."""
     back: Int32Column
-    """By route its route back, in the fluid mode and with queue pairs."""
+    """[route] the route of its acknowledgements, in the fluid mode and with queue pairs; else empty."""
     allowance: Int64Matrix
+    """[size row, service class] parts that a queue pair sends without an acknowledgement; empty without queue
+    pairs, as the next three."""
     answer: Int64Matrix
+    """[size row, service class] picoseconds from a part's arrival until its sender may hand over another."""
     acknowledgements: Int64Column
+    """[size row] the number of acknowledgements of a part."""
     acknowledgement_time: Int64Column
-    """As `QueuePairTable` has them, else empty."""
+    """[link] picoseconds that an acknowledgement occupies it."""
     pause: PauseTable
-    """Where nothing pauses, it has no latencies."""
+    """The thresholds of buffers (R13); its latencies are empty if no link pauses."""
     rates: RateTable
-    """Without marks its arrays are empty."""
+    """The rules of marks and rates (R14); its arrays are empty if no part is marked."""
     detour: Int32Column
-    """Where links close (R8): the route that messages of a route take now, or below 0 if that is not known;
-    else empty."""
+    """[route] the route that its messages take now, where links close (R8); below 0 if that is not known;
+    empty where no link closes."""
     spray_starts: Int64Column
+    """[route] its first row of `spray_routes`, as in `SprayTable`; empty without spraying."""
     spray_routes: Int32Column
-    """As `SprayTable` has them, else empty."""
+    """[row] a route that parts or messages may take instead; empty without spraying."""
     minimal_routes: Int32Column
-    """As `LoadTable` has them, else empty."""
+    """[route] the number of its rows that are no detours, as in `LoadTable`; empty without loads."""
     bias: Int64Column
+    """One entry: the picoseconds that a detour must save (R12)."""
     sprays: BoolColumn
-    """Whether parts take several routes in turn, whether messages do blindly, and both by load."""
+    """Flags: parts take routes in turn, messages take them by a hash, parts choose by load, messages do."""
 
 
 class Contentions(NamedTuple):
-    """How visits that ranks serve at the same time slow each other (`Contention`); empty where none do."""
+    """How visits that a rank serves at the same time slow each other (`Contention`); empty if none do."""
 
     weight: Int32Column
-    """By row of `Visits`, as the next."""
+    """[row of `Visits`] its weight in the sum of its rank."""
     first: Int32Column
-    """Where the shares of its kind begin, or NONE."""
+    """[row of `Visits`] the first share of its kind in `share`, or NONE: others do not slow it."""
     share: Int64Column
+    """[kind, sum of the others' weights] the remaining share of the rate in 1 / `timetable.ALONE`."""
 
 
 class Flat(NamedTuple):
@@ -185,6 +221,7 @@ def _contentions(program: Program) -> Contentions:
         return Contentions(none, none, none.astype(np.int64))
     weights, firsts, shares, begin = [], [], [], 0
     for part in program.programs:
+        # Shares of all programs are one column; `first` is the row of the visit's kind at sum 0.
         if (contention := part.contention) is None:
             weights.append(np.zeros(len(part), np.int32))
             firsts.append(np.full(len(part), NONE))
@@ -225,6 +262,7 @@ def _tasks(program: Program) -> Tasks:
     def column(of: Callable[[Template], Array], dtype: type[np.generic] = np.int32) -> Array:
         return joined([of(template) for template in distinct], dtype)
 
+    # Templates of one shape share all columns but sizes; `shape` maps each template to its shape.
     templates = [template.expanded() for template in program.templates]
     numbers: dict[Hashable, int] = {}
     shape = np.array([numbers.setdefault(shared, len(numbers)) for shared in shapes(templates)], np.int64)
@@ -252,21 +290,22 @@ def _tasks(program: Program) -> Tasks:
 
 
 def _network(program: Program) -> Network:
-    visit_table, work_tables = _of_visits(program)
+    # Features that the program lacks have empty columns: the kernel has one type of every argument.
+    visit_table, work_tables = _visit_timetables(program)
     fluid, pairs = program.fluid or NO_FLUID, program.queue_pairs or NO_QUEUE_PAIRS
     spray = program.spray or NO_SPRAY
     load, links = spray.load or NO_LOAD, program.link_timetables
     return Network(
-        **_uses(program.groups),
+        **_template_uses(program.groups),
         route_starts=program.route_starts.astype(np.int64),
         route_links=program.route_links.astype(np.int32),
         route_class=program.route_class.astype(np.int32),
-        **_of_hops(program.hops),
-        **_by_time("link", links, program.links),
+        **_hop_columns(program.hops),
+        **_timetable_columns("link", links, program.links),
         link_lag=joined([links[link].lag for link in sorted(links)], np.int64),
-        **_by_time("pace", program.pace_timetables, program.links),
+        **_timetable_columns("pace", program.pace_timetables, program.links),
         visit_table=visit_table,
-        **_by_time("work", dict(enumerate(work_tables)), len(work_tables)),
+        **_timetable_columns("work", dict(enumerate(work_tables)), len(work_tables)),
         capacity=fluid.capacity,
         wire=fluid.wire,
         ratio=fluid.ratio,
@@ -289,8 +328,8 @@ def _network(program: Program) -> Network:
     )
 
 
-def _uses(groups: Sequence[Group]) -> dict[str, Array]:
-    """Return which templates each group runs, and over which routes."""
+def _template_uses(groups: Sequence[Group]) -> dict[str, Array]:
+    """Return the columns of `Network` with the templates that each group runs, and their routes."""
     uses = [sorted(group.routes.items()) for group in groups]
     flat = [routes for use in uses for _, routes in use]
     return {
@@ -302,8 +341,8 @@ def _uses(groups: Sequence[Group]) -> dict[str, Array]:
     }
 
 
-def _of_hops(hops: HopTable) -> dict[str, Array]:
-    """Return how long each size takes on each kind of route, and the parts in which it goes."""
+def _hop_columns(hops: HopTable) -> dict[str, Array]:
+    """Return the columns of `Network` with the service of each size, and the parts of messages."""
     tails, rows = hops.tails or NO_TAILS, np.arange(len(hops.bytes), dtype=np.int32)
     parts = hops.parts or PartTable(np.ones_like(rows), rows, rows)
     times = {
@@ -323,12 +362,12 @@ def _of_hops(hops: HopTable) -> dict[str, Array]:
 
 
 def _sprays(spray: SprayTable | None) -> Array:
-    """Return whether parts take routes in turn, messages blindly, parts by load, messages by load."""
+    """Return `Network.sprays`: which of four kinds of spraying the program has."""
     return np.arange(4) == (NONE if spray is None else 2 * (spray.load is not None) + spray.per_message)
 
 
-def _of_visits(program: Program) -> tuple[Array, list[Timetable]]:
-    """Return the timetable of each visit, by row of the records, and the different ones."""
+def _visit_timetables(program: Program) -> tuple[Array, list[Timetable]]:
+    """Return the number of each visit's timetable, by row of the records, and the distinct timetables."""
     if not program.visit_timetables:
         return np.zeros(0, np.int32), []
     offsets = program.visits()
@@ -339,8 +378,8 @@ def _of_visits(program: Program) -> tuple[Array, list[Timetable]]:
     return rows, list(numbers)
 
 
-def _by_time(server: str, tables: Mapping[int, Timetable], servers: int) -> dict[str, Array]:
-    """Return the columns of `Network` that say when which servers of one kind work at which rate."""
+def _timetable_columns(server: str, tables: Mapping[int, Timetable], servers: int) -> dict[str, Array]:
+    """Return the columns of `Network` with the rates of one kind of servers over time."""
     stated = [tables[number] for number in sorted(tables)]
     steps = np.zeros(servers, np.int64)
     steps[sorted(tables)] = [len(table.time) for table in stated]

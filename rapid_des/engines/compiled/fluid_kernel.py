@@ -1,4 +1,4 @@
-"""R7 in the compiled engine: at an instant's end flows leave and join, and links are shared again."""
+"""R7 in the compiled engine: at the end of an instant flows leave and join, and shares are computed again."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ from rapid_des.compiling import Kernel, compilable
 from rapid_des.compiling.kinds import Int64Column
 from rapid_des.engines.compiled.calendar import USED, push
 from rapid_des.engines.compiled.channels import has_turn, pass_turn
-from rapid_des.engines.compiled.closing_kernel import stop_at_closed
+from rapid_des.engines.compiled.closure_kernel import stop_at_closed
 from rapid_des.engines.compiled.flat import Flat, Network
 from rapid_des.engines.compiled.kernel import play
 from rapid_des.engines.compiled.pools import Pools, State
 from rapid_des.engines.compiled.steps import NONE, lag_at, rate_at, sort_asked, timetable_of
 from rapid_des.engines.compiled.work import (
     ASKING,
+    AT_NODE,
     CLOSING,
     DONE,
     ENDING,
     FLOW,
-    HOP,
+    FLOW_MAY_END,
     HOPS,
     JOINING,
     LINKS,
-    LINKS_APART,
+    LINKS_OF_CALLER,
     MORE_EVENTS,
     NOW,
     PHASE,
+    RESTART_STOPPED,
+    RESTARTING,
     STATUS,
-    STOPPED_WAKES,
-    WAKING,
     WANTED,
 )
 from rapid_des.network.fluid import NEVER, Fluid, begin_flow, end_flow, set_capacity, settle, stride
@@ -40,19 +41,20 @@ _PS = 1e12
 def play_fluid(  # noqa: PLR0913 - flat arrays
     flat: Flat, state: State, pools: Pools, fluid: Fluid, noticed: Int64Column, until: int
 ) -> None:
-    """Play as `play` does, the links' part by flows; `noticed`: see `Served`, empty if no link closes."""
+    """Play as `play` does; flows share the links. `noticed` is that of `Served`, empty if no link closes."""
     while True:
         play(flat, state, pools, until)
-        if state.totals[STATUS] != LINKS_APART:
+        if state.totals[STATUS] != LINKS_OF_CALLER:
             return
+        # A flow makes at most two events here: it arrives and passes its turn, or its end changes.
         wanted = 2 * len(pools.transfers.next)
         if pools.calendar.counts[USED] + wanted >= len(pools.calendar.next):
             state.totals[STATUS], state.totals[WANTED] = MORE_EVENTS, wanted
             return
         if state.flags[CLOSING]:
             stop_at_closed(flat, state, pools, noticed)
-            if state.cursor[WAKING] == 1:
-                state.totals[STATUS] = STOPPED_WAKES
+            if state.cursor[RESTARTING] == 1:
+                state.totals[STATUS] = RESTART_STOPPED
                 return
         _links_choose(flat, state, pools, fluid)
         state.totals[STATUS] = DONE
@@ -60,7 +62,7 @@ def play_fluid(  # noqa: PLR0913 - flat arrays
 
 @compilable
 def _links_choose(flat: Flat, state: State, pools: Pools, fluid: Fluid) -> None:
-    """Let capacities change, then flows end, then flows join; share again what that touched."""
+    """Change capacities, end flows, let flows join, then compute the shares of what that touched."""
     network, transfers, cursor, now = flat.network, pools.transfers, state.cursor, state.cursor[NOW]
     for index in range(cursor[LINKS]):
         link = state.touched[index]
@@ -69,33 +71,35 @@ def _links_choose(flat: Flat, state: State, pools: Pools, fluid: Fluid) -> None:
     while flow != NONE:
         following = transfers.next[flow]
         transfers.flowing[flow] = 1
+        # The event may be older than the flow's last change of rate; only the present end counts.
         if fluid.finish[flow] == now:
             end_flow(fluid, flow)
             pass_turn(flat, pools, flow, now)
-            leave(flat, state, pools, flow, now)
+            leave_links(flat, state, pools, flow, now)
         flow = following
     _flows_join(flat, pools, fluid, cursor[JOINING], now)
     changed = settle(fluid, now)
     for index in range(changed):
         flow = fluid.changed[index]
         if fluid.finish[flow] != NEVER:
-            push(pools.calendar, fluid.finish[flow], FLOW, flow, 0)
+            push(pools.calendar, fluid.finish[flow], FLOW, flow, FLOW_MAY_END)
     cursor[ENDING] = cursor[JOINING] = NONE
-    cursor[LINKS] = cursor[ASKING] = cursor[PHASE] = cursor[WAKING] = 0
+    cursor[LINKS] = cursor[ASKING] = cursor[PHASE] = cursor[RESTARTING] = 0
 
 
 @compilable
 def _capacity(network: Network, link: int, now: int) -> int:
-    """Return a link's bytes a second by its timetable, rounded down; no product overflows."""
+    """Return a link's capacity by its timetable, in bytes a second, rounded down."""
     first, last = network.link_table[link], network.link_table[link + 1]
     rate = rate_at(network.link_time[first:last], network.link_rate[first:last], now)
     full = network.capacity[link]
+    # The quotient and the rest are scaled apart, because full * rate could exceed 64 bits.
     return int(full // FULL_RATE * rate + full % FULL_RATE * rate // FULL_RATE)
 
 
 @compilable
 def _flows_join(flat: Flat, pools: Pools, fluid: Fluid, flow: int, now: int) -> None:
-    """Let those of a list join whose turn it is, in the order in which they were handed over (R3)."""
+    """Let the flows of a list join whose turn it is, in the order of R3."""
     transfers = pools.transfers
     if flow != NONE and transfers.next[flow] != NONE:
         flow = sort_asked(transfers, flow)
@@ -108,11 +112,11 @@ def _flows_join(flat: Flat, pools: Pools, fluid: Fluid, flow: int, now: int) -> 
 
 @compilable
 def _join(flat: Flat, pools: Pools, fluid: Fluid, flow: int, now: int) -> None:
-    """Put a transfer's route and way back on the fluid's links and start its flow."""
+    """Put a transfer on the links of its route and of the route back, and start its flow."""
     network, transfers = flat.network, pools.transfers
     route = transfers.route[flow]
     first, last = network.route_starts[route], network.route_starts[route + 1]
-    entry = flow * stride(fluid)
+    entry = flow * stride(fluid)  # each flow has a row of `stride` links: its route, then the route back
     fluid.hops[flow] = last - first
     transfers.crossed[flow] = 0
     for hop in range(first, last):
@@ -132,8 +136,8 @@ def _join(flat: Flat, pools: Pools, fluid: Fluid, flow: int, now: int) -> None:
 
 
 @compilable
-def leave(flat: Flat, state: State, pools: Pools, flow: int, now: int) -> None:
-    """Book a flow that ended and let it arrive."""
+def leave_links(flat: Flat, state: State, pools: Pools, flow: int, now: int) -> None:
+    """Record the service of a flow that ended, and schedule its arrival."""
     network, transfers = flat.network, pools.transfers
     route, size = transfers.route[flow], transfers.size[flow]
     label = network.label[pools.instances.group[transfers.instance[flow]]]
@@ -145,7 +149,7 @@ def leave(flat: Flat, state: State, pools: Pools, flow: int, now: int) -> None:
     transfers.flowing[flow] = 0
     transfers.hop[flow] = transfers.end[flow]
     after = max(network.after[size, network.profile[route]], 1) + transfers.crossed[flow]
-    push(pools.calendar, now + after, HOP, flow, 0)
+    push(pools.calendar, now + after, AT_NODE, flow, 0)
 
 
 FLUID_KERNEL = Kernel(play_fluid)

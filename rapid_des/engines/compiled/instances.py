@@ -1,4 +1,4 @@
-"""R5 in the kernel: the k-th use of a slot by each member of a group is one collective, the instance k."""
+"""R5 in the kernel: the k-th use of a slot by each member of a group is one collective, instance k."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rapid_des.engines.compiled.work import DISAGREES, FIRE, NONE, NOW, STATUS, 
 def join(  # noqa: PLR0913 - flat arrays
     flat: Flat, state: State, pools: Pools, template: int, key: tuple[int, int, int], use: tuple[int, int]
 ) -> int:
-    """Return the instance of a key (group, number, sub), which the first member to come opens.
+    """Return the instance of a key (group, number, sub); the first member to arrive opens it.
 
-    `use` is where its routes begin, and its chunk, if it is a step of a plan, else NONE. Returns NONE, and
-    the totals say why, if another member calls it a different collective.
+    `use` holds its first row of routes and its chunk if it is a step of a plan, else NONE. Returns NONE if
+    another member issued a different collective; the totals then name both.
     """
     group, number, sub = key
     instance = find_instance(pools.instances, state, group, number, sub)
@@ -35,9 +35,9 @@ def join(  # noqa: PLR0913 - flat arrays
 def _open(  # noqa: PLR0913 - flat arrays
     flat: Flat, state: State, pools: Pools, template: int, key: tuple[int, int, int], use: tuple[int, int]
 ) -> int:
-    """Open an instance; `rooms` has made sure that there is room."""
+    """Open an instance; `room_checks` has made sure that there is room."""
     instances, tasks = pools.instances, flat.tasks
-    instance = _slot(flat, state, pools, template)
+    instance = _take_slot(flat, state, pools, template)
     group, number, sub = key
     instances.group[instance], instances.number[instance], instances.sub[instance] = group, number, sub
     members = tasks.members[template]
@@ -47,6 +47,7 @@ def _open(  # noqa: PLR0913 - flat arrays
     instances.use[instance] = use_of(flat.network, group, template) if chunk == NONE else routes
     instances.next[instance] = state.active[group]
     state.active[group] = instance
+    # The arena rows hold what an earlier instance of the template left there.
     base, entry = instances.arena[instance], tasks.first_task[template]
     for task in range(tasks.tasks[template]):
         pools.pending[base + task] = tasks.need[entry + task]
@@ -59,12 +60,13 @@ def _open(  # noqa: PLR0913 - flat arrays
 
 
 @compilable
-def _slot(flat: Flat, state: State, pools: Pools, template: int) -> int:
+def _take_slot(flat: Flat, state: State, pools: Pools, template: int) -> int:
     """Return a free instance of a template, or a new one.
 
-    It keeps its stretch of the arena, which is as long as the template has tasks and members.
+    An instance keeps its arena rows, one for each task and member of the template.
     """
     instances, counts = pools.instances, pools.counts
+    # A finished instance leaves an arena range of the right length, so only its own template reuses it.
     instance = state.free[template]
     if instance != NONE:
         state.free[template] = instances.next[instance]
@@ -79,8 +81,8 @@ def _slot(flat: Flat, state: State, pools: Pools, template: int) -> int:
 
 
 @compilable
-def seat(flat: Flat, state: State, pools: Pools, instance: int, meets: bool) -> None:  # noqa: FBT001
-    """Count a member that has come; with the last one all have met, unless a later step says that."""
+def count_member(flat: Flat, state: State, pools: Pools, instance: int, meets: bool) -> None:  # noqa: FBT001
+    """Count a member that has arrived; the last one fixes the time at which all met, if `meets`."""
     instances = pools.instances
     instances.absent[instance] -= 1
     if instances.absent[instance] > 0 or not meets:
@@ -92,8 +94,8 @@ def seat(flat: Flat, state: State, pools: Pools, instance: int, meets: bool) -> 
 
 
 @compilable
-def arrive(flat: Flat, state: State, pools: Pools, instance: int, member: int) -> None:
-    """Have those go on that wait for a member to come."""
+def member_arrives(flat: Flat, state: State, pools: Pools, instance: int, member: int) -> None:
+    """Count down the tasks and members that wait for a member's arrival."""
     tasks = flat.tasks
     entry = tasks.first_member[pools.instances.template[instance]] + member
     for edge in range(tasks.arrival_starts[entry], tasks.arrival_starts[entry + 1]):
@@ -101,8 +103,15 @@ def arrive(flat: Flat, state: State, pools: Pools, instance: int, member: int) -
 
 
 @compilable
-def inject(flat: Flat, state: State, pools: Pools, instance: int, task: int, delivers: bool) -> None:  # noqa: FBT001, PLR0913
-    """Have those go on that wait for a task's injection; also for its delivery, if that comes at once."""
+def task_is_injected(  # noqa: PLR0913 - flat arrays
+    flat: Flat,
+    state: State,
+    pools: Pools,
+    instance: int,
+    task: int,
+    delivers: bool,  # noqa: FBT001
+) -> None:
+    """Count down what waits for a task's injection, and for its delivery if the task crosses no link."""
     tasks = flat.tasks
     entry = tasks.first_task[pools.instances.template[instance]] + task
     for edge in range(tasks.edge_starts[entry], tasks.edge_starts[entry + 1]):
@@ -113,8 +122,8 @@ def inject(flat: Flat, state: State, pools: Pools, instance: int, task: int, del
 
 
 @compilable
-def deliver(flat: Flat, state: State, pools: Pools, instance: int, task: int) -> None:
-    """Have those go on that wait for a task's delivery."""
+def task_is_delivered(flat: Flat, state: State, pools: Pools, instance: int, task: int) -> None:
+    """Count down the tasks and members that wait for a task's delivery."""
     tasks = flat.tasks
     entry = tasks.first_task[pools.instances.template[instance]] + task
     for edge in range(tasks.edge_starts[entry], tasks.edge_starts[entry + 1]):
@@ -125,7 +134,7 @@ def deliver(flat: Flat, state: State, pools: Pools, instance: int, task: int) ->
 
 @compilable
 def close_if_done(state: State, pools: Pools, instance: int) -> None:
-    """Count a task that is delivered, or a member that is done."""
+    """Count a task that is delivered or a member that is done; close the instance after the last one."""
     pools.instances.left[instance] -= 1
     if pools.instances.left[instance] == 0:
         close_instance(pools.instances, state, instance)
@@ -133,17 +142,17 @@ def close_if_done(state: State, pools: Pools, instance: int) -> None:
 
 @compilable
 def _count_down(state: State, pools: Pools, instance: int, target: int, lag: int) -> None:
-    """Have a task or member wait for one thing less; the last one lets it fire."""
+    """Count an edge that has passed to a task or member; the last edge makes it ready (R1)."""
     place, now = pools.instances.arena[instance] + target, state.cursor[NOW]
     left = pools.pending[place] - 1
     if left < 0:
-        return  # a counting predecessor beyond those needed
+        return  # more predecessors have finished than it needs
     pools.pending[place] = left
     moment = max(pools.ready[place], now + lag)
     pools.ready[place] = moment
     if left > 0:
         return
-    if moment == now:
+    if moment == now:  # same instant: no need to go through the calendar
         add_work(state, pools, FIRE, instance, target)
     else:
         push(pools.calendar, moment, FIRE, instance, target)

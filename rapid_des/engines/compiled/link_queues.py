@@ -1,4 +1,4 @@
-"""R2 and R3 in the kernel: links choose at the end of an instant, after all who ask for one have asked."""
+"""R2 and R3 in the kernel: links choose at the end of an instant, after all transfers have asked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rapid_des.compiling import compilable
 from rapid_des.engines.compiled.calendar import push
 from rapid_des.engines.compiled.flat import Flat
 from rapid_des.engines.compiled.pools import TRAIL, Pools, State
-from rapid_des.engines.compiled.rooms import has_room
+from rapid_des.engines.compiled.room_checks import has_room
 from rapid_des.engines.compiled.spraying import count_asking, service_of
 from rapid_des.engines.compiled.steps import (
     insert_waiting,
@@ -17,11 +17,11 @@ from rapid_des.engines.compiled.steps import (
 )
 from rapid_des.engines.compiled.work import (
     ASKING,
+    AT_NODE,
     FIFO,
-    FREE,
     FREED,
-    HOP,
     HOPS,
+    LINK_FREE,
     LINKS,
     MESSAGES_CHOOSE,
     NEXT_INSTANT,
@@ -38,10 +38,10 @@ from rapid_des.engines.compiled.work import (
 
 @compilable
 def links_choose(flat: Flat, state: State, pools: Pools) -> None:
-    """Have every link that was asked, or is free again, serve; whatever they start lies in the future.
+    """Let every link serve that was asked or is free again; all that they start ends at a later instant.
 
-    Each transfer that asks makes one event. By priority a link makes one of a transfer that it takes, which
-    may have asked long ago, and one for when it is free.
+    Each transfer that asks makes one event. With priorities a link makes one event for the transfer that it
+    takes, which can have asked earlier, and one for the time at which it is free.
     """
     cursor = state.cursor
     if not has_room(state, pools, cursor[ASKING] + 2 * cursor[LINKS] + SPARE):
@@ -52,7 +52,7 @@ def links_choose(flat: Flat, state: State, pools: Pools) -> None:
         state.asked[link] = NONE
         if first == FREED:
             first = NONE
-        if first != NONE and pools.transfers.next[first] >= 0:
+        if first != NONE and pools.transfers.next[first] >= 0:  # several transfers ask at once (R3)
             state.totals[TIES] += rank_decides(pools.transfers, first)
             first = sort_asked(pools.transfers, first)
         if state.flags[FIFO]:
@@ -65,9 +65,9 @@ def links_choose(flat: Flat, state: State, pools: Pools) -> None:
 
 @compilable
 def _serve_all(flat: Flat, state: State, pools: Pools, link: int, transfer: int) -> None:
-    """Serve all that ask, in order, each from when the one before it is through.
+    """Serve all that ask, in order, each when the link has finished the one before.
 
-    With equal priorities nobody overtakes, so that there is no queue.
+    With equal priorities no later transfer goes first, so no queue is needed.
     """
     while transfer != NONE:
         following = pools.transfers.next[transfer]
@@ -77,7 +77,7 @@ def _serve_all(flat: Flat, state: State, pools: Pools, link: int, transfer: int)
 
 @compilable
 def _serve_first(flat: Flat, state: State, pools: Pools, link: int, asking: int) -> None:
-    """Serve the first that waits, and look again when the link is free: a better one may come meanwhile."""
+    """Serve the first that waits, and choose again when the link is free: one of higher priority may come."""
     transfers, by_load = pools.transfers, state.flags[PARTS_CHOOSE] or state.flags[MESSAGES_CHOOSE]
     if by_load:
         count_asking(flat.network, state, transfers, link, asking)
@@ -89,22 +89,22 @@ def _serve_first(flat: Flat, state: State, pools: Pools, link: int, asking: int)
         if by_load:
             state.waits[link] -= service_of(flat.network, transfers, first)
         serve(flat, state, pools, link, first)
-    if state.queue[link] != NONE and not state.armed[link]:
+    if state.queue[link] != NONE and not state.armed[link]:  # one event at most for each service
         state.armed[link] = True
-        push(pools.calendar, state.busy[link], FREE, link, 0)
+        push(pools.calendar, state.busy[link], LINK_FREE, link, 0)
 
 
 @compilable
 def serve(flat: Flat, state: State, pools: Pools, link: int, transfer: int) -> None:
-    """Have a link serve a transfer as soon as it is free: all its times follow."""
+    """Let a link serve a transfer as soon as it is free: all times of the hop follow."""
     network, transfers = flat.network, pools.transfers
     hop, size = transfers.hop[transfer], transfers.size[transfer]
-    start = max(state.cursor[NOW], state.busy[link])
+    start = max(state.cursor[NOW], state.busy[link])  # later than now only if all have one priority
     free, forward, arrival = link_times(network, link, size, network.route_class[hop], start)
     if state.flags[TAILS]:
         arrival = last_byte_arrives(network, transfers, transfer, link, start, free)
     transfers.hop[transfer] = hop + 1
-    push(pools.calendar, arrival if hop + 1 == transfers.end[transfer] else forward, HOP, transfer, 0)
+    push(pools.calendar, arrival if hop + 1 == transfers.end[transfer] else forward, AT_NODE, transfer, 0)
     state.busy[link] = free
     book(flat, state, pools, link, transfer, (start, free, arrival))
 
@@ -113,7 +113,7 @@ def serve(flat: Flat, state: State, pools: Pools, link: int, transfer: int) -> N
 def book(  # noqa: PLR0913 - flat arrays
     flat: Flat, state: State, pools: Pools, link: int, transfer: int, times: tuple[int, int, int]
 ) -> None:
-    """Count what a link serves from `start` to `free`, and note the hop in the trail, if that is wanted."""
+    """Add a hop's bytes and times to the link's sums, and to the trail if hops are recorded."""
     network, transfers, (start, free, arrival) = flat.network, pools.transfers, times
     label = network.label[pools.instances.group[transfers.instance[transfer]]]
     state.link_bytes[link, label] += network.payload[transfers.size[transfer]]

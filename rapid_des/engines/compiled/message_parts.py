@@ -1,4 +1,4 @@
-"""Parts of messages: each takes a slot of its own while it is on its way."""
+"""Parts of messages: each has a row of its own while it is in flight."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rapid_des.engines.compiled.pools import FREE_TRANSFER, Transfers
 
 @compilable
 def new_part(transfers: Transfers, counts: Array, other: int) -> int:
-    """Take a free slot for a part that sets off as another of its message did; return it."""
+    """Take a free row for a part, with the columns that all parts of its message share; return it."""
     part = counts[FREE_TRANSFER]
     counts[FREE_TRANSFER] = transfers.next[part]
     transfers.instance[part] = transfers.instance[other]
@@ -28,7 +28,7 @@ def new_part(transfers: Transfers, counts: Array, other: int) -> int:
 
 @compilable
 def next_part(transfers: Transfers, counts: Array, before: int) -> int:
-    """Make the part of a message that follows one at its first link; return its slot."""
+    """Make the part of a message that follows one at its first link; return its row."""
     part = new_part(transfers, counts, before)
     transfers.last[part] = transfers.last[before]
     transfers.route[part] = transfers.route[before]
@@ -42,10 +42,10 @@ def next_part(transfers: Transfers, counts: Array, before: int) -> int:
 
 @compilable
 def part_arrives(transfers: Transfers, counts: Array, part: int) -> bool:
-    """Free a part that has arrived; tell whether its whole message has."""
+    """Free a part that has arrived; return whether its whole message has."""
     message = transfers.message[part]
     transfers.missing[message] -= 1
-    if part != message:
+    if part != message:  # the first part's row holds what the message needs, so it is freed last
         transfers.next[part] = counts[FREE_TRANSFER]
         counts[FREE_TRANSFER] = part
     if transfers.missing[message] > 0:

@@ -1,4 +1,7 @@
-"""R9, R13 and R14 in the compiled engine: at an instant's end links choose between own parts and transit."""
+"""R9, R13 and R14 in the compiled engine: links choose between their own parts and transit.
+
+Own parts are at their first hop; transit came over other links. Links choose at the end of an instant.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,16 @@ from rapid_des.engines.compiled.link_queues import book
 from rapid_des.engines.compiled.pools import Pools, State
 from rapid_des.engines.compiled.queue_pairs import (
     NONE,
+    count_in_buffer,
     count_transit,
-    data_begin,
-    fills,
-    goes_on,
-    hold,
+    data_start,
     insert_local,
     mark,
-    take,
+    next_part_time,
+    pause_change,
+    take_transfer,
 )
-from rapid_des.engines.compiled.rooms import has_room
+from rapid_des.engines.compiled.room_checks import has_room
 from rapid_des.engines.compiled.spraying import count_asking, service_of
 from rapid_des.engines.compiled.steps import (
     insert_waiting,
@@ -29,33 +32,36 @@ from rapid_des.engines.compiled.steps import (
     sort_asked,
 )
 from rapid_des.engines.compiled.work import (
+    ACKNOWLEDGED,
     ASKING,
+    AT_NODE,
     DONE,
-    FREE,
+    FIRST_LINK_DONE,
     FREED,
-    HAND,
-    HOP,
+    LINK_FREE,
     LINKS,
-    LINKS_APART,
+    LINKS_OF_CALLER,
     NOW,
     PAUSE_LINK,
     PHASE,
+    QUEUE_PAIR,
     STATUS,
     TIES,
 )
 
 _EVENTS = 5
-"""At most these come of a visit that a link takes: its end, the link's, a next part, an acknowledgement.
-
-And of each that asks or is taken one that stops a link or lets it go."""
+"""The largest number of events of a transfer that a link takes: its arrival at the next node, the end of the
+link's service, the next part, an acknowledgement, and a stop or restart of the link that it came by. Each
+transfer that asks can add one more stop.
+"""
 
 
 @compilable
 def play_paired(flat: Flat, state: State, pools: Pools, until: int) -> None:
-    """Play as `play` does, the links' part with queue pairs."""
+    """Play as `play` does; links choose among parts of queue pairs."""
     while True:
         play(flat, state, pools, until)
-        if state.totals[STATUS] != LINKS_APART:
+        if state.totals[STATUS] != LINKS_OF_CALLER:
             return
         wanted = state.cursor[LINKS] * _EVENTS + state.cursor[ASKING]
         if not has_room(state, pools, wanted):
@@ -66,36 +72,37 @@ def play_paired(flat: Flat, state: State, pools: Pools, until: int) -> None:
 
 @compilable
 def _links_choose(flat: Flat, state: State, pools: Pools) -> None:
-    """Let every link that was asked, or is free again, take one visit."""
+    """Let every link that was asked, or is free again, take one transfer."""
     transfers, cursor, now = pools.transfers, state.cursor, state.cursor[NOW]
     network, changed, pauses = flat.network, 0, len(flat.network.pause.latency) > 0
     for index in range(cursor[LINKS]):
         link = state.touched[index]
         changed = _enqueue(flat, state, pools, link, changed)
         if state.busy[link] <= now and not (pauses and state.stopped[link]):
-            transfer = take(flat.network, transfers, state, link)
+            transfer = take_transfer(flat.network, transfers, state, link)
             if transfer != NONE:
                 if len(state.waits):
                     state.waits[link] -= service_of(flat.network, transfers, transfer)
                 if len(state.marks):
                     mark(flat.network, transfers, state, link, transfer)
-                if pauses:
-                    changed = hold(network, transfers, state, transfer, -1, changed)
+                if pauses:  # what is taken leaves the buffer of the link by which it came
+                    changed = count_in_buffer(network, transfers, state, transfer, -1, changed)
                 _serve(flat, state, pools, link, transfer)
         waits = state.queue[link] != NONE or state.local[link] != NONE
+        # A stopped link needs no event: it chooses again when a node lets it continue.
         if waits and state.busy[link] > now and not state.armed[link]:
             state.armed[link] = True
-            push(pools.calendar, state.busy[link], FREE, link, 0)
-    _tell(flat, state, pools, changed)
+            push(pools.calendar, state.busy[link], LINK_FREE, link, 0)
+    _send_pauses(flat, state, pools, changed)
     cursor[LINKS] = cursor[ASKING] = cursor[PHASE] = 0
 
 
 @compilable
-def _tell(flat: Flat, state: State, pools: Pools, changed: int) -> None:
-    """Have nodes stop links whose buffers are too full now, and let others go (R13)."""
+def _send_pauses(flat: Flat, state: State, pools: Pools, changed: int) -> None:
+    """Let nodes stop links whose buffers are now too full, and let others continue (R13)."""
     for index in range(changed):
         link = state.changed[index]
-        news = fills(flat.network, state, link)
+        news = pause_change(flat.network, state, link)
         if news != NONE:
             moment = state.cursor[NOW] + flat.network.pause.latency[link]
             push(pools.calendar, moment, PAUSE_LINK, link, news)
@@ -103,9 +110,9 @@ def _tell(flat: Flat, state: State, pools: Pools, changed: int) -> None:
 
 @compilable
 def _enqueue(flat: Flat, state: State, pools: Pools, link: int, changed: int) -> int:
-    """Have those that asked a link at this instant wait for it, each in its class.
+    """Queue the transfers that asked for a link at this instant, each in its class.
 
-    Of as many buffers as `changed` says is known that they have changed; returns that of all.
+    `changed` is the number of buffers that have changed at this instant; returns it with those of this link.
     """
     transfers = pools.transfers
     first = state.asked[link]
@@ -122,7 +129,7 @@ def _enqueue(flat: Flat, state: State, pools: Pools, link: int, changed: int) ->
     while first != NONE:
         following = transfers.next[first]
         if len(flat.network.pause.latency):
-            changed = hold(flat.network, transfers, state, first, 1, changed)
+            changed = count_in_buffer(flat.network, transfers, state, first, 1, changed)
         if transfers.hop[first] == transfers.begin[first]:
             insert_local(flat.network, transfers, state, link, first)
         else:
@@ -134,34 +141,43 @@ def _enqueue(flat: Flat, state: State, pools: Pools, link: int, changed: int) ->
 
 @compilable
 def _serve(flat: Flat, state: State, pools: Pools, link: int, transfer: int) -> None:
-    """Begin a visit: all its times follow, and when its queue pair goes on."""
+    """Start the service of a transfer: all its times follow, and when its queue pair continues."""
     network, transfers, now = flat.network, pools.transfers, state.cursor[NOW]
-    start = data_begin(network, state, link, now)
+    start = data_start(network, state, link, now)
     hop, size, message = transfers.hop[transfer], transfers.size[transfer], transfers.message[transfer]
     service = network.route_class[hop]
     free, forward, _ = link_times(network, link, size, service, start)
+    # With queue pairs the last byte is always followed: it decides when the part has arrived (R6).
     arrival = last_byte_arrives(network, transfers, transfer, link, start, free)
     is_last = hop + 1 == transfers.end[transfer]
     transfers.hop[transfer] = hop + 1
-    push(pools.calendar, arrival if is_last else forward, HOP, transfer, 0)
-    state.busy[link], state.owed[link] = free, 0
+    push(pools.calendar, arrival if is_last else forward, AT_NODE, transfer, 0)
+    state.busy[link], state.owed[link] = free, 0  # the acknowledgements went before this transfer
     if hop == transfers.begin[transfer]:
-        _follow(network, state, pools, transfer, start, free)
+        _schedule_next_part(network, state, pools, transfer, start, free)
     if is_last and transfers.awaited[message] > 0:
         transfers.awaited[message] -= 1
-        push(pools.calendar, max(now + 1, arrival + network.answer[size, service]), HAND, message, 1)
+        push(
+            pools.calendar,
+            max(now + 1, arrival + network.answer[size, service]),
+            QUEUE_PAIR,
+            message,
+            ACKNOWLEDGED,
+        )
     book(flat, state, pools, link, transfer, (start, free, arrival))
 
 
 @compilable
-def _follow(network: Network, state: State, pools: Pools, part: int, start: int, free: int) -> None:  # noqa: PLR0913 - flat arrays
-    """Have what comes after a part that its first link serves be handed over when that is done with it."""
+def _schedule_next_part(  # noqa: PLR0913 - flat arrays
+    network: Network, state: State, pools: Pools, part: int, start: int, free: int
+) -> None:
+    """Schedule the handing over of the part after one that its first link serves."""
     transfers, moment = pools.transfers, free
     message = transfers.message[part]
     if len(state.marks):
-        moment = goes_on(network, state, transfers, part, state.cursor[NOW], start, free)
+        moment = next_part_time(network, state, transfers, part, state.cursor[NOW], start, free)
     if transfers.parts[message] > 0:
-        push(pools.calendar, moment, HAND, message, 0)
+        push(pools.calendar, moment, QUEUE_PAIR, message, FIRST_LINK_DONE)
 
 
 PAIRED_KERNEL = Kernel(play_paired)

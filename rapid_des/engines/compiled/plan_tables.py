@@ -1,4 +1,4 @@
-"""R8 in the compiled engine: collectives that are replanned, as columns."""
+"""R8 in the compiled engine: the columns of replanned collectives."""
 
 from __future__ import annotations
 
@@ -11,51 +11,57 @@ from rapid_des.compiling.kinds import BoolColumn, Int32Column, Int64Column
 
 Array = NDArray[Any]
 AS_LOWERED = 1
-"""The plan of collectives that nothing asks to replan."""
+"""The plan of collectives that run as the program says."""
 
 
 class Replans(NamedTuple):
-    """What ranks do in collectives that are replanned (R8), in steps; empty where none are.
+    """The steps of ranks in replanned collectives (R8); empty where none are replanned.
 
     A plan is a set of closed links that collectives are planned around; 0 is none, and `AS_LOWERED` is what
-    the program says. A rank's schedule is its first steps in one collective under one plan, one a chunk.
+    the program says. A rank's schedule is its first step of each chunk in one collective under one plan.
     """
 
-    stands: Int64Column
-    """By row of `Visits`: the first MEMBER of the same collective, by whose name its messages go, or NONE."""
-    calls: Int64Column
-    """By group: where its collectives begin in `State.planned`."""
+    first_member_visit: Int64Column
+    """[row of `Visits`] the rank's first MEMBER of the same collective, which names its messages, or NONE."""
+    first_call: Int64Column
+    """[group] the row of its first collective in `State.call_plan`."""
     schedules: Int64Column
-    """By schedule: where its steps begin in `first`."""
+    """[schedule] its first row of `first`; one entry more holds the total."""
     first: Int64Column
+    """[schedule, chunk] the first step of each chunk."""
     template: Int64Column
-    """By step, as those below."""
+    """[step] its template."""
     use: Int64Column
-    """Where the routes of the template's pairs begin in `Network.pair_route`."""
+    """[step] the row of `Network.pair_route` with the route of the template's first pair."""
     member: Int64Column
+    """[step] the rank's member number in the template."""
     sub: Int64Column
+    """[step] its number in the collective."""
     chunk: Int64Column
-    """The number of its chunk, for its place on links."""
+    """[step] the number of its chunk, which is part of its priority on links."""
     meets: BoolColumn
-    """Whether it is the one that begins the collective."""
+    """[step] whether it is the first of the collective, at which the members meet."""
     next: Int64Column
-    """The step after it, or NONE."""
+    """[step] the step of the same chunk that follows, or NONE."""
 
 
 NO_REPLANS = Replans(*(np.zeros(0, np.bool_ if name == "meets" else np.int64) for name in Replans._fields))
 
 
-class Parts(NamedTuple):
-    """Ranks in collectives that are replanned (R8)."""
+class RankParts(NamedTuple):
+    """What single ranks do in replanned collectives (R8): one row a rank and collective."""
 
     rank: Int32Column
+    """[rank part] the rank."""
     group: Int32Column
+    """[rank part] the group of the collective."""
     number: Int32Column
+    """[rank part] the instance number of the collective."""
     visit: Int32Column
-    """The first of the rank's visits that stand for it."""
+    """[rank part] the first of the rank's visits that represent the collective."""
     arrived: Int32Column
-    """Of those the one that came last; the others follow in `State.beside`."""
+    """[rank part] the visit that arrived last; the earlier ones are linked through `State.next_in_part`."""
     visits: Int32Column
-    """How many those are."""
+    """[rank part] the number of visits that have arrived."""
     left: Int32Column
-    """Chunks that are not done."""
+    """[rank part] the number of chunks that are not done."""

@@ -1,4 +1,4 @@
-"""The steps of R9, R13 and R14 in the compiled engine: what queue pairs hand over, links take and mark."""
+"""Steps of R9, R13 and R14 in the compiled engine: queue pairs hand parts over, links take and mark them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ compilable(rates.rise)
 compilable(rates.advance)
 compilable(rates.lasts)
 chance = compilable(rates.chance)
-cut = compilable(rates.cut)
+cut_rate = compilable(rates.cut)
 notifies = compilable(rates.notifies)
 paced = compilable(rates.paced)
-which = compilable(rates.which)
+mark_draw = compilable(rates.which)
 
 
 @compilable
 def open_pair(network: Network, transfers: Transfers, message: int) -> None:
-    """Begin a message on a queue pair; its first part is handed over."""
+    """Start a message on a queue pair; its first part is handed over."""
     size, route = transfers.size[message], transfers.route[message]
+    # The window allows that many parts at once; each later part needs an acknowledgement.
     allowance = network.allowance[size, network.route_class[network.route_starts[route]]]
     transfers.credits[message] = allowance - 1
     transfers.awaited[message] = max(0, transfers.missing[message] - allowance)
@@ -39,7 +40,8 @@ def open_pair(network: Network, transfers: Transfers, message: int) -> None:
 
 @compilable
 def hand_over(transfers: Transfers, counts: Array, message: int) -> int:
-    """Make the next part of a message, if its queue pair may send one; return its slot, else NONE."""
+    """Make the next part of a message if its queue pair may send one; return its row, else NONE."""
+    # It needs an idle first link, a credit of the window, and a part to send.
     if transfers.idle[message] == 0 or transfers.credits[message] == 0 or transfers.parts[message] == 0:
         return NONE
     transfers.idle[message] = 0
@@ -57,6 +59,7 @@ def hand_over(transfers: Transfers, counts: Array, message: int) -> int:
 @compilable
 def acknowledge(network: Network, state: State, transfers: Transfers, part: int, now: int) -> None:
     """Post the acknowledgements of a part that arrives on the links of its route back."""
+    # A message to its own rank crosses no link, and nothing goes back.
     if transfers.begin[part] == transfers.end[part]:
         return
     back = network.back[transfers.route[transfers.message[part]]]
@@ -69,22 +72,24 @@ def acknowledge(network: Network, state: State, transfers: Transfers, part: int,
 
 @compilable
 def owed(network: Network, state: State, link: int, moment: int) -> int:
-    """Return the picoseconds of acknowledgements that are left: an idle link has been sending them."""
+    """Return the picoseconds of acknowledgements to send: an idle link has been sending them."""
     time, rate, _ = timetable_of(network, link)
+    # Acknowledgements are sent while the link is free, from the time at which the last one was added.
     since = max(state.busy[link], state.posted[link])
     return left_at((time, rate), since, moment, state.owed[link])
 
 
 @compilable
-def data_begin(network: Network, state: State, link: int, moment: int) -> int:
-    """Return when a link that is free is done with its acknowledgements."""
+def data_start(network: Network, state: State, link: int, moment: int) -> int:
+    """Return when a free link has sent its acknowledgements, and can serve data."""
     time, rate, _ = timetable_of(network, link)
     return advance(time, rate, moment, owed(network, state, link, moment))
 
 
 @compilable
 def insert_local(network: Network, transfers: Transfers, state: State, link: int, part: int) -> None:
-    """Give a part at its first hop a start tag, and its place among those that wait there."""
+    """Give a part at its first hop a start tag, and insert it by (priority, tag) among the waiting ones."""
+    # Start-time fair queueing: messages that wait for one link get equal shares of its service.
     message = transfers.message[part]
     tag = max(state.local_tag[link], transfers.end_tag[message])
     service = network.occupancy[transfers.size[part], network.route_class[transfers.hop[part]]]
@@ -103,8 +108,8 @@ def insert_local(network: Network, transfers: Transfers, state: State, link: int
 
 
 @compilable
-def take(network: Network, transfers: Transfers, state: State, link: int) -> int:
-    """Take the first of the class that a link has served less; NONE if nobody waits."""
+def take_transfer(network: Network, transfers: Transfers, state: State, link: int) -> int:
+    """Take the first transfer of the class that the link has served less; return NONE if none waits."""
     transit, local = state.queue[link], state.local[link]
     if transit == NONE and local == NONE:
         return NONE
@@ -114,6 +119,7 @@ def take(network: Network, transfers: Transfers, state: State, link: int) -> int
         behind = state.served[link, LOCAL] < state.served[link, TRANSIT]
         chosen = LOCAL if second < first or (second == first and behind) else TRANSIT
     elif state.served[link, 1 - chosen] < state.served[link, chosen]:
+        # A class in which nothing waits keeps no claim to service that it did not use.
         state.served[link, 1 - chosen] = state.served[link, chosen]
     transfer = transit if chosen == TRANSIT else local
     service = network.occupancy[transfers.size[transfer], network.route_class[transfers.hop[transfer]]]
@@ -128,20 +134,20 @@ def take(network: Network, transfers: Transfers, state: State, link: int) -> int
 
 
 @compilable
-def stop_or_go(state: State, link: int, stops: int, now: int) -> None:
-    """Stop a link, or let it go (R13)."""
+def set_link_stopped(state: State, link: int, stops: int, now: int) -> None:
+    """Stop a link, or let it continue (R13)."""
     if stops == 0:
         state.link_stopped[link] += now - state.stopped_since[link]
     state.stopped[link], state.stopped_since[link] = stops == 1, now
 
 
 @compilable
-def hold(  # noqa: PLR0913 - flat arrays
+def count_in_buffer(  # noqa: PLR0913 - flat arrays
     network: Network, transfers: Transfers, state: State, transfer: int, sign: int, count: int
 ) -> int:
-    """Count a part that waits for a hop in the buffer of the link that it came by, or no more.
+    """Add a part to the buffer of the link by which it came (sign 1), or remove it (sign -1).
 
-    `count` are the buffers that have changed; returns how many do then.
+    `count` is the number of buffers that have changed at this instant; returns the new number.
     """
     hop = transfers.hop[transfer]
     if hop == transfers.begin[transfer]:
@@ -156,9 +162,10 @@ def hold(  # noqa: PLR0913 - flat arrays
 
 
 @compilable
-def fills(network: Network, state: State, link: int) -> int:
-    """Return 1 if a link's buffer is now too full, 0 if it is no more, NONE if neither is news."""
+def pause_change(network: Network, state: State, link: int) -> int:
+    """Return 1 if a link's buffer became too full, 0 if it no longer is, NONE if nothing changed."""
     state.is_changed[link] = False
+    # Two thresholds: the buffer must drain to the lower one before the link continues.
     if not state.full[link] and state.held[link] > network.pause.stop_above:
         state.full[link] = True
         return 1
@@ -170,7 +177,7 @@ def fills(network: Network, state: State, link: int) -> int:
 
 @compilable
 def count_transit(network: Network, transfers: Transfers, state: State, link: int, first: int) -> None:
-    """Add those of the linked transfers that came over links to what waits for one."""
+    """Add the linked transfers that came over links to the backlog of the link for which they wait."""
     while first != NONE:
         hop = transfers.hop[first]
         if hop > transfers.begin[first]:
@@ -180,7 +187,7 @@ def count_transit(network: Network, transfers: Transfers, state: State, link: in
 
 @compilable
 def mark(network: Network, transfers: Transfers, state: State, link: int, part: int) -> None:
-    """Mark a part that came over links and that one takes, or not, by what waits there."""
+    """Draw whether a link marks a part that it takes, by what waits there; only transit is marked."""
     hop, size = transfers.hop[part], transfers.size[part]
     place = hop - transfers.begin[part]
     if place == 0:
@@ -189,7 +196,7 @@ def mark(network: Network, transfers: Transfers, state: State, link: int, part: 
     thresholds = network.rates.first[link], network.rates.full[link]
     limit = chance(state.backlog[link], thresholds, network.rates.control[MOST], network.rates.packets[size])
     if limit > 0:
-        seed, kind = network.rates.control[SEED], which(transfers.part[part], place)
+        seed, kind = network.rates.control[SEED], mark_draw(transfers.part[part], place)
         rank, visit, task = transfers.rank[part], transfers.visit[part], transfers.task[part]
         if draw_of(seed, rank, visit, task, kind) >> UNUSED < limit:
             transfers.marked[part] = 1
@@ -197,18 +204,18 @@ def mark(network: Network, transfers: Transfers, state: State, link: int, part: 
 
 
 @compilable
-def tells(network: Network, state: State, transfers: Transfers, part: int, now: int) -> bool:
-    """Tell whether the receiver of a part that arrives sends its sender a notice of marks."""
+def sends_notice(network: Network, state: State, transfers: Transfers, part: int, now: int) -> bool:
+    """Return whether the receiver of a part that arrives sends a notice of marks to the sender."""
     if len(state.marks) == 0 or transfers.begin[part] == transfers.end[part] or transfers.marked[part] == 0:
         return False
     return notifies(state.rates[transfers.route[transfers.message[part]]], network.rates.control, now)
 
 
 @compilable
-def goes_on(  # noqa: PLR0913 - flat arrays
+def next_part_time(  # noqa: PLR0913 - flat arrays
     network: Network, state: State, transfers: Transfers, part: int, now: int, start: int, free: int
 ) -> int:
-    """Return when what follows a part at its first link, which takes it now, may be handed over."""
+    """Return when the part after one that its first link takes now may be handed over."""
     message = transfers.message[part]
     row, size = state.rates[transfers.route[message]], transfers.size[part]
     service = network.occupancy[size, network.route_class[transfers.begin[part]]]

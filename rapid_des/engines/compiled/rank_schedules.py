@@ -1,4 +1,4 @@
-"""R8: what ranks do in collectives that are replanned, as columns that grow while a program runs."""
+"""R8: the steps of ranks in replanned collectives, in columns that grow during the run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hashlib import sha256
 
 import numpy as np
 
-from rapid_des.engines.compiled.closing_tables import Column, Tables
+from rapid_des.engines.compiled.closure_tables import ClosureTables, Column
 from rapid_des.engines.compiled.columns import Tasks
 from rapid_des.engines.compiled.plan_tables import Replans
 from rapid_des.program.faults.closures import Closures
@@ -20,9 +20,9 @@ _STARTS = ("edge_starts", "arrival_starts")
 
 
 class RankSchedules:
-    """The steps of ranks, and the templates that they are steps of, behind those of the program."""
+    """Adds steps of ranks, and their templates, behind those of the program."""
 
-    def __init__(self, tables: Tables, closures: Closures, *, fluid: bool) -> None:
+    def __init__(self, tables: ClosureTables, closures: Closures, *, fluid: bool) -> None:
         self._tables, self._closures, self._fluid = tables, closures, fluid
         self._tasks = {name: Column(getattr(tables.flat.tasks, name)) for name in Tasks._fields}
         self._replans = {name: Column(getattr(tables.flat.replans, name)) for name in Replans._fields}
@@ -31,11 +31,11 @@ class RankSchedules:
 
     @property
     def templates(self) -> int:
-        """How many there are."""
+        """The number of templates so far."""
         return len(self._tasks["members"].values)
 
     def add(self, chunks: list[list[RankPhase]]) -> int:
-        """Add what a rank does in a collective; return the number of that schedule."""
+        """Add a rank's steps in a collective, by chunk; return the number of that schedule."""
         firsts = [self._add_chunk(number, chunk, begins=number == 0) for number, chunk in enumerate(chunks)]
         self._replans["first"].extend(firsts)
         schedule = self._replans["schedules"].extend([len(self._replans["first"].values)]) - 1
@@ -45,7 +45,7 @@ class RankSchedules:
         return schedule
 
     def _add_chunk(self, number: int, chunk: list[RankPhase], *, begins: bool) -> int:
-        """Add steps that follow one another; return the first."""
+        """Add the steps of a chunk, each of which follows the one before; return the first."""
         known = [self._phase(step.phase) for step in chunk]
         first, steps = len(self._replans["next"].values), len(chunk)
         rows: dict[str, Sequence[int]] = {
@@ -62,14 +62,14 @@ class RankSchedules:
         return first
 
     def _phase(self, phase: RoutedPhase) -> tuple[int, int]:
-        """Return the number of a phase's template, and where the routes of its pairs begin."""
+        """Return the number of a phase's template, and the row of the first of its pairs' routes."""
         if phase not in self._phases:
-            routes = [self._tables.route(links, self._back(links)) for links in phase.routes]
+            routes = [self._tables.route(links, self._return_route(links)) for links in phase.routes]
             self._phases[phase] = self._template(phase), self._tables.pairs(routes)
         return self._phases[phase]
 
-    def _back(self, links: tuple[int, ...]) -> tuple[int, ...]:
-        """Return how acknowledgements of flows go back while nothing is closed."""
+    def _return_route(self, links: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the route of acknowledgements of flows while no link is closed."""
         return self._closures.return_route(links, frozenset()) if self._fluid and links else ()
 
     def _template(self, phase: RoutedPhase) -> int:
@@ -85,10 +85,10 @@ class RankSchedules:
         return tasks["members"].extend([template.members])
 
     def _shape(self, template: Template) -> tuple[int, int]:
-        """Return where the columns of a template begin, by task and by member, but those of sizes."""
+        """Return the first rows of a template's task and member columns; equal templates share them."""
         columns = [getattr(template, name) for name in (*_SHARED, *_STARTS)]
         digest = sha256(b"".join(np.int64(len(column)).tobytes() + column.tobytes() for column in columns))
-        key = digest.digest()
+        key = digest.digest()  # of the content: templates of different phases are often equal
         if key not in self._shapes:
             self._shapes[key] = len(self._tasks["pair"].values), len(self._tasks["member_need"].values)
             for name in _STARTS:

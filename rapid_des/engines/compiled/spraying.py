@@ -1,4 +1,4 @@
-"""R10 to R12 in the compiled engine: which of several routes a transfer takes, and how late it comes."""
+"""R10 to R12 in the compiled engine: the choice among several routes, and delays of messages."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ limit_above = compilable(delays.limit_above)
 
 @compilable
 def sprayed_route(network: Network, route: int, number: int) -> int:
-    """Return the route that a part, or a message, of this number takes instead of its pair's."""
+    """Return the route that the part or message of a number takes instead of its pair's."""
     first, last = network.spray_starts[route], network.spray_starts[route + 1]
     return network.spray_routes[first + number % (last - first)]
 
 
 @compilable
-def set_off(network: Network, transfers: Transfers, transfer: int, route: int) -> None:
-    """Put a transfer at the begin of a route."""
+def put_on_route(network: Network, transfers: Transfers, transfer: int, route: int) -> None:
+    """Put a transfer at the start of a route."""
     transfers.begin[transfer] = transfers.hop[transfer] = network.route_starts[route]
     transfers.end[transfer] = network.route_starts[route + 1]
 
@@ -34,11 +34,12 @@ def set_off(network: Network, transfers: Transfers, transfer: int, route: int) -
 def least_loaded(  # noqa: PLR0913 - flat arrays
     network: Network, state: State, route: int, size: int, number: int, now: int
 ) -> int:
-    """Return the route that a part or a message takes by what is queued on each (R12)."""
+    """Return the route that costs a part or a message least, with the load of its links (R12)."""
     first, count = network.spray_starts[route], network.spray_starts[route + 1] - network.spray_starts[route]
     if count == 1:
         return network.spray_routes[first]
     minimal, chosen, least = network.minimal_routes[route], NONE, 0
+    # Routes are looked at in the order of preference: the first of the cheapest ones is taken.
     for place in range(count):
         column = column_of(number, place, minimal, count)
         other = network.spray_routes[first + column]
@@ -48,6 +49,7 @@ def least_loaded(  # noqa: PLR0913 - flat arrays
             link, service = network.route_links[hop], network.route_class[hop]
             crossing = network.occupancy[size, service] if hop == last else network.head[size, service]
             cost += crossing + network.lag[size, service]
+            # The rest of the visit in service, and the services of those that asked at earlier instants.
             cost += max(0, state.busy[link] - now) + state.waits[link]
         if chosen == NONE or cost < least:
             chosen, least = other, cost
@@ -56,11 +58,11 @@ def least_loaded(  # noqa: PLR0913 - flat arrays
 
 @compilable
 def choose_route(network: Network, state: State, transfers: Transfers, part: int, now: int) -> None:
-    """Put a part that sets off at the begin of the route that it chooses by load."""
+    """Put a part that starts now on the route that costs it least."""
     message = transfers.message[part]
     sent = message_hash(transfers.rank[part], transfers.injected[part], transfers.task[part])
     number, size = sent + transfers.part[part], transfers.size[part]
-    set_off(
+    put_on_route(
         network,
         transfers,
         part,
@@ -70,7 +72,7 @@ def choose_route(network: Network, state: State, transfers: Transfers, part: int
 
 @compilable
 def count_asking(network: Network, state: State, transfers: Transfers, link: int, first: int) -> None:
-    """Add the linked transfers that ask a link at this instant to what waits for it."""
+    """Add the linked transfers that ask for a link at this instant to the load of that link."""
     while first != NONE:
         state.waits[link] += service_of(network, transfers, first)
         first = transfers.next[first]
@@ -78,13 +80,13 @@ def count_asking(network: Network, state: State, transfers: Transfers, link: int
 
 @compilable
 def service_of(network: Network, transfers: Transfers, transfer: int) -> int:
-    """Return how long a transfer takes its next link, at rate 1."""
+    """Return the service time of a transfer on its next link, in picoseconds at rate 1."""
     return network.occupancy[transfers.size[transfer], network.route_class[transfers.hop[transfer]]]
 
 
 @compilable
 def lateness(known: DelayTable, transfers: Transfers, transfer: int, route: int, size: int) -> int:
-    """Return how much later than its last byte the message of a transfer arrives, on a pair's route."""
+    """Return the picoseconds by which a message on a pair's route arrives later than its last byte (R11)."""
     late = 0
     rank, visit = known.rank[transfers.rank[transfer]], transfers.visit[transfer]
     row, column = known.noise[route], known.losses[route]

@@ -1,4 +1,4 @@
-"""The small steps of the kernel, each one rule or one data structure."""
+"""Small steps of the kernel; each is one rule or one operation on a data structure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ tail_crosses = compilable(timetable.tail_crosses)
 
 @compilable
 def visit_end(flat: Flat, rank: int, visit: int, start: int) -> int:
-    """Return when a COMPUTE visit begun at `start` ends."""
+    """Return when a COMPUTE visit that starts at `start` ends."""
     work = flat.visits.work[visit]
     if flat.visits.server[visit] == NONE:
         return start + work
@@ -39,9 +39,9 @@ def visit_end(flat: Flat, rank: int, visit: int, start: int) -> int:
 
 @compilable
 def timetable_of_work(flat: Flat, rank: int, visit: int) -> tuple[Array, Array]:
-    """Return the timetable of a COMPUTE visit on a server as (time, rate), of no steps if it has none."""
+    """Return the timetable of a COMPUTE visit on a server as (time, rate), without steps if it has none."""
     network = flat.network
-    first = last = 0
+    first = last = 0  # an empty slice: no timetable
     if len(network.visit_table) > 0:
         table = network.visit_table[flat.ranks.flat[rank] + visit - flat.ranks.program[rank]]
         if table != NONE:
@@ -51,23 +51,24 @@ def timetable_of_work(flat: Flat, rank: int, visit: int) -> tuple[Array, Array]:
 
 @compilable
 def begin_work(flat: Flat, state: State, rank: int, visit: int, now: int) -> int:  # noqa: PLR0913
-    """Begin a COMPUTE visit that others may slow; return when it ends if they stay the same (R6)."""
+    """Start a COMPUTE visit that others may slow; return its end if the others stay the same (R6)."""
     server = flat.ranks.server[rank] + flat.visits.server[visit]
     state.working[server] = visit - flat.ranks.program[rank]
     state.computing[rank] += 1
-    state.ticks[server], state.parts[server] = max(flat.visits.work[visit], 1), 0
+    state.ticks[server], state.fractions[server] = max(flat.visits.work[visit], 1), 0
     return resume(flat, state, rank, server, now)
 
 
 @compilable
 def resume(flat: Flat, state: State, rank: int, server: int, now: int) -> int:
-    """Go on with what a server works at, beside those in service now; return when it ends."""
+    """Continue a server's COMPUTE visit at its share beside those in service now; return its end."""
     visit = flat.ranks.program[rank] + state.working[server]
     others = state.present[rank] - flat.contention.weight[visit]
     share = flat.contention.share[flat.contention.first[visit] + others]
-    left = state.ticks[server], state.parts[server]
+    left = state.ticks[server], state.fractions[server]
     state.since[server], state.share[server] = now, share
     table = timetable_of_work(flat, rank, visit)
+    # Most visits have no timetable and are not slowed: their end is a sum.
     alone = share == timetable.ALONE and len(table[0]) == 0 and left[1] == 0
     state.until[server] = now + left[0] if alone else finish_of(table, now, left, share)
     return state.until[server]
@@ -75,16 +76,16 @@ def resume(flat: Flat, state: State, rank: int, server: int, now: int) -> int:
 
 @compilable
 def changes_pace(flat: Flat, state: State, rank: int, server: int, now: int) -> bool:
-    """Tell whether a server works at something at another share from now on; note what is left of it."""
-    if state.working[server] == NONE or state.until[server] == now:
+    """Return whether a server's COMPUTE visit has another share from now on; record the work left."""
+    if state.working[server] == NONE or state.until[server] == now:  # nothing to slow, or it ends now
         return False
     visit = flat.ranks.program[rank] + state.working[server]
     others = state.present[rank] - flat.contention.weight[visit]
     if flat.contention.share[flat.contention.first[visit] + others] == state.share[server]:
         return False
-    left = state.ticks[server], state.parts[server]
+    left = state.ticks[server], state.fractions[server]
     table = timetable_of_work(flat, rank, visit)
-    state.ticks[server], state.parts[server] = left_after(
+    state.ticks[server], state.fractions[server] = left_after(
         table, state.since[server], now, left, state.share[server]
     )
     return True
@@ -92,15 +93,16 @@ def changes_pace(flat: Flat, state: State, rank: int, server: int, now: int) -> 
 
 @compilable
 def link_times(network: Network, link: int, size: int, service: int, start: int) -> tuple[int, int, int]:
-    """Return when the link is free, the next hop ready and, after the last hop, the message arrived."""
+    """Return when the link is free, when the next hop is ready and, after a last hop, the arrival."""
     hop = network.occupancy[size, service], network.head[size, service], network.lag[size, service]
     return hop_times(hop, timetable_of(network, link), start)
 
 
 @compilable
-def next_sets_off(network: Network, transfers: Transfers, part: int, last: int, now: int) -> int:
-    """Return when the part after one that sets off now does, by the links of its hops before `last`."""
+def next_part_starts(network: Network, transfers: Transfers, part: int, last: int, now: int) -> int:
+    """Return when the part after one that starts now may start: when each link before hop `last` had time."""
     moment, size = now, transfers.size[part]
+    # The slowest of these links sets the pace; a link without a timetable needs no search (R6).
     for hop in range(transfers.hop[part], last):
         link, work = network.route_links[hop], network.occupancy[size, network.route_class[hop]]
         begin, end = network.pace_table[link], network.pace_table[link + 1]
@@ -114,7 +116,7 @@ def next_sets_off(network: Network, transfers: Transfers, part: int, last: int, 
 
 @compilable
 def timetable_of(network: Network, link: int) -> tuple[Array, Array, Array]:
-    """Return a link's timetable as (time, rate, lag), of no steps if it has none."""
+    """Return a link's timetable as (time, rate, lag), without steps if it has none."""
     first, last = network.link_table[link], network.link_table[link + 1]
     return network.link_time[first:last], network.link_rate[first:last], network.link_lag[first:last]
 
@@ -123,7 +125,7 @@ def timetable_of(network: Network, link: int) -> tuple[Array, Array, Array]:
 def last_byte_arrives(  # noqa: PLR0913 - flat arrays
     network: Network, transfers: Transfers, transfer: int, link: int, start: int, free: int
 ) -> int:
-    """Return when what a link served from start to free has arrived, and note when the last byte has."""
+    """Return when the bytes that a link served from start to free arrive; record the last byte's time."""
     size, service = transfers.size[transfer], network.route_class[transfers.hop[transfer]]
     tail = network.across[size, service], network.along[size, service]
     crossed = tail_crosses(tail, timetable_of(network, link), start, free, transfers.crossed[transfer])
@@ -135,7 +137,7 @@ def last_byte_arrives(  # noqa: PLR0913 - flat arrays
 def number_of(flat: Flat, state: State, rank: int, visit: int, record: int) -> int:
     """Bind and return the instance number k of a visit (R5)."""
     number = flat.visits.occurrence[visit]
-    if number == NONE:
+    if number == NONE:  # unordered streams count as visits start
         slot = flat.ranks.slot[rank] + flat.visits.slot[visit]
         number = state.counter[slot]
         state.counter[slot] = number + 1
@@ -145,7 +147,7 @@ def number_of(flat: Flat, state: State, rank: int, visit: int, record: int) -> i
 
 @compilable
 def touch(state: State, level: int, server: int) -> None:
-    """Have a server choose at the end of this instant."""
+    """Let a server choose at the end of this instant."""
     if not state.marked[server]:
         state.marked[server] = True
         state.touched_servers[level, state.touched_count[level]] = server
@@ -156,7 +158,7 @@ def touch(state: State, level: int, server: int) -> None:
 def before(  # noqa: PLR0913 - flat arrays and where they begin
     visits: Visits, state: State, visit: int, other: int, base: int, shift: int
 ) -> bool:
-    """Tell whether a waiting visit goes before another: smaller (priority, ready time, visit) (R3)."""
+    """Return whether a waiting visit goes before another: smaller (priority, ready time, visit) (R3)."""
     first, second = visits.priority[visit + shift], visits.priority[other + shift]
     if first != second:
         return first < second
@@ -167,13 +169,13 @@ def before(  # noqa: PLR0913 - flat arrays and where they begin
 
 @compilable
 def enqueue(visits: Visits, ranks: Ranks, state: State, rank: int, visit: int) -> None:
-    """Put a visit (local number) into its server's heap."""
+    """Put a visit, by its number in the rank, into its server's heap."""
     base, shift = ranks.flat[rank], ranks.program[rank]
     server = ranks.server[rank] + visits.server[visit + shift]
     heap = state.heap[ranks.heap[server] : ranks.heap[server + 1]]
     child = state.waiting[server]
     state.waiting[server] = child + 1
-    while child > 0:
+    while child > 0:  # later visits move down until the place of this one is found
         parent = (child - 1) >> 1
         if not before(visits, state, visit, heap[parent], base, shift):
             break
@@ -184,7 +186,7 @@ def enqueue(visits: Visits, ranks: Ranks, state: State, rank: int, visit: int) -
 
 @compilable
 def dequeue(visits: Visits, ranks: Ranks, state: State, rank: int, server: int) -> int:
-    """Take the visit that goes first out of a server's heap."""
+    """Remove the visit that goes first from a server's heap, and return it."""
     base, shift = ranks.flat[rank], ranks.program[rank]
     heap = state.heap[ranks.heap[server] : ranks.heap[server + 1]]
     earliest = heap[0]
@@ -192,7 +194,7 @@ def dequeue(visits: Visits, ranks: Ranks, state: State, rank: int, server: int) 
     state.waiting[server] = length
     moved = heap[length]
     parent = 0
-    while True:
+    while True:  # the last leaf fills the gap at the top
         child = 2 * parent + 1
         if child >= length:
             break
@@ -219,7 +221,8 @@ def find_instance(instances: Instances, state: State, group: int, number: int, s
 
 @compilable
 def use_of(network: Network, group: int, template: int) -> int:
-    """Return where the routes of a group's use of a template begin."""
+    """Return the first row of `pair_route` of a group's use of a template."""
+    # A group runs few templates, so a search is cheap.
     for use in range(network.use_starts[group], network.use_starts[group + 1]):
         if network.use_template[use] == template:
             return network.use_base[use]
@@ -228,13 +231,13 @@ def use_of(network: Network, group: int, template: int) -> int:
 
 @compilable
 def close_instance(instances: Instances, state: State, instance: int) -> None:
-    """Drop a finished instance; its slot is free for the next one of its template."""
+    """Remove a finished instance; the next one of its template reuses its row."""
     group = instances.group[instance]
     following = instances.next[instance]
     other = state.active[group]
     if other == instance:
         state.active[group] = following
-    else:
+    else:  # a group has few active instances, so a search is cheap
         while instances.next[other] != instance:
             other = instances.next[other]
         instances.next[other] = following
@@ -245,9 +248,9 @@ def close_instance(instances: Instances, state: State, instance: int) -> None:
 
 @compilable
 def goes_first(transfers: Transfers, this: int, other: int) -> bool:
-    """Order transfers of equal priority and ready time by (part, source, injected, visit, phase, task) (R3).
+    """Order transfers of equal priority and ready time by (part, rank, injected, visit, phase, task) (R3).
 
-    Pieces of one message, which closed links made (R8), go by how far they are, then by their numbers.
+    Pieces of one message, which closed links made (R8), are ordered by their hop, then by their number.
     """
     if transfers.part[this] != transfers.part[other]:
         return transfers.part[this] < transfers.part[other]
@@ -270,6 +273,7 @@ def goes_first(transfers: Transfers, this: int, other: int) -> bool:
 @compilable
 def sort_asked(transfers: Transfers, first: int) -> int:  # noqa: C901 - one merge sort
     """Sort the linked transfers that asked a link at one instant (merge sort); return the new first."""
+    # Bottom-up: each pass merges pairs of sorted runs of `width`, until one merge makes the whole list.
     width = 1
     while True:
         left, head, tail, merges = first, NONE, NONE, 0
@@ -302,7 +306,7 @@ def sort_asked(transfers: Transfers, first: int) -> int:  # noqa: C901 - one mer
 
 @compilable
 def rank_decides(transfers: Transfers, first: int) -> bool:
-    """Tell whether the linked transfers are not all first hops of one rank's transfers."""
+    """Return whether ranks order the linked transfers: not all are at first hops of one rank's."""
     other = first
     while other != NONE:
         if transfers.rank[other] != transfers.rank[first] or transfers.hop[other] != transfers.begin[other]:
@@ -313,7 +317,7 @@ def rank_decides(transfers: Transfers, first: int) -> bool:
 
 @compilable
 def insert_waiting(transfers: Transfers, state: State, link: int, first: int) -> None:
-    """Merge transfers that ask now, in order, into a link's queue by priority; earlier ones stay before."""
+    """Insert transfers that ask now, in order, into a link's queue, behind those of equal priority."""
     while first != NONE:
         following = transfers.next[first]
         ahead, other = NONE, state.queue[link]
@@ -330,14 +334,15 @@ def insert_waiting(transfers: Transfers, state: State, link: int, first: int) ->
 
 
 @compilable
-def ascend(numbers: Array, count: int) -> None:
-    """Sort the first `count` numbers in place (heap sort)."""
+def sort_ascending(numbers: Array, count: int) -> None:
+    """Sort the first `count` numbers in place by heap sort, which needs no other memory."""
     for size in range(2, count + 1):
         child = size - 1
         while child > 0 and numbers[(child - 1) >> 1] < numbers[child]:
             parent = (child - 1) >> 1
             numbers[parent], numbers[child] = numbers[child], numbers[parent]
             child = parent
+    # The heap has the largest number on top, which moves behind the numbers that are still in the heap.
     for last in range(count - 1, 0, -1):
         numbers[0], numbers[last] = numbers[last], numbers[0]
         parent = 0

@@ -56,15 +56,15 @@ class TemplateTable:
 
 
 class Instance:
-    """One collective in flight: who has arrived and what its tasks still wait for."""
+    """One collective in flight: the members that have arrived, and what its tasks still wait for."""
 
     def __init__(self, key: Key, template: TemplateTable, routes: Sequence[int], index: int = NONE) -> None:
         self.key = key
         self.template = template
         self.routes = routes
-        """By pair of the template."""
+        """The route of each pair of the template."""
         self.index = index
-        """Of the template in the program."""
+        """The number of the template in the program."""
         self.meets = True
         """Whether the members' meeting goes into the records."""
         self.pending = list(template.need)
@@ -72,7 +72,7 @@ class Instance:
         self.members: list[Member | None] = [None] * template.members
         self.done: list[Event | None] = [None] * template.members
         self.channels: defaultdict[int, deque[Any]] = defaultdict(deque)
-        """By pair of the template, see `Message.channel`."""
+        """The channel of each pair of the template, see `Message.channel`."""
         self.absent = self.undone = template.members
 
     def parts(self, links: Links, task: int) -> Parts:
@@ -102,7 +102,7 @@ class Collectives:
         self.sent = 0
         self.offsets: list[int] = program.visits().tolist()
 
-    def meet(self, key: Key, template: int, member: int, who: Member) -> Event:
+    def meet(self, key: Key, template: int, member: int, arrival: Member) -> Event:
         """Arrive at an instance; the event succeeds when this member is done."""
         instance = self.instances.get(key)
         if instance is None:
@@ -111,11 +111,11 @@ class Collectives:
             self.instances[key] = instance
         elif instance.index != template:
             raise TraceError(explain_disagreement(self.program, key, (instance.index, template)))
-        return self.join(instance, member, who)
+        return self.join(instance, member, arrival)
 
-    def join(self, instance: Instance, member: int, who: Member) -> Event:
+    def join(self, instance: Instance, member: int, arrival: Member) -> Event:
         """Arrive at an instance that is known; the event succeeds when this member is done."""
-        instance.members[member] = who
+        instance.members[member] = arrival
         done = instance.done[member] = Event(self.env)
         instance.absent -= 1
         if instance.absent == 0 and instance.meets:
@@ -159,21 +159,21 @@ class Collectives:
     def _late(self, instance: Instance, task: int) -> int:
         """Return how much later than its last byte a message arrives (R11)."""
         delays, source = self.program.delays, instance.members[instance.template.source[task]]
-        assert delays is not None and source is not None, "who asks has looked"
+        assert delays is not None and source is not None, "the caller checks this"
         position, visit, _ = source
-        who = int(delays.rank[position]), visit - self.offsets[position], task
+        draw_key = int(delays.rank[position]), visit - self.offsets[position], task
         route, size = instance.routes[instance.template.pair[task]], instance.template.size[task]
         late, column = 0, int(delays.losses[route])
         if delays.noise[route] != NONE:
-            late += self._drawn(int(delays.noise[route]), draw_of(int(delays.seed[0]), *who, NOISE))
+            late += self._drawn(int(delays.noise[route]), draw_of(int(delays.seed[0]), *draw_key, NOISE))
         if column != NONE:
             seed = int(delays.loss_seed[column])
-            late += self._drawn(int(delays.retries[size, column]), draw_of(seed, *who, RETRIES))
+            late += self._drawn(int(delays.retries[size, column]), draw_of(seed, *draw_key, RETRIES))
         return late
 
     def _drawn(self, row: int, draw: int) -> int:
         delays = self.program.delays
-        assert delays is not None, "who asks has looked"
+        assert delays is not None, "the caller checks this"
         first, last = delays.starts[row : row + 2].tolist()
         return int(delays.values[limit_above(delays.limits, first, last, draw)])
 

@@ -1,18 +1,18 @@
-"""The definition of replay: what a program means, as a SimPy simulation that can be read and stepped.
+"""The definition of replay: a SimPy simulation of a program, which can be read and stepped.
 
-As in SimPy's own examples the customers are processes and what serves them is a resource. Every *visit* is a
-process: it asks its GPU stream or slot (a `Server`), starts, ends, and lets the visits begin that depend on
-it. Every piece of a message is a process that asks link after link (`links`). A rank is no process: the order
-of its visits is in the program's dependencies, and nothing but its visits ever acts.
+As in SimPy's examples the customers are processes, and resources serve them. Every *visit* is a process: it
+asks its GPU stream or slot (a `Server`), starts, ends, and makes the visits ready that depend on it. Every
+piece of a message is a process that asks link after link (`links`). A rank is not a process: the program's
+dependencies contain the order of its visits.
 
-Where the rules of `program.program` are:
+The modules with the rules of `program.program`:
 
     here           R1 ready, R5 duration and instances of visits
     servers        R2 service, R3 choice and R4 instants of streams and slots, R6 what slows a rank's visits
     links          R3 to R6 of messages on links
     collectives    R1 and R5 between a member's arrival and its end, R11 delays
     fluid_links    R7 links that all flows share
-    closing        R8 messages where links close in mid-flight, `replanned` collectives that begin meanwhile
+    link_closures  R8 messages on links that close; `replanned` collectives that start while links are closed
     queue_pairs    R9 queue pairs, R13 pause; `rates` R14
     spraying       R10 spraying, R12 load
 
@@ -273,16 +273,16 @@ class Simulation:
         )
         parent, template = table.parent[visit], table.template[visit]
         number = self._number(position, visit) if parent == NONE else self.occurrence[offset + parent]
-        who = (position, offset + visit, table.link_priority[visit])
+        arrival = (position, offset + visit, table.link_priority[visit])
         if self.replanning is not None:
             call = visit if parent == NONE else parent
             key = (int(binding.groups[table.slot[call]]), number)
-            replanned = self.replanning.meet(key, template, table.node[call], who)
+            replanned = self.replanning.meet(key, template, table.node[call], arrival)
             if replanned is not None:
                 return replanned
         slot = table.slot[visit]
         group, member = int(binding.groups[slot]), int(binding.members[slot])
-        return self.collectives.meet((group, number, table.sub[visit]), template, member, who)
+        return self.collectives.meet((group, number, table.sub[visit]), template, member, arrival)
 
 
 def _links_of(program: Program) -> type[Links]:

@@ -55,7 +55,7 @@ class Flow(Struct):
 
 
 class Closing(Protocol):
-    """The actions taken where links close (see `closing`)."""
+    """The actions taken where links close (see `link_closures`)."""
 
     def around(self, message: Message, shared: Shared) -> Shared:
         """Return the parameters of a flow that starts now, on a route without links known to be closed."""

@@ -1,9 +1,9 @@
 """R8: links close while messages cross them, and the affected messages are rerouted.
 
-When a link closes, the piece of a message that it serves keeps the whole segments that got through; they go
-on, and later links serve only them. The rest, and whoever waits for the link or comes to it while it is
-closed, stops. As soon as the closure is noticed the pure function `replan` gives what stopped another route.
-Where flows share links (R7), one on a link that closes ends with the whole packets that got through.
+When a link closes, the piece of a message that it serves keeps the whole segments that got through. They
+continue, and later links serve only them. The rest stops, as do pieces that wait for the link or ask for it
+while it is closed. When the closure is noticed, the pure function `replan` returns other routes for them.
+Where flows share links (R7), a flow on a link that closes ends with the whole packets that got through.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class ClosingLinks:
                 return True
 
     def _close(self, links: list[int]) -> None:
-        """Interrupt what the links serve, the farthest on its route first, and then who waits for them."""
+        """Interrupt what the links serve, the farthest on its route first, then those that wait."""
         now, servers = self.env.now, [self.links.server(link) for link in links]
         served = [hop for server in servers for hop in server.users if hop.free > now]
         for hop in sorted(served, key=lambda hop: (-hop.place, hop.link)):
@@ -173,7 +173,7 @@ class ClosingLinks:
         return hop.size * done // (occupancy * FULL_RATE) // unit * unit
 
     def _cut(self, piece: Piece, hop: Hop, closed: Hop) -> None:
-        """Stop what did not get through a closed link; the piece is smaller, and goes on earlier."""
+        """Stop what did not get through a closed link; the piece is smaller, and continues earlier."""
         now = self.env.now
         self._stop(piece, closed.place, piece.size - closed.size)
         piece.cut, piece.size = closed.place, closed.size

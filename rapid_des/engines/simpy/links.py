@@ -1,7 +1,7 @@
 """Messages cross links: a piece of a message is a process that asks link after link to be served (R3, R6).
 
 A message is one piece or, where the machine sends it in parts, one a part; it has arrived when all have.
-Where links close (R8) a piece is interrupted, and its rest goes on as another piece of the message.
+Where links close (R8) a piece is interrupted, and its rest becomes another piece of the message.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Hop(Request):
 
 
 class Closing(Protocol):
-    """The actions taken where links close (see `closing`)."""
+    """The actions taken where links close (see `link_closures`)."""
 
     def around(self, message: Message, parts: Parts) -> Parts:
         """Return the parts of a message that starts now, on a route without links known to be closed."""
@@ -133,14 +133,14 @@ class Closing(Protocol):
 class TieCounter:
     """Counts the instants at which a link chose by rank among those that asked for it (R3).
 
-    An observer for who folds ranks that live alike into one, where such a choice could not be made; messages
-    that one rank sends at one instant are no tie, as their order is the rank's own.
+    Folding identical ranks into one is exact only without such choices. Messages that one rank sends at one
+    instant are no tie, because their order belongs to the rank.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self._first: dict[int, tuple[int, int, int]] = {}
-        """By link: (instant, position of the rank, hops before this one) of who asked first at an instant."""
+        """Maps a link to (instant, position of the rank, hop) of the first message that asked then."""
         self._counted: dict[int, int] = {}
 
     def asks(self, link: int, moment: int, position: int, place: int) -> None:
@@ -207,12 +207,12 @@ class Links:
             return route
         return sprayed.choose(route, NONE, part)
 
-    def message_route(self, route: int, size: int, who: tuple[int, int]) -> int:
-        """Return the route that a message takes which begins now; `who` are its rank's position and task."""
+    def message_route(self, route: int, size: int, sender: tuple[int, int]) -> int:
+        """Return the route of a message that starts now; `sender` is its rank's position and its task."""
         sprayed = self.sprayed
         if sprayed is None or not sprayed.per_message:
             return route
-        table, (position, task) = self.program.hops.parts, who
+        table, (position, task) = self.program.hops.parts, sender
         first = size if table is None else int(table.first[size])
         return sprayed.choose(route, first, message_hash(position, self.env.now, task))
 

@@ -1,7 +1,7 @@
 """R9 and R13: every message has a queue pair; those of a GPU take turns on its links, held back by windows.
 
 part 0 ──► first link ──► … ──► last link ──► arrived
-              │ done with it        │ its acknowledgement is back, a window later
+              │ has finished it     │ its acknowledgement is back, a window later
               ▼                     ▼
            part 1 is handed over once both have happened
 """
@@ -53,19 +53,19 @@ class Port(Server[Hop]):
         super().__init__(arbiter, 1, order)
         self._pace = pace
         self.tag = 0
-        """The start tag of the own part that was taken last."""
+        """The start tag of the part at its first hop that was taken last, in picoseconds of service."""
         self.served = [0, 0]
-        """Picoseconds of service by class, less claims that lapsed."""
+        """The picoseconds of service of each class, plus what a class lost while it was idle."""
         self.free = 0
-        """When it is done with the last visit that it took."""
+        """The time in picoseconds at which it has finished the last transfer that it took."""
         self.stopped = False
         self.stopped_for = 0
-        """Picoseconds, of stops that have ended."""
+        """The picoseconds of stops that have ended."""
         self._since = 0
         self._owed = self._posted = 0
 
     def choose(self) -> None:
-        """Serve the first of the class that was served less."""
+        """Serve the first transfer of the class that was served less."""
         if self.users or self.stopped or not self.queue:
             return
         heads: dict[int, Hop] = {}
@@ -85,11 +85,11 @@ class Port(Server[Hop]):
         hop.succeed()
 
     def stop(self) -> None:
-        """Take nothing more until it is let go."""
+        """Take no transfer until `go`."""
         self.stopped, self._since = True, self.env.now
 
     def go(self) -> None:
-        """Go on."""
+        """End a stop, and choose again."""
         self.stopped = False
         self.stopped_for += self.env.now - self._since
         self.arbiter.touch(self)
@@ -99,7 +99,7 @@ class Port(Server[Hop]):
         self._owed, self._posted = self.left(self.env.now) + time, self.env.now
 
     def take(self, free: int) -> None:
-        """Be done, with acknowledgements too, at a time."""
+        """Set the time at which it has finished, with acknowledgements too."""
         self.free, self._owed = free, 0
 
     def left(self, moment: int) -> int:
@@ -107,7 +107,7 @@ class Port(Server[Hop]):
         return left_at(self._pace, max(self.free, self._posted), moment, self._owed)
 
     def held_up(self, moment: int) -> int:
-        """Return how long the link then sends acknowledgements yet."""
+        """Return how long the link still sends acknowledgements, in picoseconds."""
         return advance(*self._pace, moment, self.left(moment)) - moment
 
 
@@ -127,7 +127,7 @@ class Buffer:
         self._arbiter.touch(self)
 
     def choose(self) -> None:
-        """Stop the link, or let it go."""
+        """Stop the link, or let it continue."""
         if not self._full and self._held > self._table.stop_above:
             self._notify(full=True, act=self._port.stop)
         elif self._full and self._held <= self._table.go_at:
@@ -328,8 +328,8 @@ class PairRates:
         chance = rates.chance(waiting, thresholds, self._control[rates.MOST], packets)
         if chance == 0:
             return False
-        who = position, visit - self._offsets[position], task, rates.which(piece.part, hop.place)
-        marked = draw_of(self._control[rates.SEED], *who) >> rates.UNUSED < chance
+        draw_key = position, visit - self._offsets[position], task, rates.which(piece.part, hop.place)
+        marked = draw_of(self._control[rates.SEED], *draw_key) >> rates.UNUSED < chance
         self._marks[link] += marked
         return marked
 

@@ -1,12 +1,11 @@
 """R8: collectives that begin while a closure is noticed are planned for the surviving links.
 
-Collectives that begin while a link whose policy is `replan` is closed and noticed are planned for the fabric
-without all links that are closed and noticed, as on a machine where those are down from the beginning under a
-constant fault with this policy. A collective is planned once, when the first of its members arrives at it,
-and keeps its plan to its end. A group that those links cut apart for a while keeps the plan it was lowered
-to, and its messages wait. Of one that has begun when a closure is noticed, and of one that outlasts
-the closure, only the routes of messages change. So bytes that were sent stay sent, no member has to forget
-what it holds, and every member follows the same plan whenever it arrives.
+This concerns collectives that start while a link with policy `replan` is closed and its closure noticed. They
+are planned for the fabric without all links that are closed and noticed, as on a machine where a constant
+fault with this policy removes those links. A collective is planned once, when its first member arrives, and
+keeps its plan to its end. A group that those links cut apart for a while keeps the plan of the program, and
+its messages wait. If a closure is noticed or ends during a collective, only the routes of messages change. So
+bytes that were sent stay sent, members keep what they hold, and all members follow the same plan.
 """
 
 from __future__ import annotations
@@ -78,12 +77,12 @@ class Replanning:
         self._started: dict[tuple[int, int], StartedCollective] = {}
         self._table = cache(lambda step: TemplateTable(step.template))
 
-    def meet(self, call: tuple[int, int], template: int, node: int, who: Member) -> Event | None:
-        """Have a rank arrive at call k of a group; the event succeeds when it is done. None: done as lowered.
+    def meet(self, call: tuple[int, int], template: int, node: int, arrival: Member) -> Event | None:
+        """Let a rank arrive at call k of a group; return the event of its end, None for the program's plan.
 
-        All visits of one rank to one collective stand for the same.
+        All visits of one rank to one collective share the rank's part in it.
         """
-        position, visit, _ = who
+        position, visit, _ = arrival
         planner, met = self.closures.collectives, self.collectives.met
         if planner is None or not planner.is_collective(position, node):
             return None
@@ -104,15 +103,15 @@ class Replanning:
             raise TraceError(message)
         chunks = planner.steps_of(position, node, started.dead)
         visits = [visit]
-        done = self.env.process(self._take_part(call, chunks, who, visits))
+        done = self.env.process(self._take_part(call, chunks, arrival, visits))
         started.ranks[position] = RankPart(done, visits)
         return done
 
     def _take_part(
-        self, call: tuple[int, int], chunks: list[list[RankPhase]], who: Member, visits: list[int]
+        self, call: tuple[int, int], chunks: list[list[RankPhase]], arrival: Member, visits: list[int]
     ) -> Steps:
         """Go through the steps of all chunks side by side, each chunk before the next on links."""
-        (position, visit, priority), first = who, chunks[0][0]
+        (position, visit, priority), first = arrival, chunks[0][0]
         before = priority - priority % LINK_ORDERS
         yield from [
             self.env.process(self._chunk(call, steps, first, (position, visit, before + number)))
@@ -122,10 +121,12 @@ class Replanning:
         for visit in visits[1:]:
             met[visit] = met[visits[0]]
 
-    def _chunk(self, call: tuple[int, int], steps: list[RankPhase], first: RankPhase, who: Member) -> Steps:
+    def _chunk(
+        self, call: tuple[int, int], steps: list[RankPhase], first: RankPhase, arrival: Member
+    ) -> Steps:
         for step in steps:
             instance = self._instance((*call, step.number), step, meets=step is first)
-            yield self.collectives.join(instance, step.member, who)
+            yield self.collectives.join(instance, step.member, arrival)
 
     def _instance(self, key: Key, step: RankPhase, *, meets: bool) -> Instance:
         instances = self.collectives.instances

@@ -1,9 +1,9 @@
 """Servers of visits and messages: resources that choose at the end of an instant (R2, R3, R4).
 
-`Server` and `Request` are used as SimPy's `Resource` and its requests are, and are none: a `simpy.Resource`
-grants a request while it is being made, by what has been asked until then. Here an `Arbiter` waits until all
-else of the instant has happened, so that who is served does not depend on the order of events in the instant.
-`InService` is what a rank serves at the same time, and how that slows its computing (R6).
+`Server` and `Request` have the interface of SimPy's `Resource` and its requests, but another rule. A
+`simpy.Resource` grants a request at once, knowing only earlier requests. Here an `Arbiter` waits for all
+other events of the instant, so the choice does not depend on their order. `InService` holds the visits that a
+rank serves at the same time, which slow its computing (R6).
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Clock(Environment):
         super().__init__(0)
         self._progress = progress
         self.actions = 0
-        """How often something was to happen `at` a time."""
+        """The number of calls of `at` so far."""
 
     def beyond(self, moment: int) -> bool:
-        """Whether anything is to happen after a moment."""
+        """Return whether an event lies after a moment."""
         return any(time > moment for time, *_ in self._queue)
 
     def at(self, moment: int, action: Callable[[], None]) -> None:
@@ -60,7 +60,7 @@ class Clock(Environment):
 
 
 class EndOfInstant(Event):
-    """Happens when all else that happens at the present time has, but for servers that choose later."""
+    """Happens after all other events of the present time, but before servers of later levels choose."""
 
     def __init__(self, env: Clock, level: int, callback: Callable[[Event], None]) -> None:
         super().__init__(env)
@@ -113,7 +113,7 @@ class Request(Event):
             server.arbiter.touch(server)
 
     def cancel(self) -> None:
-        """Ask no more."""
+        """Withdraw the request."""
         self.server.queue[:] = [entry for entry in self.server.queue if entry[1] is not self]
         heapq.heapify(self.server.queue)
 

@@ -1,9 +1,9 @@
-"""R8 in the compiled engine: where links close the kernel stops, and goes on with other routes.
+"""R8 in the compiled engine: the kernel returns at each closure, and continues with other routes.
 
-The kernel plays up to the instant at which a closure begins, is noticed or ends. What `engines.simpy` does
-then with processes (`simpy/closing.py`) is done here with the kernel's arrays: transfers on a
-link that closes keep what got through, the rest waits until that is noticed, and sets off again. Between
-these moments the kernel runs alone (see `stopping`).
+The kernel plays up to the instant at which a closure begins, is noticed or ends. What `engines.simpy` then
+does with processes (`simpy/link_closures.py`) is done here with the kernel's arrays: transfers on a link that
+closes keep the bytes that got through; the rest waits until the closure is noticed, and is sent again.
+Between these instants the kernel runs alone (see `stopping`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rapid_des.engines.compiled import work
 from rapid_des.engines.compiled.calendar import HEAP
 from rapid_des.engines.compiled.channels import pass_turn
 from rapid_des.engines.compiled.flat import Array
-from rapid_des.engines.compiled.fluid_kernel import leave
+from rapid_des.engines.compiled.fluid_kernel import leave_links
 from rapid_des.engines.compiled.stopping import Hop, StoppingSimulation
 from rapid_des.network.fluid import Fluid, end_flow, remaining
 from rapid_des.network.fluid.state import bytes_out
@@ -26,23 +26,23 @@ _ALWAYS = Timetable(*np.zeros((3, 0), np.int64))
 
 
 class ClosingSimulation(StoppingSimulation):
-    """One run of a program whose links may close; collectives keep the plans that they were lowered to."""
+    """One run of a program whose links may close; collectives keep the plans of the program."""
 
     def __init__(
         self, program: Program, closures: Closures, *, trail: bool = False, progress: Progress | None = None
     ) -> None:
         super().__init__(program, closures, trail=trail, progress=progress)
         self._changes: dict[int, set[int]] = {}
-        """By time: the links whose closures begin, are noticed or end."""
+        """Maps a time in picoseconds to the links whose closures begin, are noticed or end then."""
         for closure in closures.closures:
             for moment in (closure.start, closure.noticed, closure.end):
                 if moment is not None:
                     self._changes.setdefault(moment, set()).add(closure.link)
-        self._begins = {closure.start for closure in closures.closures}
+        self._starts = {closure.start for closure in closures.closures}
         self._moments = sorted(self._changes, reverse=True)
 
     def run(self, until: int | None = None) -> None:
-        """Play until nothing is left to happen, or up to and including a time in picoseconds."""
+        """Play until no event is left, or up to and including a time in picoseconds."""
         while self._moments and (until is None or self._moments[-1] <= until):
             moment = self._moments.pop()
             if moment:
@@ -53,14 +53,14 @@ class ClosingSimulation(StoppingSimulation):
         super().run(until)
 
     def _is_over(self) -> bool:
-        """Tell whether nothing is on its way any more, or stopped."""
+        """Return whether no event is left and no transfer is stopped."""
         depth, stopped = self._state.cursor[[work.DEPTH, work.STOPPED]].tolist()
         return not depth and stopped == NONE and not self._pools.calendar.counts[HEAP]
 
     def _change(self, moment: int) -> None:
-        """Let closures begin, be noticed and end, before anything else of an instant happens."""
-        self._collect()
-        avoided = set(self._avoided)
+        """Let closures begin, be noticed and end, before all other events of an instant."""
+        self._collect_stopped()
+        avoided = set(self._avoided)  # closed links of which senders know
         for link in self._changes[moment]:
             closure = self._closures.closed(link, moment)
             self._noticed[link] = NONE if closure is None else closure.noticed
@@ -70,20 +70,22 @@ class ClosingSimulation(StoppingSimulation):
         if avoided != self._avoided:
             self._avoided = frozenset(avoided)
             self._tables.avoid(self._avoided)
-        if moment in self._begins and self._fluid is not None:
+        if moment in self._starts and self._fluid is not None:
             self._cut_flows(moment)
-        elif moment in self._begins:
+        elif moment in self._starts:
             closing = [each for each in self._changes[moment] if self._closures.begins(each, moment)]
-            self._close(sorted(closing), moment)
-        self._push(moment, work.WAKE, 0, 0)
+            self._close_links(sorted(closing), moment)
+        # Links choose at this instant even if no other event touches them.
+        self._push(moment, work.RESTART, 0, 0)
 
-    def _close(self, closing: list[int], now: int) -> None:
-        """Cut what the links serve, the farthest on its route first, and stop who waits for them."""
-        served = [hop for link in closing if (hop := self._on(link, now)) is not None]
+    def _close_links(self, closing: list[int], now: int) -> None:
+        """Cut the transfers that links serve, the farthest on its route first, and stop those that wait."""
+        served = [hop for link in closing if (hop := self._in_service(link, now)) is not None]
         served.sort(key=lambda hop: (-hop.place, hop.link))
+        # All sizes are known before any changes: a cut changes what earlier links of the route serve.
         through = [self._got_through(hop, now) for hop in served]
         for hop, size in zip(served, through, strict=True):
-            self._shorten(hop, now, size, now)
+            self._end_earlier(hop, now, size, now)
         for hop, size in zip(served, through, strict=True):
             if hop.transfer != NONE and self._served.transfer[hop.link] == hop.transfer:
                 self._cut(hop, size, now)
@@ -95,8 +97,8 @@ class ClosingSimulation(StoppingSimulation):
                 self._stop_whole(waiting, now)
                 waiting = following
 
-    def _on(self, link: int, now: int) -> Hop | None:
-        """Return what a link serves, if anything."""
+    def _in_service(self, link: int, now: int) -> Hop | None:
+        """Return the hop that a link serves, or None."""
         if self._state.busy[link] <= now:
             return None
         transfer = int(self._served.transfer[link])
@@ -106,7 +108,7 @@ class ClosingSimulation(StoppingSimulation):
         return self._hop(transfer, links.index(link))
 
     def _got_through(self, hop: Hop, now: int) -> int:
-        """Return the bytes of the whole segments that a link has served until now."""
+        """Return the bytes of the whole segments that a link has served until now, 0 without segments."""
         unit = self._closures.segment
         if unit is None:
             return 0
@@ -115,8 +117,8 @@ class ClosingSimulation(StoppingSimulation):
         done = work_done(table.time.tolist(), table.rate.tolist(), hop.start, now)
         return hop.size * done // (occupancy * FULL_RATE) // unit * unit
 
-    def _shorten(self, hop: Hop, free: int, size: int, now: int) -> None:
-        """Have a link done with a hop earlier, after fewer bytes."""
+    def _end_earlier(self, hop: Hop, free: int, size: int, now: int) -> None:
+        """End a link's service of a hop earlier, after fewer bytes; correct what was recorded."""
         state, change = self._state, free - int(self._state.busy[hop.link])
         state.link_bytes[hop.link, hop.label] += size - hop.size
         state.link_busy[hop.link, hop.label] += change
@@ -126,21 +128,21 @@ class ClosingSimulation(StoppingSimulation):
         state.busy[hop.link], hop.size = free, size
         if hop.transfer != NONE:
             self._served.size[hop.transfer, hop.place] = size
-        self._push(max(free, now), work.FREE, hop.link, 0)
+        self._push(max(free, now), work.LINK_FREE, hop.link, 0)
 
     def _cut(self, closed: Hop, through: int, now: int) -> None:
-        """Stop what did not get through a closed link; what did is smaller, and goes on earlier."""
+        """Stop the bytes that did not get through a closed link; the rest continues as a smaller transfer."""
         transfers, transfer = self._pools.transfers, closed.transfer
         size = int(self._flat.network.payload[transfers.size[transfer]])
         self._stop(transfer, closed.place, size - through, now)
-        crossed, due = self._shrink(closed, through, now)
-        self._lose(transfer, closed.place)
+        crossed, due = self._shrink_later_hops(closed, through, now)
+        self._mark_lost(transfer, closed.place)
         waits = transfers.due[transfer] == NONE
-        if not through:
+        if not through:  # nothing is left of the transfer
             if waits:
                 place = transfers.hop[transfer] - transfers.begin[transfer]
                 self._leave_queue(closed.links[place], transfer)
-            self._let_go(transfer)
+            self._free_slot(transfer)
             return
         transfers.missing[transfers.message[transfer]] += 1
         transfers.size[transfer] = self._tables.resized(int(transfers.route[transfer]), through)
@@ -148,12 +150,12 @@ class ClosingSimulation(StoppingSimulation):
         transfers.crossed[transfer] = crossed
         if not waits:
             transfers.due[transfer] = max(now, due)
-            self._push(max(now, due), work.FLOW, transfer, 2)
+            self._push(max(now, due), work.FLOW, transfer, work.TRANSFER_DUE)
 
-    def _shrink(self, closed: Hop, through: int, now: int) -> tuple[int, int]:
-        """Have later links serve fewer bytes of a transfer.
+    def _shrink_later_hops(self, closed: Hop, through: int, now: int) -> tuple[int, int]:
+        """Reduce the service of a transfer's later links to fewer bytes.
 
-        Return when the last of those has crossed the hops so far, and when the next hop is ready.
+        Return when the last byte has crossed the hops so far, and when the next hop is ready.
         """
         transfers, transfer = self._pools.transfers, closed.transfer
         services = self._closures.services(closed.links, through)
@@ -162,22 +164,24 @@ class ClosingSimulation(StoppingSimulation):
             hop, service = self._hop(transfer, place), services[place]
             table, busy = self._table(hop.link), int(self._state.busy[hop.link])
             free, forward, _ = hop_times(service[:3], table, hop.start)
+            # The link serves it now: its service ends earlier. Otherwise it ended as it was recorded.
             on_link = self._served.transfer[hop.link] == transfer and busy >= now
             left = busy if on_link else free
             if place > closed.place and on_link:
                 left = max(now, free)
-                self._shorten(hop, left, through, now)
+                self._end_earlier(hop, left, through, now)
             before, crossed = crossed, tail_crosses(service[3:], table, hop.start, free, crossed)
             due = tail_crosses(service[3:], table, hop.start, left, before)
             due = due if place + 1 == len(closed.links) else min(forward, due)
         return crossed, due
 
     def _table(self, link: int) -> tuple[Array, Array, Array]:
+        """Return a link's timetable as (time, rate, lag), without steps if it has none."""
         table = self.program.link_timetables.get(link, _ALWAYS)
         return table.time, table.rate, table.lag
 
     def _leave_queue(self, link: int, transfer: int) -> None:
-        """Take a transfer out of those that wait for a link."""
+        """Remove a transfer from the queue of a link."""
         following, other = self._pools.transfers.next, int(self._state.queue[link])
         if other == transfer:
             self._state.queue[link] = following[transfer]
@@ -187,7 +191,7 @@ class ClosingSimulation(StoppingSimulation):
         following[other] = following[transfer]
 
     def _cut_flows(self, now: int) -> None:
-        """Have the whole packets of flows on closing links that got through arrive; the rest stops."""
+        """Cut the flows on closing links: whole packets that got through arrive, the rest stops."""
         fluid, transfers = self._fluid, self._pools.transfers
         assert fluid is not None
         for flow in np.flatnonzero(fluid.hops).tolist():
@@ -196,21 +200,22 @@ class ClosingSimulation(StoppingSimulation):
                 self._cut_flow(fluid, flow, now)
 
     def _cut_flow(self, fluid: Fluid, flow: int, now: int) -> None:
+        """Take a flow off its links; deliver what got through and stop the rest."""
         transfers, network = self._pools.transfers, self._flat.network
         row, route = int(transfers.size[flow]), int(transfers.route[flow])
         left, fraction = remaining(fluid, flow, now)
         end_flow(fluid, flow)
-        self._leave_room()
+        self._ensure_event_room()  # for the flow that joins next
         pass_turn(self._flat, self._pools, flow, now)
         transfers.flowing[flow] = 0
         size, wire = int(network.payload[row]), int(network.wire[row])
         through = self._closures.got_through(bytes_out(wire, int(left), int(fraction)))
         self._stop(flow, 0, size - through, now)
         if not through:
-            self._let_go(flow)
+            self._free_slot(flow)
             return
         transfers.missing[transfers.message[flow]] += 1
         transfers.size[flow] = self._tables.resized(route, through)
         self._flat = self._tables.flat
-        self._leave_room()
-        leave(self._flat, self._state, self._pools, flow, now)
+        self._ensure_event_room()
+        leave_links(self._flat, self._state, self._pools, flow, now)

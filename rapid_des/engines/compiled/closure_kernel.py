@@ -1,6 +1,6 @@
-"""R8 in the compiled engine: links that may close serve one transfer at a time, and keep who that is.
+"""R8 in the compiled engine: links that may close serve one transfer at a time, and record which.
 
-What a closure changes stands in `closing`, in Python: it happens between instants, and seldom.
+`link_closures` changes what a closure changes, in Python: that happens between instants, and rarely.
 """
 
 from __future__ import annotations
@@ -15,58 +15,59 @@ from rapid_des.engines.compiled.flat import Flat, Network
 from rapid_des.engines.compiled.kernel import play
 from rapid_des.engines.compiled.link_queues import book
 from rapid_des.engines.compiled.pools import TRAIL, Pools, State
-from rapid_des.engines.compiled.rooms import has_room
+from rapid_des.engines.compiled.room_checks import has_room
 from rapid_des.engines.compiled.steps import NONE, insert_waiting, last_byte_arrives, link_times, sort_asked
 from rapid_des.engines.compiled.work import (
     ASKING,
     DONE,
     FLOW,
     FLUID,
-    FREE,
     FREED,
     JOINING,
+    LINK_FREE,
     LINKS,
-    LINKS_APART,
+    LINKS_OF_CALLER,
     NOW,
     PHASE,
     RECORDING,
+    RESTART_STOPPED,
+    RESTARTING,
     SPARE,
     STATUS,
     STOPPED,
-    STOPPED_WAKES,
     TAILS,
-    WAKING,
+    TRANSFER_DUE,
 )
 
 
 class Served(NamedTuple):
-    """What links serve, and served of what is still on its way."""
+    """What links serve now, and what they served of transfers that are still in flight."""
 
     noticed: Int64Column
-    """Link to when it is noticed that it is closed, or NONE: it is open."""
+    """[link] the time in picoseconds at which its closure is noticed, or NONE: it is open."""
     transfer: Int32Column
-    """Link to the transfer that it served last."""
+    """[link] the transfer that it served last."""
     start: Int64Matrix
-    """Of each transfer, by its hops so far: when its service began."""
+    """[transfer, hop of its route] the start of service in picoseconds."""
     size: Int64Matrix
-    """Bytes that were, or will be, served."""
+    """[transfer, hop of its route] the bytes that the link serves."""
     row: Int64Matrix
-    """Which row of the trail it is."""
+    """[transfer, hop of its route] the row of the trail."""
 
 
 @compilable
 def play_closing(flat: Flat, state: State, pools: Pools, served: Served, until: int) -> None:
-    """Play as `play` does, the links' part by queues, until stopped transfers may set off again."""
+    """Play as `play` does; links have queues. Return when stopped transfers may be sent again."""
     while True:
         play(flat, state, pools, until)
-        if state.totals[STATUS] != LINKS_APART:
+        if state.totals[STATUS] != LINKS_OF_CALLER:
             return
         wanted = 2 * (state.cursor[ASKING] + state.cursor[LINKS]) + SPARE
         if not has_room(state, pools, wanted):
             return
         stop_at_closed(flat, state, pools, served.noticed)
-        if state.cursor[WAKING] == 1:
-            state.totals[STATUS] = STOPPED_WAKES
+        if state.cursor[RESTARTING] == 1:
+            state.totals[STATUS] = RESTART_STOPPED
             return
         _links_choose(flat, state, pools, served)
         state.totals[STATUS] = DONE
@@ -74,7 +75,7 @@ def play_closing(flat: Flat, state: State, pools: Pools, served: Served, until: 
 
 @compilable
 def stop_at_closed(flat: Flat, state: State, pools: Pools, noticed: Int64Column) -> None:
-    """Stop who comes to a closed link; who knows of it already may set off again at this instant."""
+    """Stop transfers that ask for a closed link; restart at this instant those whose closure is noticed."""
     network, transfers, cursor, now = flat.network, pools.transfers, state.cursor, state.cursor[NOW]
     transfer = cursor[JOINING]
     cursor[JOINING] = NONE
@@ -83,21 +84,23 @@ def stop_at_closed(flat: Flat, state: State, pools: Pools, noticed: Int64Column)
         until = _closed_until(
             network, noticed, transfers.route[transfer], transfers.hop[transfer], state.flags[FLUID]
         )
+        # Two lists share `next`: those that may ask their links, and those that are stopped.
         into = JOINING if until == NONE else STOPPED
         transfers.next[transfer] = cursor[into]
         cursor[into] = transfer
         if until != NONE:
             if state.flags[FLUID]:
+                # Else the flows behind it in its channel would wait for one that does not flow.
                 pass_turn(flat, pools, transfer, now)
             transfers.ready[transfer] = now
             if until <= now:
-                cursor[WAKING] = 1
+                cursor[RESTARTING] = 1
         transfer = following
 
 
 @compilable
 def _closed_until(network: Network, noticed: Int64Column, route: int, hop: int, fluid: bool) -> int:  # noqa: FBT001
-    """Return when it is noticed that a transfer's next link, or of a flow any there and back, is closed."""
+    """Return when the closure of a transfer's next link, or of any link of a flow, is noticed; else NONE."""
     if not fluid:
         return int(noticed[network.route_links[hop]])
     for direction in (route, network.back[route]):
@@ -109,8 +112,9 @@ def _closed_until(network: Network, noticed: Int64Column, route: int, hop: int, 
 
 @compilable
 def _links_choose(flat: Flat, state: State, pools: Pools, served: Served) -> None:
-    """Queue those that ask, in order (R3); each link that is free serves the first."""
+    """Queue the transfers that ask, in order (R3); each link that is free serves the first."""
     network, transfers, cursor, now = flat.network, pools.transfers, state.cursor, state.cursor[NOW]
+    # First each open link gets the list of those that ask for it, as `reach_node` does without closures.
     transfer = cursor[JOINING]
     while transfer != NONE:
         following = transfers.next[transfer]
@@ -135,8 +139,8 @@ def _links_choose(flat: Flat, state: State, pools: Pools, served: Served) -> Non
             _serve(flat, state, pools, served, link, first)
         if state.queue[link] != NONE and not state.armed[link]:
             state.armed[link] = True
-            push(pools.calendar, state.busy[link], FREE, link, 0)
-    cursor[LINKS] = cursor[ASKING] = cursor[PHASE] = cursor[WAKING] = 0
+            push(pools.calendar, state.busy[link], LINK_FREE, link, 0)
+    cursor[LINKS] = cursor[ASKING] = cursor[PHASE] = cursor[RESTARTING] = 0
     cursor[JOINING] = NONE
 
 
@@ -144,7 +148,7 @@ def _links_choose(flat: Flat, state: State, pools: Pools, served: Served) -> Non
 def _serve(  # noqa: PLR0913 - flat arrays
     flat: Flat, state: State, pools: Pools, served: Served, link: int, transfer: int
 ) -> None:
-    """Have a link serve a transfer from now on: all its times follow."""
+    """Let a link serve a transfer from now on: all times of the hop follow."""
     network, transfers, now = flat.network, pools.transfers, state.cursor[NOW]
     hop, size = transfers.hop[transfer], transfers.size[transfer]
     place = hop - transfers.begin[transfer]
@@ -153,8 +157,8 @@ def _serve(  # noqa: PLR0913 - flat arrays
         arrival = last_byte_arrives(network, transfers, transfer, link, now, free)
     due = arrival if hop + 1 == transfers.end[transfer] else forward
     transfers.hop[transfer] = hop + 1
-    transfers.due[transfer] = due
-    push(pools.calendar, due, FLOW, transfer, 2)
+    transfers.due[transfer] = due  # a closure may change it; the event is then void
+    push(pools.calendar, due, FLOW, transfer, TRANSFER_DUE)
     state.busy[link] = free
     served.transfer[link] = transfer
     served.start[transfer, place], served.size[transfer, place] = now, network.payload[size]
