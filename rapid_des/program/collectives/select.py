@@ -235,6 +235,7 @@ class Planner:
         self._repeats = repeats
         memory = BoundedCache() if memory is None else memory
         self._chooser = AlgorithmChooser(self._known(machine), memory, families)
+        self._chosen: dict[tuple[GroupCollective, bytes], Choice] = {}
 
     def _known(self, machine: Machine) -> Machine:
         """Return the machine that algorithms are chosen for."""
@@ -252,8 +253,12 @@ class Planner:
         return plan(call, self.machine, partial(self.choice, call, ranks))
 
     def choice(self, call: CollectiveCall, ranks: tuple[int, ...]) -> Choice:
-        """Return what `auto` takes for a collective of `ranks`."""
-        return first_of_best(self.times(call, ranks))
+        """Return what `auto` takes for a collective of `ranks`: the same for all groups of like routes."""
+        asked = GroupCollective(call.collective, call.extents, call.size)
+        key = asked, self._chooser.routes_key(ranks, call.extents)
+        if key not in self._chosen:
+            self._chosen[key] = first_of_best(self.times(call, ranks))
+        return self._chosen[key]
 
     def times(self, call: CollectiveCall, ranks: tuple[int, ...]) -> dict[Choice, float]:
         """Return the picoseconds of each choice of `auto`, in their order; see `AlgorithmChooser.times`."""
