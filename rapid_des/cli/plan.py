@@ -26,7 +26,7 @@ from rapid_des.simulation import MODES
 from rapid_des.studies.choices import CHOICES, choices_of
 from rapid_des.studies.executors import Executor, InProcess
 from rapid_des.studies.plan import AUTO, Wanted, plan
-from rapid_des.studies.sensitivity import How, leanings, sensitivity
+from rapid_des.studies.sensitivity import SensitivityOptions, leanings, sensitivity
 from rapid_des.studies.worker_pools import executor_of
 
 
@@ -95,7 +95,7 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
         plain, parts = best.as_json(), list(plan_report(best.as_json(), wanted.name, loaded.name))
         strongest = options["strongest"]
         if strongest and best.floor is None:
-            effects = sensitivity(best.job, loaded, How(on_progress=bar.part), crew).as_json()
+            effects = sensitivity(best.job, loaded, SensitivityOptions(on_progress=bar.part), crew).as_json()
             plain["sensitivity"] = effects
             title = f"the best layout of {wanted.name}"
             parts += sensitivity_report(effects, title, loaded.name, top=strongest)
@@ -147,7 +147,7 @@ def sensitivity_command(job: str, machine: str, settings: tuple[str, ...], **opt
     check_outputs([], pictures=[options["plot"]], replace=options["force"])
     wanted, loaded = open_job(job, machine, settings)
     with progress("sensitivity") as bar:
-        how = How(options["mode"], options["change"], options["constants"], bar.part)
+        how = SensitivityOptions(options["mode"], options["change"], options["constants"], bar.part)
         effects = sensitivity(wanted, loaded, how, chosen_executor(options))
     plain = effects.as_json()
     parts = sensitivity_report(plain, wanted.name, loaded.name, top=options["top"])

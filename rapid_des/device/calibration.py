@@ -53,7 +53,7 @@ BOUNDS: Mapping[str, Bounds] = {
 """The constants that a fit may change in each section, with their bounds."""
 
 
-class Measured(Struct, Generic[_Call], frozen=True):
+class MeasuredCalls(Struct, Generic[_Call], frozen=True):
     """Measured calls of one device; `cases` name what each belongs to."""
 
     device: Device
@@ -79,7 +79,7 @@ class Measured(Struct, Generic[_Call], frozen=True):
         return replace(self, operators=operators, measured_us=self.measured_us[chosen], cases=cases)
 
 
-class Samples(Measured[Gemm], frozen=True):
+class MeasuredGemms(MeasuredCalls[Gemm], frozen=True):
     """Measured GEMMs of one device, library and dtype."""
 
     def predicted_us(self, fit: GemmConstants) -> Floats:
@@ -87,7 +87,7 @@ class Samples(Measured[Gemm], frozen=True):
         return gemm_times_us(self.operators, self.device, fit)
 
 
-class Calls(Measured[tuple[Operator, ...]], frozen=True):
+class Calls(MeasuredCalls[tuple[Operator, ...]], frozen=True):
     """Measured calls that one section prices on one device; each runs its kernels one after the other."""
 
     section: str
@@ -121,13 +121,13 @@ class Calls(Measured[tuple[Operator, ...]], frozen=True):
         return replace(self.device, spec=structs.replace(spec, constants=every, operators="native"))
 
 
-def error(fit: GemmConstants, samples: Sequence[Samples]) -> float:
+def error(fit: GemmConstants, samples: Sequence[MeasuredGemms]) -> float:
     """Return the mean absolute log error of several devices' GEMMs, every case weighing the same."""
     return sum(group.log_error(group.predicted_us(fit)) for group in samples) / len(samples)
 
 
 def fit_constants(
-    start: GemmConstants, samples: Sequence[Samples], names: Sequence[str] = NAMES
+    start: GemmConstants, samples: Sequence[MeasuredGemms], names: Sequence[str] = NAMES
 ) -> GemmConstants:
     """Return the constants with `names` fitted; the others stay as they are."""
 

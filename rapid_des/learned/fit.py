@@ -25,7 +25,15 @@ from rapid_des.device.operators import OperatorModel
 from rapid_des.device.pricing import operator_model
 from rapid_des.errors import InputError
 from rapid_des.learned import LearnedFile, LeftOut
-from rapid_des.learned.decomposition import COLUMNS, PARTS, Converted, Part, Timed, attention, convert
+from rapid_des.learned.decomposition import (
+    COLUMNS,
+    PARTS,
+    AttentionSlice,
+    Converted,
+    TimedOperator,
+    attention,
+    convert,
+)
 from rapid_des.learned.regressors import LEAF, Forest, Regressor, Trend, features, positive
 from rapid_des.learned.samples import SIZES, number_in, read_samples, shape_of
 
@@ -100,7 +108,7 @@ def fit_decomposed(
     converted = convert(samples, native)
     for phase, parts in converted.parts.items():
         _add_attention(converted, phase, parts)
-    by_name: dict[str, list[Timed]] = defaultdict(list)
+    by_name: dict[str, list[TimedOperator]] = defaultdict(list)
     for timed in converted.timed:
         by_name[timed.shape.name].append(timed)
     boosters = tuple(BOOSTERS) if options.get("boosting") else ()
@@ -116,7 +124,7 @@ def fit_decomposed(
     return LearnedFile(regressors, source, options["fallback"], converted.left_out)
 
 
-def _add_attention(converted: Converted, phase: str, parts: Mapping[str, Sequence[Part]]) -> None:
+def _add_attention(converted: Converted, phase: str, parts: Mapping[str, Sequence[AttentionSlice]]) -> None:
     """Add the samples of unfused attention, or say which of its parts has too few."""
     few = [f"{len(parts.get(name, ()))} of {name}" for name in PARTS if len(parts.get(name, ())) < LEAST_ROWS]
     if not few:
@@ -126,7 +134,7 @@ def _add_attention(converted: Converted, phase: str, parts: Mapping[str, Sequenc
         converted.leave_out(f"{name}/{phase}", reason + ", ".join(few))
 
 
-def _whole_attention(phase: str, parts: Mapping[str, Sequence[Part]]) -> list[Timed]:
+def _whole_attention(phase: str, parts: Mapping[str, Sequence[AttentionSlice]]) -> list[TimedOperator]:
     """Return unfused attention at the sizes of its products' samples, the sum of what its parts take."""
     where = sorted({part.attention for name in (PARTS[0], PARTS[2]) for part in parts[name]})
     total = np.zeros(len(where))
@@ -143,7 +151,9 @@ def _whole_attention(phase: str, parts: Mapping[str, Sequence[Part]]) -> list[Ti
         )
     shapes = [shape_of(attention(sizes, phase, fused=False)) for sizes in where]
     name = f"{PARTS[0]}/{phase}"
-    return [Timed(shape, float(time), name) for shape, time in zip(shapes, total, strict=True) if shape]
+    return [
+        TimedOperator(shape, float(time), name) for shape, time in zip(shapes, total, strict=True) if shape
+    ]
 
 
 def fit_regressor(

@@ -44,7 +44,7 @@ Pairs = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
-class Choice:
+class AxisValue:
     """One value of an axis, or several that go together: what its columns show, and what it changes."""
 
     labels: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -55,8 +55,8 @@ class Choice:
     faults: tuple[Fault, ...] = ()
     mode: str | None = None
 
-    def __or__(self, other: Choice) -> Choice:
-        return Choice(
+    def __or__(self, other: AxisValue) -> AxisValue:
+        return AxisValue(
             {**self.labels, **other.labels},
             (*self.settings, *other.settings),
             {**self.documents, **other.documents},
@@ -69,7 +69,7 @@ class Axis(Struct, frozen=True):
     """What is varied together: the names of its columns, and the choices."""
 
     names: tuple[str, ...]
-    choices: tuple[Choice, ...]
+    choices: tuple[AxisValue, ...]
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -114,9 +114,9 @@ class Reader(Struct, frozen=True):
                 if all(path in dict(choice.settings) for choice in axis.choices):
                     raise self._wrong(f"set.{key}", f"the axis {', '.join(axis.names)} varies it")
 
-    def settings(self, stated: Mapping[str, Any], place: str) -> Choice:
+    def settings(self, stated: Mapping[str, Any], place: str) -> AxisValue:
         """Return what a mapping of keys and values changes, without labels."""
-        changes = Choice()
+        changes = AxisValue()
         for key, value in stated.items():
             changes |= self.change(key, value, f"{place}.{key}")
         return changes
@@ -138,18 +138,18 @@ class Reader(Struct, frozen=True):
             raise self._wrong(place, problem)
         return Axis(tuple(choices[0].labels), tuple(choices))
 
-    def _row(self, parts: Sequence[str], row: Any, names: Mapping[str, str], place: str) -> Choice:
+    def _row(self, parts: Sequence[str], row: Any, names: Mapping[str, str], place: str) -> AxisValue:
         """Return the choice of one value, or of a list with one for each of several keys."""
         values = row if len(parts) > 1 else [row]
         if not isinstance(values, list) or len(values) != len(parts):
             allowed = f"a list of {len(parts)}, one for each of {', '.join(parts)}"
             raise self._wrong(place, f"{row!r}; allowed: {allowed}")
-        choice = Choice({names[part]: _label(value) for part, value in zip(parts, values, strict=True)})
+        choice = AxisValue({names[part]: _label(value) for part, value in zip(parts, values, strict=True)})
         for part, value in zip(parts, values, strict=True):
             choice |= self.change(part, value, place)
         return choice
 
-    def _named(self, key: str, stated: Mapping[str, Any], place: str) -> list[Choice]:
+    def _named(self, key: str, stated: Mapping[str, Any], place: str) -> list[AxisValue]:
         """Return choices that have names: values of a known key, or settings that go together."""
         bundles = not _is_key(key)
         if bundles and not all(isinstance(value, dict) for value in stated.values()):
@@ -157,7 +157,7 @@ class Reader(Struct, frozen=True):
             raise self._wrong(place, "each name stands for a mapping of keys and values, {} for none")
         name = key.rpartition(".")[2]
         return [
-            Choice({name: label})
+            AxisValue({name: label})
             | (self.settings(value, f"{place}.{label}") if bundles else self.change(key, value, place))
             for label, value in stated.items()
         ]
@@ -174,25 +174,25 @@ class Reader(Struct, frozen=True):
         except ValueError as error:
             raise self._wrong(place, str(error)) from None
 
-    def change(self, key: str, value: Any, place: str) -> Choice:
+    def change(self, key: str, value: Any, place: str) -> AxisValue:
         """Return what one value of a key changes."""
         if key in _WHOLE:
             source = value if isinstance(value, dict) else str(value)
-            return Choice(documents={key: self.document(source, _WHOLE[key], place)})
+            return AxisValue(documents={key: self.document(source, _WHOLE[key], place)})
         if key == "faults":
-            return Choice(faults=tuple(self.faults(value, place)))
+            return AxisValue(faults=tuple(self.faults(value, place)))
         if key == "mode":
             if value not in MODES:
                 raise self._wrong(place, f"{value!r} is not one of {', '.join(MODES)}")
-            return Choice(mode=value)
+            return AxisValue(mode=value)
         if key in _FILES and isinstance(value, str):
             path, kind = _FILES[key]
-            return Choice(settings=((path, self._located(value, kind, place)),))
+            return AxisValue(settings=((path, self._located(value, kind, place)),))
         path = _full(key)
         self._check_key(path, place)
         if not (isinstance(value, str) and _FACTOR.match(value)):
             self._check(path, value, place)
-        return Choice(settings=((path, value if isinstance(value, str) else json.dumps(value)),))
+        return AxisValue(settings=((path, value if isinstance(value, str) else json.dumps(value)),))
 
     def faults(self, stated: Any, place: str) -> Iterator[Fault]:
         """Yield the faults of a text, of a list of texts, or none of `none`."""

@@ -42,7 +42,7 @@ class Outcome(Struct, frozen=True):
     simulation_s: float
 
 
-class Case(Struct, frozen=True):
+class Benchmark(Struct, frozen=True):
     """One thing to be measured."""
 
     run: Callable[[], Outcome]
@@ -153,40 +153,42 @@ def _configurations(batches: int, lengths: int, buckets: int) -> Outcome:
 
 
 A = CollectiveType
-CASES: Mapping[str, Case] = {
-    "ring1024_all_reduce_1G": Case(
+CASES: Mapping[str, Benchmark] = {
+    "ring1024_all_reduce_1G": Benchmark(
         partial(_collective, ("Ring",), (1024,), A.ALL_REDUCE, 1024 * _MIB, "ring"), 43014091
     ),
-    "switch1024_all_to_all_64M": Case(
+    "switch1024_all_to_all_64M": Benchmark(
         partial(_collective, ("Switch",), (1024,), A.ALL_TO_ALL, 64 * _MIB, "direct"), 1250300
     ),
-    "ring256_all_reduce_64M": Case(
+    "ring256_all_reduce_64M": Benchmark(
         partial(_collective, ("Ring",), (256,), A.ALL_REDUCE, 64 * _MIB, "ring", 4), 3651640
     ),
-    "torus2d256_all_to_all_1M": Case(
+    "torus2d256_all_to_all_1M": Benchmark(
         partial(_collective, ("Torus2D",), (256,), A.ALL_TO_ALL, _MIB, "direct", 4), 12472944
     ),
-    "ring32_ring32_all_reduce_1G": Case(
+    "ring32_ring32_all_reduce_1G": Benchmark(
         partial(_collective, ("Ring", "Ring"), (32, 32), A.ALL_REDUCE, 1024 * _MIB, "ring", 4, 2), 24016504
     ),
     **{
-        f"irregular_{ranks}": Case(partial(_messages, ranks, 20), finish, "irregular")
+        f"irregular_{ranks}": Benchmark(partial(_messages, ranks, 20), finish, "irregular")
         for ranks, finish in {64: 1266650, 256: 2561052, 1024: 5646826, 4096: 11972949}.items()
     },
-    "llama70b_64_flattened": Case(
+    "llama70b_64_flattened": Benchmark(
         partial(_job, "llama3_1_70b_train_64", "torus2d_ring_a100_64", "flattened"), 8756022424138
     ),
-    "llama70b_64_hierarchical": Case(
+    "llama70b_64_hierarchical": Benchmark(
         partial(_job, "llama3_1_70b_train_64", "torus2d_ring_a100_64", "hierarchical"), 8756291024333
     ),
-    "llama70b_64_hierarchical_1000": Case(partial(_configurations, 10, 20, 5), 5929899155760840, large=True),
-    "llama405b_16384_hierarchical": Case(
+    "llama70b_64_hierarchical_1000": Benchmark(
+        partial(_configurations, 10, 20, 5), 5929899155760840, large=True
+    ),
+    "llama405b_16384_hierarchical": Benchmark(
         partial(_job, "llama3_1_405b_train_16384", "dgx_h100_x8", "hierarchical", nodes=2048),
         8753315241015,
         large=True,
     ),
     **{
-        f"llama405b_{gpus}_hierarchical": Case(
+        f"llama405b_{gpus}_hierarchical": Benchmark(
             partial(
                 _job,
                 "llama3_1_405b_train_16384",
@@ -261,7 +263,7 @@ def measure(name: str) -> Measurement:
     return _measurement(name, CASES[name], outcome, (wall_s, memory_mb))
 
 
-def _measurement(name: str, case: Case, outcome: Outcome, cost: tuple[float, float]) -> Measurement:
+def _measurement(name: str, case: Benchmark, outcome: Outcome, cost: tuple[float, float]) -> Measurement:
     return Measurement(
         case=name,
         right=outcome.finish == case.finish,

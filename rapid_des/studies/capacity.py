@@ -38,7 +38,7 @@ CONCURRENCIES = (1, 4, 16, 64, 256)
 OnProgress = Callable[[str], None]
 
 
-class Demand(Struct, frozen=True):
+class ServerLoad(Struct, frozen=True):
     """What is asked of a server."""
 
     slo: Slo
@@ -159,12 +159,12 @@ class LoadPoint(Struct, frozen=True):
         }
 
 
-def capacity(job: Job, machine: Machine, demand: Demand, *, cache: BoundedCache | None = None) -> Layout:
+def capacity(job: Job, machine: Machine, demand: ServerLoad, *, cache: BoundedCache | None = None) -> Layout:
     """Return the highest rate that one replica of a job takes, within 3 %.
 
     >>> from rapid_des.machine import load_machine
     >>> job = load_job("llama2_7b_inference", settings={"model.layers": 2})
-    >>> found = capacity(job, load_machine("dgx_a100"), Demand(Slo.parse("tpot=1s"), requests=20))
+    >>> found = capacity(job, load_machine("dgx_a100"), ServerLoad(Slo.parse("tpot=1s"), requests=20))
     >>> found.gpus, 0 < found.rate <= found.full
     (2, True)
     """
@@ -218,7 +218,7 @@ def _degrees(job: Job) -> dict[str, int]:
     return degrees if prompting.each == answering.each else degrees | {"prefill_tp": prompting.each}
 
 
-def _full_rate(job: Job, machine: Machine, demand: Demand, cache: BoundedCache) -> float:
+def _full_rate(job: Job, machine: Machine, demand: ServerLoad, cache: BoundedCache) -> float:
     """Return how many requests a second leave a server that has a third of them at a time, in mid run."""
     clients = max(1, demand.requests // 3)
     result = demand.served(job, machine, f"clients count={clients}", cache, demand.requests)
@@ -323,7 +323,7 @@ class Fleets(Struct, frozen=True):
                 "load_per_s": self.load, "interrupted": self.interrupted}  # fmt: skip
 
 
-def _fitting(job: Job, machine: Machine, demand: Demand, text: str) -> Layout | tuple[str, str]:
+def _fitting(job: Job, machine: Machine, demand: ServerLoad, text: str) -> Layout | tuple[str, str]:
     """Return the capacity of a layout, or (its text, why it does not fit into memory)."""
     try:
         return capacity(job, machine, demand)
@@ -334,7 +334,7 @@ def _fitting(job: Job, machine: Machine, demand: Demand, text: str) -> Layout | 
 def fleets(  # noqa: PLR0913 - what is asked, by name
     job: Job,
     machine: Machine,
-    demand: Demand,
+    demand: ServerLoad,
     texts: Sequence[str],
     *,
     load: float | None = None,
@@ -370,7 +370,7 @@ def fleets(  # noqa: PLR0913 - what is asked, by name
 
 
 def curve(
-    job: Job, machine: Machine, demand: Demand, *, cache: BoundedCache | None = None
+    job: Job, machine: Machine, demand: ServerLoad, *, cache: BoundedCache | None = None
 ) -> tuple[LoadPoint, ...]:
     """Return what users see and what a GPU yields at each of `CONCURRENCIES`, of one replica."""
     cache, job = BoundedCache() if cache is None else cache, _one_replica(job)

@@ -8,7 +8,7 @@ from typing import Any
 
 from rapid_des.report.formats import counted
 from rapid_des.report.tables import Part, Table, columns
-from rapid_des.studies.capacity import Demand, Fleets, Layout, LoadPoint
+from rapid_des.studies.capacity import Fleets, Layout, LoadPoint, ServerLoad
 
 
 def front(points: Sequence[LoadPoint]) -> tuple[LoadPoint, ...]:
@@ -52,7 +52,7 @@ def draw_front(points: Sequence[LoadPoint], path: Path, *, title: str) -> None:
     save(figure, path)
 
 
-def capacity_report(fleets: Fleets, demand: Demand, title: str) -> Iterator[Part]:
+def capacity_report(fleets: Fleets, demand: ServerLoad, title: str) -> Iterator[Part]:
     """Yield the fleets as a table, and the layouts that were refused."""
     yield title
     asked = f"{demand.share:.0%} of {demand.requests:,} requests within {demand.slo.text}"

@@ -43,7 +43,7 @@ PLURALS: dict[str, Kind] = {
 }
 
 
-class Part(Struct, frozen=True):
+class MachinePart(Struct, frozen=True):
     """A piece of the machine and what belongs to it.
 
     link: a cable, or a link without one back. gpu: a GPU's own speed. nic, switch, endpoint: all links of
@@ -75,7 +75,7 @@ _Mark = tuple[str, frozenset[int], frozenset[int]]
 class Ranked(Struct, frozen=True):
     """What a part's degradation costs."""
 
-    part: Part
+    part: MachinePart
     step_time: Duration
     cost: int
     """Picoseconds over the healthy step."""
@@ -139,7 +139,7 @@ class Criticality(Struct, frozen=True):
             node_load=nodes or None,
         )
 
-    def _shares(self, kind: str) -> Iterator[tuple[Part, float]]:
+    def _shares(self, kind: str) -> Iterator[tuple[MachinePart, float]]:
         rows = [row for row in self.rows if row.part.kind == kind]
         most = max((row.cost for row in rows), default=0)
         for row in rows:
@@ -170,7 +170,7 @@ def criticality(
     """
     if not 0 < derate < 1:
         raise InputError(f"derate {derate}: allowed: above 0 and below 1")
-    study = _Study(subject, machine, derate, how)
+    study = _CriticalityStudy(subject, machine, derate, how)
     return study.ranked(parts_of(machine, kinds, gpus=study.gpus))
 
 
@@ -181,7 +181,7 @@ def alike_places(
 
     A healthy step is simulated in mode flattened to find out.
     """
-    study = _Study(subject, machine, 0.5, replace(how, mode="flattened"))
+    study = _CriticalityStudy(subject, machine, 0.5, replace(how, mode="flattened"))
     places = {part.name: part for part in parts_of(machine, [kind], gpus=range(machine.fabric.gpus))}
     prefix = "" if kind == "link" else kind
     parts = [places.get(name if name in places else f"{prefix}{name}") for name in names]
@@ -191,7 +191,7 @@ def alike_places(
     return [*([number[part] for part in alike] for alike in classes), *alone]
 
 
-class _Study:
+class _CriticalityStudy:
     """The healthy run, and what is already known from the runs so far."""
 
     def __init__(self, subject: Job | TraceSet, machine: Machine, derate: float, how: How) -> None:
@@ -221,8 +221,8 @@ class _Study:
             return None
         return price(self.subject, self.machine, cache=self.cache).traces
 
-    def ranked(self, parts: Sequence[Part]) -> Criticality:
-        rows: dict[Part, Ranked] = {}
+    def ranked(self, parts: Sequence[MachinePart]) -> Criticality:
+        rows: dict[MachinePart, Ranked] = {}
         classes = self.classes(parts) if self.how.symmetry else [[part] for part in parts]
         try:
             for number, alike in enumerate(classes, start=1):
@@ -238,14 +238,14 @@ class _Study:
             self.healthy, self.derate, tuple(ranked), self.simulations, left=len(parts) - len(rows)
         )
 
-    def classes(self, parts: Sequence[Part]) -> list[list[Part]]:
+    def classes(self, parts: Sequence[MachinePart]) -> list[list[MachinePart]]:
         """Return parts that cost the same, the most loaded class first."""
         idle = [part for part in parts if not any(self._mark(part)[1:])]
-        by_mark: dict[_Mark, Part] = {}
+        by_mark: dict[_Mark, MachinePart] = {}
         alike = {part: by_mark.setdefault(self._mark(part), part) for part in parts}
         alike |= {part: idle[0] for part in idle}
 
-        def head(part: Part) -> Part:
+        def head(part: MachinePart) -> MachinePart:
             while alike[part] is not part:
                 part = alike[part]
             return part
@@ -260,18 +260,18 @@ class _Study:
                 if other is not None and (links or positions):
                     low, high = sorted((head(part), head(other)), key=order.__getitem__)
                     alike[high] = low
-        classes: dict[Part, list[Part]] = {}
+        classes: dict[MachinePart, list[MachinePart]] = {}
         for part in parts:
             classes.setdefault(head(part), []).append(part)
         return sorted(classes.values(), key=lambda alike: -int(self.load[sorted(alike[0].links)].sum()))
 
-    def _mark(self, part: Part) -> _Mark:
+    def _mark(self, part: MachinePart) -> _Mark:
         """Return what of a part the program notices: parts of equal marks cost the same."""
         positions = frozenset(self.position[gpu] for gpu in part.gpus if gpu in self.position)
         loss = part.kind if part.gpus else "bandwidth"
         return loss, part.links & self.used, positions
 
-    def _rows_of(self, alike: Sequence[Part]) -> Iterator[Ranked]:
+    def _rows_of(self, alike: Sequence[MachinePart]) -> Iterator[Ranked]:
         """Yield the rows of parts that cost the same, by one simulation at most."""
         first = alike[0]
         if self.how.symmetry and not any(self._mark(first)[1:]):
@@ -284,10 +284,10 @@ class _Study:
             same = self._mark(part) == self._mark(first)
             yield self._row(part, result, f"{'the links of' if same else 'mirrors'} {first.name}")
 
-    def _row(self, part: Part, result: Result, source: str) -> Ranked:
+    def _row(self, part: MachinePart, result: Result, source: str) -> Ranked:
         return Ranked(part, result.step_time, result.step_time - self.healthy, source)
 
-    def _degraded(self, part: Part) -> Result:
+    def _degraded(self, part: MachinePart) -> Result:
         self.simulations += 1
         machine = self.machine.with_faults([part.fault(self.derate)])
         if self.priced is not None and not part.gpus:
@@ -299,7 +299,7 @@ def _moved(permutation: Int64s, ids: frozenset[int]) -> frozenset[int]:
     return frozenset(permutation[sorted(ids)].tolist())
 
 
-def parts_of(machine: Machine, kinds: Sequence[Kind], *, gpus: Collection[int]) -> tuple[Part, ...]:
+def parts_of(machine: Machine, kinds: Sequence[Kind], *, gpus: Collection[int]) -> tuple[MachinePart, ...]:
     """Return the living parts of some kinds, in the order of KINDS, each by ascending id.
 
     `gpus` are those that run something: of the other GPUs only their links are parts, and servers without
@@ -325,7 +325,7 @@ def parts_of(machine: Machine, kinds: Sequence[Kind], *, gpus: Collection[int]) 
     return made
 
 
-def _links(machine: Machine) -> Iterator[Part]:
+def _links(machine: Machine) -> Iterator[MachinePart]:
     fabric = machine.fabric
     ends = dict[tuple[int, int], int]()
     for link, pair in enumerate(zip(fabric.source.tolist(), fabric.destination.tolist(), strict=True)):
@@ -334,18 +334,18 @@ def _links(machine: Machine) -> Iterator[Part]:
     for (source, destination), link in ends.items():
         back = ends.get((destination, source))
         if back is None:
-            yield Part("link", fabric.link_name(link), frozenset({link}), frozenset())
+            yield MachinePart("link", fabric.link_name(link), frozenset({link}), frozenset())
         elif source < destination:
             name = f"{fabric.node_name(source)}-{fabric.node_name(destination)}"
-            yield Part("link", name, frozenset({link, back}), frozenset())
+            yield MachinePart("link", name, frozenset({link, back}), frozenset())
 
 
-def _gpus(gpus: Collection[int]) -> Iterator[Part]:
+def _gpus(gpus: Collection[int]) -> Iterator[MachinePart]:
     for gpu in sorted(gpus):
-        yield Part("gpu", f"gpu{gpu}", frozenset(), frozenset({gpu}))
+        yield MachinePart("gpu", f"gpu{gpu}", frozenset(), frozenset({gpu}))
 
 
-def _of_fabric(machine: Machine, kind: Literal["nic", "switch", "endpoint"]) -> Iterator[Part]:
+def _of_fabric(machine: Machine, kind: Literal["nic", "switch", "endpoint"]) -> Iterator[MachinePart]:
     """Yield those of a kind of the fabric's nodes that have a living link."""
     first, count = node_range(machine.fabric, "gpu" if kind == "endpoint" else kind)
     names = [machine.fabric.node_name(node) for node in range(first, first + count)]
@@ -353,7 +353,7 @@ def _of_fabric(machine: Machine, kind: Literal["nic", "switch", "endpoint"]) -> 
     for name, (_, hit) in zip(names, hits(machine.healthy, faults), strict=True):
         links = frozenset(hit.links.tolist()) - machine.dead
         if links:
-            yield Part(kind, name, links, frozenset())
+            yield MachinePart(kind, name, links, frozenset())
 
 
 def _at_links(kind: Kind, name: str, derate: float) -> Fault:
@@ -363,7 +363,7 @@ def _at_links(kind: Kind, name: str, derate: float) -> Fault:
     return Fault(switch=name, bandwidth=derate) if kind == "switch" else Fault(gpu=name, bandwidth=derate)
 
 
-def _servers(machine: Machine, gpus: Collection[int]) -> Iterator[Part]:
+def _servers(machine: Machine, gpus: Collection[int]) -> Iterator[MachinePart]:
     size = machine.spec.gpus_per_node
     for node in range(machine.fabric.gpus // size if size else 0):
         fault = Fault(node=node, bandwidth=0.5)
@@ -371,4 +371,4 @@ def _servers(machine: Machine, gpus: Collection[int]) -> Iterator[Part]:
         members = frozenset(hit.gpus.tolist())
         if not members.isdisjoint(gpus):
             links = frozenset(np.setdiff1d(hit.links, sorted(machine.dead)).tolist())
-            yield Part("node", f"node{node}", links, members)
+            yield MachinePart("node", f"node{node}", links, members)

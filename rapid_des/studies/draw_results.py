@@ -15,7 +15,7 @@ from rapid_des.machine import Machine, load_machine
 from rapid_des.network.faults import parse_fault
 from rapid_des.studies.fault_rows import FaultSample, Sampling, read
 from rapid_des.studies.points import Point, evaluate
-from rapid_des.studies.store import Store
+from rapid_des.studies.store import ResultStore
 from rapid_des.studies.sweep import Rerun, source_content
 from rapid_des.units import seconds
 from rapid_des.values import replace
@@ -38,7 +38,7 @@ class _Drawn(msgspec.Struct):
     points: dict[str, str]
 
 
-class _OfFaults(msgspec.Struct):
+class _FaultManifest(msgspec.Struct):
     """What the manifest of a sample says."""
 
     study: _Drawn
@@ -60,9 +60,9 @@ def inputs_of(points: Mapping[str, Point], cache: BoundedCache) -> dict[str, Any
     return {"configurations": configurations, "machines": stated}
 
 
-def kept_points(store: Store) -> dict[str, Point]:
+def kept_points(store: ResultStore) -> dict[str, Point]:
     """Return the configurations of a folder, by name."""
-    manifest = store.require(_OfFaults)
+    manifest = store.require(_FaultManifest)
     machines = [load_machine(tree) for tree in manifest.machines]
     return {
         name: Point(
@@ -76,18 +76,18 @@ def kept_points(store: Store) -> dict[str, Point]:
     }
 
 
-def kept_sample(store: Store) -> FaultSample:
+def kept_sample(store: ResultStore) -> FaultSample:
     """Return the draws that a folder keeps."""
-    manifest = store.require(_OfFaults)
+    manifest = store.require(_FaultManifest)
     rows = tuple(read(row) for row in store.table().to_pylist())
     drawn = manifest.study
     return FaultSample(tuple(manifest.configurations), rows, drawn.faults, drawn.seed, drawn.sampling)
 
 
-def rerun_draw(store: Store, number: int) -> Rerun:
+def rerun_draw(store: ResultStore, number: int) -> Rerun:
     """Simulate the draw of a row again, and the healthy step beside it, from what the manifest says."""
     row, cache = store.row(number), BoundedCache()
-    name, manifest = row["configuration"], store.require(_OfFaults)
+    name, manifest = row["configuration"], store.require(_FaultManifest)
     point = kept_points(store)[name]
     drawn = read(row)
     if drawn.error:

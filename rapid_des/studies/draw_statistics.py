@@ -57,10 +57,10 @@ class Until(Struct, frozen=True):
         return half <= self.share * abs(middle)
 
 
-class Spread(Struct, frozen=True):
+class SampleStatistics(Struct, frozen=True):
     """A sample in figures, in the unit of its values.
 
-    >>> found = Spread.of([1.0, 2.0, 3.0, 4.0])
+    >>> found = SampleStatistics.of([1.0, 2.0, 3.0, 4.0])
     >>> found.mean, round(found.mean_half, 3), found.worst, found.p50
     (2.5, 2.054, 4.0, 2.5)
     """
@@ -81,7 +81,9 @@ class Spread(Struct, frozen=True):
     worst: float
 
     @classmethod
-    def of(cls, values: Sequence[float], *, weights: Sequence[float] = (), rounds: int = 1) -> Spread:
+    def of(
+        cls, values: Sequence[float], *, weights: Sequence[float] = (), rounds: int = 1
+    ) -> SampleStatistics:
         """Return the figures of values, of equal or of stated weights: then of all there is, without error.
 
         `rounds` is how many values a round of a Latin hypercube has, 1 for independent ones.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from rapid_des.network.faults.models import ROUND
 from rapid_des.report.tables import html
 from rapid_des.report.writing import require_extra
-from rapid_des.studies.draw_statistics import Spread
+from rapid_des.studies.draw_statistics import SampleStatistics
 from rapid_des.units import seconds
 from rapid_des.values import asdict
 
@@ -93,14 +93,14 @@ class FaultSample:
         """Return the draws of a configuration that could be run."""
         return tuple(row for row in self.rows if row.configuration == configuration and not row.error)
 
-    def spread(self, configuration: str) -> Spread | None:
+    def spread(self, configuration: str) -> SampleStatistics | None:
         """Return the step's spread, in seconds; None without draws."""
         rows = self.of(configuration)
         if not rows:
             return None
         weights = [row.weight for row in rows] if self.sampling == "exact" else []
         rounds = ROUND if self.sampling == "latin" else 1
-        return Spread.of([seconds(row.step_time) for row in rows], weights=weights, rounds=rounds)
+        return SampleStatistics.of([seconds(row.step_time) for row in rows], weights=weights, rounds=rounds)
 
     def as_json(self, top: int | None = None) -> dict[str, Any]:
         """Return plain data for JSON; times in seconds, of each configuration its `top` slowest draws."""

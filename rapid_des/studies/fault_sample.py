@@ -32,7 +32,7 @@ from rapid_des.studies.fault_rows import COLUMNS, NO_DRAW, DrawRow, FaultSample,
 from rapid_des.studies.faults import How, why_faster
 from rapid_des.studies.points import Point
 from rapid_des.studies.spaces import load_study
-from rapid_des.studies.store import Store, check_store
+from rapid_des.studies.store import ResultStore, check_store
 from rapid_des.studies.sweep import source_content
 from rapid_des.units import seconds
 from rapid_des.values import replace
@@ -116,7 +116,9 @@ def faults_sample(  # noqa: PLR0913 - what a study is asked, by name
     if not models:
         raise InputError("faults sample needs at least one --fault 'KEY=VALUE …'")
     wanted = Until.parse(until) if isinstance(until, str) else until
-    study = _Study(points, models, Variates(seed, first, "latin" if sampling == "latin" else "independent"))
+    study = _FaultStudy(
+        points, models, Variates(seed, first, "latin" if sampling == "latin" else "independent")
+    )
     tasks = study.exact() if sampling == "exact" else None
     text = "" if wanted is None else f"{wanted.figure} ±{wanted.share:.3%}"
     if folder is not None:
@@ -143,7 +145,7 @@ def _points(
     return points
 
 
-class _Study:
+class _FaultStudy:
     """Points, and the draws that their machines see."""
 
     def __init__(self, points: Mapping[str, Point], models: tuple[FaultModel, ...], first: Variates) -> None:
@@ -188,7 +190,7 @@ class _Study:
                 yield _Task(name, point, weighted, alone=len(self.points) == 1)
 
     @contextmanager
-    def stored(self, folder: Path | None, sampling: Sampling) -> Iterator[Store | None]:
+    def stored(self, folder: Path | None, sampling: Sampling) -> Iterator[ResultStore | None]:
         """Give what keeps rows in a folder."""
         if folder is None:
             yield None
@@ -205,14 +207,14 @@ class _Study:
             "study": {"rapid_des": __version__, "source": source_content(), **drawn, "points": points},
             **inputs_of(self.points, self.cache),
         }
-        with Store.create(folder, manifest, COLUMNS) as store:
+        with ResultStore.create(folder, manifest, COLUMNS) as store:
             yield store
 
-    def _present(self, store: Store | None) -> list[DrawRow]:
+    def _present(self, store: ResultStore | None) -> list[DrawRow]:
         table = [] if store is None else store.table().to_pylist()
         return [read(row) for row in table if row["configuration"] in self.points]
 
-    def _keep(self, store: Store | None, rows: Iterable[DrawRow]) -> None:
+    def _keep(self, store: ResultStore | None, rows: Iterable[DrawRow]) -> None:
         names = list(self.points)
         for row in rows if store is not None else ():
             place = names.index(row.configuration)
@@ -226,7 +228,7 @@ class _Study:
         until: Until | None,
         on_progress: OnProgress | None,
         tasks: list[_Task] | None,
-        store: Store | None = None,
+        store: ResultStore | None = None,
     ) -> tuple[list[DrawRow], int, bool]:
         """Return the rows, how many draws ^C left out, and whether there are draws enough."""
         rows = self._present(store)

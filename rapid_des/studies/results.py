@@ -21,7 +21,7 @@ from rapid_des.studies import effects
 from rapid_des.studies.effects import Columns, Effect, Interaction
 from rapid_des.studies.expressions import Expression
 from rapid_des.studies.figures import FIGURES, OK, kind_of
-from rapid_des.studies.store import Store
+from rapid_des.studies.store import ResultStore
 from rapid_des.values import asdict, replace
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ Places: TypeAlias = Sequence[int] | Int64s
 _SHOWN = ("step_time_s", "tokens_per_s", "mfu", "memory_bytes", "bound")
 
 
-class _OfSweep(msgspec.Struct):
+class _SweepColumns(msgspec.Struct):
     """What the manifest of a sweep says of its columns."""
 
     axes: tuple[str, ...]
@@ -54,7 +54,7 @@ class Sweep(Struct, frozen=True):
     objective: str
     columns: Columns
     """By name an array with an entry for every point, ordered by id."""
-    store: Store | None = None
+    store: ResultStore | None = None
     rows: tuple[Mapping[str, Any], ...] = ()
     """Without a store: the whole rows."""
     left: int = 0
@@ -65,10 +65,10 @@ class Sweep(Struct, frozen=True):
     @classmethod
     def opened(cls, folder: str | Path) -> Sweep:
         """Return the results that a folder holds."""
-        store = Store.open(Path(folder))
+        store = ResultStore.open(Path(folder))
         if store.manifest.get("kind") != "sweep":
             raise InputError(f"{folder}: results of {store.manifest.get('kind')}, not of a sweep")
-        stated = store.require(_OfSweep)
+        stated = store.require(_SweepColumns)
         missing = {*stated.axes, stated.objective, *FIGURES} - store.columns.keys()
         if missing or not FIGURES.get(stated.objective):
             problem = f"no column {min(missing)!r}" if missing else f"{stated.objective!r} ranks nothing"

@@ -85,10 +85,10 @@ class Sensitivity(Struct, frozen=True):
         }
 
 
-class How(Struct, frozen=True):
+class SensitivityOptions(Struct, frozen=True):
     """How knobs are moved.
 
-    >>> How().mode
+    >>> SensitivityOptions().mode
     'analytical'
     """
 
@@ -158,7 +158,7 @@ def leanings(job: Job, machine: Machine, executor: Executor | None = None) -> li
 def sensitivity(
     job: Job,
     machine: Machine,
-    how: How = How(),  # noqa: B008 - frozen
+    how: SensitivityOptions = SensitivityOptions(),  # noqa: B008 - frozen
     executor: Executor | None = None,
 ) -> Sensitivity:
     """Return the elasticities of a job's step in what a machine, its device and the job's host state.

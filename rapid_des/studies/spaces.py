@@ -18,7 +18,7 @@ from rapid_des.config.specs import resolve
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.spec import ParallelismSpec
 from rapid_des.report.tables import Table, columns, html
-from rapid_des.studies.axes import Axis, Choice, Reader
+from rapid_des.studies.axes import Axis, AxisValue, Reader
 from rapid_des.studies.expressions import Expression
 from rapid_des.studies.figures import FIGURES
 from rapid_des.studies.points import Point
@@ -85,7 +85,7 @@ class Study:
     job: Document
     machine: Document
     axes: tuple[Axis, ...]
-    constant: Choice
+    constant: AxisValue
     """What holds at every point."""
     where: tuple[Expression, ...]
     derived: Mapping[str, Expression] = field(hash=False)
@@ -131,13 +131,13 @@ class Study:
     def cases(self) -> Iterator[Case]:
         """Yield every combination that the conditions admit, the last axis the quickest."""
         numbers = iter(range(1, 1 << 62))
-        for choice in self._combined(0, Choice()):
+        for choice in self._combined(0, AxisValue()):
             whole = self._point(choice)
             for repetition in range(self.spec.repeat):
                 labels = {**choice.labels, "repeat": repetition} if self.spec.repeat > 1 else choice.labels
                 yield Case(next(numbers), labels, _moved(whole, repetition))
 
-    def _combined(self, depth: int, chosen: Choice) -> Iterator[Choice]:
+    def _combined(self, depth: int, chosen: AxisValue) -> Iterator[AxisValue]:
         """Yield choices of all axes from a depth on; a condition is asked as soon as its names are known."""
         values = {**self.base, **chosen.labels}
         if not all(condition(values) for condition in self._asked[depth]):
@@ -157,7 +157,7 @@ class Study:
             asked[max((depth_of.get(name, 0) for name in condition.names), default=0)].append(condition)
         return asked
 
-    def _point(self, choice: Choice) -> Point:
+    def _point(self, choice: AxisValue) -> Point:
         values = {**self.base, **choice.labels}
         whole = self.constant | choice
         for key, expression in self.derived.items():
@@ -193,7 +193,7 @@ def load_study(reference: str | Path | Mapping[str, Any] | Study, *, folder: Pat
     axes = reader.axes(spec.axes)
     reader.require_used(spec.set, axes)
     constant = reader.settings(spec.set, "set")
-    constant |= Choice(faults=tuple(reader.faults(list(_texts(spec.faults)), "faults")))
+    constant |= AxisValue(faults=tuple(reader.faults(list(_texts(spec.faults)), "faults")))
     study = Study(
         name=document.path.stem,
         spec=spec,
@@ -246,7 +246,7 @@ def _check(study: Study) -> None:
         raise ConfigError("nothing here is drawn: no fault of the study has a seed", file=file, key="repeat")
 
 
-def _parallelism(job: Document, constant: Choice) -> dict[str, Any]:
+def _parallelism(job: Document, constant: AxisValue) -> dict[str, Any]:
     """Return how a job file splits the job, with what holds at every point."""
     settings = [(key.removeprefix("job."), text) for key, text in constant.settings if key.startswith(_OWN)]
     tree = apply_overrides(job, settings).tree.get("parallelism", {})

@@ -50,7 +50,7 @@ class _Manifest(msgspec.Struct):
     columns: dict[str, Literal["bool_", "float64", "int64", "string"]]
 
 
-class Store:
+class ResultStore:
     """Takes rows of one study and gives them back; `create` or `open` one.
 
     `columns` are names and types as Arrow calls them; a row may leave columns out, and must have `id`.

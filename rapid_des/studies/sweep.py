@@ -24,7 +24,7 @@ from rapid_des.studies.figures import FIGURES, kind_of, measured
 from rapid_des.studies.points import content, machine_content
 from rapid_des.studies.results import Sweep
 from rapid_des.studies.spaces import Case, Study, load_study
-from rapid_des.studies.store import Store, check_store
+from rapid_des.studies.store import ResultStore, check_store
 from rapid_des.studies.worker_pools import executor_of
 from rapid_des.values import replace
 from rapid_des.version import __version__
@@ -99,7 +99,7 @@ def _gathered(rows: Iterator[dict[str, Any]]) -> tuple[list[dict[str, Any]], boo
 
 def _stored(asked: Points, executor: Executor, folder: Path, *, on_progress: OnProgress | None) -> bool:
     """Put rows into a folder as they come; tell whether ^C ended that."""
-    with Store.create(folder, manifest_of(asked.study), columns_of(asked.study)) as store:
+    with ResultStore.create(folder, manifest_of(asked.study), columns_of(asked.study)) as store:
         try:
             for row in run(asked, executor, done=store.done(), on_progress=on_progress):
                 store.append(row)
@@ -255,11 +255,11 @@ def source_content() -> str:
     return digest.hexdigest()
 
 
-def study_of(store: Store) -> Study:
+def study_of(store: ResultStore) -> Study:
     """Return the study that made some results, from their manifest alone (and files that it names in it)."""
     if store.manifest.get("kind") != "sweep":
         raise InputError(f"{store.folder}: results of {store.manifest.get('kind')}, not of a sweep")
-    named = store.require(_OfSweep)
+    named = store.require(_SweepInputs)
     made = named.study
     study = load_study(made.stated, folder=Path(made.folder))
     job = Document(Path(made.files.job), made.stated["job"])
@@ -281,7 +281,7 @@ class _Made(msgspec.Struct):
     source: str
 
 
-class _OfSweep(msgspec.Struct):
+class _SweepInputs(msgspec.Struct):
     name: str
     study: _Made
 
@@ -299,7 +299,7 @@ class Rerun(Struct, frozen=True):
     differs: tuple[str, ...]
 
 
-def rerun(store: Store, number: int) -> Rerun:
+def rerun(store: ResultStore, number: int) -> Rerun:
     """Simulate a point of some results again, from what the manifest says.
 
     A point that failed, and fails alike, has no differences.

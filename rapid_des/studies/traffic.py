@@ -12,12 +12,12 @@ from rapid_des.chakra.trace import BOUNDS, UNSTATED, CollectiveType, NodeKind, N
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.network.collectives import Schedule
 
-__all__ = ["Kernel", "beside", "collectives", "irregular", "messages", "one_collective", "shift"]
+__all__ = ["GpuKernel", "beside", "collectives", "irregular", "messages", "one_collective", "shift"]
 _MESSAGE_SIZES = (64 * 1024, 1024 * 1024)
 """Irregular messages have sizes between these, in bytes."""
 
 
-class Kernel(Struct, frozen=True):
+class GpuKernel(Struct, frozen=True):
     """A kernel as a trace has it: its picoseconds alone, what bounds it, and its bytes from and to HBM."""
 
     bound: str
@@ -26,7 +26,7 @@ class Kernel(Struct, frozen=True):
 
 
 def beside(
-    ranks: Sequence[int], kernel: Kernel, collective: CollectiveType, size: int, *, waits: bool = False
+    ranks: Sequence[int], kernel: GpuKernel, collective: CollectiveType, size: int, *, waits: bool = False
 ) -> TraceSet:
     """Return the trace in which every rank runs a kernel (node 0) beside a collective, or `waits` for it."""
     nodes = node_table(
@@ -80,7 +80,7 @@ def irregular(ranks: int, messages: int, *, stream: str, seed: int = 1) -> Trace
     return TraceSet(tuple(traces), {"world": tuple(range(ranks))}, frozenset({stream}))
 
 
-class _Rank(Struct):
+class _RankNodes(Struct):
     """One rank's nodes in the making; positions stand in the order of the schedule."""
 
     kind: list[NodeKind] = field(default_factory=list)
@@ -124,7 +124,7 @@ def messages(schedule: Schedule, group: Sequence[int], *, together: bool = False
     """
     if schedule.switches:
         raise UnsupportedByEngine("switches that reduce or multiply data can not be replayed as messages")
-    ranks = [_Rank() for _ in range(schedule.members)]
+    ranks = [_RankNodes() for _ in range(schedule.members)]
     arrival = np.full(len(schedule), UNSTATED, dtype=np.int64)
     """Where each transfer (or join) stands in its destination's list."""
     ends = zip(schedule.source.tolist(), schedule.destination.tolist(), schedule.size.tolist(), strict=True)

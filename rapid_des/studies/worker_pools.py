@@ -75,11 +75,11 @@ def executor_of(name: str = "processes", workers: int | None = None, address: st
         from rapid_des.studies.ray_cluster import RayCluster
 
         cluster = RayCluster(address)
-        return Pool(cluster, workers or cluster.cpus)
+        return WorkerPool(cluster, workers or cluster.cpus)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if name == "local" or (workers or cores) == 1:
         return InProcess()
-    return Pool(Processes(), workers or cores)
+    return WorkerPool(Processes(), workers or cores)
 
 
 class Submits(Protocol):
@@ -174,7 +174,7 @@ class _Pickler(pickle.Pickler):
         return self._digest(obj) if isinstance(obj, Job | Machine | Document) else None
 
 
-class _Messages:
+class _MessagePacker:
     """Packs messages; a job or a machine is pickled once, however many items have it."""
 
     def __init__(self, shared: Callable[[bytes], Any]) -> None:
@@ -240,13 +240,13 @@ class _Queue:
         return None
 
 
-class Pool:
+class WorkerPool:
     """Runs items on workers, in batches."""
 
     def __init__(self, kind: Workers, workers: int) -> None:
         self.workers = workers
         self._kind = kind
-        self._messages = _Messages(kind.shared)
+        self._messages = _MessagePacker(kind.shared)
         self._hired: list[Submits] = []
         self._asked: dict[Future[bytes], tuple[Submits, _Batch | None]] = {}
         """What workers have been asked and have not answered, in order; None: to start."""

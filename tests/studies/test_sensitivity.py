@@ -12,7 +12,7 @@ from rapid_des.report.plan_text import leaning_report
 from rapid_des.simulation import simulate
 from rapid_des.studies.parameters import Knob, Mover, knobs, together
 from rapid_des.studies.points import Point
-from rapid_des.studies.sensitivity import PARTS, How, sensitivity
+from rapid_des.studies.sensitivity import PARTS, SensitivityOptions, sensitivity
 
 SMALL = {"model.layers": "4", "training.global_batch": "8", "training.sequence_length": "2048"}
 
@@ -20,7 +20,7 @@ SMALL = {"model.layers": "4", "training.global_batch": "8", "training.sequence_l
 @pytest.fixture(scope="module")
 def found():
     machine = load_machine("dgx_a100", device_settings=[("operators", "roofline")])
-    return sensitivity(load_job("llama2_7b_train", settings=SMALL), machine, How(change=0.01))
+    return sensitivity(load_job("llama2_7b_train", settings=SMALL), machine, SensitivityOptions(change=0.01))
 
 
 def test_rates_and_times_add_up_as_dimensions_demand(found):
@@ -94,7 +94,7 @@ def test_what_can_move_one_way_alone_is_moved_that_way():
     with pytest.MonkeyPatch.context() as patched:
         only = [Knob("tensor", "ratio", ("device.constants.gemm.default.tensor",))]
         patched.setattr("rapid_des.studies.sensitivity.knobs", lambda *_: only)
-        (row,) = sensitivity(job, machine, How(constants=True)).rows
+        (row,) = sensitivity(job, machine, SensitivityOptions(constants=True)).rows
     assert row.higher is None
     assert row.lower > sensitivity_step(job, machine)
     assert -1 < row.value < 0

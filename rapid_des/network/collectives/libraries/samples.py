@@ -21,7 +21,7 @@ from rapid_des.arrays import Floats
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.config.documents import read_text
 from rapid_des.errors import InputError
-from rapid_des.network.collectives.libraries.nccl import LibraryCost, Place
+from rapid_des.network.collectives.libraries.nccl import GroupPlacement, LibraryCost
 from rapid_des.units import PS_PER_US
 
 COLUMNS = ("op", "nodes", "gpus_per_node", "bytes", "time_us")
@@ -89,7 +89,9 @@ def _curve(times: Mapping[int, list[float]]) -> Curve:
     return Curve(np.log(np.array(sizes, np.float64)), np.log(np.array(medians)))
 
 
-def sampled_cost(samples: Samples, collective: CollectiveType, place: Place, size: int) -> LibraryCost | None:
+def sampled_cost(
+    samples: Samples, collective: CollectiveType, place: GroupPlacement, size: int
+) -> LibraryCost | None:
     """Return the measured cost of a collective of such a group; None where none was measured."""
     curve = samples.get((collective.name.lower(), place.nodes, place.per_node))
     if curve is None or place.ranks != place.nodes * place.per_node:
