@@ -206,13 +206,13 @@ class _AnyLengths(Spec, frozen=True):
     stated: Lengths
 
 
-def parse_arrivals(text: str, option: str = "--arrivals") -> Arrivals:
+def parse_arrivals(text: str) -> Arrivals:
     """Return what a text such as `poisson rate=4/s` states; `ConfigError` says what is allowed.
 
     >>> parse_arrivals("gamma rate=4/s cv=2").cv
     2.0
     """
-    return _decoded(text, option, _AnyArrivals).stated
+    return _decoded(text, "--arrivals", _AnyArrivals).stated
 
 
 def parse_lengths(text: str, option: str) -> Lengths:

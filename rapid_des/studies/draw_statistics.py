@@ -157,8 +157,8 @@ def _percentile_interval(values: Floats, shares: Floats, level: float) -> tuple[
     return middle, max(float(values[high]) - middle, middle - float(values[low]))
 
 
-def student(freedom: int, confidence: float = CONFIDENCE) -> float:
-    """Return how many standard errors a mean is off at most, with this probability.
+def student(freedom: int) -> float:
+    """Return how many standard errors a mean is off at most, with a probability of `CONFIDENCE`.
 
     From four degrees of freedom on by Abramowitz and Stegun 26.7.5, within 0.1 %; below from its table.
 
@@ -166,9 +166,9 @@ def student(freedom: int, confidence: float = CONFIDENCE) -> float:
     (2.262, 1.962)
     """
     exact = {1: 12.706, 2: 4.303, 3: 3.182}
-    if freedom in exact and confidence == CONFIDENCE:
+    if freedom in exact:
         return exact[freedom]
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     terms = (
         (z**3 + z) / 4,
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,
