@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from rapid_des.report.timeline import Extract
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-Decorator = Callable[[Command], Command]
 Settings = dict[str, list[tuple[str, str]]]
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
