@@ -20,13 +20,13 @@ from rapid_des.cli.options import (
     plot_option,
 )
 from rapid_des.report.pictures.charts import draw_tornado
-from rapid_des.report.plan_text import leaning_report, plan_report, sensitivity_report
+from rapid_des.report.plan_text import part_speedup_report, plan_report, sensitivity_report
 from rapid_des.report.writing import check_outputs, write_text
 from rapid_des.simulation import MODES
 from rapid_des.studies.choices import CHOICES, choices_of
 from rapid_des.studies.executors import Executor, InProcess
 from rapid_des.studies.plan import AUTO, Wanted, plan
-from rapid_des.studies.sensitivity import SensitivityOptions, leanings, sensitivity
+from rapid_des.studies.sensitivity import SensitivityOptions, part_speedups, sensitivity
 from rapid_des.studies.worker_pools import executor_of
 
 
@@ -100,8 +100,8 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
             title = f"the best layout of {wanted.name}"
             parts += sensitivity_report(effects, title, loaded.name, top=strongest)
         elif strongest is None and not best.interrupted and best.floor is None:
-            plain["leanings"] = [leaning.as_json() for leaning in leanings(best.job, loaded, crew)]
-            parts += leaning_report(plain["leanings"])
+            plain["leanings"] = [speedup.as_json() for speedup in part_speedups(best.job, loaded, crew)]
+            parts += part_speedup_report(plain["leanings"])
     echo_marked(options["as_json"], plain, parts, [(wanted, loaded)])
     if options["write_job"] is not None:
         write_text(options["write_job"], best.job.as_yaml())

@@ -1,4 +1,4 @@
-"""Capacities in words, and what users see against what a GPU yields as a picture."""
+"""The report of capacities, and a picture of speed for users against throughput of a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rapid_des.studies.capacity import Fleets, Layout, LoadPoint, ServerLoad
 
 
 def front(points: Sequence[LoadPoint]) -> tuple[LoadPoint, ...]:
-    """Return the points that no other beats in both, by rising interactivity.
+    """Return the points that no other beats in both figures, by rising tokens a user.
 
     >>> points = LoadPoint("", 1, 9, 1), LoadPoint("", 2, 5, 5), LoadPoint("", 3, 4, 4)
     >>> [point.concurrency for point in front(points)]
@@ -27,7 +27,7 @@ def front(points: Sequence[LoadPoint]) -> tuple[LoadPoint, ...]:
 
 
 def draw_front(points: Sequence[LoadPoint], path: Path, *, title: str) -> None:
-    """Draw interactivity against what a GPU yields, a line a layout, the front thick: PNG, SVG or PDF."""
+    """Draw tokens a user against tokens a GPU, a line a layout, the front thick: PNG, SVG or PDF."""
     from rapid_des.report.pictures import new_figure, save
 
     figure = new_figure(path, figsize=(8, 5))

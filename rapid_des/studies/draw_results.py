@@ -1,4 +1,4 @@
-"""Draws of faults that a folder keeps: what its manifest says of them, and all of it read again."""
+"""Draws of faults in a folder: the manifest from which they can be run again, and reading them back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rapid_des.values import replace
 class _Configuration(msgspec.Struct):
     job: dict[str, Any]
     machine: int
-    """Which of the manifest's machines."""
+    """The position of the machine in the manifest's list."""
     mode: str
     strict: bool
     allow_oom: bool
@@ -39,7 +39,7 @@ class _Drawn(msgspec.Struct):
 
 
 class _FaultManifest(msgspec.Struct):
-    """What the manifest of a sample says."""
+    """The manifest of a sample."""
 
     study: _Drawn
     configurations: dict[str, _Configuration]
@@ -47,7 +47,7 @@ class _FaultManifest(msgspec.Struct):
 
 
 def inputs_of(points: Mapping[str, Point], cache: BoundedCache) -> dict[str, Any]:
-    """Return what a manifest holds so that draws can be run again: each job, and each machine once."""
+    """Return the part of a manifest from which draws can be run again: each job, and each machine once."""
     machines = list[Machine]()
     configurations = dict[str, Any]()
     for name, point in points.items():
@@ -61,7 +61,7 @@ def inputs_of(points: Mapping[str, Point], cache: BoundedCache) -> dict[str, Any
 
 
 def kept_points(store: ResultStore) -> dict[str, Point]:
-    """Return the configurations of a folder, by name."""
+    """Return the configurations in a folder, by name."""
     manifest = store.require(_FaultManifest)
     machines = [load_machine(tree) for tree in manifest.machines]
     return {
@@ -77,7 +77,7 @@ def kept_points(store: ResultStore) -> dict[str, Point]:
 
 
 def kept_sample(store: ResultStore) -> FaultSample:
-    """Return the draws that a folder keeps."""
+    """Return the draws in a folder."""
     manifest = store.require(_FaultManifest)
     rows = tuple(read(row) for row in store.table().to_pylist())
     drawn = manifest.study
@@ -85,7 +85,7 @@ def kept_sample(store: ResultStore) -> FaultSample:
 
 
 def rerun_draw(store: ResultStore, number: int) -> Rerun:
-    """Simulate the draw of a row again, and the healthy step beside it, from what the manifest says."""
+    """Simulate the draw of a row and its healthy step again, from the manifest."""
     row, cache = store.row(number), BoundedCache()
     name, manifest = row["configuration"], store.require(_FaultManifest)
     point = kept_points(store)[name]

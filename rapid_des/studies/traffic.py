@@ -14,11 +14,11 @@ from rapid_des.network.collectives import Schedule
 
 __all__ = ["GpuKernel", "beside", "collectives", "irregular", "messages", "one_collective", "shift"]
 _MESSAGE_SIZES = (64 * 1024, 1024 * 1024)
-"""Irregular messages have sizes between these, in bytes."""
+"""The least and the largest size of irregular messages, in bytes."""
 
 
 class GpuKernel(Struct, frozen=True):
-    """A kernel as a trace has it: its picoseconds alone, what bounds it, and its bytes from and to HBM."""
+    """A kernel of a trace: what bounds it, its picoseconds without contention, and its HBM bytes."""
 
     bound: str
     duration: int
@@ -28,7 +28,7 @@ class GpuKernel(Struct, frozen=True):
 def beside(
     ranks: Sequence[int], kernel: GpuKernel, collective: CollectiveType, size: int, *, waits: bool = False
 ) -> TraceSet:
-    """Return the trace in which every rank runs a kernel (node 0) beside a collective, or `waits` for it."""
+    """Return a trace in which every rank runs a kernel and a collective, which may wait for the kernel."""
     nodes = node_table(
         [NodeKind.COMPUTE, NodeKind.COLLECTIVE],
         [0, size],
@@ -48,10 +48,10 @@ def beside(
 
 
 def shift(ranks: int, by: int, size: int) -> TraceSet:
-    """Return every rank sending `size` bytes to the rank `by` above it, round the end, all at once.
+    """Return a trace in which every rank sends `size` bytes to the rank `by` above it, modulo `ranks`.
 
-    By the GPUs of a group it is the worst case of a dragonfly with minimal routes (Kim, Dally, Scott and
-    Abts, ISCA 2008): all messages of a group go to one other.
+    If `by` is the GPUs of a group, it is the worst case of a dragonfly with minimal routes (Kim, Dally, Scott
+    and Abts, ISCA 2008): all messages of a group go to one other group.
     """
     nodes = node_table(
         [NodeKind.SEND, NodeKind.RECV], [size] * 2, peer=[0, 1], stream=[0, 1], streams=("send", "recv")
@@ -63,7 +63,7 @@ def shift(ranks: int, by: int, size: int) -> TraceSet:
 
 
 def irregular(ranks: int, messages: int, *, stream: str) -> TraceSet:
-    """Return every rank sending `messages` messages at once, of random sizes, to random others."""
+    """Return a trace in which every rank sends messages of random sizes to random ranks at once."""
     random = np.random.default_rng(1)
     source = np.repeat(np.arange(ranks), messages)
     destination = (source + random.integers(1, ranks, len(source))) % ranks
@@ -81,7 +81,7 @@ def irregular(ranks: int, messages: int, *, stream: str) -> TraceSet:
 
 
 class _RankNodes(Struct):
-    """One rank's nodes in the making; positions stand in the order of the schedule."""
+    """Builds the nodes of one rank, in the order of the schedule."""
 
     kind: list[NodeKind] = field(default_factory=list)
     size: list[int] = field(default_factory=list)
@@ -99,7 +99,7 @@ class _RankNodes(Struct):
         return len(self.kind) - 1
 
     def table(self, *, group: int = UNSTATED) -> NodeTable:
-        """Return the nodes, each on a stream of its own, and all messages through one group if stated."""
+        """Return the nodes, each on its own stream; all messages go through one group if stated."""
         return node_table(
             self.kind,
             self.size,
@@ -116,17 +116,16 @@ class _RankNodes(Struct):
 def messages(schedule: Schedule, group: Sequence[int], *, together: bool = False) -> TraceSet:
     """Return the trace in which the ranks `group` play `schedule`, member i being group[i].
 
-    So any algorithm runs on any machine, also one that no trace can ask for by name: that of a file, or one
-    that knows the fabric. Every transfer is a send and a receive with streams of their own; it waits for the
-    receives that the schedule names. They go through one communicator of the group if `together`, else each
-    through one of its two ends.
+    Any algorithm can so run on any machine, also one that a trace can not name: from a file, or made for the
+    fabric. Every transfer is a send and a receive with streams of their own; it waits for the receives that
+    the schedule names. Transfers share one communicator of the group if `together`; else each pair has one.
     `UnsupportedByEngine` if switches take part: they can not send by themselves in a replay of messages.
     """
     if schedule.switches:
         raise UnsupportedByEngine("switches that reduce or multiply data can not be replayed as messages")
     ranks = [_RankNodes() for _ in range(schedule.members)]
     arrival = np.full(len(schedule), UNSTATED, dtype=np.int64)
-    """Where each transfer (or join) stands in its destination's list."""
+    """The position of each transfer (or join) in its destination's list."""
     ends = zip(schedule.source.tolist(), schedule.destination.tolist(), schedule.size.tolist(), strict=True)
     for number, (source, destination, size) in enumerate(ends):
         start, stop = schedule.dependency_starts[number : number + 2]
