@@ -290,7 +290,7 @@ def open_job(
 
 
 def open_job_with_notes(
-    job: str, machine: str, settings: Sequence[str], faults: Iterable[str] = (), *, analytic: bool = False
+    job: str, machine: str, settings: Sequence[str], faults: Iterable[str], *, analytic: bool = False
 ) -> tuple[Job, Machine, tuple[str, ...]]:
     """Return the job, the machine, and a line for every setting that changes nothing.
 
@@ -374,7 +374,7 @@ def echo_marked(
 
 
 def engine_choice(
-    engine: str, *, no_shortcuts: bool = False, progress: Callable[[int, int], None] | None = None
+    engine: str, *, no_shortcuts: bool = False, progress: Callable[[int, int], None] | None
 ) -> EngineChoice:
     """Return the choice of --engine and --no-shortcuts; compiling is announced on stderr."""
     from rapid_des.modes.execution import EngineChoice

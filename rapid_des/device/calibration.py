@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 from rapid_des.arrays import Floats
 from rapid_des.device.device import Device
 from rapid_des.device.gemm import gemm_times_us
-from rapid_des.device.gemm.candidates import NAMES, UTILISATIONS, GemmConstants
+from rapid_des.device.gemm.candidates import UTILISATIONS, GemmConstants
 from rapid_des.device.operators import Gemm, Operator, Vector
 from rapid_des.device.pricing import operator_model
 from rapid_des.values import asdict, replace
@@ -127,7 +127,7 @@ def error(fit: GemmConstants, samples: Sequence[MeasuredGemms]) -> float:
 
 
 def fit_constants(
-    start: GemmConstants, samples: Sequence[MeasuredGemms], names: Sequence[str] = NAMES
+    start: GemmConstants, samples: Sequence[MeasuredGemms], names: Sequence[str]
 ) -> GemmConstants:
     """Return the constants with `names` fitted; the others stay as they are."""
 

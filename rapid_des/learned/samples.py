@@ -64,9 +64,7 @@ def shape_of(operator: Operator) -> Shape | None:
     return None
 
 
-def read_samples(
-    path: Path, *, by: Sequence[str] = ("operator",), sizes: Sequence[str] = SIZES, time: str = "time_us"
-) -> dict[str, Samples]:
+def read_samples(path: Path, *, by: Sequence[str], sizes: Sequence[str], time: str) -> dict[str, Samples]:
     """Return a CSV's samples grouped by the columns `by`; the sizes of a group are those it fills in.
 
     Units of `time` are microseconds. A missing column, an empty file or a value that is no number is an

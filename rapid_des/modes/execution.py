@@ -191,8 +191,8 @@ def execute_closing(
     closures: Closures,
     choice: EngineChoice,
     *,
-    trail: bool = False,
-    name: Namer | None = None,
+    trail: bool,
+    name: Namer | None,
 ) -> Execution:
     """Play a program whose links close in mid-flight (R8), see `execute`."""
     began = time.perf_counter()

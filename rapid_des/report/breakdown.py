@@ -276,7 +276,7 @@ def busiest(times: Mapping[str, int], *, count: int = 8) -> dict[str, int]:
 
 
 def with_inside(
-    done: BlockRun, rank: RankRun, outside: Mapping[str, int], *, end: int | None = None
+    done: BlockRun, rank: RankRun, outside: Mapping[str, int], *, end: int | None
 ) -> dict[str, int]:
     """Return the outer breakdown with the exposed communication inside blocks taken out of `compute`.
 
@@ -380,7 +380,7 @@ def host_notes(parts: Mapping[str, int], busy: int) -> Iterator[str]:
 
 
 def contention_notes(
-    lowered: Lowered, records: Records, position: int, repeated: Repetition | None = None
+    lowered: Lowered, records: Records, position: int, repeated: Repetition | None
 ) -> Iterator[str]:
     """Yield a line if a rank's kernels take longer beside collectives; nothing where faults slow them too."""
     program = lowered.program

@@ -77,7 +77,7 @@ def serve_workload(  # noqa: PLR0913 - as above
     *,
     first: int = 0,
     watch: Watch = lambda *_: None,
-    cache: BoundedCache | None = None,
+    cache: BoundedCache | None,
 ) -> ServeResult:
     """Serve requests that are known one by one; `first`: the server's first GPU, for faults."""
     spec, host, pools = job.spec.serving or ServingSpec(), job.host, pools_of(job)

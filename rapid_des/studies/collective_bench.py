@@ -166,9 +166,7 @@ def bench(
     return list(each_answer(machine, Question(operation, sizes, gpus), engine=engine))
 
 
-def each_answer(
-    machine: Machine, question: Question, *, engine: str | EngineChoice = "auto"
-) -> Iterator[BenchRow]:
+def each_answer(machine: Machine, question: Question, *, engine: str | EngineChoice) -> Iterator[BenchRow]:
     """Yield the row of every size when it is simulated; `InputError` where the question does not fit."""
     members = members_of(question, machine)
     group, stated = tuple(range(members)), question.stated
@@ -344,9 +342,7 @@ class Compared(Struct, frozen=True):
         }
 
 
-def each_compared(
-    machine: Machine, question: Question, *, engine: str | EngineChoice = "auto"
-) -> Iterator[Compared]:
+def each_compared(machine: Machine, question: Question, *, engine: str | EngineChoice) -> Iterator[Compared]:
     """Yield every algorithm for all members of the group at every size, the fastest of a size first.
 
     Of the algorithms that combine one a dimension it yields the one that `auto` would take.

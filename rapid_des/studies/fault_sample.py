@@ -20,7 +20,6 @@ from rapid_des.errors import InfeasibleJobError, InputError, RapidDesError
 from rapid_des.frontend import Job
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice
-from rapid_des.network.faults import parse_fault
 from rapid_des.network.faults.models import Draw, FaultDraws, FaultModel, Variates, parse_model
 from rapid_des.report.result import Result
 from rapid_des.simulation import simulate
@@ -377,15 +376,3 @@ def _failed(name: str, draw: tuple[int, Draw, float], healthy: int, error: str) 
     return DrawRow(
         name, number, tuple(fault.words for fault in faults), 0, healthy, -1, {}, weight, error=error
     )
-
-
-def replayed(sample: FaultSample, draw: int) -> tuple[str, ...]:
-    """Return the words of a draw's faults; `InputError` if the sample does not have it.
-
-    They are what `faults run` takes: the same faults, the same picoseconds.
-    """
-    for row in sample.rows:
-        if row.draw == draw:
-            assert tuple(parse_fault(words).words for words in row.faults) == row.faults
-            return row.faults
-    raise InputError(f"no draw {draw}")

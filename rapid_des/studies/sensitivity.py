@@ -126,7 +126,7 @@ class PartSpeedup(Struct, frozen=True):
         return {"part": self.part, "step_time_s": step, "change": self.change, "refused": self.refused}
 
 
-def part_speedups(job: Job, machine: Machine, executor: Executor | None = None) -> list[PartSpeedup]:
+def part_speedups(job: Job, machine: Machine, executor: Executor | None) -> list[PartSpeedup]:
     """Return how much shorter a step is if each of `MACHINE_PARTS` is faster, by closed forms.
 
     It takes one simulation a part; `sensitivity` takes two a parameter. The list is empty if the job itself
@@ -162,7 +162,7 @@ def part_speedups(job: Job, machine: Machine, executor: Executor | None = None) 
 def sensitivity(
     job: Job,
     machine: Machine,
-    how: SensitivityOptions = SensitivityOptions(),  # noqa: B008 - frozen
+    how: SensitivityOptions,  # noqa: B008 - frozen
     executor: Executor | None = None,
 ) -> Sensitivity:
     """Return the elasticities of a job's step in what a machine, its device and the job's host state.

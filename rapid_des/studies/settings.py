@@ -191,7 +191,7 @@ _FOR_PEOPLE = {"alike", "labels", "name"}
 
 
 def _run_alike(
-    machine: Machine, other: Machine, traces: TraceSet, cache: BoundedCache, *, analytic: bool = False
+    machine: Machine, other: Machine, traces: TraceSet, cache: BoundedCache, *, analytic: bool
 ) -> bool:
     """Return whether traces run equally on two machines: their lowered programs are equal.
 

@@ -108,9 +108,9 @@ class Priced(Struct, frozen=True):
 def gemm_model(
     device: Device,
     dtype: Dtype,
-    weight_dtype: Dtype | None = None,
+    weight_dtype: Dtype | None,
     *,
-    batched: bool = False,
+    batched: bool,
     quantised: bool = False,
 ) -> GemmModel:
     """Return the dense kernels for operands of these types; the weights' is the other's if None.

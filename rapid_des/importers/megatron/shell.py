@@ -64,9 +64,7 @@ class LaunchCommand(Struct):
     """Variables in them that the script sets in a branch or loop."""
 
 
-def read_launch(
-    text: str, known: Mapping[str, str], marks: frozenset[str], *, file: str = ""
-) -> LaunchCommand:
+def read_launch(text: str, known: Mapping[str, str], marks: frozenset[str], *, file: str) -> LaunchCommand:
     """Return the last command that passes one of `marks` (`--num-layers`) to a Python program.
 
     `known` are variables that hold whatever the script sets. A text without such a command is a list of
