@@ -15,6 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from rapid_des.bounded_cache import BoundedCache
+from rapid_des.chakra.made import one_collective
 from rapid_des.chakra.trace import CollectiveType, TraceSet
 from rapid_des.errors import InputError, RapidDesError
 from rapid_des.frontend import load_job
@@ -24,7 +25,7 @@ from rapid_des.machine import load_machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.processes import Worker
 from rapid_des.simulation import simulate
-from rapid_des.studies.traffic import irregular, one_collective
+from rapid_des.studies.traffic import irregular
 from rapid_des.values import asdict
 
 _WARM_UP = "irregular_64"

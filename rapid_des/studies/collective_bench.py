@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, structs
 
+from rapid_des.chakra.made import one_collective
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
 from rapid_des.machine import Machine
@@ -34,7 +35,7 @@ from rapid_des.program.collectives.select import Planner
 from rapid_des.program.routes import geometry
 from rapid_des.report.result import Result
 from rapid_des.simulation import replay
-from rapid_des.studies.traffic import messages, one_collective
+from rapid_des.studies.traffic import messages
 from rapid_des.units import PS_PER_S, Size, seconds
 from rapid_des.values import replace
 

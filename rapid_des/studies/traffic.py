@@ -1,4 +1,4 @@
-"""Traces made in code: one collective, irregular messages, and any schedule of transfers as messages."""
+"""Traces made in code: kernels beside collectives, shifts, irregular messages, and schedules as messages."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct, field
 
-from rapid_des.chakra.made import collectives, node_table, one_collective
+from rapid_des.chakra.made import node_table
 from rapid_des.chakra.trace import BOUNDS, UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.network.collectives import Schedule
 
-__all__ = ["GpuKernel", "beside", "collectives", "irregular", "messages", "one_collective", "shift"]
 _MESSAGE_SIZES = (64 * 1024, 1024 * 1024)
 """The least and the largest size of irregular messages, in bytes."""
 

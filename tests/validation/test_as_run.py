@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from rapid_des.chakra.made import one_collective
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.machine import load_machine
 from rapid_des.network.collectives.libraries.nccl import GroupPlacement
 from rapid_des.network.collectives.libraries.serving_kernels import exchange_cost, load_kernels
 from rapid_des.network.specs import DeepEp
 from rapid_des.simulation import replay
-from rapid_des.studies.traffic import one_collective
 from validation import DataFolder, open_folder, validate
 from validation.measurements import CHECKOUT_DATA
 from validation.network.as_run import Collective, Runs, alike
