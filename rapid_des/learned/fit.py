@@ -8,8 +8,6 @@ the candidates where asked for (extra `boosting`), flattened from their text for
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rapid_des.arrays import Floats
-from rapid_des.config.documents import read_text
+from rapid_des.config.tables import read_rows
 from rapid_des.device.device import load_device
 from rapid_des.device.operators import OperatorModel
 from rapid_des.device.pricing import operator_model
@@ -82,14 +80,7 @@ def fit_file(
 
 def fit_modules(samples: Path, device: str, **options: Any) -> LearnedFile:
     """Return `fit_decomposed` of a CSV with the columns op, phase, b, l, h, dim, mp, params, time_us."""
-    needed = ("op", "phase", "time_us")
-    try:
-        rows = list(csv.DictReader(io.StringIO(read_text(samples), newline="")))
-    except csv.Error as error:
-        raise InputError(f"{samples}: not valid CSV: {error}") from None
-    missing = [name for name in needed if not rows or name not in rows[0]]
-    if missing:
-        raise InputError(f"{samples}: no column {missing[0]!r}; needed: {', '.join(needed)}")
+    rows = read_rows(samples, ("op", "phase", "time_us"))
     for line, row in enumerate(rows, start=2):
         for name in ("time_us", *COLUMNS):
             if row.get(name) or name == "time_us":
