@@ -15,7 +15,7 @@ import numpy as np
 
 from rapid_des.arrays import Floats
 from rapid_des.device.measurements import is_calibration
-from rapid_des.report.evidence import MeasurementKey
+from rapid_des.report.evidence import Origin
 
 Report = dict[str, object]
 
@@ -45,7 +45,7 @@ class JobError:
     """How far a predicted time of a whole job is off, and what it is made of."""
 
     case_id: str
-    origin: MeasurementKey
+    origin: Origin
     predicted: float
     error: float
     """ln(measured / predicted)."""

@@ -312,7 +312,7 @@ class Interval(Struct, frozen=True):
         return {"level": LEVEL, "seconds": ends, "cases": self.cases, "source": self.source}
 
 
-class MeasurementKey(Struct, frozen=True):
+class Origin(Struct, frozen=True):
     """Identifies similar measurements: the device, the job's software, and the kind of time."""
 
     device: str
@@ -365,7 +365,7 @@ def _factors(kind: str, device: str) -> Floats:
     return np.array([math.exp(drawn.choice(sample)) for _ in range(_DRAWS if sample else 0)])
 
 
-def interval(time: int, work: Mapping[str, int], origin: MeasurementKey) -> Interval | None:
+def interval(time: int, work: Mapping[str, int], origin: Origin) -> Interval | None:
     """Return where a time's measurement is expected; None where too few such jobs were measured."""
     scale, (errors, source) = spread(work, origin.device), _errors(origin, stratum(origin.figure, work))
     if not scale or len(errors) < _ENOUGH:
@@ -375,9 +375,7 @@ def interval(time: int, work: Mapping[str, int], origin: MeasurementKey) -> Inte
     return Interval(Duration(time), ends[0], ends[1], len(errors), source)
 
 
-def intervals(
-    times: Mapping[str, int], work: Mapping[str, int], origin: MeasurementKey
-) -> dict[str, Interval]:
+def intervals(times: Mapping[str, int], work: Mapping[str, int], origin: Origin) -> dict[str, Interval]:
     """Return the intervals of a run's times by figure, of those that measurements support."""
     each = {
         name: interval(time, work, replace(origin, figure=name))
@@ -404,7 +402,7 @@ def quantiles(errors: Sequence[float]) -> tuple[float, float]:
 
 
 def distinguishable(
-    times: tuple[int, int], works: tuple[Mapping[str, int], Mapping[str, int]], origin: MeasurementKey
+    times: tuple[int, int], works: tuple[Mapping[str, int], Mapping[str, int]], origin: Origin
 ) -> bool | None:
     """Return whether the faster of two predicted layouts is also measured to be faster, `LEVEL` sure.
 
@@ -428,7 +426,7 @@ def stratum(figure: str, work: Mapping[str, int]) -> str:
     return f"{figure} with experts" if ROUTER in work else figure
 
 
-def _errors(origin: MeasurementKey, group: str) -> tuple[Sequence[float], str]:
+def _errors(origin: Origin, group: str) -> tuple[Sequence[float], str]:
     """Return measured jobs' errors in spreads: of this software here, else anywhere, else of all."""
     jobs = residuals()["jobs"].get(group, {})
     mine = jobs.get(origin.software, {})

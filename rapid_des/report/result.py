@@ -160,12 +160,12 @@ class Result:
         return {name: each.widened(low, high) for name, each in found.items()}
 
     @property
-    def origin(self) -> evidence.MeasurementKey | None:
+    def origin(self) -> evidence.Origin | None:
         """Identifies the measurements that times are compared to; None on devices that were not measured."""
         basis = self.basis
         if basis is None or basis.device is None or not basis.validated:
             return None
-        return evidence.MeasurementKey(basis.device.spec.name, basis.software)
+        return evidence.Origin(basis.device.spec.name, basis.software)
 
     def distinguishable(self, other: Result) -> bool | None:
         """Return whether the faster of two predictions is also measured to be faster, with `LEVEL` certainty.

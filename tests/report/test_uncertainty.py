@@ -9,7 +9,7 @@ import pytest
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
 from rapid_des.report import evidence
-from rapid_des.report.evidence import MeasurementKey, distinguishable, interval, quantiles, residuals, spread
+from rapid_des.report.evidence import Origin, distinguishable, interval, quantiles, residuals, spread
 from rapid_des.report.result_text import result_report
 from rapid_des.report.tables import text
 from rapid_des.simulation import simulate
@@ -17,7 +17,7 @@ from validation import all_topics, open_folder
 from validation.fit_intervals import kernels
 
 A100 = "A100-SXM4-80GB"
-TRAINED = MeasurementKey(A100, "Megatron-LM 2025")
+TRAINED = Origin(A100, "Megatron-LM 2025")
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from rapid_des.errors import ConfigError, InfeasibleJobError, InputError
 from rapid_des.frontend import Job, StageMemory, load_job, memory
 from rapid_des.frontend.operations import RequestGroup
 from rapid_des.machine import Machine, load_machine
-from rapid_des.report.evidence import Interval, MeasurementKey
+from rapid_des.report.evidence import Interval, Origin
 from rapid_des.report.result import Result
 from rapid_des.serving.batch import Batch
 from rapid_des.serving.jobs import of_replica
@@ -106,7 +106,7 @@ class Outcome:
     intervals: Mapping[str, Interval] = field(default_factory=dict)
     """Where the measurements of its times are expected, by figure."""
     work: Mapping[str, int] = field(default_factory=dict)
-    origin: MeasurementKey | None = None
+    origin: Origin | None = None
     """Of a step or a static batch: whose errors its times are expected to have."""
     memory: StageMemory | None = None
     """Of the first stage, where memory alone was asked for."""
@@ -153,13 +153,9 @@ def _outcome(result: Result) -> Outcome:
     )
 
 
-def _origin(result: Result) -> MeasurementKey | None:
+def _origin(result: Result) -> Origin | None:
     basis = result.basis
-    return (
-        None
-        if basis is None or basis.device is None
-        else MeasurementKey(basis.device.spec.name, basis.software)
-    )
+    return None if basis is None or basis.device is None else Origin(basis.device.spec.name, basis.software)
 
 
 def _served(job: Job, machine: Machine, served: Served) -> Outcome:
