@@ -56,7 +56,6 @@ HELD = (
     "studies/faults.py",
     "studies/figures.py",
     "studies/made_of.py",
-    "studies/orders.py",
     "studies/parameters.py",
     "studies/parts.py",
     "studies/points.py",

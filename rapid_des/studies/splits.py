@@ -3,7 +3,7 @@
     (tp, cp, pp) ──► ep, etp ──► micro-batch ──► schedule, chunks ──► a family: recomputation, ZeRO, order
 
 The frontend (`with_spec`) decides step by step whether a candidate is legal: if it refuses a split, it
-refuses all candidates of this split. The remaining choices in a family are a product, whose jobs are made only
+refuses all candidates of this split. The remaining choices in a family are a product, whose jobs are made
 when they are needed.
 """
 
@@ -26,7 +26,7 @@ from rapid_des.frontend.schedules import SCHEDULES, from_file
 from rapid_des.frontend.spec import JobSpec, TrainingSpec
 from rapid_des.machine import Machine
 from rapid_des.studies.choices import CHOICES, ORDER
-from rapid_des.studies.orders import order_key
+from rapid_des.studies.orders import told_apart
 from rapid_des.values import replace
 
 _LEAST_TOKENS = 2048
@@ -298,7 +298,7 @@ class Space(Struct):
         distinct, plain = dict[Hashable, Any](), not self.job.model.has_experts  # who lie across the axes
         for order in self._values("order", usual, every):
             axes = [(axis, sizes[axis]) for axis in order if sizes.get(axis, 1) > 1]
-            distinct.setdefault(order_key(axes, self.machine) if plain else tuple(axes), order)
+            distinct.setdefault(told_apart(axes, self.machine) if plain else tuple(axes), order)
         return list(distinct.values())
 
 
