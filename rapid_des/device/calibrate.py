@@ -14,8 +14,8 @@ from rapid_des.arrays import Floats
 from rapid_des.device import Attention, Device, Gemm, Operator, Vector
 from rapid_des.device.calibration import (
     BOUNDS,
-    Calls,
     MeasuredGemms,
+    SectionCalls,
     bounds_of,
     changed,
     constants_in_use,
@@ -143,7 +143,7 @@ def calibrate_kernels(path: Path, device: Device, wanted: FitTarget) -> Calibrat
     before = fitted.known
     shown = changed(before, fit_calls(fitted, _names(fitted, wanted)))
 
-    def error(constants: Mapping[str, float], calls: Calls) -> float:
+    def error(constants: Mapping[str, float], calls: SectionCalls) -> float:
         return _error_pct(calls.predicted_us(constants), calls.measured_us, calls.weights())
 
     errors = {name: (error(before, calls), error(shown, calls)) for name, calls in splits.items()}
@@ -226,7 +226,7 @@ def _size(row: Record, name: str) -> int:
     return int(size)
 
 
-def _names(calls: Calls, wanted: FitTarget) -> Sequence[str]:
+def _names(calls: SectionCalls, wanted: FitTarget) -> Sequence[str]:
     used = constants_in_use(calls)
     if not used:
         raise InputError(
@@ -289,8 +289,8 @@ def _scope_dtype(operator: Operator) -> str:
     return operator.dtype
 
 
-def _joined(calls: Sequence[_Call], device: Device, section: str) -> Calls:
-    return Calls(
+def _joined(calls: Sequence[_Call], device: Device, section: str) -> SectionCalls:
+    return SectionCalls(
         device,
         section=section,
         dtype=_scope_dtype(calls[0].operators[0]),

@@ -87,7 +87,7 @@ class MeasuredGemms(MeasuredCalls[Gemm], frozen=True):
         return gemm_times_us(self.operators, self.device, fit)
 
 
-class Calls(MeasuredCalls[tuple[Operator, ...]], frozen=True):
+class SectionCalls(MeasuredCalls[tuple[Operator, ...]], frozen=True):
     """Measured calls that one section prices on one device; each runs its kernels one after the other."""
 
     section: str
@@ -143,7 +143,7 @@ def changed(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str
     return {name: value for name, value in shown.items() if before.get(name) != value}
 
 
-def bounds_of(calls: Calls) -> dict[str, tuple[float, float]]:
+def bounds_of(calls: SectionCalls) -> dict[str, tuple[float, float]]:
     """Return the bounds of the constants that the calls can fit; `KIND_NAME` is that of one vector kind."""
     known, shared = calls.known, BOUNDS[calls.section]
     starts = {name: limits for name, limits in shared.items() if name in known}
@@ -155,7 +155,7 @@ def bounds_of(calls: Calls) -> dict[str, tuple[float, float]]:
     }
 
 
-def constants_in_use(calls: Calls) -> tuple[str, ...]:
+def constants_in_use(calls: SectionCalls) -> tuple[str, ...]:
     """Return the names that set the calls' times: a vector kind's `KIND_NAME` where there is one."""
     names = BOUNDS[calls.section]
     if calls.section != "vector":
@@ -168,7 +168,7 @@ def constants_in_use(calls: Calls) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in used if name in calls.known))
 
 
-def fit_calls(calls: Calls, names: Sequence[str]) -> dict[str, float]:
+def fit_calls(calls: SectionCalls, names: Sequence[str]) -> dict[str, float]:
     """Return the values of `names` that the calls fit best; the section's others stay as they are."""
 
     def loss(values: Mapping[str, float]) -> float:
@@ -179,7 +179,7 @@ def fit_calls(calls: Calls, names: Sequence[str]) -> dict[str, float]:
     return pattern_search(start, loss, names, bounds={name: bounds[name] for name in names})
 
 
-def _start(calls: Calls, name: str) -> float:
+def _start(calls: SectionCalls, name: str) -> float:
     """Return the constant as it is; a `KIND_NAME` that is new starts at what holds for all kinds."""
     shared = (each for each in KERNEL if name.endswith(f"_{each}"))
     return calls.known[name] if name in calls.known else calls.known[next(shared)]
