@@ -32,7 +32,7 @@ def html_text(text: str, tag: str = "p") -> str:
     return f"<{tag}>{_escaped(text, _LONGEST_TEXT)}</{tag}>"
 
 
-def html_table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), caption: str = "") -> str:
+def html_table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
     """Return an HTML table of up to 100 rows of 64 cells of 200 characters.
 
     >>> html_table([("1", "<i>")], head=("tp", "name"))
@@ -42,8 +42,7 @@ def html_table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), caption:
     body = "".join(_row(row, "td") for row in every[:_MOST_ROWS])
     if len(every) > _MOST_ROWS:
         body += _row((f"… and {len(every) - _MOST_ROWS:,} more rows",), "td")
-    above = f"<caption>{_escaped(caption, _LONGEST_CELL)}</caption>" if caption else ""
-    above += f"<thead>{_row(head, 'th')}</thead>" if head else ""
+    above = f"<thead>{_row(head, 'th')}</thead>" if head else ""
     return f"<table>{above}<tbody>{body}</tbody></table>"
 
 

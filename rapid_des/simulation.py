@@ -276,7 +276,7 @@ def compare(job: Job, machine: Machine, *, engine: str | EngineChoice = AUTO) ->
 
 
 def each_mode(
-    job: Job, machine: Machine, *, engine: str | EngineChoice = AUTO
+    job: Job, machine: Machine, *, engine: str | EngineChoice
 ) -> Iterator[tuple[str, Result | str]]:
     """Yield every mode with its result, or with the reason why it refuses the job."""
     cache = BoundedCache()

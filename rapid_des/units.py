@@ -177,11 +177,11 @@ class Power(Quantity):
     shown: ClassVar = ("kW", "W", "mW")
 
 
-class Rate(Quantity):
+class EventRate(Quantity):
     """How often something happens, in times a thousand hours.
 
-    >>> Rate.parse("4/s"), Rate.parse("240/min") == Rate.parse("4/s")
-    (Rate('4 /s'), True)
+    >>> EventRate.parse("4/s"), EventRate.parse("240/min") == EventRate.parse("4/s")
+    (EventRate('4 /s'), True)
     """
 
     units: ClassVar = {"/s": Decimal(3_600_000), "/min": Decimal(60_000), "/h": Decimal(1_000)}

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import rapid_des
-from rapid_des.compiling import Kernel, Words, library
+from rapid_des.compiling import CompiledKernel, Words, library
 from rapid_des.compiling.emit import object_code
 from rapid_des.compiling.kinds import (
     COMPILABLE,
@@ -25,7 +25,7 @@ from rapid_des.compiling.kinds import (
     Int64Column,
     kinds_of,
 )
-from rapid_des.compiling.library import PACKAGE, Library
+from rapid_des.compiling.library import PACKAGE, KernelLibrary
 from tests.engines.test_compiled_kernel import python
 
 AGAIN = """
@@ -42,8 +42,8 @@ print(given[2].tolist(), "numba" in sys.modules)
 FROM_A_LIBRARY = """
 import sys
 from pathlib import Path
-from tests.test_compiling import Library, answer_of, kernel
-Library.shipped = Path({shared!r})
+from tests.test_compiling import KernelLibrary, answer_of, kernel
+KernelLibrary.shipped = Path({shared!r})
 print(answer_of(kernel()), "llvmlite" in sys.modules)
 """
 
@@ -90,14 +90,14 @@ def answer():
 
 
 def fresh():
-    return Library(["tests.test_compiling"], lambda: [Path(__file__)])
+    return KernelLibrary(["tests.test_compiling"], lambda: [Path(__file__)])
 
 
 def kernel():
-    return Kernel(weigh, fresh())
+    return CompiledKernel(weigh, fresh())
 
 
-WEIGH, LOOK = kernel(), Kernel(look, fresh())
+WEIGH, LOOK = kernel(), CompiledKernel(look, fresh())
 
 
 def answer_of(kernel):
@@ -127,13 +127,13 @@ def cache(compiled_once, tmp_path, monkeypatch):
 @pytest.fixture
 def compilations(monkeypatch):
     """What was compiled in this test."""
-    made, compiled = [], Library._compiled
+    made, compiled = [], KernelLibrary._compiled
 
     def counted(self):
         made.append(self.name)
         return compiled(self)
 
-    monkeypatch.setattr(Library, "_compiled", counted)
+    monkeypatch.setattr(KernelLibrary, "_compiled", counted)
     return made
 
 
@@ -143,7 +143,7 @@ def test_a_kept_kernel_runs_without_numba(cache):
 
 def test_indices_of_a_kernel_count_from_the_begin_and_no_others(cache):
     column, result = np.arange(5)[1:], np.zeros(1, np.int64)
-    Kernel(look, fresh())(column, -1, result)
+    CompiledKernel(look, fresh())(column, -1, result)
     assert result.tolist() == [0]
 
 
@@ -183,9 +183,9 @@ def test_without_numba_machine_code_that_is_kept_is_used(cache):
 def test_other_sources_are_another_kernel(cache, tmp_path):
     source = tmp_path / "source.py"
     source.write_text("one")
-    names = {Library([], lambda: [source]).name}
+    names = {KernelLibrary([], lambda: [source]).name}
     source.write_text("other")
-    assert len(names | {Library([], lambda: [source]).name, fresh().name}) == 3
+    assert len(names | {KernelLibrary([], lambda: [source]).name, fresh().name}) == 3
 
 
 def test_an_argument_of_another_type_is_refused(cache, compilations):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rapid_des.device.calibration import Samples, error, pattern_search
+from rapid_des.device.calibration import MeasuredGemms, error, pattern_search
 from rapid_des.device.gemm import MOE_NAMES, gated_ffn_us
 from rapid_des.device.gemm.candidates import NAMES, UTILISATIONS, GemmConstants, gemm_constants
 from validation import DataFolder, is_calibration
@@ -80,7 +80,7 @@ JOBS: dict[str, Job] = {
 }
 
 
-def samples(data: DataFolder, source: tuple[str, str, str], *, calibration: bool) -> list[Samples]:
+def samples(data: DataFolder, source: tuple[str, str, str], *, calibration: bool) -> list[MeasuredGemms]:
     """Return one split of a source; none if it has no rows."""
     gpu, dtype, start = source
     rows = [
@@ -93,7 +93,7 @@ def samples(data: DataFolder, source: tuple[str, str, str], *, calibration: bool
         return []
     device = device_for(gpu, **dict(rows[0].conditions))
     times = np.array([row.time_us for row in rows])
-    return [Samples(device, tuple(row.gemm for row in rows), times, tuple(row.case_id for row in rows))]
+    return [MeasuredGemms(device, tuple(row.gemm for row in rows), times, tuple(row.case_id for row in rows))]
 
 
 def fit_job(data: DataFolder, job: Job) -> None:

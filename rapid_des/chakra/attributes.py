@@ -23,7 +23,7 @@ _BARRIER, _COLLECTIVES = int(CollectiveType.BARRIER), int(max(CollectiveType))
 _SUSPICIOUS = 3600 * PS_PER_S
 
 
-class Origin(Struct, frozen=True):
+class TableSource(Struct, frozen=True):
     """Where a table comes from, and how it is to be understood."""
 
     file: str
@@ -67,7 +67,7 @@ class Columns(Struct, frozen=True):
 class _Attributes:
     """The numeric attributes of one file, whose ranges are checked on access."""
 
-    def __init__(self, raw: RawTable, origin: Origin) -> None:
+    def __init__(self, raw: RawTable, origin: TableSource) -> None:
         self.raw = raw
         self.origin = origin
 
@@ -94,7 +94,7 @@ class _Attributes:
         return values * scale
 
 
-def columns_of(raw: RawTable, origin: Origin) -> Columns:
+def columns_of(raw: RawTable, origin: TableSource) -> Columns:
     """Return the nodes' columns; a negative or huge size or duration is a `FoundError` naming the node."""
     read = _Attributes(raw, origin)
     on_cpu = read.value("is_cpu_op") != 0
@@ -138,7 +138,7 @@ def _kinds(raw: RawTable, read: _Attributes, on_cpu: Bools) -> tuple[Int8s, list
     return kind, remarks
 
 
-def _element_width(origin: Origin) -> tuple[int, list[str]]:
+def _element_width(origin: TableSource) -> tuple[int, list[str]]:
     if origin.options.dtype_bytes is not None:
         return origin.options.dtype_bytes, []
     if not origin.dialect.sizes_in_elements:
@@ -179,7 +179,7 @@ def _any_of(kind: Int8s, *wanted: int) -> Bools:
     return matches
 
 
-def origin_unit(origin: Origin) -> int:
+def origin_unit(origin: TableSource) -> int:
     """Return the picoseconds in one unit of the traces' durations."""
     unit = origin.options.time_unit
     return origin.dialect.time_unit if unit == "auto" else TIME_UNITS[unit]

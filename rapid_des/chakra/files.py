@@ -119,7 +119,7 @@ def looks_like_json(head: bytes) -> bool:
     return text[:1] in (b"{", b"[") and text[1:].lstrip()[:1] in (b'"', b"}", b"{", b"]")
 
 
-def read_chunks(path: Path, *, salvage: bool = False) -> Iterator[Chunk]:
+def read_chunks(path: Path, *, salvage: bool) -> Iterator[Chunk]:
     """Yield a file's frames, some thousands at a time.
 
     A cut or impossible frame is a `TraceError` with its byte offset and the last good node, after everything

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct
 
 from rapid_des.arrays import Int32s, Int64s
-from rapid_des.chakra.attributes import Columns, Origin, columns_of
+from rapid_des.chakra.attributes import Columns, TableSource, columns_of
 from rapid_des.chakra.columns import RawTable
 from rapid_des.chakra.dependencies import (
     Edges,
@@ -55,7 +55,7 @@ class Interpreted(Struct, frozen=True):
     remarks: tuple[str, ...]
 
 
-def interpret(raw: RawTable, origin: Origin) -> Interpreted:
+def interpret(raw: RawTable, origin: TableSource) -> Interpreted:
     """Return the node table of one file; an impossible one is a `FoundError` naming the nodes."""
     order = id_order(raw.ids)
     _refuse_duplicates(raw, order, origin)
@@ -113,7 +113,7 @@ def _table(
     return nodes, (group_names, peers)
 
 
-def _issues(raw: RawTable, order: Int64s, origin: Origin) -> Edges:
+def _issues(raw: RawTable, order: Int64s, origin: TableSource) -> Edges:
     """Return which nodes others issue, and who, as positions in id order."""
     stated = raw.attributes.get("rapid_issuer")
     if stated is None:
@@ -149,7 +149,7 @@ def _peers(ranks: Int64s) -> tuple[Int32s, tuple[int, ...]]:
     return by_first_appearance(codes, distinct.tolist())
 
 
-def _groups(raw: RawTable, columns: Columns, origin: Origin) -> Labels:
+def _groups(raw: RawTable, columns: Columns, origin: TableSource) -> Labels:
     """Return the group of each collective, and of messages that name a communicator, by its resolved name."""
     labels = group_labels(raw)
     world = len(labels.texts)
@@ -161,7 +161,7 @@ def _groups(raw: RawTable, columns: Columns, origin: Origin) -> Labels:
     return Labels(codes, [*labels.texts, "", *through.texts]).renamed(origin.group_named)
 
 
-def _refuse_duplicates(raw: RawTable, order: Int64s, origin: Origin) -> None:
+def _refuse_duplicates(raw: RawTable, order: Int64s, origin: TableSource) -> None:
     ids = raw.ids[order]
     repeated = np.flatnonzero(ids[1:] == ids[:-1])
     if len(repeated):
@@ -180,7 +180,7 @@ def _name(raw: RawTable, position: int) -> str:
     return repr(text if len(text) <= 60 else f"{text[:57]}...")
 
 
-def _dependency_fields(raw: RawTable, order: Int64s, origin: Origin) -> tuple[str, ...]:
+def _dependency_fields(raw: RawTable, order: Int64s, origin: TableSource) -> tuple[str, ...]:
     """Choose which of `data` and `ctrl` are predecessors; see `Dialect.dependencies`."""
     has = {name: len(values) > 0 for name, (_, values) in raw.dependencies.items()}
     policy = origin.options.dependencies
@@ -199,7 +199,7 @@ def _dependency_fields(raw: RawTable, order: Int64s, origin: Origin) -> tuple[st
     return ("data", "ctrl") if acyclic and not dangling else ("data",)
 
 
-def _refuse_cycle(raw: RawTable, order: Int64s, edges: Edges, origin: Origin) -> None:
+def _refuse_cycle(raw: RawTable, order: Int64s, edges: Edges, origin: TableSource) -> None:
     cycle = one_cycle(edges, len(raw))
     if cycle:
         raise origin.error("cycle", _cycle_text(raw, order, cycle), _id(raw, order[cycle[0]]))
@@ -216,7 +216,7 @@ def _cycle_text(raw: RawTable, order: Int64s, cycle: list[int]) -> str:
     return f"{len(cycle)} nodes wait for each other in a circle: {' needs '.join(shown)}"
 
 
-def _ordered_streams(streams: Labels, order: Int64s, origin: Origin) -> Int64s:
+def _ordered_streams(streams: Labels, order: Int64s, origin: TableSource) -> Int64s:
     """Return stream numbers in id order; every node of an unordered stream gets one of its own."""
     stream = streams.codes[order]
     free = np.array([origin.is_unordered(text) for text in streams.texts])[stream]
@@ -252,13 +252,13 @@ class Original(Struct, frozen=True):
     """The first file of those that are the same, as it was understood."""
 
     result: Interpreted
-    origin: Origin
+    origin: TableSource
     named: Mapping[str, str]
     """The names that this file's nodes use for groups, and the group that each name means."""
 
     def for_rank(
         self, path: Path, rank: int, group_named: Callable[[str], str]
-    ) -> tuple[Interpreted, Origin] | None:
+    ) -> tuple[Interpreted, TableSource] | None:
         """Return this file's result for another rank; None if one of its groups means another group there."""
         if any(group_named(text) != group for text, group in self.named.items()):
             return None

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rapid_des.arrays import Int64s
-from rapid_des.compiling import Kernel
+from rapid_des.compiling import CompiledKernel
 from rapid_des.compiling.kinds import Int32Column, Int64Column, UInt8Column
 
 INCOMPLETE = -1
@@ -301,7 +301,7 @@ OUTCOMES = 3
 
 
 KERNELS = {
-    loop: Kernel(loop)
+    loop: CompiledKernel(loop)
     for loop in (scan_frames, scan_fields, scan_varints, intern_spans, ready_order, longest_paths)
 }
 

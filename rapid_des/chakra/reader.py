@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from rapid_des.arrays import digest, frozen
-from rapid_des.chakra.attributes import Origin
+from rapid_des.chakra.attributes import TableSource
 from rapid_des.chakra.batched_reader import Prefetcher
 from rapid_des.chakra.columns import RawTable, read_columns
 from rapid_des.chakra.dependencies import Repair
@@ -160,7 +160,7 @@ class _SetReader:
         self.generation = self.generation or source.generation
         return source
 
-    def _origin(self, rank: int, source: TraceFile, raw: RawTable, named: dict[str, str]) -> Origin:
+    def _origin(self, rank: int, source: TraceFile, raw: RawTable, named: dict[str, str]) -> TableSource:
         """Return where a table comes from; `named` comes to hold what its nodes call their groups."""
         if self.options.dialect != "auto":
             dialect, why = DIALECTS[self.options.dialect], "--dialect"
@@ -180,7 +180,7 @@ class _SetReader:
         self.libraries = marks.get(LIBRARIES, self.libraries)
         if EXCHANGES in marks:
             self.exchanges = _exchanges(marks[EXCHANGES], source)
-        return Origin(
+        return TableSource(
             str(source.path),
             rank,
             dialect,
@@ -215,7 +215,7 @@ class _SetReader:
             return f"{group}@{known[group][0]}"
         return group
 
-    def _keep(self, rank: int, result: Interpreted, origin: Origin) -> None:
+    def _keep(self, rank: int, result: Interpreted, origin: TableSource) -> None:
         nodes = result.nodes
         self.ranks.append(RankTrace(rank, nodes, result.groups, result.peers))
         self.unordered.update(stream for stream in nodes.streams if origin.is_unordered(stream))
@@ -262,7 +262,7 @@ class _SetReader:
             yield f"dropped {count} {kind} dependencies (--repairs lists them, --strict refuses them)"
 
 
-def _repair_finding(repair: Repair, origin: Origin, severity: Any) -> Finding:
+def _repair_finding(repair: Repair, origin: TableSource, severity: Any) -> Finding:
     nodes, needs = repair.nodes.view(np.uint64), repair.needs.view(np.uint64)
     text = (
         f"{origin.file}: {len(nodes)} {repair.kind} dependencies, the first: node {nodes[0]} needs {needs[0]}"

@@ -167,7 +167,7 @@ class TraceFile(Struct, frozen=True):
     chunks: Iterator[NodeChunk]
 
 
-def open_trace(path: Path, *, generation: Generation | None = None, salvage: bool = False) -> TraceFile:
+def open_trace(path: Path, *, generation: Generation | None = None, salvage: bool) -> TraceFile:
     """Open a trace file of any generation; `generation` overrides what the fields say."""
     with open_bytes(path) as stream:
         head = read_some(stream, 256, path=path)

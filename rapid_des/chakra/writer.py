@@ -94,7 +94,7 @@ def _frames(rank: RankTrace, of: TraceSet) -> Iterator[bytes]:
     yield from _node_frames(rank)
 
 
-class _Row(NamedTuple):
+class _NodeValues(NamedTuple):
     """The values of a node that determine its attributes, without its time."""
 
     kind: int
@@ -115,15 +115,15 @@ def _node_frames(rank: RankTrace) -> Iterator[bytes]:
     nodes = rank.nodes
     heads = _Heads(nodes)
     times: dict[int, bytes] = {}
-    tails: dict[_Row, bytes] = {}
-    columns = zip(*(getattr(nodes, name).tolist() for name in _Row._fields), strict=True)
+    tails: dict[_NodeValues, bytes] = {}
+    columns = zip(*(getattr(nodes, name).tolist() for name in _NodeValues._fields), strict=True)
     ids, names, durations = nodes.ids.tolist(), nodes.name.tolist(), nodes.duration.tolist()
     needed = nodes.ids[nodes.dependencies].tolist()
     starts = nodes.dependency_starts.tolist()
     issues = _issues(nodes)
     ascending = bool((nodes.ids[1:] > nodes.ids[:-1]).all())
     for index, columns_row in enumerate(columns):
-        row = _Row(*columns_row)
+        row = _NodeValues(*columns_row)
         tail = tails.get(row)
         if tail is None:
             tail = tails[row] = _tail(row, rank)
@@ -200,7 +200,7 @@ def _attribute(head: bytes, value: int) -> bytes:
     return b"\x52" + varint(len(content)) + content
 
 
-def _tail(row: _Row, rank: RankTrace) -> bytes:
+def _tail(row: _NodeValues, rank: RankTrace) -> bytes:
     """Return the attributes; the value kinds are those that upstream's readers ask for."""
     node = _message()
     node.attr.add(name="is_cpu_op", bool_val=row.on_cpu)
@@ -222,7 +222,7 @@ def _tail(row: _Row, rank: RankTrace) -> bytes:
     return bytes(node.SerializeToString())
 
 
-def _add_sizes(node: Any, row: _Row) -> None:
+def _add_sizes(node: Any, row: _NodeValues) -> None:
     memory = row.kind in _MEMORY
     communicates = row.kind in (NodeKind.SEND, NodeKind.RECV, NodeKind.COLLECTIVE)
     if row.size != UNSTATED and (communicates or (row.size and not memory)):
@@ -234,7 +234,7 @@ def _add_sizes(node: Any, row: _Row) -> None:
         node.attr.add(name="rapid_tensor_bytes", uint64_val=row.tensor_bytes)
 
 
-def _add_message(node: Any, row: _Row, rank: RankTrace) -> None:
+def _add_message(node: Any, row: _NodeValues, rank: RankTrace) -> None:
     if row.peer != UNSTATED:
         ends = (rank.rank, rank.peers[row.peer])
         source, target = ends if row.kind == NodeKind.SEND else reversed(ends)

@@ -14,9 +14,9 @@ from rapid_des.cli.serve import workload_option, workload_texts
 from rapid_des.errors import InputError
 from rapid_des.report.writing import check_outputs
 from rapid_des.serving.result import Slo
-from rapid_des.studies.capacity import Demand, LoadPoint, all_layouts, curve, fleets, layouts, with_splits
+from rapid_des.studies.capacity import LoadPoint, ServerLoad, all_layouts, curve, fleets, layouts, with_splits
 from rapid_des.studies.capacity_report import capacity_report, draw_front, front
-from rapid_des.units import Rate
+from rapid_des.units import EventRate
 
 
 @click.command()
@@ -56,7 +56,7 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
     """
     stated = {name: options[name] for name in ("share", "requests", "seed")}
     stated |= {name: text for name, text in workload_texts(options).items() if name != "arrivals"}
-    demand = Demand(Slo.parse(options["slo"]), **stated)
+    demand = ServerLoad(Slo.parse(options["slo"]), **stated)
     load = None if options["load"] is None else _rate(options["load"])
     if options["splits"] and not (options["texts"] or options["all_layouts"]):
         raise InputError("--splits is of layouts: state --layout or --all-layouts too")
@@ -89,7 +89,7 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
 
 def _rate(text: str) -> float:
     try:
-        rate = float(Rate.parse(text).per_second)
+        rate = float(EventRate.parse(text).per_second)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--load") from None
     if rate == 0:

@@ -62,7 +62,7 @@ def calibrate(data: Path, reference: str, settings: tuple[str, ...], **options: 
     kv_len n_heads n_kv_heads head_dim kv_dtype; mla_decode and mla_prefill op batch q_len past_len n_heads
     kv_dtype; vector kind rows columns. Under library vllm an attention time includes writing the new keys.
     """
-    from rapid_des.device.calibrate import Wanted
+    from rapid_des.device.calibrate import FitTarget
     from rapid_des.device.calibrate import calibrate as fit_file
     from rapid_des.device.device import load_device
 
@@ -70,7 +70,7 @@ def calibrate(data: Path, reference: str, settings: tuple[str, ...], **options: 
         reference, settings=split_settings(settings, ("device",))["device"], new_library=True
     )
     names = tuple(options["names"].split(",")) if options["names"] else ()
-    wanted = Wanted(options["section"], options["scope"], _conditions(options["where"]), names)
+    wanted = FitTarget(options["section"], options["scope"], _conditions(options["where"]), names)
     fitted = fit_file(data, loaded, wanted)
     echo(options["as_json"], fitted.as_plain(), [fitted.as_yaml()])
 

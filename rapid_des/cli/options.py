@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from rapid_des.report.timeline import Extract
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-Decorator = Callable[[Command], Command]
 Settings = dict[str, list[tuple[str, str]]]
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
@@ -291,7 +290,7 @@ def open_job(
 
 
 def open_job_with_notes(
-    job: str, machine: str, settings: Sequence[str], faults: Iterable[str] = (), *, analytic: bool = False
+    job: str, machine: str, settings: Sequence[str], faults: Iterable[str], *, analytic: bool = False
 ) -> tuple[Job, Machine, tuple[str, ...]]:
     """Return the job, the machine, and a line for every setting that changes nothing.
 
@@ -375,7 +374,7 @@ def echo_marked(
 
 
 def engine_choice(
-    engine: str, *, no_shortcuts: bool = False, progress: Callable[[int, int], None] | None = None
+    engine: str, *, no_shortcuts: bool = False, progress: Callable[[int, int], None] | None
 ) -> EngineChoice:
     """Return the choice of --engine and --no-shortcuts; compiling is announced on stderr."""
     from rapid_des.modes.execution import EngineChoice

@@ -20,13 +20,13 @@ from rapid_des.cli.options import (
     plot_option,
 )
 from rapid_des.report.pictures.charts import draw_tornado
-from rapid_des.report.plan_text import leaning_report, plan_report, sensitivity_report
+from rapid_des.report.plan_text import part_speedup_report, plan_report, sensitivity_report
 from rapid_des.report.writing import check_outputs, write_text
 from rapid_des.simulation import MODES
 from rapid_des.studies.choices import CHOICES, choices_of
 from rapid_des.studies.executors import Executor, InProcess
 from rapid_des.studies.plan import AUTO, Wanted, plan
-from rapid_des.studies.sensitivity import How, leanings, sensitivity
+from rapid_des.studies.sensitivity import SensitivityOptions, part_speedups, sensitivity
 from rapid_des.studies.worker_pools import executor_of
 
 
@@ -95,13 +95,13 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
         plain, parts = best.as_json(), list(plan_report(best.as_json(), wanted.name, loaded.name))
         strongest = options["strongest"]
         if strongest and best.floor is None:
-            effects = sensitivity(best.job, loaded, How(on_progress=bar.part), crew).as_json()
+            effects = sensitivity(best.job, loaded, SensitivityOptions(on_progress=bar.part), crew).as_json()
             plain["sensitivity"] = effects
             title = f"the best layout of {wanted.name}"
             parts += sensitivity_report(effects, title, loaded.name, top=strongest)
         elif strongest is None and not best.interrupted and best.floor is None:
-            plain["leanings"] = [leaning.as_json() for leaning in leanings(best.job, loaded, crew)]
-            parts += leaning_report(plain["leanings"])
+            plain["leanings"] = [speedup.as_json() for speedup in part_speedups(best.job, loaded, crew)]
+            parts += part_speedup_report(plain["leanings"])
     echo_marked(options["as_json"], plain, parts, [(wanted, loaded)])
     if options["write_job"] is not None:
         write_text(options["write_job"], best.job.as_yaml())
@@ -147,7 +147,7 @@ def sensitivity_command(job: str, machine: str, settings: tuple[str, ...], **opt
     check_outputs([], pictures=[options["plot"]], replace=options["force"])
     wanted, loaded = open_job(job, machine, settings)
     with progress("sensitivity") as bar:
-        how = How(options["mode"], options["change"], options["constants"], bar.part)
+        how = SensitivityOptions(options["mode"], options["change"], options["constants"], bar.part)
         effects = sensitivity(wanted, loaded, how, chosen_executor(options))
     plain = effects.as_json()
     parts = sensitivity_report(plain, wanted.name, loaded.name, top=options["top"])

@@ -42,7 +42,7 @@ from rapid_des.studies.figures import FIGURES, OK
 from rapid_des.studies.results import Sweep, whole_result
 from rapid_des.studies.search import PRUNERS, SAMPLERS
 from rapid_des.studies.search import search as run_search
-from rapid_des.studies.store import Store
+from rapid_des.studies.store import ResultStore
 from rapid_des.studies.sweep import Rerun, rerun
 from rapid_des.studies.sweep import sweep as run_sweep
 from rapid_des.values import replace
@@ -134,7 +134,7 @@ def show(results: Path, **options: Any) -> None:
     rapid-des show results --where 'tp <= 4' --sort=-mfu --columns tp,pp,dp,mfu
     """
     check_outputs([], pictures=[options["plot"]], replace=options["force"])
-    store = Store.open(results)
+    store = ResultStore.open(results)
     if store.manifest["kind"] == "faults":
         _show_draws(store, options)
         return
@@ -158,7 +158,7 @@ def show(results: Path, **options: Any) -> None:
     _report(read, results.name, options)
 
 
-def _show_draws(store: Store, options: dict[str, Any]) -> None:
+def _show_draws(store: ResultStore, options: dict[str, Any]) -> None:
     """Print and plot what `faults sample -o` keeps."""
     other = next((name for name in ("where", "sort", "columns", "point") if options[name]), None)
     if other is not None:
@@ -232,7 +232,7 @@ def _side(text: str) -> dict[str, Any]:
     """Return a result as JSON that an argument of `compare` stands for."""
     folder, sharp, number = text.rpartition("#")
     if sharp and number.isdecimal():
-        store = Store.open(Path(folder))
+        store = ResultStore.open(Path(folder))
         if store.manifest["kind"] != "sweep":
             raise InputError(f"{text}: draws of faults keep no whole results; `faults sample --replay`: one")
         row = store.row(int(number))

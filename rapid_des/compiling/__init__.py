@@ -11,6 +11,6 @@ the result. File names contain a digest of the sources, so an edited source has 
 numba. `emit` makes the object file, and `library` finds, makes and loads it.
 """
 
-from rapid_des.compiling.kernel import Kernel as Kernel
+from rapid_des.compiling.kernel import CompiledKernel as CompiledKernel
 from rapid_des.compiling.kernel import Words as Words
 from rapid_des.compiling.kinds import compilable as compilable

@@ -21,7 +21,7 @@ from numba.core.typing.templates import (
 )
 from numba.extending import infer_getattr, lower_builtin, lower_getattr_generic, models, register_model
 
-from rapid_des.compiling.kinds import Column, Kind, Scalar, Table, words_of
+from rapid_des.compiling.kinds import ArrayType, Kind, Scalar, TupleType, words_of
 
 types: Any = numba_types
 _WORD = ir.IntType(64)
@@ -32,7 +32,7 @@ class ColumnType(types.Type):
 
     def __init__(self, dtype: Any) -> None:
         self.dtype = dtype
-        super().__init__(name=f"Column({dtype})")
+        super().__init__(name=f"ArrayType({dtype})")
 
 
 class MatrixType(types.Type):
@@ -54,7 +54,7 @@ class SpanType(types.Type):
 class TableType(types.Type):
     """A table: the address of its words."""
 
-    def __init__(self, kind: Table) -> None:
+    def __init__(self, kind: TupleType) -> None:
         self.kind, self.places, place = kind, {}, 0
         for name, field in kind.fields:
             self.places[name] = place, type_of(field)
@@ -64,7 +64,7 @@ class TableType(types.Type):
 
 def type_of(kind: Kind) -> Any:
     """Return numba's type for the kind of an argument."""
-    if isinstance(kind, Column):
+    if isinstance(kind, ArrayType):
         return (ColumnType if kind.dimensions == 1 else MatrixType)(_scalar(kind.dtype))
     return _scalar(kind.dtype) if isinstance(kind, Scalar) else TableType(kind)
 

@@ -14,8 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid_des.compiling.kinds import KERNELS, Column, Kind, Scalar, Table, compilable, kinds_of, name_of
-from rapid_des.compiling.library import PACKAGE, Library
+from rapid_des.compiling.kinds import (
+    KERNELS,
+    ArrayType,
+    Kind,
+    Scalar,
+    TupleType,
+    compilable,
+    kinds_of,
+    name_of,
+)
+from rapid_des.compiling.library import PACKAGE, KernelLibrary
 
 _RESULTS = np.zeros(2, np.int64)
 """The memory into which machine code writes its result, which is unused, and the cause of a failure."""
@@ -37,14 +46,14 @@ class Words(NamedTuple):
         return int(self.words.__array_interface__["data"][0])
 
     @classmethod
-    def of(cls, argument: tuple[Any, ...], kind: Table, before: Words | None = None) -> Words:
+    def of(cls, argument: tuple[Any, ...], kind: TupleType, before: Words | None = None) -> Words:
         """Return a table's words, reusing those of the table that had its place before."""
         if before is not None and before.argument is argument:
             return before
         parts, words = list[Words](), list[int]()
         known = iter(() if before is None else before.parts)
         for value, (name, field) in zip(argument, kind.fields, strict=True):
-            if isinstance(field, Column):
+            if isinstance(field, ArrayType):
                 words += column_words(value, field, f"{kind.name}.{name}")
             elif isinstance(field, Scalar):
                 words.append(int(value))
@@ -54,7 +63,7 @@ class Words(NamedTuple):
         return cls(argument, np.array(words, np.int64), parts)
 
 
-def column_words(array: Any, kind: Column, name: str) -> tuple[int, int, int]:
+def column_words(array: Any, kind: ArrayType, name: str) -> tuple[int, int, int]:
     """Return a column's words."""
     there = array.__array_interface__
     fits = array.dtype == kind.dtype and array.ndim == kind.dimensions
@@ -63,13 +72,13 @@ def column_words(array: Any, kind: Column, name: str) -> tuple[int, int, int]:
     return there["data"][0], len(array), array.shape[1] if array.ndim > 1 else 0
 
 
-class Kernel:
+class CompiledKernel:
     """A function of numbers, contiguous columns and tables of them, which allocates and returns nothing.
 
     It must not index from the end, because machine code takes an index below 0 as it is.
     """
 
-    def __init__(self, function: Callable[..., None], library: Library = PACKAGE) -> None:
+    def __init__(self, function: Callable[..., None], library: KernelLibrary = PACKAGE) -> None:
         self.function, self.library = compilable(function), library
         KERNELS.append(function)
         self.name = name_of(function)
@@ -121,10 +130,10 @@ class Kernel:
 
 def _word(argument: Any, kind: Kind) -> tuple[Any, Any]:
     """Return the word of an argument for machine code, and the objects that must stay alive meanwhile."""
-    if isinstance(kind, Table):
+    if isinstance(kind, TupleType):
         words = argument if isinstance(argument, Words) else Words.of(argument, kind)
         return words.address, words
-    if isinstance(kind, Column):
+    if isinstance(kind, ArrayType):
         column = np.array(column_words(argument, kind, "an argument"), np.int64)
         return column.__array_interface__["data"][0], (column, argument)
     return argument, None

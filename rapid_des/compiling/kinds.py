@@ -25,7 +25,7 @@ Int64Matrix = Annotated[_Array, np.int64, 2]
 """Columns for kernels. To a type checker an entry has any type, so Python code can use it as an integer."""
 
 
-class Column(NamedTuple):
+class ArrayType(NamedTuple):
     """A contiguous array of one or two dimensions."""
 
     dtype: str
@@ -41,7 +41,7 @@ class Scalar(NamedTuple):
     """The name of its type in numpy."""
 
 
-class Table(NamedTuple):
+class TupleType(NamedTuple):
     """A named tuple of columns, numbers and tables."""
 
     name: str
@@ -50,14 +50,14 @@ class Table(NamedTuple):
     """The name and kind of each field, in order."""
 
 
-Kind = Column | Scalar | Table
+Kind = ArrayType | Scalar | TupleType
 COLUMN_WORDS = 3
 """The words of a column: address of the first entry, length, and length of a row if there are rows."""
 
 
 def words_of(kind: Kind) -> int:
     """Return the number of words of a field in a table; a table inside it takes one, its address."""
-    return COLUMN_WORDS if isinstance(kind, Column) else 1
+    return COLUMN_WORDS if isinstance(kind, ArrayType) else 1
 
 
 @cache
@@ -74,13 +74,13 @@ def _kind(hint: Any) -> Kind:
         return Scalar(np.dtype(hint).name)
     if isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields"):
         hints = get_type_hints(hint, include_extras=True)
-        return Table(hint.__name__, tuple((name, _kind(part)) for name, part in hints.items()))
+        return TupleType(hint.__name__, tuple((name, _kind(part)) for name, part in hints.items()))
     array, details = (get_args(hint)[0], get_args(hint)[1:]) if get_origin(hint) is Annotated else (hint, ())
     dimensions = next((detail for detail in details if isinstance(detail, int)), 1)
     stated = [detail for detail in details if not isinstance(detail, int)]
     if get_origin(array) is not np.ndarray:
         raise TypeError(f"a kernel takes numbers, columns and named tuples of them, not {hint}")
-    return Column(np.dtype(*(stated or get_args(get_args(array)[1]))).name, dimensions)
+    return ArrayType(np.dtype(*(stated or get_args(get_args(array)[1]))).name, dimensions)
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

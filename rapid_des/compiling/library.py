@@ -29,7 +29,7 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)  # noqa: T201 - workers have no other output
 
 
-class Library:
+class KernelLibrary:
     """Kernels of some modules, made of some source files."""
 
     announce: ClassVar[Callable[[str], None]] = say
@@ -101,7 +101,7 @@ class Library:
         with self._alone():
             with suppress(OSError):  # another process may have compiled it meanwhile
                 return _read(self._place)
-            Library.announce(self._compiling())
+            KernelLibrary.announce(self._compiling())
             content = self._compiled()
             with suppress(OSError), NamedTemporaryFile(dir=self._place.parent) as beside:
                 beside.write(sha256(content).hexdigest().encode() + b"\n" + content)
@@ -173,7 +173,7 @@ def _announce_waiting() -> None:
     from multiprocessing import current_process
 
     if current_process().name == "MainProcess":
-        Library.announce("waiting for another process that compiles the kernels …")
+        KernelLibrary.announce("waiting for another process that compiles the kernels …")
 
 
 def _read(file: Path) -> bytes:
@@ -232,7 +232,7 @@ def _of_package() -> Iterable[Path]:
     ]
 
 
-PACKAGE = Library(
+PACKAGE = KernelLibrary(
     (
         *(f"rapid_des.engines.compiled.{name}kernel" for name in ("", "paired_", "closure_", "fluid_")),
         *(

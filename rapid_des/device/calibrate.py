@@ -14,8 +14,8 @@ from rapid_des.arrays import Floats
 from rapid_des.device import Attention, Device, Gemm, Operator, Vector
 from rapid_des.device.calibration import (
     BOUNDS,
-    Calls,
-    Samples,
+    MeasuredGemms,
+    SectionCalls,
     bounds_of,
     changed,
     constants_in_use,
@@ -59,7 +59,7 @@ COLUMNS: Mapping[str, Sequence[str]] = {
 MLA_OPS = ("mla_decode", "mla_prefill")
 
 
-class Wanted(Struct, frozen=True):
+class FitTarget(Struct, frozen=True):
     """Which constants to fit, to which rows: those whose columns start with `where`'s values."""
 
     section: str = "gemm"
@@ -102,7 +102,7 @@ class _Call(Struct, frozen=True):
     case_id: str
 
 
-def calibrate(path: Path, device: Device, wanted: Wanted) -> Calibration:
+def calibrate(path: Path, device: Device, wanted: FitTarget) -> Calibration:
     """Fit one section's constants to the rows of `path`; cases out of the fit are reported beside.
 
     Only cases with an even sha256 enter the fit; of an attention section and `vector`, rows that it prices.
@@ -113,7 +113,7 @@ def calibrate(path: Path, device: Device, wanted: Wanted) -> Calibration:
     return fit(path, device, wanted)
 
 
-def calibrate_gemm(path: Path, device: Device, wanted: Wanted) -> Calibration:
+def calibrate_gemm(path: Path, device: Device, wanted: FitTarget) -> Calibration:
     """Fit GEMM constants."""
     _require_known(wanted.names, NAMES)
     rows = read_rows(path, GEMM_COLUMNS, wanted.where)
@@ -126,14 +126,14 @@ def calibrate_gemm(path: Path, device: Device, wanted: Wanted) -> Calibration:
     start = gemm_constants(known, device.spec.name)
     after = fit_constants(start, [fitted], wanted.names or NAMES)
 
-    def error(fit: GemmConstants, samples: Samples) -> float:
+    def error(fit: GemmConstants, samples: MeasuredGemms) -> float:
         return _error_pct(samples.predicted_us(fit), samples.measured_us, samples.weights())
 
     errors = {name: (error(start, samples), error(after, samples)) for name, samples in splits.items()}
     return Calibration("gemm", wanted.scope, changed(known, asdict(after)), errors)
 
 
-def calibrate_kernels(path: Path, device: Device, wanted: Wanted) -> Calibration:
+def calibrate_kernels(path: Path, device: Device, wanted: FitTarget) -> Calibration:
     """Fit one attention section or `vector` to the rows of `path` that this section prices."""
     splits = {
         name: _joined(part, device, wanted.section)
@@ -143,7 +143,7 @@ def calibrate_kernels(path: Path, device: Device, wanted: Wanted) -> Calibration
     before = fitted.known
     shown = changed(before, fit_calls(fitted, _names(fitted, wanted)))
 
-    def error(constants: Mapping[str, float], calls: Calls) -> float:
+    def error(constants: Mapping[str, float], calls: SectionCalls) -> float:
         return _error_pct(calls.predicted_us(constants), calls.measured_us, calls.weights())
 
     errors = {name: (error(before, calls), error(shown, calls)) for name, calls in splits.items()}
@@ -180,7 +180,7 @@ def time_of(record: Record) -> float:
     return time
 
 
-def _calibration(splits: Mapping[str, _Case], path: Path, wanted: Wanted) -> _Case:
+def _calibration(splits: Mapping[str, _Case], path: Path, wanted: FitTarget) -> _Case:
     if "calibration" not in splits:
         chosen = dict(wanted.where) or "the file"
         raise InputError(f"{path}: no row of the calibration split matches {chosen}")
@@ -205,7 +205,7 @@ def _error_pct(predicted: Floats, measured: Floats, weights: Floats) -> float:
     return 100.0 * float(np.sum(weights * np.abs(predicted / measured - 1.0)))
 
 
-def _samples(rows: Sequence[Record], device: Device) -> Samples:
+def _samples(rows: Sequence[Record], device: Device) -> MeasuredGemms:
     try:
         gemms = tuple(
             Gemm(_size(row, "M"), _size(row, "N"), _size(row, "K"), dtype=dtype_of(row["dtype"]))
@@ -216,7 +216,7 @@ def _samples(rows: Sequence[Record], device: Device) -> Samples:
         raise InputError(f"a row is no GEMM: {error}") from None
     if times.min() <= device.launch_overhead / PS_PER_US * 0.1:
         raise InputError(f"time_us: {times.min()} is too short to be a kernel's time in microseconds")
-    return Samples(device, gemms, times, tuple(row["case_id"] for row in rows))
+    return MeasuredGemms(device, gemms, times, tuple(row["case_id"] for row in rows))
 
 
 def _size(row: Record, name: str) -> int:
@@ -226,7 +226,7 @@ def _size(row: Record, name: str) -> int:
     return int(size)
 
 
-def _names(calls: Calls, wanted: Wanted) -> Sequence[str]:
+def _names(calls: SectionCalls, wanted: FitTarget) -> Sequence[str]:
     used = constants_in_use(calls)
     if not used:
         raise InputError(
@@ -236,7 +236,7 @@ def _names(calls: Calls, wanted: Wanted) -> Sequence[str]:
     return tuple(wanted.names) or used
 
 
-def _priced_calls(path: Path, device: Device, wanted: Wanted) -> list[_Call]:
+def _priced_calls(path: Path, device: Device, wanted: FitTarget) -> list[_Call]:
     """Return the calls of a file that the wanted section prices."""
     records = read_rows(path, COLUMNS[wanted.section], wanted.where)
     calls = list(_calls(path, records, _reader(device, wanted.section)))
@@ -289,8 +289,8 @@ def _scope_dtype(operator: Operator) -> str:
     return operator.dtype
 
 
-def _joined(calls: Sequence[_Call], device: Device, section: str) -> Calls:
-    return Calls(
+def _joined(calls: Sequence[_Call], device: Device, section: str) -> SectionCalls:
+    return SectionCalls(
         device,
         section=section,
         dtype=_scope_dtype(calls[0].operators[0]),

@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 from rapid_des.arrays import Floats
 from rapid_des.device.device import Device
 from rapid_des.device.gemm import gemm_times_us
-from rapid_des.device.gemm.candidates import NAMES, UTILISATIONS, GemmConstants
+from rapid_des.device.gemm.candidates import UTILISATIONS, GemmConstants
 from rapid_des.device.operators import Gemm, Operator, Vector
 from rapid_des.device.pricing import operator_model
 from rapid_des.values import asdict, replace
@@ -53,7 +53,7 @@ BOUNDS: Mapping[str, Bounds] = {
 """The constants that a fit may change in each section, with their bounds."""
 
 
-class Measured(Struct, Generic[_Call], frozen=True):
+class MeasuredCalls(Struct, Generic[_Call], frozen=True):
     """Measured calls of one device; `cases` name what each belongs to."""
 
     device: Device
@@ -79,7 +79,7 @@ class Measured(Struct, Generic[_Call], frozen=True):
         return replace(self, operators=operators, measured_us=self.measured_us[chosen], cases=cases)
 
 
-class Samples(Measured[Gemm], frozen=True):
+class MeasuredGemms(MeasuredCalls[Gemm], frozen=True):
     """Measured GEMMs of one device, library and dtype."""
 
     def predicted_us(self, fit: GemmConstants) -> Floats:
@@ -87,7 +87,7 @@ class Samples(Measured[Gemm], frozen=True):
         return gemm_times_us(self.operators, self.device, fit)
 
 
-class Calls(Measured[tuple[Operator, ...]], frozen=True):
+class SectionCalls(MeasuredCalls[tuple[Operator, ...]], frozen=True):
     """Measured calls that one section prices on one device; each runs its kernels one after the other."""
 
     section: str
@@ -121,13 +121,13 @@ class Calls(Measured[tuple[Operator, ...]], frozen=True):
         return replace(self.device, spec=structs.replace(spec, constants=every, operators="native"))
 
 
-def error(fit: GemmConstants, samples: Sequence[Samples]) -> float:
+def error(fit: GemmConstants, samples: Sequence[MeasuredGemms]) -> float:
     """Return the mean absolute log error of several devices' GEMMs, every case weighing the same."""
     return sum(group.log_error(group.predicted_us(fit)) for group in samples) / len(samples)
 
 
 def fit_constants(
-    start: GemmConstants, samples: Sequence[Samples], names: Sequence[str] = NAMES
+    start: GemmConstants, samples: Sequence[MeasuredGemms], names: Sequence[str]
 ) -> GemmConstants:
     """Return the constants with `names` fitted; the others stay as they are."""
 
@@ -143,7 +143,7 @@ def changed(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str
     return {name: value for name, value in shown.items() if before.get(name) != value}
 
 
-def bounds_of(calls: Calls) -> dict[str, tuple[float, float]]:
+def bounds_of(calls: SectionCalls) -> dict[str, tuple[float, float]]:
     """Return the bounds of the constants that the calls can fit; `KIND_NAME` is that of one vector kind."""
     known, shared = calls.known, BOUNDS[calls.section]
     starts = {name: limits for name, limits in shared.items() if name in known}
@@ -155,7 +155,7 @@ def bounds_of(calls: Calls) -> dict[str, tuple[float, float]]:
     }
 
 
-def constants_in_use(calls: Calls) -> tuple[str, ...]:
+def constants_in_use(calls: SectionCalls) -> tuple[str, ...]:
     """Return the names that set the calls' times: a vector kind's `KIND_NAME` where there is one."""
     names = BOUNDS[calls.section]
     if calls.section != "vector":
@@ -168,7 +168,7 @@ def constants_in_use(calls: Calls) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in used if name in calls.known))
 
 
-def fit_calls(calls: Calls, names: Sequence[str]) -> dict[str, float]:
+def fit_calls(calls: SectionCalls, names: Sequence[str]) -> dict[str, float]:
     """Return the values of `names` that the calls fit best; the section's others stay as they are."""
 
     def loss(values: Mapping[str, float]) -> float:
@@ -179,7 +179,7 @@ def fit_calls(calls: Calls, names: Sequence[str]) -> dict[str, float]:
     return pattern_search(start, loss, names, bounds={name: bounds[name] for name in names})
 
 
-def _start(calls: Calls, name: str) -> float:
+def _start(calls: SectionCalls, name: str) -> float:
     """Return the constant as it is; a `KIND_NAME` that is new starts at what holds for all kinds."""
     shared = (each for each in KERNEL if name.endswith(f"_{each}"))
     return calls.known[name] if name in calls.known else calls.known[next(shared)]

@@ -168,7 +168,7 @@ class Device:
         """Return one constant; errors as in `chosen_constants`."""
         return self.chosen_constants(section, (name,), dtype)[0]
 
-    def chosen_constants(self, section: str, names: Collection[str], dtype: str = "") -> tuple[float, ...]:
+    def chosen_constants(self, section: str, names: Collection[str], dtype: str) -> tuple[float, ...]:
         """Return constants in the order of `names`.
 
         One that is missing is a `ConfigError` that names it; ranges were checked when the files were read.
@@ -190,7 +190,7 @@ class Device:
             return menus[f"{dtype}/batched"]
         return next(menus[scope] for scope in reversed(self._scopes(dtype, section)) if scope in menus)
 
-    def _scopes(self, dtype: str, section: str = "") -> tuple[str, ...]:
+    def _scopes(self, dtype: str, section: str) -> tuple[str, ...]:
         used = self.conditions
         library = used.attention if section in ATTENTION else used.experts if section in EXPERTS else None
         named = dict.fromkeys(((library or used.library).partition("-")[0], library or used.library))

@@ -22,7 +22,7 @@ from msgspec import Struct
 from rapid_des.device.device import Device, miss_share, transfer
 from rapid_des.device.operators import DTYPE_BITS, Bound, Estimate, Vector, width
 from rapid_des.device.spec import split_kernel
-from rapid_des.device.vector_kinds import KINDS, Traffic, VectorKind, over_elements
+from rapid_des.device.vector_kinds import KINDS, VectorKind, VectorPass, over_elements
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.units import PS_PER_S
 from rapid_des.values import fields
@@ -88,7 +88,7 @@ def kind_of(name: str) -> VectorKind:
     return kind
 
 
-def traffic_of(name: str, phase: str) -> Traffic:
+def traffic_of(name: str, phase: str) -> VectorPass:
     """Return the traffic of a pass; a kernel without a backward pass has none to price."""
     kind = kind_of(name)
     if phase == "forward":
@@ -98,7 +98,7 @@ def traffic_of(name: str, phase: str) -> Traffic:
     return kind.backward
 
 
-def bytes_per_element(traffic: Traffic, width: float) -> float:
+def bytes_per_element(traffic: VectorPass, width: float) -> float:
     """Return the bytes that an element moves in all, given the bytes of the operator's dtype."""
     return (traffic.reads + traffic.writes) * width + traffic.read_bytes + traffic.write_bytes
 
@@ -123,7 +123,7 @@ def update_of(name: str) -> VectorKind | None:
     count, flops = _PLAIN[optimizer]
     alone = master == "none"
     state_bytes = count * width(states) + (_WEIGHT if alone else width(master))
-    traffic = Traffic(
+    traffic = VectorPass(
         1, 0, flops, read_bytes=state_bytes, write_bytes=state_bytes + (0 if alone else _WEIGHT)
     )
     return over_elements(f"{optimizer} with {states} states and {master} master weights", traffic)
@@ -245,7 +245,7 @@ def _row_block(vector: Vector, kernel: VectorKernel) -> tuple[int, int]:
 
 
 def _latency(
-    vector: Vector, kind: VectorKind, traffic: Traffic, *, kernel: VectorKernel, device: Device
+    vector: Vector, kind: VectorKind, traffic: VectorPass, *, kernel: VectorKernel, device: Device
 ) -> float:
     """Return the seconds that waiting for loads takes, were bandwidth unlimited."""
     size = width(vector.dtype)
@@ -259,7 +259,7 @@ def _latency(
     return waves * (kernel.row_us + steps * kernel.step_us) * 1e-6
 
 
-def _reread(vector: Vector, traffic: Traffic, kernel: VectorKernel, device: Device) -> float:
+def _reread(vector: Vector, traffic: VectorPass, kernel: VectorKernel, device: Device) -> float:
     """Return the bytes of second readings that L2 no longer holds: the rows in flight exceed it."""
     if traffic.row_reads == 1:
         return 0.0

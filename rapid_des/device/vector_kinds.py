@@ -14,7 +14,7 @@ from typing import Literal
 from msgspec import Struct
 
 
-class Traffic(Struct, frozen=True):
+class VectorPass(Struct, frozen=True):
     """One pass of a kernel, an element of its result.
 
     `reads` and `writes` count elements of the operator's dtype; `read_bytes` and `write_bytes` are in other
@@ -35,20 +35,20 @@ class VectorKind(Struct, frozen=True):
 
     summary: str
     pattern: Literal["map", "rows"]
-    forward: Traffic
-    backward: Traffic | None = None
+    forward: VectorPass
+    backward: VectorPass | None = None
     kernels: int = 1
     """The number of launches in the forward pass (two for two-stage reductions)."""
 
 
 def over_elements(
-    summary: str, forward: Traffic, backward: Traffic | None = None, kernels: int = 1
+    summary: str, forward: VectorPass, backward: VectorPass | None = None, kernels: int = 1
 ) -> VectorKind:
     """Return a kernel that splits its elements evenly."""
     return VectorKind(summary, "map", forward, backward, kernels)
 
 
-def by_rows(summary: str, forward: Traffic, backward: Traffic | None = None) -> VectorKind:
+def by_rows(summary: str, forward: VectorPass, backward: VectorPass | None = None) -> VectorKind:
     """Return a kernel that gives each row a thread block."""
     return VectorKind(summary, "rows", forward, backward)
 
@@ -56,188 +56,200 @@ def by_rows(summary: str, forward: Traffic, backward: Traffic | None = None) -> 
 UPDATES: Mapping[str, VectorKind] = {
     "adam": over_elements(
         "fused Adam: fp32 master weight and two moments; gradient in the operator's dtype; 2-byte weight out",
-        Traffic(1, 0, 14, read_bytes=12, write_bytes=14),
+        VectorPass(1, 0, 14, read_bytes=12, write_bytes=14),
     ),
     "adamw": over_elements(
-        "fused AdamW: as adam, with decoupled decay", Traffic(1, 0, 15, read_bytes=12, write_bytes=14)
+        "fused AdamW: as adam, with decoupled decay", VectorPass(1, 0, 15, read_bytes=12, write_bytes=14)
     ),
-    "sgd": over_elements("fused SGD with momentum", Traffic(1, 0, 4, read_bytes=8, write_bytes=10)),
+    "sgd": over_elements("fused SGD with momentum", VectorPass(1, 0, 4, read_bytes=8, write_bytes=10)),
     "adam_8bit": over_elements(  # moments of a byte and a scale of four bytes for 256, read and written
         "fused Adam with block-wise quantised moments",
-        Traffic(1, 0, 30, read_bytes=4 + 2 * (1 + 4 / 256), write_bytes=6 + 2 * (1 + 4 / 256)),
+        VectorPass(1, 0, 30, read_bytes=4 + 2 * (1 + 4 / 256), write_bytes=6 + 2 * (1 + 4 / 256)),
     ),
     "muon_momentum": over_elements(
-        "fp32 momentum updated, normalised bf16 matrix out", Traffic(1, 0, 6, read_bytes=4, write_bytes=6)
+        "fp32 momentum updated, normalised bf16 matrix out", VectorPass(1, 0, 6, read_bytes=4, write_bytes=6)
     ),
     "muon": over_elements(
         "orthogonal bf16 matrix scaled into fp32 master weight; 2-byte weight out",
-        Traffic(0, 0, 4, read_bytes=6, write_bytes=6),
+        VectorPass(0, 0, 4, read_bytes=6, write_bytes=6),
     ),
 }
 
 KINDS: Mapping[str, VectorKind] = {
     "layer_norm": by_rows(
         "mean, variance, scale and shift of each row",
-        Traffic(1, 1, 8, row_reads=2),
-        Traffic(2, 1, 14, row_reads=2),
+        VectorPass(1, 1, 8, row_reads=2),
+        VectorPass(2, 1, 14, row_reads=2),
     ),
     "rms_norm": by_rows(
         "root mean square and scale of each row",
-        Traffic(1, 1, 4, row_reads=2),
-        Traffic(2, 1, 10, row_reads=2),
+        VectorPass(1, 1, 4, row_reads=2),
+        VectorPass(2, 1, 10, row_reads=2),
     ),
     "add_rms_norm": by_rows(
-        "residual add and rms_norm in one", Traffic(2, 2, 5, row_reads=2), Traffic(3, 1, 11, row_reads=2)
+        "residual add and rms_norm in one",
+        VectorPass(2, 2, 5, row_reads=2),
+        VectorPass(3, 1, 11, row_reads=2),
     ),
     "norm_in_sum": VectorKind(  # the kernel of the sum reads and writes the rest anyhow
         "what residual add and rms_norm add to the kernel of an all-reduce",
         "rows",
-        Traffic(1, 1, 5),
+        VectorPass(1, 1, 5),
         kernels=0,
     ),
     "add_layer_norm": by_rows(
-        "residual add and layer_norm in one", Traffic(2, 2, 9, row_reads=2), Traffic(3, 1, 15, row_reads=2)
+        "residual add and layer_norm in one",
+        VectorPass(2, 2, 9, row_reads=2),
+        VectorPass(3, 1, 15, row_reads=2),
     ),
-    "softmax": by_rows("softmax of each row", Traffic(1, 1, 12, row_reads=3), Traffic(2, 1, 5, row_reads=2)),
-    "masked_softmax": by_rows("scale, causal mask and softmax in one", Traffic(1, 1, 13), Traffic(2, 1, 6)),
+    "softmax": by_rows(
+        "softmax of each row", VectorPass(1, 1, 12, row_reads=3), VectorPass(2, 1, 5, row_reads=2)
+    ),
+    "masked_softmax": by_rows(
+        "scale, causal mask and softmax in one", VectorPass(1, 1, 13), VectorPass(2, 1, 6)
+    ),
     "cross_entropy": by_rows(
         "maximum, sum of exponentials and loss of each row of (vocab-parallel) logits",
-        Traffic(1, 0, 12, row_reads=2),
-        Traffic(1, 1, 5),
+        VectorPass(1, 0, 12, row_reads=2),
+        VectorPass(1, 1, 5),
     ),
     # Megatron-LM's tensor_parallel/cross_entropy.py on fp32 logits: maximum, subtracted, exponential, sum,
     # divided; backward: times the loss's gradient, and back to two bytes. Joined (fused_cross_entropy.py) the
     # maximum is found by the cast, and what also reduces writes a copy and copies back (a note there).
     "cross_entropy_separate": over_elements(
         "cross_entropy as PyTorch's kernels, one a step",
-        Traffic(5, 3, 12),
-        Traffic(2, 1, 4, write_bytes=2),
+        VectorPass(5, 3, 12),
+        VectorPass(2, 1, 4, write_bytes=2),
         kernels=5,
     ),
     "cross_entropy_compiled": over_elements(
         "the same with steps joined by torch.compile",
-        Traffic(3, 3, 12),
-        Traffic(2, 1, 4, write_bytes=2),
+        VectorPass(3, 3, 12),
+        VectorPass(2, 1, 4, write_bytes=2),
         kernels=3,
     ),
     "cross_entropy_online": over_elements(  # Transformer Engine's common/triton/cross_entropy.py
         "cross_entropy in two passes over logits as they are, the gradient in their place; then scaled",
-        Traffic(2, 1, 14),
-        Traffic(1, 1, 1),
+        VectorPass(2, 1, 14),
+        VectorPass(1, 1, 1),
         kernels=2,
     ),
     "sample": by_rows(
-        "temperature, softmax and a draw from each row of logits", Traffic(2, 1, 16, row_reads=2)
+        "temperature, softmax and a draw from each row of logits", VectorPass(2, 1, 16, row_reads=2)
     ),
-    "relu": over_elements("max(x, 0)", Traffic(1, 1, 1), Traffic(2, 1, 1)),
-    "gelu": over_elements("x times the normal distribution of x", Traffic(1, 1, 14), Traffic(2, 1, 22)),
-    "bias_gelu": over_elements("bias add and gelu in one", Traffic(1, 1, 15), Traffic(2, 1, 23)),
-    "silu": over_elements("x times its sigmoid", Traffic(1, 1, 8), Traffic(2, 1, 12)),
-    "tanh": over_elements("hyperbolic tangent", Traffic(1, 1, 10), Traffic(2, 1, 3)),
+    "relu": over_elements("max(x, 0)", VectorPass(1, 1, 1), VectorPass(2, 1, 1)),
+    "gelu": over_elements("x times the normal distribution of x", VectorPass(1, 1, 14), VectorPass(2, 1, 22)),
+    "bias_gelu": over_elements("bias add and gelu in one", VectorPass(1, 1, 15), VectorPass(2, 1, 23)),
+    "silu": over_elements("x times its sigmoid", VectorPass(1, 1, 8), VectorPass(2, 1, 12)),
+    "tanh": over_elements("hyperbolic tangent", VectorPass(1, 1, 10), VectorPass(2, 1, 3)),
     "swiglu": by_rows(
-        "silu(gate) x up, both in one tensor of 2 x columns", Traffic(2, 1, 9), Traffic(3, 2, 16)
+        "silu(gate) x up, both in one tensor of 2 x columns", VectorPass(2, 1, 9), VectorPass(3, 2, 16)
     ),
     "geglu": by_rows(
-        "gelu(gate) x up, both in one tensor of 2 x columns", Traffic(2, 1, 15), Traffic(3, 2, 26)
+        "gelu(gate) x up, both in one tensor of 2 x columns", VectorPass(2, 1, 15), VectorPass(3, 2, 26)
     ),
-    "squared_relu": over_elements("the square of max(x, 0)", Traffic(1, 1, 2), Traffic(2, 1, 3)),
-    "multiply": over_elements("product of two tensors", Traffic(2, 1, 1), Traffic(3, 2, 2)),
-    "divide": over_elements("quotient of two tensors", Traffic(2, 1, 8), Traffic(3, 2, 12)),
-    "power": over_elements("x to the power y, both tensors", Traffic(2, 1, 40)),
-    "scale": over_elements("tensor and scalar", Traffic(1, 1, 1), Traffic(1, 1, 1)),
-    "power_scalar": over_elements("x to a scalar power", Traffic(1, 1, 24)),
-    "residual_add": over_elements("sum of two tensors", Traffic(2, 1, 1), Traffic(1, 1, 0)),
-    "bias_add": over_elements("bias of each column added", Traffic(1, 1, 1), Traffic(1, 0, 1)),
-    "bias_gradient": over_elements("sum over rows", Traffic(1, 0, 1), kernels=2),
+    "squared_relu": over_elements("the square of max(x, 0)", VectorPass(1, 1, 2), VectorPass(2, 1, 3)),
+    "multiply": over_elements("product of two tensors", VectorPass(2, 1, 1), VectorPass(3, 2, 2)),
+    "divide": over_elements("quotient of two tensors", VectorPass(2, 1, 8), VectorPass(3, 2, 12)),
+    "power": over_elements("x to the power y, both tensors", VectorPass(2, 1, 40)),
+    "scale": over_elements("tensor and scalar", VectorPass(1, 1, 1), VectorPass(1, 1, 1)),
+    "power_scalar": over_elements("x to a scalar power", VectorPass(1, 1, 24)),
+    "residual_add": over_elements("sum of two tensors", VectorPass(2, 1, 1), VectorPass(1, 1, 0)),
+    "bias_add": over_elements("bias of each column added", VectorPass(1, 1, 1), VectorPass(1, 0, 1)),
+    "bias_gradient": over_elements("sum over rows", VectorPass(1, 0, 1), kernels=2),
     "norm_gradient": over_elements(
         "sums over rows of a norm's gradient, and of it times the input: its scale's and shift's",
-        Traffic(2, 0, 4),
+        VectorPass(2, 0, 4),
     ),
     "dropout": over_elements(
         "random mask and scale; a byte of mask an element",
-        Traffic(1, 1, 10, write_bytes=1),
-        Traffic(1, 1, 1, read_bytes=1),
+        VectorPass(1, 1, 10, write_bytes=1),
+        VectorPass(1, 1, 1, read_bytes=1),
     ),
     "dropout_add": over_elements(
         "bias, dropout and residual add in one",
-        Traffic(2, 1, 12, write_bytes=1),
-        Traffic(1, 1, 2, read_bytes=1),
+        VectorPass(2, 1, 12, write_bytes=1),
+        VectorPass(1, 1, 2, read_bytes=1),
     ),
     "mask": over_elements(
         "masked fill of scores, a byte of mask an element",
-        Traffic(1, 1, 1, read_bytes=1),
-        Traffic(1, 1, 1, read_bytes=1),
+        VectorPass(1, 1, 1, read_bytes=1),
+        VectorPass(1, 1, 1, read_bytes=1),
     ),
     "gated_rms_norm": by_rows(
         "x times silu of its gate, then rms_norm of the row (Mamba-2)",
-        Traffic(2, 1, 14, row_reads=2),
-        Traffic(3, 2, 30, row_reads=2),
+        VectorPass(2, 1, 14, row_reads=2),
+        VectorPass(3, 2, 30, row_reads=2),
     ),
     "conv_silu": over_elements(
-        "causal convolution of four positions of each channel, and silu", Traffic(1, 1, 16), Traffic(2, 1, 32)
+        "causal convolution of four positions of each channel, and silu",
+        VectorPass(1, 1, 16),
+        VectorPass(2, 1, 32),
     ),
     "state_pass": over_elements(
-        "states of chunks, each decayed and added to the next", Traffic(1, 1, 2), Traffic(2, 1, 4)
+        "states of chunks, each decayed and added to the next", VectorPass(1, 1, 2), VectorPass(2, 1, 4)
     ),
     "state_update": over_elements(
-        "a decode step of a state: decayed, added to and summed up", Traffic(1, 1, 6)
+        "a decode step of a state: decayed, added to and summed up", VectorPass(1, 1, 6)
     ),
-    "rope": by_rows("rotation of pairs; sine and cosine are a row each", Traffic(1, 1, 6), Traffic(1, 1, 6)),
-    "embedding": over_elements("rows looked up by index", Traffic(1, 1, 0)),
-    "embedding_gradient": by_rows("rows added up by index, atomically", Traffic(2, 1, 1)),
+    "rope": by_rows(
+        "rotation of pairs; sine and cosine are a row each", VectorPass(1, 1, 6), VectorPass(1, 1, 6)
+    ),
+    "embedding": over_elements("rows looked up by index", VectorPass(1, 1, 0)),
+    "embedding_gradient": by_rows("rows added up by index, atomically", VectorPass(2, 1, 1)),
     "cast": over_elements(
         "format changed; the other format has 2 bytes",
-        Traffic(1, 0, 1, write_bytes=2),
-        Traffic(0, 1, 1, read_bytes=2),
+        VectorPass(1, 0, 1, write_bytes=2),
+        VectorPass(0, 1, 1, read_bytes=2),
     ),
     "gradient_add": over_elements(
-        "a gradient of 2 bytes added to the accumulated one", Traffic(1, 1, 1, read_bytes=2)
+        "a gradient of 2 bytes added to the accumulated one", VectorPass(1, 1, 1, read_bytes=2)
     ),
-    "copy": over_elements("memory to memory", Traffic(1, 1, 0), Traffic(1, 1, 0)),
-    "fill": over_elements("memory set", Traffic(0, 1, 0)),
-    "transpose": over_elements("memory to memory, axes exchanged", Traffic(1, 1, 0), Traffic(1, 1, 0)),
-    "reduce": over_elements("sum of two tensors into one, as a collective's step", Traffic(2, 1, 1)),
-    "row_scalar": over_elements("a scalar of each row (columns 1)", Traffic(1, 1, 4)),
-    "row_mean": by_rows("mean of each row", Traffic(1, 0, 1)),
-    "sum": over_elements("sum of all elements", Traffic(1, 0, 1), kernels=2),
-    "kv_cache_write": by_rows("new keys or values into their pages", Traffic(1, 1, 0)),
+    "copy": over_elements("memory to memory", VectorPass(1, 1, 0), VectorPass(1, 1, 0)),
+    "fill": over_elements("memory set", VectorPass(0, 1, 0)),
+    "transpose": over_elements("memory to memory, axes exchanged", VectorPass(1, 1, 0), VectorPass(1, 1, 0)),
+    "reduce": over_elements("sum of two tensors into one, as a collective's step", VectorPass(2, 1, 1)),
+    "row_scalar": over_elements("a scalar of each row (columns 1)", VectorPass(1, 1, 4)),
+    "row_mean": by_rows("mean of each row", VectorPass(1, 0, 1)),
+    "sum": over_elements("sum of all elements", VectorPass(1, 0, 1), kernels=2),
+    "kv_cache_write": by_rows("new keys or values into their pages", VectorPass(1, 1, 0)),
     "quantize": by_rows(
-        "scale of each row found and applied, to one byte", Traffic(1, 0, 4, write_bytes=1, row_reads=2)
+        "scale of each row found and applied, to one byte", VectorPass(1, 0, 4, write_bytes=1, row_reads=2)
     ),
     "dequantize": over_elements(  # half a byte an element, and a byte of scale for 64
         "a matrix of four bits an element widened by the scale of each block",
-        Traffic(0, 1, 2, read_bytes=0.5 + 1 / 64),
+        VectorPass(0, 1, 2, read_bytes=0.5 + 1 / 64),
     ),
     "widen": over_elements(  # a byte an element, and four bytes of scale for 2,048 (ZeRO++)
         "a tensor of one byte an element widened by the scale of each block",
-        Traffic(0, 1, 2, read_bytes=1 + 4 / 2048),
+        VectorPass(0, 1, 2, read_bytes=1 + 4 / 2048),
     ),
-    "amax": over_elements("largest magnitude of a tensor", Traffic(1, 0, 1), kernels=2),
+    "amax": over_elements("largest magnitude of a tensor", VectorPass(1, 0, 1), kernels=2),
     "cast_transpose": over_elements(
         "to one byte an element, as it is and transposed, by a scale that is known",
-        Traffic(1, 0, 2, write_bytes=2),
+        VectorPass(1, 0, 2, write_bytes=2),
     ),
     "quantize_transpose": over_elements(  # a byte of scale for 32 elements, or four bytes for 128
         "scale of each block found and applied, to one byte an element, along rows and along columns",
-        Traffic(1, 0, 6, write_bytes=2 * (1 + 1 / 32)),
+        VectorPass(1, 0, 6, write_bytes=2 * (1 + 1 / 32)),
     ),
     "quantize4": over_elements(
         "the same along rows alone, to half a byte an element, with a byte of scale for 16",
-        Traffic(1, 0, 6, write_bytes=1 / 2 + 1 / 16),
+        VectorPass(1, 0, 6, write_bytes=1 / 2 + 1 / 16),
     ),
     "hadamard4_transpose": over_elements(
         "the same along columns, after a random Hadamard transform of each 16 (tensor cores)",
-        Traffic(1, 0, 6, write_bytes=1 / 2 + 1 / 16),
+        VectorPass(1, 0, 6, write_bytes=1 / 2 + 1 / 16),
     ),
-    "moe_gate": by_rows("softmax over experts", Traffic(1, 1, 12)),
-    "moe_topk": by_rows("the largest of each row of expert scores", Traffic(1, 1, 8)),
+    "moe_gate": by_rows("softmax over experts", VectorPass(1, 1, 12)),
+    "moe_topk": by_rows("the largest of each row of expert scores", VectorPass(1, 1, 8)),
     "moe_permute": by_rows(
-        "token rows copied into the order of their experts", Traffic(1, 1, 0), Traffic(1, 1, 1)
+        "token rows copied into the order of their experts", VectorPass(1, 1, 0), VectorPass(1, 1, 1)
     ),
     "moe_unpermute": by_rows(
-        "expert rows weighted and added back into token order", Traffic(1, 1, 2), Traffic(1, 1, 2)
+        "expert rows weighted and added back into token order", VectorPass(1, 1, 2), VectorPass(1, 1, 2)
     ),
     **UPDATES,
-    "gradient_norm": over_elements("sum of squares", Traffic(1, 0, 2), kernels=2),
-    "gradient_clip": over_elements("scaled in place", Traffic(1, 1, 1)),
+    "gradient_norm": over_elements("sum of squares", VectorPass(1, 0, 2), kernels=2),
+    "gradient_clip": over_elements("scaled in place", VectorPass(1, 1, 1)),
 }

@@ -113,7 +113,7 @@ class PricedJob(Struct, frozen=True, dict=True):
         return lost * self.job.micro_batches
 
 
-def price_job(job: Job, operators: OperatorModel, decode_operators: OperatorModel | None = None) -> PricedJob:
+def price_job(job: Job, operators: OperatorModel, decode_operators: OperatorModel | None) -> PricedJob:
     """Return a job with its operators priced.
 
     `decode_operators` prices decode steps where they run under other conditions (clock, CUDA graphs).

@@ -156,12 +156,10 @@ def reduce_output(operations: OperatorList, shard: Shard, name: str, elements: i
         operations.message(f"{name}.{role.partition('.')[2]}", role, size, output=size)
 
 
-def gather_gradient(
-    operations: OperatorList, shard: Shard, name: str, elements: int, dtype: Dtype | None = None
-) -> None:
-    """Append the gather of a gradient that stands in sequence shards, of a format (None: activations')."""
+def gather_gradient(operations: OperatorList, shard: Shard, name: str, elements: int) -> None:
+    """Append the gather of a gradient that stands in sequence shards, in the format of activations."""
     if _gathers(shard):
-        size = shard.message("sp.gather", elements, dtype)
+        size = shard.message("sp.gather", elements)
         name = f"{name}.gather_gradient"
         operations.message(name, "sp.gather", size, output=shard.activation_bytes(elements))
 

@@ -265,8 +265,8 @@ def gather_unit(  # noqa: PLR0913 - a gather, and when
     marks: Sequence[GradientMark],
     after: Sequence[int],
     *,
-    again: int = 0,
-    reduced: Sequence[int] = (),
+    again: int,
+    reduced: Sequence[int],
 ) -> int:
     """Append the gathers of a unit's parameters; return the position of the last, -1 where none travel.
 

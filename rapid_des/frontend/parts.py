@@ -206,8 +206,8 @@ def _norm_gradients(job: Job, stage: int) -> tuple[Operation, ...]:
 def price_lists(
     lists: Lists,
     operators: OperatorModel,
-    host: HostSpec | None = None,
-    exchanges: Sequence[Exchange] = (),
+    host: HostSpec | None,
+    exchanges: Sequence[Exchange],
 ) -> dict[PieceKey, PricedPiece]:
     """Return each list as a priced piece, which `host` issues node by node; `exchanges` as `price` has it."""
     return {key: price(operations, operators, host, exchanges) for key, operations in lists.items()}
@@ -311,7 +311,7 @@ def kernel_node(
     operator: Operator,
     operators: OperatorModel,
     after: tuple[int, ...],
-    host: HostSpec | None = None,
+    host: HostSpec | None,
 ) -> PieceNode:
     """Return one kernel with its estimated duration, FLOPs and HBM bytes, and what `host` needs for it."""
     estimate = operators.estimate(operator)
@@ -337,7 +337,7 @@ def message_node(  # noqa: PLR0913 - a node, who issues it, and where
     role: str,
     size: int,
     after: tuple[int, ...],
-    host: HostSpec | None = None,
+    host: HostSpec | None,
     *,
     group: str | None = None,
 ) -> PieceNode:
@@ -356,9 +356,7 @@ def message_node(  # noqa: PLR0913 - a node, who issues it, and where
     )
 
 
-def peer_node(
-    name: str, operation: Operation, after: tuple[int, ...], host: HostSpec | None = None
-) -> PieceNode:
+def peer_node(name: str, operation: Operation, after: tuple[int, ...], host: HostSpec | None) -> PieceNode:
     """Return one message of an operator list to, or from, one other rank."""
     kind = TRAFFIC[operation.role]
     return PieceNode(

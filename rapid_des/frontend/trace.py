@@ -237,9 +237,7 @@ def _counterparts(job: Job, peer: tuple[str, int]) -> Int64s:
     return counterparts
 
 
-def assemble(
-    job: Job, programs: Sequence[FinishedProgram], *, ranks: Sequence[int] | None = None
-) -> TraceSet:
+def assemble(job: Job, programs: Sequence[FinishedProgram], *, ranks: Sequence[int] | None) -> TraceSet:
     """Return the trace of all ranks, or of some, with groups kept to them.
 
     `programs` are one a stage, or one a place (along ep) and stage, stage by stage within a place.
@@ -277,9 +275,9 @@ def job_trace(
     job: Job,
     programs: Sequence[FinishedProgram],
     *,
-    ranks: Sequence[int] | None = None,
-    notes: Sequence[str] = (),
-    operators: Sequence[PricedOperator] = (),
+    ranks: Sequence[int] | None,
+    notes: Sequence[str],
+    operators: Sequence[PricedOperator],
 ) -> JobTrace:
     """Return the assembled trace with its segments and totals."""
     traces = assemble(job, programs, ranks=ranks)

@@ -25,7 +25,7 @@ VOCABULARY = 50257
 _DTYPE: Dtype = "fp16"
 
 
-class Sizes(Struct, frozen=True):
+class SampleSizes(Struct, frozen=True):
     """The sizes of one sample; what its operator has not is 0."""
 
     mp: int
@@ -46,16 +46,16 @@ class Sizes(Struct, frozen=True):
         return -(-VOCABULARY // (128 * self.mp)) * 128
 
 
-Kernels = Callable[[Sizes], tuple[Operator, ...]]
+Kernels = Callable[[SampleSizes], tuple[Operator, ...]]
 
 
-def _linear(columns: Callable[[Sizes], int], inner: Callable[[Sizes], int]) -> dict[str, Kernels]:
+def _linear(columns: Callable[[SampleSizes], int], inner: Callable[[SampleSizes], int]) -> dict[str, Kernels]:
     """Return the product of a matrix, and those of its backward."""
 
-    def forward(size: Sizes) -> tuple[Operator, ...]:
+    def forward(size: SampleSizes) -> tuple[Operator, ...]:
         return (Gemm(size.rows, columns(size), inner(size), dtype=_DTYPE),)
 
-    def backward(size: Sizes) -> tuple[Operator, ...]:
+    def backward(size: SampleSizes) -> tuple[Operator, ...]:
         return (
             Gemm(size.rows, inner(size), columns(size), dtype=_DTYPE),
             Gemm(columns(size), inner(size), size.rows, dtype=_DTYPE),
@@ -65,13 +65,17 @@ def _linear(columns: Callable[[Sizes], int], inner: Callable[[Sizes], int]) -> d
 
 
 def _vector(
-    kind: str, rows: Callable[[Sizes], int], columns: Callable[[Sizes], int], *, dtype: Dtype = _DTYPE,
+    kind: str,
+    rows: Callable[[SampleSizes], int],
+    columns: Callable[[SampleSizes], int],
+    *,
+    dtype: Dtype = _DTYPE,
     gradient: str = "",
-) -> dict[str, Kernels]:  # fmt: skip
-    def forward(size: Sizes) -> tuple[Operator, ...]:
+) -> dict[str, Kernels]:
+    def forward(size: SampleSizes) -> tuple[Operator, ...]:
         return (Vector(kind, rows(size), columns(size), dtype),)
 
-    def backward(size: Sizes) -> tuple[Operator, ...]:
+    def backward(size: SampleSizes) -> tuple[Operator, ...]:
         if gradient:
             return (Vector(gradient, rows(size), columns(size), dtype),)
         return (Vector(kind, rows(size), columns(size), dtype, "backward"),)
@@ -79,15 +83,15 @@ def _vector(
     return {"fwd": forward, "bwd": backward}
 
 
-def _rows(size: Sizes) -> int:
+def _rows(size: SampleSizes) -> int:
     return size.rows
 
 
-def _hidden(size: Sizes) -> int:
+def _hidden(size: SampleSizes) -> int:
     return size.dim
 
 
-def _share(times: int) -> Callable[[Sizes], int]:
+def _share(times: int) -> Callable[[SampleSizes], int]:
     return lambda size: times * size.dim // size.mp
 
 
@@ -119,7 +123,7 @@ PARTS = ("baddbmm", "ScaledUpperTriangMaskedSoftmax", "bmm")
 """The parts of unfused attention: scores, softmax and values."""
 
 
-class Timed(Struct, frozen=True):
+class TimedOperator(Struct, frozen=True):
     """One operator of ours with the time that a sample gives it."""
 
     shape: Shape
@@ -131,12 +135,12 @@ class Timed(Struct, frozen=True):
 class Converted(Struct):
     """A table of samples in terms of our operators."""
 
-    timed: list[Timed] = field(default_factory=list)
+    timed: list[TimedOperator] = field(default_factory=list)
     rows: Counter[str] = field(default_factory=Counter)
     """The number of samples read, by `op/phase`."""
     left_out: dict[str, LeftOut] = field(default_factory=dict)
     """The samples that no operator here can use, by `op/phase`."""
-    parts: dict[str, dict[str, list[Part]]] = field(default_factory=dict)
+    parts: dict[str, dict[str, list[AttentionSlice]]] = field(default_factory=dict)
     """The samples of each part of unfused attention, by phase and part name."""
 
     def leave_out(self, name: str, reason: str) -> None:
@@ -144,7 +148,7 @@ class Converted(Struct):
         self.left_out[name] = LeftOut(self.rows[name], reason)
 
 
-class Part(Struct, frozen=True):
+class AttentionSlice(Struct, frozen=True):
     """One part of a rank's unfused attention."""
 
     batch: int
@@ -195,15 +199,15 @@ heads.
 """
 
 
-def sizes_of(sample: Mapping[str, str]) -> Sizes:
+def sizes_of(sample: Mapping[str, str]) -> SampleSizes:
     """Return the sizes that a sample fills in."""
     mp, b, length, h, dim, params = (int(float(sample.get(name) or 0)) for name in COLUMNS)
-    return Sizes(max(1, mp), b, length, max(1, h), dim, params)
+    return SampleSizes(max(1, mp), b, length, max(1, h), dim, params)
 
 
-def _part(sample: Mapping[str, str], time: float) -> Part:
+def _part(sample: Mapping[str, str], time: float) -> AttentionSlice:
     size = sizes_of(sample)
-    return Part(size.b, size.length, size.h // size.mp, size.dim // size.h, time)
+    return AttentionSlice(size.b, size.length, size.h // size.mp, size.dim // size.h, time)
 
 
 def attention(sizes: tuple[int, int, int, int], phase: str, *, fused: bool) -> Attention:
@@ -215,7 +219,9 @@ def attention(sizes: tuple[int, int, int, int], phase: str, *, fused: bool) -> A
     )  # fmt: skip
 
 
-def _split(kernels: tuple[Operator, ...], time: float, native: OperatorModel, sample: str) -> Iterator[Timed]:
+def _split(
+    kernels: tuple[Operator, ...], time: float, native: OperatorModel, sample: str
+) -> Iterator[TimedOperator]:
     """Yield each kernel with its share of a sample's time, as a native model shares it out."""
     shapes = [shape_of(kernel) for kernel in kernels]
     for shape in shapes:
@@ -225,4 +231,4 @@ def _split(kernels: tuple[Operator, ...], time: float, native: OperatorModel, sa
     durations = [native.estimate(kernel).duration for kernel in kernels]
     for shape, duration in zip(shapes, durations, strict=True):
         assert shape is not None, "samples are of plain operators"
-        yield Timed(shape, time * duration / sum(durations), sample)
+        yield TimedOperator(shape, time * duration / sum(durations), sample)

@@ -8,8 +8,6 @@ the candidates where asked for (extra `boosting`), flattened from their text for
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,13 +17,21 @@ from typing import Any
 import numpy as np
 
 from rapid_des.arrays import Floats
-from rapid_des.config.documents import read_text
+from rapid_des.config.tables import read_rows
 from rapid_des.device.device import load_device
 from rapid_des.device.operators import OperatorModel
 from rapid_des.device.pricing import operator_model
 from rapid_des.errors import InputError
 from rapid_des.learned import LearnedFile, LeftOut
-from rapid_des.learned.decomposition import COLUMNS, PARTS, Converted, Part, Timed, attention, convert
+from rapid_des.learned.decomposition import (
+    COLUMNS,
+    PARTS,
+    AttentionSlice,
+    Converted,
+    TimedOperator,
+    attention,
+    convert,
+)
 from rapid_des.learned.regressors import LEAF, Forest, Regressor, Trend, features, positive
 from rapid_des.learned.samples import SIZES, number_in, read_samples, shape_of
 
@@ -74,14 +80,7 @@ def fit_file(
 
 def fit_modules(samples: Path, device: str, **options: Any) -> LearnedFile:
     """Return `fit_decomposed` of a CSV with the columns op, phase, b, l, h, dim, mp, params, time_us."""
-    needed = ("op", "phase", "time_us")
-    try:
-        rows = list(csv.DictReader(io.StringIO(read_text(samples), newline="")))
-    except csv.Error as error:
-        raise InputError(f"{samples}: not valid CSV: {error}") from None
-    missing = [name for name in needed if not rows or name not in rows[0]]
-    if missing:
-        raise InputError(f"{samples}: no column {missing[0]!r}; needed: {', '.join(needed)}")
+    rows = read_rows(samples, ("op", "phase", "time_us"))
     for line, row in enumerate(rows, start=2):
         for name in ("time_us", *COLUMNS):
             if row.get(name) or name == "time_us":
@@ -100,7 +99,7 @@ def fit_decomposed(
     converted = convert(samples, native)
     for phase, parts in converted.parts.items():
         _add_attention(converted, phase, parts)
-    by_name: dict[str, list[Timed]] = defaultdict(list)
+    by_name: dict[str, list[TimedOperator]] = defaultdict(list)
     for timed in converted.timed:
         by_name[timed.shape.name].append(timed)
     boosters = tuple(BOOSTERS) if options.get("boosting") else ()
@@ -116,7 +115,7 @@ def fit_decomposed(
     return LearnedFile(regressors, source, options["fallback"], converted.left_out)
 
 
-def _add_attention(converted: Converted, phase: str, parts: Mapping[str, Sequence[Part]]) -> None:
+def _add_attention(converted: Converted, phase: str, parts: Mapping[str, Sequence[AttentionSlice]]) -> None:
     """Add the samples of unfused attention, or say which of its parts has too few."""
     few = [f"{len(parts.get(name, ()))} of {name}" for name in PARTS if len(parts.get(name, ())) < LEAST_ROWS]
     if not few:
@@ -126,7 +125,7 @@ def _add_attention(converted: Converted, phase: str, parts: Mapping[str, Sequenc
         converted.leave_out(f"{name}/{phase}", reason + ", ".join(few))
 
 
-def _whole_attention(phase: str, parts: Mapping[str, Sequence[Part]]) -> list[Timed]:
+def _whole_attention(phase: str, parts: Mapping[str, Sequence[AttentionSlice]]) -> list[TimedOperator]:
     """Return unfused attention at the sizes of its products' samples, the sum of what its parts take."""
     where = sorted({part.attention for name in (PARTS[0], PARTS[2]) for part in parts[name]})
     total = np.zeros(len(where))
@@ -143,7 +142,9 @@ def _whole_attention(phase: str, parts: Mapping[str, Sequence[Part]]) -> list[Ti
         )
     shapes = [shape_of(attention(sizes, phase, fused=False)) for sizes in where]
     name = f"{PARTS[0]}/{phase}"
-    return [Timed(shape, float(time), name) for shape, time in zip(shapes, total, strict=True) if shape]
+    return [
+        TimedOperator(shape, float(time), name) for shape, time in zip(shapes, total, strict=True) if shape
+    ]
 
 
 def fit_regressor(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +12,7 @@ import numpy as np
 from msgspec import Struct
 
 from rapid_des.arrays import Floats
-from rapid_des.config.documents import read_text
+from rapid_des.config.tables import read_rows
 from rapid_des.device.operators import Attention, Gemm, Operator, Vector
 from rapid_des.errors import InputError
 
@@ -64,23 +63,13 @@ def shape_of(operator: Operator) -> Shape | None:
     return None
 
 
-def read_samples(
-    path: Path, *, by: Sequence[str] = ("operator",), sizes: Sequence[str] = SIZES, time: str = "time_us"
-) -> dict[str, Samples]:
+def read_samples(path: Path, *, by: Sequence[str], sizes: Sequence[str], time: str) -> dict[str, Samples]:
     """Return a CSV's samples grouped by the columns `by`; the sizes of a group are those it fills in.
 
     Units of `time` are microseconds. A missing column, an empty file or a value that is no number is an
     `InputError` naming the file and the line.
     """
-    try:
-        records = list(csv.DictReader(io.StringIO(read_text(path), newline="")))
-    except csv.Error as error:
-        raise InputError(f"{path}: not valid CSV: {error}") from None
-    if not records:
-        raise InputError(f"{path}: no samples in it")
-    missing = [name for name in (*by, time) if name not in records[0]]
-    if missing:
-        raise InputError(f"{path}: no column {missing[0]!r}; it has {', '.join(filter(None, records[0]))}")
+    records = read_rows(path, (*by, time))
     groups: dict[str, list[tuple[int, Mapping[str, str]]]] = defaultdict(list)
     for line, record in enumerate(records, start=2):
         if None in record or None in record.values():

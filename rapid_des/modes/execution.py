@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from msgspec import Struct
 
-from rapid_des.compiling import Kernel
+from rapid_des.compiling import CompiledKernel
 from rapid_des.engines.deadlock import why_unfinished
 from rapid_des.errors import InputError
 from rapid_des.program.program import NONE, Namer, Program, Progress, Records
@@ -191,8 +191,8 @@ def execute_closing(
     closures: Closures,
     choice: EngineChoice,
     *,
-    trail: bool = False,
-    name: Namer | None = None,
+    trail: bool,
+    name: Namer | None,
 ) -> Execution:
     """Play a program whose links close in mid-flight (R8), see `execute`."""
     began = time.perf_counter()
@@ -231,7 +231,7 @@ def _run(program: Program, engine: str, choice: EngineChoice, *, trail: bool, ti
     return compiled.run(program, trail=trail, progress=_teller(program, choice))
 
 
-def _kernel(program: Program, *, closing: bool = False) -> Kernel:
+def _kernel(program: Program, *, closing: bool = False) -> CompiledKernel:
     """Return the kernel, asked for as the engine asks: that very one knows that it is loaded."""
     from rapid_des.engines import compiled
 
@@ -243,7 +243,7 @@ def _kernel(program: Program, *, closing: bool = False) -> Kernel:
 
 
 @cache
-def _is_put_off(kernel: Kernel, announce: Announce | None) -> bool:
+def _is_put_off(kernel: CompiledKernel, announce: Announce | None) -> bool:
     """Return whether this process does without a cold kernel: its first small user does, and says so.
 
     Who has only small programs thus waits for the compiler once, and not at the first try.

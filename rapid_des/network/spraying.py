@@ -27,7 +27,7 @@ _THIRD, _AFTER = 21, 22
 """The salts that are hashed with a flow's source and destination."""
 
 
-class Spread(Struct, frozen=True):
+class AlternativeRoutes(Struct, frozen=True):
     """Routes with others behind them, and by row, one a route, which of all these stand for it."""
 
     routes: Routes
@@ -38,7 +38,7 @@ class Spread(Struct, frozen=True):
     """[row] the number of its columns that are not detours; these come first."""
 
 
-def spread(fabric: Fabric, dead: frozenset[int], routes: Routes, spray: Spray) -> Spread:
+def spread(fabric: Fabric, dead: frozenset[int], routes: Routes, spray: Spray) -> AlternativeRoutes:
     """Return the candidates for each route: in order of use by parts, or each once to choose from."""
     equal_routes = _EqualRoutes(fabric, dead)
     known = [routes.of(route) for route in range(len(routes))]
@@ -58,7 +58,7 @@ def spread(fabric: Fabric, dead: frozenset[int], routes: Routes, spray: Spray) -
             places = _interleaved([1] * len(paths) if equal else shares)
             rows.append([numbers[place] for place in places])
     links = np.array([link for path in known for link in path], np.int64)
-    return Spread(
+    return AlternativeRoutes(
         Routes(starts_of([len(path) for path in known]), links),
         starts_of(list(map(len, rows))),
         np.array([number for row in rows for number in row], np.int32),

@@ -142,7 +142,6 @@ from rapid_des.compiling.kinds import Int32Matrix, Int64Matrix
 
 Rows = NDArray[np.integer[Any]]
 NONE = -1
-UNLIMITED = 2**31 - 1
 
 Progress = Callable[[int], None]
 """Called now and then during a run with the number of finished hops, of about `expected_hops`."""

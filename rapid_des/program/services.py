@@ -200,7 +200,7 @@ def _cut_up(protocol: Protocol, size: int, most: int) -> tuple[int, int, int]:
 
 
 def part_table(
-    protocol: Protocol, sizes: Sequence[int], most: int, *, whole: Collection[int] = ()
+    protocol: Protocol, sizes: Sequence[int], most: int, *, whole: Collection[int]
 ) -> tuple[PartTable, list[int]]:
     """Cut every size into at most `most` parts of equally many packets (the last may have fewer).
 

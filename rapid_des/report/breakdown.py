@@ -83,7 +83,7 @@ def critical_position(lowered: Lowered, records: Records) -> int:
     return int(np.argmax(finish_times(lowered, records)))
 
 
-class Part(Struct, frozen=True):
+class TimeIntervals(Struct, frozen=True):
     """Intervals that a rank's time may count as, and the node that each is about."""
 
     rows: Int64s
@@ -112,7 +112,7 @@ class RankRun:
         return rank_times(self.lowered, self.records, self.position)
 
     @cached_property
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, TimeIntervals]:
         """The parts of the rank's time; see `breakdown`."""
         return parts_of(self.lowered, self.times, self.position, kinds=self.kinds)
 
@@ -151,7 +151,7 @@ def breakdown(rank: RankRun, *, end: int | None = None) -> dict[str, int]:
 
 def parts_of(
     lowered: Lowered, times: RankTimes, position: int, *, kinds: Mapping[str, str] | None = None
-) -> dict[str, Part]:
+) -> dict[str, TimeIntervals]:
     """Return the parts of a rank's time, those with precedence first; see `breakdown`."""
     nodes = lowered.traces.ranks[position].nodes
     serves = np.isin(nodes.kind, (NodeKind.COMPUTE, NodeKind.MEM_LOAD, NodeKind.MEM_STORE)) & ~nodes.on_cpu
@@ -168,12 +168,12 @@ def parts_of(
     parts[BUBBLE] = _part(talks, times.start, waited)
     late = nodes.issuer != UNSTATED
     if late.any():
-        parts[HOST] = Part(late.nonzero()[0], *_unissued(nodes, times, late))
+        parts[HOST] = TimeIntervals(late.nonzero()[0], *_unissued(nodes, times, late))
     return parts
 
 
-def _part(chosen: NDArray[np.bool_], start: Int64s, finish: Int64s) -> Part:
-    return Part(chosen.nonzero()[0], start[chosen], finish[chosen])
+def _part(chosen: NDArray[np.bool_], start: Int64s, finish: Int64s) -> TimeIntervals:
+    return TimeIntervals(chosen.nonzero()[0], start[chosen], finish[chosen])
 
 
 def _unissued(nodes: NodeTable, times: RankTimes, late: NDArray[np.bool_]) -> tuple[Int64s, Int64s]:
@@ -207,7 +207,7 @@ def _ordered(names: list[str]) -> list[str]:
     return [kind for kind in KIND_ORDER if kind in present] + sorted(present - set(KIND_ORDER))
 
 
-def painted(parts: Mapping[str, Part], end: int) -> tuple[dict[str, Int64s], int]:
+def painted(parts: Mapping[str, TimeIntervals], end: int) -> tuple[dict[str, Int64s], int]:
     """Return how long each interval of each part is on top until `end`, and how long nothing is.
 
     Earlier parts lie over later ones; within a part an interval lies over those that begin after it.
@@ -276,7 +276,7 @@ def busiest(times: Mapping[str, int], *, count: int = 8) -> dict[str, int]:
 
 
 def with_inside(
-    done: BlockRun, rank: RankRun, outside: Mapping[str, int], *, end: int | None = None
+    done: BlockRun, rank: RankRun, outside: Mapping[str, int], *, end: int | None
 ) -> dict[str, int]:
     """Return the outer breakdown with the exposed communication inside blocks taken out of `compute`.
 
@@ -380,7 +380,7 @@ def host_notes(parts: Mapping[str, int], busy: int) -> Iterator[str]:
 
 
 def contention_notes(
-    lowered: Lowered, records: Records, position: int, repeated: Repetition | None = None
+    lowered: Lowered, records: Records, position: int, repeated: Repetition | None
 ) -> Iterator[str]:
     """Yield a line if a rank's kernels take longer beside collectives; nothing where faults slow them too."""
     program = lowered.program

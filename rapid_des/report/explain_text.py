@@ -113,7 +113,7 @@ def _layers_by_part(stage: int, explanation: Explanation) -> list[list[int]]:
     return [list(range(ends[part], ends[part + 1])) for part in explanation.placement[stage]]
 
 
-class _Messages(Struct, frozen=True):
+class _StageMessages(Struct, frozen=True):
     """Messages of a stage that differ only in a bucket's number and size."""
 
     name: str
@@ -125,7 +125,7 @@ class _Messages(Struct, frozen=True):
 
 
 def _messages(result: Result, explanation: Explanation) -> Iterator[Part]:
-    stages: dict[_Messages, list[int]] = {}
+    stages: dict[_StageMessages, list[int]] = {}
     for stage, alike in groupby(explanation.messages, lambda message: message.stage):
         for messages in _folded(result, list(alike)):
             stages.setdefault(messages, []).append(stage)
@@ -144,7 +144,7 @@ def _messages(result: Result, explanation: Explanation) -> Iterator[Part]:
         yield f"messages are those of the flattened trace: mode {result.mode} does not run each of them"
 
 
-def _folded(result: Result, messages: Sequence[MessageKind]) -> Iterator[_Messages]:
+def _folded(result: Result, messages: Sequence[MessageKind]) -> Iterator[_StageMessages]:
     """Yield a stage's messages, those of numbered buckets together."""
     alike: dict[tuple[str, str, str, int], list[MessageKind]] = {}
     for message in messages:
@@ -154,7 +154,7 @@ def _folded(result: Result, messages: Sequence[MessageKind]) -> Iterator[_Messag
     for (name, what, group, _), members in alike.items():
         by = dict.fromkeys(how for member in members for how in _served_by(result, member))
         sizes = tuple(sorted({member.size for member in members}))
-        yield _Messages(name, what, group, _runs(members), sizes, ", ".join(by))
+        yield _StageMessages(name, what, group, _runs(members), sizes, ", ".join(by))
 
 
 def _runs(members: Sequence[MessageKind]) -> str:

@@ -134,7 +134,7 @@ def job_figures(
     step_time: int,
     *,
     memory: JobMemory,
-    requests: RequestTimes | None = None,
+    requests: RequestTimes | None,
 ) -> JobFigures:
     """Return the figures of a step that takes `step_time` picoseconds."""
     job = trace.job

@@ -52,7 +52,7 @@ class MessageKind(Struct, frozen=True):
     """Number of the stage's layers that send it, 0 for none; each runs it count / layers times."""
 
 
-class Work(Struct, frozen=True):
+class SectionWork(Struct, frozen=True):
     """What one rank computes of a section in one pass of one micro-batch."""
 
     kernels: int
@@ -68,7 +68,7 @@ class SectionKind(Struct, frozen=True):
     """Numbers of its layers in the model; empty for embedding and head."""
     parameters: int
     """Number of parameters of one rank, in one such section."""
-    passes: Mapping[PassKind, Work]
+    passes: Mapping[PassKind, SectionWork]
 
 
 class Explanation(Struct, frozen=True):
@@ -140,9 +140,9 @@ def _name_and_layers(job: Job, section: ModelSection) -> tuple[str, tuple[int, .
     return " + ".join(names), tuple(layers)
 
 
-def _work(operations: tuple[Operation, ...]) -> Work:
+def _work(operations: tuple[Operation, ...]) -> SectionWork:
     kernels = sum(operation.operator is not None for operation in operations)
-    return Work(kernels, len(operations) - kernels)
+    return SectionWork(kernels, len(operations) - kernels)
 
 
 def _messages(trace: JobTrace) -> tuple[MessageKind, ...]:

@@ -127,16 +127,16 @@ def _pruned(pruned: Sequence[Plain]) -> Table:
     return Table(f"{len(pruned):,} layouts that are no rows", columns("why", "layout", text="because"), rows)
 
 
-def leaning_report(leanings: Sequence[Plain]) -> Iterator[str]:
+def part_speedup_report(speedups: Sequence[Plain]) -> Iterator[str]:
     """Yield on one line what makes the best step shorter, the most first."""
-    moved = [leaning for leaning in leanings if leaning["change"] is not None]
-    ranked = sorted(moved, key=lambda leaning: leaning["change"])
-    parts = [f"{leaning['part']} {leaning['change']:+.1%}" for leaning in ranked]
+    moved = [speedup for speedup in speedups if speedup["change"] is not None]
+    ranked = sorted(moved, key=lambda speedup: speedup["change"])
+    parts = [f"{speedup['part']} {speedup['change']:+.1%}" for speedup in ranked]
     if parts:
         yield f"the first with a quarter more of one part: {'; '.join(parts)} (--sensitivity N by parameter)"
-    for leaning in leanings:
-        if leaning["change"] is None:
-            yield f"{leaning['part']} can not be moved: {leaning['refused']}"
+    for speedup in speedups:
+        if speedup["change"] is None:
+            yield f"{speedup['part']} can not be moved: {speedup['refused']}"
 
 
 def sensitivity_report(sensitivities: Plain, job: str, machine: str, *, top: int) -> Iterator[Part]:

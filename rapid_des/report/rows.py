@@ -65,7 +65,7 @@ class MessageRow(Struct, frozen=True):
 
 
 def operator_rows(
-    lowered: Lowered, records: Records, position: int, *, priced: Sequence[PricedOperator] = ()
+    lowered: Lowered, records: Records, position: int, *, priced: Sequence[PricedOperator]
 ) -> tuple[OperatorRow, ...]:
     """Return a rank's compute operators, the longest first, equals by name; `priced` says why."""
     bounds, models = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
@@ -104,7 +104,7 @@ def operator_rows(
 
 
 def message_rows(
-    lowered: Lowered, records: Records, position: int, *, kinds: Mapping[str, str] | None = None
+    lowered: Lowered, records: Records, position: int, *, kinds: Mapping[str, str] | None
 ) -> tuple[MessageRow, ...]:
     """Return a rank's collectives and messages in program order; `kinds` maps streams to parallelisms."""
     trace = lowered.traces.ranks[position]

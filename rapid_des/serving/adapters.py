@@ -33,10 +33,10 @@ from rapid_des.serving.requests import Request
 from rapid_des.units import ceil_divide, serialization_time
 
 
-class Slots(Struct):
+class AdapterSlots(Struct):
     """The adapters in a replica's GPU memory.
 
-    >>> slots = Slots(2)
+    >>> slots = AdapterSlots(2)
     >>> [slots.take(adapter) for adapter in (7, 8, 7)], slots.leave(7), slots.leave(7), slots.take(9)
     ([True, True, False], None, None, True)
     """
@@ -150,7 +150,7 @@ class AdapterUse:
 
     def __init__(self, lora: Lora | None) -> None:
         self._lora = lora
-        self.slots = Slots(0 if lora is None else lora.slots)
+        self.slots = AdapterSlots(0 if lora is None else lora.slots)
 
     def candidates(self, waiting: Iterable[Request]) -> Iterable[Request]:
         """Return the waiting requests that may join the running ones."""

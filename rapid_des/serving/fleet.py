@@ -32,7 +32,7 @@ _PROGRESS_EVERY = 64
 """Number of requests between two progress reports."""
 
 
-class Clock(simpy.Environment):
+class ServerEnvironment(simpy.Environment):
     """A server's clock; it ends before its times exceed 64-bit integers."""
 
     def step(self) -> None:
@@ -77,7 +77,7 @@ class Fleet(Struct, dict=True):
     done: list[Request] = field(default_factory=list)
     lost: list[Request] = field(default_factory=list)
     stops: list[Stop] = field(default_factory=list)
-    env: simpy.Environment = field(default_factory=Clock)
+    env: simpy.Environment = field(default_factory=ServerEnvironment)
 
     def run(self) -> bool:
         """Serve all requests; return False if that was interrupted."""

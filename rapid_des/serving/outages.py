@@ -24,7 +24,7 @@ from rapid_des.frontend.servers import StartupSpec
 from rapid_des.machine import Machine
 from rapid_des.network.faults.specs import parse_fault, read_value, stated_words
 from rapid_des.serving.pools import Pool
-from rapid_des.serving.resharding import Transfers, as_traces
+from rapid_des.serving.resharding import ReshardingTraffic, as_traces
 from rapid_des.simulation import replay
 from rapid_des.units import PS_PER_S, Duration, ceil_divide
 
@@ -158,5 +158,5 @@ def _from_peer(job: Job, machine: Machine, weights: Sequence[int], cache: Bounde
     of = {number: [rank for rank, replica in enumerate(replicas) if replica == number] for number in (0, 1)}
     between = {(source, target): weights[stages[target]] for source, target in zip(of[1], of[0], strict=True)}
     bandwidth = int(machine.device.spec.hbm.bandwidth)
-    traces = as_traces(Transfers(between, {}), job.gpus, bandwidth)
+    traces = as_traces(ReshardingTraffic(between, {}), job.gpus, bandwidth)
     return int(replay(traces, machine, cache=cache).step_time)

@@ -36,7 +36,7 @@ class Stretch(NamedTuple):
     of: int
 
 
-class Transfers(Struct, frozen=True):
+class ReshardingTraffic(Struct, frozen=True):
     """The messages between GPUs, and the copies within each GPU's memory, in bytes."""
 
     between: dict[tuple[int, int], int]
@@ -49,7 +49,7 @@ class Transfers(Struct, frozen=True):
         return sum(self.between.values())
 
 
-def reshard(training: Job, server: Job, machine: Machine, *, first: int = 0) -> Transfers:
+def reshard(training: Job, server: Job, machine: Machine, *, first: int = 0) -> ReshardingTraffic:
     """Return what must travel so that a server, from GPU `first` on, has the weights of a training job.
 
     Weights travel in the server's format of weights, which the trainer makes of its own.
@@ -64,7 +64,7 @@ def reshard(training: Job, server: Job, machine: Machine, *, first: int = 0) -> 
 
 class _TransferBuilder(Struct):
     gpus_per_node: int
-    transfers: Transfers = field(default_factory=lambda: Transfers({}, {}))
+    transfers: ReshardingTraffic = field(default_factory=lambda: ReshardingTraffic({}, {}))
     sent: dict[int, int] = field(default_factory=dict)
 
     def add(self, holders: Sequence[Stretch], wanted: Sequence[Stretch], size: int) -> None:
@@ -174,7 +174,7 @@ def _shares(job: Job, domain: Domain, group: str | None) -> list[tuple[int, int]
     return [(low, of) for low in place.tolist()]
 
 
-def as_traces(transfers: Transfers, gpus: int, memory_bandwidth: int) -> TraceSet:
+def as_traces(transfers: ReshardingTraffic, gpus: int, memory_bandwidth: int) -> TraceSet:
     """Return transfers as traces to replay: all at once, copies at the speed of the memory beside them.
 
     `memory_bandwidth` is bytes/s; a copy reads and writes each byte.

@@ -50,7 +50,7 @@ _COLUMNS = (
 )
 
 
-class Served(Protocol):
+class FleetRecord(Protocol):
     """The attributes of a fleet (`fleet.Fleet`) that a result reads."""
 
     done: list[Request]
@@ -107,7 +107,7 @@ class ServeResult(Struct, frozen=True, eq=False, dict=True):
 
     @classmethod
     def of(
-        cls, fleet: Served, *, name: str, gpus: int, device: str = "", interrupted: bool = False
+        cls, fleet: FleetRecord, *, name: str, gpus: int, device: str = "", interrupted: bool = False
     ) -> ServeResult:
         """Return the result of the requests that a fleet has answered."""
         ordered = sorted(fleet.done, key=lambda request: request.number)

@@ -27,7 +27,7 @@ from rapid_des.machine import Machine
 from rapid_des.report.result import Result
 from rapid_des.report.tables import Part, share_table
 from rapid_des.serving.pools import pools_of
-from rapid_des.serving.resharding import Transfers, as_traces, reshard
+from rapid_des.serving.resharding import ReshardingTraffic, as_traces, reshard
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.server import serve
 from rapid_des.serving.workload import parse_lengths
@@ -148,7 +148,7 @@ class RolloutResult(Struct, frozen=True, dict=True):
     generation: ServeResult
     training: Result
     resharding: Duration
-    transfers: Transfers
+    transfers: ReshardingTraffic
     sequences: int
     """Number of sequences that the model trains on."""
 

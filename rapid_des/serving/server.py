@@ -27,7 +27,7 @@ from rapid_des.serving.policies import POLICIES
 from rapid_des.serving.pools import Pool, pools_of
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.routers import ROUTERS
-from rapid_des.serving.transfers import Links, for_iterations
+from rapid_des.serving.transfers import TransferLinks, for_iterations
 from rapid_des.serving.workload import Marks, Workload, draw, parse_arrivals, parse_lengths
 from rapid_des.simulation import require_kind
 from rapid_des.units import serialization_time
@@ -77,7 +77,7 @@ def serve_workload(  # noqa: PLR0913 - as above
     *,
     first: int = 0,
     watch: Watch = lambda *_: None,
-    cache: BoundedCache | None = None,
+    cache: BoundedCache | None,
 ) -> ServeResult:
     """Serve requests that are known one by one; `first`: the server's first GPU, for faults."""
     spec, host, pools = job.spec.serving or ServingSpec(), job.host, pools_of(job)
@@ -102,7 +102,7 @@ def serve_workload(  # noqa: PLR0913 - as above
         replicas=sum(pool.replicas for pool in pools),
         prompting=pools[0].replicas if len(pools) > 1 else 0,
         prompting_engine=of_prompts,
-        transfer=Links(machine, engine.page_size, partial(_messages, pools)).send,
+        transfer=TransferLinks(machine, engine.page_size, partial(_messages, pools)).send,
         client=int((host.request if host else None) or 0),
         tokenizing=int((host.prompt_token if host else None) or 0),
         latency=int((host.client if host else None) or 0),

@@ -20,7 +20,7 @@ from rapid_des.serving.costs import PassCosts
 from rapid_des.serving.pools import Pool
 
 
-class Place(Struct, frozen=True):
+class ReplicaGpus(Struct, frozen=True):
     """The GPUs of a replica and of those that share its experts."""
 
     job: Job
@@ -44,8 +44,8 @@ class Slowness(Struct):
     """Returns the iteration costs without faults."""
     first: int = 0
     """The server's first GPU."""
-    _links: dict[Place, frozenset[int]] = field(default_factory=dict)
-    _costs: dict[tuple[Place, tuple[Fault, ...]], PassCosts] = field(default_factory=dict)
+    _links: dict[ReplicaGpus, frozenset[int]] = field(default_factory=dict)
+    _costs: dict[tuple[ReplicaGpus, tuple[Fault, ...]], PassCosts] = field(default_factory=dict)
 
     def costs(self, replica: int, faults: Sequence[str] = ()) -> PassCosts:
         """Return the iteration costs of a replica while these faults are present too."""
@@ -69,18 +69,18 @@ class Slowness(Struct):
         """Return whether a fault affects a replica's GPUs, or links between them."""
         return self._meets(self._place(replica), parse_fault(fault))
 
-    def _priced(self, place: Place, met: tuple[Fault, ...]) -> PassCosts:
+    def _priced(self, place: ReplicaGpus, met: tuple[Fault, ...]) -> PassCosts:
         if not met:
             return self.healthy(place.job)
         return PassCosts(place.job, self.machine.unfaulted.with_faults(met), copies=place.number + 1)
 
-    def _place(self, replica: int) -> Place:
+    def _place(self, replica: int) -> ReplicaGpus:
         prompting = self.pools[0].replicas if len(self.pools) > 1 else 0
         pool = self.pools[0] if replica < self.pools[0].replicas else self.pools[-1]
         within = replica if pool is self.pools[0] else replica - prompting
-        return Place(pool.alone, (self.first + pool.first + within * pool.each) // pool.alone.gpus)
+        return ReplicaGpus(pool.alone, (self.first + pool.first + within * pool.each) // pool.alone.gpus)
 
-    def _meets(self, place: Place, fault: Fault) -> bool:
+    def _meets(self, place: ReplicaGpus, fault: Fault) -> bool:
         healthy = self.machine.healthy
         faulty = self.machine.unfaulted.with_faults([fault])
         touched = faulty.lost | set(faulty.slowed)
@@ -90,7 +90,7 @@ class Slowness(Struct):
             return True  # losses and loads change no rate
         return not touched.isdisjoint(place.gpus) or not links.isdisjoint(self._links_of(place))
 
-    def _links_of(self, place: Place) -> frozenset[int]:
+    def _links_of(self, place: ReplicaGpus) -> frozenset[int]:
         """Return the links of all routes between a replica's GPUs."""
         if place not in self._links:
             route = self.machine.planned.route

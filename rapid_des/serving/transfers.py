@@ -46,7 +46,7 @@ class _Hop(NamedTuple):
     """Time from the end of its service on the link until it has arrived, without other traffic."""
 
 
-class Links(Struct):
+class TransferLinks(Struct):
     """The links of a fabric on a server's clock, and when each is free."""
 
     machine: Machine

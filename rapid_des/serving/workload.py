@@ -23,7 +23,7 @@ from rapid_des.config import Document, Spec, decode
 from rapid_des.errors import ConfigError
 from rapid_des.serving.requests import Request
 from rapid_des.serving.trace_files import MARKS, read_lengths, read_trace
-from rapid_des.units import PS_PER_S, Duration, Rate, whole_number
+from rapid_des.units import PS_PER_S, Duration, EventRate, whole_number
 from rapid_des.values import replace
 
 Tokens: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10**7)]
@@ -39,7 +39,7 @@ LATEST_PS = LATEST_S * PS_PER_S
 
 
 class _Rated(Spec, frozen=True):
-    rate: Rate
+    rate: EventRate
 
     def __post_init__(self) -> None:
         if not self.rate:
@@ -184,7 +184,7 @@ class Quantiles(Spec, frozen=True, tag_field="kind", tag="quantiles"):
         return np.rint(drawn).astype(np.int64)
 
 
-class Sampled(Spec, frozen=True, tag_field="kind", tag="sampled"):
+class SampledLengths(Spec, frozen=True, tag_field="kind", tag="sampled"):
     """Lengths drawn with replacement from a column of a CSV file."""
 
     file: str
@@ -195,7 +195,7 @@ class Sampled(Spec, frozen=True, tag_field="kind", tag="sampled"):
         return random.choice(read_lengths(self.file, self.column), count)
 
 
-Lengths: TypeAlias = Fixed | Uniform | Lognormal | Quantiles | Sampled
+Lengths: TypeAlias = Fixed | Uniform | Lognormal | Quantiles | SampledLengths
 
 
 class _AnyArrivals(Spec, frozen=True):
@@ -206,13 +206,13 @@ class _AnyLengths(Spec, frozen=True):
     stated: Lengths
 
 
-def parse_arrivals(text: str, option: str = "--arrivals") -> Arrivals:
+def parse_arrivals(text: str) -> Arrivals:
     """Return what a text such as `poisson rate=4/s` states; `ConfigError` says what is allowed.
 
     >>> parse_arrivals("gamma rate=4/s cv=2").cv
     2.0
     """
-    return _decoded(text, option, _AnyArrivals).stated
+    return _decoded(text, "--arrivals", _AnyArrivals).stated
 
 
 def parse_lengths(text: str, option: str) -> Lengths:

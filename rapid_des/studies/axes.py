@@ -1,4 +1,4 @@
-"""The axes of a study: what a key and its values in a file say is to be varied, as choices to be combined."""
+"""The axes of a study file: each key and its values become choices that are combined with other axes."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ _RANGE = frozenset(("from", "to", "step", "factor", "count"))
 _QUANTITY = re.compile(r"([0-9.]+)(\s*[A-Za-z].*)\Z")
 _FACTOR = re.compile(r"[0-9.]+x\Z")
 _MOST = 10_000
-"""Values of one axis."""
+"""The largest number of values of one axis."""
 
 Pairs = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
-class Choice:
-    """One value of an axis, or several that go together: what its columns show, and what it changes."""
+class AxisValue:
+    """One value of an axis, or values that belong together: the labels of its columns, and its changes."""
 
     labels: Mapping[str, Any] = field(default_factory=dict, hash=False)
     settings: Pairs = ()
-    """(Key path from the root, YAML text)."""
+    """Pairs of a key path from the root and a YAML text."""
     documents: Mapping[str, Document] = field(default_factory=dict, hash=False)
-    """`job` or `machine` in place of the study's."""
+    """The documents that replace the study's `job` or `machine`."""
     faults: tuple[Fault, ...] = ()
     mode: str | None = None
 
-    def __or__(self, other: Choice) -> Choice:
-        return Choice(
+    def __or__(self, other: AxisValue) -> AxisValue:
+        return AxisValue(
             {**self.labels, **other.labels},
             (*self.settings, *other.settings),
             {**self.documents, **other.documents},
@@ -66,14 +66,14 @@ class Choice:
 
 
 class Axis(Struct, frozen=True):
-    """What is varied together: the names of its columns, and the choices."""
+    """Keys that vary together: the names of their columns, and the choices."""
 
     names: tuple[str, ...]
-    choices: tuple[Choice, ...]
+    choices: tuple[AxisValue, ...]
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """What its choices change, each once: key paths from the root, `job`, `machine`, `mode`."""
+        """All that its choices change, each once: key paths from the root, `job`, `machine`, `mode`."""
         each = (
             (*(key for key, _ in choice.settings), *choice.documents, *(["mode"] if choice.mode else ()))
             for choice in self.choices
@@ -107,16 +107,16 @@ class Reader(Struct, frozen=True):
         return axes
 
     def require_used(self, stated: Mapping[str, Any], axes: Iterable[Axis]) -> None:
-        """Refuse settings that every value of an axis replaces: they would change nothing."""
+        """Raise for settings that every value of an axis replaces: they would change nothing."""
         for key in stated:
             path = _full(key)
             for axis in axes:
                 if all(path in dict(choice.settings) for choice in axis.choices):
                     raise self._wrong(f"set.{key}", f"the axis {', '.join(axis.names)} varies it")
 
-    def settings(self, stated: Mapping[str, Any], place: str) -> Choice:
-        """Return what a mapping of keys and values changes, without labels."""
-        changes = Choice()
+    def settings(self, stated: Mapping[str, Any], place: str) -> AxisValue:
+        """Return the changes that a mapping of keys to values makes, without labels."""
+        changes = AxisValue()
         for key, value in stated.items():
             changes |= self.change(key, value, f"{place}.{key}")
         return changes
@@ -138,26 +138,26 @@ class Reader(Struct, frozen=True):
             raise self._wrong(place, problem)
         return Axis(tuple(choices[0].labels), tuple(choices))
 
-    def _row(self, parts: Sequence[str], row: Any, names: Mapping[str, str], place: str) -> Choice:
+    def _row(self, parts: Sequence[str], row: Any, names: Mapping[str, str], place: str) -> AxisValue:
         """Return the choice of one value, or of a list with one for each of several keys."""
         values = row if len(parts) > 1 else [row]
         if not isinstance(values, list) or len(values) != len(parts):
             allowed = f"a list of {len(parts)}, one for each of {', '.join(parts)}"
             raise self._wrong(place, f"{row!r}; allowed: {allowed}")
-        choice = Choice({names[part]: _label(value) for part, value in zip(parts, values, strict=True)})
+        choice = AxisValue({names[part]: _label(value) for part, value in zip(parts, values, strict=True)})
         for part, value in zip(parts, values, strict=True):
             choice |= self.change(part, value, place)
         return choice
 
-    def _named(self, key: str, stated: Mapping[str, Any], place: str) -> list[Choice]:
-        """Return choices that have names: values of a known key, or settings that go together."""
+    def _named(self, key: str, stated: Mapping[str, Any], place: str) -> list[AxisValue]:
+        """Return choices that have names: values of a known key, or settings that belong together."""
         bundles = not _is_key(key)
         if bundles and not all(isinstance(value, dict) for value in stated.values()):
             self._check_key(key, place)
             raise self._wrong(place, "each name stands for a mapping of keys and values, {} for none")
         name = key.rpartition(".")[2]
         return [
-            Choice({name: label})
+            AxisValue({name: label})
             | (self.settings(value, f"{place}.{label}") if bundles else self.change(key, value, place))
             for label, value in stated.items()
         ]
@@ -174,25 +174,25 @@ class Reader(Struct, frozen=True):
         except ValueError as error:
             raise self._wrong(place, str(error)) from None
 
-    def change(self, key: str, value: Any, place: str) -> Choice:
-        """Return what one value of a key changes."""
+    def change(self, key: str, value: Any, place: str) -> AxisValue:
+        """Return the changes that one value of a key makes."""
         if key in _WHOLE:
             source = value if isinstance(value, dict) else str(value)
-            return Choice(documents={key: self.document(source, _WHOLE[key], place)})
+            return AxisValue(documents={key: self.document(source, _WHOLE[key], place)})
         if key == "faults":
-            return Choice(faults=tuple(self.faults(value, place)))
+            return AxisValue(faults=tuple(self.faults(value, place)))
         if key == "mode":
             if value not in MODES:
                 raise self._wrong(place, f"{value!r} is not one of {', '.join(MODES)}")
-            return Choice(mode=value)
+            return AxisValue(mode=value)
         if key in _FILES and isinstance(value, str):
             path, kind = _FILES[key]
-            return Choice(settings=((path, self._located(value, kind, place)),))
+            return AxisValue(settings=((path, self._located(value, kind, place)),))
         path = _full(key)
         self._check_key(path, place)
         if not (isinstance(value, str) and _FACTOR.match(value)):
             self._check(path, value, place)
-        return Choice(settings=((path, value if isinstance(value, str) else json.dumps(value)),))
+        return AxisValue(settings=((path, value if isinstance(value, str) else json.dumps(value)),))
 
     def faults(self, stated: Any, place: str) -> Iterator[Fault]:
         """Yield the faults of a text, of a list of texts, or none of `none`."""
@@ -243,7 +243,7 @@ class Reader(Struct, frozen=True):
 
 
 def column_names(keys: Sequence[str], reserved: frozenset[str] = frozenset()) -> dict[str, str]:
-    """Return a column's name for each key: its last part, the whole where that is not one of its kind.
+    """Return a column's name for each key: its last part if that is unique, else the whole key.
 
     >>> list(column_names(["tp", "job.training.micro_batch", "fabric.0.size", "fabric.1.size"]).values())
     ['tp', 'micro_batch', 'fabric.0.size', 'fabric.1.size']
@@ -267,14 +267,14 @@ def _is_key(key: str) -> bool:
 
 
 def _label(value: Any) -> Any:
-    """Return what a column shows for a value: numbers and text as they are."""
+    """Return the label of a value in a column: numbers and text as they are, the rest as JSON."""
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return "; ".join(value) or "none"
     return value if isinstance(value, str | int | float | bool) else json.dumps(value)
 
 
 def _range(stated: Mapping[str, Any]) -> Iterator[int | float | str]:
-    """Yield the values of {from, to} by a step or a factor, or so many evenly; ends count.
+    """Yield the values of {from, to} by a step or a factor, or `count` values at equal distances; ends count.
 
     >>> list(_range({"from": 1, "to": 16, "factor": 2})), list(_range({"from": 0, "to": 1, "count": 3}))
     ([1, 2, 4, 8, 16], [0, 0.5, 1])

@@ -15,6 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from rapid_des.bounded_cache import BoundedCache
+from rapid_des.chakra.made import one_collective
 from rapid_des.chakra.trace import CollectiveType, TraceSet
 from rapid_des.errors import InputError, RapidDesError
 from rapid_des.frontend import load_job
@@ -24,7 +25,7 @@ from rapid_des.machine import load_machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.processes import Worker
 from rapid_des.simulation import simulate
-from rapid_des.studies.traffic import irregular, one_collective
+from rapid_des.studies.traffic import irregular
 from rapid_des.values import asdict
 
 _WARM_UP = "irregular_64"
@@ -33,25 +34,25 @@ _MIB = 2**20
 
 
 class Outcome(Struct, frozen=True):
-    """What one run of a case computed."""
+    """The results of one run of a benchmark."""
 
     finish: int
-    """Nanoseconds on ASTRA-sim's rules, picoseconds else."""
+    """The finish time: in nanoseconds by ASTRA-sim's rules, else in picoseconds."""
     hops: int
     events: int
     simulation_s: float
 
 
-class Case(Struct, frozen=True):
-    """One thing to be measured."""
+class Benchmark(Struct, frozen=True):
+    """One case whose time is measured."""
 
     run: Callable[[], Outcome]
     finish: int
-    """The right answer: a wrong one faster is a defect."""
+    """The expected finish time: another answer is a defect, however fast."""
     ladder: str = ""
-    """Cases of one ladder differ in size only."""
+    """The name of its ladder: cases of one ladder differ in size only."""
     large: bool = False
-    """Runs only when asked for by name or with --large."""
+    """Whether it runs only when it is named or with --large."""
 
 
 def _collective(  # noqa: PLR0913 - one case in one line
@@ -74,7 +75,7 @@ def _collective(  # noqa: PLR0913 - one case in one line
 def _setup(
     shapes: Sequence[Shape], sizes: Sequence[int], system: Mapping[str, Any], queues: int = 1
 ) -> Setup:
-    """Return a fabric of 50 GiB/s and 500 ns a link, and how its collectives are done."""
+    """Return a fabric of 50 GiB/s and 500 ns a link, with the algorithms of its collectives."""
     network = NetworkFile(
         topology=tuple(shapes),
         npus_count=tuple(sizes),
@@ -87,7 +88,7 @@ def _setup(
 
 
 def _collective_system(algorithm: str, dimensions: int, splits: int) -> dict[str, Any]:
-    """Return the system of a case that runs one algorithm in every dimension."""
+    """Return the system file of a case that runs one algorithm in every dimension."""
     names = (algorithm,) * dimensions
     return {
         "scheduling_policy": "LIFO",
@@ -113,7 +114,7 @@ def _outcome(traces: TraceSet, on: Setup) -> Outcome:
 
 
 def _job(job: str, machine: str, mode: str, *, nodes: int = 0, data_parallel: int = 0) -> Outcome:
-    """Run a preset job; if stated on a machine of that many nodes, with that many replicas."""
+    """Run a preset job; `nodes` and `data_parallel` change the machine's size and the replicas unless 0."""
     replicas = [
         ("parallelism.dp", str(data_parallel)),
         ("training.global_batch", str(16 * data_parallel)),
@@ -132,9 +133,9 @@ def _job(job: str, machine: str, mode: str, *, nodes: int = 0, data_parallel: in
 
 
 def _configurations(batches: int, lengths: int, buckets: int) -> Outcome:
-    """Run that many global batches, sequence lengths and bucket sizes, each with each, on one machine.
+    """Run all combinations of global batches, sequence lengths and bucket sizes on one machine.
 
-    The answer is the sum of their step times.
+    Arguments are the number of each. The answer is the sum of the step times.
     """
     machine = load_machine("torus2d_ring_a100_64", device_settings=[("operators", "roofline")])
     cache, began = BoundedCache(), time.perf_counter()
@@ -153,40 +154,42 @@ def _configurations(batches: int, lengths: int, buckets: int) -> Outcome:
 
 
 A = CollectiveType
-CASES: Mapping[str, Case] = {
-    "ring1024_all_reduce_1G": Case(
+CASES: Mapping[str, Benchmark] = {
+    "ring1024_all_reduce_1G": Benchmark(
         partial(_collective, ("Ring",), (1024,), A.ALL_REDUCE, 1024 * _MIB, "ring"), 43014091
     ),
-    "switch1024_all_to_all_64M": Case(
+    "switch1024_all_to_all_64M": Benchmark(
         partial(_collective, ("Switch",), (1024,), A.ALL_TO_ALL, 64 * _MIB, "direct"), 1250300
     ),
-    "ring256_all_reduce_64M": Case(
+    "ring256_all_reduce_64M": Benchmark(
         partial(_collective, ("Ring",), (256,), A.ALL_REDUCE, 64 * _MIB, "ring", 4), 3651640
     ),
-    "torus2d256_all_to_all_1M": Case(
+    "torus2d256_all_to_all_1M": Benchmark(
         partial(_collective, ("Torus2D",), (256,), A.ALL_TO_ALL, _MIB, "direct", 4), 12472944
     ),
-    "ring32_ring32_all_reduce_1G": Case(
+    "ring32_ring32_all_reduce_1G": Benchmark(
         partial(_collective, ("Ring", "Ring"), (32, 32), A.ALL_REDUCE, 1024 * _MIB, "ring", 4, 2), 24016504
     ),
     **{
-        f"irregular_{ranks}": Case(partial(_messages, ranks, 20), finish, "irregular")
+        f"irregular_{ranks}": Benchmark(partial(_messages, ranks, 20), finish, "irregular")
         for ranks, finish in {64: 1266650, 256: 2561052, 1024: 5646826, 4096: 11972949}.items()
     },
-    "llama70b_64_flattened": Case(
+    "llama70b_64_flattened": Benchmark(
         partial(_job, "llama3_1_70b_train_64", "torus2d_ring_a100_64", "flattened"), 8756022424138
     ),
-    "llama70b_64_hierarchical": Case(
+    "llama70b_64_hierarchical": Benchmark(
         partial(_job, "llama3_1_70b_train_64", "torus2d_ring_a100_64", "hierarchical"), 8756291024333
     ),
-    "llama70b_64_hierarchical_1000": Case(partial(_configurations, 10, 20, 5), 5929899155760840, large=True),
-    "llama405b_16384_hierarchical": Case(
+    "llama70b_64_hierarchical_1000": Benchmark(
+        partial(_configurations, 10, 20, 5), 5929899155760840, large=True
+    ),
+    "llama405b_16384_hierarchical": Benchmark(
         partial(_job, "llama3_1_405b_train_16384", "dgx_h100_x8", "hierarchical", nodes=2048),
         8753315241015,
         large=True,
     ),
     **{
-        f"llama405b_{gpus}_hierarchical": Case(
+        f"llama405b_{gpus}_hierarchical": Benchmark(
             partial(
                 _job,
                 "llama3_1_405b_train_16384",
@@ -204,7 +207,7 @@ CASES: Mapping[str, Case] = {
 
 
 class Measurement(Struct, frozen=True):
-    """One case as measured."""
+    """The measurement of one case."""
 
     case: str
     right: bool
@@ -213,10 +216,10 @@ class Measurement(Struct, frozen=True):
     hops: int
     events: int
     wall_s: float
-    """Making the input, lowering and simulating, with everything imported."""
+    """The seconds for making the input, lowering and simulating, with everything imported."""
     simulation_s: float
     memory_mb: float
-    """The process's peak."""
+    """The peak memory of the process in MB."""
 
     @property
     def hops_per_s(self) -> float:
@@ -239,11 +242,11 @@ class Growth(Struct, frozen=True):
     ladder: str
     exponent: float
     cost_ratio: float
-    """The largest case's cost a hop over the smallest's."""
+    """The time a hop of the largest case over that of the smallest."""
 
 
 def chosen_cases(names: Sequence[str], *, large: bool) -> list[str]:
-    """Return the cases of the names, all usual ones without any; `InputError` for one that is none."""
+    """Return the named cases, or all usual ones if there are no names; `InputError` for an unknown name."""
     unknown = [name for name in names if name not in CASES]
     if unknown:
         raise InputError(f"bench: {unknown[0]!r} is not one of {', '.join(CASES)}")
@@ -261,7 +264,7 @@ def measure(name: str) -> Measurement:
     return _measurement(name, CASES[name], outcome, (wall_s, memory_mb))
 
 
-def _measurement(name: str, case: Case, outcome: Outcome, cost: tuple[float, float]) -> Measurement:
+def _measurement(name: str, case: Benchmark, outcome: Outcome, cost: tuple[float, float]) -> Measurement:
     return Measurement(
         case=name,
         right=outcome.finish == case.finish,
@@ -275,7 +278,7 @@ def _measurement(name: str, case: Case, outcome: Outcome, cost: tuple[float, flo
 
 
 def measure_apart(names: Iterable[str]) -> Iterable[Measurement]:
-    """Yield each case's measurement, every one in a fresh process, so that its peak memory is its own."""
+    """Yield each case's measurement; each runs in a new process, so that its peak memory is its own."""
     for name in names:
         with Worker() as worker:
             measurement: Measurement = worker.submit(measure, name).result()
@@ -315,7 +318,7 @@ def tree(measured: Sequence[Measurement]) -> dict[str, object]:
 
 
 def require_right(measured: Sequence[Measurement]) -> None:
-    """Raise `RapidDesError` if a case gave another answer than the stored one: a defect, however fast."""
+    """Raise `RapidDesError` if an answer differs from the stored one."""
     wrong = [measurement.case for measurement in measured if not measurement.right]
     if wrong:
         raise RapidDesError(f"bench: a wrong answer in {', '.join(wrong)}")

@@ -1,10 +1,10 @@
-"""How much load a server takes within limits, and which layout of it serves a load at the least cost.
+"""The load that a server takes within limits, and the layout that serves a load at the least cost.
 
 The capacity of a layout is the highest rate of Poisson arrivals at which a stated share of the requests keeps
-all limits. It is bracketed from above by the rate at which requests leave a server that always has enough of
-them, then halved into. Every rate sees the same requests in the same order (common random numbers), so that
-the share falls with the rate but for what batching does. Replicas share a load evenly and meet none of each
-other's requests: one is simulated.
+all limits. Its upper bound is the rate at which requests leave a server that always has requests waiting;
+bisection finds it below. Every rate sees the same requests in the same order (common random numbers), so that
+the share falls with the rate, except for effects of batching. One replica is simulated: replicas share a load
+evenly and are independent.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from rapid_des.units import PS_PER_S
 from rapid_des.values import replace
 
 _CLOSE = 1.03
-"""A capacity is known when the next higher rate that fails is nearer than this factor."""
+"""The search ends when the next higher rate that fails is nearer than this factor."""
 _LOWEST = 2**-10
-"""Of the rate at which a full server answers: what fails there fails alone."""
+"""The lowest rate that is tried, over the rate of a full server: at this rate requests run alone."""
 _AXES = ("tp", "pp", "ep", "dp", "prefill", "decode", "prefill_tp")
 CONCURRENCIES = (1, 4, 16, 64, 256)
-"""Requests at a time of one replica, of which `curve` has a point each."""
+"""The numbers of concurrent requests of one replica for which `curve` has a point."""
 OnProgress = Callable[[str], None]
 
 
-class Demand(Struct, frozen=True):
-    """What is asked of a server."""
+class ServerLoad(Struct, frozen=True):
+    """The requests of a server, and the limits that they must keep."""
 
     slo: Slo
     share: float = 0.99
-    """Of the requests, that keep all limits."""
+    """The share of the requests that must keep all limits."""
     requests: int = 1000
-    """Of each simulation."""
+    """The number of requests of each simulation."""
     prompt: str | None = None
-    """Tokens of prompts, as of `serve`; None: as the job says."""
+    """The lengths of prompts in tokens, as for `serve`; None: those of the job."""
     output: str | None = None
     seed: int = 0
 
     def served(
         self, job: Job, machine: Machine, arrivals: str, cache: BoundedCache, count: int
     ) -> ServeResult:
-        """Return what becomes of so many requests that arrive so."""
+        """Return the result of serving `count` requests with these arrivals."""
         result = serve(
             job, machine, arrivals=arrivals, requests=count, prompt=self.prompt, output=self.output,
             seed=self.seed, cache=cache,
@@ -64,35 +64,35 @@ class Demand(Struct, frozen=True):
         return result
 
     def attainment(self, result: ServeResult) -> float:
-        """Return which share of the requests keeps all limits."""
+        """Return the share of the requests that keep all limits."""
         return float(self.slo.met_by(result).mean())
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What one replica of a layout takes; rates are requests a second."""
+    """The capacity of one replica of a layout; rates are requests a second."""
 
     settings: Mapping[str, int] = field(hash=False)
-    """Its degrees of parallelism."""
+    """The degrees of parallelism of the layout."""
     gpus: int
     rate: float
-    """The capacity; 0 if a request alone breaks the limits."""
+    """The capacity in requests a second; 0 if a request alone breaks the limits."""
     full: float
-    """At which rate a server that always has enough requests answers them."""
+    """The rate at which a server answers that always has requests waiting."""
     at: ServeResult | None
-    """What became of the requests at the capacity."""
+    """The result of serving at the capacity; None if the capacity is 0."""
     attainment: float
     """The share of them that kept the limits."""
     broken: str
-    """Which limit is broken most above the capacity; empty: none up to the full rate."""
+    """The limit that most requests break above the capacity; empty: none up to the full rate."""
     above: float | None = None
-    """The lowest rate looked at that breaks them."""
+    """The lowest simulated rate that breaks the limits."""
     energy: ServedEnergy | None = None
-    """Of the requests at the capacity; None where the device file has no constants of it."""
+    """The energy of the requests at the capacity; None if the device file has no energy constants."""
 
     @property
     def name(self) -> str:
-        """Its degrees, in the words of `--layout`."""
+        """The degrees of parallelism as `--layout` takes them."""
         return " ".join(f"{axis}={size}" for axis, size in self.settings.items())
 
     @property
@@ -140,14 +140,14 @@ class Layout:
 
 
 class LoadPoint(Struct, frozen=True):
-    """One replica at a number of requests at a time: what its users see, and what a GPU yields."""
+    """Speed for users and throughput of a GPU for one replica at a number of concurrent requests."""
 
     layout: str
     concurrency: int
     tokens_per_user: float
-    """A second, by the median time of a token."""
+    """The tokens a second of one request, by the median time of a token."""
     tokens_per_gpu: float
-    """Generated a second."""
+    """The tokens a second that one GPU generates."""
 
     def as_json(self) -> dict[str, str | int | float]:
         """Return plain data for JSON."""
@@ -159,12 +159,12 @@ class LoadPoint(Struct, frozen=True):
         }
 
 
-def capacity(job: Job, machine: Machine, demand: Demand, *, cache: BoundedCache | None = None) -> Layout:
-    """Return the highest rate that one replica of a job takes, within 3 %.
+def capacity(job: Job, machine: Machine, demand: ServerLoad, *, cache: BoundedCache | None = None) -> Layout:
+    """Return the highest rate that one replica of a job serves within the limits, to 3 %.
 
     >>> from rapid_des.machine import load_machine
     >>> job = load_job("llama2_7b_inference", settings={"model.layers": 2})
-    >>> found = capacity(job, load_machine("dgx_a100"), Demand(Slo.parse("tpot=1s"), requests=20))
+    >>> found = capacity(job, load_machine("dgx_a100"), ServerLoad(Slo.parse("tpot=1s"), requests=20))
     >>> found.gpus, 0 < found.rate <= found.full
     (2, True)
     """
@@ -199,13 +199,13 @@ def _one_replica(job: Job) -> Job:
 
 
 def _prefilling(job: Job) -> int:
-    """Return how many replicas compute prompts alone."""
+    """Return the number of replicas that only compute prompts."""
     pools = pools_of(job)
     return pools[0].replicas if len(pools) > 1 else 0
 
 
 def _degrees(job: Job) -> dict[str, int]:
-    """Return a layout in the words of `--layout`."""
+    """Return a layout's degrees as `--layout` takes them."""
     split, prefilling = job.spec.parallelism, _prefilling(job)
     degrees = {axis: getattr(split, axis) for axis in ("tp", "pp", "ep")}
     degrees = {axis: size for axis, size in degrees.items() if size > 1 or axis == "tp"}
@@ -218,8 +218,8 @@ def _degrees(job: Job) -> dict[str, int]:
     return degrees if prompting.each == answering.each else degrees | {"prefill_tp": prompting.each}
 
 
-def _full_rate(job: Job, machine: Machine, demand: Demand, cache: BoundedCache) -> float:
-    """Return how many requests a second leave a server that has a third of them at a time, in mid run."""
+def _full_rate(job: Job, machine: Machine, demand: ServerLoad, cache: BoundedCache) -> float:
+    """Return the requests a second that leave a server with a third of them in flight, in the middle half."""
     clients = max(1, demand.requests // 3)
     result = demand.served(job, machine, f"clients count={clients}", cache, demand.requests)
     finished = np.sort(result.requests["finished"])
@@ -279,7 +279,7 @@ def layouts(job: Job, machine: Machine, texts: Iterable[str]) -> Iterator[Job | 
 
 
 def with_splits(texts: Sequence[str], replicas: int) -> tuple[str, ...]:
-    """Return the layouts, and each with so many replicas split into such for prompts and such for answers.
+    """Return the layouts, and each with its replicas divided into some for prompts and some for answers.
 
     >>> with_splits(["tp=4"], 3)
     ('tp=4', 'tp=4 prefill=1 decode=2', 'tp=4 prefill=2 decode=1')
@@ -293,7 +293,7 @@ def with_splits(texts: Sequence[str], replicas: int) -> tuple[str, ...]:
 
 
 def all_layouts(machine: Machine) -> tuple[str, ...]:
-    """Return every power of two of tp in a node, and of stages over what is left of the machine."""
+    """Return all layouts of a power of two of tp within a node, and a power of two of stages."""
     node, gpus = machine.spec.gpus_per_node or machine.fabric.gpus, machine.fabric.gpus
     powers = [1 << bit for bit in range(gpus.bit_length())]
     return tuple(
@@ -303,12 +303,12 @@ def all_layouts(machine: Machine) -> tuple[str, ...]:
 
 
 class Fleets(Struct, frozen=True):
-    """Layouts by what they cost at a load, or by what a GPU yields at their capacity."""
+    """Layouts by their cost at a load, or by the throughput of a GPU at their capacity."""
 
     rows: tuple[Layout, ...]
-    """The best first."""
+    """The layouts that can serve, the best first."""
     refused: tuple[tuple[str, str], ...]
-    """Layouts that can not be, and why."""
+    """Layouts that can not serve, and why."""
     load: float | None
     price: float | None
     interrupted: bool = False
@@ -323,7 +323,7 @@ class Fleets(Struct, frozen=True):
                 "load_per_s": self.load, "interrupted": self.interrupted}  # fmt: skip
 
 
-def _fitting(job: Job, machine: Machine, demand: Demand, text: str) -> Layout | tuple[str, str]:
+def _fitting(job: Job, machine: Machine, demand: ServerLoad, text: str) -> Layout | tuple[str, str]:
     """Return the capacity of a layout, or (its text, why it does not fit into memory)."""
     try:
         return capacity(job, machine, demand)
@@ -334,7 +334,7 @@ def _fitting(job: Job, machine: Machine, demand: Demand, text: str) -> Layout | 
 def fleets(  # noqa: PLR0913 - what is asked, by name
     job: Job,
     machine: Machine,
-    demand: Demand,
+    demand: ServerLoad,
     texts: Sequence[str],
     *,
     load: float | None = None,
@@ -370,9 +370,9 @@ def fleets(  # noqa: PLR0913 - what is asked, by name
 
 
 def curve(
-    job: Job, machine: Machine, demand: Demand, *, cache: BoundedCache | None = None
+    job: Job, machine: Machine, demand: ServerLoad, *, cache: BoundedCache | None = None
 ) -> tuple[LoadPoint, ...]:
-    """Return what users see and what a GPU yields at each of `CONCURRENCIES`, of one replica."""
+    """Return the speed for users and the throughput of a GPU of one replica at each of `CONCURRENCIES`."""
     cache, job = BoundedCache() if cache is None else cache, _one_replica(job)
     name, points = " ".join(f"{axis}={size}" for axis, size in _degrees(job).items()), []
     for count in CONCURRENCIES:

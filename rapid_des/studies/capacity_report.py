@@ -1,4 +1,4 @@
-"""Capacities in words, and what users see against what a GPU yields as a picture."""
+"""The report of capacities, and a picture of speed for users against throughput of a GPU."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from rapid_des.report.formats import counted
 from rapid_des.report.tables import Part, Table, columns
-from rapid_des.studies.capacity import Demand, Fleets, Layout, LoadPoint
+from rapid_des.studies.capacity import Fleets, Layout, LoadPoint, ServerLoad
 
 
 def front(points: Sequence[LoadPoint]) -> tuple[LoadPoint, ...]:
-    """Return the points that no other beats in both, by rising interactivity.
+    """Return the points that no other beats in both figures, by rising tokens a user.
 
     >>> points = LoadPoint("", 1, 9, 1), LoadPoint("", 2, 5, 5), LoadPoint("", 3, 4, 4)
     >>> [point.concurrency for point in front(points)]
@@ -27,7 +27,7 @@ def front(points: Sequence[LoadPoint]) -> tuple[LoadPoint, ...]:
 
 
 def draw_front(points: Sequence[LoadPoint], path: Path, *, title: str) -> None:
-    """Draw interactivity against what a GPU yields, a line a layout, the front thick: PNG, SVG or PDF."""
+    """Draw tokens a user against tokens a GPU, a line a layout, the front thick: PNG, SVG or PDF."""
     from rapid_des.report.pictures import new_figure, save
 
     figure = new_figure(path, figsize=(8, 5))
@@ -52,7 +52,7 @@ def draw_front(points: Sequence[LoadPoint], path: Path, *, title: str) -> None:
     save(figure, path)
 
 
-def capacity_report(fleets: Fleets, demand: Demand, title: str) -> Iterator[Part]:
+def capacity_report(fleets: Fleets, demand: ServerLoad, title: str) -> Iterator[Part]:
     """Yield the fleets as a table, and the layouts that were refused."""
     yield title
     asked = f"{demand.share:.0%} of {demand.requests:,} requests within {demand.slo.text}"

@@ -1,4 +1,4 @@
-"""What a plan chooses, by the key of a job file that says it, and how `--vary` states values of it."""
+"""The choices of a plan as keys of a job file, and the values that `--vary` states for them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHOICES: Mapping[str, str] = {
     "recompute": "training.recompute",
     "zero_stage": "training.zero_stage",
 }
-"""What is chosen, by the key of a job file that says it; dp follows from the number of GPUs."""
+"""The key of a job file for each choice; dp follows from the number of GPUs."""
 ORDER = ("tp", "cp", "ep", "dp", "pp")
 """The usual order of axes, innermost first."""
 
@@ -38,7 +38,7 @@ _WORDS: Mapping[str, Sequence[Any]] = {
 
 
 def choices_of(texts: Iterable[str]) -> dict[str, Sequence[Any] | None]:
-    """Return what `NAME` (all values) and `NAME=value,…` stand for, by choice.
+    """Return the values of each choice from texts `NAME` (all values: None) and `NAME=value,…`.
 
     >>> choices_of(["tp=2,4", "order"])
     {'tp': [2, 4], 'order': None}

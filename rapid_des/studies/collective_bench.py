@@ -1,6 +1,6 @@
 """One collective over a range of sizes on a machine: the table of nccl-tests, beside lower bounds.
 
-Or by every algorithm that does it (`each_compared`): simulated and as estimated, and what `auto` takes.
+`each_compared` lists all algorithms of a collective instead: simulated, estimated, and the choice of `auto`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, structs
 
+from rapid_des.chakra.made import one_collective
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
 from rapid_des.machine import Machine
@@ -34,7 +35,7 @@ from rapid_des.program.collectives.select import Planner
 from rapid_des.program.routes import geometry
 from rapid_des.report.result import Result
 from rapid_des.simulation import replay
-from rapid_des.studies.traffic import messages, one_collective
+from rapid_des.studies.traffic import messages
 from rapid_des.units import PS_PER_S, Size, seconds
 from rapid_des.values import replace
 
@@ -45,16 +46,16 @@ _TOTALS = SHARDED_INPUT
 
 
 class StatedAlgorithm(Struct, frozen=True):
-    """An algorithm of `ON_FABRIC` or of a file, and into how many chunks it cuts (a file: as it stands)."""
+    """An algorithm of `ON_FABRIC` or of a file, and its number of chunks (a file has its own)."""
 
     name: str
     chunks: int = 1
 
 
 class Question(Struct, frozen=True):
-    """What is to be timed: a collective of each of `sizes` bytes among the first `gpus` GPUs (None: all).
+    """The collective to be timed: one of each of `sizes` bytes among the first `gpus` GPUs (None: all).
 
-    What serves it on the machine does so here, unless it has a `stated` algorithm.
+    The machine's own choice serves it, unless an algorithm is `stated`.
     """
 
     operation: str
@@ -79,9 +80,9 @@ class BenchRow(Struct, frozen=True):
     algorithm: str
     bus_factor: float
     nccl: LibraryCost | None = None
-    """What NCCL's closed form says for the fabric that was asked for."""
+    """The time by NCCL's closed form on a named fabric; None if no fabric was named."""
     served: ServedCollective | None = None
-    """What of a library served it; None: nothing of one."""
+    """The kernel of a library that served it; None: no library did."""
 
     @property
     def algorithm_bandwidth(self) -> float:
@@ -95,7 +96,7 @@ class BenchRow(Struct, frozen=True):
 
     @property
     def bound_share(self) -> float:
-        """How near to the lower bound: 1 is as fast as can be."""
+        """The lower bound over the time: 1 is as fast as possible."""
         return self.bound.time / self.duration if self.duration else 0.0
 
     def as_json(self) -> dict[str, Any]:
@@ -166,9 +167,7 @@ def bench(
     return list(each_answer(machine, Question(operation, sizes, gpus), engine=engine))
 
 
-def each_answer(
-    machine: Machine, question: Question, *, engine: str | EngineChoice = "auto"
-) -> Iterator[BenchRow]:
+def each_answer(machine: Machine, question: Question, *, engine: str | EngineChoice) -> Iterator[BenchRow]:
     """Yield the row of every size when it is simulated; `InputError` where the question does not fit."""
     members = members_of(question, machine)
     group, stated = tuple(range(members)), question.stated
@@ -192,7 +191,7 @@ def each_answer(
 
 
 def members_of(question: Question, machine: Machine) -> int:
-    """Return how many GPUs are asked for; `InputError` for more than there are, or an unknown operation."""
+    """Return the number of GPUs; `InputError` for more than the machine has, or an unknown operation."""
     _require_operation(question.operation)
     members = machine.fabric.gpus if question.gpus is None else question.gpus
     if not 2 <= members <= machine.fabric.gpus:
@@ -231,7 +230,7 @@ def chosen(
 
 
 def _require_algorithm(operation: str, algorithm: str, chunks: int) -> None:
-    """Refuse by the option's name what the machine would refuse by its key."""
+    """Raise by the option's name what the machine file would raise by its key."""
     _require_operation(operation)
     if algorithm == AUTO:
         if chunks > 1:
@@ -301,7 +300,7 @@ def _algorithms(result: Result) -> tuple[str, ...]:
 
 
 def _of_library(result: Result) -> ServedCollective | None:
-    """Return what of a library served the only collective."""
+    """Return the kernel of a library that served the only collective; None if no library did."""
     assert result.run is not None
     return next((served for served in result.run.lowered.served if served.protocol), None)
 
@@ -319,13 +318,13 @@ class Compared(Struct, frozen=True):
     """One algorithm at one size."""
 
     size: int
-    """Bytes, as nccl-tests counts them."""
+    """The size in bytes, as nccl-tests counts them."""
     algorithm: str
     chunks: int
     duration: int
-    """Picoseconds, simulated."""
+    """The simulated time in picoseconds."""
     estimate: float
-    """Picoseconds by which `auto` chooses."""
+    """The estimated time in picoseconds, by which `auto` chooses."""
     is_auto: bool
     """Whether `auto` takes it."""
     is_best: bool = False
@@ -344,12 +343,10 @@ class Compared(Struct, frozen=True):
         }
 
 
-def each_compared(
-    machine: Machine, question: Question, *, engine: str | EngineChoice = "auto"
-) -> Iterator[Compared]:
+def each_compared(machine: Machine, question: Question, *, engine: str | EngineChoice) -> Iterator[Compared]:
     """Yield every algorithm for all members of the group at every size, the fastest of a size first.
 
-    Of those that go along several dimensions by an algorithm each it has the one that `auto` would take.
+    Of the algorithms that combine one a dimension it yields the one that `auto` would take.
     """
     for size in question.sizes:
         rows = list(_of_size(machine, replace(question, sizes=[size]), engine))

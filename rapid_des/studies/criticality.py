@@ -1,9 +1,9 @@
-"""How critical each part of a machine is: what it costs the step if that part alone is slower.
+"""How critical each part of a machine is: the cost to the step if this part alone is slower.
 
-Three facts of the healthy run spare simulations without changing the answer: a part that carries nothing
-costs nothing; parts of the same busy links, and those that a proven rotation of the program maps onto each
-other, cost the same, up to the order in which a link serves transfers that become ready at one instant (tens
-of picoseconds); and traces that a fault does not reprice are lowered again, not built again.
+Three facts of the healthy run save simulations without changing the answer. A part without traffic costs
+nothing. Parts with the same busy links cost the same, and so do parts that a proven rotation of the program
+maps onto each other, except for the order in which a link serves transfers that become ready at one instant
+(tens of picoseconds). Traces that a fault does not reprice are lowered again, not built again.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ PLURALS: dict[str, Kind] = {
 }
 
 
-class Part(Struct, frozen=True):
-    """A piece of the machine and what belongs to it.
+class MachinePart(Struct, frozen=True):
+    """A part of a machine, with its links and GPUs.
 
     link: a cable, or a link without one back. gpu: a GPU's own speed. nic, switch, endpoint: all links of
     a NIC, of a switch, of a GPU as a node of the fabric. node: a server with its GPUs, NICs and links.
@@ -54,10 +54,10 @@ class Part(Struct, frozen=True):
     name: str
     links: frozenset[int]
     gpus: frozenset[int]
-    """Those whose own speed goes down with it."""
+    """The GPUs that are slower if the part is slower."""
 
     def fault(self, derate: float) -> Fault:
-        """Return the fault that leaves a share `derate` of the part's speed."""
+        """Return the fault that reduces the part to a share `derate` of its speed."""
         if self.kind == "link":
             return Fault(link=self.name, bandwidth=derate)
         if self.kind == "gpu":
@@ -68,23 +68,23 @@ class Part(Struct, frozen=True):
         return _at_links(self.kind, self.name, derate)
 
 
-_Mark = tuple[str, frozenset[int], frozenset[int]]
-"""What of its speed a part loses, its links that carry something, and the positions of its ranks."""
+_Signature = tuple[str, frozenset[int], frozenset[int]]
+"""The kind of speed that a part loses, its links with traffic, and the positions of its ranks."""
 
 
-class Ranked(Struct, frozen=True):
-    """What a part's degradation costs."""
+class RankedPart(Struct, frozen=True):
+    """The cost of a part's degradation."""
 
-    part: Part
+    part: MachinePart
     step_time: Duration
     cost: int
     """Picoseconds over the healthy step."""
     source: str
-    """simulated; carries nothing; or the part that it is a mirror image of, or has all busy links of."""
+    """The source of the cost: simulated; carries nothing; or the part with equal links or a mirror image."""
 
 
 class Criticality(Struct, frozen=True):
-    """Every part by what it costs, the costliest first, equals in the order of KINDS and ids.
+    """All parts by their cost, the costliest first, equals in the order of KINDS and ids.
 
     >>> from rapid_des.units import Duration
     >>> Criticality(Duration(10**12), 0.5, (), simulations=1).as_json()["healthy_s"]
@@ -94,7 +94,7 @@ class Criticality(Struct, frozen=True):
     healthy: Duration
     """The step without a slower part."""
     derate: float
-    rows: tuple[Ranked, ...]
+    rows: tuple[RankedPart, ...]
     simulations: int
     left: int = 0
     """Parts that were not reached before the study was interrupted."""
@@ -120,7 +120,7 @@ class Criticality(Struct, frozen=True):
         }
 
     def heat_map(self, machine: Machine) -> Picture:
-        """Return a drawing whose links and nodes have their cost as colour, 1 the costliest of its kind.
+        """Return a picture in which colours show the cost of links and nodes: 1 is the costliest of its kind.
 
         A GPU is filled by the cost of its own speed and outlined by that of its links.
         """
@@ -139,7 +139,7 @@ class Criticality(Struct, frozen=True):
             node_load=nodes or None,
         )
 
-    def _shares(self, kind: str) -> Iterator[tuple[Part, float]]:
+    def _shares(self, kind: str) -> Iterator[tuple[MachinePart, float]]:
         rows = [row for row in self.rows if row.part.kind == kind]
         most = max((row.cost for row in rows), default=0)
         for row in rows:
@@ -154,7 +154,7 @@ def criticality(
     kinds: Sequence[Kind] = KINDS,
     how: How = How(),  # noqa: B008 - frozen
 ) -> Criticality:
-    """Rank parts of a machine by what it costs the step if one alone is at a share `derate` of its speed.
+    """Rank parts of a machine by the cost to the step if one alone has a share `derate` of its speed.
 
     A link loses bandwidth in both directions, a GPU arithmetic and memory bandwidth; a NIC, a switch and a
     GPU as an endpoint of the fabric the bandwidth of all their links; a server both of its GPUs and links.
@@ -170,7 +170,7 @@ def criticality(
     """
     if not 0 < derate < 1:
         raise InputError(f"derate {derate}: allowed: above 0 and below 1")
-    study = _Study(subject, machine, derate, how)
+    study = _CriticalityStudy(subject, machine, derate, how)
     return study.ranked(parts_of(machine, kinds, gpus=study.gpus))
 
 
@@ -181,7 +181,7 @@ def alike_places(
 
     A healthy step is simulated in mode flattened to find out.
     """
-    study = _Study(subject, machine, 0.5, replace(how, mode="flattened"))
+    study = _CriticalityStudy(subject, machine, 0.5, replace(how, mode="flattened"))
     places = {part.name: part for part in parts_of(machine, [kind], gpus=range(machine.fabric.gpus))}
     prefix = "" if kind == "link" else kind
     parts = [places.get(name if name in places else f"{prefix}{name}") for name in names]
@@ -191,8 +191,8 @@ def alike_places(
     return [*([number[part] for part in alike] for alike in classes), *alone]
 
 
-class _Study:
-    """The healthy run, and what is already known from the runs so far."""
+class _CriticalityStudy:
+    """The healthy run, and all that follows from the runs so far."""
 
     def __init__(self, subject: Job | TraceSet, machine: Machine, derate: float, how: How) -> None:
         self.subject, self.machine, self.derate, self.how = subject, machine, derate, how
@@ -221,8 +221,8 @@ class _Study:
             return None
         return price(self.subject, self.machine, cache=self.cache).traces
 
-    def ranked(self, parts: Sequence[Part]) -> Criticality:
-        rows: dict[Part, Ranked] = {}
+    def ranked(self, parts: Sequence[MachinePart]) -> Criticality:
+        rows: dict[MachinePart, RankedPart] = {}
         classes = self.classes(parts) if self.how.symmetry else [[part] for part in parts]
         try:
             for number, alike in enumerate(classes, start=1):
@@ -238,14 +238,14 @@ class _Study:
             self.healthy, self.derate, tuple(ranked), self.simulations, left=len(parts) - len(rows)
         )
 
-    def classes(self, parts: Sequence[Part]) -> list[list[Part]]:
+    def classes(self, parts: Sequence[MachinePart]) -> list[list[MachinePart]]:
         """Return parts that cost the same, the most loaded class first."""
-        idle = [part for part in parts if not any(self._mark(part)[1:])]
-        by_mark: dict[_Mark, Part] = {}
-        alike = {part: by_mark.setdefault(self._mark(part), part) for part in parts}
+        idle = [part for part in parts if not any(self._signature(part)[1:])]
+        by_signature: dict[_Signature, MachinePart] = {}
+        alike = {part: by_signature.setdefault(self._signature(part), part) for part in parts}
         alike |= {part: idle[0] for part in idle}
 
-        def head(part: Part) -> Part:
+        def head(part: MachinePart) -> MachinePart:
             while alike[part] is not part:
                 part = alike[part]
             return part
@@ -253,41 +253,41 @@ class _Study:
         order = {part: number for number, part in enumerate(parts)}
         for rotation in rotations(self.run.lowered.program):
             for part in parts:
-                loss, links, positions = self._mark(part)
-                other = by_mark.get(
+                loss, links, positions = self._signature(part)
+                other = by_signature.get(
                     (loss, _moved(rotation.link, links), _moved(rotation.position, positions))
                 )
                 if other is not None and (links or positions):
                     low, high = sorted((head(part), head(other)), key=order.__getitem__)
                     alike[high] = low
-        classes: dict[Part, list[Part]] = {}
+        classes: dict[MachinePart, list[MachinePart]] = {}
         for part in parts:
             classes.setdefault(head(part), []).append(part)
         return sorted(classes.values(), key=lambda alike: -int(self.load[sorted(alike[0].links)].sum()))
 
-    def _mark(self, part: Part) -> _Mark:
-        """Return what of a part the program notices: parts of equal marks cost the same."""
+    def _signature(self, part: MachinePart) -> _Signature:
+        """Return what of a part affects the program: parts with equal signatures cost the same."""
         positions = frozenset(self.position[gpu] for gpu in part.gpus if gpu in self.position)
         loss = part.kind if part.gpus else "bandwidth"
         return loss, part.links & self.used, positions
 
-    def _rows_of(self, alike: Sequence[Part]) -> Iterator[Ranked]:
+    def _rows_of(self, alike: Sequence[MachinePart]) -> Iterator[RankedPart]:
         """Yield the rows of parts that cost the same, by one simulation at most."""
         first = alike[0]
-        if self.how.symmetry and not any(self._mark(first)[1:]):
+        if self.how.symmetry and not any(self._signature(first)[1:]):
             for part in alike:
-                yield Ranked(part, self.healthy, 0, "carries nothing")
+                yield RankedPart(part, self.healthy, 0, "carries nothing")
             return
         result = self._degraded(first)
         yield self._row(first, result, "simulated")
         for part in alike[1:]:
-            same = self._mark(part) == self._mark(first)
+            same = self._signature(part) == self._signature(first)
             yield self._row(part, result, f"{'the links of' if same else 'mirrors'} {first.name}")
 
-    def _row(self, part: Part, result: Result, source: str) -> Ranked:
-        return Ranked(part, result.step_time, result.step_time - self.healthy, source)
+    def _row(self, part: MachinePart, result: Result, source: str) -> RankedPart:
+        return RankedPart(part, result.step_time, result.step_time - self.healthy, source)
 
-    def _degraded(self, part: Part) -> Result:
+    def _degraded(self, part: MachinePart) -> Result:
         self.simulations += 1
         machine = self.machine.with_faults([part.fault(self.derate)])
         if self.priced is not None and not part.gpus:
@@ -299,12 +299,12 @@ def _moved(permutation: Int64s, ids: frozenset[int]) -> frozenset[int]:
     return frozenset(permutation[sorted(ids)].tolist())
 
 
-def parts_of(machine: Machine, kinds: Sequence[Kind], *, gpus: Collection[int]) -> tuple[Part, ...]:
-    """Return the living parts of some kinds, in the order of KINDS, each by ascending id.
+def parts_of(machine: Machine, kinds: Sequence[Kind], *, gpus: Collection[int]) -> tuple[MachinePart, ...]:
+    """Return the working parts of some kinds, in the order of KINDS, each by ascending id.
 
-    `gpus` are those that run something: of the other GPUs only their links are parts, and servers without
-    any are left out. That a machine has nothing of a kind (servers need its `gpus_per_node`) is an
-    `InputError` only if nothing else was asked for.
+    `gpus` are those that run a program: other GPUs count with their links only, and servers without one of
+    these GPUs are left out. `InputError` if the machine has no part of any of the kinds (servers need
+    `gpus_per_node`).
     """
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
@@ -325,7 +325,7 @@ def parts_of(machine: Machine, kinds: Sequence[Kind], *, gpus: Collection[int]) 
     return made
 
 
-def _links(machine: Machine) -> Iterator[Part]:
+def _links(machine: Machine) -> Iterator[MachinePart]:
     fabric = machine.fabric
     ends = dict[tuple[int, int], int]()
     for link, pair in enumerate(zip(fabric.source.tolist(), fabric.destination.tolist(), strict=True)):
@@ -334,26 +334,26 @@ def _links(machine: Machine) -> Iterator[Part]:
     for (source, destination), link in ends.items():
         back = ends.get((destination, source))
         if back is None:
-            yield Part("link", fabric.link_name(link), frozenset({link}), frozenset())
+            yield MachinePart("link", fabric.link_name(link), frozenset({link}), frozenset())
         elif source < destination:
             name = f"{fabric.node_name(source)}-{fabric.node_name(destination)}"
-            yield Part("link", name, frozenset({link, back}), frozenset())
+            yield MachinePart("link", name, frozenset({link, back}), frozenset())
 
 
-def _gpus(gpus: Collection[int]) -> Iterator[Part]:
+def _gpus(gpus: Collection[int]) -> Iterator[MachinePart]:
     for gpu in sorted(gpus):
-        yield Part("gpu", f"gpu{gpu}", frozenset(), frozenset({gpu}))
+        yield MachinePart("gpu", f"gpu{gpu}", frozenset(), frozenset({gpu}))
 
 
-def _of_fabric(machine: Machine, kind: Literal["nic", "switch", "endpoint"]) -> Iterator[Part]:
-    """Yield those of a kind of the fabric's nodes that have a living link."""
+def _of_fabric(machine: Machine, kind: Literal["nic", "switch", "endpoint"]) -> Iterator[MachinePart]:
+    """Yield a part for each of the fabric's nodes of a kind that has a working link."""
     first, count = node_range(machine.fabric, "gpu" if kind == "endpoint" else kind)
     names = [machine.fabric.node_name(node) for node in range(first, first + count)]
     faults = [_at_links(kind, name, 0.5) for name in names]
     for name, (_, hit) in zip(names, hits(machine.healthy, faults), strict=True):
         links = frozenset(hit.links.tolist()) - machine.dead
         if links:
-            yield Part(kind, name, links, frozenset())
+            yield MachinePart(kind, name, links, frozenset())
 
 
 def _at_links(kind: Kind, name: str, derate: float) -> Fault:
@@ -363,7 +363,7 @@ def _at_links(kind: Kind, name: str, derate: float) -> Fault:
     return Fault(switch=name, bandwidth=derate) if kind == "switch" else Fault(gpu=name, bandwidth=derate)
 
 
-def _servers(machine: Machine, gpus: Collection[int]) -> Iterator[Part]:
+def _servers(machine: Machine, gpus: Collection[int]) -> Iterator[MachinePart]:
     size = machine.spec.gpus_per_node
     for node in range(machine.fabric.gpus // size if size else 0):
         fault = Fault(node=node, bandwidth=0.5)
@@ -371,4 +371,4 @@ def _servers(machine: Machine, gpus: Collection[int]) -> Iterator[Part]:
         members = frozenset(hit.gpus.tolist())
         if not members.isdisjoint(gpus):
             links = frozenset(np.setdiff1d(hit.links, sorted(machine.dead)).tolist())
-            yield Part("node", f"node{node}", links, members)
+            yield MachinePart("node", f"node{node}", links, members)

@@ -1,4 +1,4 @@
-"""A search's database, which Optuna opens: looked at first, and the rows that come out of it."""
+"""A search's database: checks before Optuna opens it, and checks of the rows that it returns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rapid_des.studies.spaces import Case
 
 _SQLITE = "sqlite:///"
 _CALCULATES = re.compile(r"\b(GENERATED|VIRTUAL|DEFAULT|AS)\b", re.IGNORECASE)
-"""What a table says whose cells are worked out as they are read. Optuna's say none of it."""
+"""Words in the description of a table whose cells are calculated on reading; Optuna's tables have none."""
 _KINDS: Mapping[str, tuple[type, ...]] = {"int64": (int,), "float64": (int, float), "string": (str,)}
 
 
@@ -44,7 +44,7 @@ def check_database(storage: str | None) -> None:
 
 @contextmanager
 def storage_named(storage: str | None) -> Iterator[None]:
-    """Have what Optuna and its database raise name the storage; all else goes on as it is."""
+    """Turn errors of Optuna and its database into an `InputError` that names the storage."""
     try:
         yield
     except RapidDesError:
@@ -61,7 +61,7 @@ def storage_named(storage: str | None) -> Iterator[None]:
 def checked_row(
     attributes: Mapping[str, Any], cases: Mapping[int, Case], identity: Any, storage: str | None
 ) -> dict[str, Any]:
-    """Return a trial's row if it has the form of one of the study's, and its digest; else `InputError`."""
+    """Return a trial's row if it has the form of the study's rows and its digest fits; else `InputError`."""
     row = attributes["row"]
     problem = _problem_of(row, cases)
     if not problem and attributes.get("digest") != digest_of(row, identity):
@@ -72,17 +72,17 @@ def checked_row(
 
 
 def digest_of(row: Mapping[str, Any], identity: Any) -> str:
-    """Return what binds a row to the study that it is of."""
+    """Return the digest that binds a row to its study."""
     return sha256(json.dumps([identity, row], sort_keys=True).encode()).hexdigest()
 
 
 def altered(storage: str | None, problem: str) -> InputError:
-    """Return what is to be raised for a row that somebody changed."""
+    """Return the error for a row that was changed outside of the study."""
     return InputError(f"--storage {storage}: a row is not as it was written: {problem}")
 
 
 def _problem_of(row: Any, cases: Mapping[int, Case]) -> str:
-    """Return what is wrong with a row; empty if nothing is."""
+    """Return the first problem of a row; empty if there is none."""
     if not isinstance(row, dict) or type(row.get("id")) is not int or row["id"] not in cases:
         return "it is of no point of the study"
     labels = dict(cases[row["id"]].labels)
@@ -101,7 +101,7 @@ def _problem_of(row: Any, cases: Mapping[int, Case]) -> str:
 
 
 def _fits(name: str, value: Any) -> bool:
-    """Tell whether a value can stand in a figure's column."""
+    """Return whether a value is allowed in a figure's column."""
     if value is None:
         return name not in {"status", "step_time_ps"}
     if isinstance(value, bool) or not isinstance(value, _KINDS[kind_of(name)]):

@@ -1,4 +1,4 @@
-"""When a study has to end: asked between its pieces of work, and while it waits for workers."""
+"""The time limit of a study: checked between its pieces of work, and while it waits for workers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from msgspec import Struct, field
 
 _PATIENCE_S = 0.02
-"""How long one waits for workers before the time is looked at again."""
+"""The seconds between two looks at the clock while workers are busy."""
 
 
 class TimeIsUp(Exception):  # noqa: N818 - ends a wait for workers, and is no error
@@ -23,7 +23,7 @@ class Deadline(Struct, frozen=True):
     """
 
     seconds: float | None = None
-    """From now on; None: as long as it takes."""
+    """The time limit in seconds from `began`; None: there is none."""
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -32,7 +32,7 @@ class Deadline(Struct, frozen=True):
         return self.seconds is not None and time.monotonic() - self.began >= self.seconds
 
     def while_waiting(self, work: Callable[[], bool]) -> Callable[[], bool]:
-        """Return what does a piece of `work` whenever workers are busy, and raises `TimeIsUp` at the end."""
+        """Return a function for idle time: it does a piece of `work`, and raises `TimeIsUp` at the end."""
 
         def meanwhile() -> bool:
             if self.over:

@@ -1,4 +1,4 @@
-"""Two results lined up: which operators, collectives and waiting make the difference between their steps."""
+"""The difference of two results: which operators, collectives and waits add to the step time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Priced(msgspec.Struct):
 
 
 class _Result(msgspec.Struct):
-    """What a comparison reads of a result as JSON."""
+    """The keys of a result as JSON that a comparison reads."""
 
     step_time_ps: int
     breakdown_s: dict[str, float]
@@ -48,7 +48,7 @@ def check_result(plain: object, where: str) -> None:
 
 
 class Term(Struct, frozen=True):
-    """What one operator, collective or wait of a part of the time adds, in picoseconds."""
+    """The picoseconds of one operator, collective or wait in both results, within a part of the time."""
 
     part: str
     name: str
@@ -57,18 +57,18 @@ class Term(Struct, frozen=True):
 
     @property
     def added(self) -> int:
-        """How much longer the second result spends on it."""
+        """The picoseconds that the second result spends on it beyond the first."""
         return self.after - self.before
 
 
 class Difference(Struct, frozen=True):
-    """What the second of two steps spends more or less than the first, name by name.
+    """The time that the second of two steps spends more or less than the first, by name.
 
     Attributes:
-        before: the step time of the first, picoseconds.
-        after: that of the second.
-        terms: of every name in either, the largest change first; what they add is `after - before`, exactly.
-        figures: by name the first's and the second's.
+        before: the step time of the first, in picoseconds.
+        after: the step time of the second, in picoseconds.
+        terms: a term for every name, the largest change first; they add up to `after - before` exactly.
+        figures: the values of the first and the second, by the name of the figure.
 
     >>> Difference(5, 8, (Term("tp", "reduce", 2, 5),), {}).parts()
     {'tp': 3}
@@ -79,10 +79,10 @@ class Difference(Struct, frozen=True):
     terms: tuple[Term, ...]
     figures: Mapping[str, tuple[Any, Any]]
     not_validated: tuple[str, ...] = ()
-    """Devices of either of which there are no measurements as they were stated."""
+    """The devices of both results for which there are no measurements as they were stated."""
 
     def parts(self) -> dict[str, int]:
-        """Return what each part of the breakdown adds, in picoseconds."""
+        """Return the picoseconds that each part of the breakdown adds."""
         parts: dict[str, int] = {}
         for term in self.terms:
             parts[term.part] = parts.get(term.part, 0) + term.added
@@ -118,10 +118,10 @@ class Difference(Struct, frozen=True):
 
 
 def difference(one: Result | Mapping[str, Any], two: Result | Mapping[str, Any]) -> Difference:
-    """Return what makes the second of two results slower or faster than the first.
+    """Return the terms that make the second of two results slower or faster than the first.
 
-    Each is a result or what `run --json` prints of it. The times are those of the critical rank of each: they
-    add up to its step.
+    Each is a result, or the data that `run --json` prints. Times are those of the critical rank of each
+    result: they add up to its step.
 
     >>> from rapid_des.frontend import load_job
     >>> from rapid_des.machine import load_machine

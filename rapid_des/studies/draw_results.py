@@ -1,4 +1,4 @@
-"""Draws of faults that a folder keeps: what its manifest says of them, and all of it read again."""
+"""Draws of faults in a folder: the manifest from which they can be run again, and reading them back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rapid_des.machine import Machine, load_machine
 from rapid_des.network.faults import parse_fault
 from rapid_des.studies.fault_rows import FaultSample, Sampling, read
 from rapid_des.studies.points import Point, evaluate
-from rapid_des.studies.store import Store
+from rapid_des.studies.store import ResultStore
 from rapid_des.studies.sweep import Rerun, source_content
 from rapid_des.units import seconds
 from rapid_des.values import replace
@@ -24,7 +24,7 @@ from rapid_des.values import replace
 class _Configuration(msgspec.Struct):
     job: dict[str, Any]
     machine: int
-    """Which of the manifest's machines."""
+    """The position of the machine in the manifest's list."""
     mode: str
     strict: bool
     allow_oom: bool
@@ -38,8 +38,8 @@ class _Drawn(msgspec.Struct):
     points: dict[str, str]
 
 
-class _OfFaults(msgspec.Struct):
-    """What the manifest of a sample says."""
+class _FaultManifest(msgspec.Struct):
+    """The manifest of a sample."""
 
     study: _Drawn
     configurations: dict[str, _Configuration]
@@ -47,7 +47,7 @@ class _OfFaults(msgspec.Struct):
 
 
 def inputs_of(points: Mapping[str, Point], cache: BoundedCache) -> dict[str, Any]:
-    """Return what a manifest holds so that draws can be run again: each job, and each machine once."""
+    """Return the part of a manifest from which draws can be run again: each job, and each machine once."""
     machines = list[Machine]()
     configurations = dict[str, Any]()
     for name, point in points.items():
@@ -60,9 +60,9 @@ def inputs_of(points: Mapping[str, Point], cache: BoundedCache) -> dict[str, Any
     return {"configurations": configurations, "machines": stated}
 
 
-def kept_points(store: Store) -> dict[str, Point]:
-    """Return the configurations of a folder, by name."""
-    manifest = store.require(_OfFaults)
+def kept_points(store: ResultStore) -> dict[str, Point]:
+    """Return the configurations in a folder, by name."""
+    manifest = store.require(_FaultManifest)
     machines = [load_machine(tree) for tree in manifest.machines]
     return {
         name: Point(
@@ -76,18 +76,18 @@ def kept_points(store: Store) -> dict[str, Point]:
     }
 
 
-def kept_sample(store: Store) -> FaultSample:
-    """Return the draws that a folder keeps."""
-    manifest = store.require(_OfFaults)
+def kept_sample(store: ResultStore) -> FaultSample:
+    """Return the draws in a folder."""
+    manifest = store.require(_FaultManifest)
     rows = tuple(read(row) for row in store.table().to_pylist())
     drawn = manifest.study
     return FaultSample(tuple(manifest.configurations), rows, drawn.faults, drawn.seed, drawn.sampling)
 
 
-def rerun_draw(store: Store, number: int) -> Rerun:
-    """Simulate the draw of a row again, and the healthy step beside it, from what the manifest says."""
+def rerun_draw(store: ResultStore, number: int) -> Rerun:
+    """Simulate the draw of a row and its healthy step again, from the manifest."""
     row, cache = store.row(number), BoundedCache()
-    name, manifest = row["configuration"], store.require(_OfFaults)
+    name, manifest = row["configuration"], store.require(_FaultManifest)
     point = kept_points(store)[name]
     drawn = read(row)
     if drawn.error:

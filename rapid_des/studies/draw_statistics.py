@@ -1,4 +1,4 @@
-"""What a sample says: mean, percentiles and the mean of its worst share, with confidence intervals.
+"""Statistics of a sample: mean, percentiles and the mean of its worst share, with confidence intervals.
 
 Intervals are at 95 %. That of a mean follows from Student's t; those of a percentile q and of the mean of the
 worst share (CVaR, Rockafellar and Uryasev, Journal of Banking & Finance 26, 2002) from their asymptotic
@@ -25,14 +25,14 @@ CONFIDENCE = 0.95
 TAIL = 0.95
 """CVaR is the mean of the values beyond this percentile."""
 _FEWEST = 20
-"""Draws before an interval is trusted to end a study."""
+"""The least number of draws before an interval may end a study."""
 _UNTIL = re.compile(r"(mean|(?:p|cvar)(?!0+\b)\d{1,2})\s*(?:±|\+-|\+/-)\s*(\d+(?:\.\d+)?)\s*%\s*\Z")
 
 Floats = NDArray[np.float64]
 
 
 class Until(Struct, frozen=True):
-    """When there are draws enough: an estimate's interval is a share of it, at most.
+    """The condition that ends a study: half of a figure's interval is at most a share of the figure.
 
     >>> Until.parse("mean ±0.5%")
     Until(figure='mean', share=0.005)
@@ -43,7 +43,7 @@ class Until(Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Until:
-        """Return what a text says; `InputError` says what is allowed."""
+        """Return the condition that a text states; `InputError` names what is allowed."""
         matched = _UNTIL.match(text.strip())
         if matched is None or not float(matched[2]):
             raise InputError(f"--until {text!r}: allowed: 'mean ±0.5%', or p95 or cvar95 in place of mean")
@@ -57,10 +57,10 @@ class Until(Struct, frozen=True):
         return half <= self.share * abs(middle)
 
 
-class Spread(Struct, frozen=True):
-    """A sample in figures, in the unit of its values.
+class SampleStatistics(Struct, frozen=True):
+    """The statistics of a sample, in the unit of its values.
 
-    >>> found = Spread.of([1.0, 2.0, 3.0, 4.0])
+    >>> found = SampleStatistics.of([1.0, 2.0, 3.0, 4.0])
     >>> found.mean, round(found.mean_half, 3), found.worst, found.p50
     (2.5, 2.054, 4.0, 2.5)
     """
@@ -76,15 +76,18 @@ class Spread(Struct, frozen=True):
     p95: float
     p99: float
     cvar95: float
-    """Mean of the worst twentieth."""
+    """The mean of the worst twentieth."""
     cvar95_half: float
     worst: float
 
     @classmethod
-    def of(cls, values: Sequence[float], *, weights: Sequence[float] = (), rounds: int = 1) -> Spread:
-        """Return the figures of values, of equal or of stated weights: then of all there is, without error.
+    def of(
+        cls, values: Sequence[float], *, weights: Sequence[float] = (), rounds: int = 1
+    ) -> SampleStatistics:
+        """Return the statistics of values with equal or stated weights; the latter are a whole population.
 
-        `rounds` is how many values a round of a Latin hypercube has, 1 for independent ones.
+        A whole population has no error. `rounds` is the number of values in a round of a Latin hypercube, 1
+        for independent values.
         """
         array, shares = _sorted(values, weights)
         mean = float(array @ shares)
@@ -115,7 +118,7 @@ def percentile(values: Floats, shares: Floats, level: float) -> float:
 
 
 def tail_mean(values: Floats, shares: Floats, level: float) -> float:
-    """Return the mean of the worst 1 - level of ascending values, one of them in part where it must be."""
+    """Return the mean of the worst 1 - level of ascending values; the last one counts in part."""
     above = np.cumsum(shares[::-1])[::-1] - shares  # what is beyond each
     weights = np.clip((1 - level) - above, 0, shares)
     return float(values @ weights / weights.sum())
@@ -155,8 +158,8 @@ def _percentile_interval(values: Floats, shares: Floats, level: float) -> tuple[
     return middle, max(float(values[high]) - middle, middle - float(values[low]))
 
 
-def student(freedom: int, confidence: float = CONFIDENCE) -> float:
-    """Return how many standard errors a mean is off at most, with this probability.
+def student(freedom: int) -> float:
+    """Return how many standard errors a mean is off at most, with a probability of `CONFIDENCE`.
 
     From four degrees of freedom on by Abramowitz and Stegun 26.7.5, within 0.1 %; below from its table.
 
@@ -164,9 +167,9 @@ def student(freedom: int, confidence: float = CONFIDENCE) -> float:
     (2.262, 1.962)
     """
     exact = {1: 12.706, 2: 4.303, 3: 3.182}
-    if freedom in exact and confidence == CONFIDENCE:
+    if freedom in exact:
         return exact[freedom]
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     terms = (
         (z**3 + z) / 4,
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,

@@ -1,4 +1,4 @@
-"""What a table of points says: the best, the front of two figures, and which axes matter.
+"""Summaries of a table of points: the best, the front of two figures, and the effects of axes.
 
 Columns are arrays by name, one entry a point; points that failed have NaN figures.
 """
@@ -16,7 +16,7 @@ from rapid_des.arrays import Bools, Floats, Int64s, levels_of
 from rapid_des.studies.figures import FIGURES
 
 Columns = Mapping[str, Any]
-"""Name to array."""
+"""The columns of a table: one array for each name."""
 
 
 class Level(Struct, frozen=True):
@@ -36,7 +36,7 @@ class Level(Struct, frozen=True):
 
 
 class Effect(Struct, frozen=True):
-    """How much of what the objective varies over all points goes with one axis.
+    """The share of the objective's variance over all points that one axis explains.
 
     >>> columns = {"tp": np.array([1, 1, 2, 2]), "step_time_s": np.array([4.0, 4.0, 2.0, 2.0])}
     >>> one = main_effects(columns, ["tp"], "step_time_s")[0]
@@ -46,12 +46,12 @@ class Effect(Struct, frozen=True):
 
     axis: str
     share: float
-    """Of the variance of the objective's logarithm: that between the axis' values."""
+    """The part of the variance of the objective's logarithm that lies between the axis' values."""
     levels: tuple[Level, ...]
 
 
 class Interaction(Struct, frozen=True):
-    """What of the variance goes with the combination of two axes beyond what each adds by itself."""
+    """The share of the variance that two axes explain together beyond what they explain one by one."""
 
     axes: tuple[str, str]
     share: float
@@ -93,7 +93,7 @@ def front(columns: Columns, figure: str, other: str) -> Int64s:
 
 
 def main_effects(columns: Columns, axes: Sequence[str], objective: str) -> list[Effect]:
-    """Return what goes with each axis that has several values, the largest first."""
+    """Return the effect of each axis that has several values, the largest first."""
     places = _positive(columns, objective)
     logs = np.log(columns[objective][places])
     effects = []
@@ -109,7 +109,7 @@ def main_effects(columns: Columns, axes: Sequence[str], objective: str) -> list[
 
 
 def interactions(columns: Columns, axes: Sequence[str], objective: str) -> list[Interaction]:
-    """Return what goes with pairs of axes, the largest first."""
+    """Return the interactions of pairs of axes, the largest first."""
     places = _positive(columns, objective)
     logs = np.log(columns[objective][places])
     level = {axis: np.unique(columns[axis][places], return_inverse=True)[1] for axis in axes}

@@ -2,8 +2,8 @@
 
     items ──► executor.map(function, items) ──► (position, outcome), as they finish
 
-An executor calls `function(item, cache)`. The cache belongs to one worker and lasts: what its items have in
-common is worked out once. Which worker does what never changes an outcome. Functions are pickled by name.
+An executor calls `function(item, cache)`. The cache belongs to one worker and lasts, so that work that items
+share is done once. The outcome does not depend on the worker. Functions are pickled by name.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Item = TypeVar("Item")
 Value = TypeVar("Value")
 
 CACHE = 1 << 28
-"""Bytes, about, that a worker keeps of what its items have in common."""
+"""The size of a worker's cache in bytes."""
 
 
 @dataclass(frozen=True)
 class Done(Generic[Value]):
-    """What a function returned for an item, and the seconds that it took."""
+    """The value that a function returned for an item, and the seconds that it took."""
 
     value: Value
     wall_s: float = field(compare=False)
@@ -34,7 +34,7 @@ class Done(Generic[Value]):
 
 @dataclass(frozen=True)
 class Failed:
-    """What a function raised for an item: the error's class and its text."""
+    """The error that a function raised for an item: its class, its text and the seconds that it took."""
 
     error: str
     text: str
@@ -44,7 +44,7 @@ class Failed:
 Outcome: TypeAlias = Done[Value] | Failed
 Work: TypeAlias = Callable[[Item, BoundedCache], Value]
 Meanwhile: TypeAlias = Callable[[], bool]
-"""A piece of the caller's own work, done while workers are busy; false if none was left."""
+"""A function that does a piece of the caller's own work while workers are busy; false if none is left."""
 
 
 class Executor(Protocol):
@@ -53,7 +53,7 @@ class Executor(Protocol):
     workers: int
 
     def start(self) -> None:
-        """Begin to start all workers, for who needs them soon; without it they start as they are needed."""
+        """Begin to start all workers; without this call they start when they are needed."""
         ...
 
     def map(
@@ -61,7 +61,7 @@ class Executor(Protocol):
     ) -> Generator[tuple[int, Outcome[Value]], None, None]:
         """Yield every item's position and outcome as they finish; items are taken as workers become free.
 
-        An iterator that has none for now is asked again as long as others are at work.
+        An iterator that has no item for now is asked again as long as workers are busy.
         """
         ...
 
@@ -73,7 +73,7 @@ class Executor(Protocol):
 
 
 def attempt(function: Work[Item, Value], item: Item, cache: BoundedCache) -> Outcome[Value]:
-    """Return what a function returns or raises for an item; only ^C and its like go through."""
+    """Return the value or the error of a function for an item; only ^C and its like are raised."""
     began = time.perf_counter()
     try:
         value = function(item, cache)
@@ -102,7 +102,7 @@ class InProcess:
         self._cache = BoundedCache(CACHE) if cache is None else cache
 
     def start(self) -> None:
-        """Do nothing: it has started."""
+        """Do nothing: this process runs already."""
 
     def map(
         self,

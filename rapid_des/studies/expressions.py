@@ -1,4 +1,4 @@
-"""Conditions such as `tp*cp*pp*dp == 64`: the few forms that are allowed, parsed once; no code is run."""
+"""Conditions such as `tp*cp*pp*dp == 64`: a few forms are allowed, parsed once; no code is executed."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class Expression(Struct, frozen=True, dict=True):
     names: tuple[str, ...]
     file: str = ""
     key: str = ""
-    """Where it stands, for errors."""
+    """The key of the file that holds the expression, for errors."""
 
     @classmethod
     def parse(
         cls, text: str, *, known: Collection[str] | None = None, file: str = "", key: str = ""
     ) -> Expression:
-        """Return the expression of a text; a `ConfigError` says what is not allowed, or not `known`."""
+        """Return the expression of a text; `ConfigError` for a forbidden form or an unknown name."""
         try:
             if len(text) > _LONGEST:
                 raise ValueError(f"longer than {_LONGEST} characters")
@@ -79,14 +79,14 @@ class Expression(Struct, frozen=True, dict=True):
 
     @cached_property
     def _function(self) -> _Function:
-        """Made once: a study asks its conditions of millions of combinations."""
+        """The compiled function; a study evaluates its conditions for millions of combinations."""
         return _function(self.tree)
 
     def __reduce__(self) -> tuple[type[Expression], tuple[Any, ...]]:
         return Expression, (self.text, self.tree, self.names, self.file, self.key)
 
     def __call__(self, values: Mapping[str, Any]) -> Any:
-        """Return what the expression comes to; `ConfigError` if its values do not go together."""
+        """Return the value of the expression; `ConfigError` if an operation does not fit its values."""
         try:
             return _bounded(self._function(values))
         except (TypeError, ArithmeticError, ValueError) as error:
@@ -103,7 +103,7 @@ def _names(node: ast.expr) -> list[str]:
 
 
 def _parts(node: ast.expr) -> list[ast.expr]:
-    """Return what an expression is made of, if its form is allowed."""
+    """Return the operands of an expression; `ValueError` if its form is not allowed."""
     match node:
         case ast.Constant(value=bool() | int() | float() | str()):
             return []
@@ -132,7 +132,7 @@ def _dotted(node: ast.expr) -> str:
 
 
 def _function(node: ast.expr) -> _Function:
-    """Return what works an expression out from the values of its names."""
+    """Return the function from the values of names to the value of an expression."""
     match node:
         case ast.Constant(value=value):
             return lambda _: value
@@ -171,7 +171,7 @@ def _compared(node: ast.Compare, parts: list[_Function]) -> _Function:
 
 
 def _calculated(operation: Callable[..., Any], parts: list[_Function]) -> _Function:
-    """Return what does arithmetic, which is for numbers."""
+    """Return a function that does arithmetic on numbers; it raises `TypeError` for other values."""
     first, last = parts[0], parts[-1]
 
     def unary(values: Mapping[str, Any]) -> Any:
@@ -190,7 +190,7 @@ def _number(value: Any) -> int | float:
 
 
 def _bounded(value: Any) -> Any:
-    """Return a value that a file can hold; `OverflowError` for a number that is larger."""
+    """Return a value; `OverflowError` for a number that a file can not hold."""
     for part in value if isinstance(value, list) else [value]:
         if isinstance(part, int | float) and not abs(part) < _MOST:
             raise OverflowError("the result is no number below 2**63")

@@ -1,4 +1,4 @@
-"""What draws of faults cost: a row a draw, and the figures of all draws of a configuration."""
+"""The costs of draws of faults: a row for each draw, and statistics for each configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from rapid_des.network.faults.models import ROUND
 from rapid_des.report.tables import html
 from rapid_des.report.writing import require_extra
-from rapid_des.studies.draw_statistics import Spread
+from rapid_des.studies.draw_statistics import SampleStatistics
 from rapid_des.units import seconds
 from rapid_des.values import asdict
 
@@ -27,24 +27,24 @@ class DrawRow:
 
     configuration: str
     draw: int
-    """NO_DRAW: none was made, as the configuration's healthy step can not be run; it has no other row."""
+    """The number of the draw; NO_DRAW: the healthy step can not be run, and this is the only row."""
     faults: tuple[str, ...]
-    """In the words of --fault; none is a healthy machine."""
+    """The faults as --fault takes them; none: a healthy machine."""
     step_time: int
     healthy: int
     critical_rank: int
     added: Mapping[str, int] = field(hash=False)
-    """By how much parts of that rank's time are longer than in the healthy step."""
+    """The picoseconds that each part of the critical rank's time adds to the healthy step."""
     weight: float = 1.0
-    """Of how many places this one stands for, where all are enumerated."""
+    """The number of places that this row represents, if all places are enumerated."""
     faster: str = ""
-    """If the faults speed the step up: why."""
+    """The reason if the faults make the step faster; else empty."""
     error: str = ""
-    """Why it could not be run; then its times are 0."""
+    """The reason if the draw could not be run (its times are 0); else empty."""
 
     @property
     def slowdown(self) -> float:
-        """Over the healthy step."""
+        """The step time over the healthy step time."""
         return self.step_time / max(self.healthy, 1)
 
     def as_json(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class DrawRow:
 
 @dataclass(frozen=True)
 class FaultSample:
-    """What draws of faults cost, by configuration.
+    """The costs of draws of faults, by configuration.
 
     `faults_sample` makes one.
 
@@ -77,7 +77,7 @@ class FaultSample:
 
     configurations: tuple[str, ...]
     rows: tuple[DrawRow, ...]
-    """By configuration, then by draw."""
+    """The draws, ordered by configuration, then by number."""
     models: tuple[str, ...]
     seed: int
     sampling: Sampling
@@ -85,22 +85,22 @@ class FaultSample:
     met: bool = True
     """Whether `until` was reached."""
     left: int = 0
-    """Draws that ^C left out."""
+    """The number of draws that ^C left out."""
     refused: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Configurations that are no jobs, and why."""
+    """The configurations that are not valid jobs, and why."""
 
     def of(self, configuration: str) -> tuple[DrawRow, ...]:
         """Return the draws of a configuration that could be run."""
         return tuple(row for row in self.rows if row.configuration == configuration and not row.error)
 
-    def spread(self, configuration: str) -> Spread | None:
+    def spread(self, configuration: str) -> SampleStatistics | None:
         """Return the step's spread, in seconds; None without draws."""
         rows = self.of(configuration)
         if not rows:
             return None
         weights = [row.weight for row in rows] if self.sampling == "exact" else []
         rounds = ROUND if self.sampling == "latin" else 1
-        return Spread.of([seconds(row.step_time) for row in rows], weights=weights, rounds=rounds)
+        return SampleStatistics.of([seconds(row.step_time) for row in rows], weights=weights, rounds=rounds)
 
     def as_json(self, top: int | None = None) -> dict[str, Any]:
         """Return plain data for JSON; times in seconds, of each configuration its `top` slowest draws."""
@@ -161,11 +161,11 @@ COLUMNS = {
     "faster": "string",
     "error": "string",
 }
-"""Of what is kept: `faults` and `added_ps` are JSON."""
+"""The columns of a store and their Arrow types; `faults` and `added_ps` are JSON."""
 
 
 def written(row: DrawRow) -> dict[str, Any]:
-    """Return a row as a store keeps it, without its id."""
+    """Return a draw as a row of a store, without its id."""
     stated = asdict(row) | {"step_time_ps": row.step_time, "healthy_ps": row.healthy}
     stated |= {"faults": json.dumps(row.faults), "added_ps": json.dumps(row.added)}
     stated |= {"step_time_s": seconds(row.step_time), "slowdown": row.slowdown}
@@ -173,7 +173,7 @@ def written(row: DrawRow) -> dict[str, Any]:
 
 
 def read(row: Mapping[str, Any]) -> DrawRow:
-    """Return what a store keeps as a row."""
+    """Return the draw of a row of a store."""
     return DrawRow(
         row["configuration"],
         row["draw"],

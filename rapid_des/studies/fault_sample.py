@@ -1,4 +1,4 @@
-"""Monte Carlo over draws of faults: what they cost one job or several, which all see the same draws.
+"""Monte Carlo over draws of faults: their cost to one job or several, which all see the same draws.
 
     draws ──► (configuration, some draws) ──► executor ──► a row a draw ──► mean, percentiles, CVaR
 
@@ -20,7 +20,6 @@ from rapid_des.errors import InfeasibleJobError, InputError, RapidDesError
 from rapid_des.frontend import Job
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice
-from rapid_des.network.faults import parse_fault
 from rapid_des.network.faults.models import Draw, FaultDraws, FaultModel, Variates, parse_model
 from rapid_des.report.result import Result
 from rapid_des.simulation import simulate
@@ -32,7 +31,7 @@ from rapid_des.studies.fault_rows import COLUMNS, NO_DRAW, DrawRow, FaultSample,
 from rapid_des.studies.faults import How, why_faster
 from rapid_des.studies.points import Point
 from rapid_des.studies.spaces import load_study
-from rapid_des.studies.store import Store, check_store
+from rapid_des.studies.store import ResultStore, check_store
 from rapid_des.studies.sweep import source_content
 from rapid_des.units import seconds
 from rapid_des.values import replace
@@ -40,13 +39,13 @@ from rapid_des.version import __version__
 
 SAMPLINGS: tuple[Sampling, ...] = ("independent", "latin", "exact")
 _BATCH = 30
-"""Draws that a worker takes at a time, at least."""
+"""The least number of draws in a task."""
 _BATCH_S = 10.0
-"""About how long draws take that it does, once that is known: who stays with a configuration alone makes its
-healthy run, but what is under way at ^C is lost."""
+"""The seconds that a task should take, once the time of a draw is known: long tasks share a healthy run, but
+^C loses the tasks under way."""
 _MANY = 1 << 10
 _BYTES = 1 << 22
-"""What remembering a healthy run takes besides its records, about."""
+"""The bytes that a healthy run takes in a cache besides its records, about."""
 OnProgress: TypeAlias = Callable[[str, int, int], None]
 
 
@@ -57,7 +56,7 @@ class _Task(Struct, frozen=True):
     point: Point
     draws: tuple[tuple[int, Draw, float], ...]
     alone: bool
-    """Whether there is no other configuration to go on with where this one can not be run."""
+    """Whether this is the only configuration, so that its failure ends the study."""
 
     def without(self, present: Collection[tuple[str, int]]) -> _Task:
         """Return the task without draws that were run before."""
@@ -68,7 +67,7 @@ _PLACES = 10_000_000
 
 
 def study_points(reference: str | Path) -> dict[str, Point]:
-    """Return the points of a study file by what tells them apart, as in `tp=8 pp=4`."""
+    """Return the points of a study file by the labels of their axes, as in `tp=8 pp=4`."""
     study = load_study(reference)
     return {
         " ".join(f"{name}={value}" for name, value in case.labels.items()): case.point
@@ -116,7 +115,9 @@ def faults_sample(  # noqa: PLR0913 - what a study is asked, by name
     if not models:
         raise InputError("faults sample needs at least one --fault 'KEY=VALUE …'")
     wanted = Until.parse(until) if isinstance(until, str) else until
-    study = _Study(points, models, Variates(seed, first, "latin" if sampling == "latin" else "independent"))
+    study = _FaultStudy(
+        points, models, Variates(seed, first, "latin" if sampling == "latin" else "independent")
+    )
     tasks = study.exact() if sampling == "exact" else None
     text = "" if wanted is None else f"{wanted.figure} ±{wanted.share:.3%}"
     if folder is not None:
@@ -143,15 +144,15 @@ def _points(
     return points
 
 
-class _Study:
-    """Points, and the draws that their machines see."""
+class _FaultStudy:
+    """The points, and the draws for each of their machines."""
 
     def __init__(self, points: Mapping[str, Point], models: tuple[FaultModel, ...], first: Variates) -> None:
         self.models, self.first = models, first
         self.points: dict[str, Point] = {}
         self.refused: dict[str, str] = {}
         self.unfit: set[str] = set()
-        """Configurations whose healthy step can not be run, as far as that is known."""
+        """The configurations whose healthy step is known to fail."""
         self.cache = BoundedCache(1 << 26)
         self.draw_s = _BATCH_S / _BATCH
         known: list[tuple[Machine, FaultDraws]] = []
@@ -188,8 +189,8 @@ class _Study:
                 yield _Task(name, point, weighted, alone=len(self.points) == 1)
 
     @contextmanager
-    def stored(self, folder: Path | None, sampling: Sampling) -> Iterator[Store | None]:
-        """Give what keeps rows in a folder."""
+    def stored(self, folder: Path | None, sampling: Sampling) -> Iterator[ResultStore | None]:
+        """Give the store that keeps rows in a folder; None without a folder."""
         if folder is None:
             yield None
             return
@@ -205,14 +206,14 @@ class _Study:
             "study": {"rapid_des": __version__, "source": source_content(), **drawn, "points": points},
             **inputs_of(self.points, self.cache),
         }
-        with Store.create(folder, manifest, COLUMNS) as store:
+        with ResultStore.create(folder, manifest, COLUMNS) as store:
             yield store
 
-    def _present(self, store: Store | None) -> list[DrawRow]:
+    def _present(self, store: ResultStore | None) -> list[DrawRow]:
         table = [] if store is None else store.table().to_pylist()
         return [read(row) for row in table if row["configuration"] in self.points]
 
-    def _keep(self, store: Store | None, rows: Iterable[DrawRow]) -> None:
+    def _keep(self, store: ResultStore | None, rows: Iterable[DrawRow]) -> None:
         names = list(self.points)
         for row in rows if store is not None else ():
             place = names.index(row.configuration)
@@ -226,9 +227,9 @@ class _Study:
         until: Until | None,
         on_progress: OnProgress | None,
         tasks: list[_Task] | None,
-        store: Store | None = None,
+        store: ResultStore | None = None,
     ) -> tuple[list[DrawRow], int, bool]:
-        """Return the rows, how many draws ^C left out, and whether there are draws enough."""
+        """Return the rows, the number of draws that ^C left out, and whether there are enough draws."""
         rows = self._present(store)
         self.unfit.update(row.configuration for row in rows if row.draw == NO_DRAW)
         present = {(row.configuration, row.draw) for row in rows}
@@ -258,7 +259,7 @@ class _Study:
         return self._ordered(rows), 0, met
 
     def _of(self, outcome: Outcome[list[DrawRow]]) -> list[DrawRow]:
-        """Return a task's rows; of a configuration that can not be run only the first task's."""
+        """Return a task's rows; a configuration that can not be run has rows of its first task only."""
         if not isinstance(outcome, Done):
             refusal = InfeasibleJobError if outcome.error == InfeasibleJobError.__name__ else InputError
             raise refusal(outcome.text)
@@ -270,7 +271,7 @@ class _Study:
         return rows
 
     def _done(self, rows: Sequence[DrawRow], counts: Mapping[str, int]) -> tuple[int, int]:
-        """Return how many draws were run, and how many there are of configurations that can be run."""
+        """Return how many draws were run, and how many configurations that can be run have."""
         total = sum(count for name, count in counts.items() if name not in self.unfit)
         return sum(row.draw != NO_DRAW for row in rows), total
 
@@ -282,7 +283,7 @@ class _Study:
         return sorted(rows, key=lambda row: (order[row.configuration], row.draw))
 
     def exact(self) -> list[_Task]:
-        """Return every place with every value, those of one class once, with how many they stand for."""
+        """Return a task of each place with each value; places that symmetry makes equal are run once."""
         (model, *others) = self.models
         numbers = [(key, drawn_number) for key, drawn_number in model.numbers if key != "count"]
         if others or model.count != 1 or model.kind not in PLURALS or model.within is not None:
@@ -312,7 +313,7 @@ class _Study:
 
 
 def simulate_draws(task: _Task, cache: BoundedCache) -> list[DrawRow]:
-    """Return the rows of some draws, an error of one in its row; one for all if there is no healthy step."""
+    """Return the rows of some draws; errors are in the rows, one row for all if the healthy step fails."""
     job, machine = task.point.resolved(cache)
     choice = EngineChoice(task.point.engine, programs=_MANY)
 
@@ -338,7 +339,7 @@ def _weight(result: Result) -> int:
 
 
 class _Healthy(Struct, frozen=True, eq=False):
-    """What draws of one configuration are compared with."""
+    """The healthy run with which draws of one configuration are compared."""
 
     name: str
     machine: Machine
@@ -346,7 +347,7 @@ class _Healthy(Struct, frozen=True, eq=False):
     breakdowns: dict[int, Mapping[str, int]] = field(default_factory=dict)
 
     def breakdown(self, rank: int) -> Mapping[str, int]:
-        """Return where a rank's time goes: draws have few critical ranks."""
+        """Return the breakdown of a rank's time, which is kept: draws have few critical ranks."""
         if rank not in self.breakdowns:
             self.breakdowns[rank] = self.result.rank_breakdown(rank)
         return self.breakdowns[rank]
@@ -375,15 +376,3 @@ def _failed(name: str, draw: tuple[int, Draw, float], healthy: int, error: str) 
     return DrawRow(
         name, number, tuple(fault.words for fault in faults), 0, healthy, -1, {}, weight, error=error
     )
-
-
-def replayed(sample: FaultSample, draw: int) -> tuple[str, ...]:
-    """Return the words of a draw's faults; `InputError` if the sample does not have it.
-
-    They are what `faults run` takes: the same faults, the same picoseconds.
-    """
-    for row in sample.rows:
-        if row.draw == draw:
-            assert tuple(parse_fault(words).words for words in row.faults) == row.faults
-            return row.faults
-    raise InputError(f"no draw {draw}")

@@ -1,4 +1,4 @@
-"""One set of faults against the step without them: how much slower, and who waits for what."""
+"""A step with faults compared with the step without them: how much slower it is, and which waits grow."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from rapid_des.values import replace
 Report = Callable[[str], None]
 
 
-def _tell_nobody(_: str) -> None:
+def _ignore_report(_: str) -> None:
     """Take a report and drop it."""
 
 
 class How(Struct, frozen=True):
-    """How a study runs its simulations, and whom it tells about each.
+    """How a study runs its simulations, and the function that gets a line about each.
 
     >>> How(mode="hierarchical").symmetry
     True
@@ -38,13 +38,13 @@ class How(Struct, frozen=True):
 
     mode: str = "flattened"
     engine: EngineChoice = EngineChoice()
-    report: Report = _tell_nobody
+    report: Report = _ignore_report
     symmetry: bool = True
-    """Spare what symmetry and idle links make superfluous; without it every part is simulated."""
+    """Whether symmetry and idle links save simulations; if not, every part is simulated."""
 
 
 class Change(Struct, frozen=True):
-    """A time before and after, picoseconds summed over whatever the row stands for."""
+    """A time without and with faults, in picoseconds summed over all that the row stands for."""
 
     name: str
     healthy: int
@@ -52,7 +52,7 @@ class Change(Struct, frozen=True):
 
     @property
     def added(self) -> int:
-        """How much longer it is with the faults."""
+        """The picoseconds that the faults add."""
         return self.faulty - self.healthy
 
     def as_json(self) -> dict[str, Any]:
@@ -74,19 +74,19 @@ class Scenario(Struct, frozen=True):
     rank: int
     """The rank that is critical with the faults."""
     drawn: tuple[str, ...]
-    """The links or GPUs that `random` faults hit, a fault after the other."""
+    """The links or GPUs that `random` faults hit, in the order of the faults."""
     faster: str
-    """If the faults speed the step up: why they can; else empty."""
+    """The reason if the faults make the step faster; else empty."""
     kinds: tuple[Change, ...]
-    """Parts of the time of `rank`."""
+    """The parts of the time of `rank`."""
     collectives: tuple[Change, ...] = ()
-    """From the last member's arrival to the end, over all members; by stream and collective."""
+    """The time from the last member's arrival to the end, summed over members, by stream and collective."""
     links: tuple[Change, ...] = ()
-    """Time that transfers waited for a link."""
+    """The time that transfers waited for each link."""
     busy: tuple[Change, ...] = ()
-    """Time that a link served."""
+    """The time that each link served."""
     ranks: tuple[Change, ...] = ()
-    """Time that a rank waited for the other members of its collectives and messages."""
+    """The time that each rank waited for the other members of its collectives and messages."""
 
     @property
     def slowdown(self) -> float:
@@ -147,9 +147,9 @@ def step_of(subject: Job | TraceSet, machine: Machine, how: How, cache: BoundedC
 
 
 def why_faster(healthy: Result, faulty: Result, machine: Machine, hurt: Machine) -> str:
-    """Return what lets a step be faster with more faults, of which none makes a part of the machine faster.
+    """Return why a step is faster with faults, though none of them makes a part of the machine faster.
 
-    It is read off what waits: at the rank that is critical with the faults, and on links where known.
+    The reason follows from waits: of the rank that is critical with the faults, and on links where known.
     """
     rank = faulty.critical_rank
     saved = _changes(faulty.breakdown, healthy.rank_breakdown(rank))
@@ -164,7 +164,7 @@ def why_faster(healthy: Result, faulty: Result, machine: Machine, hurt: Machine)
 
 
 def _less_waiting(healthy: Result, faulty: Result) -> str:
-    """Return on which link transfers wait less, where every link's waits are known."""
+    """Return the link on which transfers wait least compared with before; empty if waits are not known."""
     if healthy.run is None or faulty.run is None:
         return ""
     rows = _changes(_links(faulty.run, "link_wait"), _links(healthy.run, "link_wait"))
@@ -174,7 +174,7 @@ def _less_waiting(healthy: Result, faulty: Result) -> str:
 
 
 def _compared(healthy: Result, faulty: Result, drawn: tuple[str, ...], faster: str) -> Scenario:
-    """Return what changed from one result to the other; in blocks only what one rank's time is made of."""
+    """Return the changes from one result to the other; block modes give only the parts of one rank's time."""
     rank, before, after = faulty.critical_rank, healthy.run, faulty.run
     compared = Scenario(
         replace(healthy, run=None, blocks=None),

@@ -1,4 +1,4 @@
-"""What a study keeps of each point: a flat row of figures, and the whole result as JSON."""
+"""The row of each point in a study: a flat row of figures, and the whole result as JSON."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rapid_des.studies.points import Point, evaluate
 from rapid_des.units import seconds
 
 OK = "ok"
-"""The status of a point that was simulated; else it is the error's class."""
+"""The status of a point that was simulated; for other points it is the error's class."""
 PARTS = ("compute", "tp", "cp", "ep", "dp", "pp", "offload", "bubble", "host", "idle")
-"""What the time of the critical rank is made of: columns `compute_s`, `tp_s`, …"""
+"""The parts of the critical rank's time: columns `compute_s`, `tp_s` and so on."""
 FIGURES: Mapping[str, str] = {
     "step_time_s": "less",
     "tokens_per_s": "more",
@@ -45,14 +45,14 @@ FIGURES: Mapping[str, str] = {
     "point_faults": "",
     "result": "",
 }
-"""The columns of every result: whether less or more of one is better; empty: neither."""
+"""The columns of every result, and whether less or more is better; empty: neither."""
 _WHOLE = ("gpus", "memory_bytes", "tokens", "memory_capacity_bytes", "step_time_ps")
 _TEXT = ("bound", "status", "error", "key", "point_settings", "point_faults", "result")
 
 
 _MOST: Mapping[str, int] = {"gpus": 1 << 24, "step_time_ps": (1 << 63) - 1}
 _MOST_WHOLE = 1 << 53
-"""Of other whole numbers: tokens, and bytes of a GPU's memory."""
+"""The largest value of the other whole numbers: tokens, and bytes of a GPU's memory."""
 
 
 def most_of(figure: str) -> float:
@@ -90,7 +90,7 @@ def _weight(row: Mapping[str, Any]) -> int:
 
 
 def row_of(result: Result) -> dict[str, Any]:
-    """Return the figures of a result as a row; what does not apply is left out."""
+    """Return the figures of a result as a row; figures that do not apply are left out."""
     row: dict[str, Any] = {
         "status": OK,
         "step_time_s": seconds(result.step_time),

@@ -1,4 +1,4 @@
-"""What the parts of a model are made of: most are alike, so what follows from that is found once a kind."""
+"""The sections in each part of a model; most parts are equal, so that results are found once a kind."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from rapid_des.frontend.schedules.schedule import Placement
 
 
 class Part(NamedTuple):
-    """What a part is made of."""
+    """The sections of one kind of part."""
 
     sections: tuple[ModelSection, ...]
-    """In forward order."""
+    """The sections in forward order."""
     counts: tuple[tuple[ModelSection, int], ...]
-    """How often it has each."""
+    """Each section and how often it occurs."""
 
 
 class Parts(Struct, frozen=True):
-    """What all parts of a model are made of."""
+    """The sections of all parts of a model."""
 
     kinds: Sequence[Part]
     kind_of: Sequence[int]
-    """By part, which of them it is."""
+    """The position in `kinds` of each part."""
     placement: Placement
-    """By stage and chunk: which part."""
+    """The part of each chunk of each stage."""
     copies: int
-    """How many stages hold the same parts."""
+    """The number of stages that hold the same parts."""
 
     @classmethod
     def of(cls, job: Job, kind_of_layer: Sequence[int]) -> Parts:
-        """Return those of a job, given the kind of every layer."""
+        """Return the parts of a job, given the kind of every layer."""
         kinds: dict[tuple[ModelSection, ...], int] = {}
         kind_of = [kinds.setdefault(sections, len(kinds)) for sections in _sections(job, kind_of_layer)]
         made = [Part(sections, tuple(Counter(sections).items())) for sections in kinds]

@@ -1,7 +1,7 @@
-"""Which orders of the axes of a job a fabric tells apart: in a switch each place is like any other.
+"""Orders of a job's axes that are equivalent on a fabric: all places of a switch are interchangeable.
 
-Gradients go round cp and dp together, in the order of ranks: which of these lies inside the other says which
-of a ring's members exchange keys and values too.
+Gradients go round cp and dp together, in the order of ranks: the inner one of the two decides which members
+of a ring also exchange keys and values.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from rapid_des.machine import Machine
 from rapid_des.network.specs import FullyConnected, Switch
 
 Axes = Sequence[tuple[str, int]]
-"""Names and sizes, innermost first."""
+"""The names and sizes of axes, innermost first."""
 
 
 def told_apart(axes: Axes, machine: Machine) -> Hashable:
-    """Return what a machine tells of axes in some order.
+    """Return a key that is equal for orders of axes that take the same time on a machine.
 
-    Equal for orders between which a renaming of places in switches is all that differs, which leaves rings
-    as they are: all that is simulated takes equally long.
+    Orders have equal keys if they differ only by renaming places within switches and keep the rings: then
+    every simulated time is the same.
 
     >>> from rapid_des.machine import load_machine
     >>> nodes = load_machine("dgx_a100_x4")
@@ -38,9 +38,9 @@ def told_apart(axes: Axes, machine: Machine) -> Hashable:
 
 
 def _places_alike(machine: Machine) -> list[int] | None:
-    """Return how many places each level of a fabric of crossbars has, innermost first; None if it is another.
+    """Return the number of places in each level of a fabric of crossbars, innermost first; None for others.
 
-    In every level places may be renamed, alike in all its switches, and nothing that is simulated changes.
+    Renaming the places of a level, equally in all its switches, does not change a simulation.
     """
     spec, fabric = machine.spec, machine.healthy
     levels = [prod(extent) for extent in fabric.extents]
@@ -51,7 +51,7 @@ def _places_alike(machine: Machine) -> list[int] | None:
 
 
 def _is_crossbar(dimension: Any) -> bool:
-    """Tell whether each place of a dimension is like any other."""
+    """Return whether all places of a dimension are interchangeable."""
     if not isinstance(dimension, Switch):
         return isinstance(dimension, FullyConnected)
     nic = dimension.nic

@@ -1,11 +1,11 @@
-"""What of a job on a machine can be moved a bit, by the keys that state it, and the settings that move it.
+"""The parameters of a job on a machine that can be changed a little, and the settings that change them.
 
     rates, times, clocks    of machine, device and host; of communication libraries' files, copies of these
     sizes                   of stores and headers, whole bytes
     ratios                  constants of kernels and libraries without a unit
 
-What stands for one thing moves together: peaks of all formats; SMs with the peaks and bandwidths that all of
-them have. Tiles, counts and switches are choices: nothing is a bit more of them.
+Keys that describe one property change together: the peaks of all formats; the number of SMs with their total
+peaks and bandwidths. Tiles, counts and switches are choices, which can not be changed a little.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rapid_des.units import Size
 
 Settings = tuple[tuple[str, str], ...]
 SCALE = 1.25
-"""How much faster all is for the rule of sums."""
+"""The factor by which `all_faster` speeds everything up."""
 _PATTERNS = {
     "rate": re.compile(r"[\d.e+]+ ?\w+/s$"),
     "time": re.compile(r"[\d.e+-]+ ?[num]?s$"),
@@ -43,17 +43,17 @@ _CONSTANTS = ("device.family.constants", "device.constants")
 _LEFT_OUT = ("name", "kind", "energy", "power", "idle_power", "conditions")
 
 
-class Knob(Struct, frozen=True):
-    """Constants that move together."""
+class Parameter(Struct, frozen=True):
+    """Constants that change together."""
 
     name: str
     kind: str
     """`rate`, `time`, `clock`, `size`, `ratio` or `number`."""
     keys: tuple[str, ...]
     whole: int = 0
-    """What stands there, of what is whole; 0: any part of it."""
+    """The stated value of a whole number, which changes in steps of one; 0: the parameter is continuous."""
     file: str = ""
-    """Of a library's constants: the key that names their file, below which `keys` are."""
+    """The key that names the library's file in which `keys` are; empty: not a library's constant."""
 
     @property
     def constant(self) -> bool:
@@ -61,7 +61,7 @@ class Knob(Struct, frozen=True):
         return bool(self.file) or self.name.startswith(_CONSTANTS)
 
     def at(self, factor: float) -> float:
-        """Return by which factor it moves if asked for another: whole numbers move by one or more."""
+        """Return the factor by which it really changes: whole numbers change by one or more."""
         if not self.whole:
             return factor
         moved = round(self.whole * factor)
@@ -69,18 +69,18 @@ class Knob(Struct, frozen=True):
         return max(moved, 1) / self.whole
 
 
-def knobs(job: Job, machine: Machine) -> list[Knob]:
-    """Return what can be moved of a job on a machine, what stands for one thing together."""
-    grouped: dict[str, Knob] = {}
-    for knob in _stated(job, machine):
-        name = next((name for name in _TOGETHER if knob.name.startswith(name)), knob.name)
+def parameters_of(job: Job, machine: Machine) -> list[Parameter]:
+    """Return the parameters of a job on a machine; keys that describe one property form one parameter."""
+    grouped: dict[str, Parameter] = {}
+    for parameter in _stated(job, machine):
+        name = next((name for name in _TOGETHER if parameter.name.startswith(name)), parameter.name)
         keys = grouped[name].keys if name in grouped else ()
-        grouped[name] = Knob(name, knob.kind, (*keys, *knob.keys), knob.whole)
+        grouped[name] = Parameter(name, parameter.kind, (*keys, *parameter.keys), parameter.whole)
     return [*grouped.values(), *_of_libraries(machine)]
 
 
-def _stated(job: Job, machine: Machine) -> Iterator[Knob]:
-    """Yield what files state, key by key."""
+def _stated(job: Job, machine: Machine) -> Iterator[Parameter]:
+    """Yield a parameter for each key of the machine, device and host."""
     of_machine, of_device = to_tree(machine.as_spec(), "machine"), to_tree(machine.device.as_spec(), "device")
     trees: dict[str, Any] = {
         "machine": {name: value for name, value in of_machine.items() if name != "device"},
@@ -93,26 +93,26 @@ def _stated(job: Job, machine: Machine) -> Iterator[Knob]:
             kind = _kind(key, value)
             if kind and key != "device.clock.sustained_within":
                 whole = int(Size.parse(value)) if kind == "size" else value if key in _COUNTED else 0
-                yield Knob(key, kind, (key,), whole)
+                yield Parameter(key, kind, (key,), whole)
 
 
-def _of_libraries(machine: Machine) -> Iterator[Knob]:
-    """Yield the rates and times of libraries' files, all together, and each constant for itself."""
+def _of_libraries(machine: Machine) -> Iterator[Parameter]:
+    """Yield a parameter for each constant in the files of communication libraries."""
     for name in _LIBRARIES:
         for key, value in _leaves(_tree(machine, name), ""):
             kind = _ratio(value) or _unit(value)
             if kind and ".limits." not in key:  # between kernels: choices
-                yield Knob(f"{_MEASURED}.{name}{key}", kind, (key,), file=f"{_MEASURED}.{name}")
+                yield Parameter(f"{_MEASURED}.{name}{key}", kind, (key,), file=f"{_MEASURED}.{name}")
 
 
 def _tree(machine: Machine, library: str) -> Any:
-    """Return what a library's file of constants holds; nothing where the machine names none."""
+    """Return the content of a library's file of constants; an empty mapping if the machine names no file."""
     file = getattr(machine.spec.collectives.measured, library)
     return to_tree(_LIBRARIES[library](file), "fabric") if isinstance(file, str) else {}
 
 
 def _kind(key: str, value: Any) -> str:
-    """Return what a value is; empty: nothing that can be a bit more."""
+    """Return the kind of a value (see `Parameter.kind`); empty if it can not be changed a little."""
     if key in (*_COUNTED, "machine.host_speed"):
         return "number"
     if isinstance(value, str):
@@ -147,35 +147,39 @@ def _leaves(tree: Any, key: str) -> Iterator[tuple[str, Any]]:
         yield key, tree
 
 
-class Mover:
-    """Returns the settings that move knobs; those of libraries name copies of their files, in `folder`."""
+class ParameterScaler:
+    """Makes the settings that change parameters; those of libraries name scaled copies in `folder`."""
 
     def __init__(self, machine: Machine, folder: Path) -> None:
         self._machine, self._folder, self._written = machine, folder, 0
 
-    def settings(self, knob: Knob, factor: float) -> Settings:
-        """Return the settings that move a knob by `knob.at(factor)`."""
-        if knob.file:
-            return self._copy(knob.file, dict.fromkeys(knob.keys, factor))
-        if knob.whole:
-            unit = " B" if knob.kind == "size" else ""
-            return tuple((key, f"{round(knob.whole * knob.at(factor))}{unit}") for key in knob.keys)
-        return tuple((key, f"{factor}x") for key in knob.keys)
+    def settings(self, parameter: Parameter, factor: float) -> Settings:
+        """Return the settings that multiply a parameter by `parameter.at(factor)`."""
+        if parameter.file:
+            return self._copy(parameter.file, dict.fromkeys(parameter.keys, factor))
+        if parameter.whole:
+            unit = " B" if parameter.kind == "size" else ""
+            return tuple(
+                (key, f"{round(parameter.whole * parameter.at(factor))}{unit}") for key in parameter.keys
+            )
+        return tuple((key, f"{factor}x") for key in parameter.keys)
 
-    def all_faster(self, every: Sequence[Knob]) -> Settings:
-        """Return the settings with which all takes `SCALE` times less."""
+    def all_faster(self, every: Sequence[Parameter]) -> Settings:
+        """Return the settings with rates and clocks `SCALE` times as high, and times as short."""
         factors = {"rate": SCALE, "clock": SCALE, "time": 1 / SCALE}
         changed: dict[str, dict[str, float]] = {}
         settings: Settings = ()
-        for knob in every:
-            if knob.kind in factors and knob.file:
-                changed.setdefault(knob.file, {}).update(dict.fromkeys(knob.keys, factors[knob.kind]))
-            elif knob.kind in factors:
-                settings += self.settings(knob, factors[knob.kind])
+        for parameter in every:
+            if parameter.kind in factors and parameter.file:
+                changed.setdefault(parameter.file, {}).update(
+                    dict.fromkeys(parameter.keys, factors[parameter.kind])
+                )
+            elif parameter.kind in factors:
+                settings += self.settings(parameter, factors[parameter.kind])
         return (*settings, *(one for file, keys in changed.items() for one in self._copy(file, keys)))
 
     def _copy(self, file: str, factors: Mapping[str, float]) -> Settings:
-        """Return the setting for a copy of a library's file in which keys are multiplied."""
+        """Write a copy of a library's file with some keys multiplied; return the setting that names it."""
         self._written += 1
         path = self._folder / f"{self._written}.yaml"
         tree = _scaled(_tree(self._machine, file.rpartition(".")[2]), "", factors)
@@ -183,21 +187,24 @@ class Mover:
         return ((file, str(path)),)
 
 
-def together(every: Sequence[Knob]) -> list[Knob]:
-    """Return knobs with the rates of each library's file as one, its times as another.
+def grouped_by_library(every: Sequence[Parameter]) -> list[Parameter]:
+    """Return parameters with all rates of a library's file as one parameter, and all its times as another.
 
-    >>> some = [Knob("f.a", "rate", (".a",), file="f"), Knob("f.b", "rate", (".b",), file="f")]
-    >>> [(knob.name, knob.keys) for knob in together(some)]
+    >>> some = [Parameter("f.a", "rate", (".a",), file="f"), Parameter("f.b", "rate", (".b",), file="f")]
+    >>> [(parameter.name, parameter.keys) for parameter in grouped_by_library(some)]
     [('f: its rates', ('.a', '.b'))]
     """
     files: dict[tuple[str, str], tuple[str, ...]] = {}
-    for knob in every:
-        if knob.file and knob.kind in ("rate", "time"):
-            files[knob.file, knob.kind] = (*files.get((knob.file, knob.kind), ()), *knob.keys)
-    own = [knob for knob in every if not knob.constant]
+    for parameter in every:
+        if parameter.file and parameter.kind in ("rate", "time"):
+            files[parameter.file, parameter.kind] = (
+                *files.get((parameter.file, parameter.kind), ()),
+                *parameter.keys,
+            )
+    own = [parameter for parameter in every if not parameter.constant]
     return [
         *own,
-        *(Knob(f"{file}: its {kind}s", kind, keys, file=file) for (file, kind), keys in files.items()),
+        *(Parameter(f"{file}: its {kind}s", kind, keys, file=file) for (file, kind), keys in files.items()),
     ]
 
 

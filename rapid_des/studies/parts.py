@@ -1,4 +1,4 @@
-"""Parts of a study's results, read from Parquet: what they unpack to is counted before it is unpacked."""
+"""Reading the Parquet parts of a study's results: the unpacked size is checked before unpacking."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rapid_des.studies.figures import FIGURES, kind_of, most_of
 from rapid_des.units import PS_PER_S
 
 MOST_ROWS = 1 << 14
-"""Rows of a part; the store writes up to 2,000."""
+"""The largest number of rows of a part; the store writes up to 2,000."""
 _MOST_COLUMNS = 1 << 10
 _MOST_LISTED = 1 << 16
-"""Entries of any list in the file's own description."""
+"""The largest number of entries of a list in the file's own description."""
 
 
 def read_part(part: Path, schema: Any = None) -> Any:
-    """Return a part as an Arrow table; `InputError` if it is not as it was written.
+    """Return a part as an Arrow table; `InputError` if it is damaged or was changed.
 
-    By `schema`, of Arrow, its columns alone, null where the part has none of that name.
+    With an Arrow `schema` the table has its columns only; a column that the part lacks is null.
     """
     import pyarrow
 
@@ -50,7 +50,7 @@ def _lacks_ids(table: Any) -> bool:
 
 
 def _check_figures(table: Any) -> None:
-    """Raise `InputError` for figures that no simulation has: less than nothing, not finite, too large."""
+    """Raise `InputError` for figures that no simulation gives: negative, not finite, too large."""
     from pyarrow import compute, types
 
     for name in FIGURES.keys() & set(table.column_names):
@@ -91,7 +91,7 @@ def _decoded(stream: Any, names: list[str] | None) -> Any:
 
 
 def _check(metadata: Any) -> None:
-    """Raise `InputError` for a part that says it holds more than any that was written."""
+    """Raise `InputError` for a part that claims to hold more than the store ever writes."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     stated = {
         "rows": (metadata.num_rows, MOST_ROWS),
@@ -104,7 +104,7 @@ def _check(metadata: Any) -> None:
 
 
 def _spelled(column: Any, name: str) -> Any:
-    """Return a column of repeated texts with each in its row, if that is not more than a part may hold."""
+    """Return a dictionary column as plain texts; `InputError` if these exceed the size of a part."""
     from pyarrow import compute, types
 
     if not types.is_dictionary(column.type):

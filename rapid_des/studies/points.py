@@ -1,6 +1,6 @@
-"""One simulation of a study as a value: a job, a machine, what is set over them, and how it is run.
+"""One simulation of a study as a value: a job, a machine, settings, and how it is run.
 
-Points travel to other processes and may name files; what they come to is resolved once and kept.
+Points are sent to other processes and may name files; a cache keeps the jobs and machines of points.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from rapid_des.units import Quantity
 from rapid_des.version import __version__
 
 ROOTS = ("job", "machine", "device")
-"""What the keys of settings begin with."""
+"""The first parts of the keys of settings."""
 _MANY = 1 << 10
-"""Programs that are run in one process, about: loading a compiled kernel pays."""
+"""The number of programs that one process runs, about: for this many, loading a compiled kernel pays."""
 
 
 class Point(Struct, frozen=True):
@@ -56,9 +56,9 @@ class Point(Struct, frozen=True):
     allow_oom: bool = False
 
     def resolved(self, cache: BoundedCache | None = None) -> tuple[Job, Machine]:
-        """Return the job and the machine with all that is set over them; `ConfigError` if they do not fit.
+        """Return the job and the machine with settings and faults applied; `ConfigError` if they do not fit.
 
-        What points have in common is read once for a `cache`.
+        A `cache` reads files that points share once.
         """
         priced = BoundedCache() if cache is None else cache
         split = _split(self.settings)
@@ -66,10 +66,10 @@ class Point(Struct, frozen=True):
         return job, _machine(self.machine, (split["machine"], split["device"]), self.faults, priced)
 
     def key(self, cache: BoundedCache | None = None) -> str:
-        """Return the SHA-256 of what the point comes to: equal for points with equal results.
+        """Return the SHA-256 of the point's content: equal for points with equal results.
 
-        What jobs and machines are called, and where their files stand, is no part of it; what these say,
-        faults, the mode and the version of rapid_des are. Engines give equal results.
+        It covers the content of files, faults, the mode and the version of rapid_des, but not the names of
+        jobs and machines, the paths of files, or the engine: engines give equal results.
         """
         priced = BoundedCache() if cache is None else cache
         job, machine = self.resolved(priced)
@@ -79,7 +79,7 @@ class Point(Struct, frozen=True):
 
 
 def evaluate(point: Point, cache: BoundedCache) -> Result:
-    """Return the result of a point, without what only pictures and timelines need: it is small and travels.
+    """Return the result of a point, without the data that only pictures and timelines need.
 
     Raises what `simulate` raises.
     """

@@ -1,6 +1,6 @@
-"""Workers that are tasks of a Ray cluster, an existing one or one that is started here.
+"""Workers that are tasks of a Ray cluster: an existing cluster, or one that is started here.
 
-Ray finds a core for each task, keeps the processes that run them, and ends all that it started with this one.
+Ray finds a core for each task, keeps the processes that run tasks, and ends them with this process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rapid_des.errors import InputError
 
 
 class RayCluster:
-    """A connection to a cluster; whoever has called `ray.init` before keeps theirs."""
+    """A connection to a cluster; an earlier connection by `ray.init` is used and stays open."""
 
     def __init__(self, address: str | None = None) -> None:
         import ray
@@ -50,22 +50,22 @@ class RayCluster:
             raise InputError(f"no Ray cluster at {self._address!r}: {str(error).splitlines()[0]}") from None
 
     def worker(self) -> _RayWorker:
-        """Return a place for one task at a time."""
+        """Return a worker that runs one task at a time."""
         self._connect()
         return _RayWorker(self._ray)
 
     def shared(self, pickled: bytes) -> Any:
-        """Return a reference to a value, which goes to each node once."""
+        """Return a reference to a value, which is sent to each node once."""
         return SharedValue(self._ray.put(pickled))
 
     def close(self) -> None:
-        """End the connection, whose threads would print what Ray says of its nodes."""
+        """Close the connection, whose threads would print messages about nodes."""
         if not self._is_guest:
             self._ray.shutdown()
 
 
 class SharedValue:
-    """A value that Ray keeps."""
+    """A value in Ray's object store."""
 
     def __init__(self, reference: Any) -> None:
         self._reference = reference
@@ -87,13 +87,13 @@ class _RayWorker:
         self._last: Any = None
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Have a function called."""
+        """Call a function in the cluster; return the future of its result."""
         self._last = self._task.remote(str(Path.cwd()), function, *arguments)
         future: Future[Any] = self._last.future()
         return future
 
     def release(self) -> None:
-        """End the task that was asked for last."""
+        """Cancel the task that was submitted last."""
         if self._last is not None:
             self._cancel(self._last, force=True)
 
@@ -102,14 +102,14 @@ class _RayWorker:
 
 
 def _call(folder: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function in a folder, to which names of files may be relative; another node may lack it."""
+    """Call a function in a folder, to which paths may be relative; another node may lack the folder."""
     with suppress(OSError):
         os.chdir(folder)
     return function(*arguments)
 
 
 def _environment() -> dict[str, str]:
-    """Return what Ray's workers have in their environment: this package on their path, no current folder."""
+    """Return the environment of Ray's workers: this package is on their path, the current folder is not."""
     home = str(Path(__file__).parents[2])
     paths = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     if home not in site.getsitepackages():
@@ -120,7 +120,7 @@ def _environment() -> dict[str, str]:
 
 @contextmanager
 def _elsewhere() -> Iterator[None]:
-    """Stand in the root folder: Ray puts the current folder of who connects first on its workers' path."""
+    """Change to the root folder: Ray puts the current folder of the first client on its workers' path."""
     here = Path.cwd()
     os.chdir(here.anchor)
     try:

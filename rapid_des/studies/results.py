@@ -1,4 +1,4 @@
-"""The results of a study: columns for all points, the whole of any one, and what they say together."""
+"""The results of a study: columns of all points, the whole result of one point, and summaries."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from rapid_des.studies import effects
 from rapid_des.studies.effects import Columns, Effect, Interaction
 from rapid_des.studies.expressions import Expression
 from rapid_des.studies.figures import FIGURES, OK, kind_of
-from rapid_des.studies.store import Store
+from rapid_des.studies.store import ResultStore
 from rapid_des.values import asdict, replace
 
 if TYPE_CHECKING:
     import pandas
 
 Places: TypeAlias = Sequence[int] | Int64s
-"""Positions of points among those of some results."""
+"""Positions of points among the points of some results."""
 _SHOWN = ("step_time_s", "tokens_per_s", "mfu", "memory_bytes", "bound")
 
 
-class _OfSweep(msgspec.Struct):
-    """What the manifest of a sweep says of its columns."""
+class _SweepColumns(msgspec.Struct):
+    """The columns in the manifest of a sweep."""
 
     axes: tuple[str, ...]
     objective: str
@@ -42,7 +42,7 @@ class _OfSweep(msgspec.Struct):
 class Sweep(Struct, frozen=True):
     """The results of a study.
 
-    `len` is the number of points; `to_pandas` has a row for each, `result` all that is known of one.
+    `len` is the number of points; `to_pandas` has a row for each; `result` returns all data of one.
 
     >>> rows = [{"id": n, "tp": n, "status": "ok", "step_time_s": 1.0 / n} for n in (1, 2)]
     >>> Sweep.of_rows(["tp"], "step_time_s", rows).best(1)[0]["tp"]
@@ -50,25 +50,25 @@ class Sweep(Struct, frozen=True):
     """
 
     axes: tuple[str, ...]
-    """The columns that tell points apart."""
+    """The columns whose values identify a point."""
     objective: str
     columns: Columns
-    """By name an array with an entry for every point, ordered by id."""
-    store: Store | None = None
+    """An array for each name of a column, with an entry for every point, ordered by id."""
+    store: ResultStore | None = None
     rows: tuple[Mapping[str, Any], ...] = ()
-    """Without a store: the whole rows."""
+    """The whole rows, if there is no store."""
     left: int = 0
-    """Points that were not reached when it was interrupted."""
+    """The number of points that an interrupt left out."""
     left_at_least: bool = False
-    """Whether there may be more of them: it was interrupted before all points were counted."""
+    """Whether `left` may be too small: the interrupt came before all points were counted."""
 
     @classmethod
     def opened(cls, folder: str | Path) -> Sweep:
         """Return the results that a folder holds."""
-        store = Store.open(Path(folder))
+        store = ResultStore.open(Path(folder))
         if store.manifest.get("kind") != "sweep":
             raise InputError(f"{folder}: results of {store.manifest.get('kind')}, not of a sweep")
-        stated = store.require(_OfSweep)
+        stated = store.require(_SweepColumns)
         missing = {*stated.axes, stated.objective, *FIGURES} - store.columns.keys()
         if missing or not FIGURES.get(stated.objective):
             problem = f"no column {min(missing)!r}" if missing else f"{stated.objective!r} ranks nothing"
@@ -104,7 +104,7 @@ class Sweep(Struct, frozen=True):
         return failed
 
     def where(self, condition: str) -> Sweep:
-        """Return the points of which a condition on columns holds, such as `tp <= 8 and mfu > 0.4`."""
+        """Return the points that meet a condition on columns, such as `tp <= 8 and mfu > 0.4`."""
         expression = Expression.parse(condition, known=tuple(self.columns), file="where")
         used = [self.columns[name].tolist() for name in expression.names]
         rows = zip(*used, strict=True) if used else (() for _ in range(len(self)))
@@ -114,7 +114,7 @@ class Sweep(Struct, frozen=True):
         return replace(self, columns={name: values[columns] for name, values in self.columns.items()})
 
     def sorted_by(self, column: str, names: Sequence[str] = ()) -> list[dict[str, Any]]:
-        """Return points by a column, of `-column` the largest first; what has no value comes last."""
+        """Return points ordered by a column, for `-column` the largest first; missing values come last."""
         key = column.removeprefix("-")
         self._check_columns(key, *names)
         values = self.columns[key]
@@ -130,7 +130,7 @@ class Sweep(Struct, frozen=True):
             raise InputError(f"no column {unknown!r}; there are {', '.join(self.columns)}")
 
     def result(self, number: int) -> dict[str, Any]:
-        """Return all that is known of a point: its row, and below `result` what `run --json` prints."""
+        """Return all data of a point: its row, and as `result` the data that `run --json` prints."""
         row = self.store.row(number) if self.store is not None else self._row_of(number)
         return {**row, "result": whole_result(row)}
 
@@ -141,7 +141,7 @@ class Sweep(Struct, frozen=True):
         return wanted
 
     def at(self, places: Places, names: Sequence[str] = ()) -> list[dict[str, Any]]:
-        """Return points by their places as rows: of id, axes, objective and the usual figures, or `names`."""
+        """Return the points at some positions as rows of `names`: by default id, axes and usual figures."""
         shown = names or tuple(dict.fromkeys(("id", *self.axes, self.objective, "gpus", *_SHOWN)))
         chosen = np.asarray(places, np.int64)
         picked = {name: _values(name, self.columns[name][chosen]) for name in shown}
@@ -163,11 +163,11 @@ class Sweep(Struct, frozen=True):
         return self.at(effects.front(self.columns, one, two), tuple(names))
 
     def effects(self) -> list[Effect]:
-        """Return how much of the objective's variance goes with each axis, the most first."""
+        """Return the share of the objective's variance that each axis explains, the largest first."""
         return effects.main_effects(self.columns, self.axes, self.objective)
 
     def interactions(self) -> list[Interaction]:
-        """Return how much goes with pairs of axes beyond what each adds, the most first."""
+        """Return the share that pairs of axes explain beyond what each explains, the largest first."""
         return effects.interactions(self.columns, self.axes, self.objective)
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -199,7 +199,7 @@ class Sweep(Struct, frozen=True):
         }
 
     def not_validated(self, points: Iterable[int]) -> list[str]:
-        """Return the devices of some points of which there are no measurements as they are stated."""
+        """Return the devices of some points for which there are no measurements as they are stated."""
         wholes = (self.result(number)["result"] for number in points)
         return list(dict.fromkeys(name for whole in wholes for name in unmeasured_in(whole)))
 
@@ -211,7 +211,7 @@ class Sweep(Struct, frozen=True):
 
 
 def whole_result(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what `run --json` prints of a row's point; None of one that failed."""
+    """Return the data that `run --json` prints for a row's point; None for a point that failed."""
     place = Path(f"the result of point {row['id']}")
     whole: dict[str, Any] | None = parse_json(row.get("result") or "null", place)
     return whole

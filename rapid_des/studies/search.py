@@ -1,9 +1,9 @@
-"""Optuna over a study file: the same axes and conditions as a sweep, of which only some points are simulated.
+"""Optuna over a study file: it has the axes and conditions of a sweep, but only some points are simulated.
 
     points ──► analytical estimates rank them ──► the best are asked first ──► a sampler chooses the others
 
-The space is the study's list of points: those that conditions leave out are not in it. Points that fail (as
-jobs that do not fit into memory) are told to the sampler as failed and never asked again.
+The space is the study's list of points: combinations that conditions exclude are not in it. Points that fail
+(such as jobs that do not fit into memory) are reported to the sampler as failed and never tried again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SAMPLERS: Mapping[str, str] = {
 }
 """Names of Optuna's samplers."""
 _PACKAGES: Mapping[str, tuple[str, ...]] = {"cmaes": ("cmaes",), "gp": ("scipy", "torch")}
-"""What a sampler imports when it is first asked, beside Optuna."""
+"""The packages that a sampler imports at its first use, besides Optuna."""
 PRUNERS: Mapping[str, str] = {
     "none": "NopPruner",
     "median": "MedianPruner",
@@ -47,7 +47,7 @@ PRUNERS: Mapping[str, str] = {
 """Names of Optuna's pruners: a simulation has one intermediate value, its analytical estimate."""
 _ONE_ONLY = ("cmaes", "gp")
 _PATIENCE = 50
-"""Suggestions that the pruner leaves out before the next point by estimate is taken."""
+"""The number of pruned suggestions after which the next point by estimate is taken."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,13 @@ class Search:
 
     objectives: tuple[str, ...]
     points: int
-    """How many the study has."""
+    """The number of points of the study."""
     rows: tuple[Mapping[str, Any], ...] = field(hash=False)
-    """Of each simulated point its labels and figures, in the order in which they were asked."""
+    """The labels and figures of each simulated point, in the order in which they were chosen."""
     estimates: Mapping[int, float] = field(default_factory=dict, hash=False)
-    """Of the first objective by point, where points were estimated first."""
+    """The estimate of the first objective by the id of a point; empty if points were not estimated."""
     interrupted: bool = False
-    """Whether ^C ended it before it had simulated what it was to."""
+    """Whether ^C ended the search before all its trials."""
 
     @property
     def best(self) -> Mapping[str, Any] | None:
@@ -106,7 +106,7 @@ class Search:
 
 
 def _cost(row: Mapping[str, Any], objective: str) -> float:
-    """Return a figure as something of which less is better."""
+    """Return a figure, negated if more of it is better."""
     value = row.get(objective)
     cost = float("inf") if value is None else float(value)
     return cost if FIGURES[objective] == "less" else -cost
@@ -150,11 +150,11 @@ def search(  # noqa: PLR0913 - what a search is asked, by name
     check_database(storage)
     with storage_named(storage):
         optuna_study = _study(read, wanted, (sampler, pruner, seed), storage)
-    with opened as crew, storage_named(storage):
-        estimates = _estimates(cases, crew, wanted[0], on_progress) if warm else {}
-        asked = _Asked(read, cases, wanted, estimates, optuna_study)
-        asked.load_known(storage, crew)
-        interrupted = asked.run(crew, count, warm, on_progress)
+    with opened as running, storage_named(storage):
+        estimates = _estimates(cases, running, wanted[0], on_progress) if warm else {}
+        asked = _SearchState(read, cases, wanted, estimates, optuna_study)
+        asked.load_known(storage, running)
+        interrupted = asked.run(running, count, warm, on_progress)
     return Search(wanted, len(cases), tuple(asked.rows), estimates, interrupted)
 
 
@@ -179,7 +179,7 @@ def _checked(objectives: tuple[str, ...], sampler: str, pruner: str, warm: int) 
 
 
 def _study(study: Study, objectives: Sequence[str], how: tuple[str, str, int], storage: str | None) -> Any:
-    """Return the Optuna study, which goes on if the storage has it."""
+    """Return the Optuna study; one in the storage is continued."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -203,7 +203,7 @@ def _study(study: Study, objectives: Sequence[str], how: tuple[str, str, int], s
 
 
 def _check_same(opened: Any, study: Study, storage: str) -> None:
-    """Raise `InputError` if a storage's points are of another study, as one whose file has changed since."""
+    """Raise `InputError` if a storage holds the points of another study, or of a file that has changed."""
     made = manifest_of(study)["study"]
     own = json.loads(json.dumps({key: made[key] for key in ("rapid_des", "stated", "content", "source")}))
     if not opened.get_trials(deepcopy=False):
@@ -217,7 +217,7 @@ def _check_same(opened: Any, study: Study, storage: str) -> None:
 def _estimates(
     cases: Sequence[Case], executor: Executor, objective: str, on_progress: OnProgress | None
 ) -> dict[int, float]:
-    """Return what mode analytical says of every point that fits, by id."""
+    """Return the cost in mode analytical of every point that fits, by id."""
     estimates = dict[int, float]()
     points = [replace(case.point, mode="analytical") for case in cases]
     for done, (place, outcome) in enumerate(executor.map(measured, points), start=1):
@@ -228,8 +228,8 @@ def _estimates(
     return estimates
 
 
-class _Asked:
-    """The points that were asked for, and Optuna's study of them."""
+class _SearchState:
+    """The points that were simulated, and Optuna's study of them."""
 
     def __init__(
         self,
@@ -259,13 +259,13 @@ class _Asked:
         self.identity = optuna_study.user_attrs.get("study")
 
     def run(self, executor: Executor, count: int, warm: int, on_progress: OnProgress | None) -> bool:
-        """Simulate up to `count` points; tell whether ^C ended that, which keeps what was told."""
+        """Simulate up to `count` points; return whether ^C ended that. Finished points are kept."""
         try:
             while len(self.rows) < count and self.open - self.known:
                 left = min(count - len(self.rows), len(self.open - self.known))
                 batch = [self._next(warm) for _ in range(min(left, executor.workers))]
                 for place, outcome in executor.map(measured, [case.point for case, _ in batch]):
-                    self._told(*batch[place], outcome)
+                    self._record(*batch[place], outcome)
                     if on_progress is not None:
                         on_progress("search", len(self.rows), count)
         except KeyboardInterrupt:
@@ -275,7 +275,7 @@ class _Asked:
         return False
 
     def load_known(self, storage: str | None, executor: Executor) -> None:
-        """Take what the storage knows already; `InputError` for rows that are not as they were written."""
+        """Load the points in the storage; `InputError` for rows that were changed."""
         for trial in self.optuna.get_trials(deepcopy=False):
             if "row" not in trial.user_attrs:
                 continue
@@ -288,7 +288,7 @@ class _Asked:
         self._simulate_best_again(storage, executor)
 
     def _simulate_best_again(self, storage: str | None, executor: Executor) -> None:
-        """Simulate again what no other row of the storage beats: a digest can be forged with its row."""
+        """Simulate the best points of the storage again: a digest can be forged with its row."""
         best = Search(self.objectives, len(self.by_id), tuple(self.rows)).front
         for place, outcome in executor.map(measured, [self.by_id[row["id"]].point for row in best]):
             again = outcome.value if isinstance(outcome, Done) else {"status": outcome.error}
@@ -319,8 +319,8 @@ class _Asked:
     def _suggested(self, trial: Any) -> tuple[Any, ...]:
         """Return the labels that a trial is about.
 
-        A sampler is asked for places on axes: of neighbours it learns from each other, which it does not of
-        names, and cmaes knows numbers alone.
+        A sampler chooses positions on axes: it learns from neighbouring positions, which names do not have,
+        and cmaes takes numbers only.
         """
         return tuple(
             values[trial.suggest_int(_place_of(name), 0, len(values) - 1)]
@@ -328,9 +328,10 @@ class _Asked:
         )
 
     def _nearest(self, labels: Sequence[Any]) -> Case:
-        """Return the point not asked yet that differs from these labels in the fewest axes, and there least.
+        """Return the new point that differs from these labels in the fewest axes, and there by the least.
 
-        Conditions leave most combinations out: a sampler that asks for what is no point would learn nothing.
+        Conditions exclude most combinations: a sampler would learn nothing from combinations that are no
+        points.
         """
         named = self.by_labels.get(tuple(labels))
         if named is not None and named.id not in self.known:
@@ -350,7 +351,7 @@ class _Asked:
         return tuple(case.labels[name] for name in self.study.columns)
 
     def _pruned(self, case: Case, trial: Any) -> bool:
-        """Whether the pruner leaves a point out, by its estimate."""
+        """Return whether the pruner rejects a point by its estimate."""
         if len(self.objectives) > 1 or case.id not in self.estimates:
             return False
         trial.report(self.estimates[case.id], 0)
@@ -365,7 +366,7 @@ class _Asked:
         self._suggested(trial)
         return case, trial
 
-    def _told(self, case: Case, trial: Any, outcome: Done[dict[str, Any]] | Failed) -> None:
+    def _record(self, case: Case, trial: Any, outcome: Done[dict[str, Any]] | Failed) -> None:
         row: dict[str, Any] = {"id": case.id, "labels": dict(case.labels), **case.labels}
         if isinstance(outcome, Failed):
             row |= {"status": outcome.error, "error": outcome.text}

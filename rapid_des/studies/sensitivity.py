@@ -1,8 +1,8 @@
-"""Elasticities of a step: by how much of itself it changes for each part that a constant changes.
+"""Elasticities of a step: its relative change over the relative change of a constant.
 
 Constants are what a machine, its device, the job's host and the files of communication libraries state
-(`rapid_des.studies.parameters`). One that a step does not depend on is idle, not 0; one that its range lets
-move in one direction only is moved in that direction.
+(`rapid_des.studies.parameters`). A constant that the step does not depend on is reported as idle, not as 0; a
+constant whose range allows one direction only is changed in that direction.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.frontend import Job
 from rapid_des.machine import Machine
 from rapid_des.studies.executors import Done, Executor, InProcess
-from rapid_des.studies.parameters import SCALE, Knob, Mover, knobs, together
+from rapid_des.studies.parameters import SCALE, Parameter, ParameterScaler, grouped_by_library, parameters_of
 from rapid_des.studies.points import Point, evaluate
 from rapid_des.units import Duration, seconds
 
@@ -28,20 +28,20 @@ OnProgress = Callable[[str, int, int], None]
 
 
 class Elasticity(Struct, frozen=True):
-    """What one knob does to the step."""
+    """The effect of one parameter on the step."""
 
-    knob: str
+    parameter: str
     kind: str
     value: float
-    """d ln step / d ln knob, by central differences."""
+    """d ln step / d ln parameter, by central differences."""
     lower: Duration | None
-    """The step with the knob a bit lower; None where it can not be."""
+    """The step time with the lower value, in picoseconds; None if that value is not allowed."""
     higher: Duration | None
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data for JSON; times in seconds."""
         return {
-            "knob": self.knob,
+            "knob": self.parameter,
             "kind": self.kind,
             "elasticity": self.value,
             "lower_s": None if self.lower is None else seconds(self.lower),
@@ -55,15 +55,15 @@ class Sensitivity(Struct, frozen=True):
     step_time: Duration
     mode: str
     change: float
-    """By which part of itself each knob was moved, up and down."""
+    """The relative change of each parameter, up and down."""
     rows: tuple[Elasticity, ...]
     idle: tuple[str, ...]
-    """Knobs on which nothing in this step depends."""
+    """Parameters that do not affect this step."""
     refused: Mapping[str, str]
-    """Knobs that can not be moved so, and why."""
+    """Parameters that can not be changed by this amount, and why."""
     scaled: float | None
-    """The step with all rates and clocks so many times as high and all times as short, times that, over the
-    step: 1 if nothing else takes time."""
+    """The step time with everything `SCALE` times as fast, times `SCALE`, over the step time: 1 if nothing
+    else takes time."""
 
     @property
     def sums(self) -> dict[str, float]:
@@ -85,40 +85,40 @@ class Sensitivity(Struct, frozen=True):
         }
 
 
-class How(Struct, frozen=True):
-    """How knobs are moved.
+class SensitivityOptions(Struct, frozen=True):
+    """How parameters are changed.
 
-    >>> How().mode
+    >>> SensitivityOptions().mode
     'analytical'
     """
 
     mode: str = "analytical"
     change: float = 0.02
     constants: bool = False
-    """Whether the constants of kernels and of libraries are moved too, one by one."""
+    """Whether the constants of kernels and of libraries are changed too, one by one."""
     on_progress: OnProgress = lambda _what, _done, _all: None
 
 
-PARTS: Mapping[str, tuple[str, ...]] = {
+MACHINE_PARTS: Mapping[str, tuple[str, ...]] = {
     "arithmetic": ("device.clock", "device.tensor_peak", "device.vector_peak", "device.registers",
                    "device.shared", "device.l2."),
     "memory": ("device.hbm",),
     "links, their libraries": ("machine.",),
     "launches, the host": ("device.launch", "device.host", "job.host"),
 }  # fmt: skip
-"""What a step leans on, by what the names of its knobs begin with."""
+"""The parts of a machine, and the beginnings of the names of their parameters."""
 
 
-class Leaning(Struct, frozen=True):
-    """What a step takes if one part of the machine is `SCALE` times as fast."""
+class PartSpeedup(Struct, frozen=True):
+    """The step time if one part of the machine is `SCALE` times as fast."""
 
     part: str
     step_time: Duration | None
-    """None where the part can not be faster."""
+    """The step time in picoseconds; None if the part can not be made faster."""
     change: float | None
-    """Of the step, as a part of it."""
+    """The relative change of the step time."""
     refused: str = ""
-    """Why it can not."""
+    """Why the part can not be made faster."""
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data for JSON."""
@@ -126,21 +126,25 @@ class Leaning(Struct, frozen=True):
         return {"part": self.part, "step_time_s": step, "change": self.change, "refused": self.refused}
 
 
-def leanings(job: Job, machine: Machine, executor: Executor | None = None) -> list[Leaning]:
-    """Return how much shorter a step by closed forms is with each of `PARTS` faster: rates, clocks and times.
+def part_speedups(job: Job, machine: Machine, executor: Executor | None) -> list[PartSpeedup]:
+    """Return how much shorter a step is if each of `MACHINE_PARTS` is faster, by closed forms.
 
-    A few simulations, where `sensitivity` needs two a knob. An empty list where not even the base runs.
+    It takes one simulation a part; `sensitivity` takes two a parameter. The list is empty if the job itself
+    can not be simulated.
 
     >>> from rapid_des.frontend import load_job
     >>> from rapid_des.machine import load_machine
-    >>> faster = leanings(load_job("llama2_7b_train"), load_machine("dgx_a100"))
+    >>> faster = part_speedups(load_job("llama2_7b_train"), load_machine("dgx_a100"))
     >>> min(faster, key=lambda leaning: leaning.step_time).part
     'arithmetic'
     """
-    cache, every = BoundedCache(1 << 28), together(knobs(job, machine))
+    cache, every = BoundedCache(1 << 28), grouped_by_library(parameters_of(job, machine))
     with TemporaryDirectory() as folder, executor or nullcontext(InProcess(cache)) as crew:
-        mover = Mover(machine, Path(folder))
-        parts = [[knob for knob in every if knob.name.startswith(names)] for names in PARTS.values()]
+        mover = ParameterScaler(machine, Path(folder))
+        parts = [
+            [parameter for parameter in every if parameter.name.startswith(names)]
+            for names in MACHINE_PARTS.values()
+        ]
         changes = [(), *map(mover.all_faster, parts)]
         points = [Point(job, machine, change, mode="analytical", allow_oom=True) for change in changes]
         outcomes = dict(crew.map(evaluate, points))
@@ -148,17 +152,17 @@ def leanings(job: Job, machine: Machine, executor: Executor | None = None) -> li
     if isinstance(base, str):
         return []
     return [
-        Leaning(part, None, None, step)
+        PartSpeedup(part, None, None, step)
         if isinstance(step, str)
-        else Leaning(part, Duration(step), step / base - 1)
-        for part, step in zip(PARTS, steps, strict=True)
+        else PartSpeedup(part, Duration(step), step / base - 1)
+        for part, step in zip(MACHINE_PARTS, steps, strict=True)
     ]
 
 
 def sensitivity(
     job: Job,
     machine: Machine,
-    how: How = How(),  # noqa: B008 - frozen
+    how: SensitivityOptions,  # noqa: B008 - frozen
     executor: Executor | None = None,
 ) -> Sensitivity:
     """Return the elasticities of a job's step in what a machine, its device and the job's host state.
@@ -167,23 +171,23 @@ def sensitivity(
     """
     cache = BoundedCache(1 << 28)
     base = evaluate(Point(job, machine, mode=how.mode), cache)
-    every = knobs(job, machine)
-    moved = every if how.constants else together(every)
+    every = parameters_of(job, machine)
+    moved = every if how.constants else grouped_by_library(every)
     with TemporaryDirectory() as folder, executor or nullcontext(InProcess(cache)) as crew:
-        mover, ends = Mover(machine, Path(folder)), (1 - how.change, 1 + how.change)
-        changes = [mover.settings(knob, factor) for knob in moved for factor in ends]
+        mover, ends = ParameterScaler(machine, Path(folder)), (1 - how.change, 1 + how.change)
+        changes = [mover.settings(parameter, factor) for parameter in moved for factor in ends]
         changes.append(mover.all_faster(every))
         points = [Point(job, machine, change, mode=how.mode) for change in changes]
         outcomes: dict[int, Any] = {}
         for place, outcome in crew.map(evaluate, points):
             outcomes[place] = outcome
-            how.on_progress("moving knobs", len(outcomes), len(points))
+            how.on_progress("changing parameters", len(outcomes), len(points))
     steps = [_step(outcomes[place]) for place in range(len(points))]
     scaled = None if isinstance(steps[-1], str) else steps[-1] * SCALE / base.step_time
     effects = _Effects(base.step_time, ends)
-    for knob, lower, higher in zip(moved, steps[0::2], steps[1::2], strict=False):
-        effects.add(knob, lower, higher)
-    rows = sorted(effects.rows, key=lambda row: (-abs(row.value), row.knob))
+    for parameter, lower, higher in zip(moved, steps[0::2], steps[1::2], strict=False):
+        effects.add(parameter, lower, higher)
+    rows = sorted(effects.rows, key=lambda row: (-abs(row.value), row.parameter))
     return Sensitivity(
         base.step_time, how.mode, how.change, tuple(rows), tuple(effects.idle), effects.refused, scaled
     )
@@ -192,27 +196,27 @@ def sensitivity(
 class _Effects(Struct):
     step: int
     ends: tuple[float, float]
-    """What knobs are multiplied by."""
+    """The lower and the higher factor by which parameters are multiplied."""
     rows: list[Elasticity] = field(default_factory=list)
     idle: list[str] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
 
-    def add(self, knob: Knob, lower: int | str, higher: int | str) -> None:
-        """Take the steps of a knob moved down and up, or why it can not be; one way is enough."""
+    def add(self, parameter: Parameter, lower: int | str, higher: int | str) -> None:
+        """Record the step times with a lower and a higher value, or errors; one time is enough."""
         steps = {
-            knob.at(factor): step for factor, step in zip(self.ends, (lower, higher), strict=True)
+            parameter.at(factor): step for factor, step in zip(self.ends, (lower, higher), strict=True)
             if not isinstance(step, str)
         }  # fmt: skip
         if not steps:
-            self.refused[knob.name] = str(lower)
+            self.refused[parameter.name] = str(lower)
             return
         if set(steps.values()) == {self.step}:
-            self.idle.append(knob.name)
+            self.idle.append(parameter.name)
             return
         (low, first), (high, last) = sorted((steps if len(steps) > 1 else {**steps, 1.0: self.step}).items())
         value = math.log(last / first) / math.log(high / low)
         found = [None if isinstance(step, str) else Duration(step) for step in (lower, higher)]
-        self.rows.append(Elasticity(knob.name, knob.kind, value, *found))
+        self.rows.append(Elasticity(parameter.name, parameter.kind, value, *found))
 
 
 def _step(outcome: Any) -> int | str:

@@ -1,8 +1,8 @@
-"""Settings that changed nothing: each is left out in turn, and what a run is made of is compared.
+"""Settings that changed nothing: each is left out in turn, and the inputs of the run are compared.
 
-Nothing is simulated: a job is priced again, and its traces, memory and figures compared; where these are the
-same, the programs that they become on the two machines are. What of a machine file no message of the job
-notices (servers, algorithms of collectives that it does not run) is listed here.
+Nothing is simulated. A job is priced again, and its traces, memory and figures are compared; if these are
+equal, the lowered programs on the two machines are compared. This module lists the keys of a machine file
+that no message of the job depends on (servers, algorithms of collectives that it does not run).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Subject = tuple[Job | None, Machine]
 """A job on a machine, or a machine alone: traces, whose durations are stated, or a fabric."""
 
 MOST_GPUS = 1 << 14
-"""GPUs of a job up to which it is priced again for every setting."""
+"""The largest number of GPUs for which a job is priced again for every setting."""
 MOST_LOWERED = 1 << 11
-"""Ranks of traces up to which they are lowered again for every setting, which takes 2 s then."""
+"""The largest number of ranks for which traces are lowered again for every setting: 2 s each."""
 _ALREADY = "that is what stands there already"
 _NOTHING = "nothing in this run depends on it"
 
@@ -49,10 +49,10 @@ def idle_settings(
     traces: TraceSet | None = None,
     analytic: bool = False,
 ) -> tuple[str, ...]:
-    """Return a line for every setting (`root.key=value`) that changes nothing of what is run.
+    """Return a line for every setting (`root.key=value`) that does not change the run.
 
-    `opened` reads the subject's files with some settings; `subject` is what it returns with all. `traces` are
-    those that are replayed on a machine alone; `analytic` tells that the mode is of closed forms.
+    `opened` reads the subject's files with some settings; `subject` is the result with all settings. `traces`
+    are replayed on a machine without a job; `analytic` says that the mode uses closed forms.
     """
     job, machine = subject
     if not settings or max(machine.fabric.gpus, job.gpus if job else 0) > MOST_GPUS:
@@ -72,7 +72,7 @@ def idle_settings(
 def _why_idle(
     subject: Subject, other: Subject, traces: TraceSet | None, cache: BoundedCache, *, analytic: bool
 ) -> str:
-    """Return why a setting changes nothing, given the subject with it and without; empty if it does."""
+    """Return why a setting changes nothing, given the subject with and without it; empty if it does."""
     (job, machine), (other_job, other_machine) = subject, other
     if job == other_job and machine == other_machine and machine.spec == other_machine.spec:
         return _ALREADY
@@ -97,13 +97,14 @@ def _why_idle(
 
 
 _DEEP = 2
-"""How many times the pipeline's depth, or a group of micro-batches, a shorter step is long."""
+"""The length of a shorter step, in pipeline depths or groups of micro-batches."""
 
 
 def _shorter(job: Job) -> Job:
-    """Return a training job with fewer micro-batches, all of whose kinds of items the long one repeats.
+    """Return a training job with fewer micro-batches, whose items are of the same kinds.
 
-    What a long step does not notice, a shorter one of as many times its pipeline's depth does not either.
+    A setting that does not affect the long step does not affect the shorter one either, and the reverse holds
+    if the shorter one is `_DEEP` times as long as the pipeline is deep.
     """
     if job.spec.training is None:
         return job
@@ -118,7 +119,7 @@ def _shorter(job: Job) -> Job:
 
 
 def _figures(job: Job, machine: Machine) -> tuple[object, ...]:
-    """Return what a report says of a job besides its step."""
+    """Return the figures of a job in a report besides its step time."""
     precision, device = job.spec.precision, machine.device.spec
     peak = device.tensor_peak.get(precision.gemm or precision.activations)
     energy = (device.energy, device.idle_power, device.power)
@@ -127,7 +128,7 @@ def _figures(job: Job, machine: Machine) -> tuple[object, ...]:
 
 
 def _same_prices(trace: JobTrace, other: JobTrace) -> bool:
-    """Tell whether two jobs have the same traces, at the same prices."""
+    """Return whether two jobs have the same traces with the same durations."""
     mine, theirs = trace.traces, other.traces
     named = (trace.operators, trace.segments, mine.groups) == (other.operators, other.segments, theirs.groups)
     if not named or len(mine.ranks) != len(theirs.ranks):
@@ -141,19 +142,19 @@ def _same_prices(trace: JobTrace, other: JobTrace) -> bool:
     return all(_same_tables(first, second) for first, second in tables)
 
 
-def _same_tables(first: NodeTable, two: NodeTable) -> bool:
-    return all(_same(getattr(first, name), getattr(two, name)) for name in fields(NodeTable))
+def _same_tables(first: NodeTable, second: NodeTable) -> bool:
+    return all(_same(getattr(first, name), getattr(second, name)) for name in fields(NodeTable))
 
 
 def _same_fabric(machine: Machine, other: Machine, traces: TraceSet | None) -> bool:
-    """Tell whether messages (of some traces; any, if None) fare alike on two machines."""
+    """Return whether messages (of some traces; any, if None) take the same time on two machines."""
     if machine.healthy != other.healthy or machine.faults != other.faults or machine.dead != other.dead:
         return False
-    rest = (_without_what_is_not_read(each, traces) for each in (machine, other))
+    rest = (_relevant_keys(each, traces) for each in (machine, other))
     return next(rest) == next(rest)
 
 
-def _without_what_is_not_read(machine: Machine, traces: TraceSet | None) -> tuple[object, ...]:
+def _relevant_keys(machine: Machine, traces: TraceSet | None) -> tuple[object, ...]:
     spec, fabric = machine.spec, machine.healthy
     routing = spec.routing
     if len(fabric.axes) == 1 and not isinstance(spec.fabric[0], Hypercube | HyperX):  # which have inner axes
@@ -165,18 +166,18 @@ def _without_what_is_not_read(machine: Machine, traces: TraceSet | None) -> tupl
     served = tuple((name, spec.collectives.choice(name)) for name in operations)
     servers = spec.gpus_per_node if named or traces is None else None
     libraries = spec.collectives if traces is None else libraries_of(traces, machine)
-    shares = traces is not None and spec.collectives.contention and any(map(_tells_bounds, traces.ranks))
+    shares = traces is not None and spec.collectives.contention and any(map(_states_bounds, traces.ranks))
     sharing = machine.device if shares else None  # what kernels share with collectives
     return routing, spec.switching, spec.links, served, libraries, servers, sharing
 
 
-def _tells_bounds(trace: RankTrace) -> bool:
-    """Tell whether kernels say what bounds them; others are not slowed by what runs beside them."""
+def _states_bounds(trace: RankTrace) -> bool:
+    """Return whether kernels state what bounds them; collectives do not slow other kernels."""
     return bool((trace.nodes.bound != UNSTATED).any())
 
 
 def _operations(traces: TraceSet | None) -> list[str]:
-    """Return the collectives of some traces, of which many ranks share a table."""
+    """Return the collectives of some traces; many ranks share a table."""
     kinds, last = set[int](), None
     for trace in () if traces is None else traces.ranks:
         if trace.nodes is not last:
@@ -186,16 +187,16 @@ def _operations(traces: TraceSet | None) -> list[str]:
 
 
 _FOR_PEOPLE = {"alike", "labels", "name"}
-"""Fields that no engine reads, and the object by which templates know their like."""
+"""Fields that no engine reads."""
 
 
 def _run_alike(
-    machine: Machine, other: Machine, traces: TraceSet, cache: BoundedCache, *, analytic: bool = False
+    machine: Machine, other: Machine, traces: TraceSet, cache: BoundedCache, *, analytic: bool
 ) -> bool:
-    """Tell whether traces at their prices take the same course on two machines, whatever else these have.
+    """Return whether traces run equally on two machines: their lowered programs are equal.
 
-    `analytic`: in the mode of closed forms. A timed fault counts as a difference as soon as it hits anything
-    that the traces use. Raises what lowering raises.
+    `analytic` lowers for the mode of closed forms. Timed faults count as a difference if they hit a link or a
+    rank that the traces use. Raises the errors of lowering.
     """
     if (machine.name, _drawn(machine)) != (other.name, _drawn(other)):
         return False
@@ -223,7 +224,7 @@ def _timed(machine: Machine) -> tuple[Any, ...]:
 
 
 def _hit(lowered: Lowered, machine: Machine) -> bool:
-    """Tell whether timed faults ever hit a link or a rank of the program."""
+    """Return whether timed faults ever hit a link or a rank of the program."""
     faults = placed_in_time(_timed(machine), PS_PER_S)  # when does not matter here, but what
     ranks = lowered.traces.ranks
     program = with_timetables(lowered, machine, faults, 1, lambda position, _: ranks[position].nodes.duration)
@@ -232,7 +233,7 @@ def _hit(lowered: Lowered, machine: Machine) -> bool:
 
 
 def _as_used(program: Program) -> Program:
-    """Return the program with its links numbered among those that it uses, in their order."""
+    """Return the program with only the links that it uses, renumbered in their order."""
     used, numbers = np.unique(program.route_links, return_inverse=True)
     fluid = program.fluid
     if fluid is not None:
@@ -241,19 +242,21 @@ def _as_used(program: Program) -> Program:
     return replace(program, route_links=numbers.astype(np.int32), links=len(used), fluid=fluid, hops=hops)
 
 
-def _same(first: Any, two: Any) -> bool:
-    """Tell whether two values have equal contents."""
-    if first is two:
+def _same(first: Any, second: Any) -> bool:
+    """Return whether two values have equal contents."""
+    if first is second:
         return True
     if isinstance(first, np.ndarray):
-        return bool(np.array_equal(first, two))
-    if type(first) is not type(two):
+        return bool(np.array_equal(first, second))
+    if type(first) is not type(second):
         return False
     if is_value(first) and not isinstance(first, Spec):
         names = (name for name in fields(first) if name not in _FOR_PEOPLE)
-        return all(_same(getattr(first, name), getattr(two, name)) for name in names)
+        return all(_same(getattr(first, name), getattr(second, name)) for name in names)
     if isinstance(first, dict):
-        return first.keys() == two.keys() and all(_same(value, two[key]) for key, value in first.items())
+        return first.keys() == second.keys() and all(
+            _same(value, second[key]) for key, value in first.items()
+        )
     if isinstance(first, tuple | list):
-        return len(first) == len(two) and all(map(_same, first, two))
-    return bool(first == two)
+        return len(first) == len(second) and all(map(_same, first, second))
+    return bool(first == second)

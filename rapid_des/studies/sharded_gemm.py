@@ -22,7 +22,7 @@ from rapid_des.units import seconds
 
 
 class ShardedGemm(Struct, frozen=True):
-    """[m, k] times a weight [k, n], cut over `tp` GPUs."""
+    """A GEMM of [m, k] with a weight [k, n] that is split over `tp` GPUs."""
 
     m: int
     k: int
@@ -42,7 +42,7 @@ class ShardedGemm(Struct, frozen=True):
         }
 
     def collectives(self) -> dict[str, list[tuple[str, int]]]:
-        """Return the collectives of every phase with their bytes, all shards together."""
+        """Return the collectives of every phase with the bytes of all shards together."""
         size = width(self.dtype)
         inputs, results = int(self.m * self.k * size), int(self.m * self.n * size)
         if self.tp == 1:
@@ -69,11 +69,11 @@ class ShardedPass(Struct, frozen=True):
     gemm: Gemm
     estimate: Estimate
     collectives: tuple[tuple[str, int, int], ...]
-    """Name, bytes, picoseconds."""
+    """The name, bytes and picoseconds of each collective."""
 
     @property
     def duration(self) -> int:
-        """The whole phase without overlap."""
+        """The picoseconds of the whole phase without overlap."""
         return self.estimate.duration + sum(time for _, _, time in self.collectives)
 
     def as_plain(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A study file: a job, a machine, axes, and the points that their combinations under constraints come to."""
+"""A study file: a job, a machine, axes, and the points: combinations of axes that meet the conditions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rapid_des.config.specs import resolve
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.spec import ParallelismSpec
 from rapid_des.report.tables import Table, columns, html
-from rapid_des.studies.axes import Axis, Choice, Reader
+from rapid_des.studies.axes import Axis, AxisValue, Reader
 from rapid_des.studies.expressions import Expression
 from rapid_des.studies.figures import FIGURES
 from rapid_des.studies.points import Point
@@ -36,34 +36,35 @@ class StudySpec(Spec, frozen=True, kw_only=True):
     on: str | dict[str, Any]
     """The machine file or preset, or what such a file holds."""
     axes: dict[str, Any]
-    """What is varied: a key as after --set (`tp` and its like alone; job, machine, device, model, software,
-    mode, faults) and a list, a range {from, to, step | factor | count} or {name: value}; keys with commas
-    between go together, row by row; any other name stands for {name: {key: value}}."""
+    """The keys that vary and their values. A key is as after --set, a short form (`tp` and other degrees), or
+    job, machine, device, model, software, mode, faults. Values are a list, a range {from, to, step | factor |
+    count} or {name: value}. Keys separated by commas vary together, row by row; any other name takes
+    {name: {key: value}}."""
     where: str | tuple[str, ...] = ()
-    """Which combinations count: conditions such as tp*cp*pp*dp == 64, of columns and the job's own split."""
+    """The conditions that combinations must meet, on columns and the job's split: tp*cp*pp*dp == 64."""
     derive: dict[str, str] = {}
-    """Keys whose value follows from the combination, as in job.parallelism.sequence_parallel: tp > 1."""
+    """The keys whose values follow from the combination, as in job.parallelism.sequence_parallel: tp > 1."""
     set: dict[str, Any] = {}
-    """What holds at every point: keys as after --set."""
+    """The settings of every point: keys as after --set."""
     faults: str | tuple[str, ...] = ()
-    """Faults at every point, in the words of --fault."""
+    """The faults of every point, as --fault takes them."""
     mode: Mode = "flattened"
-    """How it is simulated."""
+    """The mode of simulation."""
     engine: Literal["auto", "simpy", "compiled"] = "auto"
-    """Which engine runs it."""
+    """The engine that runs the simulations."""
     strict: bool = False
-    """Refuse modes that leave out waiting on shared links."""
+    """Whether modes that ignore waiting on shared links are refused."""
     allow_oom: bool = False
-    """Simulate what does not fit into memory too."""
+    """Whether jobs that do not fit into memory are simulated too."""
     repeat: Annotated[int, Meta(ge=1, le=100_000)] = 1
-    """How often every combination is run, the seeds of all its faults moved on by one each time."""
+    """The number of runs of every combination; each run adds one to the seeds of all its faults."""
     objective: str = "step_time_s"
     """The figure by which points are ranked."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One point of a study: its number from 1, what its columns show, and what is simulated."""
+    """One point of a study: its number from 1, the labels of its columns, and its simulation."""
 
     id: int
     labels: Mapping[str, Any] = field(hash=False)
@@ -72,7 +73,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Study:
-    """A study that has been read and checked; nothing of it has been simulated.
+    """A study that has been read and checked, but not simulated.
 
     >>> axes = {"tp": [1, 2, 4, 8], "dp": [1, 2]}
     >>> stated = {"job": "llama2_7b_train", "on": "dgx_a100", "axes": axes, "where": "tp * dp * pp == 8"}
@@ -85,8 +86,8 @@ class Study:
     job: Document
     machine: Document
     axes: tuple[Axis, ...]
-    constant: Choice
-    """What holds at every point."""
+    constant: AxisValue
+    """The settings and faults of every point."""
     where: tuple[Expression, ...]
     derived: Mapping[str, Expression] = field(hash=False)
     base: Mapping[str, Any] = field(hash=False)
@@ -95,7 +96,7 @@ class Study:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that tell points apart."""
+        """The columns whose values identify a point."""
         names = tuple(name for axis in self.axes for name in axis.names)
         return (*names, "repeat") if self.spec.repeat > 1 else names
 
@@ -105,21 +106,21 @@ class Study:
         return html([self.name, Table("", columns("axis", "values"), rows)])
 
     def count(self) -> int:
-        """Return how many points there are."""
+        """Return the number of points."""
         return sum(self.tallied())
 
     def tallied(self) -> Iterator[int]:
-        """Yield numbers that add up to how many points there are: one, or 0, for each combination looked at.
+        """Yield numbers that add up to the number of points: one for each combination, 0 if it is excluded.
 
-        For who counts millions beside other work; axes behind the last condition are multiplied.
+        A caller can so count millions beside other work; axes behind the last condition are multiplied.
         """
-        last = max((depth for depth, conditions in enumerate(self._asked) if conditions), default=0)
+        last = max((depth for depth, conditions in enumerate(self._conditions) if conditions), default=0)
         each = self.spec.repeat * prod(len(axis.choices) for axis in self.axes[last:])
         return self._tallied(0, last, dict(self.base), each)
 
     def _tallied(self, depth: int, last: int, values: dict[str, Any], each: int) -> Iterator[int]:
-        """Go through the axes from a depth on; `values` of those behind are of before and not asked for."""
-        if not all(condition(values) for condition in self._asked[depth]):
+        """Count over the axes from a depth on; `values` of later axes are stale and not read."""
+        if not all(condition(values) for condition in self._conditions[depth]):
             yield 0
         elif depth == last:
             yield each
@@ -129,18 +130,18 @@ class Study:
                 yield from self._tallied(depth + 1, last, values, each)
 
     def cases(self) -> Iterator[Case]:
-        """Yield every combination that the conditions admit, the last axis the quickest."""
+        """Yield every combination that meets the conditions; the last axis varies fastest."""
         numbers = iter(range(1, 1 << 62))
-        for choice in self._combined(0, Choice()):
+        for choice in self._combined(0, AxisValue()):
             whole = self._point(choice)
             for repetition in range(self.spec.repeat):
                 labels = {**choice.labels, "repeat": repetition} if self.spec.repeat > 1 else choice.labels
                 yield Case(next(numbers), labels, _moved(whole, repetition))
 
-    def _combined(self, depth: int, chosen: Choice) -> Iterator[Choice]:
-        """Yield choices of all axes from a depth on; a condition is asked as soon as its names are known."""
+    def _combined(self, depth: int, chosen: AxisValue) -> Iterator[AxisValue]:
+        """Yield choices of all axes from a depth on; conditions are checked once their names have values."""
         values = {**self.base, **chosen.labels}
-        if not all(condition(values) for condition in self._asked[depth]):
+        if not all(condition(values) for condition in self._conditions[depth]):
             return
         if depth == len(self.axes):
             yield chosen
@@ -149,15 +150,15 @@ class Study:
             yield from self._combined(depth + 1, chosen | choice)
 
     @cached_property
-    def _asked(self) -> list[list[Expression]]:
-        """By number of axes that are chosen: the conditions that can be asked then."""
+    def _conditions(self) -> list[list[Expression]]:
+        """The conditions that can be checked after each number of chosen axes."""
         asked: list[list[Expression]] = [[] for _ in range(len(self.axes) + 1)]
         depth_of = {name: depth for depth, axis in enumerate(self.axes, 1) for name in axis.names}
         for condition in self.where:
             asked[max((depth_of.get(name, 0) for name in condition.names), default=0)].append(condition)
         return asked
 
-    def _point(self, choice: Choice) -> Point:
+    def _point(self, choice: AxisValue) -> Point:
         values = {**self.base, **choice.labels}
         whole = self.constant | choice
         for key, expression in self.derived.items():
@@ -175,7 +176,7 @@ class Study:
 
 
 def load_study(reference: str | Path | Mapping[str, Any] | Study, *, folder: Path | None = None) -> Study:
-    """Return the study that a file or a mapping (as a file would hold) stands for, checked.
+    """Return the checked study of a file, or of a mapping with the content of a file.
 
     A mapping's references start from `folder` (default: the working directory). A `ConfigError` names the
     file, the key, the value and what is allowed.
@@ -193,7 +194,7 @@ def load_study(reference: str | Path | Mapping[str, Any] | Study, *, folder: Pat
     axes = reader.axes(spec.axes)
     reader.require_used(spec.set, axes)
     constant = reader.settings(spec.set, "set")
-    constant |= Choice(faults=tuple(reader.faults(list(_texts(spec.faults)), "faults")))
+    constant |= AxisValue(faults=tuple(reader.faults(list(_texts(spec.faults)), "faults")))
     study = Study(
         name=document.path.stem,
         spec=spec,
@@ -227,7 +228,7 @@ def _with_conditions(study: Study) -> Study:
 
 
 def _check(study: Study) -> None:
-    """Refuse names and keys of a study that can not be meant."""
+    """Raise for names and keys of a study that can not be meant."""
     file, reserved = study.reader.file, {*FIGURES, *RESERVED}
     for name in (name for axis in study.axes for name in axis.names):
         if name in reserved:
@@ -246,8 +247,8 @@ def _check(study: Study) -> None:
         raise ConfigError("nothing here is drawn: no fault of the study has a seed", file=file, key="repeat")
 
 
-def _parallelism(job: Document, constant: Choice) -> dict[str, Any]:
-    """Return how a job file splits the job, with what holds at every point."""
+def _parallelism(job: Document, constant: AxisValue) -> dict[str, Any]:
+    """Return the parallelism of a job file, with the settings of every point."""
     settings = [(key.removeprefix("job."), text) for key, text in constant.settings if key.startswith(_OWN)]
     tree = apply_overrides(job, settings).tree.get("parallelism", {})
     return structs.asdict(decode(Document(job.path, tree), ParallelismSpec))
@@ -257,7 +258,7 @@ _OWN = "job.parallelism."
 
 
 def _moved(point: Point, repetition: int) -> Point:
-    """Return a point with the seeds of its faults moved on."""
+    """Return a point with the number of the repetition added to the seeds of its faults."""
     if not repetition:
         return point
     faults = (f if f.seed is None else structs.replace(f, seed=f.seed + repetition) for f in point.faults)

@@ -1,10 +1,10 @@
-"""The ways to split a job over GPUs: which values each choice has, and which of their products are legal.
+"""The layouts of a job over GPUs: the values of each choice, and the legal combinations of them.
 
     (tp, cp, pp) ──► ep, etp ──► micro-batch ──► schedule, chunks ──► a family: recomputation, ZeRO, order
 
-Whether a candidate is legal is asked of the frontend (`with_spec`), step by step: what it refuses of a
-split it refuses of all that would follow from it. What is left to choose in a family is a product, of which
-whoever looks for the best makes jobs only as far as needed.
+The frontend (`with_spec`) decides step by step whether a candidate is legal: if it refuses a split, it
+refuses all candidates of this split. The remaining choices in a family are a product, whose jobs are made
+when they are needed.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from rapid_des.studies.orders import told_apart
 from rapid_des.values import replace
 
 _LEAST_TOKENS = 2048
-"""Tokens of a sequence that context parallelism leaves a rank at least, unless --vary says which cp."""
+"""The least number of tokens of a sequence on a context-parallel rank, unless --vary states cp."""
 _USUAL_SCHEDULES = ("1f1b", "interleaved_1f1b")
-"""What frameworks' users choose from; others by --vary schedule."""
+"""The schedules that are tried by default; --vary schedule adds others."""
 
 
 class Candidate(Struct, frozen=True):
-    """One legal way to split a job."""
+    """One legal layout of a job."""
 
     job: Job
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What was chosen, by the names that rows of a plan have."""
+        """The chosen values, by the names in rows of a plan."""
         spec, split = self.job.spec, self.job.spec.parallelism
         chosen: dict[str, Any] = {"tp": split.tp, "cp": split.cp, "pp": split.pp, "dp": split.dp}
         if self.job.model.has_experts:
@@ -63,16 +63,16 @@ class Candidate(Struct, frozen=True):
 
 
 class Family(Struct, frozen=True, dict=True):
-    """Candidates that share split, micro-batch and schedule: all products of what else is chosen."""
+    """Candidates that share split, micro-batch and schedule: all combinations of the other choices."""
 
     base: Job
-    """With the mildest of all that is left to choose."""
+    """The job with the cheapest value of each remaining choice."""
     stated: TrainingSpec | None
-    """What the job that is split says itself."""
+    """The training section of the job that is split; None for inference."""
     orders: tuple[Any, ...]
     recomputes: tuple[Any, ...] = (None,)
     zero_stages: tuple[int | None, ...] = (None,)
-    """Requests have neither."""
+    """The ZeRO stages; inference has neither these nor recomputation."""
 
     def __len__(self) -> int:
         return len(self.orders) * len(self.recomputes) * len(self.zero_stages)
@@ -83,7 +83,7 @@ class Family(Struct, frozen=True, dict=True):
                 yield from (Candidate(ordered.job) for ordered in sharded.along("orders"))
 
     def along(self, choice: Literal["orders", "recomputes", "zero_stages"]) -> Iterator[Family]:
-        """Yield the parts of the family that have one value of a choice each."""
+        """Yield the sub-families with one value of a choice each."""
         base, stated, again, stages = self.base, self.stated, self.recomputes, self.zero_stages
         if choice == "orders":
             yield from (Family(base, stated, (value,), again, stages) for value in self.orders)
@@ -101,7 +101,7 @@ class Family(Struct, frozen=True, dict=True):
         return replace(self.base, spec=structs.replace(spec, parallelism=split, training=chosen))
 
     def _chosen(self, training: TrainingSpec) -> TrainingSpec:
-        """Return the training section with the first choices, and what the job says beside these."""
+        """Return the training section with the first choices, and the job's own values of related keys."""
         recompute, stage, stated = self.recomputes[0], self.zero_stages[0], self.stated
         assert stated is not None and stage is not None, "it trains"
         policy = ZERO_STAGES[stage]
@@ -120,30 +120,30 @@ class Family(Struct, frozen=True, dict=True):
 
 
 class Space(Struct):
-    """The legal ways of a job on so many GPUs of a machine; iterating counts what the frontend refuses."""
+    """The legal layouts of a job on a number of GPUs; iteration counts what the frontend refuses."""
 
     job: Job
     machine: Machine
     gpus: int
     vary: Mapping[str, Sequence[Any] | None] = field(default_factory=dict)
-    """By choice the values to take instead of the usual; None: all there are."""
+    """The values of a choice instead of the usual ones, by its name; None: all values."""
     refused: Counter[str] = field(default_factory=Counter)
-    """Why, by key, and how many splits or candidates each refusal cut off."""
+    """The number of splits or candidates that each refusal excluded, by its key and message."""
     of_ep: dict[int, Job] = field(default_factory=dict)
-    """The job with its experts on so many ranks: who holds which takes long to say where loads differ."""
+    """The job by its degree of expert parallelism: placing experts takes long if their loads differ."""
 
     def __iter__(self) -> Iterator[Candidate]:
         for family in self.families():
             yield from family
 
     def families(self) -> Iterator[Family]:
-        """Yield all candidates by family, those of one split by micro-batch, the smallest first."""
+        """Yield all families, those of one split in the order of micro-batches, the smallest first."""
         for base in self._splits():
             for placed in self._passes(base):
                 yield from self._of_schedule(placed)
 
     def _values(self, name: str, usual: Iterable[Any], every: Iterable[Any]) -> list[Any]:
-        """Return the values of one choice: stated, all, or the usual ones and the job's own."""
+        """Return the values of a choice: the stated ones, all, or the usual ones and the job's own."""
         if name not in self.vary:
             own = self._own(name)
             return list(dict.fromkeys([*usual, *(value for value in every if value == own)]))
@@ -151,7 +151,7 @@ class Space(Struct):
         return list(dict.fromkeys(every if stated is None else stated))
 
     def _own(self, name: str) -> Any:
-        """Return what the job itself states for a choice; None may be a value too."""
+        """Return the job's own value of a choice; None may be a value too."""
         spec = self.job.spec
         section = spec.parallelism if CHOICES[name].startswith("parallelism") else spec.training
         return getattr(section, name, None)
@@ -164,7 +164,7 @@ class Space(Struct):
             return None
 
     def _splits(self) -> Iterator[Job]:
-        """Yield a job of every (tp, cp, pp, ep, etp), as plain as can be otherwise."""
+        """Yield a job for every (tp, cp, pp, ep, etp) with the cheapest other choices."""
         divisors = [n for n in range(1, self.gpus + 1) if self.gpus % n == 0]
         node = self.machine.spec.gpus_per_node or self.gpus
         serves = self.job.spec.training is None
@@ -179,7 +179,7 @@ class Space(Struct):
                         yield from self._experts(tp, cp, pp)
 
     def _experts(self, tp: int, cp: int, pp: int) -> Iterator[Job]:
-        """Yield the jobs of one split of the model by ways to spread its experts."""
+        """Yield the jobs of one (tp, cp, pp) for every layout of its experts."""
         dp = self.gpus // (tp * cp * pp)
         stated = self.job.spec.parallelism
         counts = [spec.experts for spec in _feed_forwards(self.job) if isinstance(spec, ExpertsSpec)]
@@ -200,7 +200,7 @@ class Space(Struct):
                     yield placed
 
     def _plain(self) -> JobSpec:
-        """Return the job's spec with the mildest choices of all that a split does not rule out."""
+        """Return the job's spec with the cheapest choices, which every split allows."""
         spec = self.job.spec
         if spec.training is None:
             return spec
@@ -244,7 +244,7 @@ class Space(Struct):
                     yield placed
 
     def _in_usual_groups(self, job: Job) -> bool:
-        """Tell whether micro-batches pass in groups of pp, as frameworks have them unless they are told."""
+        """Return whether micro-batches pass in groups of pp, which is the default of frameworks."""
         if job.training.schedule != "interleaved_1f1b" or job.micro_batches % job.stages == 0:
             return True
         self.refused["training.micro_batch_group: pp does not divide the micro-batches"] += 1
@@ -290,7 +290,7 @@ class Space(Struct):
             )
 
     def _orders(self, base: Job) -> list[Any]:
-        """Return orders of the axes that differ in where ranks stand: usually dp inside pp, or outside."""
+        """Return the orders of axes that are not equivalent: usually dp inside pp, or outside."""
         split = base.spec.parallelism
         sizes = {"tp": split.tp, "cp": split.cp, "dp": split.dp, "pp": split.pp}
         usual = [ORDER, ("tp", "cp", "ep", "pp", "dp"), self.job.spec.parallelism.order]
@@ -311,9 +311,9 @@ def _feed_forwards(job: Job) -> list[Any]:
 
 
 def layers_of(job: Job, parts: int) -> Any:
-    """Return how the layers go on so many parts: as the job says it, evenly, or as near to that as can be.
+    """Return the assignment of layers to parts: the job's own, even, or as even as possible.
 
-    Embedding and head count as a layer each where layers alone do not divide.
+    Embedding and head count as one layer each if the layers alone do not divide.
     """
     rule, count = job.spec.parallelism.layers, job.model.spec.layers
     if isinstance(rule, tuple) and len(rule) == parts:
@@ -330,7 +330,7 @@ def layers_of(job: Job, parts: int) -> Any:
 
 
 def checked(candidate: Candidate, refused: Callable[[str], None]) -> Job | None:
-    """Return the job of a candidate if the frontend takes it; else `refused` is told why."""
+    """Return the job of a candidate if it is legal; else call `refused` with the reason and return None."""
     try:
         return with_spec(candidate.job, candidate.job.spec)
     except ConfigError as error:

@@ -1,10 +1,10 @@
-"""A folder of results: Parquet parts that are only ever added, and a manifest that says what made them.
+"""A folder of results: Parquet parts, which are only added, and a manifest of the study that made them.
 
-    FOLDER/manifest.json            what the study was: its file, job, machine, versions, seeds, hashes
+    FOLDER/manifest.json            the study: its file, job, machine, versions, seeds, hashes
     FOLDER/points/part-00001.parquet …  a row a point, in the order in which they finished
 
-A part is written beside its place and renamed: whoever reads sees whole parts alone, and what was finished
-before a crash stays. pandas, Polars and DuckDB read `FOLDER/points/*.parquet` as they are.
+A part is written under another name and renamed: readers see whole parts only, and finished points
+survive a crash. pandas, Polars and DuckDB read `FOLDER/points/*.parquet` as they are.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ FORMAT = 1
 _MANIFEST, _PARTS = "manifest.json", "points"
 _PART = re.compile(r"part-\d+\Z")
 _ROWS, _EVERY_S, _SHARE = 2000, 5.0, 0.02
-"""A part is written for so many rows, or when so many seconds and this share of all time have passed."""
+"""A part is written after this number of rows, or after these seconds and this share of the elapsed time."""
 _MOST_ROWS = 1 << 22
-"""Rows of all parts."""
+"""The largest number of rows of all parts."""
 
 Row = Mapping[str, Any]
 
@@ -43,15 +43,15 @@ T = TypeVar("T")
 
 
 class _Manifest(msgspec.Struct):
-    """What every manifest has."""
+    """The keys that every manifest has."""
 
     kind: str
     study: dict[str, Any]
     columns: dict[str, Literal["bool_", "float64", "int64", "string"]]
 
 
-class Store:
-    """Takes rows of one study and gives them back; `create` or `open` one.
+class ResultStore:
+    """Keeps the rows of one study in a folder; `create` or `open` one.
 
     `columns` are names and types as Arrow calls them; a row may leave columns out, and must have `id`.
     """
@@ -66,9 +66,9 @@ class Store:
 
     @classmethod
     def create(cls, folder: Path, manifest: Mapping[str, Any], columns: Mapping[str, str]) -> Self:
-        """Return a new store, or the one that is there if it is of the same study; `InputError` if it is not.
+        """Return a new store, or the existing one of the same study; `InputError` for one of another study.
 
-        Of manifests what stands below `study` is compared.
+        Studies are equal if the key `study` of their manifests is.
         """
         check_store(folder)
         if (folder / _MANIFEST).is_file():
@@ -88,7 +88,7 @@ class Store:
         return cls(folder, whole).locked()
 
     def locked(self) -> Self:
-        """Return the store as the only one that writes here, until it is closed or its process ends."""
+        """Lock the folder for this process until the store is closed; return the store."""
         self._lock = open_input(self.folder / _MANIFEST)
         try:
             import fcntl
@@ -103,7 +103,7 @@ class Store:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Return the store that a folder is; `InputError` if it is none."""
+        """Return the store in a folder; `InputError` if there is none."""
         require_extra("pyarrow", "parquet", f"{folder}: a study's results")
         if not (folder / _MANIFEST).is_file():
             raise InputError(f"{folder}: no results of a study: it has no {_MANIFEST}")
@@ -120,7 +120,7 @@ class Store:
         return store
 
     def require(self, shape: type[T]) -> T:
-        """Return the manifest as a structure of what is needed of it; a `ConfigError` says what is not so."""
+        """Return the manifest as a structure; `ConfigError` for a key that is missing or of another type."""
         try:
             return msgspec.convert(self.manifest, shape)
         except msgspec.ValidationError as error:
@@ -139,14 +139,14 @@ class Store:
             self._lock.close()
 
     def append(self, row: Row) -> None:
-        """Take a row; it is written with others, within some seconds."""
+        """Add a row; it is written with others within some seconds."""
         self._waiting.append(row)
         now = time.monotonic()
         if len(self._waiting) >= _ROWS or now - self._written > max(_EVERY_S, _SHARE * (now - self._began)):
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits as a part."""
+        """Write the waiting rows as a part."""
         if not self._waiting:
             return
         import pyarrow
@@ -167,7 +167,7 @@ class Store:
         return _parts(self.folder)
 
     def table(self, columns: Sequence[str] | None = None) -> Any:
-        """Return what is written as an Arrow table, ordered by id; by default all but the whole results."""
+        """Return the written rows as an Arrow table ordered by id; by default without the whole results."""
         import pyarrow
 
         wanted = [name for name in self.columns if name != "result"] if columns is None else list(columns)
@@ -195,7 +195,7 @@ class Store:
         raise InputError(f"{self.folder}: no point {number}")
 
     def _read(self, schema: Any) -> Iterator[Any]:
-        """Yield columns of every part; one that a part leaves out is unknown there."""
+        """Yield the columns of every part; a column that a part lacks is null."""
         rows = 0
         for part in self.parts():
             table = read_part(part, schema)
@@ -210,7 +210,7 @@ def _parts(folder: Path) -> list[Path]:
 
 
 def check_store(folder: Path) -> None:
-    """Raise `InputError` if results can not be kept in a folder; to be asked before anything is simulated."""
+    """Raise `InputError` if results can not be written to a folder; call it before anything is simulated."""
     require_extra("pyarrow", "parquet", f"{folder}: a study's results")
     if folder.is_file():
         raise InputError(f"{folder}: can not be written: it is a file, a folder is needed")

@@ -1,4 +1,4 @@
-"""A study that is run: its points simulated somewhere, their rows kept, and what they say together."""
+"""Running a study: its points are simulated by an executor, and their rows are kept."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from rapid_des.studies.figures import FIGURES, kind_of, measured
 from rapid_des.studies.points import content, machine_content
 from rapid_des.studies.results import Sweep
 from rapid_des.studies.spaces import Case, Study, load_study
-from rapid_des.studies.store import Store, check_store
+from rapid_des.studies.store import ResultStore, check_store
 from rapid_des.studies.worker_pools import executor_of
 from rapid_des.values import replace
 from rapid_des.version import __version__
 
 OnProgress = Callable[[str, int, int], None]
-"""Called with the name of the work, how many points are done and how many there are (0: not counted yet)."""
+"""Called with the name of the work, the number of finished points and of all points (0: not counted yet)."""
 _AT_FIRST_S, _SLICE_S, _SHARE = 0.5, 0.02, 0.05
-"""For how long points are counted before the first is simulated, at a time beside others' work, and for which
-part of the time of a point that was simulated here."""
+"""The seconds for which points are counted before the first simulation, the seconds of each later count while
+workers are busy, and the share of a point's time that counting may take in this process."""
 
 
 def sweep(  # noqa: PLR0913 - what a study is asked, by name
@@ -48,11 +48,11 @@ def sweep(  # noqa: PLR0913 - what a study is asked, by name
 ) -> Sweep:
     """Simulate the points of a study: a file, or a mapping as such a file holds (`rapid-des schema study`).
 
-    Results are kept in `folder` (Parquet; what is there already is not simulated again), without one in
-    memory. `executor` is one of `rapid_des.studies.worker_pools.EXECUTORS` with so many `workers` (default:
-    all cores; `address` is that of a Ray cluster), or an open one; `limit` leaves it at the first points.
-    Points that fail are rows with their error, ^C leaves what is finished (`left` says how many are not). A
-    `ConfigError` says what is wrong with the study before anything is simulated.
+    Results are kept in `folder` (Parquet; points in it are not simulated again), or in memory without one.
+    `executor` is one of `rapid_des.studies.worker_pools.EXECUTORS` with a number of `workers` (default: all
+    cores; `address` is that of a Ray cluster), or an open executor; `limit` simulates the first points only.
+    Points that fail have a row with their error; ^C keeps the finished points (`left` is the number of
+    others). `ConfigError` for a wrong study, before anything is simulated.
 
     >>> axes = {"tp": [1, 2, 4, 8], "dp": [1, 2, 4]}
     >>> study = {"job": "llama2_7b_train", "on": "dgx_a100", "axes": axes, "where": "tp * dp * pp == 8"}
@@ -85,7 +85,7 @@ def sweep(  # noqa: PLR0913 - what a study is asked, by name
 
 
 def _gathered(rows: Iterator[dict[str, Any]]) -> tuple[list[dict[str, Any]], bool]:
-    """Return all rows, or those that were there at ^C and True; without any the interrupt goes on."""
+    """Return all rows, or the rows before ^C and True; without any row the interrupt is raised."""
     gathered: list[dict[str, Any]] = []
     try:
         for row in rows:
@@ -98,8 +98,8 @@ def _gathered(rows: Iterator[dict[str, Any]]) -> tuple[list[dict[str, Any]], boo
 
 
 def _stored(asked: Points, executor: Executor, folder: Path, *, on_progress: OnProgress | None) -> bool:
-    """Put rows into a folder as they come; tell whether ^C ended that."""
-    with Store.create(folder, manifest_of(asked.study), columns_of(asked.study)) as store:
+    """Add rows to a folder as they finish; return whether ^C ended that."""
+    with ResultStore.create(folder, manifest_of(asked.study), columns_of(asked.study)) as store:
         try:
             for row in run(asked, executor, done=store.done(), on_progress=on_progress):
                 store.append(row)
@@ -109,7 +109,7 @@ def _stored(asked: Points, executor: Executor, folder: Path, *, on_progress: OnP
 
 
 class Points:
-    """The points of a study that are wanted, counted a while at a time: conditions may leave few of billions.
+    """The points of a study up to a limit, counted in slices of time: conditions may leave few of billions.
 
     >>> asked = Points(load_study("splits_64"), limit=10)
     >>> asked.count_on(seconds=1.0), asked.counted, asked.whole
@@ -119,7 +119,7 @@ class Points:
     def __init__(self, study: Study, limit: int | None = None) -> None:
         self.study, self.limit = study, limit
         self.counted, self.whole = 0, False
-        """How many there are as far as that is known, and whether these are all."""
+        """The number of points that were counted, and whether these are all."""
         self._tally = study.tallied()
 
     def cases(self) -> Iterator[Case]:
@@ -127,7 +127,7 @@ class Points:
         return islice(self.study.cases(), self.limit)
 
     def count_on(self, seconds: float = _SLICE_S) -> bool:
-        """Count for so long; tell whether there is more to count."""
+        """Count for some seconds; return whether there are more to count."""
         until = time.monotonic() + seconds
         while not self.whole and time.monotonic() < until:
             self._count_some()
@@ -148,7 +148,7 @@ def run(
     done: set[int] | frozenset[int] = frozenset(),
     on_progress: OnProgress | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield rows of points as they finish, but for those that are `done`."""
+    """Yield rows of points as they finish, except for points that are `done`."""
     waiting: dict[int, Case] = {}
 
     def points() -> Iterator[Any]:
@@ -203,7 +203,7 @@ def _kind(values: Sequence[Any]) -> str:
 
 
 def manifest_of(study: Study) -> dict[str, Any]:
-    """Return what makes a study's results again: what it says, its files, versions, seeds and hashes."""
+    """Return the manifest from which results can be made again: files, versions, seeds and hashes."""
     stated = to_tree(study.spec, "study") | {"job": study.job.tree, "on": study.machine.tree}
     faults = [
         *study.constant.faults,
@@ -231,7 +231,7 @@ def manifest_of(study: Study) -> dict[str, Any]:
 
 
 def _contents(study: Study) -> dict[str, str]:
-    """Return hashes of a study's first job and machine, with calibrated constants, or why it has none."""
+    """Return hashes of a study's first job, machine and device constants, or the error of its first point."""
     case = next(study.cases())
     cache = BoundedCache()
     try:
@@ -255,11 +255,11 @@ def source_content() -> str:
     return digest.hexdigest()
 
 
-def study_of(store: Store) -> Study:
+def study_of(store: ResultStore) -> Study:
     """Return the study that made some results, from their manifest alone (and files that it names in it)."""
     if store.manifest.get("kind") != "sweep":
         raise InputError(f"{store.folder}: results of {store.manifest.get('kind')}, not of a sweep")
-    named = store.require(_OfSweep)
+    named = store.require(_SweepInputs)
     made = named.study
     study = load_study(made.stated, folder=Path(made.folder))
     job = Document(Path(made.files.job), made.stated["job"])
@@ -273,7 +273,7 @@ class _Files(msgspec.Struct):
 
 
 class _Made(msgspec.Struct):
-    """What a manifest says of how a study's points are made."""
+    """The part of a manifest from which a study's points are made."""
 
     stated: dict[str, Any]
     folder: str
@@ -281,7 +281,7 @@ class _Made(msgspec.Struct):
     source: str
 
 
-class _OfSweep(msgspec.Struct):
+class _SweepInputs(msgspec.Struct):
     name: str
     study: _Made
 
@@ -289,20 +289,20 @@ class _OfSweep(msgspec.Struct):
 class Rerun(Struct, frozen=True):
     """A point simulated again beside its row.
 
-    `differs` are figures whose digits are not those of the row.
+    `differs` are the figures that are not equal to those of the row.
     """
 
     row: Mapping[str, Any]
     again: Mapping[str, Any]
     same_content: bool
-    """Whether the job, the machine and rapid_des are what they were."""
+    """Whether the job, the machine and rapid_des have not changed."""
     differs: tuple[str, ...]
 
 
-def rerun(store: Store, number: int) -> Rerun:
-    """Simulate a point of some results again, from what the manifest says.
+def rerun(store: ResultStore, number: int) -> Rerun:
+    """Simulate a point of some results again, from the manifest.
 
-    A point that failed, and fails alike, has no differences.
+    A point that fails again with the same error has no differences.
     """
     row = store.row(number)
     case = next(islice(study_of(store).cases(), number - 1, None))

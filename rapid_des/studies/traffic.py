@@ -1,4 +1,4 @@
-"""Traces made in code: one collective, irregular messages, and any schedule of transfers as messages."""
+"""Traces made in code: kernels beside collectives, shifts, irregular messages, and schedules as messages."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct, field
 
-from rapid_des.chakra.made import collectives, node_table, one_collective
+from rapid_des.chakra.made import node_table
 from rapid_des.chakra.trace import BOUNDS, UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.network.collectives import Schedule
 
-__all__ = ["Kernel", "beside", "collectives", "irregular", "messages", "one_collective", "shift"]
 _MESSAGE_SIZES = (64 * 1024, 1024 * 1024)
-"""Irregular messages have sizes between these, in bytes."""
+"""The least and the largest size of irregular messages, in bytes."""
 
 
-class Kernel(Struct, frozen=True):
-    """A kernel as a trace has it: its picoseconds alone, what bounds it, and its bytes from and to HBM."""
+class GpuKernel(Struct, frozen=True):
+    """A kernel of a trace: what bounds it, its picoseconds without contention, and its HBM bytes."""
 
     bound: str
     duration: int
@@ -26,9 +25,9 @@ class Kernel(Struct, frozen=True):
 
 
 def beside(
-    ranks: Sequence[int], kernel: Kernel, collective: CollectiveType, size: int, *, waits: bool = False
+    ranks: Sequence[int], kernel: GpuKernel, collective: CollectiveType, size: int, *, waits: bool = False
 ) -> TraceSet:
-    """Return the trace in which every rank runs a kernel (node 0) beside a collective, or `waits` for it."""
+    """Return a trace in which every rank runs a kernel and a collective, which may wait for the kernel."""
     nodes = node_table(
         [NodeKind.COMPUTE, NodeKind.COLLECTIVE],
         [0, size],
@@ -48,10 +47,10 @@ def beside(
 
 
 def shift(ranks: int, by: int, size: int) -> TraceSet:
-    """Return every rank sending `size` bytes to the rank `by` above it, round the end, all at once.
+    """Return a trace in which every rank sends `size` bytes to the rank `by` above it, modulo `ranks`.
 
-    By the GPUs of a group it is the worst case of a dragonfly with minimal routes (Kim, Dally, Scott and
-    Abts, ISCA 2008): all messages of a group go to one other.
+    If `by` is the GPUs of a group, it is the worst case of a dragonfly with minimal routes (Kim, Dally, Scott
+    and Abts, ISCA 2008): all messages of a group go to one other group.
     """
     nodes = node_table(
         [NodeKind.SEND, NodeKind.RECV], [size] * 2, peer=[0, 1], stream=[0, 1], streams=("send", "recv")
@@ -62,9 +61,9 @@ def shift(ranks: int, by: int, size: int) -> TraceSet:
     return TraceSet(tuple(traces), {"world": tuple(range(ranks))})
 
 
-def irregular(ranks: int, messages: int, *, stream: str, seed: int = 1) -> TraceSet:
-    """Return every rank sending `messages` messages at once, of random sizes, to random others."""
-    random = np.random.default_rng(seed)
+def irregular(ranks: int, messages: int, *, stream: str) -> TraceSet:
+    """Return a trace in which every rank sends messages of random sizes to random ranks at once."""
+    random = np.random.default_rng(1)
     source = np.repeat(np.arange(ranks), messages)
     destination = (source + random.integers(1, ranks, len(source))) % ranks
     size = random.integers(*_MESSAGE_SIZES, len(source))
@@ -80,8 +79,8 @@ def irregular(ranks: int, messages: int, *, stream: str, seed: int = 1) -> Trace
     return TraceSet(tuple(traces), {"world": tuple(range(ranks))}, frozenset({stream}))
 
 
-class _Rank(Struct):
-    """One rank's nodes in the making; positions stand in the order of the schedule."""
+class _RankNodes(Struct):
+    """Builds the nodes of one rank, in the order of the schedule."""
 
     kind: list[NodeKind] = field(default_factory=list)
     size: list[int] = field(default_factory=list)
@@ -99,7 +98,7 @@ class _Rank(Struct):
         return len(self.kind) - 1
 
     def table(self, *, group: int = UNSTATED) -> NodeTable:
-        """Return the nodes, each on a stream of its own, and all messages through one group if stated."""
+        """Return the nodes, each on its own stream; all messages go through one group if stated."""
         return node_table(
             self.kind,
             self.size,
@@ -116,17 +115,16 @@ class _Rank(Struct):
 def messages(schedule: Schedule, group: Sequence[int], *, together: bool = False) -> TraceSet:
     """Return the trace in which the ranks `group` play `schedule`, member i being group[i].
 
-    So any algorithm runs on any machine, also one that no trace can ask for by name: that of a file, or one
-    that knows the fabric. Every transfer is a send and a receive with streams of their own; it waits for the
-    receives that the schedule names. They go through one communicator of the group if `together`, else each
-    through one of its two ends.
+    Any algorithm can so run on any machine, also one that a trace can not name: from a file, or made for the
+    fabric. Every transfer is a send and a receive with streams of their own; it waits for the receives that
+    the schedule names. Transfers share one communicator of the group if `together`; else each pair has one.
     `UnsupportedByEngine` if switches take part: they can not send by themselves in a replay of messages.
     """
     if schedule.switches:
         raise UnsupportedByEngine("switches that reduce or multiply data can not be replayed as messages")
-    ranks = [_Rank() for _ in range(schedule.members)]
+    ranks = [_RankNodes() for _ in range(schedule.members)]
     arrival = np.full(len(schedule), UNSTATED, dtype=np.int64)
-    """Where each transfer (or join) stands in its destination's list."""
+    """The position of each transfer (or join) in its destination's list."""
     ends = zip(schedule.source.tolist(), schedule.destination.tolist(), schedule.size.tolist(), strict=True)
     for number, (source, destination, size) in enumerate(ends):
         start, stop = schedule.dependency_starts[number : number + 2]

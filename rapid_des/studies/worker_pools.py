@@ -2,8 +2,8 @@
 
     items ──► batches of about 0.05 s ──► worker.submit(batch) ──► future ──► outcomes
 
-Both kinds of workers are reached by futures alone. A worker keeps a cache, and the jobs and machines that it
-has seen. What a worker held when it died is done again by another.
+Both kinds of workers answer by futures. A worker keeps a cache, and the jobs and machines that it received.
+If a worker dies, another one repeats its items.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ from rapid_des.studies.executors import (
 EXECUTORS = ("processes", "local", "ray")
 """Names of executors; `local` is in this process."""
 DEATHS = 3
-"""How many workers may die of an item before it counts as failed, or as they start before all ends."""
+"""The number of workers that may die of one item before it fails, or while they start before all ends."""
 _BATCH_S = 0.05
-"""About how long the items of a batch take."""
+"""The seconds that the items of a batch should take."""
 _FINISH_S = 0.5
-"""How long a worker that is no longer needed may take to finish: a new one takes as long to start."""
+"""The seconds that an unneeded worker has to finish: a new one takes as long to start."""
 _LEAST_S = 1e-6
 _MOST = 64
-"""Items of a batch at most, and jobs and machines that each side keeps."""
+"""The most items of a batch, and the most jobs and machines that each side keeps."""
 
 _Batch = list[tuple[int, Any]]
-"""Items with their positions."""
+"""The items of a batch with their positions."""
 
 
 def executor_of(name: str = "processes", workers: int | None = None, address: str | None = None) -> Executor:
-    """Return an executor by its name, with so many workers (default: all cores, or all that a cluster has).
+    """Return an executor by its name, with a number of workers (default: all cores).
 
-    `address` is that of a Ray cluster; without it `ray` starts one here. `InputError` if it can not be had.
+    `address` is that of a Ray cluster; without it `ray` starts one here. `InputError` if there is none.
 
     >>> executor_of("local").workers
     1
@@ -75,52 +75,52 @@ def executor_of(name: str = "processes", workers: int | None = None, address: st
         from rapid_des.studies.ray_cluster import RayCluster
 
         cluster = RayCluster(address)
-        return Pool(cluster, workers or cluster.cpus)
+        return WorkerPool(cluster, workers or cluster.cpus)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if name == "local" or (workers or cores) == 1:
         return InProcess()
-    return Pool(Processes(), workers or cores)
+    return WorkerPool(Processes(), workers or cores)
 
 
 class Submits(Protocol):
-    """A worker: what a pool asks of it."""
+    """A worker of a pool."""
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Have a function called after those of before."""
+        """Call a function after the earlier ones; return the future of its result."""
         ...
 
     def release(self) -> None:
-        """Begin to end the worker, whatever it does."""
+        """Begin to stop the worker, even if it is busy."""
         ...
 
     def close(self) -> None:
-        """Wait until it has ended."""
+        """Wait until the worker has stopped."""
         ...
 
 
 class Workers(Protocol):
-    """A kind of workers."""
+    """A kind of workers: processes or Ray tasks."""
 
     died: tuple[type[BaseException], ...]
-    """What a future raises whose worker died."""
+    """The errors that a future raises if its worker died."""
 
     def worker(self) -> Submits:
         """Return a new worker; it starts with the first call."""
         ...
 
     def shared(self, pickled: bytes) -> Any:
-        """Return what stands for a large value in messages: itself, or a reference for `loaded`."""
+        """Return a large value as messages carry it: itself, or a reference for `loaded`."""
         ...
 
     def close(self) -> None:
-        """Give back what all workers shared; whoever asks for a worker gets it again."""
+        """Release what all workers share; a later worker gets it again."""
         ...
 
 
 class Processes:
     """Workers that are processes of this machine.
 
-    A large value goes with every message: a machine of 1,024 GPUs is 0.4 MB, which a pipe takes in 0.2 ms.
+    Large values are part of every message: a machine of 1,024 GPUs has 0.4 MB, which a pipe takes in 0.2 ms.
     """
 
     died: tuple[type[BaseException], ...] = (BrokenProcessPool,)
@@ -139,7 +139,7 @@ class Processes:
 
 @cache
 def _of_this_worker() -> tuple[BoundedCache, OrderedDict[bytes, Any]]:
-    """Return what lasts in a worker: what its items have in common, and large values by their digest."""
+    """Return the cache of this worker, and its large values by their digest."""
     return BoundedCache(CACHE), OrderedDict()
 
 
@@ -148,7 +148,7 @@ def _started() -> bytes:
 
 
 def _perform(values: dict[bytes, Any], message: bytes) -> bytes:
-    """Do the items of a message in a worker; return their positions and outcomes."""
+    """Run the items of a message in a worker; return their positions and outcomes."""
     kept, known = _of_this_worker()
     for digest, value in values.items():
         if digest not in known:
@@ -174,7 +174,7 @@ class _Pickler(pickle.Pickler):
         return self._digest(obj) if isinstance(obj, Job | Machine | Document) else None
 
 
-class _Messages:
+class _MessagePacker:
     """Packs messages; a job or a machine is pickled once, however many items have it."""
 
     def __init__(self, shared: Callable[[bytes], Any]) -> None:
@@ -214,22 +214,22 @@ class _Queue:
         self._deaths: Counter[int] = Counter()
 
     def __bool__(self) -> bool:
-        """Tell whether there is any item left to give."""
+        """Return whether any item is left."""
         if not self._again and not self._next:
             self._next.extend(islice(self._fresh, 1))
         return bool(self._again or self._next)
 
     def take(self, count: int) -> _Batch:
-        """Return the next items, at most `count`; one alone if a worker died that held it."""
+        """Return the next items, at most `count`; an item of a dead worker comes alone."""
         if self._again:
             return [self._again.popleft()]
         batch = [self._next.popleft() for _ in range(min(count, len(self._next)))]
         return [*batch, *islice(self._fresh, count - len(batch))]
 
     def put_back(self, batch: _Batch) -> int | None:
-        """Put back what a dead worker held; return the position of an item that is given up instead.
+        """Requeue the items of a dead worker; return the position of an item that is given up instead.
 
-        Of which of several items it died is not known: so each is tried alone before it counts.
+        If it had several items, the cause is not known: each is then tried alone before it counts.
         """
         if len(batch) == 1:
             position = batch[0][0]
@@ -240,16 +240,16 @@ class _Queue:
         return None
 
 
-class Pool:
+class WorkerPool:
     """Runs items on workers, in batches."""
 
     def __init__(self, kind: Workers, workers: int) -> None:
         self.workers = workers
         self._kind = kind
-        self._messages = _Messages(kind.shared)
-        self._hired: list[Submits] = []
-        self._asked: dict[Future[bytes], tuple[Submits, _Batch | None]] = {}
-        """What workers have been asked and have not answered, in order; None: to start."""
+        self._messages = _MessagePacker(kind.shared)
+        self._workers: list[Submits] = []
+        self._pending: dict[Future[bytes], tuple[Submits, _Batch | None]] = {}
+        """The pending futures in order, with their workers and batches; None: the worker starts."""
         self._item_s = _BATCH_S
         self._false_starts = 0
         self._blocks = 0
@@ -259,17 +259,17 @@ class Pool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Dismiss the workers at the end of the outermost block."""
+        """Stop the workers at the end of the outermost block."""
         self._blocks -= 1
         if not self._blocks:
-            self._dismiss(self._hired)
+            self._stop(self._workers)
             self._kind.close()
 
     def start(self) -> None:
         """Begin to start all workers."""
-        while len(self._hired) < self.workers:
-            self._hired.append(worker := self._kind.worker())
-            self._asked[worker.submit(_started)] = worker, None
+        while len(self._workers) < self.workers:
+            self._workers.append(worker := self._kind.worker())
+            self._pending[worker.submit(_started)] = worker, None
 
     def map(
         self, function: Work[Item, Value], items: Iterable[Item], meanwhile: Meanwhile | None = None
@@ -277,86 +277,86 @@ class Pool:
         """Yield every item's position and outcome as they finish."""
         queue = _Queue(items)
         try:
-            while self._give(function, queue):
+            while self._submit_batches(function, queue):
                 idle = meanwhile is None or not meanwhile()
                 for future in self._answered(None if idle else 0):
-                    outcomes = self._taken_in(future, queue)
+                    outcomes = self._outcomes_of(future, queue)
                     if meanwhile is None:  # else what is next may follow from these
-                        self._give(function, queue)
+                        self._submit_batches(function, queue)
                     yield from outcomes
         except GeneratorExit:  # whoever asked wants no more
-            wait(self._asked, timeout=_FINISH_S)
+            wait(self._pending, timeout=_FINISH_S)
             for future in self._answered(0):
-                del self._asked[future]
+                del self._pending[future]
             raise
         finally:
-            self._dismiss([worker for worker, batch in self._asked.values() if batch is not None])
+            self._stop([worker for worker, batch in self._pending.values() if batch is not None])
 
     def _answered(self, patience_s: float | None) -> list[Future[bytes]]:
-        """Return the futures that are done, those asked first first."""
-        done, _ = wait(self._asked, timeout=patience_s, return_when=FIRST_COMPLETED)
-        return [future for future in self._asked if future in done]
+        """Return the futures that are done, in the order of submission."""
+        done, _ = wait(self._pending, timeout=patience_s, return_when=FIRST_COMPLETED)
+        return [future for future in self._pending if future in done]
 
-    def _give(self, function: Work[Any, Any], queue: _Queue) -> bool:
-        """Give items to workers that have little left, start more for more; tell if any item is left.
+    def _submit_batches(self, function: Work[Any, Any], queue: _Queue) -> bool:
+        """Submit items to workers with few left, start workers if needed; return whether any item is left.
 
-        Who has not started gets none: an actor whose node has gone waits for a core till others are done.
+        A worker that has not started gets no items: it may wait for a core until others are done.
         """
         size = max(1, min(_MOST, round(_BATCH_S / self._item_s)))
         ahead = 1 if size == 1 else 2  # short items: the next batch is there when one is done
-        held = Counter(id(worker) for worker, _ in self._asked.values())
-        starting = {id(worker) for worker, batch in self._asked.values() if batch is None}
-        for worker in self._hired:
+        held = Counter(id(worker) for worker, _ in self._pending.values())
+        starting = {id(worker) for worker, batch in self._pending.values() if batch is None}
+        for worker in self._workers:
             if id(worker) not in starting and held[id(worker)] < ahead and queue:
                 batch = queue.take(size if ahead == 1 else -(-size // 2))
-                self._asked[worker.submit(_perform, *self._messages.pack(function, batch))] = worker, batch
-        if len(self._hired) < self.workers and queue:
+                self._pending[worker.submit(_perform, *self._messages.pack(function, batch))] = worker, batch
+        if len(self._workers) < self.workers and queue:
             self.start()
-        return any(batch for _, batch in self._asked.values()) or bool(queue)
+        return any(batch for _, batch in self._pending.values()) or bool(queue)
 
-    def _taken_in(self, future: Future[bytes], queue: _Queue) -> list[tuple[int, Outcome[Any]]]:
-        """Return the outcomes that a worker sent; put back what it held if it died."""
-        worker, batch = self._asked.pop(future)
+    def _outcomes_of(self, future: Future[bytes], queue: _Queue) -> list[tuple[int, Outcome[Any]]]:
+        """Return the outcomes that a worker sent; requeue its items if it died."""
+        worker, batch = self._pending.pop(future)
         try:
             outcomes: list[tuple[int, Outcome[Any]]] = pickle.loads(future.result())
         except self._kind.died as cause:
-            return list(self._lost(worker, batch, _short(cause), queue))
+            return list(self._requeued(worker, batch, _short(cause), queue))
         self._false_starts = 0
         for _, outcome in outcomes:
             self._item_s += (max(outcome.wall_s, _LEAST_S) - self._item_s) / 8
         return outcomes
 
-    def _lost(
+    def _requeued(
         self, worker: Submits, batch: _Batch | None, cause: str, queue: _Queue
     ) -> Iterator[tuple[int, Outcome[Any]]]:
-        """Put back what a dead worker held; yield the item that it died of if others did before."""
+        """Requeue the items of a dead worker; yield an item as failed if too many workers died of it."""
         if batch is None:
             self._false_starts += 1
             if self._false_starts == DEATHS:
                 raise CannotFinishError(f"workers end as they start: {cause}")
         given_up = queue.put_back(batch or [])
-        if worker in self._hired:  # other batches of it come to this too
-            self._hired.remove(worker)
+        if worker in self._workers:  # other batches of it come to this too
+            self._workers.remove(worker)
             worker.close()
         if given_up is not None:
             text = f"{DEATHS} workers ended while they ran it ({cause}); too little memory, perhaps"
             yield given_up, Failed("WorkerDied", text, 0.0)
 
-    def _dismiss(self, workers: Iterable[Submits]) -> None:
-        leaving = [worker for worker in self._hired if worker in workers]
+    def _stop(self, workers: Iterable[Submits]) -> None:
+        leaving = [worker for worker in self._workers if worker in workers]
         for worker in leaving:
             worker.release()
         for worker in leaving:
-            self._hired.remove(worker)
+            self._workers.remove(worker)
             worker.close()
-        self._asked = {
+        self._pending = {
             future: (worker, batch)
-            for future, (worker, batch) in self._asked.items()
-            if worker in self._hired
+            for future, (worker, batch) in self._pending.items()
+            if worker in self._workers
         }
 
 
 def _short(error: BaseException) -> str:
-    """Return what ended a worker, in a line: how it exited if that is known."""
+    """Return in one line why a worker ended: its exit code if that is known."""
     lines = str(error).splitlines() or [type(error).__name__]
     return next((line for line in lines if "exit code" in line), lines[0]).rstrip(".")

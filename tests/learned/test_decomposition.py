@@ -9,7 +9,7 @@ from rapid_des.device import load_device
 from rapid_des.device.operators import Attention, Gemm
 from rapid_des.device.pricing import operator_model
 from rapid_des.learned import LearnedOperators, load_learned
-from rapid_des.learned.decomposition import OPERATORS, Sizes, attention, convert
+from rapid_des.learned.decomposition import OPERATORS, SampleSizes, attention, convert
 from rapid_des.learned.samples import shape_of
 from tests.cli.shell import call
 
@@ -28,7 +28,7 @@ def sample(op, phase, time, **sizes):
 
 
 def test_matrices_are_those_of_a_rank():
-    size = Sizes(mp=2, b=4, length=4096, h=32, dim=4096, params=0)
+    size = SampleSizes(mp=2, b=4, length=4096, h=32, dim=4096, params=0)
     products = {name: OPERATORS[name]["fwd"](size)[0] for name in OPERATORS if name.startswith("linear")}
     # The paper's own list for Llemma 7B with mp 2: rows, inputs, outputs.
     assert {name: (each.m, each.k, each.n) for name, each in products.items()} == {

@@ -170,7 +170,8 @@ def test_another_table_is_read_by_its_own_columns(tmp_path):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "no samples in it"),
+        ("", "no column 'operator'; needed: operator, time_us"),
+        ("operator,m,time_us\n", "no rows in it"),
         ("op,time_us\ngemm,1\n", "no column 'operator'"),
         ("operator,m,time_us\ngemm/bf16,eight,1\n", "line 2: 'eight' is no number"),
         ("operator,time_us\ngemm/bf16,1\n", "none of the sizes"),

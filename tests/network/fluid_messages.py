@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from rapid_des.arrays import Int64s
-from rapid_des.compiling import Kernel
-from rapid_des.compiling.library import Library
+from rapid_des.compiling import CompiledKernel
+from rapid_des.compiling.library import KernelLibrary
 from rapid_des.errors import DeadlockError
 from rapid_des.network import fluid as interpreted
 from rapid_des.network.fluid import Fluid, new_fluid, set_route
@@ -75,10 +75,10 @@ def settled(fluid: Fluid, now: int, count: Int64s) -> None:
     count[0] = interpreted.settle(fluid, now)
 
 
-LIBRARY = Library(
+LIBRARY = KernelLibrary(
     [__name__], lambda: [Path(__file__), *sorted(Path(interpreted.__file__).parent.glob("*.py"))]
 )
-BEGIN_FLOW, END_FLOW, SETTLE = (Kernel(function, LIBRARY) for function in (begin, end, settled))
+BEGIN_FLOW, END_FLOW, SETTLE = (CompiledKernel(function, LIBRARY) for function in (begin, end, settled))
 
 
 def simulate_flows(

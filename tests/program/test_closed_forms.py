@@ -6,11 +6,12 @@ from random import Random
 
 import pytest
 
+from rapid_des.chakra.made import one_collective
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
 from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.program.lowering import lower
-from rapid_des.studies.traffic import one_collective, shift
+from rapid_des.studies.traffic import shift
 from tests.program.machines import dimension, machine, switch
 
 C = CollectiveType

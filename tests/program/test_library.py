@@ -5,6 +5,7 @@ import pytest
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra import read_set, write_set
+from rapid_des.chakra.made import one_collective
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
@@ -21,7 +22,7 @@ from rapid_des.network.specs import LibraryChoice, Nccl
 from rapid_des.program.collectives.library import Libraries
 from rapid_des.program.collectives.templates import one_transfer
 from rapid_des.simulation import replay
-from rapid_des.studies.traffic import messages, one_collective
+from rapid_des.studies.traffic import messages
 
 C = CollectiveType
 KIB, MIB, GIB = 2**10, 2**20, 2**30

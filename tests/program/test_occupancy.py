@@ -13,7 +13,7 @@ from rapid_des.program.builders import Occupancy, rank_program
 from rapid_des.program.contention import MOST_STATES, slowdowns, with_contention
 from rapid_des.program.timetable import ALONE
 from rapid_des.simulation import run_traces
-from rapid_des.studies.traffic import Kernel, beside
+from rapid_des.studies.traffic import GpuKernel, beside
 from rapid_des.values import replace
 from tests.program.tracing import Nodes
 
@@ -24,7 +24,7 @@ LONG = 2**30
 def finish(kernel, *, settings=(), where="dgx_h100", **how):
     """When a kernel of 1 ms ends beside an all-gather that outlasts it."""
     machine = load_machine(where, settings=settings)
-    traces = beside(range(8), Kernel(kernel, MS), CollectiveType.ALL_GATHER, LONG, **how)
+    traces = beside(range(8), GpuKernel(kernel, MS), CollectiveType.ALL_GATHER, LONG, **how)
     return int(run_traces(traces, machine, EngineChoice("simpy")).execution.records.finish[0])
 
 
@@ -63,7 +63,7 @@ def test_what_is_not_slowed(kernel, how):
 
 def test_a_recorded_duration_holds_already_what_ran_beside_it():
     machine = load_machine("dgx_h100")
-    traces = beside(range(8), Kernel("tensor", MS), CollectiveType.ALL_GATHER, LONG)
+    traces = beside(range(8), GpuKernel("tensor", MS), CollectiveType.ALL_GATHER, LONG)
     recorded = replace(traces.ranks[0].nodes, bound=np.full(2, UNSTATED, np.int8))
     ranks = tuple(replace(rank, nodes=recorded) for rank in traces.ranks)
     records = run_traces(replace(traces, ranks=ranks), machine, EngineChoice("simpy")).execution.records
@@ -170,7 +170,7 @@ def test_a_kernel_on_the_second_stream_meets_messages_too():
     machine = load_machine("dgx_h100")
     table = nodes.table()
     ranks = tuple(RankTrace(rank, table, ("world",), ()) for rank in range(8))
-    traces = replace(beside(range(8), Kernel("tensor", MS), CollectiveType.ALL_GATHER, LONG), ranks=ranks)
+    traces = replace(beside(range(8), GpuKernel("tensor", MS), CollectiveType.ALL_GATHER, LONG), ranks=ranks)
     finish = run_traces(traces, machine, EngineChoice("simpy")).execution.records.finish
     launch = load_device("h100_sxm").launch_overhead
     # each at half of what 108 of 132 SMs give

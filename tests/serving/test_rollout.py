@@ -8,7 +8,7 @@ from rapid_des.errors import ConfigError, InputError
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
 from rapid_des.network.faults import parse_fault
-from rapid_des.serving.resharding import Transfers, as_traces, reshard
+from rapid_des.serving.resharding import ReshardingTraffic, as_traces, reshard
 from rapid_des.serving.rollout import load_rollout, simulate_rollout
 from rapid_des.simulation import replay
 from tests.cli.shell import call, refused
@@ -106,7 +106,7 @@ def test_routed_experts_travel_to_the_ranks_that_serve_them():
 
 def test_a_message_alone_takes_its_bytes_over_the_bandwidth():
     # 1 MB over one hop of 1 GB/s and 100 ns, beside a copy of 2 MB that a memory of 1 GB/s reads and writes.
-    transfers = Transfers({(0, 1): 1_000_000}, {1: 2_000_000})
+    transfers = ReshardingTraffic({(0, 1): 1_000_000}, {1: 2_000_000})
     result = replay(as_traces(transfers, 5, 10**9), machine(ring(5)))
     assert int(result.finish[0]) == pytest.approx(1_000.1e6, rel=1e-3)
     assert int(result.finish[1]) == 4_000 * 10**6

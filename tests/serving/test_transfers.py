@@ -10,9 +10,9 @@ from rapid_des.machine import load_machine
 from rapid_des.network.faults import parse_fault
 from rapid_des.program.collectives.alone import message_alone
 from rapid_des.serving.outages import events, parse_outage
-from rapid_des.serving.resharding import Transfers, as_traces
+from rapid_des.serving.resharding import ReshardingTraffic, as_traces
 from rapid_des.serving.server import serve
-from rapid_des.serving.transfers import Links
+from rapid_des.serving.transfers import TransferLinks
 from rapid_des.simulation import replay
 from rapid_des.units import PS_PER_S
 from tests.cli.shell import call, refused
@@ -35,7 +35,7 @@ def at_its_place(source, target, gpus):
 def arrivals(machine, *sends, gpus=8, begin=0):
     """When keys and values arrive that are sent at once, each (source, target)."""
     env, found = simpy.Environment(begin), []
-    links = Links(machine, 16, lambda source, target, _: at_its_place(source, target, gpus))
+    links = TransferLinks(machine, 16, lambda source, target, _: at_its_place(source, target, gpus))
     for source, target in sends:
         links.send(env, TOKENS, source, target).callbacks.append(lambda _: found.append(env.now - begin))
     env.run()
@@ -58,7 +58,7 @@ def test_transfers_to_one_replica_wait_for_its_links_as_messages_do(nodes):
     assert both[0] == alone and both[1] == pytest.approx(2 * alone, rel=0.01)
     assert arrivals(nodes, (0, 2), (1, 3)) == [alone, alone]  # other NICs, a fabric without a bottleneck
     moved = {(8 * source + gpu, 16 + gpu): SIZE for source in (0, 1) for gpu in range(8)}
-    engine = replay(as_traces(Transfers(moved, {}), 64, 10**12), nodes.native)  # no library's pace
+    engine = replay(as_traces(ReshardingTraffic(moved, {}), 64, 10**12), nodes.native)  # no library's pace
     assert both[1] == pytest.approx(engine.step_time, rel=0.02)
 
 

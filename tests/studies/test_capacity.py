@@ -12,7 +12,15 @@ from rapid_des.serving.energy import served_energy
 from rapid_des.serving.result import Slo
 from rapid_des.serving.server import serve
 from rapid_des.simulation import simulate
-from rapid_des.studies.capacity import Demand, LoadPoint, all_layouts, capacity, curve, fleets, with_splits
+from rapid_des.studies.capacity import (
+    LoadPoint,
+    ServerLoad,
+    all_layouts,
+    capacity,
+    curve,
+    fleets,
+    with_splits,
+)
 from rapid_des.studies.capacity_report import capacity_report, draw_front, front
 from tests.cli.shell import call, refused
 
@@ -37,7 +45,7 @@ def share(job, node, demand, rate):
 
 def test_limits_are_kept_at_the_capacity_and_broken_above(job, node):
     alone = serve(job, node, arrivals="clients count=1", requests=5)
-    demand = Demand(Slo("", {"e2e": 6 * int(alone.e2e.max()) // 5}), requests=200)
+    demand = ServerLoad(Slo("", {"e2e": 6 * int(alone.e2e.max()) // 5}), requests=200)
     found = capacity(job, node, demand)
     assert found.broken == "e2e" and 0 < found.rate < found.full
     # the rates are tried as such, with the same requests: no margin for chance
@@ -46,17 +54,17 @@ def test_limits_are_kept_at_the_capacity_and_broken_above(job, node):
 
 
 def test_limits_that_nothing_breaks_leave_the_full_rate(job, node):
-    found = capacity(job, node, Demand(Slo.parse("e2e=1h"), requests=50))
+    found = capacity(job, node, ServerLoad(Slo.parse("e2e=1h"), requests=50))
     assert found.rate == found.full and found.broken == ""
 
 
 def test_limits_that_a_request_alone_breaks_leave_nothing(job, node):
-    found = capacity(job, node, Demand(Slo.parse("ttft=1ns tpot=1s"), requests=20))
+    found = capacity(job, node, ServerLoad(Slo.parse("ttft=1ns tpot=1s"), requests=20))
     assert (found.rate, found.broken, found.fleet(10, 1)) == (0, "ttft", {})
 
 
 def test_a_fleet_has_whole_replicas_and_costs_what_its_gpus_do(job, node):
-    found = fleets(job, node, Demand(Slo.parse("e2e=1h"), requests=50), (), load=1e4, price=3.0)
+    found = fleets(job, node, ServerLoad(Slo.parse("e2e=1h"), requests=50), (), load=1e4, price=3.0)
     (row,) = found.rows
     fleet = row.fleet(found.load, found.price)
     assert (fleet["replicas"] - 1) * row.rate < 1e4 <= fleet["replicas"] * row.rate
@@ -66,7 +74,7 @@ def test_a_fleet_has_whole_replicas_and_costs_what_its_gpus_do(job, node):
 
 
 def test_a_fleet_of_one_is_a_gpu(job, node):
-    demand = Demand(Slo.parse("e2e=1h"), requests=20)
+    demand = ServerLoad(Slo.parse("e2e=1h"), requests=20)
     lines = text(capacity_report(fleets(job, node, demand, ("tp=1",), load=1e-3), demand, "title"))
     assert list(lines)[-1].endswith("1 GPU")
 
@@ -77,7 +85,7 @@ def test_a_limit_of_no_time_is_refused():
 
 
 def test_layouts_that_can_not_be_are_named_with_the_reason(job, node):
-    demand = Demand(Slo.parse("e2e=1h"), requests=20)
+    demand = ServerLoad(Slo.parse("e2e=1h"), requests=20)
     found = fleets(job, node, demand, ("tp=2", "tp=3", "tp=8 pp=2"))
     assert [row.name for row in found.rows] == ["tp=2"]
     assert [text for text, _ in found.refused] == ["tp=3", "tp=8 pp=2"]
@@ -94,7 +102,7 @@ def test_layouts_that_can_not_be_are_named_with_the_reason(job, node):
 
 
 def test_more_requests_at_a_time_serve_each_slower_and_the_gpu_better(job, node, tmp_path):
-    points = curve(job, node, Demand(Slo.parse("e2e=1h")))
+    points = curve(job, node, ServerLoad(Slo.parse("e2e=1h")))
     assert [point.concurrency for point in points] == [1, 4, 16, 64, 256]
     users = [point.tokens_per_user for point in points]
     assert users == sorted(users, reverse=True)
@@ -131,7 +139,7 @@ def test_the_command_prints_a_row_a_layout():
 
 
 def test_prompts_on_replicas_of_their_own_are_a_layout(job, node):
-    demand = Demand(Slo.parse("tpot=30ms ttft=1s"), requests=40)
+    demand = ServerLoad(Slo.parse("tpot=30ms ttft=1s"), requests=40)
     found = fleets(job, node, demand, with_splits(["tp=2"], 2), load=100.0, price=1.0)
     assert {row.name: row.gpus for row in found.rows} == {"tp=2": 2, "tp=2 prefill=1 decode=1": 4}
     of_split = next(row for row in found.rows if "decode=1" in row.name)
@@ -148,7 +156,7 @@ def test_an_interrupt_leaves_the_layouts_that_are_done(job, node):
         if len(told) == 2:
             raise KeyboardInterrupt
 
-    demand = Demand(Slo.parse("e2e=1h"), requests=20)
+    demand = ServerLoad(Slo.parse("e2e=1h"), requests=20)
     with pytest.raises(KeyboardInterrupt):
         fleets(job, node, demand, ("tp=2",), on_progress=lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
     found = fleets(job, node, demand, ("tp=2", "tp=1"), on_progress=stop)
@@ -167,7 +175,7 @@ def test_a_served_batch_takes_the_energy_of_the_static_run(job, node):
 
 def test_replicas_for_prompts_may_have_a_tp_of_their_own(job, node):
     text = "tp=2 prefill=2 decode=1 prefill_tp=1"
-    demand = Demand(Slo.parse("ttft=10s"), requests=20)
+    demand = ServerLoad(Slo.parse("ttft=10s"), requests=20)
     plan = fleets(job, node, demand, [text, "tp=4 prefill=1 decode=2 prefill_tp=1"])
     (apart,) = plan.rows
     assert (apart.name, apart.gpus) == (text, 4) and apart.rate > 0

@@ -11,7 +11,7 @@ import pytest
 import rapid_des as rd
 from rapid_des.studies.executors import Done, Failed, InProcess
 from rapid_des.studies.points import Point, evaluate
-from rapid_des.studies.worker_pools import Pool, executor_of
+from rapid_des.studies.worker_pools import WorkerPool, executor_of
 from tests.workers import workers
 
 MACHINE, JOB = rd.load_machine("dgx_a100"), rd.load_job("llama2_7b_train")
@@ -138,7 +138,7 @@ def test_numbers_of_workers_that_are_none_are_refused(workers):
 
 def test_workers_that_never_start_hold_nothing():
     kind = OneCore()
-    with Pool(kind, 3) as executor:
+    with WorkerPool(kind, 3) as executor:
         found = dict(executor.map(doubled, range(40)))
     assert {place: outcome.value for place, outcome in found.items()} == {n: 2 * n for n in range(40)}
     assert len(kind.hired) == 3 and kind.closed
@@ -153,7 +153,7 @@ def test_who_chooses_what_is_next_has_been_told_all_that_is_known():
             yield number
 
     kind = OneCore()
-    with Pool(kind, 1) as executor:
+    with WorkerPool(kind, 1) as executor:
         executor.start()
         for outcome in executor.map(doubled, chosen(), meanwhile=lambda: False):
             told.append(outcome)

@@ -13,7 +13,7 @@ from rapid_des.cli.main import cli
 from rapid_des.errors import InputError
 from rapid_des.report.study_text import sample_report
 from rapid_des.report.tables import text
-from rapid_des.studies.draw_statistics import Spread, Until, estimate, student
+from rapid_des.studies.draw_statistics import SampleStatistics, Until, estimate, student
 from rapid_des.studies.executors import InProcess
 from rapid_des.studies.fault_rows import NO_DRAW, DrawRow, FaultSample
 from rapid_des.studies.fault_sample import faults_sample, replayed
@@ -44,7 +44,7 @@ def sampled(job, torus):
 
 def test_figures_of_a_sample_are_those_of_its_values():
     values = [float(value) for value in range(1, 101)]
-    found = Spread.of(values)
+    found = SampleStatistics.of(values)
     assert (found.mean, found.least, found.worst) == (50.5, 1.0, 100.0)
     assert found.p95 == pytest.approx(np.percentile(values, 95))
     assert found.cvar95 == pytest.approx(fmean(range(96, 101)))  # the worst five of a hundred
@@ -52,10 +52,10 @@ def test_figures_of_a_sample_are_those_of_its_values():
 
 
 def test_weights_stand_for_repeated_values():
-    found, spelled = Spread.of([1.0, 2.0, 5.0], weights=[3, 1, 1]), [1.0, 1.0, 1.0, 2.0, 5.0]
+    found, spelled = SampleStatistics.of([1.0, 2.0, 5.0], weights=[3, 1, 1]), [1.0, 1.0, 1.0, 2.0, 5.0]
     assert (found.mean, found.mean_half) == (pytest.approx(fmean(spelled)), 0.0)
-    assert Spread.of([1.0, 9.0], weights=[0.9, 0.1]).cvar95 == pytest.approx(9.0)
-    assert Spread.of([1.0, 9.0], weights=[0.98, 0.02]).cvar95 == pytest.approx((2 * 9 + 3 * 1) / 5)
+    assert SampleStatistics.of([1.0, 9.0], weights=[0.9, 0.1]).cvar95 == pytest.approx(9.0)
+    assert SampleStatistics.of([1.0, 9.0], weights=[0.98, 0.02]).cvar95 == pytest.approx((2 * 9 + 3 * 1) / 5)
 
 
 @pytest.mark.parametrize(("freedom", "value"), [(1, 12.706), (4, 2.776), (9, 2.262), (29, 2.045)])

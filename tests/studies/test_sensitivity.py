@@ -8,11 +8,11 @@ from click.testing import CliRunner
 from rapid_des.cli.main import cli
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
-from rapid_des.report.plan_text import leaning_report
+from rapid_des.report.plan_text import part_speedup_report
 from rapid_des.simulation import simulate
-from rapid_des.studies.parameters import Knob, Mover, knobs, together
+from rapid_des.studies.parameters import Parameter, ParameterScaler, grouped_by_library, parameters_of
 from rapid_des.studies.points import Point
-from rapid_des.studies.sensitivity import PARTS, How, sensitivity
+from rapid_des.studies.sensitivity import MACHINE_PARTS, SensitivityOptions, sensitivity
 
 SMALL = {"model.layers": "4", "training.global_batch": "8", "training.sequence_length": "2048"}
 
@@ -20,7 +20,7 @@ SMALL = {"model.layers": "4", "training.global_batch": "8", "training.sequence_l
 @pytest.fixture(scope="module")
 def found():
     machine = load_machine("dgx_a100", device_settings=[("operators", "roofline")])
-    return sensitivity(load_job("llama2_7b_train", settings=SMALL), machine, How(change=0.01))
+    return sensitivity(load_job("llama2_7b_train", settings=SMALL), machine, SensitivityOptions(change=0.01))
 
 
 def test_rates_and_times_add_up_as_dimensions_demand(found):
@@ -37,37 +37,37 @@ def test_what_a_step_does_not_depend_on_is_idle_and_not_nothing(found):
     assert "clock.peak" in found.refused["device.clock.peak"]
 
 
-def test_knobs_that_stand_for_one_thing_move_together(found):
+def test_parameters_that_stand_for_one_thing_move_together(found):
     machine = load_machine("dgx_a100")
-    by_name = {knob.name: knob for knob in knobs(load_job("llama2_7b_train"), machine)}
+    by_name = {parameter.name: parameter for parameter in parameters_of(load_job("llama2_7b_train"), machine)}
     assert len(by_name["device.tensor_peak"].keys) == len(machine.device.spec.tensor_peak)
     strongest = found.rows[0]
-    assert strongest.knob in {"device.tensor_peak", "device.clock.sustained", "device.sms"}
+    assert strongest.parameter in {"device.tensor_peak", "device.clock.sustained", "device.sms"}
     assert strongest.higher < found.step_time < strongest.lower
 
 
-def test_every_constant_is_a_knob_or_a_choice(tmp_path):
+def test_every_constant_is_a_parameter_or_a_choice(tmp_path):
     job, machine = load_job("llama2_7b_train"), load_machine("dgx_a100")
-    every = knobs(job, machine)
-    by_name = {knob.name: knob for knob in every}
+    every = parameters_of(job, machine)
+    by_name = {parameter.name: parameter for parameter in every}
     assert by_name["device.family.constants.gemm.default.tensor"].kind == "ratio"
     assert by_name["machine.collectives.measured.nccl.node.simple.hop"].kind == "time"
     assert by_name["device.l2.capacity"].at(0.5) == 0.5
     assert "device.family.constants.attention.default.tile_q" not in by_name  # a tile is chosen
-    mover = Mover(machine, tmp_path)
-    for knob in every:
-        if not knob.name.startswith("device.clock"):  # of which none passes another
-            Point(job, machine, mover.settings(knob, 0.99)).resolved()
+    mover = ParameterScaler(machine, tmp_path)
+    for parameter in every:
+        if not parameter.name.startswith("device.clock"):  # of which none passes another
+            Point(job, machine, mover.settings(parameter, 0.99)).resolved()
 
 
 @pytest.mark.parametrize("machine", ["dgx_a100", "dgx_h100", "hgx_b200", "gb300_nvl72_x8"])
 def test_every_part_of_a_machine_can_be_faster_and_its_clock_moves_alone(machine, tmp_path):
     job, where = load_job("llama2_7b_train"), load_machine(machine)
-    every, mover = together(knobs(job, where)), Mover(where, tmp_path)
-    for names in PARTS.values():
-        some = [knob for knob in every if knob.name.startswith(names)]
+    every, mover = grouped_by_library(parameters_of(job, where)), ParameterScaler(where, tmp_path)
+    for names in MACHINE_PARTS.values():
+        some = [parameter for parameter in every if parameter.name.startswith(names)]
         Point(job, where, mover.all_faster(some)).resolved()
-    clock = next(knob for knob in every if knob.name == "device.clock.sustained")
+    clock = next(parameter for parameter in every if parameter.name == "device.clock.sustained")
     _, moved = Point(job, where, mover.settings(clock, 1.02)).resolved()
     before, after = where.device.spec.clock, moved.device.spec.clock
     rates = {dtype: 1.02 * rate for dtype, rate in before.sustained_by_dtype.items()}
@@ -76,14 +76,16 @@ def test_every_part_of_a_machine_can_be_faster_and_its_clock_moves_alone(machine
 
 
 def test_a_library_moves_as_a_whole_unless_constants_are_asked_for():
-    every = knobs(load_job("llama2_7b_train"), load_machine("dgx_a100"))
-    wholes = {knob.name: knob for knob in together(every) if knob.file}
+    every = parameters_of(load_job("llama2_7b_train"), load_machine("dgx_a100"))
+    wholes = {parameter.name: parameter for parameter in grouped_by_library(every) if parameter.file}
     rates = wholes["machine.collectives.measured.nccl: its rates"]
-    assert len(rates.keys) == sum(knob.file == rates.file and knob.kind == "rate" for knob in every)
+    assert len(rates.keys) == sum(
+        parameter.file == rates.file and parameter.kind == "rate" for parameter in every
+    )
 
 
 def test_a_whole_number_moves_by_one_at_least():
-    header = Knob("header", "size", ("header",), whole=16)
+    header = Parameter("header", "size", ("header",), whole=16)
     assert (header.at(0.99), header.at(1.01)) == (15 / 16, 17 / 16)
 
 
@@ -92,9 +94,9 @@ def test_what_can_move_one_way_alone_is_moved_that_way():
     machine = load_machine("dgx_a100", device_settings=settings)
     job = load_job("llama2_7b_train", settings=SMALL | {"model.layers": "1", "parallelism": "{dp: 8}"})
     with pytest.MonkeyPatch.context() as patched:
-        only = [Knob("tensor", "ratio", ("device.constants.gemm.default.tensor",))]
-        patched.setattr("rapid_des.studies.sensitivity.knobs", lambda *_: only)
-        (row,) = sensitivity(job, machine, How(constants=True)).rows
+        only = [Parameter("tensor", "ratio", ("device.constants.gemm.default.tensor",))]
+        patched.setattr("rapid_des.studies.sensitivity.parameters_of", lambda *_: only)
+        (row,) = sensitivity(job, machine, SensitivityOptions(constants=True)).rows
     assert row.higher is None
     assert row.lower > sensitivity_step(job, machine)
     assert -1 < row.value < 0
@@ -133,6 +135,6 @@ def test_a_part_that_can_not_be_faster_is_named_with_the_reason():
         {"part": "memory", "step_time_s": 0.9, "change": -0.1, "refused": ""},
         {"part": "arithmetic", "step_time_s": None, "change": None, "refused": "its clock has no number"},
     ]
-    first, second = leaning_report(parts)
+    first, second = part_speedup_report(parts)
     assert "of one part: memory -10.0% (" in first
     assert second.strip() == "arithmetic can not be moved: its clock has no number"

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from rapid_des.studies.store import Store
+from rapid_des.studies.store import ResultStore
 from rapid_des.studies.sweep import rerun, sweep
 from tests.cli.shell import call, refused
 
@@ -160,6 +160,6 @@ def test_a_part_that_was_copied_counts_once(kept):
 def test_results_of_another_rapid_des_are_told_from_those_of_this_one(kept):
     study = json.loads((kept / "manifest.json").read_text(encoding="utf-8"))["study"]
     rewrite(kept, study=study | {"source": "another"})
-    again = rerun(Store.open(kept), 1)
+    again = rerun(ResultStore.open(kept), 1)
     assert again.differs == ()
     assert not again.same_content

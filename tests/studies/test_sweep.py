@@ -17,7 +17,7 @@ from rapid_des.report.sweep_text import sweep_report
 from rapid_des.studies.effects import front, interactions, main_effects
 from rapid_des.studies.expressions import Expression
 from rapid_des.studies.spaces import load_study
-from rapid_des.studies.store import Store
+from rapid_des.studies.store import ResultStore
 from rapid_des.studies.sweep import Points, rerun, sweep
 from tests.cli.shell import call, refused
 from tests.workers import until, workers
@@ -308,7 +308,7 @@ def test_a_sweep_that_is_killed_leaves_whole_results_and_the_same_command_goes_o
     process.kill()
     process.wait()
     assert call("sweep", file, "-o", folder, "--executor", "local", "--json").json["points"] == 6
-    again = Store.open(folder).table(["id", "step_time_ps"])
+    again = ResultStore.open(folder).table(["id", "step_time_ps"])
     assert again["id"].to_pylist() == list(range(1, 7))
     assert [str(float(v or "nan")) for v in again["step_time_ps"].to_pylist()] == digits(kept)["step_time_ps"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from rapid_des.chakra.made import one_collective
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.machine import load_machine
-from rapid_des.network.collectives.libraries.nccl import Place
+from rapid_des.network.collectives.libraries.nccl import GroupPlacement
 from rapid_des.network.collectives.libraries.serving_kernels import exchange_cost, load_kernels
 from rapid_des.network.specs import DeepEp
 from rapid_des.simulation import replay
-from rapid_des.studies.traffic import one_collective
 from validation import DataFolder, open_folder, validate
 from validation.measurements import CHECKOUT_DATA
 from validation.network.as_run import Collective, Runs, alike
@@ -84,7 +84,9 @@ def test_an_exchange_takes_what_the_kernel_takes(kernel, machine, kernels, nodes
     keys = {"library": "deepep", "kernels": kernels, "kernel": kernel, "direction": "dispatch"}
     keys |= {"experts": 256, "topk": 8, "multiprocessors": 24}
     library = msgspec.convert(keys, DeepEp)
-    cost = exchange_cost(load_kernels(kernels), library, Place(nodes * per_node, nodes, per_node), size)
+    cost = exchange_cost(
+        load_kernels(kernels), library, GroupPlacement(nodes * per_node, nodes, per_node), size
+    )
     case = Collective(machine, CollectiveType.ALL_TO_ALL, nodes, per_node, tuple(keys.items()))
     assert Runs().ask(case, size)() == pytest.approx(cost.duration / 1e6, rel=0.03)
 

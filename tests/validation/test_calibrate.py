@@ -3,7 +3,7 @@ import csv
 import pytest
 
 from rapid_des.device import Attention, Vector, load_device
-from rapid_des.device.calibrate import Wanted, calibrate
+from rapid_des.device.calibrate import FitTarget, calibrate
 from rapid_des.device.calibration import BOUNDS
 from rapid_des.errors import InputError
 from tests.device.prices import estimate_of
@@ -54,7 +54,7 @@ def vector_rows(device, kind):
 def test_the_constant_behind_made_up_decode_times_is_found_again(tmp_path):
     truth = made_with("decode", kernel_us=9)
     path = written(tmp_path / "t.csv", ATTENTION, attention_rows(truth, queries=1))
-    found = calibrate(path, A100, Wanted("decode", names=("kernel_us",)))
+    found = calibrate(path, A100, FitTarget("decode", names=("kernel_us",)))
     assert found.constants["kernel_us"] == pytest.approx(9, rel=0.02)
     before, after = found.errors["test"]
     assert after < 1 < before
@@ -63,14 +63,14 @@ def test_the_constant_behind_made_up_decode_times_is_found_again(tmp_path):
 def test_a_prefill_constant_is_found_again(tmp_path):
     truth = made_with("attention", tensor_utilisation=0.4)
     path = written(tmp_path / "t.csv", ATTENTION, attention_rows(truth, queries=0))
-    found = calibrate(path, A100, Wanted("attention", names=("tensor_utilisation",)))
+    found = calibrate(path, A100, FitTarget("attention", names=("tensor_utilisation",)))
     assert found.constants == {"tensor_utilisation": pytest.approx(0.4, rel=0.02)}
 
 
 def test_a_vector_kinds_own_constant_can_be_fitted(tmp_path):
     truth = made_with("vector", rms_norm_kernel_us=12)
     path = written(tmp_path / "t.csv", VECTOR, vector_rows(truth, "rms_norm"))
-    found = calibrate(path, A100, Wanted("vector", names=("rms_norm_kernel_us",)))
+    found = calibrate(path, A100, FitTarget("vector", names=("rms_norm_kernel_us",)))
     assert found.constants == {"rms_norm_kernel_us": pytest.approx(12, rel=0.03)}
 
 
@@ -80,14 +80,14 @@ def test_vllms_attention_times_include_writing_the_new_keys(tmp_path):
     time = sum(micros(vllm, operator) for operator in call)
     rows = [[8, 1, 4096, 32, 8, 128, "bf16", "bf16", time, case] for case in CASES]
     path = written(tmp_path / "t.csv", ATTENTION, rows)
-    found = calibrate(path, vllm, Wanted("decode", names=("kernel_us",)))
+    found = calibrate(path, vllm, FitTarget("decode", names=("kernel_us",)))
     assert found.errors["test"] == (pytest.approx(0, abs=1e-9), pytest.approx(0, abs=0.1))
 
 
 def test_only_calibration_cases_enter_the_fit(tmp_path):
     # The other cases' times are tripled: fitted constants stay the ones that made the calibration cases.
     truth = made_with("decode", kernel_us=9)
-    wanted = Wanted("decode", names=("kernel_us",))
+    wanted = FitTarget("decode", names=("kernel_us",))
     plain, bent = (
         calibrate(
             written(tmp_path / f"{scale}.csv", ATTENTION, attention_rows(truth, queries=1, scale=scale)),
@@ -104,7 +104,7 @@ def test_only_calibration_cases_enter_the_fit(tmp_path):
 def test_no_utilisation_rises_above_its_bound(tmp_path):
     rows = [[*row[:8], row[8] / 20, row[9]] for row in attention_rows(A100, queries=0)]
     path = written(tmp_path / "t.csv", ATTENTION, rows)
-    found = calibrate(path, A100, Wanted("attention", names=("tensor_utilisation", "overlap")))
+    found = calibrate(path, A100, FitTarget("attention", names=("tensor_utilisation", "overlap")))
     for name, value in found.constants.items():
         assert value <= BOUNDS["attention"][name][1] <= 1
 
@@ -115,21 +115,31 @@ def test_no_utilisation_rises_above_its_bound(tmp_path):
         (
             VECTOR,
             ["rms_norm", 1, 1, "bf16", 1, "a"],
-            Wanted("nope"),
+            FitTarget("nope"),
             "--section: 'nope' is not one of gemm, ",
         ),
-        (VECTOR[1:], [1, 1, "bf16", 1, "a"], Wanted("vector"), "no column 'kind'; needed: kind, rows"),
-        (VECTOR, ["rms_norm", 1, 1, "bf17", 1, "a"], Wanted("vector"), "case a: dtype 'bf17' is not one of"),
-        (VECTOR, ["rms_norm", 1, 1, "bf16", -1, "a"], Wanted("vector"), "case a: time_us: -1 is no time"),
-        (VECTOR, ["rms_norm", 1, 1], Wanted("vector"), "line 2: ends before its last column"),
-        (VECTOR, ["nope", 1, 1, "bf16", 1, "case1"], Wanted("vector"), "nope"),
+        (VECTOR[1:], [1, 1, "bf16", 1, "a"], FitTarget("vector"), "no column 'kind'; needed: kind, rows"),
+        (
+            VECTOR,
+            ["rms_norm", 1, 1, "bf17", 1, "a"],
+            FitTarget("vector"),
+            "case a: dtype 'bf17' is not one of",
+        ),
+        (VECTOR, ["rms_norm", 1, 1, "bf16", -1, "a"], FitTarget("vector"), "case a: time_us: -1 is no time"),
+        (VECTOR, ["rms_norm", 1, 1], FitTarget("vector"), "line 2: ends before its last column"),
+        (VECTOR, ["nope", 1, 1, "bf16", 1, "case1"], FitTarget("vector"), "nope"),
         (
             ATTENTION,
             [1, 1, 9, 4, 0, 8, "bf16", "bf16", 1, "a"],
-            Wanted("decode"),
+            FitTarget("decode"),
             "n_kv_heads: '0' is no whole",
         ),
-        (ATTENTION, [1, 1, 9, 4, 4, 8, "bf16", "bf16", 1, "a"], Wanted("decode"), "they are of decode_mha"),
+        (
+            ATTENTION,
+            [1, 1, 9, 4, 4, 8, "bf16", "bf16", 1, "a"],
+            FitTarget("decode"),
+            "they are of decode_mha",
+        ),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, columns, row, wanted, message):
@@ -142,4 +152,4 @@ def test_bad_input_is_one_line(tmp_path, columns, row, wanted, message):
 def test_fit_names_an_unknown_constant(tmp_path):
     path = written(tmp_path / "t.csv", ATTENTION, attention_rows(A100, queries=1))
     with pytest.raises(InputError, match="--fit: 'tile_q' is not one of tensor_utilisation"):
-        calibrate(path, A100, Wanted("decode", names=("tile_q",)))
+        calibrate(path, A100, FitTarget("decode", names=("tile_q",)))

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
+from rapid_des.chakra.made import collectives
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
 from rapid_des.machine import Machine, MachineSpec, load_machine
@@ -24,7 +25,7 @@ from rapid_des.network.collectives.libraries.serving_kernels import all_reduce_c
 from rapid_des.network.collectives.schedule import Draft, demand
 from rapid_des.report.breakdown import rank_times
 from rapid_des.simulation import replay, run_traces
-from rapid_des.studies.traffic import collectives, messages
+from rapid_des.studies.traffic import messages
 from rapid_des.units import PS_PER_US
 from rapid_des.values import replace
 from validation.measurements import DataFolder, Record, UnsupportedRow

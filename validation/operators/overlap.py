@@ -15,7 +15,7 @@ from rapid_des.device.operators import Gemm
 from rapid_des.machine import Machine, load_machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.simulation import run_traces
-from rapid_des.studies.traffic import Kernel, beside
+from rapid_des.studies.traffic import GpuKernel, beside
 from validation.measurements import DataFolder, Record, device_for, dtype_of, prices_on
 from validation.scoring import Row, Topic
 
@@ -65,10 +65,10 @@ def _machine(record: Record) -> Machine:
     return load_machine(MACHINES[record["gpu"]], settings={"collectives.libraries.dp": library})
 
 
-def _kernel(record: Record) -> Kernel:
+def _kernel(record: Record) -> GpuKernel:
     if record["kernel"] != "gemm":
-        return Kernel(record["kernel"], _KERNEL)
+        return GpuKernel(record["kernel"], _KERNEL)
     m, n, k = (record.count(name) for name in "mnk")
     device = device_for(record["gpu"], clock="sustained")  # hundreds of times one after the other
     estimate = prices_on(device).estimate(Gemm(m, n, k, dtype=dtype_of(record["dtype"])))
-    return Kernel(estimate.bound, estimate.duration, estimate.bytes["hbm"])
+    return GpuKernel(estimate.bound, estimate.duration, estimate.bytes["hbm"])

@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Struct
 
 from rapid_des.arrays import Floats, Int64s
-from rapid_des.compiling import Kernel, compilable
+from rapid_des.compiling import CompiledKernel, compilable
 from rapid_des.compiling.kinds import FloatColumn, Int64Column
 from rapid_des.device.device import Device, transfer
 from rapid_des.device.operators import Attention, Bound, Dtype, Estimate, Sizes
@@ -162,7 +162,7 @@ def _simulate_to(  # noqa: PLR0913 - as `_simulate`, whose result it writes
     last[0] = _simulate(work, pace, left, due, (count, since, heap))
 
 
-_SIMULATION = Kernel(_simulate_to)
+_SIMULATION = CompiledKernel(_simulate_to)
 
 
 class FlashKernel(Struct, frozen=True):

@@ -22,8 +22,8 @@ from rapid_des.device.device import Device, Rates, rates_of
 from rapid_des.device.gemm.candidates import (
     Candidates,
     GemmConstants,
+    GemmTable,
     Timing,
-    Work,
     candidates,
     gemm_constants,
     time_candidates,
@@ -51,7 +51,7 @@ class GemmModel(Struct, frozen=True):
     burst: bool
     """Whether the clock starts at boost and decreases with the kernel's duration."""
 
-    def price(self, work: Work) -> Priced:
+    def price(self, work: GemmTable) -> Priced:
         """Price every GEMM of `work`: kernel microseconds without the launch, and what was chosen."""
         timing = time_candidates(work, self.tiles, self.rates, self.fit, l2=self.l2)
         chosen = np.argmin(timing.total, axis=1)
@@ -64,7 +64,7 @@ class GemmModel(Struct, frozen=True):
         throttle = self._throttle(work, busy)
         return Priced(start + quantise + busy * throttle, chosen, gemv < tiled, throttle, quantise, timing)
 
-    def _gemv(self, work: Work) -> Floats:
+    def _gemv(self, work: GemmTable) -> Floats:
         thin = np.minimum(work.high, work.n) <= _GEMV_ROWS
         if not self.menu.gemv or not thin.any():
             return np.full(len(work.rows), np.inf)
@@ -73,7 +73,7 @@ class GemmModel(Struct, frozen=True):
         priced: Floats = np.where(thin, time, np.inf)[:, 0]
         return priced
 
-    def _quantise(self, work: Work) -> Floats:
+    def _quantise(self, work: GemmTable) -> Floats:
         if not self.menu.quantise:
             return np.zeros(len(work.rows))
         moved = 1e6 * (work.a_bytes + 2 * work.rows * work.k) / (self.rates.hbm * self.fit.hbm)
@@ -81,7 +81,7 @@ class GemmModel(Struct, frozen=True):
         priced: Floats = np.maximum(moved, work.rows * row_us / self.rates.sms)[:, 0]
         return priced
 
-    def _throttle(self, work: Work, busy: Floats) -> Floats:
+    def _throttle(self, work: GemmTable, busy: Floats) -> Floats:
         """Return by how much a kernel is stretched because its power draw lowers the clock."""
         if not self.burst:
             return np.ones(len(busy))
@@ -108,9 +108,9 @@ class Priced(Struct, frozen=True):
 def gemm_model(
     device: Device,
     dtype: Dtype,
-    weight_dtype: Dtype | None = None,
+    weight_dtype: Dtype | None,
     *,
-    batched: bool = False,
+    batched: bool,
     quantised: bool = False,
 ) -> GemmModel:
     """Return the dense kernels for operands of these types; the weights' is the other's if None.
@@ -152,7 +152,7 @@ def operand_width(dtype: Dtype) -> float:
     return width(dtype) + (1 / 16 if dtype == "fp4" else 0.0)
 
 
-def gemm_work(gemms: Sequence[Gemm]) -> Work:
+def gemm_work(gemms: Sequence[Gemm]) -> GemmTable:
     """Return GEMMs of equal dtypes as columns."""
     first = gemms[0]
     shape = np.array([(g.m, g.n, g.k, g.batch, 1 + g.accumulate) for g in gemms], dtype=np.float64)
@@ -160,7 +160,7 @@ def gemm_work(gemms: Sequence[Gemm]) -> Work:
     rows = batch * m
     a_bytes = rows * k * operand_width(first.dtype)
     b_bytes = batch * n * k * operand_width(first.weight_dtype or first.dtype)
-    return Work(rows, m, batch, n, k, a_bytes, b_bytes, touches * rows * n * result_width(first))
+    return GemmTable(rows, m, batch, n, k, a_bytes, b_bytes, touches * rows * n * result_width(first))
 
 
 def result_width(gemm: Gemm) -> float:
@@ -168,7 +168,7 @@ def result_width(gemm: Gemm) -> float:
     return width(gemm.out_dtype) if gemm.out_dtype else max(2.0, width(gemm.dtype))
 
 
-def grouped_work(gemms: Sequence[GroupedGemm], tiles: Candidates) -> Work:
+def grouped_work(gemms: Sequence[GroupedGemm], tiles: Candidates) -> GemmTable:
     """Return grouped GEMMs of equal dtypes as columns, tiles counted expert by expert; each has some row."""
     counts = [np.array([rows for rows in gemm.rows if rows], dtype=np.float64) for gemm in gemms]
     heights, which = np.unique(tiles.tile_m, return_inverse=True)
@@ -178,7 +178,7 @@ def grouped_work(gemms: Sequence[GroupedGemm], tiles: Candidates) -> Work:
     n, k = _column([gemm.n for gemm in gemms]), _column([gemm.k for gemm in gemms])
     weights = operand_width(gemms[0].weight_dtype or gemms[0].dtype)
     moved = total * k * size, groups * n * k * weights, total * n * stored
-    return Work(total, high, groups, n, k, *moved, row_tiles=by_height[:, which])
+    return GemmTable(total, high, groups, n, k, *moved, row_tiles=by_height[:, which])
 
 
 def _column(values: Sequence[float]) -> Floats:
@@ -208,7 +208,7 @@ def price_grouped_gemm(gemm: GroupedGemm, model: GemmModel, device: Device) -> E
     return _explained(model.price(work), work, model, device=device, name="grouped")
 
 
-def _explained(priced: Priced, work: Work, model: GemmModel, *, device: Device, name: str) -> Estimate:
+def _explained(priced: Priced, work: GemmTable, model: GemmModel, *, device: Device, name: str) -> Estimate:
     """Return the estimate of the only GEMM of `work`; `name` is the operator model's."""
     chosen, launch = int(priced.chosen[0]), device.launch_overhead
     kernel = round(float(priced.kernel_us[0]) * PS_PER_US)
@@ -223,7 +223,7 @@ def _explained(priced: Priced, work: Work, model: GemmModel, *, device: Device, 
     return Estimate(kernel + launch, _bound(priced, model, chosen, launch), flops, moved, detail, name)
 
 
-def _bytes(priced: Priced, work: Work, chosen: int) -> dict[str, int]:
+def _bytes(priced: Priced, work: GemmTable, chosen: int) -> dict[str, int]:
     compulsory = float(work.a_bytes[0, 0] + work.b_bytes[0, 0] + work.c_bytes[0, 0])
     if priced.gemv[0]:
         return {"hbm": int(compulsory), "l2": int(compulsory), "shared": 0}

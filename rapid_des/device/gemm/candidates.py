@@ -198,7 +198,7 @@ def _residency(accumulators: Floats, staged: Floats, rates: Rates) -> Floats:
     return fitting
 
 
-class Work(Struct, frozen=True):
+class GemmTable(Struct, frozen=True):
     """GEMMs as columns (GEMMs, 1): `matrices` weight matrices take `rows` rows, the tallest `high`."""
 
     rows: Floats
@@ -234,7 +234,9 @@ class Timing(Struct, frozen=True):
     l2_read: Floats
 
 
-def time_candidates(work: Work, tiles: Candidates, rates: Rates, fit: GemmConstants, *, l2: str) -> Timing:
+def time_candidates(
+    work: GemmTable, tiles: Candidates, rates: Rates, fit: GemmConstants, *, l2: str
+) -> Timing:
     """Price every candidate for every GEMM; a kernel that its menu does not offer takes infinitely long."""
     row_tiles = work.row_tiles
     if row_tiles is None:
@@ -279,7 +281,7 @@ def _joined(first: Floats, second: Floats, exponent: float) -> Floats:
     return joined
 
 
-def hbm_reads(work: Work, tiles: Candidates, grid: Floats, rates: Rates, *, l2: str) -> Floats:
+def hbm_reads(work: GemmTable, tiles: Candidates, grid: Floats, rates: Rates, *, l2: str) -> Floats:
     """Return the bytes read from HBM, (GEMMs, candidates); `l2` as in `Conditions`."""
     compulsory = work.a_bytes + work.b_bytes
     fits = compulsory <= _USABLE_L2 * rates.l2_capacity
@@ -289,7 +291,7 @@ def hbm_reads(work: Work, tiles: Candidates, grid: Floats, rates: Rates, *, l2: 
     return OVERFETCH * (reads - _resident(work, rates, l2))
 
 
-def _rasterised(work: Work, tiles: Candidates, grid: Floats, rates: Rates) -> Floats:
+def _rasterised(work: GemmTable, tiles: Candidates, grid: Floats, rates: Rates) -> Floats:
     """Return the reads of GEMMs whose operands exceed L2."""
     wide = np.ceil(work.n / tiles.tile_n)
     tall = np.maximum(1.0, grid / (wide * work.matrices))
@@ -314,7 +316,7 @@ def _rasterised(work: Work, tiles: Candidates, grid: Floats, rates: Rates) -> Fl
     return reads
 
 
-def _resident(work: Work, rates: Rates, l2: str) -> Floats | float:
+def _resident(work: GemmTable, rates: Rates, l2: str) -> Floats | float:
     """Return the compulsory bytes that L2 still holds: all up to half its size, none at its full size."""
     if l2 == "cold":
         return 0.0

@@ -1,5 +1,5 @@
 """The compiled engine: the same rules as the SimPy engine, as one loop over flat arrays."""
 
-from rapid_des.engines.compiled.engine import CompiledSimulation, kernel_of, run
-
-__all__ = ["CompiledSimulation", "kernel_of", "run"]
+from rapid_des.engines.compiled.engine import CompiledSimulation as CompiledSimulation
+from rapid_des.engines.compiled.engine import kernel_of as kernel_of
+from rapid_des.engines.compiled.engine import run as run

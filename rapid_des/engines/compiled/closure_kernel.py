@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rapid_des.compiling import Kernel, compilable
+from rapid_des.compiling import CompiledKernel, compilable
 from rapid_des.compiling.kinds import Int32Column, Int64Column, Int64Matrix
 from rapid_des.engines.compiled.calendar import push
 from rapid_des.engines.compiled.channels import pass_turn
@@ -167,4 +167,4 @@ def _serve(  # noqa: PLR0913 - flat arrays
         served.row[transfer, place] = pools.counts[TRAIL] - 1
 
 
-CLOSING_KERNEL = Kernel(play_closing)
+CLOSING_KERNEL = CompiledKernel(play_closing)

@@ -21,7 +21,7 @@ _TAILS = ("across", "along")
 _BY_ROUTE, _BY_SIZE = ("route_starts", "detour"), ("payload", "parts", "first_part", "last_part")
 
 
-class Column:
+class GrowingArray:
     """A column that grows; arrays that were read from it before keep their rows."""
 
     def __init__(self, values: Array) -> None:
@@ -73,7 +73,7 @@ class ClosureTables:
         by_route = ("profile", "back") if fluid else ()
         by_size = (*_BY_SIZE, "wire") if fluid else _BY_SIZE
         names = (*_BY_ROUTE, "route_links", "route_class", *by_route, *by_size, "pair_route")
-        self._columns = {name: Column(getattr(network, name)) for name in names}
+        self._columns = {name: GrowingArray(getattr(network, name)) for name in names}
         self.flat = flat._replace(network=network)
 
     def links_of(self, route: int) -> Links:

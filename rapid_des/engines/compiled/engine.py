@@ -9,8 +9,8 @@ import time
 
 import numpy as np
 
-from rapid_des.compiling import Kernel, Words
-from rapid_des.compiling.kinds import Table, kinds_of
+from rapid_des.compiling import CompiledKernel, Words
+from rapid_des.compiling.kinds import TupleType, kinds_of
 from rapid_des.engines.compiled import kernel, pools, work
 from rapid_des.engines.compiled.calendar import HEAP, PUSHED, push
 from rapid_des.engines.compiled.flat import Array, flatten
@@ -29,10 +29,10 @@ _SLICE_S = 0.2
 """The seconds that the kernel runs before Python looks for signals, as ^C, and reports progress."""
 _FIRST_SLICE = 20_000
 """The number of events of the first slice; the later ones take `_SLICE_S` each."""
-_TABLES = [kind for kind in kinds_of(kernel.play) if isinstance(kind, Table)]
+_TABLES = [kind for kind in kinds_of(kernel.play) if isinstance(kind, TupleType)]
 
 
-def kernel_of(*, fluid: bool = False, paired: bool = False, closing: bool = False) -> Kernel:
+def kernel_of(*, fluid: bool = False, paired: bool = False, closing: bool = False) -> CompiledKernel:
     """Return the kernel for the fluid mode, for queue pairs, for links that close, or for all else."""
     if paired:
         from rapid_des.engines.compiled.paired_kernel import PAIRED_KERNEL

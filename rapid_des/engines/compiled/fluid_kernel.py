@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rapid_des.compiling import Kernel, compilable
+from rapid_des.compiling import CompiledKernel, compilable
 from rapid_des.compiling.kinds import Int64Column
 from rapid_des.engines.compiled.calendar import USED, push
 from rapid_des.engines.compiled.channels import has_turn, pass_turn
@@ -152,4 +152,4 @@ def leave_links(flat: Flat, state: State, pools: Pools, flow: int, now: int) -> 
     push(pools.calendar, now + after, AT_NODE, flow, 0)
 
 
-FLUID_KERNEL = Kernel(play_fluid)
+FLUID_KERNEL = CompiledKernel(play_fluid)

@@ -11,7 +11,7 @@ room for all that the item makes. If not, it returns, its caller provides larger
 
 from __future__ import annotations
 
-from rapid_des.compiling import Kernel, compilable
+from rapid_des.compiling import CompiledKernel, compilable
 from rapid_des.engines.compiled.calendar import HEAP, PUSHED, USED, pop, recycle, recycle_bucket
 from rapid_des.engines.compiled.flat import Flat
 from rapid_des.engines.compiled.instances import task_is_delivered
@@ -176,4 +176,4 @@ def _link_may_choose(state: State, link: int, stops: int, frees: bool) -> None: 
         touch_link(state, link)
 
 
-KERNEL = Kernel(play)
+KERNEL = CompiledKernel(play)

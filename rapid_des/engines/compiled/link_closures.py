@@ -15,7 +15,7 @@ from rapid_des.engines.compiled.calendar import HEAP
 from rapid_des.engines.compiled.channels import pass_turn
 from rapid_des.engines.compiled.flat import Array
 from rapid_des.engines.compiled.fluid_kernel import leave_links
-from rapid_des.engines.compiled.stopping import Hop, StoppingSimulation
+from rapid_des.engines.compiled.stopping import LinkService, StoppingSimulation
 from rapid_des.network.fluid import Fluid, end_flow, remaining
 from rapid_des.network.fluid.state import bytes_out
 from rapid_des.program.faults.closures import Closures
@@ -97,7 +97,7 @@ class ClosingSimulation(StoppingSimulation):
                 self._stop_whole(waiting, now)
                 waiting = following
 
-    def _in_service(self, link: int, now: int) -> Hop | None:
+    def _in_service(self, link: int, now: int) -> LinkService | None:
         """Return the hop that a link serves, or None."""
         if self._state.busy[link] <= now:
             return None
@@ -107,7 +107,7 @@ class ClosingSimulation(StoppingSimulation):
         links = self._tables.links_of(int(self._pools.transfers.route[transfer]))
         return self._hop(transfer, links.index(link))
 
-    def _got_through(self, hop: Hop, now: int) -> int:
+    def _got_through(self, hop: LinkService, now: int) -> int:
         """Return the bytes of the whole segments that a link has served until now, 0 without segments."""
         unit = self._closures.segment
         if unit is None:
@@ -117,7 +117,7 @@ class ClosingSimulation(StoppingSimulation):
         done = work_done(table.time.tolist(), table.rate.tolist(), hop.start, now)
         return hop.size * done // (occupancy * FULL_RATE) // unit * unit
 
-    def _end_earlier(self, hop: Hop, free: int, size: int, now: int) -> None:
+    def _end_earlier(self, hop: LinkService, free: int, size: int, now: int) -> None:
         """End a link's service of a hop earlier, after fewer bytes; correct what was recorded."""
         state, change = self._state, free - int(self._state.busy[hop.link])
         state.link_bytes[hop.link, hop.label] += size - hop.size
@@ -130,7 +130,7 @@ class ClosingSimulation(StoppingSimulation):
             self._served.size[hop.transfer, hop.place] = size
         self._push(max(free, now), work.LINK_FREE, hop.link, 0)
 
-    def _cut(self, closed: Hop, through: int, now: int) -> None:
+    def _cut(self, closed: LinkService, through: int, now: int) -> None:
         """Stop the bytes that did not get through a closed link; the rest continues as a smaller transfer."""
         transfers, transfer = self._pools.transfers, closed.transfer
         size = int(self._flat.network.payload[transfers.size[transfer]])
@@ -152,7 +152,7 @@ class ClosingSimulation(StoppingSimulation):
             transfers.due[transfer] = max(now, due)
             self._push(max(now, due), work.FLOW, transfer, work.TRANSFER_DUE)
 
-    def _shrink_later_hops(self, closed: Hop, through: int, now: int) -> tuple[int, int]:
+    def _shrink_later_hops(self, closed: LinkService, through: int, now: int) -> tuple[int, int]:
         """Reduce the service of a transfer's later links to fewer bytes.
 
         Return when the last byte has crossed the hops so far, and when the next hop is ready.

@@ -5,7 +5,7 @@ Own parts are at their first hop; transit came over other links. Links choose at
 
 from __future__ import annotations
 
-from rapid_des.compiling import Kernel, compilable
+from rapid_des.compiling import CompiledKernel, compilable
 from rapid_des.engines.compiled.calendar import push
 from rapid_des.engines.compiled.flat import Flat, Network
 from rapid_des.engines.compiled.kernel import play
@@ -180,4 +180,4 @@ def _schedule_next_part(  # noqa: PLR0913 - flat arrays
         push(pools.calendar, moment, QUEUE_PAIR, message, FIRST_LINK_DONE)
 
 
-PAIRED_KERNEL = Kernel(play_paired)
+PAIRED_KERNEL = CompiledKernel(play_paired)

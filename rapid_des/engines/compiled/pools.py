@@ -480,7 +480,7 @@ MADE, ARENA, MEMBERS, FREE_TRANSFER, TRAIL, RANK_PARTS = 0, 1, 2, 3, 4, 5
 _ARENA = 1024
 
 
-def new_pools(*, trail: bool, fluid: bool = False) -> Pools:
+def new_pools(*, trail: bool, fluid: bool) -> Pools:
     """Return pools of the first size."""
     return Pools(
         calendar=new_calendar(),

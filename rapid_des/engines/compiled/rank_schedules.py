@@ -7,7 +7,7 @@ from hashlib import sha256
 
 import numpy as np
 
-from rapid_des.engines.compiled.closure_tables import ClosureTables, Column
+from rapid_des.engines.compiled.closure_tables import ClosureTables, GrowingArray
 from rapid_des.engines.compiled.columns import Tasks
 from rapid_des.engines.compiled.plan_tables import Replans
 from rapid_des.program.faults.closures import Closures
@@ -24,8 +24,8 @@ class RankSchedules:
 
     def __init__(self, tables: ClosureTables, closures: Closures, *, fluid: bool) -> None:
         self._tables, self._closures, self._fluid = tables, closures, fluid
-        self._tasks = {name: Column(getattr(tables.flat.tasks, name)) for name in Tasks._fields}
-        self._replans = {name: Column(getattr(tables.flat.replans, name)) for name in Replans._fields}
+        self._tasks = {name: GrowingArray(getattr(tables.flat.tasks, name)) for name in Tasks._fields}
+        self._replans = {name: GrowingArray(getattr(tables.flat.replans, name)) for name in Replans._fields}
         self._shapes: dict[bytes, tuple[int, int]] = {}
         self._phases: dict[RoutedPhase, tuple[int, int]] = {}
 

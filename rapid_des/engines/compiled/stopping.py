@@ -23,7 +23,7 @@ from rapid_des.program.program import NONE, Program, Progress
 from rapid_des.values import replace
 
 
-class Hop(Struct, eq=False):
+class LinkService(Struct, eq=False):
     """The service of a transfer by a link, also if its bytes were lost at a later link meanwhile."""
 
     transfer: int
@@ -62,7 +62,7 @@ class StoppingSimulation(CompiledSimulation):
         self._served = Served(
             self._noticed, np.full(program.links, NONE, np.int32), *np.zeros((3, 0, 0), np.int64)
         )
-        self._lost: dict[int, Hop] = {}
+        self._lost: dict[int, LinkService] = {}
         """Maps a link to the hop that it serves although the bytes were lost at a later link."""
         self._batches: dict[int, list[tuple[int, Stopped]]] = {}
         """Maps a time in picoseconds to (message, stopped bytes) that may be sent again then."""
@@ -185,10 +185,10 @@ class StoppingSimulation(CompiledSimulation):
                 self._lost[links[place]] = replace(self._hop(transfer, place), transfer=NONE)
                 self._served.transfer[links[place]] = NONE
 
-    def _hop(self, transfer: int, place: int) -> Hop:
+    def _hop(self, transfer: int, place: int) -> LinkService:
         columns = self._pools.transfers
         route, group = int(columns.route[transfer]), self._pools.instances.group[columns.instance[transfer]]
-        return Hop(
+        return LinkService(
             transfer=transfer,
             links=self._tables.links_of(route),
             place=place,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from simpy.events import Event
 
 from rapid_des.engines.deadlock import explain_disagreement
-from rapid_des.engines.simpy.links import Links, Message, Parts
+from rapid_des.engines.simpy.links import InFlightMessage, Links, Parts
 from rapid_des.errors import TraceError
 from rapid_des.program.delays import NOISE, RETRIES, draw_of, limit_above
 from rapid_des.program.program import NONE, Program, Template
@@ -55,7 +55,7 @@ class TemplateTable:
         return [(target, lag) for target, lag, anchor in edges if anchor == at_injection]
 
 
-class Instance:
+class CollectiveInstance:
     """One collective in flight: the members that have arrived, and what its tasks still wait for."""
 
     def __init__(self, key: Key, template: TemplateTable, routes: Sequence[int], index: int = NONE) -> None:
@@ -72,7 +72,7 @@ class Instance:
         self.members: list[Member | None] = [None] * template.members
         self.done: list[Event | None] = [None] * template.members
         self.channels: defaultdict[int, deque[Any]] = defaultdict(deque)
-        """The channel of each pair of the template, see `Message.channel`."""
+        """The channel of each pair of the template, see `InFlightMessage.channel`."""
         self.absent = self.undone = template.members
 
     def parts(self, links: Links, task: int) -> Parts:
@@ -88,7 +88,7 @@ class Instance:
         return fluid.shared(self.routes[self.template.pair[task]], self.template.size[task])
 
 
-class Collectives:
+class CollectiveEngine:
     """Every collective in flight."""
 
     def __init__(self, program: Program, links: Links, fluid: FluidLinks | None, met: list[int]) -> None:
@@ -97,7 +97,7 @@ class Collectives:
         self.links = links
         self.fluid = fluid
         self.templates = [TemplateTable(template.expanded()) for template in program.templates]
-        self.instances: dict[Key, Instance] = {}
+        self.instances: dict[Key, CollectiveInstance] = {}
         self.met = met
         self.sent = 0
         self.offsets: list[int] = program.visits().tolist()
@@ -107,13 +107,13 @@ class Collectives:
         instance = self.instances.get(key)
         if instance is None:
             routes = self.program.groups[key[0]].routes[template].tolist()
-            instance = Instance(key, self.templates[template], routes, template)
+            instance = CollectiveInstance(key, self.templates[template], routes, template)
             self.instances[key] = instance
         elif instance.index != template:
             raise TraceError(explain_disagreement(self.program, key, (instance.index, template)))
         return self.join(instance, member, arrival)
 
-    def join(self, instance: Instance, member: int, arrival: Member) -> Event:
+    def join(self, instance: CollectiveInstance, member: int, arrival: Member) -> Event:
         """Arrive at an instance that is known; the event succeeds when this member is done."""
         instance.members[member] = arrival
         done = instance.done[member] = Event(self.env)
@@ -125,7 +125,7 @@ class Collectives:
             self._count(instance, target, lag)
         return done
 
-    def _count(self, instance: Instance, target: int, lag: int) -> None:
+    def _count(self, instance: CollectiveInstance, target: int, lag: int) -> None:
         """Count an edge to a task or member, which is ready when enough edges have passed (R1)."""
         left = instance.pending[target] - 1
         if left < 0:
@@ -136,7 +136,7 @@ class Collectives:
             done = target >= instance.template.tasks
             self.env.at(ready, partial(self._finish if done else self._inject, instance, target))
 
-    def _finish(self, instance: Instance, target: int) -> None:
+    def _finish(self, instance: CollectiveInstance, target: int) -> None:
         done = instance.done[target - instance.template.tasks]
         assert done is not None, "a member is done before it arrived"
         done.succeed()
@@ -144,7 +144,7 @@ class Collectives:
         if instance.undone == 0:
             del self.instances[instance.key]
 
-    def _inject(self, instance: Instance, task: int) -> None:
+    def _inject(self, instance: CollectiveInstance, task: int) -> None:
         for after, lag in instance.template.edges(task, at_injection=True):
             self._count(instance, after, lag)
         if instance.template.pair[task] == NONE:
@@ -152,11 +152,11 @@ class Collectives:
         else:
             self._send(instance, task)
 
-    def _deliver(self, instance: Instance, task: int) -> None:
+    def _deliver(self, instance: CollectiveInstance, task: int) -> None:
         for after, lag in instance.template.edges(task, at_injection=False):
             self._count(instance, after, lag)
 
-    def _late(self, instance: Instance, task: int) -> int:
+    def _late(self, instance: CollectiveInstance, task: int) -> int:
         """Return how much later than its last byte a message arrives (R11)."""
         delays, source = self.program.delays, instance.members[instance.template.source[task]]
         assert delays is not None and source is not None, "the caller checks this"
@@ -180,7 +180,7 @@ class Collectives:
     def _wait(self, late: int, arrives: Callable[[], None]) -> None:
         self.env.at(self.env.now + late, arrives)
 
-    def _send(self, instance: Instance, task: int) -> None:
+    def _send(self, instance: CollectiveInstance, task: int) -> None:
         (group, _, sub), template = instance.key, instance.template
         source = instance.members[template.source[task]]
         assert source is not None, "a member sends before it arrived"
@@ -195,7 +195,7 @@ class Collectives:
         if late:
             arrives = partial(self._wait, late, arrives)
         channel = instance.channels[template.pair[task]]
-        message = Message(arrives, priority, order, label, size, template.ahead, channel)
+        message = InFlightMessage(arrives, priority, order, label, size, template.ahead, channel)
         self.sent += size
         if self.fluid is not None and shared is not None:
             self.fluid.send(message, shared)

@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from simpy.events import Event, Timeout
 
-from rapid_des.engines.simpy.collectives import Collectives
+from rapid_des.engines.simpy.collectives import CollectiveEngine
 from rapid_des.engines.simpy.links import Links, Steps, TieCounter, trail_of
-from rapid_des.engines.simpy.servers import Arbiter, Clock, InService, Request, Server
+from rapid_des.engines.simpy.servers import Arbiter, InService, PicosecondEnvironment, Server, ServiceRequest
 from rapid_des.program.program import (
     NONE,
     STEADY,
@@ -102,7 +102,7 @@ class Simulation:
         progress: Progress | None = None,
     ) -> None:
         self.program = program
-        self.env = Clock(progress)
+        self.env = PicosecondEnvironment(progress)
         self.offsets: list[int] = program.visits().tolist()
         tables = [RankTable(rank_program) for rank_program in program.programs]
         self.tables = [tables[binding.program] for binding in program.bindings]
@@ -121,14 +121,16 @@ class Simulation:
         self.links = _links_of(program)(
             program, arbiters[WorkLevel.LINK], trail=[] if trail else None, ties=self.ties
         )
-        self.collectives = Collectives(program, self.links, self._fluid(arbiters[WorkLevel.LINK]), self.met)
+        self.collectives = CollectiveEngine(
+            program, self.links, self._fluid(arbiters[WorkLevel.LINK]), self.met
+        )
         self.replanning = self._replanning(closures)
         for position, table in enumerate(self.tables):
             for visit, need in enumerate(table.need):
                 if need == 0:
                     self._begin(position, visit)
 
-    def _rank_servers(self, arbiters: list[Arbiter]) -> list[list[Server[Request]]]:
+    def _rank_servers(self, arbiters: list[Arbiter]) -> list[list[Server[ServiceRequest]]]:
         order = count()
         return [
             [Server(arbiters[level], capacity, next(order)) for capacity, level in table.servers]
@@ -192,7 +194,7 @@ class Simulation:
         request = None
         if table.server[visit] != NONE:
             server = self.servers[position][table.server[visit]]
-            request = Request(server, (table.priority[visit], env.now, flat))
+            request = ServiceRequest(server, (table.priority[visit], env.now, flat))
             yield request
             self.in_service[position].add(table.weight[visit])
         start = self.start[flat] = env.now

@@ -9,7 +9,7 @@ from typing import Protocol
 from msgspec import Struct
 from simpy.events import Timeout
 
-from rapid_des.engines.simpy.links import NO_TIMETABLE, Links, Message
+from rapid_des.engines.simpy.links import NO_TIMETABLE, InFlightMessage, Links
 from rapid_des.engines.simpy.servers import Arbiter
 from rapid_des.network.fluid import (
     NEVER,
@@ -44,7 +44,7 @@ class Shared(Struct, frozen=True):
 class Flow(Struct):
     """One message in flight, or what remains of it."""
 
-    message: Message
+    message: InFlightMessage
     shared: Shared
     number: int = 0
     """The number of pieces that closed links had stopped and sent again when this piece was; 0 for a first
@@ -54,10 +54,10 @@ class Flow(Struct):
     """The picoseconds that the timetables of its links add."""
 
 
-class Closing(Protocol):
+class FluidClosureActions(Protocol):
     """The actions taken where links close (see `link_closures`)."""
 
-    def around(self, message: Message, shared: Shared) -> Shared:
+    def around(self, message: InFlightMessage, shared: Shared) -> Shared:
         """Return the parameters of a flow that starts now, on a route without links known to be closed."""
         ...
 
@@ -77,7 +77,7 @@ class FluidLinks:
         self.arbiter = arbiter
         self.order = -1
         self.links = links
-        self.closing: Closing | None = None
+        self.closing: FluidClosureActions | None = None
         self.fluid: Fluid = new_fluid(self.table.capacity, flows=64, hops=widest(program))
         self._shared: dict[tuple[int, int], Shared | None] = {}
         self.flows: dict[int, Flow] = {}
@@ -109,7 +109,7 @@ class FluidLinks:
             after=int(self.table.after[size, profile]),
         )
 
-    def send(self, message: Message, shared: Shared) -> None:
+    def send(self, message: InFlightMessage, shared: Shared) -> None:
         """Start a message."""
         if self.closing is not None:
             shared = self.closing.around(message, shared)

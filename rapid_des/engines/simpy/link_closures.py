@@ -19,7 +19,7 @@ from simpy.events import Event, Timeout
 from simpy.exceptions import Interrupt
 
 from rapid_des.engines.simpy.fluid_links import Flow, FluidLinks, Shared
-from rapid_des.engines.simpy.links import NO_TIMETABLE, Hop, Legs, Links, Message, Parts, Piece
+from rapid_des.engines.simpy.links import NO_TIMETABLE, Hop, InFlightMessage, Legs, Links, Parts, Piece
 from rapid_des.engines.simpy.servers import Arbiter, Chooser
 from rapid_des.network.fluid import remaining
 from rapid_des.network.fluid.state import bytes_out
@@ -38,19 +38,19 @@ class Waiting(Struct, eq=False):
 
     links: Links
     closures: Closures
-    resend: Callable[[Message, tuple[int, ...], int, int], None]
+    resend: Callable[[InFlightMessage, tuple[int, ...], int, int], None]
     """Sends again what was stopped: called with the message, the links of its new route, the bytes that take
     it, and the number of that piece.
     """
     waker: Chooser
     """The arbiter's server that calls `wake` at the end of an instant."""
     touch: Callable[[Chooser], None]
-    _batches: dict[int, list[tuple[Message, Stopped]]] = field(default_factory=dict)
+    _batches: dict[int, list[tuple[InFlightMessage, Stopped]]] = field(default_factory=dict)
     """The stopped pieces by the time, in picoseconds, at which their closure is noticed."""
     _again: int = 0
 
     def stop(
-        self, message: Message, which: tuple[int, int], remaining: Remaining, links: Sequence[int]
+        self, message: InFlightMessage, which: tuple[int, int], remaining: Remaining, links: Sequence[int]
     ) -> None:
         """Keep bytes of a piece, `which` by part and number, that the first closed link of some stopped."""
         env = self.links.env
@@ -60,7 +60,7 @@ class Waiting(Struct, eq=False):
         message.pieces += 1
         self._keep(moment, message, Stopped((*message.order, *which), remaining, together))
 
-    def _keep(self, moment: int, message: Message, stopped: Stopped) -> None:
+    def _keep(self, moment: int, message: InFlightMessage, stopped: Stopped) -> None:
         """Keep a stopped piece until the time at which it may be sent again."""
         env = self.links.env
         if moment not in self._batches:
@@ -105,7 +105,7 @@ class ClosingLinks:
         """Send again the pieces that may leave now."""
         self.waiting.wake()
 
-    def around(self, message: Message, parts: Parts) -> Parts:
+    def around(self, message: InFlightMessage, parts: Parts) -> Parts:
         """Return the parts of a message that starts now, on a route without links known to be closed."""
         avoided, piece = self.closures.avoided(self.env.now), Piece(message, parts[0][1], message.size)
         if avoided.isdisjoint(_route(piece)):
@@ -217,7 +217,7 @@ class ClosingLinks:
         rest = self.closures.left_of(route[: place + 1], route, size)
         self.waiting.stop(piece.message, (piece.part, piece.number), rest, route[place : place + 1])
 
-    def _resend(self, message: Message, route: tuple[int, ...], size: int, number: int) -> None:
+    def _resend(self, message: InFlightMessage, route: tuple[int, ...], size: int, number: int) -> None:
         self.links.start(Piece(message, legs_of(self.closures, route, size), size, number=number))
 
 
@@ -242,7 +242,7 @@ class ClosingFlows:
             self.env.at(closure.start, partial(fluid.arbiter.touch, fluid))
         self._starts = frozenset(closure.start for closure in closures.closures)
 
-    def around(self, message: Message, shared: Shared) -> Shared:
+    def around(self, message: InFlightMessage, shared: Shared) -> Shared:
         """Return the parameters of a flow that starts now, on a route without links known to be closed."""
         avoided = self.closures.avoided(self.env.now)
         if avoided.isdisjoint((*shared.links, *shared.back)):
@@ -286,7 +286,7 @@ class ClosingFlows:
         rest = self.closures.left_of(flow.shared.links[:1], flow.shared.links, size)
         self.waiting.stop(flow.message, (0, flow.number), rest, _crossed(flow.shared))
 
-    def _resend(self, message: Message, route: tuple[int, ...], size: int, number: int) -> None:
+    def _resend(self, message: InFlightMessage, route: tuple[int, ...], size: int, number: int) -> None:
         dead = down_at(self.fluid.program.link_timetables, self.env.now)
         self.fluid.start(Flow(message, shared_of(self.closures, route, dead, size), number))
 

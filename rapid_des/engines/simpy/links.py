@@ -17,7 +17,7 @@ from simpy.events import Event, Process, Timeout
 from simpy.exceptions import Interrupt
 
 from rapid_des.arrays import Int64s
-from rapid_des.engines.simpy.servers import Arbiter, Clock, Key, Request, Server
+from rapid_des.engines.simpy.servers import Arbiter, Key, PicosecondEnvironment, Server, ServiceRequest
 from rapid_des.engines.simpy.spraying import SprayedRoutes
 from rapid_des.program.program import NONE, LinkTrail, Program, RateRecords
 from rapid_des.program.services import services_of
@@ -36,7 +36,7 @@ NO_TIMETABLE: tuple[list[int], list[int], list[int]] = ([], [], [])
 NO_PACE: tuple[list[int], list[int]] = ([], [])
 
 
-class Message(Struct, eq=False):
+class InFlightMessage(Struct, eq=False):
     """A transfer in flight."""
 
     arrives: Callable[[], None]
@@ -61,7 +61,7 @@ class Message(Struct, eq=False):
 class Piece(Struct, eq=False):
     """Some bytes of a message on a route of their own."""
 
-    message: Message
+    message: InFlightMessage
     legs: Legs
     size: int
     part: int = 0
@@ -86,7 +86,7 @@ class RoutedParts(list[tuple[int, Legs]]):
         self.route, self.rows = route, rows
 
 
-class Hop(Request):
+class Hop(ServiceRequest):
     """A piece asks to cross one link."""
 
     ready = NONE
@@ -114,10 +114,10 @@ class Hop(Request):
         return self.server.order
 
 
-class Closing(Protocol):
+class ClosureActions(Protocol):
     """The actions taken where links close (see `link_closures`)."""
 
-    def around(self, message: Message, parts: Parts) -> Parts:
+    def around(self, message: InFlightMessage, parts: Parts) -> Parts:
         """Return the parts of a message that starts now, on a route without links known to be closed."""
         ...
 
@@ -159,7 +159,7 @@ class Links:
     def __init__(
         self, program: Program, arbiter: Arbiter, *, trail: list[Hop] | None, ties: TieCounter | None
     ) -> None:
-        self.env: Clock = arbiter.env
+        self.env: PicosecondEnvironment = arbiter.env
         self.timetables = {
             link: (table.time.tolist(), table.rate.tolist(), table.lag.tolist())
             for link, table in program.link_timetables.items()
@@ -169,7 +169,7 @@ class Links:
             for link, table in program.pace_timetables.items()
         }
         self.payload: list[int] = program.hops.bytes.tolist()
-        self.closing: Closing | None = None
+        self.closing: ClosureActions | None = None
         self.sprayed = None if program.spray is None else SprayedRoutes(program, program.spray, self.load)
         self.trail = trail
         self.ties = ties
@@ -225,7 +225,7 @@ class Links:
         waiting = (hop for _, hop in server.queue if hop.ready < now)
         return left + sum(service_time_of(hop.piece, hop.place) for hop in waiting)
 
-    def route_of(self, message: Message, parts: RoutedParts, part: int) -> tuple[int, Legs]:
+    def route_of(self, message: InFlightMessage, parts: RoutedParts, part: int) -> tuple[int, Legs]:
         """Return the route, with its legs, of a part that starts now."""
         legs, sprayed = parts[part][1], self.sprayed
         if sprayed is None or sprayed.per_message or not sprayed.by_load or not legs:
@@ -240,7 +240,7 @@ class Links:
         rows = services_of(program.hops, size, program.route_class[hops])
         return list(zip(program.route_links[hops].tolist(), rows, strict=True))
 
-    def send(self, message: Message, parts: Parts) -> None:
+    def send(self, message: InFlightMessage, parts: Parts) -> None:
         """Start a message."""
         if self.closing is not None:
             parts = self.closing.around(message, parts)
@@ -254,7 +254,7 @@ class Links:
             self.start(Piece(message, legs, size, number), wait)
             wait += self._pace(message, legs)
 
-    def _part_by_part(self, message: Message, parts: Parts) -> Steps:
+    def _part_by_part(self, message: InFlightMessage, parts: Parts) -> Steps:
         """Start parts one after another, each on the route that it chooses then."""
         for part, (size, planned) in enumerate(parts):
             legs = self.route_of(message, parts, part)[1] if isinstance(parts, RoutedParts) else planned
@@ -262,7 +262,7 @@ class Links:
             if part + 1 < len(parts):
                 yield Timeout(self.env, self._pace(message, legs))
 
-    def _pace(self, message: Message, legs: Legs) -> int:
+    def _pace(self, message: InFlightMessage, legs: Legs) -> int:
         """Return the time from the start of one part to the start of the next.
 
         A sender hands parts over at the rate of the slowest link of their route as that is by then.
@@ -350,7 +350,7 @@ class Links:
             piece.hops.append(hop)
         return onward - now
 
-    def deliver(self, message: Message) -> None:
+    def deliver(self, message: InFlightMessage) -> None:
         """Deliver a message."""
         self.received += message.size
         message.arrives()

@@ -19,15 +19,15 @@ from rapid_des.arrays import Int64s
 from rapid_des.engines.simpy.links import (
     NO_TIMETABLE,
     Hop,
+    InFlightMessage,
     Links,
-    Message,
     Parts,
     Piece,
     RoutedParts,
     TieCounter,
     service_time_of,
 )
-from rapid_des.engines.simpy.servers import Arbiter, Clock, Key, Server
+from rapid_des.engines.simpy.servers import Arbiter, Key, PicosecondEnvironment, Server
 from rapid_des.program import rates
 from rapid_des.program.delays import draw_of
 from rapid_des.program.program import (
@@ -78,7 +78,7 @@ class Port(Server[Hop]):
         if len(heads) == 1:
             self.served[1 - kind] = max(self.served)
         self.served[kind] += service_time_of(hop.piece, hop.place)
-        if isinstance(hop.piece, Part) and kind == LOCAL:
+        if isinstance(hop.piece, QueuedPiece) and kind == LOCAL:
             self.tag = hop.piece.tag
         hop.cancel()
         self.users.add(hop)
@@ -139,10 +139,10 @@ class Buffer:
         env.at(env.now + self._latency, act)
 
 
-class Flow(Struct, eq=False):
+class QueuePair(Struct, eq=False):
     """A message's queue pair."""
 
-    message: Message
+    message: InFlightMessage
     parts: RoutedParts
     back: Sequence[int]
     acknowledgements: Sequence[int]
@@ -159,10 +159,10 @@ class Flow(Struct, eq=False):
     """The start tag of its last part plus that part's service time."""
 
 
-class Part(Piece, eq=False):
+class QueuedPiece(Piece, eq=False):
     """A part with the flow that sends it."""
 
-    flow: Flow | None = None
+    flow: QueuePair | None = None
     tag: int = 0
     """The start tag at the first link, in picoseconds of service."""
     answer: int = 0
@@ -184,7 +184,7 @@ class PairedLinks(Links):
         table = self._table.rates
         self._rates = None if table is None else PairRates(program, table, self.env)
 
-    def send(self, message: Message, parts: Parts) -> None:
+    def send(self, message: InFlightMessage, parts: Parts) -> None:
         """Start a message; one to another GPU has a queue pair of its own."""
         if not parts[0][1]:
             super().send(message, parts)
@@ -194,7 +194,7 @@ class PairedLinks(Links):
         classes = program.route_class[self._starts[route] : self._starts[route + 1]].tolist()
         back = int(table.back[route])
         allowance = int(table.allowance[parts.rows[0], classes[0]])
-        flow = Flow(
+        flow = QueuePair(
             message,
             parts,
             program.route_links[self._starts[back] : self._starts[back + 1]].tolist(),
@@ -208,11 +208,11 @@ class PairedLinks(Links):
     def _answer(self, size: int, route: int) -> int:
         return int(self._table.answer[size, self.program.route_class[self._starts[route + 1] - 1]])
 
-    def _hand_over(self, flow: Flow) -> None:
+    def _hand_over(self, flow: QueuePair) -> None:
         """Start the next part, if the flow may send one."""
         if flow.idle and flow.credits and flow.handed < len(flow.parts):
             route, legs = self.route_of(flow.message, flow.parts, flow.handed)
-            part = Part(flow.message, legs, flow.parts[flow.handed][0], flow.handed, flow=flow)
+            part = QueuedPiece(flow.message, legs, flow.parts[flow.handed][0], flow.handed, flow=flow)
             part.answer = self._answer(flow.parts.rows[flow.handed], route)
             self.start(part)
             flow.handed, flow.credits, flow.idle = flow.handed + 1, flow.credits - 1, False
@@ -220,7 +220,7 @@ class PairedLinks(Links):
     def _key(self, piece: Piece, place: int) -> Key:
         priority, *rest = super()._key(piece, place)
         self._hold(piece, place, piece.size)
-        if place or not isinstance(piece, Part) or piece.flow is None:
+        if place or not isinstance(piece, QueuedPiece) or piece.flow is None:
             return (priority, TRANSIT, *rest)
         piece.tag = max(self._port(piece.legs[0][0]).tag, piece.flow.end)
         piece.flow.end = piece.tag + service_time_of(piece, 0)
@@ -237,20 +237,25 @@ class PairedLinks(Links):
     def serve(self, piece: Piece, hop: Hop) -> int:
         """Begin a hop; what its sender waits for follows."""
         delay = super().serve(piece, hop)
-        if hop.place and self._rates is not None and isinstance(piece, Part):
+        if hop.place and self._rates is not None and isinstance(piece, QueuedPiece):
             piece.marked |= self._rates.marks(piece, hop, self._waiting(hop.link))
         self._hold(piece, hop.place, -piece.size)
         self._port(hop.link).take(hop.free)
-        flow = piece.flow if isinstance(piece, Part) else None
+        flow = piece.flow if isinstance(piece, QueuedPiece) else None
         if flow is not None and hop.place == 0:
             self._sent(piece, flow, hop)
-        if isinstance(piece, Part) and flow is not None and hop.place == len(piece.legs) - 1 and flow.awaited:
+        if (
+            isinstance(piece, QueuedPiece)
+            and flow is not None
+            and hop.place == len(piece.legs) - 1
+            and flow.awaited
+        ):
             flow.awaited -= 1
             moment = max(self.env.now + 1, hop.arrival + piece.answer)
             self.env.at(moment, lambda: self._answered(flow))
         return delay
 
-    def _sent(self, piece: Piece, flow: Flow, hop: Hop) -> None:
+    def _sent(self, piece: Piece, flow: QueuePair, hop: Hop) -> None:
         """Continue a flow when its first link has finished its newest part and its rate allows another."""
         moment, more = hop.free, flow.handed < len(flow.parts)
         if self._rates is not None:
@@ -282,17 +287,17 @@ class PairedLinks(Links):
         """Return the records of marks and rates; None where nothing is marked."""
         return None if self._rates is None else self._rates.records()
 
-    def _left(self, flow: Flow) -> None:
+    def _left(self, flow: QueuePair) -> None:
         flow.idle = True
         self._hand_over(flow)
 
-    def _answered(self, flow: Flow) -> None:
+    def _answered(self, flow: QueuePair) -> None:
         flow.credits += 1
         self._hand_over(flow)
 
     def arrive(self, piece: Piece) -> None:
         """Record the arrival of a part, whose acknowledgements go back."""
-        if isinstance(piece, Part) and piece.flow is not None:
+        if isinstance(piece, QueuedPiece) and piece.flow is not None:
             count = piece.flow.acknowledgements[piece.part]
             for link in piece.flow.back:
                 time = count * int(self._table.acknowledgement_time[link])
@@ -312,7 +317,7 @@ class PairedLinks(Links):
 class PairRates:
     """The rate of every route, and the marks of every link."""
 
-    def __init__(self, program: Program, table: RateTable, env: Clock) -> None:
+    def __init__(self, program: Program, table: RateTable, env: PicosecondEnvironment) -> None:
         self._table, self._env = table, env
         self._offsets: list[int] = program.visits().tolist()
         self._sizes = {size: row for row, size in enumerate(program.hops.bytes.tolist())}

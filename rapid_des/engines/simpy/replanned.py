@@ -16,7 +16,13 @@ from msgspec import Struct, field
 from simpy.events import Event
 
 from rapid_des.engines.deadlock import explain_disagreement
-from rapid_des.engines.simpy.collectives import Collectives, Instance, Key, Member, TemplateTable
+from rapid_des.engines.simpy.collectives import (
+    CollectiveEngine,
+    CollectiveInstance,
+    Key,
+    Member,
+    TemplateTable,
+)
 from rapid_des.engines.simpy.fluid_links import FluidLinks, Shared
 from rapid_des.engines.simpy.link_closures import legs_of, shared_of
 from rapid_des.engines.simpy.links import Links, Parts, Steps
@@ -27,7 +33,7 @@ from rapid_des.program.faults.planning import RankPhase, RoutedPhase
 from rapid_des.program.faults.rerouting import planned_around
 
 
-class PlannedInstance(Instance):
+class PlannedInstance(CollectiveInstance):
     """A step of a replanned collective, in flight."""
 
     def __init__(self, key: Key, step: RankPhase, template: TemplateTable, closures: Closures) -> None:
@@ -70,7 +76,7 @@ class RankPart(Struct, eq=False):
 class Replanning:
     """Plans collectives that begin while a closure is noticed."""
 
-    def __init__(self, collectives: Collectives, closures: Closures) -> None:
+    def __init__(self, collectives: CollectiveEngine, closures: Closures) -> None:
         self.env = collectives.env
         self.collectives = collectives
         self.closures = closures
@@ -128,7 +134,7 @@ class Replanning:
             instance = self._instance((*call, step.number), step, meets=step is first)
             yield self.collectives.join(instance, step.member, arrival)
 
-    def _instance(self, key: Key, step: RankPhase, *, meets: bool) -> Instance:
+    def _instance(self, key: Key, step: RankPhase, *, meets: bool) -> CollectiveInstance:
         instances = self.collectives.instances
         if key not in instances:
             instances[key] = PlannedInstance(key, step, self._table(step.phase), self.closures)

@@ -1,6 +1,6 @@
 """Servers of visits and messages: resources that choose at the end of an instant (R2, R3, R4).
 
-`Server` and `Request` have the interface of SimPy's `Resource` and its requests, but another rule. A
+`Server` and `ServiceRequest` have the interface of SimPy's `Resource` and its requests, but another rule. A
 `simpy.Resource` grants a request at once, knowing only earlier requests. Here an `Arbiter` waits for all
 other events of the instant, so the choice does not depend on their order. `InService` holds the visits that a
 rank serves at the same time, which slow its computing (R6).
@@ -28,7 +28,7 @@ _PROGRESS_EVERY = 1024
 """The number of actions between two reports of progress (some milliseconds)."""
 
 
-class Clock(Environment):
+class PicosecondEnvironment(Environment):
     """A SimPy environment whose time is integer picoseconds."""
 
     if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Clock(Environment):
 class EndOfInstant(Event):
     """Happens after all other events of the present time, but before servers of later levels choose."""
 
-    def __init__(self, env: Clock, level: int, callback: Callable[[Event], None]) -> None:
+    def __init__(self, env: PicosecondEnvironment, level: int, callback: Callable[[Event], None]) -> None:
         super().__init__(env)
         self._ok, self._value = True, None
         self.callbacks.append(callback)
@@ -82,7 +82,7 @@ class Chooser(Protocol):
 class Arbiter:
     """Lets the touched servers of one level choose once everything else of an instant has happened (R4)."""
 
-    def __init__(self, env: Clock, level: int) -> None:
+    def __init__(self, env: PicosecondEnvironment, level: int) -> None:
         self.env = env
         self.level = level
         self._touched: dict[int, Chooser] = {}
@@ -99,10 +99,10 @@ class Arbiter:
             touched[order].choose()
 
 
-Asker = TypeVar("Asker", bound="Request")
+Asker = TypeVar("Asker", bound="ServiceRequest")
 
 
-class Request(Event):
+class ServiceRequest(Event):
     """Asks a server; succeeds when the server takes it."""
 
     def __init__(self, server: Server[Any], key: Key) -> None:
@@ -149,7 +149,7 @@ class Server(Generic[Asker]):
 class InService:
     """The visits that one rank's servers serve, as the sum of their weights."""
 
-    def __init__(self, env: Clock) -> None:
+    def __init__(self, env: PicosecondEnvironment) -> None:
         self.env = env
         self._sum = 0
         self._changed = Event(env)

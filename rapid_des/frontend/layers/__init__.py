@@ -14,7 +14,10 @@ from typing import Any
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.layer_spec import FeedForward
 from rapid_des.frontend.layer_spec import Mixer as AnyMixer
-from rapid_des.frontend.layers.layer import Layer, Mixer, Parameters, Sublayer
+from rapid_des.frontend.layers.layer import Layer as Layer
+from rapid_des.frontend.layers.layer import Mixer as Mixer
+from rapid_des.frontend.layers.layer import Parameters as Parameters
+from rapid_des.frontend.layers.layer import Sublayer as Sublayer
 from rapid_des.frontend.spec import ModelSpec
 
 
@@ -36,6 +39,3 @@ def _half(spec: AnyMixer | FeedForward, model: ModelSpec, file: str) -> Any:
     """Return a half of a layer, made by the function that its spec names."""
     module, name = spec.made_by.split(".")
     return getattr(import_module(f"{__name__}.{module}"), name)(spec, model, file)
-
-
-__all__ = ["Layer", "Mixer", "Parameters", "Sublayer", "layer_of"]

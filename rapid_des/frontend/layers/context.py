@@ -126,6 +126,12 @@ def swap(operations: OperatorList, shard: Shard, name: str, columns: int, *, rol
     operations.kernel(f"{name}.join", sort, output=size)
 
 
+def swap_states(operations: OperatorList, shard: Shard, name: str, columns: int) -> None:
+    """Append the exchange of positions for a recurrent layer's heads, where there is context parallelism."""
+    if shard.cp > 1:
+        swap(operations, shard, name, columns, role="cp.states")
+
+
 def of_heads(shard: Shard) -> Shard:
     """Return the shard between exchanges over cp: all positions of as many heads less."""
     return replace(shard, tp=shard.tp * shard.cp, query_length=shard.query_length * shard.cp, cp=1)

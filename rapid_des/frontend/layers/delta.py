@@ -18,7 +18,7 @@ from rapid_des.device.operators import Gemm, Vector
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.groups import byte_count
 from rapid_des.frontend.layer_spec import GatedDeltaSpec
-from rapid_des.frontend.layers.context import of_heads, swap
+from rapid_des.frontend.layers.context import of_heads, swap_states
 from rapid_des.frontend.layers.layer import Parameters
 from rapid_des.frontend.matrices import Linear, column_backward, column_forward, row_backward, row_forward
 from rapid_des.frontend.operations import OperatorList, Shard
@@ -87,7 +87,7 @@ class GatedDelta(Struct, frozen=True):
         """Append projection, convolution, rule, gated norm, projection."""
         stream = shard.activation_bytes(shard.norm_tokens * self.hidden)
         column_forward(operations, shard, self._input(shard), saved=stream)
-        self._swap(operations, shard, "delta.input.to_heads", self._projected_here(shard))
+        swap_states(operations, shard, "delta.input.to_heads", self._projected_here(shard))
         whole = of_heads(shard)
         projected = whole.activation_bytes(whole.tokens * self._projected_here(whole))
         mixed = whole.activation_bytes(whole.tokens * self._mixed_here(whole))
@@ -96,7 +96,7 @@ class GatedDelta(Struct, frozen=True):
         for kernel_shard in whole.of_kernels():
             self._pass_on(operations, kernel_shard)
         values = self._values_here(shard)
-        self._swap(operations, shard, "delta.output.from_heads", 2 * values)
+        swap_states(operations, shard, "delta.output.from_heads", 2 * values)
         inner = shard.activation_bytes(shard.tokens * values)
         operations.kernel("delta.gated_norm", self._gated_norm(shard), output=inner)
         row_forward(operations, shard, self._output(shard), saved=inner)
@@ -127,7 +127,7 @@ class GatedDelta(Struct, frozen=True):
         size = 2 * shard.activation_bytes(shard.tokens * values)
         norm = self._gated_norm(shard, backward=True)
         operations.kernel("delta.gated_norm", norm, output=size, parameters=self.value_dim)
-        self._swap(operations, shard, "delta.output.to_heads", 2 * values)
+        swap_states(operations, shard, "delta.output.to_heads", 2 * values)
         self._states(operations, whole, "delta.recompute")
         for name, kernel in self._gradients(whole):
             operations.kernel(f"delta.{name}", kernel, output=mixed)
@@ -137,13 +137,8 @@ class GatedDelta(Struct, frozen=True):
         width = whole.activation_bytes(whole.tokens * self._projected_here(whole))
         convolved = self._mixed_here(shard) * self.window
         operations.kernel("delta.conv", convolution, output=width, parameters=convolved)
-        self._swap(operations, shard, "delta.input.from_heads", self._projected_here(shard))
+        swap_states(operations, shard, "delta.input.from_heads", self._projected_here(shard))
         return column_backward(operations, shard, self._input(shard))
-
-    @staticmethod
-    def _swap(operations: OperatorList, shard: Shard, name: str, columns: int) -> None:
-        if shard.cp > 1:
-            swap(operations, shard, name, columns, role="cp.states")
 
     @property
     def _state(self) -> int:

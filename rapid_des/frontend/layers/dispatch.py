@@ -286,7 +286,7 @@ class Dispatch(Struct, frozen=True):
         return None
 
     def forth(
-        self, operations: OperatorList, shard: Shard, beside: Beside = None, *, backward: bool = False
+        self, operations: OperatorList, shard: Shard, beside: Beside, *, backward: bool = False
     ) -> None:
         """Append what brings copies of tokens to their experts, or the gradients of these back.
 

@@ -18,7 +18,7 @@ from rapid_des.device.operators import Gemm, Vector
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.groups import byte_count
 from rapid_des.frontend.layer_spec import MambaSpec
-from rapid_des.frontend.layers.context import of_heads, swap
+from rapid_des.frontend.layers.context import of_heads, swap_states
 from rapid_des.frontend.layers.layer import Parameters
 from rapid_des.frontend.matrices import Linear, column_backward, column_forward, row_backward, row_forward
 from rapid_des.frontend.operations import OperatorList, Shard
@@ -108,13 +108,13 @@ class Mamba(Struct, frozen=True):
         stream = shard.activation_bytes(shard.norm_tokens * self.hidden)
         inner = self._bytes(shard, self._inner)
         column_forward(operations, shard, self._input(shard), saved=stream)
-        self._swap(operations, shard, "mamba.input.to_heads", self._projected_here(shard))
+        swap_states(operations, shard, "mamba.input.to_heads", self._projected_here(shard))
         whole = of_heads(shard)
         projected = whole.activation_bytes(whole.tokens * self._projected_here(whole))
         self._convolve(operations, whole, "mamba.conv", saved=projected)
         for kernel_shard in whole.of_kernels():
             self._pass_on(operations, kernel_shard, output=inner)
-        self._swap(operations, shard, "mamba.output.from_heads", 2 * self._local(shard, self._inner))
+        swap_states(operations, shard, "mamba.output.from_heads", 2 * self._local(shard, self._inner))
         operations.kernel("mamba.norm", self._norm(shard), output=inner)
         row_forward(operations, shard, self._output(shard), saved=inner)
 
@@ -136,7 +136,7 @@ class Mamba(Struct, frozen=True):
         norm = self._norm(shard, backward=True)
         output = 2 * self._bytes(shard, self._inner)
         operations.kernel("mamba.norm", norm, output=output, parameters=gains)
-        self._swap(operations, shard, "mamba.output.to_heads", 2 * gains)
+        swap_states(operations, shard, "mamba.output.to_heads", 2 * gains)
         self._convolve(operations, whole, "mamba.recompute.conv")
         self._states(operations, whole, "mamba.recompute")
         for name, kernel in self._gradients(whole):
@@ -145,13 +145,8 @@ class Mamba(Struct, frozen=True):
         operations.kernel("mamba.steps", steps, parameters=3 * self._local(shard, self.heads))
         convolved = self._mixed_here(shard) * (self.window + self.window_bias)
         self._convolve(operations, whole, "mamba.conv", parameters=convolved)
-        self._swap(operations, shard, "mamba.input.from_heads", self._projected_here(shard))
+        swap_states(operations, shard, "mamba.input.from_heads", self._projected_here(shard))
         return column_backward(operations, shard, self._input(shard))
-
-    @staticmethod
-    def _swap(operations: OperatorList, shard: Shard, name: str, columns: int) -> None:
-        if shard.cp > 1:
-            swap(operations, shard, name, columns, role="cp.states")
 
     @property
     def _state_size(self) -> int:

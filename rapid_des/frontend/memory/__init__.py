@@ -9,29 +9,14 @@ if not. Not counted: statistics of norms (8 bytes a row). What a framework takes
 profile's (`rapid_des.frontend.reserve`).
 """
 
-from rapid_des.frontend.memory.advice import shortage
-from rapid_des.frontend.memory.events import (
-    CATEGORIES,
-    JobMemory,
-    Moment,
-    SectionMemory,
-    StageMemory,
-    Tensor,
-    section_memory,
-    shown,
-)
-from rapid_des.frontend.memory.serving import KvCapacity, kv_capacity
-
-__all__ = [
-    "CATEGORIES",
-    "JobMemory",
-    "KvCapacity",
-    "Moment",
-    "SectionMemory",
-    "StageMemory",
-    "Tensor",
-    "kv_capacity",
-    "section_memory",
-    "shortage",
-    "shown",
-]
+from rapid_des.frontend.memory.advice import shortage as shortage
+from rapid_des.frontend.memory.events import CATEGORIES as CATEGORIES
+from rapid_des.frontend.memory.events import JobMemory as JobMemory
+from rapid_des.frontend.memory.events import Moment as Moment
+from rapid_des.frontend.memory.events import SectionMemory as SectionMemory
+from rapid_des.frontend.memory.events import StageMemory as StageMemory
+from rapid_des.frontend.memory.events import Tensor as Tensor
+from rapid_des.frontend.memory.events import section_memory as section_memory
+from rapid_des.frontend.memory.events import shown as shown
+from rapid_des.frontend.memory.serving import KvCapacity as KvCapacity
+from rapid_des.frontend.memory.serving import kv_capacity as kv_capacity

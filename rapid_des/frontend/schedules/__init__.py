@@ -9,29 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rapid_des.frontend.schedules import in_halves
-from rapid_des.frontend.schedules.files import ScheduleSpec, from_file
-from rapid_des.frontend.schedules.schedule import (
-    Item,
-    Order,
-    PipelineSchedule,
-    PipelineShape,
-    StageOrders,
-    always,
-    one_forward_one_backward,
-    order_of,
-)
+from rapid_des.frontend.schedules.files import ScheduleSpec as ScheduleSpec
+from rapid_des.frontend.schedules.files import from_file as from_file
+from rapid_des.frontend.schedules.schedule import Item, Order, always, one_forward_one_backward, order_of
+from rapid_des.frontend.schedules.schedule import PipelineSchedule as PipelineSchedule
+from rapid_des.frontend.schedules.schedule import PipelineShape as PipelineShape
+from rapid_des.frontend.schedules.schedule import StageOrders as StageOrders
 from rapid_des.values import replace
-
-__all__ = [
-    "SCHEDULES",
-    "StageOrders",
-    "PipelineSchedule",
-    "ScheduleSpec",
-    "PipelineShape",
-    "from_file",
-    "pairs_refusal",
-    "with_pairs",
-]
 
 
 def gpipe(shape: PipelineShape) -> tuple[Order, ...]:

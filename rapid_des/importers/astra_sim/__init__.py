@@ -12,18 +12,12 @@ builders are those of `program`.
     front_door          traces and files in, its figures out
 """
 
-from rapid_des.importers.astra_sim.files import Dialect, Files, Setup, read_setup
-from rapid_des.importers.astra_sim.front_door import AstraResult, read_traces, replay_astra, replay_traces
-from rapid_des.importers.astra_sim.lowering import lower
-
-__all__ = [
-    "AstraResult",
-    "Dialect",
-    "Files",
-    "Setup",
-    "lower",
-    "read_setup",
-    "read_traces",
-    "replay_astra",
-    "replay_traces",
-]
+from rapid_des.importers.astra_sim.files import Dialect as Dialect
+from rapid_des.importers.astra_sim.files import Files as Files
+from rapid_des.importers.astra_sim.files import Setup as Setup
+from rapid_des.importers.astra_sim.files import read_setup as read_setup
+from rapid_des.importers.astra_sim.front_door import AstraResult as AstraResult
+from rapid_des.importers.astra_sim.front_door import read_traces as read_traces
+from rapid_des.importers.astra_sim.front_door import replay_astra as replay_astra
+from rapid_des.importers.astra_sim.front_door import replay_traces as replay_traces
+from rapid_des.importers.astra_sim.lowering import lower as lower

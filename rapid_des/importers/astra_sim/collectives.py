@@ -35,7 +35,7 @@ _KEYS = {
 }
 
 
-class Axis(Struct, frozen=True):
+class GroupAxis(Struct, frozen=True):
     """A direction along which members of a group differ: neighbours are `stride` apart in it."""
 
     size: int
@@ -61,7 +61,7 @@ class QueuedPhase(Struct, frozen=True):
     """One phase of one chunk, and the queue that it uses."""
 
     phase: CollectivePhase
-    axis: Axis
+    axis: GroupAxis
     queue: int
 
 
@@ -136,16 +136,16 @@ class CollectivePlanner:
             raise ConfigError(f"{size} B in {splits} splits: a chunk would be empty")
         return -(-size // chunk), chunk
 
-    def axes(self, collective: CollectiveType, scope: Scope) -> tuple[Axis, ...]:
+    def axes(self, collective: CollectiveType, scope: Scope) -> tuple[GroupAxis, ...]:
         """Return the axes that a collective runs along."""
         if scope.members is not None:
-            return (Axis(scope.members, 1, 0),) if scope.members > 1 else ()
+            return (GroupAxis(scope.members, 1, 0),) if scope.members > 1 else ()
         if is_flat(self._names(collective)[0]):
-            return (Axis(self._gpus, 1, 0),) if self._gpus > 1 else ()
+            return (GroupAxis(self._gpus, 1, 0),) if self._gpus > 1 else ()
         axes, stride = [], 1
         for dimension, size in enumerate(self._sizes):
             if size > 1 and scope.involves(dimension):
-                axes.append(Axis(size, stride, dimension))
+                axes.append(GroupAxis(size, stride, dimension))
                 stride *= size
         return tuple(axes)
 
@@ -173,8 +173,8 @@ class CollectivePlanner:
         return tuple(phases)
 
     def _order(
-        self, collective: CollectiveType, axes: tuple[Axis, ...], counts: RoundRobin
-    ) -> Iterator[tuple[CollectiveType, Axis, tuple[int, bool]]]:
+        self, collective: CollectiveType, axes: tuple[GroupAxis, ...], counts: RoundRobin
+    ) -> Iterator[tuple[CollectiveType, GroupAxis, tuple[int, bool]]]:
         """Yield each phase's collective, axis, queue and direction."""
         optimization = self._stated("collective-optimization", self._system.collective_optimization)
         if collective is not AR or optimization == "baseline":
@@ -188,7 +188,7 @@ class CollectivePlanner:
         for axis in reversed(axes[:-1]):
             yield AG, axis, (counts.next_upper(axis.dimension), False)
 
-    def _algorithm(self, collective: CollectiveType, axis: Axis, scope: Scope) -> str:
+    def _algorithm(self, collective: CollectiveType, axis: GroupAxis, scope: Scope) -> str:
         names = self._names(collective)
         if scope.members is None:
             return names[axis.dimension]
@@ -206,7 +206,7 @@ class CollectivePlanner:
             )
         return names
 
-    def _port(self, axis: Axis, scope: Scope) -> float:
+    def _port(self, axis: GroupAxis, scope: Scope) -> float:
         network = self._setup.network
         spans_more = len(self._sizes) > 1 and (scope.members is not None or axis.size == self._gpus)
         if network.topology[axis.dimension] != "Switch" or spans_more:

@@ -25,7 +25,7 @@ from rapid_des.units import PS_PER_NS
 _MOST_EDGES = 2**24
 
 
-class Exchange(Struct, frozen=True):
+class DirectAllToAll(Struct, frozen=True):
     """All to all: task j·n + m is member m's message j; pairs ascend by (source, destination)."""
 
     members: int
@@ -36,7 +36,7 @@ class Exchange(Struct, frozen=True):
     pair_destination: Int32s
 
     @staticmethod
-    def of(phase: CollectivePhase) -> Exchange:
+    def of(phase: CollectivePhase) -> DirectAllToAll:
         """Return the messages of a phase's members."""
         n = phase.members
         member, others = np.arange(n, dtype=np.int32), np.arange(n - 1, dtype=np.int32)
@@ -44,7 +44,7 @@ class Exchange(Struct, frozen=True):
         peer %= n
         pair = member * np.int32(n - 1) + peer
         pair -= peer > member
-        return Exchange(
+        return DirectAllToAll(
             members=n,
             source=np.tile(member, n - 1),
             destination=peer.ravel(),
@@ -109,7 +109,7 @@ def _unprocessed(phase: CollectivePhase, size: int, lag: int) -> int:
 
 
 def _all_at_once(phase: CollectivePhase, lags: Int64s, row: int) -> Template:
-    exchange, n = Exchange.of(phase), phase.members
+    exchange, n = DirectAllToAll.of(phase), phase.members
     ends = exchange.pair_source, exchange.pair_destination
     if phase.collective is not AR:
         partner, pair = exchange.destination.reshape(n - 1, n), exchange.pair.reshape(n - 1, n)
@@ -141,7 +141,7 @@ def _windowed(phase: CollectivePhase, window: int, lags: Int64s, row: int) -> Te
     The i-th join to be met, whichever it is, releases send window + i (R1's counting predecessor). An
     all-reduce sends nothing of its second half before all of the first was received.
     """
-    exchange = Exchange.of(phase)
+    exchange = DirectAllToAll.of(phase)
     n, sends = phase.members, 2 * (phase.members - 1) if phase.collective is AR else phase.members - 1
     tasks = sends * n
     number = np.arange(sends)
@@ -185,7 +185,7 @@ def _staggered_all_reduce(phase: CollectivePhase, unprocessed: int, lags: Int64s
     later reduction releases one more message. Task groups: first half, all-received joins, the joins that
     count reductions, second half.
     """
-    exchange = Exchange.of(phase)
+    exchange = DirectAllToAll.of(phase)
     n, count = phase.members, len(exchange.source)
     _require_few(phase, count * (unprocessed + 2))
     member = np.arange(n)

@@ -82,10 +82,10 @@ def lower_rank(
     setup: Setup, templates: PhaseTemplates, trace: RankTrace, order: IssueOrder, groups: Sequence[Scope]
 ) -> tuple[RankProgram, SlotTable]:
     """Return the program of a rank's table, whose group slots mean `groups`, the last the world."""
-    return _Rank(setup, templates, trace, groups).lower(order)
+    return _RankLowering(setup, templates, trace, groups).lower(order)
 
 
-class _Rank:
+class _RankLowering:
     def __init__(
         self, setup: Setup, templates: PhaseTemplates, trace: RankTrace, groups: Sequence[Scope]
     ) -> None:

@@ -78,7 +78,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 """The importing functions by `model_type`."""
 
 
-class Imported(Struct, frozen=True):
+class ImportedModel(Struct, frozen=True):
     """A model and where it was imported from."""
 
     model: Model
@@ -109,7 +109,7 @@ class Imported(Struct, frozen=True):
         return {"architecture": self.architecture, "parameters": self.model.parameters, "model": model}
 
 
-def import_hugging_face(path: str | Path, *, ignore: Collection[str] = ()) -> Imported:
+def import_hugging_face(path: str | Path, *, ignore: Collection[str] = ()) -> ImportedModel:
     """Return the model of a config.json, or of the one in a folder; a `ConfigError` names what is unknown.
 
     Keys to `ignore` say nothing of shapes or kernels, as whoever names them knows.
@@ -130,7 +130,7 @@ def import_hugging_face(path: str | Path, *, ignore: Collection[str] = ()) -> Im
     spec = ARCHITECTURES[name](keys)
     keys.ignore_known(OF_CONFIGS)
     keys.finish()
-    return Imported(_model(spec, str(file)), name, tuple(outcomes.notes), tuple(outcomes.ignored))
+    return ImportedModel(_model(spec, str(file)), name, tuple(outcomes.notes), tuple(outcomes.ignored))
 
 
 def _model(spec: Tree, file: str) -> Model:

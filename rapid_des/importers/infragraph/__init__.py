@@ -13,7 +13,7 @@ from typing import Any
 
 from rapid_des.config import load_document
 from rapid_des.errors import ConfigError
-from rapid_des.importers.infragraph.expansion import Edge, Expansion, Infrastructure, Node, read
+from rapid_des.importers.infragraph.expansion import ComponentInstance, Edge, Expansion, Infrastructure, read
 from rapid_des.network.nodes import GraphReader, NamedGraph, NamedLink
 from rapid_des.network.specs import InfraGraph
 from rapid_des.units import Bandwidth, Duration
@@ -79,7 +79,7 @@ def _nodes(dimension: InfraGraph, expansion: Expansion) -> tuple[dict[str, str],
     return kinds, stands_for
 
 
-def _gone(dimension: InfraGraph, node: Node) -> bool:
+def _gone(dimension: InfraGraph, node: ComponentInstance) -> bool:
     return not set(node.path.split(".")[2::2]).isdisjoint(dimension.leave_out)
 
 

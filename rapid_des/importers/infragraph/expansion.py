@@ -115,7 +115,7 @@ class InstanceEdge(Spec, frozen=True, kw_only=True):
     scheme: Literal["one2one", "many2many", "ring"]
 
 
-class Device(Spec, frozen=True, kw_only=True):
+class ComponentGraph(Spec, frozen=True, kw_only=True):
     """A graph of components that instances copy."""
 
     name: str
@@ -125,7 +125,7 @@ class Device(Spec, frozen=True, kw_only=True):
     edges: tuple[DeviceEdge, ...] = ()
 
 
-class Instance(Spec, frozen=True, kw_only=True):
+class ComponentCopies(Spec, frozen=True, kw_only=True):
     """`count` copies of a device under a name of their own."""
 
     name: Plain
@@ -139,15 +139,15 @@ class Infrastructure(Spec, frozen=True, kw_only=True):
 
     name: str = ""
     description: str = ""
-    devices: tuple[Device, ...] = ()
+    devices: tuple[ComponentGraph, ...] = ()
     links: tuple[Link, ...] = ()
-    instances: tuple[Instance, ...]
+    instances: tuple[ComponentCopies, ...]
     edges: tuple[InstanceEdge, ...] = ()
     annotations: Any = None
     """Annotations, which are not read."""
 
 
-class Node(Struct, frozen=True):
+class ComponentInstance(Struct, frozen=True):
     """One piece of a component: `host.0.xpu.3`."""
 
     path: str
@@ -193,7 +193,7 @@ class Expansion:
             device.name: list(self._device_edges(device, f"devices[{position}]"))
             for position, device in enumerate(file.devices)
         }
-        self.nodes: list[Node] = []
+        self.nodes: list[ComponentInstance] = []
         self.edges: list[Edge] = []
         for position, instance in enumerate(file.instances):
             with self._at(f"instances[{position}].device"):
@@ -259,10 +259,10 @@ class Expansion:
                 if name in names[:position]:
                     raise ConfigError(f"{name!r} stands twice")
 
-    def _device(self, name: str) -> Device:
+    def _device(self, name: str) -> ComponentGraph:
         return self.devices[_known(name, self.devices, "device")]
 
-    def _device_edges(self, device: Device, key: str) -> Iterator[Edge]:
+    def _device_edges(self, device: ComponentGraph, key: str) -> Iterator[Edge]:
         """Yield the edges of a device, ends relative to it."""
         for position, component in enumerate(device.components):
             if component.choice == "device":
@@ -280,7 +280,7 @@ class Expansion:
             with self._at(f"{key}.edges[{position}].scheme"):
                 yield from (Edge(pair, edge.link, device.name) for pair in self._pairs(edge.scheme, *ends))
 
-    def _copy(self, device: Device, path: str, around: tuple[tuple[str, str], ...]) -> None:
+    def _copy(self, device: ComponentGraph, path: str, around: tuple[tuple[str, str], ...]) -> None:
         """Add the nodes and edges of one copy of a device."""
         if device.name in (name for name, _ in around):
             raise ConfigError(f"device {device.name} is inside itself", file=str(self.path), key="devices")
@@ -291,7 +291,7 @@ class Expansion:
                 if component.choice == "device":
                     self._copy(self._device(component.name), name, inside)
                 else:
-                    self.nodes.append(Node(name, component.choice, inside))
+                    self.nodes.append(ComponentInstance(name, component.choice, inside))
         with self._at("instances"):
             self._count(len(self._inside[device.name]))
         self.edges += [
@@ -348,7 +348,7 @@ def indices(element: str, count: int) -> range:
     return chosen
 
 
-def paths(device: Device, name: str, devices: Mapping[str, Device]) -> list[str]:
+def paths(device: ComponentGraph, name: str, devices: Mapping[str, ComponentGraph]) -> list[str]:
     """Return the components that a dotted name means inside a device, the last element counting fastest."""
     reached, inside = [""], device
     elements = name.split(".")
@@ -367,7 +367,7 @@ def paths(device: Device, name: str, devices: Mapping[str, Device]) -> list[str]
     return [path.removeprefix(".") for path in reached]
 
 
-def component_of(device: Device, name: str) -> Component:
+def component_of(device: ComponentGraph, name: str) -> Component:
     """Return a component by name."""
     for component in device.components:
         if component.name == name:

@@ -15,7 +15,7 @@ from rapid_des.importers.imported import ImportedJob, imported, replicas, sparse
 from rapid_des.importers.keys import Outcomes, Tree, bounded
 from rapid_des.importers.megatron.ignored import OF_ARGUMENTS
 from rapid_des.importers.megatron.model import chunks_of, layers_of, model_of, routing_of
-from rapid_des.importers.megatron.shell import Arguments, Launch, by_name, read_launch
+from rapid_des.importers.megatron.shell import Arguments, LaunchCommand, by_name, read_launch
 
 MARKS = frozenset(("--num-layers", "--hidden-size", "--tensor-model-parallel-size", "--micro-batch-size"))
 """Arguments by which the command that trains a model is recognised in a script."""
@@ -61,7 +61,7 @@ def import_megatron(
     return imported(job, file, "Megatron-LM", outcomes)
 
 
-def _world(launch: Launch, file: str) -> int:
+def _world(launch: LaunchCommand, file: str) -> int:
     """Return the number of GPUs on which torchrun starts ranks."""
     options = bounded(by_name(launch.launcher), Path(file))
     each, nodes = options.get("nproc-per-node"), options.get("nnodes", 1)

@@ -53,7 +53,7 @@ class _Value(Struct):
     uses: set[str] = field(default_factory=set)
 
 
-class Launch(Struct):
+class LaunchCommand(Struct):
     """One program started by a script."""
 
     launcher: Words
@@ -64,7 +64,7 @@ class Launch(Struct):
     """Variables in them that the script sets in a branch or loop."""
 
 
-def read_launch(text: str, known: Mapping[str, str], marks: frozenset[str], *, file: str = "") -> Launch:
+def read_launch(text: str, known: Mapping[str, str], marks: frozenset[str], *, file: str) -> LaunchCommand:
     """Return the last command that passes one of `marks` (`--num-layers`) to a Python program.
 
     `known` are variables that hold whatever the script sets. A text without such a command is a list of
@@ -80,10 +80,10 @@ def read_launch(text: str, known: Mapping[str, str], marks: frozenset[str], *, f
         programs = [place for place, word in enumerate(words) if word.endswith(".py")]
         if programs and marks.intersection(words):
             first = programs[0]
-            return Launch(words[:first], words[first + 1 :], _sorted(uses & script.conditional))
+            return LaunchCommand(words[:first], words[first + 1 :], _sorted(uses & script.conditional))
     everything = [word for words, _ in commands for word in words]
     uses = {name for _, names in commands for name in names}
-    return Launch([], everything, _sorted(uses & script.conditional))
+    return LaunchCommand([], everything, _sorted(uses & script.conditional))
 
 
 def _sorted(names: set[str]) -> tuple[str, ...]:

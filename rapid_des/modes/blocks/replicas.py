@@ -36,9 +36,9 @@ def run_first_replica(  # noqa: PLR0913 - what the graph is lowered with, by nam
     machine: Machine,
     choice: EngineChoice,
     *,
-    analytic: bool = False,
-    repeats: bool = False,
-    trail: bool = False,
+    analytic: bool,
+    repeats: bool,
+    trail: bool,
     cache: BoundedCache,
 ) -> tuple[JobTrace, Run] | None:
     """Run the first replica of an outer graph for all; None if they might differ.

@@ -27,7 +27,7 @@ _LENGTHS = (3, 6)
 """The lengths of shorter runs, in pipeline depths or periods; at most half of the step."""
 
 
-class Shortened(Struct, frozen=True):
+class ShortenedJob(Struct, frozen=True):
     """A job with fewer micro-batches, and which of its items repeat."""
 
     job: Job
@@ -41,7 +41,7 @@ class Shortened(Struct, frozen=True):
     """[stage] the number of items in a period."""
 
 
-def shortened(job: Job, *, worth: int = WORTH) -> Iterator[Shortened]:
+def shortened(job: Job, *, worth: int = WORTH) -> Iterator[ShortenedJob]:
     """Yield shorter jobs that differ from a job by whole periods of items only, the shortest first.
 
     They leave out at least `worth` items.
@@ -69,7 +69,7 @@ def _with_micro_batches(job: Job, count: int) -> Job:
     )
 
 
-def _insertion(job: Job, short: Job, period: int) -> Shortened | None:
+def _insertion(job: Job, short: Job, period: int) -> ShortenedJob | None:
     """Return how the items of a short job become those of a long one; None if not by repeating a period."""
     left_out = job.micro_batches - short.micro_batches
     times = left_out // period
@@ -89,7 +89,7 @@ def _insertion(job: Job, short: Job, period: int) -> Shortened | None:
         first = begin - _leading(repeats[:begin][::-1])
         ranges.append((first, alike, items))
     begins, ends_at, each = zip(*ranges, strict=True)
-    return Shortened(short, times, period, begins, ends_at, each)
+    return ShortenedJob(short, times, period, begins, ends_at, each)
 
 
 def _columns(order: Order) -> Int64s:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rapid_des.arrays import Int32s, Int64s, distinct
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 from rapid_des.frontend.trace import JobTrace, Segment
-from rapid_des.modes.blocks.shortened import Shortened
+from rapid_des.modes.blocks.shortened import ShortenedJob
 from rapid_des.modes.execution import Run
 from rapid_des.modes.periodicity import Periodicity
 from rapid_des.program.program import NONE, LinkTrail, Records
@@ -91,7 +91,9 @@ class _Region(Struct, frozen=True):
     """The time by which the host issues a visit later than the one a period before."""
 
 
-def _region(short: Shortened, stage: int, segments: Sequence[Segment], rank: _Rank) -> _Region | None:
+def _region(
+    short: ShortenedJob, stage: int, segments: Sequence[Segment], rank: _RankVisits
+) -> _Region | None:
     """Return the visits of a rank that repeat; None if its nodes do not repeat as its stage's items do."""
     order = short.job.stage_orders.orders[stage]
     passes = [segment for segment in segments if segment.name != "optimizer"]
@@ -131,7 +133,7 @@ def _region(short: Shortened, stage: int, segments: Sequence[Segment], rank: _Ra
     )
 
 
-class _Rank(Struct, frozen=True):
+class _RankVisits(Struct, frozen=True):
     """The nodes of a rank, the node of each of its visits, and where these begin in the records."""
 
     nodes: NodeTable
@@ -188,7 +190,7 @@ class _Same(Struct, frozen=True):
         return (int(hosts[0]), int(later[0])) if hosts and hosts[0] < self.low else (NONE, 0)
 
 
-def repetition(short: Shortened, trace: JobTrace, run: Run) -> Repetition | None:
+def repetition(short: ShortenedJob, trace: JobTrace, run: Run) -> Repetition | None:
     """Return the period of a run of a shortened job that repeats; None if that is not proven."""
     program, records = run.lowered.program, run.execution.records
     apart = program.fluid or program.queue_pairs or program.spray or program.delays
@@ -196,7 +198,7 @@ def repetition(short: Shortened, trace: JobTrace, run: Run) -> Repetition | None
         return None
     regions = []
     ranks = [
-        _Rank(trace.nodes, program.programs[binding.program].node, offset)
+        _RankVisits(trace.nodes, program.programs[binding.program].node, offset)
         for trace, binding, offset in zip(
             run.lowered.traces.ranks, program.bindings, program.visits()[:-1].tolist(), strict=True
         )
@@ -206,7 +208,7 @@ def repetition(short: Shortened, trace: JobTrace, run: Run) -> Repetition | None
         if region is None:
             return None
         regions.append(region)
-    seen = _Seen(regions, records, records.trail)
+    seen = _SteadyRun(regions, records, records.trail)
     heads = regions[0].heads
     for head in heads[:: -max(1, len(heads) // _TRIES)].tolist():
         begin, end = int(records.start[head]), int(records.start[head + regions[0].each])
@@ -219,7 +221,7 @@ def repetition(short: Shortened, trace: JobTrace, run: Run) -> Repetition | None
     return None
 
 
-class _Seen:
+class _SteadyRun:
     """A run, the ranges of its ranks that repeat, and the visits before them."""
 
     def __init__(self, regions: Sequence[_Region], records: Records, trail: LinkTrail) -> None:
@@ -281,7 +283,7 @@ class _Seen:
         behind = self._records.finish[region.host] >= start[region.issued].max(initial=0)
         return region.growth < period and not behind and bool((start[region.issued] > moments)[waits].all())
 
-    def issuing(self, region: _Region, rank: _Rank, begin: int, end: int) -> int:
+    def issuing(self, region: _Region, rank: _RankVisits, begin: int, end: int) -> int:
         """Return the time for which the host of a rank issues from `begin` to `end`."""
         visits = rank.offset + np.flatnonzero(rank.visits != NONE)
         hosts = distinct(rank.nodes.issuer[rank.nodes.issuer != UNSTATED])

@@ -7,7 +7,8 @@
 `recurrence`: a run of few periods, the proof that they repeat, and the records of all.
 """
 
-from rapid_des.modes.symmetry.folding import Budget, Folding, fold
-from rapid_des.modes.symmetry.rotation import Rotation, rotations
-
-__all__ = ["Budget", "Folding", "Rotation", "fold", "rotations"]
+from rapid_des.modes.symmetry.folding import Budget as Budget
+from rapid_des.modes.symmetry.folding import Folding as Folding
+from rapid_des.modes.symmetry.folding import fold as fold
+from rapid_des.modes.symmetry.rotation import Rotation as Rotation
+from rapid_des.modes.symmetry.rotation import rotations as rotations

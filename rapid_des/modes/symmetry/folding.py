@@ -29,9 +29,9 @@ from rapid_des.modes.symmetry.collective import (
 from rapid_des.modes.symmetry.rotation import (
     SAMPLE,
     GroupImages,
+    GroupSlots,
     Rotation,
     Shift,
-    Slots,
     Uses,
     keeps_order,
     may_keep_order,
@@ -124,7 +124,7 @@ def fold(program: Program, budget: Budget) -> Folding | None:
 
 def _fold_once(program: Program, budget: Budget) -> Folding | None:
     """Fold a program along the first shift that is proven to be a rotation."""
-    search = _Search(program, budget)
+    search = _RotationSearch(program, budget)
     for shift in search.candidates():
         folding = search.folded_along(shift)
         if folding is not None:
@@ -132,13 +132,13 @@ def _fold_once(program: Program, budget: Budget) -> Folding | None:
     return None
 
 
-class _Search:
+class _RotationSearch:
     """The search for a rotation of a program, and what is left to spend on it."""
 
     def __init__(self, program: Program, budget: Budget) -> None:
         self.program, self.budget = program, budget
         self.left_s = max(budget.least_s, budget.search * budget.run_s)
-        self.slots = Slots(program)
+        self.slots = GroupSlots(program)
         self.shapes = shapes(program.templates)
 
     @cached_property

@@ -47,7 +47,7 @@ _COUNTED = ("link_bytes", "link_busy", "link_wait", "hops", "events", "sent", "r
 """The columns of records that count something."""
 
 
-class Shortened(Struct, frozen=True):
+class ShortenedProgram(Struct, frozen=True):
     """A program with fewer periods; `ranges` are those of the whole program."""
 
     program: Program
@@ -61,7 +61,7 @@ class Shortened(Struct, frozen=True):
         return many - few > _WORTH * looked_at
 
 
-def shortened(program: Program, *, kept: int = KEPT, least: int = _LEAST) -> Shortened | None:
+def shortened(program: Program, *, kept: int = KEPT, least: int = _LEAST) -> ShortenedProgram | None:
     """Return a program with fewer periods; None if nothing repeats, or ranks might repeat differently."""
     apart = program.fluid or program.queue_pairs or program.spray or program.delays
     if apart or program.link_timetables or program.visit_timetables or not _in_step(program):
@@ -72,7 +72,7 @@ def shortened(program: Program, *, kept: int = KEPT, least: int = _LEAST) -> Sho
     if table is None:
         return None
     programs = (*program.programs[:number], table, *program.programs[number + 1 :])
-    return Shortened(replace(program, programs=programs), tuple(chosen))
+    return ShortenedProgram(replace(program, programs=programs), tuple(chosen))
 
 
 def _in_step(program: Program) -> bool:
@@ -86,7 +86,7 @@ def _in_step(program: Program) -> bool:
     return bool(len(np.unique(pairs[0])) == pairs.shape[1])
 
 
-def run_shortened(short: Shortened, *, progress: Progress | None = None) -> Records | None:
+def run_shortened(short: ShortenedProgram, *, progress: Progress | None = None) -> Records | None:
     """Return the records of the whole program by a run of the short one; None if that is not proven."""
     simulation = CompiledSimulation(short.program, trail=True, progress=progress)
     simulation.note_hops(on=False)
@@ -102,7 +102,7 @@ def run_shortened(short: Shortened, *, progress: Progress | None = None) -> Reco
     if not records.finished:
         return None
     table = short.program.programs[short.program.bindings[0].program]
-    seen = _Seen(table, records, len(short.program.bindings))
+    seen = _ShortRun(table, records, len(short.program.bindings))
     if not all(view is not None and seen.recurs(view) for view in views):
         return None
     return seen.prolonged([view for view in views if view is not None])
@@ -181,7 +181,7 @@ def _counts(records: Records) -> tuple[Int64s | int, ...]:
     return tuple(value.copy() if isinstance(value, np.ndarray) else value for value in values)
 
 
-class _Seen:
+class _ShortRun:
     """A run of a short program, its columns by rank and visit."""
 
     def __init__(self, table: RankProgram, records: Records, ranks: int) -> None:

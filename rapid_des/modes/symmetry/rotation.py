@@ -73,7 +73,7 @@ class GroupImages(Struct, frozen=True):
     permuted: dict[int, Int64s]
 
 
-class Slots:
+class GroupSlots:
     """The slots of all ranks, one rank after the other: a member of a group each, or nobody's."""
 
     def __init__(self, program: Program) -> None:
@@ -152,7 +152,7 @@ class Slots:
 class Uses:
     """Every group's use of each of its templates: the routes that its pairs of members take."""
 
-    def __init__(self, program: Program, slots: Slots) -> None:
+    def __init__(self, program: Program, slots: GroupSlots) -> None:
         self.program, self.slots = program, slots
         routes = [group.routes for group in program.groups]
         self.first = starts_of([len(of_group) for of_group in routes])
@@ -263,7 +263,7 @@ def rotations(program: Program) -> Iterator[Rotation]:
     Two faults that one rotation maps onto each other cost the same as long as no link chooses among transfers
     that became ready at one instant (`Records.ties`): such a choice looks at the ranks.
     """
-    slots = Slots(program)
+    slots = GroupSlots(program)
     uses = Uses(program, slots)
     for shift in shifts(program):
         groups = slots.images(shift) if slots.plausible(shift) else None

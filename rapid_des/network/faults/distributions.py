@@ -125,10 +125,10 @@ def is_distribution(text: str, key: str) -> bool:
     return called is not None and (key in MEASURES or called[1] in (*_FAMILIES, *_LISTS))
 
 
-def distribution(text: str, key: str, folder: Path | None = None) -> Distribution:
+def distribution(text: str, key: str) -> Distribution:
     """Return the distribution that `name(arguments)` states for a key's numbers.
 
-    `folder` is what files of `empirical` are relative to. `ConfigError` says what is allowed.
+    `ConfigError` says what is allowed.
     """
     called = _CALL.match(text.strip())
     if called is None or called[1] not in (*_FAMILIES, *_LISTS):
@@ -140,7 +140,7 @@ def distribution(text: str, key: str, folder: Path | None = None) -> Distributio
     measure = MEASURES[key]
     try:
         if name in _LISTS:
-            weighted = _LISTS[name](arguments, measure, folder or Path())
+            weighted = _LISTS[name](arguments, measure)
             return Distribution(text, measure, _listed(weighted, measure), tuple(weighted))
         return Distribution(text, measure, _truncated(name, arguments, measure))
     except ValueError as error:
@@ -257,7 +257,7 @@ def _inside(p: float) -> float:
     return min(max(p, 1e-15), 1 - 1e-15)
 
 
-def _choice(arguments: Sequence[str], measure: Measure, _: Path) -> list[tuple[float, float]]:
+def _choice(arguments: Sequence[str], measure: Measure) -> list[tuple[float, float]]:
     if not arguments:
         raise ValueError("allowed: choice(value, …), or with weights choice(value:weight, …)")
     pairs = [part.partition(":") for part in arguments]
@@ -265,11 +265,11 @@ def _choice(arguments: Sequence[str], measure: Measure, _: Path) -> list[tuple[f
     return _weighted([measure.read(text) for text, *_ in pairs], weights)
 
 
-def _empirical(arguments: Sequence[str], measure: Measure, folder: Path) -> list[tuple[float, float]]:
+def _empirical(arguments: Sequence[str], measure: Measure) -> list[tuple[float, float]]:
     """Return the values of a CSV's only column, or of the one that is named, each as likely as the others."""
     if len(arguments) not in (1, 2):
         raise ValueError("allowed: empirical(FILE.csv), or empirical(FILE.csv, COLUMN)")
-    path = folder / arguments[0].strip().strip("'\"")
+    path = Path(arguments[0].strip().strip("'\""))
     rows = [line.split(",") for line in read_text(path).splitlines() if line.strip() and line[0] != "#"]
     column = 0
     if len(arguments) == 2:
@@ -323,7 +323,7 @@ _FAMILIES: Mapping[str, _Family] = {
     "poisson": _Family(("mean",), 0, _poisson),
     "binomial": _Family(("parts", "probability"), 0, _binomial),
 }
-_LISTS: Mapping[str, Callable[[Sequence[str], Measure, Path], list[tuple[float, float]]]] = {
+_LISTS: Mapping[str, Callable[[Sequence[str], Measure], list[tuple[float, float]]]] = {
     "choice": _choice,
     "empirical": _empirical,
 }

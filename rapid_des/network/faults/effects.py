@@ -105,7 +105,7 @@ def on_links(fabric: Fabric, planned: Router, faults: Iterable[Fault]) -> tuple[
     return tuple(single)
 
 
-def require_hits(fabric: Fabric, faults: Iterable[Fault], gpus_per_node: int | None = None) -> None:
+def require_hits(fabric: Fabric, faults: Iterable[Fault], gpus_per_node: int | None) -> None:
     """Raise a `TopologyError` that spells the first of some given faults which names what is not there."""
     for fault in faults:
         try:
@@ -114,7 +114,7 @@ def require_hits(fabric: Fabric, faults: Iterable[Fault], gpus_per_node: int | N
             raise TopologyError(f"--fault {fault.words!r}: {error}") from None
 
 
-def drawn_names(fabric: Fabric, faults: Iterable[Fault], gpus_per_node: int | None = None) -> tuple[str, ...]:
+def drawn_names(fabric: Fabric, faults: Iterable[Fault], gpus_per_node: int | None) -> tuple[str, ...]:
     """Return the names of what `random` faults hit, a fault after the other: of nodes the GPUs."""
     names = list[str]()
     for fault, hit in hits(fabric, [fault for fault in faults if fault.random is not None], gpus_per_node):

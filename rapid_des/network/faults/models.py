@@ -114,10 +114,10 @@ class FaultModel(Struct, frozen=True):
 _OF_PLACES = ("random", "count", "where", "seed")
 
 
-def parse_model(text: str, folder: Path | None = None) -> FaultModel:
+def parse_model(text: str) -> FaultModel:
     """Return the fault model that words state: those of `parse_fault`, with distributions and `within`.
 
-    `folder` is what files of `empirical` are relative to. `ConfigError` names the contradiction.
+    `ConfigError` names the contradiction.
     """
     file = f"--fault {text!r}"
     words = stated_words(text, file)
@@ -126,7 +126,7 @@ def parse_model(text: str, folder: Path | None = None) -> FaultModel:
     for key, value in words.items():
         if is_distribution(value, key):
             try:
-                drawn.append((key, distribution(value, key, folder)))
+                drawn.append((key, distribution(value, key)))
             except ConfigError as error:
                 raise ConfigError(error.message, file=file, key=error.key) from None
         else:

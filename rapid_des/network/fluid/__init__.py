@@ -24,34 +24,12 @@ of r, and the filling weighs them so; it is exact, so that flows against each ot
 from __future__ import annotations
 
 from rapid_des.compiling import compilable
-from rapid_des.network.fluid.state import (
-    NEVER,
-    NONE,
-    RATIO_ONE,
-    SCALE,
-    Fluid,
-    divided,
-    drain_time,
-    drained,
-    fill,
-    new_fluid,
-    portion,
-    set_route,
-    stride,
-)
-
-__all__ = [
-    "NEVER",
-    "Fluid",
-    "begin_flow",
-    "end_flow",
-    "new_fluid",
-    "remaining",
-    "set_capacity",
-    "set_route",
-    "settle",
-    "stride",
-]
+from rapid_des.network.fluid.state import NEVER as NEVER
+from rapid_des.network.fluid.state import NONE, RATIO_ONE, SCALE, divided, drain_time, drained, fill, portion
+from rapid_des.network.fluid.state import Fluid as Fluid
+from rapid_des.network.fluid.state import new_fluid as new_fluid
+from rapid_des.network.fluid.state import set_route as set_route
+from rapid_des.network.fluid.state import stride as stride
 
 ACKNOWLEDGEMENT_PASSES = 4
 """The passes of `settle`. Each uses the acknowledgements of the pass before; the remaining error is their

@@ -18,7 +18,7 @@ _UP, _CABLE, _LEAF, _SECOND = 5, 6, 7, 8
 
 def dragonfly_plus(dimension: DragonflyPlus, routing: Routing) -> Block:
     """Return a Dragonfly+; its routers are all leaves, group by group, and then all spines."""
-    groups = _Groups.of(dimension)
+    groups = _DragonflyPlusGroups.of(dimension)
     check_links(2 * groups.leaves_in_all * groups.spines + 2 * groups.count * groups.ports, dimension.name)
     widest = groups.ports * int(dimension.global_link.bandwidth)
     check_bandwidth(widest, f"dimension {dimension.name}: global cables of a group")
@@ -34,7 +34,7 @@ def dragonfly_plus(dimension: DragonflyPlus, routing: Routing) -> Block:
     return with_hosts(dimension, groups.leaves_in_all + groups.count * groups.spines, laid, paths)
 
 
-class _Groups(Struct, frozen=True):
+class _DragonflyPlusGroups(Struct, frozen=True):
     """Which spines join two groups, by the distance 1..count-1 between them and the cable's number."""
 
     count: int
@@ -45,7 +45,7 @@ class _Groups(Struct, frozen=True):
     """The number of global cables of a spine."""
 
     @classmethod
-    def of(cls, dimension: DragonflyPlus) -> _Groups:
+    def of(cls, dimension: DragonflyPlus) -> _DragonflyPlusGroups:
         """Return the groups of a dimension; `TopologyError` where their cables can not join them."""
         hosts = dimension.hosts * dimension.leaves
         count = -(-dimension.size // hosts)
@@ -80,7 +80,7 @@ class _Groups(Struct, frozen=True):
         return self.spine(group, port // self.each)
 
 
-def _cables(groups: _Groups, rate: Rate) -> Wires:
+def _cables(groups: _DragonflyPlusGroups, rate: Rate) -> Wires:
     """Return the links between groups: as wide as their cables are many."""
     group, other, copy = np.indices((groups.count, groups.count, groups.copies)).reshape(3, -1)
     group, other, copy = (column[group != other] for column in (group, other, copy))
@@ -93,7 +93,7 @@ def _cables(groups: _Groups, rate: Rate) -> Wires:
 class _UpOverDown(Struct, frozen=True):
     """Minimal routes: leaf, spine, spine of the other group, leaf; within a group over one spine."""
 
-    groups: _Groups
+    groups: _DragonflyPlusGroups
     routing: Routing
 
     def __call__(self, start: Int64s, goal: Int64s, flow: tuple[Int64s, Int64s]) -> Int64s:
@@ -117,7 +117,7 @@ class _OverGroups(Struct, frozen=True):
     There they go on from the spine they came to, if it has a cable to the last group, else over a leaf.
     """
 
-    groups: _Groups
+    groups: _DragonflyPlusGroups
     minimal: _UpOverDown
     hosts: int
     """The number of endpoints at a leaf."""

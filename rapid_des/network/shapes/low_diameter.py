@@ -133,7 +133,7 @@ def hyperx(dimension: HyperX, routing: Routing) -> Block:
     rate = dimension.router_link
     check_bandwidth(int(rate.bandwidth) * max(cables), f"dimension {dimension.name}: {max(cables)} cables")
     laid = [_line(sizes, axis, rate, count) for axis, count in enumerate(cables)]
-    minimal = _AxisByAxis(sizes, routing)
+    minimal = _HyperXRouting(sizes, routing)
     return with_hosts(
         dimension, routers, laid, OverRouters(minimal, dimension.hosts, routers, routing.non_minimal)
     )
@@ -150,7 +150,7 @@ def _line(sizes: tuple[int, ...], axis: int, rate: Rate, cables: int) -> Wires:
     return Wires(single.source, single.destination, single.bandwidth * cables, single.latency)
 
 
-class _AxisByAxis(Struct, frozen=True):
+class _HyperXRouting(Struct, frozen=True):
     sizes: tuple[int, ...]
     routing: Routing
 
@@ -182,7 +182,7 @@ def slim_fly(dimension: SlimFly, routing: Routing) -> Block:
     return with_hosts(dimension, routers, [wires(near, far, dimension.router_link)], paths)
 
 
-def _edges(field: Field) -> Int64s:
+def _edges(field: GaloisField) -> Int64s:
     """Return the edges, some of them twice: Hafner, J. Symbolic Computation 37(2), 2004, has the geometry.
 
     (0, x, y) and (0, x, y') where y - y' is of the first set, (1, m, c) and (1, m, c') where c - c' is of the
@@ -201,7 +201,7 @@ def _edges(field: Field) -> Int64s:
     return np.concatenate(edges)
 
 
-def _generators(field: Field) -> tuple[Int64s, Int64s]:
+def _generators(field: GaloisField) -> tuple[Int64s, Int64s]:
     """Return the two sets of differences: even and odd powers of a primitive element; mixed for 4w - 1."""
     q, powers = field.size, field.powers
     if q % 4 != 3:
@@ -229,7 +229,7 @@ class _AtMostTwo(Struct, frozen=True, eq=False):
         return np.stack([start, np.where(direct, goal, over), goal], axis=1)
 
 
-class Field(Struct, frozen=True, eq=False):
+class GaloisField(Struct, frozen=True, eq=False):
     """The field of `size` elements 0..size-1."""
 
     size: int
@@ -241,7 +241,7 @@ class Field(Struct, frozen=True, eq=False):
     """[e] the e-th power of a primitive element, e from 0 to size - 1: all elements but 0, then 1 again."""
 
 
-def finite_field(size: int) -> Field | None:
+def finite_field(size: int) -> GaloisField | None:
     """Return the field of `size` elements, or None where there is none: `size` is no prime power.
 
     >>> finite_field(4).products.tolist()
@@ -260,7 +260,7 @@ def finite_field(size: int) -> Field | None:
     logs[powers[:-1]] = np.arange(size - 1)
     products = np.append(powers[:-1], powers[:-1])[logs[:, None] + logs]
     products[0] = products[:, 0] = 0
-    return Field(size, sums, products, powers)
+    return GaloisField(size, sums, products, powers)
 
 
 def _powers(tail: int, prime: int, degree: int) -> Int64s:

@@ -176,7 +176,7 @@ def dragonfly(dimension: Dragonfly, routing: Routing) -> Block:
     together. Minimal is meant as in Kim, Dally, Scott and Abts, ISCA 2008: no route crosses two global links,
     though a route through a third group would at times be a hop shorter.
     """
-    groups = _Groups.of(dimension)
+    groups = _DragonflyGroups.of(dimension)
     size, first, each = dimension.size, dimension.size, dimension.routers
     routers = groups.count * each
     check_links(2 * size + routers * (each + dimension.global_links), dimension.name)
@@ -190,7 +190,7 @@ def dragonfly(dimension: Dragonfly, routing: Routing) -> Block:
     return block(size, size + routers, laid, _MinimalHops(groups, size, routing))
 
 
-def _global_wires(groups: _Groups, first: int, dimension: Dragonfly) -> Wires:
+def _global_wires(groups: _DragonflyGroups, first: int, dimension: Dragonfly) -> Wires:
     """Return the links between groups: cables between the same two routers are one of their sum."""
     ends, cables = np.unique(groups.global_links(), axis=0, return_counts=True)
     laid = wires(first + ends[:, 0], first + ends[:, 1], dimension.global_link)
@@ -199,7 +199,7 @@ def _global_wires(groups: _Groups, first: int, dimension: Dragonfly) -> Wires:
     return replace(laid, bandwidth=laid.bandwidth * cables)
 
 
-class _Groups(Struct, frozen=True):
+class _DragonflyGroups(Struct, frozen=True):
     """Which routers join two groups, by the distance 1..count-1 between them and the copy of the link."""
 
     count: int
@@ -211,7 +211,7 @@ class _Groups(Struct, frozen=True):
     """The number of global links between two groups."""
 
     @classmethod
-    def of(cls, dimension: Dragonfly) -> _Groups:
+    def of(cls, dimension: Dragonfly) -> _DragonflyGroups:
         """Return the groups of a dimension; `TopologyError` where its links can not join them."""
         hosts, routers, ports = dimension.hosts, dimension.routers, dimension.global_links
         count = -(-dimension.size // (hosts * routers))
@@ -260,7 +260,7 @@ class _Groups(Struct, frozen=True):
 class _MinimalHops(Struct, frozen=True):
     """Routes to the router with the global link to the goal's group, over it, and to the goal's router."""
 
-    groups: _Groups
+    groups: _DragonflyGroups
     first: int
     """The local node of the first router."""
     routing: Routing

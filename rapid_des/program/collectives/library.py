@@ -19,15 +19,15 @@ from rapid_des.chakra.trace import LIBRARIES, CollectiveType, Exchange, TraceSet
 from rapid_des.errors import InputError, TraceError, UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.network.collectives.libraries.library import (
+    CollectiveRequest,
     LinkRates,
-    Request,
     cost_of,
     library_name,
     message_cost,
     schedule_of,
     uses_switches,
 )
-from rapid_des.network.collectives.libraries.nccl import LibraryCost, Place
+from rapid_des.network.collectives.libraries.nccl import GroupPlacement, LibraryCost
 from rapid_des.network.collectives.schedule import ROOTED, SHARDED_INPUT, Schedule, relabel
 from rapid_des.network.specs import (
     DeepEp,
@@ -58,7 +58,7 @@ class LaidOut(Struct, frozen=True):
 
     library: str
     cost: LibraryCost
-    request: Request
+    request: CollectiveRequest
     order: tuple[int, ...]
     """The members sorted by rank, and so by node and rail."""
     as_rings: bool = False
@@ -179,7 +179,9 @@ class Libraries:
         blocks = self._nic_blocks(ranks) if exchanges else 0
         if exchange is not None and exchange.copies:
             exchange = replace(exchange, copies=tuple(exchange.copies[member] for member in order))
-        request = Request(collective, size, counts, switched, blocks, meshed=self._meshed, exchange=exchange)
+        request = CollectiveRequest(
+            collective, size, counts, switched, blocks, meshed=self._meshed, exchange=exchange
+        )
         with self._naming_the_machine():
             for library in self._choice.of(kind):
                 cost = cost_of(library, request, self._rates_among(request.place))
@@ -214,7 +216,7 @@ class Libraries:
             for place, peers in places.items()
         )
 
-    def _rates_among(self, place: Place) -> LinkRates:
+    def _rates_among(self, place: GroupPlacement) -> LinkRates:
         """Return the rates for a group: in a mesh only the links among its members count."""
         rates = self._rates()
         if not self._meshed or place.per_node == 1:
@@ -233,7 +235,7 @@ class Libraries:
             return None
         inter_node = ends[0] // self._node != ends[1] // self._node
         counts = Counter(rank // self._node for rank in among)
-        place = Place(len(among), len(counts), min(counts.values()))
+        place = GroupPlacement(len(among), len(counts), min(counts.values()))
         with self._naming_the_machine():
             for library in self._choice.of(kind):
                 cost = message_cost(library, place, size, self._rates(), inter_node=inter_node)

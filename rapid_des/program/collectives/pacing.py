@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from rapid_des.arrays import Bools, Int64s, digest, ranges, starts_of
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.compiling import Kernel
+from rapid_des.compiling import CompiledKernel
 from rapid_des.compiling.kinds import Int32Column, Int64Column
 from rapid_des.machine import Machine
 from rapid_des.network.collectives.libraries.nccl import LibraryCost
@@ -124,7 +124,7 @@ def _walk(  # noqa: PLR0913 - columns, as kernels take them
         done[task] = ready + crossing[task]
 
 
-_compiled_walk = Kernel(_walk)
+_compiled_walk = CompiledKernel(_walk)
 
 
 class TransferPaths(Struct, frozen=True):

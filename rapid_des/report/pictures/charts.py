@@ -85,7 +85,7 @@ def _draw_residuals(name: str, figures: Mapping[str, Any], path: Path) -> None:
     save(figure, path, dpi=110, bbox_inches="tight")
 
 
-def draw_tornado(sensitivities: Mapping[str, Any], path: Path, title: str, top: int = 20) -> None:
+def draw_tornado(sensitivities: Mapping[str, Any], path: Path, title: str, top: int) -> None:
     """Write a tornado plot of a sensitivity: the step's change with each parameter lower and higher."""
     rows = list(reversed(sensitivities["rows"][:top]))
     figure = new_figure(path, figsize=(8, 1.2 + 0.28 * len(rows)))

@@ -42,7 +42,7 @@ _KINDS = ("GPU", "NIC", "switch")
 _FILLS = ("white", "#BBBBBB", "#555555")
 
 
-class _Row(Struct, frozen=True, eq=False):
+class _FabricRow(Struct, frozen=True, eq=False):
     """The nodes of a tier, or the cables of one class."""
 
     label: str
@@ -87,7 +87,7 @@ def _draw_overview(picture: Picture, path: Path) -> None:
     save(figure, path, dpi=130)
 
 
-def _rows(fabric: Fabric) -> list[_Row]:
+def _rows(fabric: Fabric) -> list[_FabricRow]:
     """Return tiers from below, each followed by the cables to itself and to those above."""
     level = layers(fabric)[0] if fabric.nodes > fabric.gpus else np.zeros(fabric.nodes, np.int64)
     kind = np.searchsorted([fabric.gpus, fabric.gpus + fabric.nics], np.arange(fabric.nodes), side="right")
@@ -100,12 +100,12 @@ def _rows(fabric: Fabric) -> list[_Row]:
     for number in range(int(tier.max()) + 1):
         nodes = np.flatnonzero(tier == number)
         what = int(kind[nodes[0]])
-        rows.append(_Row(f"{len(nodes):,} {plural(_KINDS[what], len(nodes))}", nodes, what))
+        rows.append(_FabricRow(f"{len(nodes):,} {plural(_KINDS[what], len(nodes))}", nodes, what))
         for index, (low, high, dimension, axis) in enumerate(keys.tolist()):
             if low == number:
                 cables = np.flatnonzero(sort.ravel() == index)
                 label = _label(fabric, first[cables], dimension, axis)
-                rows.append(_Row(label, cables, 0, (low, high), dimension))
+                rows.append(_FabricRow(label, cables, 0, (low, high), dimension))
     return rows
 
 
@@ -127,7 +127,7 @@ class _Cells(Struct, frozen=True, eq=False):
     """Number of GPUs per column."""
 
 
-def _cells(picture: Picture, rows: list[_Row]) -> _Cells:
+def _cells(picture: Picture, rows: list[_FabricRow]) -> _Cells:
     fabric = picture.fabric
     group = picture.per_server or 1
     group *= -(-fabric.gpus // (group * _MOST_COLUMNS))
@@ -153,7 +153,7 @@ def _cells(picture: Picture, rows: list[_Row]) -> _Cells:
     return _Cells(load, faults, group)
 
 
-def _node_loads(picture: Picture, row: _Row) -> Points | None:
+def _node_loads(picture: Picture, row: _FabricRow) -> Points | None:
     loads: Mapping[int, float] | None = picture.node_load
     if row.kind == 0 and picture.gpu_load is not None:
         loads = picture.gpu_load
@@ -175,7 +175,7 @@ def _widen(cells: Points) -> None:
         cells[:] = cells[there[np.searchsorted(borders, np.arange(len(cells)))]]
 
 
-def _draw_scheme(axes: Any, rows: list[_Row]) -> None:
+def _draw_scheme(axes: Any, rows: list[_FabricRow]) -> None:
     tiers = [number for number, row in enumerate(rows) if row.joins is None]
     for number, row in enumerate(rows):
         if row.joins is None:

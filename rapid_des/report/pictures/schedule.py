@@ -96,14 +96,14 @@ def whole_segments(trace: JobTrace, run: Run) -> Iterator[Box]:
         yield from _segments(stage, segments, seen)
 
 
-def _stages(trace: JobTrace, run: Run) -> Iterator[tuple[int, Sequence[Segment], _Seen]]:
+def _stages(trace: JobTrace, run: Run) -> Iterator[tuple[int, Sequence[Segment], _NodeTimes]]:
     """Yield each stage that has ranks, its segments and how its first rank ran."""
     for stage, segments in enumerate(trace.segments):
         if stage in trace.stage_of_rank:
-            yield stage, segments, _Seen.of(run, trace.stage_of_rank.index(stage))
+            yield stage, segments, _NodeTimes.of(run, trace.stage_of_rank.index(stage))
 
 
-class _Seen(NamedTuple):
+class _NodeTimes(NamedTuple):
     """The times of a rank's nodes, and which of them are kernels and collectives."""
 
     times: RankTimes
@@ -111,14 +111,14 @@ class _Seen(NamedTuple):
     collectives: np.ndarray
 
     @classmethod
-    def of(cls, run: Run, position: int) -> _Seen:
+    def of(cls, run: Run, position: int) -> _NodeTimes:
         nodes = run.lowered.traces.ranks[position].nodes
         computes = (nodes.kind == NodeKind.COMPUTE) & ~nodes.on_cpu
         times = rank_times(run.lowered, run.execution.records, position)
         return cls(times, computes, nodes.kind == NodeKind.COLLECTIVE)
 
 
-def _segments(stage: int, segments: Sequence[Segment], seen: _Seen) -> Iterator[Box]:
+def _segments(stage: int, segments: Sequence[Segment], seen: _NodeTimes) -> Iterator[Box]:
     begins = [-1, *(segment.start if segment.stop > segment.start else -1 for segment in segments), -1]
     for segment, before, after in zip(segments, begins, begins[2:], strict=False):
         half = 1 if segment.start == after else 2 if segment.start == before else 0
@@ -128,7 +128,7 @@ def _segments(stage: int, segments: Sequence[Segment], seen: _Seen) -> Iterator[
             yield Box(stage, segment.name, segment.micro_batch, segment.chunk, start, finish, half)
 
 
-def _after_passes(stage: int, segment: Segment, seen: _Seen, shown: tuple[int, int]) -> Iterator[Box]:
+def _after_passes(stage: int, segment: Segment, seen: _NodeTimes, shown: tuple[int, int]) -> Iterator[Box]:
     """Yield the optimizer's kernels and collectives after a time, merged over short gaps."""
     begin, gap = shown
     here = slice(segment.start, segment.stop)

@@ -43,7 +43,7 @@ _SHAPE = 1.6
 """Desired ratio of width to height."""
 
 
-class Layout(Struct, frozen=True):
+class WindowLayout(Struct, frozen=True):
     """Where each node of a window is drawn, its dependencies inside it, and the chain that takes longest."""
 
     column: Integers
@@ -76,7 +76,7 @@ def window(nodes: NodeTable, first: int, count: int) -> NodeTable:
     return replace(nodes, dependency_starts=starts, dependencies=needs, **cut)
 
 
-def lay_out(nodes: NodeTable) -> Layout:
+def lay_out(nodes: NodeTable) -> WindowLayout:
     """Place nodes in columns by depth; within one, near the mean of what they need, to save crossings."""
     depth = depths(nodes) - 1
     edges = edges_of(nodes)
@@ -87,7 +87,7 @@ def lay_out(nodes: NodeTable) -> Layout:
         for place, index in enumerate(np.argsort(wanted, kind="stable")):
             line[members[index]] = place - (len(members) - 1) / 2
     columns, height, band = _fold(depth, line)
-    return Layout(columns, height, band, (edges.node, edges.needs), critical_chain(nodes))
+    return WindowLayout(columns, height, band, (edges.node, edges.needs), critical_chain(nodes))
 
 
 def _fold(depth: Integers, line: Heights) -> tuple[Integers, Heights, Integers]:
@@ -141,7 +141,7 @@ def draw(rank: RankTrace, target: Path, *, first: int = 0, count: int = MOST_NOD
     save(figure, target, dpi=110, bbox_inches="tight")
 
 
-def _paint(axes: Any, rank: RankTrace, layout: Layout) -> None:
+def _paint(axes: Any, rank: RankTrace, layout: WindowLayout) -> None:
     nodes = rank.nodes
     for child, parent in zip(*(side.tolist() for side in layout.edges), strict=True):
         _paint_edge(axes, layout, child, parent)
@@ -162,7 +162,7 @@ def _paint(axes: Any, rank: RankTrace, layout: Layout) -> None:
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=5, fontsize=8, frameon=False)
 
 
-def _paint_edge(axes: Any, layout: Layout, child: int, parent: int) -> None:
+def _paint_edge(axes: Any, layout: WindowLayout, child: int, parent: int) -> None:
     """Draw a dependency; one that leads to a later band is a faint line between the bands."""
     ends = [parent, child]
     hot = bool(layout.critical[parent] and layout.critical[child] == layout.critical[parent] + 1)
@@ -172,7 +172,7 @@ def _paint_edge(axes: Any, layout: Layout, child: int, parent: int) -> None:
     axes.plot(layout.column[ends], layout.height[ends], **style)
 
 
-def _label(axes: Any, rank: RankTrace, layout: Layout) -> None:
+def _label(axes: Any, rank: RankTrace, layout: WindowLayout) -> None:
     """Name every node of a small graph, the critical ones of a large one."""
     everything = len(rank.nodes) <= _LABEL_ALL
     for index, row in enumerate(node_rows(rank, 0, len(rank.nodes))):

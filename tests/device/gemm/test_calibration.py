@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from rapid_des.device import Gemm, load_device
-from rapid_des.device.calibration import Samples, changed, error, fit_constants, pattern_search
+from rapid_des.device.calibration import MeasuredGemms, changed, error, fit_constants, pattern_search
 from rapid_des.device.gemm.candidates import gemm_constants
 from rapid_des.values import asdict
 
@@ -12,8 +12,8 @@ GEMMS = tuple(Gemm(m, n, 4096) for m in (1, 64, 512, 4096) for n in (1024, 8192)
 
 def made_with(**constants):
     truth = gemm_constants({**A100.constants("gemm", "bf16"), **constants}, "test")
-    blank = Samples(A100, GEMMS, np.ones(len(GEMMS)), tuple("ab" * 4))
-    return Samples(A100, GEMMS, blank.predicted_us(truth), blank.cases)
+    blank = MeasuredGemms(A100, GEMMS, np.ones(len(GEMMS)), tuple("ab" * 4))
+    return MeasuredGemms(A100, GEMMS, blank.predicted_us(truth), blank.cases)
 
 
 def test_constants_behind_made_up_times_are_found_again():
@@ -40,10 +40,10 @@ def test_a_bounded_constant_stays_within_and_can_leave_zero():
 
 
 def test_cases_weigh_the_same_however_long():
-    samples = Samples(A100, GEMMS[:3], np.ones(3), ("long", "long", "short"))
+    samples = MeasuredGemms(A100, GEMMS[:3], np.ones(3), ("long", "long", "short"))
     assert samples.weights().tolist() == [0.25, 0.25, 0.5]
 
 
 def test_thinning_keeps_ends_and_order():
-    samples = Samples(A100, GEMMS, np.arange(1.0, 9.0), ("c",) * 8)
+    samples = MeasuredGemms(A100, GEMMS, np.arange(1.0, 9.0), ("c",) * 8)
     assert samples.thinned(3).measured_us.tolist() == [1.0, 4.0, 8.0]

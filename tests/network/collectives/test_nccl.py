@@ -8,7 +8,7 @@ import pytest
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import ConfigError, InputError
-from rapid_des.network.collectives.libraries.nccl import Place, peer_channels
+from rapid_des.network.collectives.libraries.nccl import GroupPlacement, peer_channels
 from rapid_des.network.collectives.libraries.nccl_fabric import fabric_names, load_fabric
 from rapid_des.network.collectives.libraries.nccl_network import nccl_time, send_time
 
@@ -145,7 +145,7 @@ def test_more_nodes_never_make_a_collective_faster():
     ],
 )
 def test_a_peer_gets_fewer_channels_among_more_ranks(nodes, per_node, channels):
-    assert peer_channels(Place(nodes * per_node, nodes, per_node)) == channels
+    assert peer_channels(GroupPlacement(nodes * per_node, nodes, per_node)) == channels
 
 
 def test_a_send_is_slower_among_more_ranks():

@@ -47,7 +47,7 @@ def test_sizes_between_are_linear_in_the_logarithms(machine, tmp_path):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("op,nodes\n", "no column 'op'"),
+        ("op,nodes\n", "no column 'gpus_per_node'"),
         (HEAD + "gossip,1,8,1,1\n", "line 2: op 'gossip'; allowed: all_reduce"),
         (HEAD + "allreduce,1,8,x,1\n", "line 2: nodes, gpus_per_node, bytes, time_us must be numbers"),
         (HEAD + "allreduce,1,8,1,0\n", "line 2: nodes, gpus_per_node, bytes, time_us must be above 0"),

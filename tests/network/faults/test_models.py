@@ -54,21 +54,21 @@ def test_stated_bounds_cut_a_normal_off():
     assert (found.at(0.0), found.at(0.5), found.at(1 - 2**-53)) == (0.45, 0.5, 0.55)
 
 
-def test_the_only_column_of_a_file_may_have_a_name(tmp_path):
+def test_the_only_column_of_a_file_may_have_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "named.csv").write_text("left\n0.25\n0.5\n")
     (tmp_path / "bare.csv").write_text("0.25\n0.5\n")
-    named, bare = (
-        distribution(f"empirical({file}.csv)", "bandwidth", tmp_path).values for file in ("named", "bare")
-    )
+    named, bare = (distribution(f"empirical({file}.csv)", "bandwidth").values for file in ("named", "bare"))
     assert named == bare == ((0.25, 0.5), (0.5, 0.5))
 
 
-def test_an_empirical_distribution_is_a_file_s_values(tmp_path):
+def test_an_empirical_distribution_is_a_file_s_values(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "measured.csv").write_text("# by hand\nlink,left\na,0.25\nb,0.75\nc,0.75\n")
-    found = distribution("empirical(measured.csv,left)", "bandwidth", tmp_path)
+    found = distribution("empirical(measured.csv,left)", "bandwidth")
     assert found.values == ((0.25, pytest.approx(1 / 3)), (0.75, pytest.approx(2 / 3)))
     with pytest.raises(ConfigError, match="no column 'right'; it has link, left"):
-        distribution("empirical(measured.csv,right)", "bandwidth", tmp_path)
+        distribution("empirical(measured.csv,right)", "bandwidth")
 
 
 @pytest.mark.parametrize(

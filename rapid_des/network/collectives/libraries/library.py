@@ -20,8 +20,8 @@ from rapid_des.chakra.trace import CollectiveType, Exchange
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.network.collectives.in_switch import nvls
 from rapid_des.network.collectives.libraries.nccl import (
+    GroupPlacement,
     LibraryCost,
-    Place,
     chain_chunks,
     cost_in_node,
     send_in_node,
@@ -82,7 +82,7 @@ class LinkRates(Struct, frozen=True):
     network: int | None = None
 
 
-class Request(Struct, frozen=True, dict=True):
+class CollectiveRequest(Struct, frozen=True, dict=True):
     """A collective of a group as a trace issues it: `size` is the input buffer of each rank in bytes."""
 
     collective: CollectiveType
@@ -92,7 +92,7 @@ class Request(Struct, frozen=True, dict=True):
     switched: bool = False
     """Whether one switch in each node connects all of the group's ranks there."""
     nic_blocks: int = 0
-    """The blocks of an all-to-all that the busiest NIC sends, see `Place.nic_blocks`."""
+    """The blocks of an all-to-all that the busiest NIC sends, see `GroupPlacement.nic_blocks`."""
     meshed: bool = False
     """Whether every two GPUs of a node have a direct link; NCCL's rings then use all of these links."""
     exchange: Exchange | None = None
@@ -104,9 +104,9 @@ class Request(Struct, frozen=True, dict=True):
         return self.size if self.exchange is None else math.ceil(self.size * imbalance(self.exchange))
 
     @cached_property
-    def place(self) -> Place:
+    def place(self) -> GroupPlacement:
         """Where the ranks are."""
-        return Place(sum(self.counts), len(self.counts), min(self.counts), self.nic_blocks)
+        return GroupPlacement(sum(self.counts), len(self.counts), min(self.counts), self.nic_blocks)
 
     @property
     def even(self) -> bool:
@@ -114,7 +114,7 @@ class Request(Struct, frozen=True, dict=True):
         return self.counts.count(self.counts[0]) == len(self.counts)
 
 
-def cost_of(library: AnyLibrary, request: Request, rates: LinkRates) -> LibraryCost | None:
+def cost_of(library: AnyLibrary, request: CollectiveRequest, rates: LinkRates) -> LibraryCost | None:
     """Return a library's cost of a collective; None where it has no kernel for it.
 
     `InputError` where its constants know no network and the group spans nodes.
@@ -144,7 +144,7 @@ def cost_of(library: AnyLibrary, request: Request, rates: LinkRates) -> LibraryC
 
 
 def message_cost(
-    library: AnyLibrary, place: Place, size: int, rates: LinkRates, *, inter_node: bool
+    library: AnyLibrary, place: GroupPlacement, size: int, rates: LinkRates, *, inter_node: bool
 ) -> LibraryCost | None:
     """Return the cost of a message within a communicator; None for libraries without messages."""
     if isinstance(library, Sampled):
@@ -215,7 +215,7 @@ def _check(library: AnyLibrary) -> None:
         load_samples(library.file)
 
 
-def schedule_of(cost: LibraryCost, request: Request) -> Schedule:
+def schedule_of(cost: LibraryCost, request: CollectiveRequest) -> Schedule:
     """Return the transfers of a collective among ranks 0..n-1, which are sorted by node."""
     place, collective, size = request.place, request.collective, request.size
     if collective is C.BARRIER:
@@ -238,7 +238,7 @@ def schedule_of(cost: LibraryCost, request: Request) -> Schedule:
     return _direct(request, cost)
 
 
-def _direct(request: Request, cost: LibraryCost) -> Schedule:
+def _direct(request: CollectiveRequest, cost: LibraryCost) -> Schedule:
     if request.exchange is not None:
         exchange = replace(request.exchange, once=cost.protocol == ONCE)
         return exchange_schedule(exchange, request.size, request.counts)
@@ -248,7 +248,7 @@ def _direct(request: Request, cost: LibraryCost) -> Schedule:
     return direct if whole else _once(direct, request, cost)
 
 
-def _once(schedule: Schedule, request: Request, cost: LibraryCost) -> Schedule:
+def _once(schedule: Schedule, request: CollectiveRequest, cost: LibraryCost) -> Schedule:
     """Return a schedule with what is sent once for several experts in one place."""
     node = rows_of(request.counts)
     inter_node = node[schedule.source] != node[schedule.destination]
@@ -256,7 +256,7 @@ def _once(schedule: Schedule, request: Request, cost: LibraryCost) -> Schedule:
     return replace(schedule, size=np.maximum(1, (schedule.size * share).astype(np.int64)))
 
 
-def _chain(request: Request) -> Schedule:
+def _chain(request: CollectiveRequest) -> Schedule:
     collective, size, place = request.collective, request.size, request.place
     chunks = chain_chunks(size)
     if request.meshed and place.nodes == 1 and size >= place.ranks * chunks:
@@ -273,7 +273,7 @@ def chunks_of(size: int) -> int:
     return max(1, min(_MOST_CHUNKS, size // _TREE_CHUNK))
 
 
-def _ring(request: Request) -> Schedule:
+def _ring(request: CollectiveRequest) -> Schedule:
     collective, size, place = request.collective, request.size, request.place
     if request.meshed and place.nodes == 1:  # what rings over all links carry together, each link as busy
         return build_schedule("direct", ShapedCollective(collective, (place.ranks,), size))
@@ -283,7 +283,7 @@ def _ring(request: Request) -> Schedule:
     return ring_reduction(of)
 
 
-def _tree(request: Request, chunks: int) -> Schedule:
+def _tree(request: CollectiveRequest, chunks: int) -> Schedule:
     if request.place.railed:
         return node_trees(request.size, request.counts, chunks=chunks)
     whole = ShapedCollective(request.collective, (request.place.ranks,), request.size, chunks=chunks)

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from rapid_des.chakra.trace import CollectiveType
-from rapid_des.network.collectives.libraries.nccl_fabric import NcclFabric, NcclProtocol, Node, Ramp
+from rapid_des.network.collectives.libraries.nccl_fabric import NcclFabric, NcclNode, NcclProtocol, Ramp
 from rapid_des.network.collectives.schedule import SHARDED_INPUT
 from rapid_des.units import PS_PER_US
 
@@ -46,7 +46,7 @@ _TUNER_NVLS = 25.0
 _LL128_IN_A_RING = 0.92
 
 
-class Place(Struct, frozen=True):
+class GroupPlacement(Struct, frozen=True):
     """Where the ranks of a group are: on how many nodes, and with how many others on the emptiest of them."""
 
     ranks: int
@@ -90,7 +90,7 @@ class LibraryCost(Struct, frozen=True):
     """The share of the bytes for other nodes that is sent; the rest is copied on arrival."""
 
 
-class Ring(Struct, frozen=True):
+class RingData(Struct, frozen=True):
     """The data of a ring: the buffer, the number of ranks, and the steps."""
 
     size: int
@@ -122,7 +122,7 @@ class Ring(Struct, frozen=True):
 
 
 def cost_in_node(
-    fabric: NcclFabric, collective: CollectiveType, place: Place, size: int, *, switched: bool = True
+    fabric: NcclFabric, collective: CollectiveType, place: GroupPlacement, size: int, *, switched: bool = True
 ) -> LibraryCost:
     """Return the cost of a collective with an input buffer of `size` bytes on each rank of one node.
 
@@ -140,18 +140,18 @@ def cost_in_node(
     return ring_in_node(node, ring_of(collective, place, total), switched=switched)
 
 
-def whole_size(collective: CollectiveType, place: Place, size: int) -> int:
+def whole_size(collective: CollectiveType, place: GroupPlacement, size: int) -> int:
     """Return the bytes of all ranks' data together, each with an input buffer of `size` bytes."""
     return size * place.ranks if collective in SHARDED_INPUT else size
 
 
-def ring_of(collective: CollectiveType, place: Place, total: int) -> Ring:
+def ring_of(collective: CollectiveType, place: GroupPlacement, total: int) -> RingData:
     """Return the ring of a collective: twice round if every rank gets the sum."""
     rounds = 2 if collective in (C.ALL_REDUCE, C.BARRIER) else 1
-    return Ring(total, place.ranks, rounds, rounds * (place.nodes - 1), collective is C.ALL_GATHER)
+    return RingData(total, place.ranks, rounds, rounds * (place.nodes - 1), collective is C.ALL_GATHER)
 
 
-def send_in_node(fabric: NcclFabric, place: Place, size: int) -> LibraryCost:
+def send_in_node(fabric: NcclFabric, place: GroupPlacement, size: int) -> LibraryCost:
     """Return the cost of a message of `size` bytes within a communicator, to a rank of the same node."""
     direct, peers = fabric.node.point_to_point, min(place.ranks, max(2, place.per_node))
     few = halved(SEND_CHANNELS // peers, place.ranks, PEERS_A_CHANNEL * SEND_CHANNELS)
@@ -161,7 +161,7 @@ def send_in_node(fabric: NcclFabric, place: Place, size: int) -> LibraryCost:
     return make_cost(start + size / rate, SENDS, start=start, channels=channels, hbm=2.0 * size)
 
 
-def peer_channels(place: Place) -> int:
+def peer_channels(place: GroupPlacement) -> int:
     """Return how many channels NCCL gives each peer: 4, halved as long as 5 peers or more share a channel.
 
     A GPU and its NIC bring 8 channels, a node 32 at most. The halving is NCCL's rule (a channel with more
@@ -210,12 +210,12 @@ def slowdown_of(ramp: Ramp, size: float) -> float:
     return 1 + ramp.loss / (1 + size / ramp.half)
 
 
-def link_share(node: Node, ranks: int) -> float:
+def link_share(node: NcclNode, ranks: int) -> float:
     """Return the part of its link rate that each of `ranks` ranks of a node gets."""
     return next((row.rate for row in node.sharing if row.ranks == ranks), 1.0)
 
 
-def choice_in_node(node: Node, steps: int, wire: float, *, in_switch: float | None) -> str:
+def choice_in_node(node: NcclNode, steps: int, wire: float, *, in_switch: float | None) -> str:
     """Return "ll", "ll128", "simple" or "nvls" for a ring of `steps` that moves `wire` bytes a rank.
 
     `in_switch` bytes would go through the NVLink switch in each direction; None where it can not reduce.
@@ -234,7 +234,7 @@ def choice_in_node(node: Node, steps: int, wire: float, *, in_switch: float | No
     return min(times, key=lambda name: times[name])
 
 
-def ring_in_node(node: Node, ring: Ring, *, switched: bool) -> LibraryCost:
+def ring_in_node(node: NcclNode, ring: RingData, *, switched: bool) -> LibraryCost:
     """Return the cost of a ring in a node, or of a reduction in its switch where NCCL takes that."""
     in_switch = _in_switch_bytes(node, ring) if switched else None
     choice = choice_in_node(node, ring.steps, ring.wire, in_switch=in_switch)
@@ -257,23 +257,23 @@ def ring_in_node(node: Node, ring: Ring, *, switched: bool) -> LibraryCost:
     return make_cost(micros, ("ring", choice), start=start, channels=ring_channels(node, ring), hbm=ring.hbm)
 
 
-def ring_channels(node: Node, ring: Ring) -> int:
+def ring_channels(node: NcclNode, ring: RingData) -> int:
     """Return how many channels carry a ring: fewer for blocks that do not fill all of them."""
     return math.ceil(node.channels * min(1.0, max(ring.block, 1.0) / _ALL_CHANNELS))
 
 
-def _in_switch_bytes(node: Node, ring: Ring) -> float | None:
+def _in_switch_bytes(node: NcclNode, ring: RingData) -> float | None:
     """Return the bytes that a GPU sends to the switch: the buffer to be reduced, and its reduced share."""
     if node.nvls is None or ring.rounds == 1 or ring.ranks < node.nvls.least_ranks:
         return None
     return ring.size * (ring.ranks + 1) / ring.ranks
 
 
-def _start(node: Node, block: float) -> float:
+def _start(node: NcclNode, block: float) -> float:
     return (node.base + node.spread * min(1.0, block / _ALL_CHANNELS)) / PS_PER_US
 
 
-def _exchange(node: Node, size: int, place: Place) -> LibraryCost:
+def _exchange(node: NcclNode, size: int, place: GroupPlacement) -> LibraryCost:
     direct, block, peers = node.point_to_point, size / place.ranks, place.per_node - 1
     each = exchange_block(node, size, place)
     copy = block / (direct.copy_rate / MICRO)
@@ -283,19 +283,19 @@ def _exchange(node: Node, size: int, place: Place) -> LibraryCost:
     return make_cost(micros, SENDS, start=start, rate=block / each, channels=channels, hbm=2.0 * size)
 
 
-def exchange_block(node: Node, size: int, place: Place) -> float:
+def exchange_block(node: NcclNode, size: int, place: GroupPlacement) -> float:
     """Return the microseconds that a block of an all-to-all of `size` bytes takes to a rank of the node."""
     direct = node.point_to_point
     rate = direct.link * link_share(node, place.per_node) / MICRO
     return size / place.ranks / rate * slowdown_of(direct.ramp, size)
 
 
-def exchange_channels(place: Place) -> int:
+def exchange_channels(place: GroupPlacement) -> int:
     """Return how many channels an all-to-all, a gather or a scatter takes."""
     return min(SEND_CHANNELS, peer_channels(place) * (place.ranks - 1))
 
 
-def _to_one(node: Node, size: int, place: Place) -> LibraryCost:
+def _to_one(node: NcclNode, size: int, place: GroupPlacement) -> LibraryCost:
     """Return the cost of one rank's sends to all others, or of theirs to it, one after the other."""
     block, peers, rate = size / place.ranks, place.ranks - 1, node.simple.link / MICRO
     start = (node.point_to_point.base + peers * node.point_to_point.peer) / PS_PER_US
@@ -303,9 +303,9 @@ def _to_one(node: Node, size: int, place: Place) -> LibraryCost:
     return make_cost(micros, SENDS, start=start, channels=channels, hbm=2.0 * size, rate=rate)
 
 
-def _chain(node: Node, size: int, place: Place) -> LibraryCost:
+def _chain(node: NcclNode, size: int, place: GroupPlacement) -> LibraryCost:
     """Return the cost of a broadcast or a reduction to one rank: chunks follow one another along a ring."""
-    ring = Ring(size * place.ranks, place.ranks, 1, 0, copies=True)
+    ring = RingData(size * place.ranks, place.ranks, 1, 0, copies=True)
     choice = choice_in_node(node, ring.steps, float(size), in_switch=None)
     protocol: NcclProtocol = {"ll": node.ll, "ll128": node.ll128}.get(choice, node.simple)
     rate = protocol.link * link_share(node, place.ranks)

@@ -84,14 +84,14 @@ class Tuner(Spec, frozen=True, kw_only=True):
     nvls: Bandwidth | None = None
 
 
-class Sharing(Spec, frozen=True, kw_only=True):
+class BridgeSharing(Spec, frozen=True, kw_only=True):
     """The share of a link's rate that is left when this many ranks cross the same host bridges."""
 
     ranks: int
     rate: float
 
 
-class Node(Spec, frozen=True, kw_only=True):
+class NcclNode(Spec, frozen=True, kw_only=True):
     """The GPUs of one node: NVLink with or without a switch, or PCIe."""
 
     wire: Bandwidth
@@ -114,7 +114,7 @@ class Node(Spec, frozen=True, kw_only=True):
     """The bytes up to which copying a rank's own block costs time; the rest overlaps chunks in transit."""
     point_to_point: PointToPoint
     nvls: InSwitch | None = None
-    sharing: tuple[Sharing, ...] = ()
+    sharing: tuple[BridgeSharing, ...] = ()
     """The slowdown by ranks that share host bridges; empty where every GPU has its full link rate to every
     other (a switch, or direct links).
     """
@@ -148,7 +148,7 @@ class SmallMessages(Spec, frozen=True, kw_only=True):
     """The largest message that this algorithm serves."""
 
 
-class Network(Spec, frozen=True, kw_only=True):
+class NcclNetwork(Spec, frozen=True, kw_only=True):
     """The network between nodes, as the rings and sends of one job use it."""
 
     wire: Bandwidth
@@ -193,8 +193,8 @@ class NcclFabric(Spec, frozen=True, kw_only=True):
     source: str
     version: str = ""
     """The library version that was measured, as its source states it; empty: not stated."""
-    node: Node
-    network: Network | None = None
+    node: NcclNode
+    network: NcclNetwork | None = None
 
     def reduces_over_nodes(self, per_node: int) -> bool:
         """Whether the switches of nodes with this many ranks of a group reduce in its trees over nodes."""

@@ -18,9 +18,9 @@ from rapid_des.network.collectives.libraries.nccl import (
     TUNER_BASE,
     TUNER_NODE_HOP,
     C,
+    GroupPlacement,
     LibraryCost,
-    Place,
-    Ring,
+    RingData,
     chain_chunks,
     cost_in_node,
     exchange_block,
@@ -34,7 +34,7 @@ from rapid_des.network.collectives.libraries.nccl import (
     slowdown_of,
     whole_size,
 )
-from rapid_des.network.collectives.libraries.nccl_fabric import NcclFabric, Network, NetworkTree, Node
+from rapid_des.network.collectives.libraries.nccl_fabric import NcclFabric, NcclNetwork, NcclNode, NetworkTree
 from rapid_des.units import PS_PER_US
 
 _MEETING, _MEETING_AT_ROOT = 0.24, 0.155
@@ -70,15 +70,15 @@ def send_time(fabric: NcclFabric, ranks: int, size: int, *, per_node: int | None
     return (send_in_node if place.nodes == 1 else send_over_nodes)(fabric, place, size)
 
 
-def _even(ranks: int, per_node: int | None) -> Place:
+def _even(ranks: int, per_node: int | None) -> GroupPlacement:
     share = ranks if per_node is None else per_node
     if ranks < 2 or ranks % share:
         raise InputError(f"{ranks} ranks can not be laid out with {share} on each node")
-    return Place(ranks, ranks // share, share)
+    return GroupPlacement(ranks, ranks // share, share)
 
 
 def cost_over_nodes(
-    fabric: NcclFabric, collective: CollectiveType, place: Place, size: int, *, switched: bool = True
+    fabric: NcclFabric, collective: CollectiveType, place: GroupPlacement, size: int, *, switched: bool = True
 ) -> LibraryCost:
     """Return the cost of a collective of a group that spans nodes; see `nccl.cost_in_node`.
 
@@ -106,7 +106,7 @@ def cost_over_nodes(
     return min(across, key=lambda cost: cost.duration)
 
 
-def send_over_nodes(fabric: NcclFabric, place: Place, size: int) -> LibraryCost:
+def send_over_nodes(fabric: NcclFabric, place: GroupPlacement, size: int) -> LibraryCost:
     """Return the cost of a message of `size` bytes within a communicator, to another node."""
     network = fabric.network
     if network is None:
@@ -116,12 +116,12 @@ def send_over_nodes(fabric: NcclFabric, place: Place, size: int) -> LibraryCost:
     return make_cost(start + size / rate, SENDS, start=start, channels=peer_channels(place), hbm=2.0 * size)
 
 
-def _peer_rate(network: Network, place: Place) -> float:
+def _peer_rate(network: NcclNetwork, place: GroupPlacement) -> float:
     return float(network.channel * peer_channels(place) ** network.channel_scaling)
 
 
 def choice_across_nodes(
-    network: Network, per_node: int, steps: tuple[int, int], wire: float, *, all_reduce: bool = False
+    network: NcclNetwork, per_node: int, steps: tuple[int, int], wire: float, *, all_reduce: bool = False
 ) -> str:
     """Return "ll128" or "simple" for a ring with (in-node, network) steps that moves `wire` bytes a rank."""
     ring = per_node * network.tuner_ring / MICRO
@@ -138,7 +138,7 @@ def choice_across_nodes(
     return min(times, key=lambda name: times[name])
 
 
-def _across(node: Node, network: Network, ring: Ring, per_node: int) -> LibraryCost:
+def _across(node: NcclNode, network: NcclNetwork, ring: RingData, per_node: int) -> LibraryCost:
     inner = ring.steps - ring.network_steps
     steps, all_reduce = (inner, ring.network_steps), ring.rounds == 2
     choice = choice_across_nodes(network, per_node, steps, ring.wire, all_reduce=all_reduce)
@@ -146,7 +146,7 @@ def _across(node: Node, network: Network, ring: Ring, per_node: int) -> LibraryC
     return make_cost(micros, ("ring", choice), start=start, channels=ring_channels(node, ring), hbm=ring.hbm)
 
 
-def _network_ring(network: Network, ring: Ring, per_node: int, choice: str) -> float:
+def _network_ring(network: NcclNetwork, ring: RingData, per_node: int, choice: str) -> float:
     share = network.ll128_share if choice == "ll128" else 1.0
     slowdown = slowdown_of(network.ramp, ring.size) / share
     link = ring.block / (network.link / MICRO) * slowdown
@@ -158,7 +158,7 @@ def _network_ring(network: Network, ring: Ring, per_node: int, choice: str) -> f
 
 
 def _large_tree(
-    fabric: NcclFabric, tree: NetworkTree, ring: Ring, per_node: int, *, switched: bool
+    fabric: NcclFabric, tree: NetworkTree, ring: RingData, per_node: int, *, switched: bool
 ) -> list[LibraryCost]:
     """Return the cost of a tree of nodes, with reductions in switches where possible; empty if no tree."""
     in_switches = fabric.reduces_over_nodes(per_node)
@@ -173,7 +173,7 @@ def _large_tree(
     return [make_cost(micros, how, start=start, rate=pace, channels=channels, hbm=2.0 * ring.size)]
 
 
-def _network_tree(tree: NetworkTree, ring: Ring, per_node: int) -> float:
+def _network_tree(tree: NetworkTree, ring: RingData, per_node: int) -> float:
     """Return the time of a (double) tree of nodes; a node in it receives from two children and a parent."""
     nodes = ring.ranks // per_node
     passes = 1 if nodes == 2 else 2
@@ -183,12 +183,12 @@ def _network_tree(tree: NetworkTree, ring: Ring, per_node: int) -> float:
     return start + slowest * MICRO * (1 + levels * (slowdown_of(tree.ramp, ring.size) - 1))
 
 
-def _small_tree(node: Node, network: Network, ring: Ring, per_node: int) -> LibraryCost:
+def _small_tree(node: NcclNode, network: NcclNetwork, ring: RingData, per_node: int) -> LibraryCost:
     """Return the cost of a small all-reduce: in the node, and over a tree of nodes there and back."""
     small, nodes = network.small, ring.ranks // per_node
     inside = node.base / PS_PER_US
     if per_node > 1:
-        within = Ring(ring.size, per_node, ring.rounds, 0, ring.copies)
+        within = RingData(ring.size, per_node, ring.rounds, 0, ring.copies)
         inside = ring_in_node(node, within, switched=True).duration / PS_PER_US
     passes = 1 if nodes == 2 else 2
     wire = ring.size * passes / (per_node * network.nic) * MICRO * slowdown_of(small.ramp, ring.size)
@@ -197,7 +197,7 @@ def _small_tree(node: Node, network: Network, ring: Ring, per_node: int) -> Libr
     return make_cost(micros, ("tree", "ll"), start=start, channels=ring_channels(node, ring), hbm=ring.hbm)
 
 
-def _exchange(node: Node, network: Network, size: int, place: Place) -> LibraryCost:
+def _exchange(node: NcclNode, network: NcclNetwork, size: int, place: GroupPlacement) -> LibraryCost:
     block, inside, outside = size / place.ranks, place.per_node - 1, place.ranks - place.per_node
     each = exchange_block(node, size, place)
     slowdown = 1 + network.exchange_crowding * (1 - 2 * place.per_node / place.ranks)
@@ -210,7 +210,7 @@ def _exchange(node: Node, network: Network, size: int, place: Place) -> LibraryC
     return make_cost(micros, SENDS, start=start, channels=exchange_channels(place), hbm=2.0 * size, **rates)
 
 
-def _to_one(node: Node, network: Network, size: int, place: Place) -> LibraryCost:
+def _to_one(node: NcclNode, network: NcclNetwork, size: int, place: GroupPlacement) -> LibraryCost:
     """Return the cost of one rank's sends to all others, or of theirs to it, one after the other."""
     block, inside, outside = size / place.ranks, place.per_node - 1, place.ranks - place.per_node
     rate, inter_node_rate = node.simple.link / MICRO, network.exchange_nic / MICRO
@@ -221,12 +221,14 @@ def _to_one(node: Node, network: Network, size: int, place: Place) -> LibraryCos
     return make_cost(micros, SENDS, start=start, channels=channels, hbm=2.0 * size, **rates)
 
 
-def _chain(node: Node, network: Network, size: int, place: Place, *, begins: int) -> LibraryCost:
+def _chain(
+    node: NcclNode, network: NcclNetwork, size: int, place: GroupPlacement, *, begins: int
+) -> LibraryCost:
     """Return the cost of a broadcast or a reduction to one rank: chunks follow one another along a ring.
 
     `begins` ranks start a chain, each with a part of the data.
     """
-    ring = Ring(size * place.ranks, place.ranks, 1, place.nodes - 1, copies=True)
+    ring = RingData(size * place.ranks, place.ranks, 1, place.nodes - 1, copies=True)
     inner = ring.steps - ring.network_steps
     choice = choice_across_nodes(network, place.per_node, (inner, ring.network_steps), float(size))
     start = network.base / PS_PER_US

@@ -197,7 +197,7 @@ class _Rings:
         return replace(schedule, offset=offset[pieces.starts[:-1]], pieces=pieces)
 
 
-def node_trees(size: int, counts: Sequence[int], *, switched: bool = False, chunks: int = 1) -> Schedule:
+def node_trees(size: int, counts: Sequence[int], *, switched: bool = False, chunks: int) -> Schedule:
     """Return the transfers of an all-reduce of `size` bytes over nodes with these numbers of ranks.
 
     With `switched` each node has a switch: the members behind the ranks, in the order of the nodes.

@@ -7,8 +7,6 @@ not served.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import cache
@@ -19,9 +17,9 @@ from msgspec import Struct
 
 from rapid_des.arrays import Floats
 from rapid_des.chakra.trace import CollectiveType
-from rapid_des.config.documents import read_text
+from rapid_des.config.tables import read_rows
 from rapid_des.errors import InputError
-from rapid_des.network.collectives.libraries.nccl import LibraryCost, Place
+from rapid_des.network.collectives.libraries.nccl import GroupPlacement, LibraryCost
 from rapid_des.units import PS_PER_US
 
 COLUMNS = ("op", "nodes", "gpus_per_node", "bytes", "time_us")
@@ -55,15 +53,8 @@ Samples = Mapping[tuple[str, int, int], Curve]
 def load_samples(name: str) -> Samples:
     """Return a file's curves; an `InputError` names file, line and what is wrong."""
     path = Path(name)
-    try:
-        rows = list(csv.DictReader(io.StringIO(read_text(path), newline="")))
-    except csv.Error as error:
-        raise InputError(f"{path}: not valid CSV: {error}") from None
-    missing = [column for column in COLUMNS if not rows or column not in rows[0]]
-    if missing:
-        raise InputError(f"{path}: no column {missing[0]!r}; allowed: {', '.join(COLUMNS)}")
     samples: dict[tuple[str, int, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for line, row in enumerate(rows, start=2):
+    for line, row in enumerate(read_rows(path, COLUMNS), start=2):
         key, size, time = _read(path, line, row)
         samples[key][size].append(time)
     return {key: _curve(times) for key, times in samples.items()}
@@ -89,7 +80,9 @@ def _curve(times: Mapping[int, list[float]]) -> Curve:
     return Curve(np.log(np.array(sizes, np.float64)), np.log(np.array(medians)))
 
 
-def sampled_cost(samples: Samples, collective: CollectiveType, place: Place, size: int) -> LibraryCost | None:
+def sampled_cost(
+    samples: Samples, collective: CollectiveType, place: GroupPlacement, size: int
+) -> LibraryCost | None:
     """Return the measured cost of a collective of such a group; None where none was measured."""
     curve = samples.get((collective.name.lower(), place.nodes, place.per_node))
     if curve is None or place.ranks != place.nodes * place.per_node:

@@ -25,7 +25,7 @@ from rapid_des.chakra.trace import CollectiveType, Exchange
 from rapid_des.config import Spec, decode, load_document
 from rapid_des.config.specs import preset_folder
 from rapid_des.errors import ConfigError, InputError
-from rapid_des.network.collectives.libraries.nccl import LibraryCost, Place, link_share
+from rapid_des.network.collectives.libraries.nccl import GroupPlacement, LibraryCost, link_share
 from rapid_des.network.collectives.libraries.nccl_fabric import load_fabric, with_registered_buffers
 from rapid_des.network.collectives.libraries.nccl_network import nccl_time
 from rapid_des.network.collectives.token_exchange import expected_places
@@ -287,7 +287,7 @@ def _reduced(algorithm: str, size: int, start: float, wire: float, rate: float) 
 
 
 def exchange_cost(
-    kernels: ServingKernels, library: DeepEp, place: Place, size: int, how: Exchange | None = None
+    kernels: ServingKernels, library: DeepEp, place: GroupPlacement, size: int, how: Exchange | None = None
 ) -> LibraryCost | None:
     """Return the cost of an exchange of `size` bytes a rank; None where there are no constants for it.
 
@@ -329,7 +329,7 @@ def exchange_cost(
 
 
 def hybrid_cost(
-    kernels: ServingKernels, library: HybridEp, place: Place, size: int, how: Exchange
+    kernels: ServingKernels, library: HybridEp, place: GroupPlacement, size: int, how: Exchange
 ) -> LibraryCost | None:
     """Return Hybrid-EP's cost for `size` bytes a rank of copies; None where there are no constants."""
     kernel = kernels.hybrid.get("combine" if how.returns else "dispatch")
