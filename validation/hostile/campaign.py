@@ -16,6 +16,7 @@ import gzip
 import io
 import json
 import multiprocessing
+import multiprocessing.process
 import random
 import re
 import resource
@@ -25,6 +26,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from rapid_des.cli.main import main as rapid_des
@@ -34,8 +36,8 @@ from validation.hostile.samples import samples
 
 SECONDS, WAITING = 10, 120
 """What one input may take: seconds of the processor, and of the clock, which other programs make longer."""
-_CHUNK, _CHUNKS = 8, 100
-"""Inputs that a process takes at a time, and how often it does so before another one takes its place."""
+_CHUNK = 1000
+"""Inputs that a process takes before another one takes its place."""
 _MEMORY = 2 << 30
 """Bytes that an input may take beyond what the programs themselves do."""
 _GOOD = {"0", "2", "3", "4"}
@@ -242,14 +244,36 @@ def _alarm(seconds: float) -> Iterator[None]:
             signal.signal(number, action)
 
 
-def _attack(task: tuple[str, int]) -> tuple[str, int, Outcome]:
-    kind, seed = task
-    return kind, seed, run(*inputs(kind, samples()[kind], seed))
-
-
-def _limited() -> None:
+def _attack(tasks: list[tuple[str, int]], sending: Connection) -> None:
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + 2 * _MEMORY,) * 2)
+    for kind, seed in tasks:
+        sending.send((kind, seed, run(*inputs(kind, samples()[kind], seed))))
+
+
+def _outcomes(tasks: list[tuple[str, int]], jobs: int) -> Iterator[tuple[str, int, Outcome]]:
+    """Yield (kind, seed, outcome) of each task; a process that died gives its task that outcome."""
+    context = multiprocessing.get_context("fork")
+    waiting = [tasks[start : start + _CHUNK] for start in range(0, len(tasks), _CHUNK)]
+    running: dict[Connection, tuple[multiprocessing.process.BaseProcess, list[tuple[str, int]]]] = {}
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            receiving, sending = context.Pipe(duplex=False)
+            process = context.Process(target=_attack, args=(waiting[0], sending))
+            process.start()
+            sending.close()
+            running[receiving] = process, waiting.pop(0)
+        for ready in wait(list(running)):
+            process, left = running[ready]  # type: ignore[index]
+            try:
+                yield ready.recv()  # type: ignore[union-attr]
+                del left[0]
+            except EOFError:
+                process.join()
+                del running[ready]  # type: ignore[arg-type]
+                if left:
+                    yield *left.pop(0), Outcome("death", f"the process ended with {process.exitcode}")
+                    waiting += [left] if left else []
 
 
 def main() -> None:
@@ -264,13 +288,11 @@ def main() -> None:
     tasks = [(kinds[n % len(kinds)], asked.seed + n // len(kinds)) for n in range(asked.inputs)]
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
     bad = 0
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(asked.jobs, _limited, maxtasksperchild=_CHUNKS) as pool:
-        for kind, seed, outcome in pool.imap_unordered(_attack, tasks, chunksize=_CHUNK):
-            counts[kind][outcome.code] += 1
-            if outcome.problem:
-                bad += 1
-                print(f"DEFECT {kind!r} seed {seed}: {outcome.code}: {outcome.problem}", flush=True)
+    for kind, seed, outcome in _outcomes(tasks, asked.jobs):
+        counts[kind][outcome.code] += 1
+        if outcome.problem:
+            bad += 1
+            print(f"DEFECT {kind!r} seed {seed}: {outcome.code}: {outcome.problem}", flush=True)
     codes = sorted({code for counter in counts.values() for code in counter})
     print(f"{'kind':<18}" + "".join(f"{code:>9}" for code in codes))
     for kind, counter in counts.items():
