@@ -73,7 +73,9 @@ def inputs(kind: str, sample: Sample, seed: int) -> tuple[list[str], dict[str, b
     """Return (arguments, files by name) of one attack: the same for the same kind and seed."""
     chance = random.Random(f"{kind}/{seed}")  # noqa: S311 - no secret
     files, arguments = dict(sample.files), list(sample.command)
-    if sample.attacked is None:
+    if sample.draw is not None:
+        arguments += sample.draw(chance)
+    elif sample.attacked is None:
         at = chance.choice([place for place in range(len(arguments)) if place not in sample.kept])
         arguments[at] = _text_attack(chance, arguments[at]).replace("\0", "")
     elif sample.binary:
