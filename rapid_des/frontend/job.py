@@ -127,7 +127,11 @@ class Job:
         if host is None:
             return None
         captured = host.captured if serving is not None and serving.cuda_graphs else "nothing"
-        return structs.replace(host.of_group(self.spec.parallelism.tp), captured=captured)
+        tp = self.spec.parallelism.tp
+        try:
+            return structs.replace(host.of_group(tp), captured=captured)
+        except ValueError as error:
+            raise ConfigError(f"{error}; with tp {tp} it is more", file=self.file, key="host.tensor_rank") from None
 
     @property
     def stages(self) -> int:

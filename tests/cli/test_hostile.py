@@ -294,6 +294,27 @@ def test_what_the_long_campaign_found_is_refused(tmp_path, kind, old, new, told)
     assert told in refused(call(*[word.replace("@", str(tmp_path)) for word in sample.command]))
 
 
+KEYS = [
+    ("keys job", 2, ["job.host.tensor_rank=1 s"], "host.tensor_rank: an issue takes at most 1 s; with tp 2"),
+    ("keys job", 2, ["job.host.kernel=1 s", "machine.host_speed=0.5"], "at host_speed 0.5 it is more"),
+    ("keys served", 0, ["job.inference.prefill_tokens=16"], ""),  # chunks of prompts that have no head
+    ("keys served", 0, ["job.inference.output_length=0"], ""),
+]
+
+
+@pytest.mark.parametrize("mode", ["hierarchical", "analytical"])
+@pytest.mark.parametrize(("kind", "code", "settings", "told"), KEYS)
+def test_what_drawn_keys_found_is_refused_or_run(tmp_path, kind, code, settings, told, mode):
+    sample = SAMPLES[kind]
+    for name, content in sample.files.items():
+        (tmp_path / name).write_bytes(content)
+    given = [word for setting in settings for word in ("--set", setting)]
+    words = [word.replace("@", str(tmp_path)) for word in sample.command]
+    answer = call(*words, *given, "--mode", mode)
+    assert answer.code == code, answer
+    assert told in answer.err
+
+
 def test_a_few_gpus_of_a_huge_ring_are_looked_at_alone():
     fabric = "machine.fabric=[{name: r, shape: ring, size: 200000, bandwidth: 25 GB/s, latency: 1 us}]"
     began = time.process_time()
