@@ -131,7 +131,8 @@ class Job:
         try:
             return structs.replace(host.of_group(tp), captured=captured)
         except ValueError as error:
-            raise ConfigError(f"{error}; with tp {tp} it is more", file=self.file, key="host.tensor_rank") from None
+            problem = f"{error}; with tp {tp} it is more"
+            raise ConfigError(problem, file=self.file, key="host.tensor_rank") from None
 
     @property
     def stages(self) -> int:

@@ -81,6 +81,7 @@ COMMANDS = [
     ("topology check dgx_a100 --fault gpu=010\u00a0down=true", "--fault"),
     ("device show h100_sxm --set device.family=../../../etc/hopper", "names no family"),
     ("device show h100_sxm --set device.constants.attention.default.softmax_ops=.nan", "no finite decimal"),
+    ("topology show dgx_a100 --set machine.switching.protocol.payload=0B", "payload: 0 B; allowed: above 0"),
     ("trace stats workloads/traces/all_reduce_4 --dimensions 2,²", "'²' is no whole number"),
 ]
 
@@ -298,7 +299,7 @@ KEYS = [
     ("keys job", 2, ["job.host.tensor_rank=1 s"], "host.tensor_rank: an issue takes at most 1 s; with tp 2"),
     ("keys job", 2, ["job.host.kernel=1 s", "machine.host_speed=0.5"], "at host_speed 0.5 it is more"),
     ("keys served", 0, ["job.inference.prefill_tokens=16"], ""),  # chunks of prompts that have no head
-    ("keys served", 0, ["job.inference.output_length=0"], ""),
+    ("keys served", 0, ["job.inference={requests: [{prompt_length: 5, output_length: 0}]}"], ""),
 ]
 
 
