@@ -75,6 +75,7 @@ def test_the_vocabulary_is_padded_to_a_multiple_times_tp():
         ({"parallelism.dp": "10000000"}, "10000000 GPUs; at most 4194304"),
         ({"training.global_batch": "900000000"}, "900000000 passes of 4 layers are about 144000000000 nodes"),
         ({"training.global_batch": "1000000000000"}, "training.global_batch"),
+        ({"model.exceptions": "[{start: 1}]"}, "one states neither attention nor feed_forward"),
         ({"model": "llama9"}, "no model file 'llama9'"),
     ],
 )
