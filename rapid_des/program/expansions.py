@@ -64,49 +64,80 @@ class Expanded(Struct, frozen=True):
         return with_contention(program, nodes, durations, occupancy, device)
 
 
+class Calls(Struct, frozen=True):
+    """The communication that a node table states: distinct calls, each with the first node that makes it."""
+
+    of_node: Int32s
+    """[node] The call that it makes: first those of collectives, then those of messages; or NONE."""
+    sub: Int32s
+    """[node] The tag that separates the messages of a channel."""
+    collectives: tuple[tuple[int, ...], ...]
+    """Type, bytes, group and exchange, and the node."""
+    messages: tuple[tuple[int, ...], ...]
+    """Kind of node, bytes, peer, channel and group, and the node."""
+
+    @classmethod
+    def of(cls, nodes: NodeTable, *, exchanges: bool, by_tag: bool) -> Calls:
+        """Return the calls of a node table.
+
+        `exchanges`: tags of all-to-alls stand for exchanges. `by_tag`: messages of each tag are a channel.
+        """
+        of_node, sub = np.full(len(nodes), NONE, np.int32), np.zeros(len(nodes), np.int32)
+        places = np.flatnonzero(nodes.kind == NodeKind.COLLECTIVE)
+        spread = nodes.tag if exchanges else np.zeros(len(nodes), np.int64)
+        stated = nodes.collective[places], nodes.size[places], nodes.group[places], spread[places]
+        columns = np.stack(stated, 1).astype(np.int64)
+        rows, first, inverse = np.unique(columns, axis=0, return_index=True, return_inverse=True)
+        of_node[places] = inverse.reshape(-1)
+        nodes_of_rows = places[first].tolist()
+        collectives = tuple((*row, node) for row, node in zip(rows.tolist(), nodes_of_rows, strict=True))
+        places = np.flatnonzero((nodes.kind == NodeKind.SEND) | (nodes.kind == NodeKind.RECV))
+        if not by_tag:
+            sub[places] = nodes.tag[places]
+        kinds = (nodes.kind, nodes.size, nodes.peer, nodes.tag if by_tag else of_node, nodes.group)
+        sent = list(zip(*(column[places].tolist() for column in kinds), strict=True))
+        node_of = dict(zip(reversed(sent), reversed(places.tolist()), strict=True))
+        number = {row: place for place, row in enumerate(sorted(node_of), len(collectives))}
+        of_node[places] = [number[row] for row in sent]
+        return cls(of_node, sub, collectives, tuple((*row, node_of[row]) for row in number))
+
+
 class Expansions:
-    """The expansions of one node table, and the slots they need."""
+    """What the calls of a node table become on one rank, and the slots they need."""
 
     def __init__(
         self,
         lowering: SharedLowering,
         trace: RankTrace,
+        calls: Calls,
         geometries: tuple[Geometry, ...],
         trees: tuple[TreesOver, ...],
     ) -> None:
-        nodes = trace.nodes
         self._lowering, self._communication = lowering, lowering.communication
         self._trace = trace
         self._geometries = geometries
         self._trees = trees
         self.slots = SlotNumbers(map(Whole, range(len(geometries))))
         self.distinct: list[NodeExpansion] = []
-        self.of_node = np.full(len(nodes), NONE, np.int32)
-        self.sub = np.zeros(len(nodes), np.int32)
-        """For each node: the tag that separates the messages of a channel."""
-        self._collectives(nodes)
-        self._messages(nodes)
+        """By call."""
+        for row in calls.collectives:
+            self._collective_call(*row)
+        for row in calls.messages:
+            self._message_call(*row)
 
-    def _collectives(self, nodes: NodeTable) -> None:
-        places = np.flatnonzero(nodes.kind == NodeKind.COLLECTIVE)
-        spread = nodes.tag if self._lowering.traces.exchanges else np.zeros(len(nodes), np.int64)
-        stated = nodes.collective[places], nodes.size[places], nodes.group[places], spread[places]
-        columns = np.stack(stated, 1).astype(np.int64)
-        rows, first, inverse = np.unique(columns, axis=0, return_index=True, return_inverse=True)
-        self.of_node[places] = inverse.reshape(-1) + len(self.distinct)
-        for node, (kind, size, group, exchange) in zip(places[first].tolist(), rows.tolist(), strict=True):
-            if UNSTATED in (kind, size, group):
-                what = "known type" if kind == UNSTATED else "size" if size == UNSTATED else "group"
-                where = f"rank {self._trace.rank} node {int(nodes.ids[node])}"
-                raise TraceError(f"{where}: the trace states no {what} for this collective")
-            stream = nodes.streams[nodes.stream[node]]
-            apart = self._lowering.overlap and stream in self._lowering.traces.unordered_streams
-            slot = self.slots.number(Whole(group, (kind, size) if apart else ()), stream)
-            extents, axes = self._geometries[group]
-            call = CollectiveCall(
-                CollectiveType(kind), size, extents, axes, self._trees[group], self._exchange(exchange, group)
-            )
-            self.distinct.append(self._collective(call, group, slot))
+    def _collective_call(self, kind: int, size: int, group: int, exchange: int, node: int) -> None:
+        nodes = self._trace.nodes
+        if UNSTATED in (kind, size, group):
+            what = "known type" if kind == UNSTATED else "size" if size == UNSTATED else "group"
+            where = f"rank {self._trace.rank} node {int(nodes.ids[node])}"
+            raise TraceError(f"{where}: the trace states no {what} for this collective")
+        stream = nodes.streams[nodes.stream[node]]
+        apart = self._lowering.overlap and stream in self._lowering.traces.unordered_streams
+        slot = self.slots.number(Whole(group, (kind, size) if apart else ()), stream)
+        extents, axes = self._geometries[group]
+        spread = self._exchange(exchange, group)
+        call = CollectiveCall(CollectiveType(kind), size, extents, axes, self._trees[group], spread)
+        self.distinct.append(self._collective(call, group, slot))
 
     def _exchange(self, exchange: int, group: int) -> Exchange | None:
         """Return how an all-to-all of a tag spreads; `TraceError` if that is not stated for this group."""
@@ -144,32 +175,21 @@ class Expansions:
                 in_phases.append(MemberVisit(slot, self.slots.use(slot, index), chunk, link_order=chunk))
         return NodeExpansion(whole, tuple(in_phases))
 
-    def _messages(self, nodes: NodeTable) -> None:
-        places = np.flatnonzero((nodes.kind == NodeKind.SEND) | (nodes.kind == NodeKind.RECV))
-        by_tag = self._lowering.groups.by_tag
-        if not by_tag:
-            self.sub[places] = nodes.tag[places]
-        stated = (nodes.kind, nodes.size, nodes.peer, nodes.tag if by_tag else self.of_node, nodes.group)
-        rows = list(zip(*(column[places].tolist() for column in stated), strict=True))
-        first = dict(zip(reversed(rows), reversed(places.tolist()), strict=True))
-        distinct = sorted(first)
-        number = {row: place for place, row in enumerate(distinct, len(self.distinct))}
-        self.of_node[places] = [number[row] for row in rows]
-        for kind, size, peer, tag, group in distinct:
-            node = first[kind, size, peer, tag, group]
-            if UNSTATED in (peer, size):
-                what = "peer" if peer == UNSTATED else "size"
-                where = f"rank {self._trace.rank} node {int(nodes.ids[node])}"
-                raise TraceError(f"{where}: the trace states no {what} for this send or receive")
-            stream = self._lowering.groups.label(nodes, nodes.stream[node])
-            sends = kind == NodeKind.SEND
-            channel = Channel(peer, tag, sends) if by_tag else Channel(peer, None, sends, tagged=True)
-            slot = self.slots.number(channel, stream)
-            ends = (self._trace.rank, self._trace.peers[peer])
-            within = None if group == UNSTATED else self._lowering.groups.members(self._trace.groups[group])
-            template = self._communication.message(size, stream, ends if sends else ends[::-1], within)
-            # A receive mostly waits. NCCL's keeps its SMs meanwhile, but counted so stages on one node take
-            # 11 % longer than in blocks, and longer than measured.
-            occupancy = self._communication.occupancy.get(template, NOTHING) if sends else NOTHING
-            members = (MemberVisit(slot, self.slots.use(slot, template), 0),)
-            self.distinct.append(NodeExpansion(slot, members, occupancy))
+    def _message_call(self, kind: int, size: int, peer: int, tag: int, group: int, node: int) -> None:  # noqa: PLR0913, PLR0917 - a row of `Calls.messages`
+        nodes, groups = self._trace.nodes, self._lowering.groups
+        if UNSTATED in (peer, size):
+            what = "peer" if peer == UNSTATED else "size"
+            where = f"rank {self._trace.rank} node {int(nodes.ids[node])}"
+            raise TraceError(f"{where}: the trace states no {what} for this send or receive")
+        stream = groups.label(nodes, nodes.stream[node])
+        sends = kind == NodeKind.SEND
+        channel = Channel(peer, tag, sends) if groups.by_tag else Channel(peer, None, sends, tagged=True)
+        slot = self.slots.number(channel, stream)
+        ends = (self._trace.rank, self._trace.peers[peer])
+        within = None if group == UNSTATED else groups.members(self._trace.groups[group])
+        template = self._communication.message(size, stream, ends if sends else ends[::-1], within)
+        # A receive mostly waits. NCCL's keeps its SMs meanwhile, but counted so stages on one node take
+        # 11 % longer than in blocks, and longer than measured.
+        occupancy = self._communication.occupancy.get(template, NOTHING) if sends else NOTHING
+        members = (MemberVisit(slot, self.slots.use(slot, template), 0),)
+        self.distinct.append(NodeExpansion(slot, members, occupancy))

@@ -9,22 +9,16 @@ import numpy as np
 from msgspec import Struct, field
 
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.chakra.trace import (
-    UNSTATED,
-    CollectiveType,
-    NodeKind,
-    NodeTable,
-    RankTrace,
-    TraceSet,
-)
+from rapid_des.chakra.trace import NodeTable, RankTrace, TraceSet
 from rapid_des.errors import InputError
 from rapid_des.machine import Machine
+from rapid_des.program.builders import NodeExpansion
 from rapid_des.program.collectives.alone import Play
 from rapid_des.program.collectives.library import libraries_of
 from rapid_des.program.collectives.lower import Communication, Plans
 from rapid_des.program.collectives.plans import ServedCollective
 from rapid_des.program.delays import delay_table
-from rapid_des.program.expansions import Expanded, Expansions
+from rapid_des.program.expansions import Calls, Expanded, Expansions
 from rapid_des.program.groups import GroupTable, Routed, SlotTable
 from rapid_des.program.program import (
     NONE,
@@ -151,7 +145,7 @@ class _Lowering:
         self.trees = TreesOverGroups(machine) if machine.in_switches else None
         self.programs: list[RankProgram] = []
         self.expanded: list[Expanded] = []
-        self.shared: dict[tuple[object, ...], tuple[int, SlotTable]] = {}
+        self.shared: dict[tuple[int, tuple[NodeExpansion, ...], SlotTable], int] = {}
         libraries = libraries_of(traces, machine)
         self.communication = Communication(
             machine,
@@ -163,7 +157,7 @@ class _Lowering:
             play=play,
         )
         self.geometry = remembered(lambda name: geometry(machine, self.groups.members(name)))
-        self.kinds: dict[int, tuple[CollectiveType, ...]] = {}
+        self.calls: dict[int, Calls] = {}
 
     def program(self) -> Program:
         numbered = zip(self.traces.ranks, self.traces.table_numbers(), strict=True)
@@ -224,34 +218,28 @@ class _Lowering:
         return routed.unanswered() if flows and not answered else routed
 
     def _rank(self, trace: RankTrace, table: int) -> tuple[int, SlotTable]:
-        """Return the rank's program: one for all ranks with the same table and the same shapes of groups."""
+        """Return the rank's program: one for all ranks whose table becomes the same visits."""
         geometries = tuple(self.geometry(name) for name in trace.groups)
         trees = tuple(self._above(name, trace.rank) for name in trace.groups)
-        mark = self.communication.mark(trace.rank, map(self.groups.members, trace.groups))
-        key: tuple[object, ...] = (table, geometries, trees, mark)
-        if not self.communication.places:
-            alike, kinds = self.communication.planner.alike, self._kinds(trace.nodes, table)
-            key = (*key, tuple(alike(self.groups.members(name), kinds) for name in trace.groups))
-        else:
-            routes_key = self.communication.routes_key
-            members = tuple(routes_key(self.groups.members(name)) for name in trace.groups)
-            key = (*key, members, tuple(routes_key((trace.rank, peer)) for peer in trace.peers))
+        calls = self._calls(trace.nodes, table)
+        expansions = Expansions(self, trace, calls, geometries, trees)
+        distinct, slots = tuple(expansions.distinct), expansions.slots.table()
+        key = (table, distinct, slots)
         if key not in self.shared:
-            expansions = Expansions(self, trace, geometries, trees)
-            expanded = Expanded(expansions.of_node, tuple(expansions.distinct), expansions.sub)
+            expanded = Expanded(calls.of_node, distinct, calls.sub)
             device = self.machine.device
             program = expanded.program(trace.nodes, device, self.traces, overlap=self.overlap)
             self.programs.append(program)
             self.expanded.append(expanded)
-            self.shared[key] = len(self.programs) - 1, expansions.slots.table()
-        return self.shared[key]
+            self.shared[key] = len(self.programs) - 1
+        return self.shared[key], slots
 
-    def _kinds(self, nodes: NodeTable, table: int) -> tuple[CollectiveType, ...]:
-        """Return the kinds of collectives that are stated in a node table."""
-        if table not in self.kinds:
-            kinds = np.unique(nodes.collective[nodes.kind == NodeKind.COLLECTIVE]).tolist()
-            self.kinds[table] = tuple(CollectiveType(kind) for kind in kinds if kind != UNSTATED)
-        return self.kinds[table]
+    def _calls(self, nodes: NodeTable, table: int) -> Calls:
+        """Return the calls of a table, of which many ranks may have the same."""
+        if table not in self.calls:
+            exchanges, by_tag = bool(self.traces.exchanges), self.groups.by_tag
+            self.calls[table] = Calls.of(nodes, exchanges=exchanges, by_tag=by_tag)
+        return self.calls[table]
 
     def _above(self, name: str, rank: int) -> TreesOver:
         """Return the trees of switches over a group; where nothing takes a link, over its first line only."""

@@ -250,27 +250,32 @@ class Reach(Struct, frozen=True, eq=False):
         return positions
 
 
-def signatures(machine: Machine, groups: Sequence[Sequence[int]]) -> list[bytes]:
+def signatures(machine: Machine, groups: Sequence[Sequence[int]], *, alone: bool = False) -> list[bytes]:
     """Return a key for each group of GPUs, all of one size; equal keys give equal results.
 
     Two groups have one key if a renaming of links maps the routes between their members, in member order,
     onto each other with equal bandwidth and latency; likewise those in the trees of switches over them, where
-    the machine uses such.
+    the machine uses such. With `alone` each route is compared by itself: no matter which routes share links.
     """
     pairs = compared_pairs(groups)
     if not machine.in_switches:
-        return route_keys(machine, [(b"", ends) for ends in pairs])
+        return route_keys(machine, [(b"", ends) for ends in pairs], alone=alone)
     known = [machine.switch_trees.over(tuple(group)) for group in groups]
     marks = [b"" if tree is None else repr(tree.parents).encode() for tree in known]
     branches = [
         np.concatenate((ends, tree_pairs(machine, [group])))
         for ends, group in zip(pairs, groups, strict=True)
     ]
-    return route_keys(machine, list(zip(marks, branches, strict=True)))
+    return route_keys(machine, list(zip(marks, branches, strict=True)), alone=alone)
 
 
-def route_keys(machine: Machine, groups: Sequence[tuple[bytes, Int64s]]) -> list[bytes]:
-    """Return a key of the routes of each (label, node pairs), independent of the names of links."""
+def route_keys(
+    machine: Machine, groups: Sequence[tuple[bytes, Int64s]], *, alone: bool = False
+) -> list[bytes]:
+    """Return a key of the routes of each (label, node pairs), independent of the names of links.
+
+    With `alone` it does not depend on which routes share links.
+    """
     routes = machine.router.routes(np.concatenate([pairs for _, pairs in groups]))
     ends = np.cumsum([0, *(len(pairs) for _, pairs in groups)])
     fabric, known, keys = machine.fabric, dict[tuple[bytes, ...], bytes](), []
@@ -280,7 +285,9 @@ def route_keys(machine: Machine, groups: Sequence[tuple[bytes, Int64s]]) -> list
         # Most groups are copies of one another, their links as many numbers further on.
         columns = np.diff(starts), links - links[:1], fabric.bandwidth[links], fabric.latency[links]
         shape = tuple(column.tobytes() for column in columns)
-        if shape not in known:
+        if alone:
+            known[shape] = b"|".join((shape[0], *shape[2:]))
+        elif shape not in known:
             known[shape] = _canonical(fabric, links, np.diff(starts))
         keys.append(mark + known[shape])
     return keys

@@ -29,7 +29,7 @@ def shell(*arguments):
 def test_show_prints_a_window_and_what_reading_decided(tmp_path):
     folder = one_rank(tmp_path, *(node(i, f"n{i}", us=1) for i in range(9)))
     text = run("show", folder, "--first", 2, "--count", 3)
-    assert "# dialect: plain" in text
+    assert "note: dialect: plain" in text
     assert "rank 0: 3 of 9 nodes" in text
     assert "n4" in text
     assert "n5" not in text
@@ -81,7 +81,7 @@ def test_a_missing_set_is_one_line_and_code_2(tmp_path):
 
 def test_stats_counts(tmp_path):
     folder = one_rank(tmp_path, node(1, us=1), all_reduce(2, 4096))
-    assert "all_reduce           1 collectives, 4 KiB of input" in run("stats", folder)
+    assert "all_reduce       1 collectives, 4 KiB of input" in run("stats", folder)
     assert json.loads(run("stats", folder, "--json"))["total"]["nodes"] == 2
 
 

@@ -253,7 +253,8 @@ def test_all_algorithms_stand_beside_what_auto_takes():
     assert [row["algorithm"] for row in rows if row["auto"]] == ["hypercube"]
     assert [row["time_s"] for row in rows] == sorted(row["time_s"] for row in rows)
     shown = CliRunner().invoke(command, words, catch_exceptions=False).output.splitlines()
-    assert shown[3].endswith("hypercube  <- best, auto")
+    assert shown[3].endswith("best, auto")
+    assert "hypercube" in shown[3]
     assert len(shown) == 3 + len(rows)
     with pytest.raises(InputError, match="goes without --chunks"):
         CliRunner().invoke(command, [*words, "--chunks", "4"], catch_exceptions=False)

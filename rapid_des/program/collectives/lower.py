@@ -106,13 +106,15 @@ class Communication:
         """What served which collectives, for reports."""
         self.plans: dict[CollectiveCall, CollectivePlan] = {}
         """The plan of each collective that the machine's own algorithms serve."""
-        self.places = bool(asked := Libraries(machine, libraries, remembered)) or analytic
-        """Whether templates depend on where in the fabric a group lies."""
         self.routes_key = cache(self._routes_key)
+        self.crossings_key = cache(self._crossings_key)
+        self.whole = cache(self._whole)
+        self._planned = cache(self._plan)
         self.message = cache(self._message)
         self.occupancy: dict[int, Occupancy] = {}
         """The GPU resources that each library template takes, by template number."""
-        self._machine, self._groups, self._libraries = machine, groups, asked
+        self._machine, self._groups = machine, groups
+        self._libraries = Libraries(machine, libraries, remembered)
         self._remembered, self._repeats = remembered, repeats
         stores = machine.switching.mode == "store_and_forward"
         self._segment = machine.switching.segment if stores else None
@@ -143,7 +145,13 @@ class Communication:
         machine = self._machine if self.analytic else self._machine.unfaulted
         return signatures(machine, [tuple(dict.fromkeys(ranks))])[0]
 
-    def whole(self, call: CollectiveCall, kind: str, ranks: Ranks) -> int | None:
+    def _crossings_key(self, ranks: Ranks) -> bytes:
+        """Return a key of the zero-load times among a group: a library's lags follow from them."""
+        if max(ranks) >= self._machine.fabric.gpus:
+            return b""
+        return signatures(self._machine.unfaulted, [tuple(dict.fromkeys(ranks))], alone=True)[0]
+
+    def _whole(self, call: CollectiveCall, kind: str, ranks: Ranks) -> int | None:
         """Return a collective's template if it is a single one; None where it goes in phases (see `plan`).
 
         `kind` is the stream that it runs on.
@@ -186,10 +194,13 @@ class Communication:
 
     def plan(self, call: CollectiveCall, ranks: Ranks, rank: int) -> CollectivePlan:
         """Return and record the phases in which the machine's algorithms do a collective."""
-        chunks = self.planner.plan(call, ranks, rank)
+        chunks = self._planned(call, ranks, rank if self._machine.replans else ranks[0])
         self.served.add(served_by(call, chunks))
         self.plans.setdefault(call, chunks)
         return chunks
+
+    def _plan(self, call: CollectiveCall, ranks: Ranks, rank: int) -> CollectivePlan:
+        return self.planner.plan(call, ranks, rank)
 
     def phase(self, phase: AxisPhase, members: int, *, whole: bool, simulated: int) -> int:
         """Return the template of one phase of a collective; `whole`: its messages never go in parts.
@@ -221,7 +232,7 @@ class Communication:
             lasts = max(cost.duration, message_alone(size, self._machine, *ends))
             key = ("timed message", lasts, _occupancy(cost))
             return self._taking(number(key, lambda: fixed_message(lasts, self.sizes)), cost)
-        key = ("library message", cost, size, self.routes_key(ends))
+        key = ("library message", cost, size, self.crossings_key(ends))
         template = number(key, lambda: self._libraries.message_template(cost, size, ends, self.sizes))
         return self._taking(template, cost)
 
@@ -285,7 +296,7 @@ class Communication:
 
     def _by_library(self, laid: LaidOut, ranks: Ranks) -> int:
         simulated = self._groups.simulated(ranks)
-        key = ("library", laid, self.routes_key(ranks), simulated)
+        key = ("library", laid, self.crossings_key(ranks), simulated)
         if simulated < len(ranks):
             return self.templates.number(key, lambda: self._libraries.cut(laid, ranks, simulated, self.sizes))
         return self.templates.number(key, lambda: self._libraries.template(laid, ranks, self.sizes))

@@ -23,7 +23,7 @@ from rapid_des.network.collectives import (
     hierarchical,
 )
 from rapid_des.network.collectives.ordering import RingOrder, ordered_schedule
-from rapid_des.network.specs import AUTO, Choice, Collectives
+from rapid_des.network.specs import AUTO, Choice
 from rapid_des.program.switch_trees import NO_TREES, Parents, TreesOver
 from rapid_des.values import replace
 
@@ -135,14 +135,6 @@ def as_chosen(choice: Choice, call: CollectiveCall) -> CollectivePlan:
     if isinstance(name, tuple):
         return _along(name, chunks, call)
     return ((AxisPhase(None, call.collective, name, call.size, chunks, call.extents),),)
-
-
-def leaves_open(collectives: Collectives, kind: CollectiveType) -> bool:
-    """Return whether `auto` may have to choose what serves a collective."""
-    choice = collectives.choice(kind.name.lower())
-    if choice is None or isinstance(choice.algorithm, tuple) or choice.algorithm == AUTO:
-        return True
-    return choice.algorithm in IN_SWITCH or kind not in collectives_of(choice.algorithm)
 
 
 def _along(names: tuple[str, ...], chunks: int, call: CollectiveCall) -> CollectivePlan:

@@ -31,9 +31,9 @@ from rapid_des.program.collectives.candidates import (
     first_of_best,
 )
 from rapid_des.program.collectives.cuts import has_cut
-from rapid_des.program.collectives.plans import CollectiveCall, CollectivePlan, leaves_open, plan
+from rapid_des.program.collectives.plans import CollectiveCall, CollectivePlan, plan
 from rapid_des.program.collectives.simulate import ChoiceSimulator, Groups, can_be_simulated
-from rapid_des.program.routes import COMPARED, all_pairs, distinguishing_pairs, geometry, route_keys
+from rapid_des.program.routes import COMPARED, all_pairs, distinguishing_pairs, route_keys
 from rapid_des.values import replace
 
 STEP = 4
@@ -263,12 +263,6 @@ class Planner:
     def estimates(self, call: CollectiveCall, ranks: tuple[int, ...]) -> dict[Choice, float]:
         """Return the estimated picoseconds of every algorithm that `auto` knows, in their order."""
         return self._chooser.estimates(GroupCollective(call.collective, call.extents, call.size), ranks)
-
-    def alike(self, ranks: tuple[int, ...], kinds: Iterable[CollectiveType]) -> bytes | None:
-        """Return a key of the choice for a group; None where the file states all of its algorithms."""
-        if len(ranks) < 2 or not any(leaves_open(self.machine.collectives, kind) for kind in kinds):
-            return None
-        return self._chooser.routes_key(ranks, geometry(self.machine, ranks)[0])
 
     def mark(self, rank: int, groups: Iterable[tuple[int, ...]]) -> int | None:  # noqa: ARG002
         """Return the rank if its part in collectives of its groups may be like no other's, else None."""
