@@ -127,12 +127,7 @@ class Job:
         if host is None:
             return None
         captured = host.captured if serving is not None and serving.cuda_graphs else "nothing"
-        tp = self.spec.parallelism.tp
-        try:
-            return structs.replace(host.of_group(tp), captured=captured)
-        except ValueError as error:
-            problem = f"{error}; with tp {tp} it is more"
-            raise ConfigError(problem, file=self.file, key="host.tensor_rank") from None
+        return structs.replace(host.of_group(self.spec.parallelism.tp, file=self.file), captured=captured)
 
     @property
     def stages(self) -> int:
