@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import cast
 
 from rapid_des.cli.main import main as rapid_des
 from validation.hostile.notebooks import notebook, wrong_html
@@ -265,16 +266,16 @@ def _outcomes(tasks: list[tuple[str, int]], jobs: int) -> Iterator[tuple[str, in
             process.start()
             sending.close()
             running[receiving] = process, waiting.pop(0)
-        for ready in wait(list(running)):
-            process, left = running[ready]  # type: ignore[index]
+        for ready in cast(list[Connection], wait(list(running))):
+            ended, left = running[ready]
             try:
-                yield ready.recv()  # type: ignore[union-attr]
+                yield ready.recv()
                 del left[0]
             except EOFError:
-                process.join()
-                del running[ready]  # type: ignore[arg-type]
+                ended.join()
+                del running[ready]
                 if left:
-                    yield *left.pop(0), Outcome("death", f"the process ended with {process.exitcode}")
+                    yield *left.pop(0), Outcome("death", f"the process ended with {ended.exitcode}")
                     waiting += [left] if left else []
 
 
