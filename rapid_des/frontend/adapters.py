@@ -56,6 +56,8 @@ def refusals(adapters: AdaptersSpec, layers: Sequence[Layer], shard: Shard) -> I
         if name not in known:
             problem = f"{name!r} is no matrix of these layers" + " (routed experts have no adapters)" * routed
             yield "adapters.matrices", f"{problem}; allowed: {', '.join(known)}"
+    if not adapters.matrices or len(set(adapters.matrices)) < len(adapters.matrices):
+        yield "adapters.matrices", f"{list(adapters.matrices)} must name one matrix or more, each once"
     if adapters.weights is not None and DTYPE_BITS[adapters.weights] != _NARROW_BITS:
         yield "adapters.weights", f"{adapters.weights} has no kernel that widens it; allowed: fp4, int4"
 

@@ -220,8 +220,10 @@ class JobBlocks(Struct, frozen=True, eq=False, dict=True):
             return Counter([norms] if norms in self.blocks else [])
         placed = self.priced.sections[self.job.placement[stage][segment.chunk]].items()
         if self.priced.serves:
-            return Counter({pass_key(each, self._passes[segment.step]): count for each, count in placed})
-        keys = {PieceKey(each, cast(PassKind, segment.name)): count for each, count in placed}
+            current = self._passes[segment.step]
+            keys = {pass_key(each, current): count for each, count in placed}
+        else:
+            keys = {PieceKey(each, cast(PassKind, segment.name)): count for each, count in placed}
         return Counter({key: count for key, count in keys.items() if key in self.blocks})
 
     @cached_property

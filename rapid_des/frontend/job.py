@@ -127,7 +127,7 @@ class Job:
         if host is None:
             return None
         captured = host.captured if serving is not None and serving.cuda_graphs else "nothing"
-        return structs.replace(host.of_group(self.spec.parallelism.tp), captured=captured)
+        return structs.replace(host.of_group(self.spec.parallelism.tp, file=self.file), captured=captured)
 
     @property
     def stages(self) -> int:

@@ -61,6 +61,8 @@ def _check_sections(job: Job) -> None:
         _refuse(job, phase, f"phase is {phase}, so the section {phase!r} must be there")
     if getattr(job.spec, other) is not None:
         _refuse(job, other, f"phase is {phase}, so the section {other!r} would never be read")
+    if phase == "training" and job.spec.serving is not None:
+        _refuse(job, "serving", "phase is training, so the section 'serving' would never be read")
 
 
 def _check_axes(job: Job) -> None:
@@ -198,6 +200,7 @@ def _check_inference(job: Job) -> None:
 def _serving_refusals(job: Job) -> Iterator[tuple[str, str]]:
     """Yield why a batch of requests can not be served so."""
     spec, split = job.inference, job.spec.parallelism
+    yield from _of_training(job)
     if split.sequence_parallel and not job.model.has_experts:
         problem = "sequence shards serve experts that spread over replicas; the model is dense"
         yield "parallelism.sequence_parallel", problem
@@ -205,14 +208,22 @@ def _serving_refusals(job: Job) -> Iterator[tuple[str, str]]:
         yield from _context_of_requests(job)
     if not (spec.absorbs or any(isinstance(layer.mixer, LatentAttention) for layer in job.model.kinds)):
         yield "inference.absorbs", f"{job.model.name} has no latent attention"
-    if split.dp_replicate > 1:
-        yield "parallelism.dp_replicate", "replicas that serve share no state"
-    if split.chunks > 1:
-        yield "parallelism.chunks", "inference passes each stage once; chunks must be 1"
     yield from speculation_refusals(job)
     if spec.decode_steps != "all" and spec.decode_steps > max(1, spec.steps - 1):
         problem = f"{spec.decode_steps} steps can not be taken from the {spec.steps - 1} there are"
         yield "inference.decode_steps", problem
+
+
+def _of_training(job: Job) -> Iterator[tuple[str, str]]:
+    """Yield what a job that serves states and only training reads."""
+    split, precision = job.spec.parallelism, job.spec.precision
+    if split.dp_replicate > 1:
+        yield "parallelism.dp_replicate", "replicas that serve share no state"
+    if split.chunks > 1:
+        yield "parallelism.chunks", "inference passes each stage once; chunks must be 1"
+    for key in ("recipe", "parameter_gather"):
+        if getattr(precision, key) is not None:
+            yield f"precision.{key}", "it is for training; phase is inference"
 
 
 def _context_of_requests(job: Job) -> Iterator[tuple[str, str]]:

@@ -30,6 +30,7 @@ from rapid_des.config import Document, Spec, decode, load_document, resolve
 from rapid_des.device.operators import Attention, Operator, Starts, Vector
 from rapid_des.device.spec import DecodePolicy
 from rapid_des.device.vector import kind_of
+from rapid_des.errors import ConfigError
 from rapid_des.network.specs import LibraryChoice
 from rapid_des.units import PS_PER_S, Duration
 
@@ -196,10 +197,13 @@ class HostSpec(Spec, frozen=True):
         times = {name: Duration(round(time / speed)) for name, time in stated.items() if time is not None}
         return structs.replace(self, **times)
 
-    def of_group(self, ranks: int) -> HostSpec:
+    def of_group(self, ranks: int, *, file: str) -> HostSpec:
         """Return the costs of a host whose tensor-parallel groups have this many ranks."""
-        each = int(self.tensor_rank or 0)
-        return structs.replace(self, tensor_rank=Duration(each * ranks)) if each else self
+        each = int(self.tensor_rank or 0) * ranks
+        if each > _LONGEST:
+            problem = f"an issue takes at most {_LONGEST}; with tp {ranks} it is more"
+            raise ConfigError(problem, file=file, key="host.tensor_rank")
+        return structs.replace(self, tensor_rank=Duration(each)) if each else self
 
     def of_collective(self, axis: str) -> int:
         """Return the picoseconds that issuing a collective of an axis takes."""

@@ -94,6 +94,8 @@ class ModelSpec(Spec, frozen=True):
             stop = self.layers if other.stop is None else other.stop
             if not other.start < stop <= self.layers:
                 raise ValueError(f"exceptions: there are no layers {other.start} to {stop} of {self.layers}")
+            if other.attention is None and other.feed_forward is None:
+                raise ValueError("exceptions: one states neither attention nor feed_forward")
 
     @property
     def norm_parameters(self) -> int:

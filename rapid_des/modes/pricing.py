@@ -123,7 +123,10 @@ def issued_on(job: Job, machine: Machine) -> Job:
     host = job.spec.host
     if host is None or speed is None:
         return job
-    return replace(job, spec=structs.replace(job.spec, host=host.at_speed(speed)))
+    try:
+        return replace(job, spec=structs.replace(job.spec, host=host.at_speed(speed)))
+    except ValueError as error:
+        raise ConfigError(f"{error}; at host_speed {speed:g} it is more", file=job.file, key="host") from None
 
 
 def as_used(job: Job, machine: Machine, device: Device, *, decoding: bool = False) -> Device:

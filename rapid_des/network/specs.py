@@ -489,6 +489,8 @@ class Switching(Spec, frozen=True, kw_only=True):
             yield "segment", f"{segment}; allowed: above 0"
         if self.parts > 1 and mode != "cut_through":
             yield "parts", f"{self.parts}; allowed: 1, or more with mode cut_through"
+        if self.protocol is not None and self.protocol.payload <= 0:
+            yield "protocol.payload", f"{self.protocol.payload}; allowed: above 0"
         if self.spray is not None:
             yield from self._spraying(self.spray)
         if self.congestion is not None:

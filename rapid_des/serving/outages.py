@@ -32,6 +32,10 @@ Meets = Callable[[int, str], bool]
 """Whether a fault affects a replica."""
 
 
+_MOST_DRAWN = 20_000
+"""The most outages that one replica draws: a clock of picoseconds could hold them without end."""
+
+
 class Outage(Spec, frozen=True):
     """When, and for how long, a replica is down or slow."""
 
@@ -125,10 +129,12 @@ def events(
 def _drawn(outage: Outage, place: int, replica: int, startup: int) -> Iterator[Event]:
     assert outage.mtbf is not None
     random, now = default_rng([outage.seed, place, replica]), 0
-    while True:
+    for _ in range(_MOST_DRAWN):
         now += 1 + int(random.exponential(int(outage.mtbf)))
         yield Event(now, replica, int(outage.down), outage.fault)
         now += int(outage.down) + (0 if outage.fault else startup)
+    problem = f"{_MOST_DRAWN:,} outages of replica {replica} in {Duration(now)}: state a longer mtbf"
+    raise ConfigError(problem, file="--outage", key="mtbf")
 
 
 def startup_time(

@@ -58,7 +58,13 @@ def read_trace(file: str) -> dict[str, NDArray[np.float64]]:
                 public = dict(zip(_NEEDED, stated, strict=True))
                 return _columns(names, rows, public, file, answered=stated[2])
         known = (*_NEEDED, *(name for name in MARKS if name in names))
-        return _columns(names, rows, {name: name for name in known}, file)
+        table = _columns(names, rows, {name: name for name in known}, file)
+    over = np.flatnonzero(table.get("prefix_tokens", np.zeros(1)) > table["prompt_tokens"])
+    for request in over[:1].tolist():
+        prefix, prompt = (int(table[name][request]) for name in ("prefix_tokens", "prompt_tokens"))
+        problem = f"request {request}: {prefix} tokens of a prompt of {prompt}"
+        raise ConfigError(problem, file=file, key="prefix_tokens")
+    return table
 
 
 def read_lengths(file: str, column: str) -> Int64s:
@@ -104,6 +110,9 @@ def _columns(
     for line, row in rows:
         if place >= 0 and row[place : place + 1] == ["0"]:
             continue
+        if len(row) > len(names):
+            problem = f"{len(row)} entries; the columns are {len(names)}"
+            raise ConfigError(problem, file=file, key=f"line {line}")
         for reader in readers:
             reader.take(line, row)
         if readers and len(readers[0].values) > _MOST_ROWS:
@@ -118,7 +127,9 @@ class _Column:
 
     def __init__(self, names: Sequence[str], meaning: str, column: str, file: str) -> None:
         self.meaning, self._column, self._file = meaning, column, file
-        self._place = len(names) - 1 - names[::-1].index(column)  # of two with one name the last
+        if names.count(column) > 1:
+            raise ConfigError(f"the column {column} stands {names.count(column)} times", file=file)
+        self._place = names.index(column)
         self._read, self._allowed = _READERS.get(meaning, (_whole, f"a whole number to {_MOST:.0e}"))
         self.values = array("d")
 
@@ -136,11 +147,18 @@ class _Column:
 def _time(text: str) -> float:
     """Return seconds: a number, or a date and a time."""
     try:
-        seconds = float(text)
+        seconds = _number(text)
     except ValueError:
-        date = datetime.fromisoformat(text[:26])  # 2023-11-16 18:17:03.9799600 has more digits than it takes
+        date = datetime.fromisoformat(text)
         seconds = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
     return _within(seconds, 0, _LATEST)
+
+
+def _number(text: str) -> float:
+    """Return a number; underscores and digits of other scripts, which `float` takes, are refused."""
+    if "_" in text or not text.isascii():
+        raise ValueError
+    return float(text)
 
 
 def _tokens(text: str) -> float:
@@ -148,7 +166,7 @@ def _tokens(text: str) -> float:
 
 
 def _whole(text: str) -> float:
-    number = float(text)
+    number = _number(text)
     if not number.is_integer():
         raise ValueError
     return _within(number, -_MOST, _MOST)

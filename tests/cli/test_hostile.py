@@ -81,6 +81,7 @@ COMMANDS = [
     ("topology check dgx_a100 --fault gpu=010\u00a0down=true", "--fault"),
     ("device show h100_sxm --set device.family=../../../etc/hopper", "names no family"),
     ("device show h100_sxm --set device.constants.attention.default.softmax_ops=.nan", "no finite decimal"),
+    ("topology show dgx_a100 --set machine.switching.protocol.payload=0B", "payload: 0 B; allowed: above 0"),
     ("trace stats workloads/traces/all_reduce_4 --dimensions 2,²", "'²' is no whole number"),
 ]
 
@@ -292,6 +293,27 @@ def test_what_the_long_campaign_found_is_refused(tmp_path, kind, old, new, told)
     assert text != attacked.read_text()
     attacked.write_text(text.replace("\n", ",7\n") if kind == "samples" else text)
     assert told in refused(call(*[word.replace("@", str(tmp_path)) for word in sample.command]))
+
+
+KEYS = [
+    ("keys job", 2, ["job.host.tensor_rank=1 s"], "host.tensor_rank: an issue takes at most 1 s; with tp 2"),
+    ("keys job", 2, ["job.host.kernel=1 s", "machine.host_speed=0.5"], "at host_speed 0.5 it is more"),
+    ("keys served", 0, ["job.inference.prefill_tokens=16"], ""),  # chunks of prompts that have no head
+    ("keys served", 0, ["job.inference={requests: [{prompt_length: 5, output_length: 0}]}"], ""),
+]
+
+
+@pytest.mark.parametrize("mode", ["hierarchical", "analytical"])
+@pytest.mark.parametrize(("kind", "code", "settings", "told"), KEYS)
+def test_what_drawn_keys_found_is_refused_or_run(tmp_path, kind, code, settings, told, mode):
+    sample = SAMPLES[kind]
+    for name, content in sample.files.items():
+        (tmp_path / name).write_bytes(content)
+    given = [word for setting in settings for word in ("--set", setting)]
+    words = [word.replace("@", str(tmp_path)) for word in sample.command]
+    answer = call(*words, *given, "--mode", mode)
+    assert answer.code == code, answer
+    assert told in answer.err
 
 
 def test_a_few_gpus_of_a_huge_ring_are_looked_at_alone():

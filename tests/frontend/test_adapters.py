@@ -196,6 +196,8 @@ def test_frozen_experts_of_several_ranks_are_gathered_from_those_that_hold_the_s
     [
         ([("training.adapters", "{rank: 4, matrices: [ffn.up]}")], "'ffn.up' is no matrix of these layers"),
         ([("training.adapters", "{rank: 4, weights: fp8}")], "fp8 has no kernel that widens it"),
+        ([("training.adapters", "{rank: 4, matrices: []}")], "must name one matrix or more, each once"),
+        ([("training.adapters", "{rank: 4, matrices: [ffn.in, ffn.in]}")], "must name one matrix or more"),
         ([LORA, ("model.feed_forward", "{kind: experts, experts: 4, topk: 1, hidden: 8}")], "routed experts"),
     ],
 )  # fmt: skip

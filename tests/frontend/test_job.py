@@ -69,11 +69,13 @@ def test_the_vocabulary_is_padded_to_a_multiple_times_tp():
         ({"model.vocabulary": "255", "parallelism.tp": "2"}, "vocabulary 255 does not divide by tp 2"),
         ({"phase": "inference"}, "the section 'inference' must be there"),
         ({"precision.kv_cache": "fp8"}, "for inference"),
+        ({"serving": "{policy: vllm_v1}"}, "the section 'serving' would never be read"),
         ({"training.micro_bach": "1"}, "did you mean 'micro_batch'"),
         ({"model.hiden": "1"}, "did you mean 'hidden'"),
         ({"parallelism.dp": "10000000"}, "10000000 GPUs; at most 4194304"),
         ({"training.global_batch": "900000000"}, "900000000 passes of 4 layers are about 144000000000 nodes"),
         ({"training.global_batch": "1000000000000"}, "training.global_batch"),
+        ({"model.exceptions": "[{start: 1}]"}, "one states neither attention nor feed_forward"),
         ({"model": "llama9"}, "no model file 'llama9'"),
     ],
 )
@@ -91,6 +93,8 @@ def test_what_does_not_fit_together_is_refused_by_name(tiny, settings, said):
         ({"inference.output_length": "200"}, "216 positions, tiny.model has max_positions 128"),
         ({"inference.decode_steps": "9"}, "9 steps can not be taken from the 4 there are"),
         ({"inference.micro_batch": "3"}, "batch 2 does not divide by micro_batch 3"),
+        ({"precision.recipe": "delayed"}, "precision.recipe: it is for training; phase is inference"),
+        ({"precision.parameter_gather": "bf16"}, "precision.parameter_gather: it is for training"),
     ],
 )
 def test_a_service_that_does_not_fit_together_is_refused(tiny_service, settings, said):

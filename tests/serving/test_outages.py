@@ -111,6 +111,8 @@ def test_outages_that_leave_no_time_for_an_answer_are_named():
     with pytest.raises(DeadlockError, match=r"1,000 outages stopped requests, and not one"):
         served("mtbf=1us down=10s", replicas=1, arrivals="clients count=4")
     assert len(served("mtbf=20ms down=1ms", replicas=1)) == COUNT  # a request takes 16 ms
+    with pytest.raises(ConfigError, match="mtbf: 20,000 outages of replica 0 in .* ns: state a longer mtbf"):
+        served("mtbf=1ps down=1ps", replicas=1)  # before the first request comes
 
 
 def test_a_gpu_that_dies_stops_the_replica_that_it_is_of():

@@ -113,9 +113,30 @@ def test_traces_are_read_by_the_columns_that_they_have(tmp_path, text, prompts, 
     ("row", "words"),
     [("1,1.5,1", "line 2: prompt_tokens: '1.5' is not a whole number"),
      ("1,2", "line 2: output_tokens: nothing"),
-     ("soon,1,1", "'soon' is not a time"), ("nan,1,1", "'nan' is not a time"), ("1,2,0", "from 1 to 1e")],
+     ("soon,1,1", "'soon' is not a time"), ("nan,1,1", "'nan' is not a time"), ("1,2,0", "from 1 to 1e"),
+     ("0,1_0,3", "'1_0' is not a whole number"), ("0,１２,3", "'１２' is not a whole number"),
+     ("1,2,3,4", "line 2: 4 entries; the columns are 3")],
 )  # fmt: skip
 def test_a_trace_s_bad_cell_is_named(tmp_path, row, words):
     (tmp_path / "t.csv").write_text(f"arrival_s,prompt_tokens,output_tokens\n{row}\n")
     with pytest.raises(ConfigError, match=words):
         draw(parse_arrivals(f"trace file={tmp_path / 't.csv'}"), (FIXED, FIXED), 9, 0)
+
+
+@pytest.mark.parametrize(
+    ("columns", "row", "words"),
+    [("output_tokens", "9", "the column output_tokens stands 2 times"),
+     ("prefix_tokens", "5", "prefix_tokens: request 0: 5 tokens of a prompt of 2")],
+)  # fmt: skip
+def test_a_column_that_can_not_be_right_is_named(tmp_path, columns, row, words):
+    (tmp_path / "t.csv").write_text(f"arrival_s,prompt_tokens,output_tokens,{columns}\n0,2,3,{row}\n")
+    with pytest.raises(ConfigError, match=words):
+        draw(parse_arrivals(f"trace file={tmp_path / 't.csv'}"), (FIXED, FIXED), 9, 0)
+
+
+def test_a_date_keeps_its_zone_whatever_its_digits(tmp_path):
+    # 18:17:03 two hours east of Greenwich is 16:17:03 there, 120 s before the other.
+    rows = "2023-11-16 18:17:03.9799600+02:00,5,3\n2023-11-16 16:19:03.9799600+00:00,5,3\n"
+    (tmp_path / "t.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
+    work = draw(parse_arrivals(f"trace file={tmp_path / 't.csv'}"), (FIXED, FIXED), 9, 0)
+    assert work.arrival / PS_PER_S == pytest.approx([0, 120], abs=1e-6)

@@ -16,6 +16,7 @@ import gzip
 import io
 import json
 import multiprocessing
+import multiprocessing.process
 import random
 import re
 import resource
@@ -25,7 +26,9 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import cast
 
 from rapid_des.cli.main import main as rapid_des
 from validation.hostile.notebooks import notebook, wrong_html
@@ -34,8 +37,8 @@ from validation.hostile.samples import samples
 
 SECONDS, WAITING = 10, 120
 """What one input may take: seconds of the processor, and of the clock, which other programs make longer."""
-_CHUNK, _CHUNKS = 8, 100
-"""Inputs that a process takes at a time, and how often it does so before another one takes its place."""
+_CHUNK = 500
+"""Inputs that a process takes before another one takes its place."""
 _MEMORY = 2 << 30
 """Bytes that an input may take beyond what the programs themselves do."""
 _GOOD = {"0", "2", "3", "4"}
@@ -71,7 +74,9 @@ def inputs(kind: str, sample: Sample, seed: int) -> tuple[list[str], dict[str, b
     """Return (arguments, files by name) of one attack: the same for the same kind and seed."""
     chance = random.Random(f"{kind}/{seed}")  # noqa: S311 - no secret
     files, arguments = dict(sample.files), list(sample.command)
-    if sample.attacked is None:
+    if sample.draw is not None:
+        arguments += sample.draw(chance)
+    elif sample.attacked is None:
         at = chance.choice([place for place in range(len(arguments)) if place not in sample.kept])
         arguments[at] = _text_attack(chance, arguments[at]).replace("\0", "")
     elif sample.binary:
@@ -242,14 +247,36 @@ def _alarm(seconds: float) -> Iterator[None]:
             signal.signal(number, action)
 
 
-def _attack(task: tuple[str, int]) -> tuple[str, int, Outcome]:
-    kind, seed = task
-    return kind, seed, run(*inputs(kind, samples()[kind], seed))
-
-
-def _limited() -> None:
+def _attack(tasks: list[tuple[str, int]], sending: Connection) -> None:
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + 2 * _MEMORY,) * 2)
+    for kind, seed in tasks:
+        sending.send((kind, seed, run(*inputs(kind, samples()[kind], seed))))
+
+
+def _outcomes(tasks: list[tuple[str, int]], jobs: int) -> Iterator[tuple[str, int, Outcome]]:
+    """Yield (kind, seed, outcome) of each task; a process that died gives its task that outcome."""
+    context = multiprocessing.get_context("fork")
+    waiting = [tasks[start : start + _CHUNK] for start in range(0, len(tasks), _CHUNK)]
+    running: dict[Connection, tuple[multiprocessing.process.BaseProcess, list[tuple[str, int]]]] = {}
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            receiving, sending = context.Pipe(duplex=False)
+            process = context.Process(target=_attack, args=(waiting[0], sending))
+            process.start()
+            sending.close()
+            running[receiving] = process, waiting.pop(0)
+        for ready in cast(list[Connection], wait(list(running))):
+            ended, left = running[ready]
+            try:
+                yield ready.recv()
+                del left[0]
+            except EOFError:
+                ended.join()
+                del running[ready]
+                if left:
+                    yield *left.pop(0), Outcome("death", f"the process ended with {ended.exitcode}")
+                    waiting += [left] if left else []
 
 
 def main() -> None:
@@ -264,9 +291,8 @@ def main() -> None:
     tasks = [(kinds[n % len(kinds)], asked.seed + n // len(kinds)) for n in range(asked.inputs)]
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
     bad = 0
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(asked.jobs, _limited, maxtasksperchild=_CHUNKS) as pool:
-        for kind, seed, outcome in pool.imap_unordered(_attack, tasks, chunksize=_CHUNK):
+    with contextlib.suppress(KeyboardInterrupt):  # what has run is counted then
+        for kind, seed, outcome in _outcomes(tasks, asked.jobs):
             counts[kind][outcome.code] += 1
             if outcome.problem:
                 bad += 1
@@ -276,7 +302,7 @@ def main() -> None:
     for kind, counter in counts.items():
         print(f"{kind:<18}" + "".join(f"{counter[code]:>9}" for code in codes))
     print(f"{'all':<18}" + "".join(f"{sum(c[code] for c in counts.values()):>9}" for code in codes))
-    print(f"{bad} defects in {asked.inputs} inputs")
+    print(f"{bad} defects in {sum(sum(counter.values()) for counter in counts.values())} inputs")
     sys.exit(1 if bad else 0)
 
 

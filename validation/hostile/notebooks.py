@@ -89,14 +89,14 @@ def wrong_html(html: str) -> str:
 def notebook(words: Sequence[str]) -> None:
     """Print the HTML of a value: `notebook`, its kind, and the folder of its files."""
     try:
-        shown = _SHOWN[words[1]](Path(words[2]))
+        html = _SHOWN[words[1]](Path(words[2]))._repr_html_()  # what a notebook calls
     except rd.RapidDesError as error:
         print(printable(str(error)), file=sys.stderr)
         sys.exit(error.exit_code)
     except Exception:  # noqa: BLE001 - what a notebook shows as a traceback is a defect
         traceback.print_exc()
         sys.exit(1)
-    print(shown._repr_html_(), end="")  # noqa: SLF001 - what a notebook calls
+    print(html, end="")
 
 
 def _plan(folder: Path) -> rd.Plan:

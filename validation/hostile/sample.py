@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -21,6 +22,8 @@ class Sample:
     """Texts of which one to three stand in place of names, before anything else is changed."""
     names: tuple[str, ...] = ()
     """The names in the attacked file that are free to be anything."""
+    draw: Callable[[random.Random], list[str]] | None = None
+    """Draws what is added to the command line; nothing else is attacked then."""
     kept: frozenset[int] = frozenset({0, 1})
     """Places on the command line that are not attacked: the command, and how much work it is to do."""
 

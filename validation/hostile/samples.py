@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from validation.hostile.drawn import drawn
 from validation.hostile.foreign import importers, servers, studies
 from validation.hostile.notebooks import notebooks
 from validation.hostile.sample import Sample, of
@@ -236,7 +237,7 @@ def _learned() -> bytes:
 @cache
 def samples() -> dict[str, Sample]:
     """Return every kind by name."""
-    return own() | importers() | servers() | studies() | notebooks(MACHINE)
+    return own() | importers() | servers() | studies() | notebooks(MACHINE) | drawn(MACHINE)
 
 
 def own() -> dict[str, Sample]:
