@@ -52,7 +52,7 @@ class BlockTimes(Struct, frozen=True):
     busiest: int = 0
     """How long its busiest link serves, at most."""
     skew: int = 0
-    """How much earlier than its last rank its first one is done with it."""
+    """Its first rank is done this many picoseconds before its last."""
 
     @property
     def duration(self) -> int:
