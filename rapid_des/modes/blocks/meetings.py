@@ -46,7 +46,7 @@ def meetings(run: Run) -> Mapping[str, Meetings]:
 
 
 def has_unlike_links(done: BlockRun) -> bool:
-    """Tell whether faults change links, so that members of a collective may not be done together."""
+    """Return whether faults change links, so that members of a collective may not be done together."""
     return any(touches_links(fault) for fault in done.run.machine.faults)
 
 

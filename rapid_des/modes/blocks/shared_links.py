@@ -31,7 +31,7 @@ class Sharing(Struct, frozen=True):
     direct: Bools
     """Whether it joins two GPUs, which pass on what is not for them."""
     passed_on: frozenset[str]
-    """Of what the groups are whose members pass on messages of their own group: those of three or more."""
+    """The kinds of groups whose members pass on messages of their own group: those of three or more."""
 
     def waits(self, inside: int, between: Int64s) -> Int64s:
         """Return for how long a stage waits at most on each link for what `hierarchical` simulates apart.

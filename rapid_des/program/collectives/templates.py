@@ -135,7 +135,7 @@ class _Cut(Struct, frozen=True):
 
 
 def _cut(schedule: Schedule, segment: int | None) -> _Cut:
-    """Return a schedule's transfers cut into segments of so many bytes; None: each is whole."""
+    """Return a schedule's transfers cut into segments of this many bytes; None: each is whole."""
     if segment is None or schedule.size.max(initial=0) <= segment:
         return _Cut(np.arange(len(schedule) + 1), np.zeros(0, np.int64), schedule.size)
     counts: Int64s = np.maximum(1, -(-schedule.size // segment))
