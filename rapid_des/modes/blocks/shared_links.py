@@ -89,8 +89,8 @@ def sharing(machine: Machine, inner: Sequence[Sequence[int]], outer: Sequence[Ou
             if machine.in_switches:
                 taken[_links(machine, tree_pairs(machine, table.tolist()))] = True
         places += taken
-    ends = np.stack((machine.fabric.source, machine.fabric.destination))
-    direct = (ends < machine.fabric.gpus).all(axis=0)
+    fabric = machine.fabric
+    direct = (fabric.source < fabric.gpus) & (fabric.destination < fabric.gpus)
     return Sharing(inside, places, groups, direct, frozenset(passed_on))
 
 
