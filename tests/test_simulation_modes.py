@@ -276,6 +276,14 @@ def test_the_loss_is_summed_while_the_next_micro_batch_computes(job, schedule, s
         assert hierarchical.breakdown.get(part, 0) == pytest.approx(spent, rel=1e-3, abs=1e6)
 
 
+def test_messages_of_the_first_backward_wait_for_those_of_the_last_loss(job):
+    # three sums of the loss last longer than the kernel before the backward's first message
+    settings = [("training.schedule", "gpipe"), ("parallelism.sequence_parallel", "true"), *UNHOSTED]
+    run, fabric = job(settings=settings, tp=4), apart(ring(4, bandwidth="200 GB/s", latency="20 us"))
+    flattened, hierarchical = (simulate(run, fabric, mode=mode) for mode in ("flattened", "hierarchical"))
+    assert hierarchical.breakdown["tp"] == pytest.approx(flattened.breakdown["tp"], rel=1e-6)
+
+
 CONTEXT = [
     {"cp": 4},
     {"cp": 2, "dp": 2},

@@ -53,7 +53,7 @@ from rapid_des.frontend.inference import (
     passes,
 )
 from rapid_des.frontend.job import Job
-from rapid_des.frontend.parts import NORMS, PieceKey, stage_sections
+from rapid_des.frontend.parts import HEAD, NORMS, PieceKey, stage_sections
 from rapid_des.frontend.schedules.schedule import PassKind
 from rapid_des.frontend.template import (
     PORTS,
@@ -312,7 +312,8 @@ def _gate(job: Job, key: PieceKey, piece: PricedPiece) -> int | None:
     inner = piece.rows[:, PieceColumn.GROUP] == GROUP_SLOTS.index("tp")
     if job.spec.training is None or not inner.any():
         return None
-    if job.stages == 1 and (key.phase != "forward" or job.schedule.backward_follows_loss):
+    begins = key.phase == "forward" or key.section == HEAD  # behind a head, whose last messages still go
+    if job.stages == 1 and (job.schedule.backward_follows_loss or not begins):
         return None
     row = int(np.flatnonzero(inner)[0])
     before = max(piece.edges.by_row()[row])

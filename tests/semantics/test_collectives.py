@@ -4,9 +4,9 @@ import pytest
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import DeadlockError
-from tests.program.machines import dimension, machine, ring, switch
+from tests.program.machines import STORE, dimension, machine, ring, switch
 from tests.program.tracing import ALL_GATHER, ALL_REDUCE, BARRIER, Nodes, same_everywhere, trace_set
-from tests.semantics.messages import hop
+from tests.semantics.messages import LATENCY, hop
 
 
 def alone(kind, size, ranks):
@@ -21,6 +21,18 @@ def test_ring_all_reduce_on_a_ring(replayed, ranks):
     done = replayed(alone(ALL_REDUCE, 40 * ranks, ranks), machine(ring(ranks)))
     # a reduce-scatter and an all-gather of n - 1 steps, each a piece of 40 B to the next rank
     assert {end for finish in done.finish for end in finish} == {2 * (ranks - 1) * hop(40)}
+
+
+@pytest.mark.parametrize("segments", [1, 2, 40])
+def test_a_step_in_segments_waits_for_all_of_the_step_before(replayed, segments):
+    where = machine(ring(4), switching=STORE | {"segment": "10 B"})
+    done = replayed(alone(ALL_REDUCE, 40 * segments, 4), where)
+    # six steps: each sends a quarter, then its last segment travels
+    assert {finish for (finish,) in done.finish} == {6 * (10_000 * segments + LATENCY)}
+    (template,) = done.program.templates
+    # each segment leads to the join behind its message, and waits for that of the message before
+    assert len(template.edge_target) <= 3 * len(template)
+    assert done.records.hops == 4 * 6 * segments
 
 
 def test_ring_all_reduce_through_a_switch_takes_two_hops_a_step(replayed):

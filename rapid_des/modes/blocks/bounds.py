@@ -12,6 +12,7 @@ from rapid_des.chakra.trace import NodeKind
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.modes.blocks.block_run import BlockRun
 from rapid_des.modes.blocks.inner import BlockTimes, times_alone
+from rapid_des.modes.blocks.meetings import has_unlike_links, moved_by_meetings
 from rapid_des.modes.blocks.shared_links import Sharing
 from rapid_des.modes.mode_bound import ModeBound
 
@@ -27,14 +28,19 @@ _MOST_HOPS, _MOST_RANKS = 100_000_000, 256
 """Up to which all is simulated at once instead: some seconds."""
 
 
-def bound_of(shared: Sharing, done: BlockRun, sums: int) -> ModeBound:
+def bound_of(shared: Sharing, done: BlockRun, sums: tuple[int, int]) -> ModeBound:
     """Return where the flattened step lies: all stages may wait on shared links, one after the other.
 
-    `sums` is how much longer sums over a whole model last than those that were run, in picoseconds.
+    `sums` is how much shorter or longer sums over a whole model may be than those that were run, in
+    picoseconds.
     """
-    apart, fabric = int(done.step * _APART), done.run.machine.fabric
+    fabric, (shorter, longer) = done.run.machine.fabric, sums
     stages = dict(zip(done.trace.stage_of_rank, done.kinds, strict=True))
+    skews = [in_step(done, stage, kind, lambda times: times.skew) for stage, kind in stages.items()]
     inside = [in_step(done, stage, kind, lambda times: times.busiest) for stage, kind in stages.items()]
+    apart = int(done.step * _APART) + sum(skews) + moved_by_meetings(done)
+    apart += sum(inside) if done.mode.inner_analytic and has_unlike_links(done) else 0
+    least, most = done.step - apart - shorter, done.step + apart + longer
     if done.mode.outer_analytic:
         busy = _busy_alone(done)
         each = [shared.waits_of_closed_forms(busiest, busy) for busiest in inside]
@@ -45,11 +51,11 @@ def bound_of(shared: Sharing, done: BlockRun, sums: int) -> ModeBound:
     links = np.flatnonzero(waits)
     if not len(links):
         reason = "blocks run alone, sums over a model take one rank of each; what that leaves out"
-        return ModeBound(done.step - apart, done.step + apart + sums, None, reason)
-    most = sum(int(stage.max()) for stage in each)
+        return ModeBound(least, most, None, reason)
+    most += sum(int(stage.max()) for stage in each)
     name = fabric.link_name(int(waits.argmax()))
     reason = f"{len(links):,} links (most of all {name}) carry traffic that is simulated apart; waiting there"
-    return ModeBound(done.step - apart, done.step + apart + sums + most, name, reason)
+    return ModeBound(least, most, name, reason)
 
 
 def _busy_alone(done: BlockRun) -> dict[str, int]:

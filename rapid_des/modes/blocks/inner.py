@@ -51,6 +51,8 @@ class BlockTimes(Struct, frozen=True):
     """Which algorithms the block's collectives got."""
     busiest: int = 0
     """How long its busiest link serves, at most."""
+    skew: int = 0
+    """Its first rank is done this many picoseconds before its last."""
 
     @property
     def duration(self) -> int:
@@ -127,7 +129,8 @@ def _times(block: PipelineBlock, inputs: _Inputs, cache: BoundedCache) -> BlockT
             issued = _run(block, inputs, cache, hosted=True).passed
         else:
             issued = tuple(moment + begins for moment in run.passed)
-    return BlockTimes(Cuts.of(run.passed, issued), run.compute, run.hops, run.served, run.busiest)
+    cuts = Cuts.of(run.passed, issued)
+    return BlockTimes(cuts, run.compute, run.hops, run.served, run.busiest, run.skew)
 
 
 def _begins(hosted: TraceSet, run: _Passed, machine: Machine) -> int | None:
@@ -168,6 +171,7 @@ class _Passed:
     hops: int
     served: frozenset[ServedCollective]
     busiest: int
+    skew: int
 
 
 def _run(block: PipelineBlock, inputs: _Inputs, cache: BoundedCache, *, hosted: bool) -> _Passed:
@@ -179,7 +183,8 @@ def _run(block: PipelineBlock, inputs: _Inputs, cache: BoundedCache, *, hosted: 
         lowered = _lowered(traces, inputs, cache)
         records = execute(lowered.program, choice, name=lowered.name).records
         visits = [_visits_of_nodes(lowered, rank) for rank in range(len(traces.ranks))]
-        finish = np.max([records.finish[rank_visits] for rank_visits in visits], axis=0)
+        of_ranks = np.array([records.finish[rank_visits] for rank_visits in visits])
+        ends, finish = of_ranks.max(axis=1), of_ranks.max(axis=0)
         return _Passed(
             passed=block.passed(finish.tolist(), hosted=hosted),
             starts=np.min([records.start[rank_visits] for rank_visits in visits], axis=0),
@@ -187,6 +192,7 @@ def _run(block: PipelineBlock, inputs: _Inputs, cache: BoundedCache, *, hosted: 
             hops=records.hops,
             served=lowered.served,
             busiest=_busiest(lowered, records, analytic=analytic),
+            skew=int(ends.max() - ends.min()),
         )
 
     key = (inputs.basis, key_of(traces, choice, analytic=analytic), block.cuts)

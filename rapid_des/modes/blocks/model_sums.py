@@ -14,6 +14,7 @@ from rapid_des.chakra.trace import CollectiveType, NodeKind, RankTrace, TraceSet
 from rapid_des.machine import Machine
 from rapid_des.modes.blocks.block_run import BlockRun
 from rapid_des.modes.blocks.inner import times_alone
+from rapid_des.modes.blocks.meetings import meetings
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.modes.idle import on_idle_links
 from rapid_des.program.collectives.alone import MOST_MEMBERS
@@ -24,12 +25,19 @@ _SUMMED = "model."
 """What names of groups of a whole model begin with."""
 
 
-def left_out_of_sums(done: BlockRun, machine: Machine, choice: EngineChoice, cache: BoundedCache) -> int:
-    """Return by how many picoseconds the sums over a model last longer over all of its ranks."""
-    first, longer = done.trace.traces.ranks[0], 0
+def left_out_of_sums(
+    done: BlockRun, machine: Machine, choice: EngineChoice, cache: BoundedCache
+) -> tuple[int, int]:
+    """Return by how many picoseconds the sums over a model may be shorter, or longer, over all of its ranks.
+
+    Members that come early send early: a sum may be over as the last member comes, and in the run sums of few
+    ranks may be shorter than alone.
+    """
+    first, shorter, longer = done.trace.traces.ranks[0], 0, 0
     nodes, libraries = first.nodes, done.trace.traces.libraries
     summed = [place for place, name in enumerate(first.groups) if name.startswith(_SUMMED)]
-    for node in np.flatnonzero((nodes.kind == NodeKind.COLLECTIVE) & np.isin(nodes.group, summed)).tolist():
+    sums = np.flatnonzero((nodes.kind == NodeKind.COLLECTIVE) & np.isin(nodes.group, summed)).tolist()
+    for node, (least, most) in zip(sums, _took(done), strict=True):
         name = first.groups[nodes.group[node]]
         few, models = done.trace.traces.groups[name], done.blocks.job.rows("model")
         if len(few) == models.shape[1]:
@@ -43,8 +51,17 @@ def left_out_of_sums(done: BlockRun, machine: Machine, choice: EngineChoice, cac
             traces = replace(_sums(groups, stream, size), libraries=libraries)
             return cache.get_or_make(key, lambda: _lasts(traces, machine, choice, cache))
 
-        longer += max(lasts(models) - (lasts(np.array([few])) if len(few) > 1 else 0), 0)
-    return longer
+        shorter, longer = shorter + most, longer + max(lasts(models) - least, 0)
+    return shorter, longer
+
+
+def _took(done: BlockRun) -> list[tuple[int, int]]:
+    """Return how long each sum over a model took once all had come, in the fastest and the slowest group."""
+    found = meetings(done.run)
+    lasted = [each.end - each.last for name, each in found.items() if name.startswith(_SUMMED)]
+    if not lasted:
+        return []
+    return list(zip(np.min(lasted, axis=0).tolist(), np.max(lasted, axis=0).tolist(), strict=True))
 
 
 def _sums(groups: Int64s, stream: str, size: int) -> TraceSet:

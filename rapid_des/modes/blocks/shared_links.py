@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from msgspec import Struct
 
-from rapid_des.arrays import Int64s, distinct
+from rapid_des.arrays import Bools, Int64s, distinct
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.modes.blocks.reach import Outside
@@ -28,6 +28,10 @@ class Sharing(Struct, frozen=True):
     """The number of places of inner groups whose pipelines and data-parallel groups use it."""
     groups: Mapping[str, Int64s]
     """How many groups outside blocks take it, by what they are of: pp, dp, cp, ep."""
+    direct: Bools
+    """Whether it joins two GPUs, which pass on what is not for them."""
+    passed_on: frozenset[str]
+    """The kinds of groups whose members pass on messages of their own group: those of three or more."""
 
     def waits(self, inside: int, between: Int64s) -> Int64s:
         """Return for how long a stage waits at most on each link for what `hierarchical` simulates apart.
@@ -51,7 +55,10 @@ class Sharing(Struct, frozen=True):
         least = np.full_like(none, _NEVER)
         for kind, work in between.items():
             least = np.where(work > 0, np.minimum(least, busy.get(kind, 0)), least)
-        own = np.where((self.inside > 0) | (least == _NEVER), 0, least)
+        # where members pass on each other's messages, a collective meets the rest of the one before
+        met = [crossed > 0 for kind, crossed in self.groups.items() if kind in self.passed_on]
+        meets_itself = self.direct & np.any([none > 0, *met], axis=0)
+        own = np.where((self.inside > 0) | (least == _NEVER) | meets_itself, 0, least)
         waits: Int64s = sum(between.values(), none) - own + np.maximum(self.inside - 1, 0) * inside
         return waits
 
@@ -65,6 +72,7 @@ def sharing(machine: Machine, inner: Sequence[Sequence[int]], outer: Sequence[Ou
     inside = np.zeros(len(machine.fabric), np.int64)
     places = np.zeros(len(machine.fabric), np.int64)
     groups: dict[str, Int64s] = {}
+    passed_on: set[str] = set()
     if len(inner[0]) > 1:
         _require_one_switch(machine, inner)
         inside[_links(machine, tree_pairs(machine, inner))] = 1
@@ -76,11 +84,14 @@ def sharing(machine: Machine, inner: Sequence[Sequence[int]], outer: Sequence[Ou
                 continue
             crossed = _groups_on(machine, _neighbours(table), len(table))
             groups[kind] = groups.get(kind, 0) + crossed
+            passed_on |= {kind} if table.shape[1] > 2 else set()
             taken |= crossed > 0
             if machine.in_switches:
                 taken[_links(machine, tree_pairs(machine, table.tolist()))] = True
         places += taken
-    return Sharing(inside, places, groups)
+    fabric = machine.fabric
+    direct = (fabric.source < fabric.gpus) & (fabric.destination < fabric.gpus)
+    return Sharing(inside, places, groups, direct, frozenset(passed_on))
 
 
 def _require_one_switch(machine: Machine, inner: Sequence[Sequence[int]]) -> None:

@@ -137,8 +137,7 @@ class IdleTimes(Struct, frozen=True):
         if switching.mode == "cut_through" or switching.segment is None:
             return (len(schedule) + len(schedule.dependencies)) * switching.parts
         segments: Int64s = -(-schedule.size // int(switching.segment))
-        later = np.repeat(segments, np.diff(schedule.dependency_starts))
-        return int(segments.sum() + (later * segments[schedule.dependencies]).sum())
+        return int(segments.sum() + np.repeat(segments, np.diff(schedule.dependency_starts)).sum())
 
 
 def plan_schedules(plan: CollectivePlan, extents: tuple[int, ...], members: int) -> Iterable[Schedule]:

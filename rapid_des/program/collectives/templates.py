@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Hashable
+from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
-from rapid_des.arrays import Int32s, Int64s
+from rapid_des.arrays import Int32s, Int64s, digest, entries_of, ranges, rows_of, starts_of
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.network.collectives.schedule import Schedule
 from rapid_des.program.builders import make_template
-from rapid_des.program.program import NONE, TaskEdges, Template
+from rapid_des.program.program import NONE, Rows, TaskEdges, Template
 from rapid_des.program.services import MessageSizes
 from rapid_des.values import fields, replace
 
@@ -58,15 +59,15 @@ class Templates:
 
         def make() -> tuple[bytes, Template, Int64s]:
             built = schedule()
-            if segment is not None and built.size.max(initial=0) > segment:
-                built = _segmented(built, segment)
-            digest = _structure(built)
-            shape = self._known.get(digest) or template_of(built, MessageSizes(), name=name)
-            return digest, shape, built.size
+            cut = _cut(built, segment)
+            structure = _structure(built, cut)
+            shape = self._known.get(structure)
+            shape = shape or _template(built, cut, MessageSizes(), name=name, whole=False)
+            return structure, shape, cut.size
 
-        digest, shape, sizes = self._memory.get_or_make(("template", key, segment), make, weight=_weight)
-        shape = self._known.setdefault(digest, shape)
-        return replace(shape, size=self._sizes.rows(sizes, whole=whole), name=name, shape=digest)
+        structure, shape, sizes = self._memory.get_or_make(("template", key, segment), make, weight=_weight)
+        shape = self._known.setdefault(structure, shape)
+        return replace(shape, size=self._sizes.rows(sizes, whole=whole), name=name, shape=structure)
 
     def message(self, size: int, segment: int | None = None) -> Template:
         """Return the template of a message: member 0 sends, member 1 receives."""
@@ -92,17 +93,65 @@ def _weight(made: tuple[bytes, Template, Int64s]) -> int:
     return 1000 + sizes.nbytes + sum(column.nbytes for column in columns if isinstance(column, np.ndarray))
 
 
-def _structure(schedule: Schedule) -> bytes:
+class _Cut(Struct, frozen=True):
+    """A schedule's transfers cut into segments, which are the tasks of its template.
+
+    What follows a transfer waits for all of its segments. Where both have several, a join after the last
+    segment stands between them: without it, each segment would wait for each. Joins are the last tasks.
+    """
+
+    first: Int64s
+    """[transfer and one more] the first segment; the last entry is their number."""
+    joined: Int64s
+    """The transfers that a join follows."""
+    size: Int64s
+    """[task] bytes."""
+
+    @property
+    def counts(self) -> Int64s:
+        """[transfer] the number of segments."""
+        return np.diff(self.first)
+
+    def segments_of(self, transfers: NDArray[np.integer[Any]]) -> Int64s:
+        """Return the segments of transfers, one transfer after the other."""
+        return entries_of(self.first, transfers)
+
+    def edges(self, origin: Int32s, target: Int32s) -> tuple[Rows, Rows]:
+        """Return the edges between tasks that stand for edges between transfers."""
+        if len(self.size) == len(self.counts):
+            return origin, target
+        end = np.full(len(self.counts), NONE, np.int64)
+        end[self.joined] = self.first[-1] + np.arange(len(self.joined))
+        ends = end[origin]
+        first, many = np.where(ends == NONE, self.first[origin], ends), self.counts[target]
+        lengths = np.where(ends == NONE, self.counts[origin], 1) * many
+        edge, place = rows_of(lengths), ranges(0, lengths)
+        before, after = np.divmod(place, many[edge])
+        joins = np.repeat(end[self.joined], self.counts[self.joined])
+        return (
+            np.concatenate((first[edge] + before, self.segments_of(self.joined))),
+            np.concatenate((self.first[target][edge] + after, joins)),
+        )
+
+
+def _cut(schedule: Schedule, segment: int | None) -> _Cut:
+    """Return a schedule's transfers cut into segments of this many bytes; None: each is whole."""
+    if segment is None or schedule.size.max(initial=0) <= segment:
+        return _Cut(np.arange(len(schedule) + 1), np.zeros(0, np.int64), schedule.size)
+    counts: Int64s = np.maximum(1, -(-schedule.size // segment))
+    target = rows_of(np.diff(schedule.dependency_starts))
+    later = np.zeros(len(schedule), np.int64)  # segments that wait for each transfer
+    np.add.at(later, schedule.dependencies, counts[target])
+    joined = np.flatnonzero((counts > 1) & (later > 1))
+    left = np.repeat(schedule.size, counts) - ranges(0, counts) * segment
+    size = np.concatenate((np.minimum(segment, left), np.zeros(len(joined), np.int64)))
+    return _Cut(starts_of(counts), joined, size)
+
+
+def _structure(schedule: Schedule, cut: _Cut) -> bytes:
     """Return a fingerprint of all that a template takes from a schedule but its sizes."""
-    digest = hashlib.blake2b(f"{schedule.members} {schedule.switches}".encode(), digest_size=16)
-    for column in (
-        schedule.source,
-        schedule.destination,
-        schedule.dependency_starts,
-        schedule.dependencies,
-    ):
-        digest.update(np.ascontiguousarray(column).data)
-    return digest.digest()
+    columns = (schedule.source, schedule.destination, schedule.dependency_starts, schedule.dependencies)
+    return digest(*columns, cut.first, label=f"{schedule.members} {schedule.switches}")
 
 
 def template_of(
@@ -115,22 +164,29 @@ def template_of(
     a transfer is as many tasks as it has segments, and what follows waits for all of them. `whole`: its
     messages never go in parts.
     """
-    if segment is not None:
-        schedule = _segmented(schedule, segment)
-    tasks = len(schedule)
-    counts = np.diff(schedule.dependency_starts)
-    target = np.repeat(np.arange(tasks, dtype=np.int32), counts)
+    return _template(schedule, _cut(schedule, segment), sizes, name=name, whole=whole)
+
+
+def _template(schedule: Schedule, cut: _Cut, sizes: MessageSizes, *, name: str, whole: bool) -> Template:
     origin = schedule.dependencies
-    gated = _needs_arrival(schedule, origin, target)
+    target = rows_of(np.diff(schedule.dependency_starts)).astype(np.int32)
+    gated = np.flatnonzero(_needs_arrival(schedule, origin, target))
     done_of, done_member = _last_transfers(schedule, origin, target)
-    all_origins = np.concatenate((origin, done_of))
-    all_targets = np.concatenate((target, tasks + done_member)).astype(np.int32)
+    transfer = np.concatenate((rows_of(cut.counts), cut.joined))
+    tasks, members = len(cut.size), np.arange(schedule.members)
+    pair, pair_source, pair_destination = _pairs(schedule)
+    pairs = np.append(pair[transfer[: cut.first[-1]]], np.full(len(cut.joined), NONE, np.int32))
+    origins, targets = cut.edges(origin, target)
+    last = np.repeat(tasks + done_member, cut.counts[done_of])
+    arriving = np.repeat(schedule.source[gated], cut.counts[gated])
     return make_template(
         schedule.members,
-        (_injectors(schedule), sizes.rows(schedule.size, whole=whole)),
-        _pairs(schedule),
-        edges=TaskEdges(all_origins, all_targets),
-        arrivals=_arrivals(schedule, gated),
+        (_injectors(schedule)[transfer], sizes.rows(cut.size, whole=whole)),
+        (pairs, pair_source, pair_destination),
+        edges=TaskEdges(np.concatenate((origins, cut.segments_of(done_of))), np.concatenate((targets, last))),
+        arrivals=TaskEdges(
+            np.concatenate((arriving, members)), np.concatenate((cut.segments_of(gated), tasks + members))
+        ),
         name=name,
     )
 
@@ -160,12 +216,6 @@ def _last_transfers(schedule: Schedule, origin: Int32s, target: Int32s) -> tuple
     return task.astype(np.int32), member.astype(np.int32)
 
 
-def _arrivals(schedule: Schedule, gated: NDArray[np.bool_]) -> TaskEdges:
-    tasks, members = np.flatnonzero(gated), np.arange(schedule.members)
-    origin: Int64s = np.concatenate((schedule.source[tasks], members))
-    return TaskEdges(origin, np.concatenate((tasks, len(schedule) + members)))
-
-
 def _pairs(schedule: Schedule) -> tuple[Int32s, Int32s, Int32s]:
     width = schedule.members + schedule.switches
     moves = schedule.source != schedule.destination
@@ -184,35 +234,6 @@ def _injectors(schedule: Schedule) -> Int32s:
         first = schedule.dependencies[schedule.dependency_starts[task] : schedule.dependency_starts[task + 1]]
         source[task] = source[first].min() if len(first) else 0
     return source
-
-
-def _segmented(schedule: Schedule, segment: int) -> Schedule:
-    counts = np.maximum(1, -(-schedule.size // segment))
-    first = np.concatenate(([0], np.cumsum(counts)))
-    origin = np.repeat(np.arange(len(schedule)), counts)
-    # Number of each segment within its transfer.
-    place = np.arange(first[-1]) - first[origin]
-    size = np.minimum(segment, schedule.size[origin] - place * segment)
-    # What follows a transfer waits for all of its segments.
-    rows = [
-        np.concatenate(
-            [np.arange(first[before], first[before + 1]) for before in befores] or [np.zeros(0, np.int64)]
-        )
-        for befores in np.split(schedule.dependencies, schedule.dependency_starts[1:-1])
-    ]
-    lengths = np.array([len(row) for row in rows], np.int64)
-    dependencies = [rows[task] for task in origin]
-    return Schedule(
-        members=schedule.members,
-        source=schedule.source[origin],
-        destination=schedule.destination[origin],
-        size=np.maximum(size, 0),
-        reduces=schedule.reduces[origin],
-        offset=schedule.offset[origin] + place * segment,
-        dependency_starts=np.concatenate(([0], np.cumsum(lengths[origin]))),
-        dependencies=np.concatenate([*dependencies, np.zeros(0, np.int64)]).astype(np.int32),
-        switches=schedule.switches,
-    )
 
 
 def transfer_template(size: int, sizes: MessageSizes, *, name: str, members: int = 2) -> Template:
