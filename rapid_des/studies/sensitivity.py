@@ -134,8 +134,8 @@ def part_speedups(job: Job, machine: Machine, executor: Executor | None) -> list
 
     >>> from rapid_des.frontend import load_job
     >>> from rapid_des.machine import load_machine
-    >>> faster = part_speedups(load_job("llama2_7b_train"), load_machine("dgx_a100"))
-    >>> min(faster, key=lambda leaning: leaning.step_time).part
+    >>> faster = part_speedups(load_job("llama2_7b_train"), load_machine("dgx_a100"), None)
+    >>> min(faster, key=lambda sped_up: sped_up.step_time).part
     'arithmetic'
     """
     cache, every = BoundedCache(1 << 28), grouped_by_library(parameters_of(job, machine))

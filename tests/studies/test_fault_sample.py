@@ -16,7 +16,7 @@ from rapid_des.report.tables import text
 from rapid_des.studies.draw_statistics import SampleStatistics, Until, estimate, student
 from rapid_des.studies.executors import InProcess
 from rapid_des.studies.fault_rows import NO_DRAW, DrawRow, FaultSample
-from rapid_des.studies.fault_sample import faults_sample, replayed
+from rapid_des.studies.fault_sample import faults_sample
 from rapid_des.studies.points import Point
 from rapid_des.studies.worker_pools import executor_of
 from tests.cli.shell import call, refused
@@ -83,7 +83,7 @@ def test_until_says_when_there_are_draws_enough():
 
 def test_a_draw_run_by_itself_takes_the_same_picoseconds(sampled, job, torus):
     row = max(sampled.rows, key=lambda row: row.step_time)
-    faults = [parse_fault(words) for words in replayed(sampled, row.draw)]
+    faults = [parse_fault(words) for words in row.faults]
     alone = simulate(job, torus.with_faults(faults), mode="hierarchical")
     assert alone.step_time == row.step_time > row.healthy
     # the parts of the critical rank's time grow by what the step does, as that rank ends last in both
