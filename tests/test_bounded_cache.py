@@ -26,8 +26,10 @@ def same_parts(one, other):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", ["hierarchical", "hybrid", "analytical"])
-@pytest.mark.parametrize("fault", ["", "link=0>1 bandwidth=0.5", "gpu=3 compute=0.8"])
+@pytest.mark.parametrize(
+    ("mode", "fault"),
+    [("hierarchical", "link=0>1 bandwidth=0.5"), ("hybrid", "gpu=3 compute=0.8"), ("analytical", "")],
+)
 def test_a_cache_that_other_jobs_have_filled_changes_no_result(mode, fault):
     faults = [parse_fault(fault)] if fault else []
     machine, cache = load_machine("torus2d_ring_a100_64", faults=faults), BoundedCache()

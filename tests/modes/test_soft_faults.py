@@ -8,7 +8,6 @@ FAULTS = (
     "link=5-21 bandwidth=0.61 latency=3us",  # between stages
     "link=2-3 bandwidth=0.37",
     "link=1-2 bandwidth=0.55",  # the same graph, other durations
-    "link=20-21 bandwidth=0.4",
     "dimension=torus bandwidth=0.9",
     "link=0-1 down=true",  # other routes
     "gpu=7 compute=0.8",
