@@ -38,6 +38,7 @@ HELD = (
     "studies/__init__.py",
     "studies/axes.py",
     "studies/bench.py",
+    "studies/bench_cases.py",
     "studies/capacity.py",
     "studies/capacity_report.py",
     "studies/choices.py",

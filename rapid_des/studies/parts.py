@@ -34,7 +34,7 @@ def read_part(part: Path, schema: Any = None) -> Any:
             raise InputError("rows without an id")
         _check_figures(table)
         return table if schema is None else _as(table, schema)
-    except (pyarrow.ArrowException, OSError, InputError) as error:
+    except (pyarrow.ArrowException, OSError, InputError, UnicodeDecodeError) as error:  # also of names
         why = error.message if isinstance(error, ConfigError) else str(error).splitlines()[0].rstrip(".")
         raise InputError(
             f"{part}: {why}; without this file the same study simulates its points again"

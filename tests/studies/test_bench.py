@@ -7,7 +7,16 @@ from click.testing import CliRunner
 
 from rapid_des.cli.main import cli
 from rapid_des.errors import InputError, RapidDesError
-from rapid_des.studies.bench import CASES, Measurement, chosen_cases, growth, measure, require_right
+from rapid_des.studies.bench import (
+    Measurement,
+    chosen_cases,
+    growth,
+    measure,
+    require_growth,
+    require_right,
+    yardstick_s,
+)
+from rapid_des.studies.bench_cases import CASES, STATED_GROWTH
 from rapid_des.values import replace
 
 SMALL = [
@@ -19,8 +28,8 @@ SMALL = [
 ]
 
 
-def measured(case, hops, wall_s):
-    return Measurement(case, True, 1, hops, hops, wall_s, wall_s, 100.0)
+def measured(case, seconds):
+    return Measurement(case, True, 1, 1000, 1000, seconds, seconds, seconds, 100.0)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -52,16 +61,31 @@ def test_a_wrong_answer_is_an_error_however_fast():
         require_right([replace(one, right=False)])
 
 
-def test_growth_is_the_slope_of_time_over_hops():
-    # time quadruples while hops double: hops^2; a hop costs 4/2 = 2 times as much
-    rows = [measured("irregular_64", 1000, 1.0), measured("irregular_256", 2000, 4.0)]
+def test_growth_is_the_slope_of_processor_time_over_size():
+    # time grows 16-fold while the ranks grow 4-fold: size^2; a rank costs 16/4 = 4 times as much
+    rows = [measured("irregular_64", 1.0), measured("irregular_256", 16.0)]
     (found,) = growth(rows)
     assert found.exponent == pytest.approx(2.0)
-    assert found.cost_ratio == pytest.approx(2.0)
+    assert found.cost_ratio == pytest.approx(4.0)
+    with pytest.raises(RapidDesError, match="irregular grows with exponent 2.00"):
+        require_growth(rows)
+    require_growth([measured("irregular_64", 1.0), measured("irregular_256", 4.0)])
+
+
+def test_every_ladder_states_its_growth_and_every_case_of_it_its_size():
+    assert {case.ladder for case in CASES.values() if case.ladder} == set(STATED_GROWTH)
+    assert all(case.size > 0 for case in CASES.values() if case.ladder)
+
+
+def test_a_cost_is_told_in_yardsticks_and_against_the_stored_one():
+    row = replace(measured("irregular_64", 3.0), yardstick_s=2.0)
+    assert row.cost == 1.5
+    assert row.against_stored == pytest.approx(1.5 / CASES["irregular_64"].cost)
+    assert yardstick_s() > 0
 
 
 def test_the_command_prints_a_table_with_every_answer():
-    result = CliRunner().invoke(cli, ["bench", "irregular_64"])
+    result = CliRunner().invoke(cli, ["bench", "irregular_64", "irregular_256"])
     assert result.exit_code == 0, result.output
-    assert "irregular_64" in result.output
-    assert result.output.rstrip().endswith("right")
+    assert result.output.count("right") == 2
+    assert "grows as size^" in result.output

@@ -5,6 +5,8 @@ import shutil
 
 import pytest
 
+from rapid_des.errors import InputError
+from rapid_des.studies.parts import read_part
 from rapid_des.studies.store import ResultStore
 from rapid_des.studies.sweep import rerun, sweep
 from tests.cli.shell import call, refused
@@ -163,3 +165,12 @@ def test_results_of_another_rapid_des_are_told_from_those_of_this_one(kept):
     again = rerun(ResultStore.open(kept), 1)
     assert again.differs == ()
     assert not again.same_content
+
+
+def test_a_part_whose_names_of_columns_are_no_text_is_named(tmp_path):
+    part = tmp_path / "part.parquet"
+    table = pyarrow.table({"id": [1], "name": ["x"]})
+    pyarrow.parquet.write_table(table, part, store_schema=False)
+    part.write_bytes(part.read_bytes().replace(b"name", b"\x80ame"))
+    with pytest.raises(InputError, match=r"part\.parquet: .*utf-8"):
+        read_part(part)
