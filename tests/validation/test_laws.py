@@ -24,6 +24,13 @@ def test_laws_hold(trials, law):
     assert counts[law, "held"], counts
 
 
+@pytest.mark.parametrize("seed", [63, 70152, 70584, 70860])
+def test_bounds_hold_where_a_campaign_once_found_a_step_outside(seed):
+    trial = attempt(draw(seed), Counter())
+    assert trial is not None
+    assert check("modes", trial, Counter()) is None
+
+
 def test_cases_are_those_of_their_seed():
     assert [draw(seed).as_json() for seed in range(5)] == [draw(seed).as_json() for seed in range(5)]
     assert len({str(draw(seed).machine["fabric"]) for seed in range(50)}) > 30
