@@ -28,13 +28,12 @@ from rapid_des.device.device import Device, device_of, load_device, with_setting
 from rapid_des.device.spec import DeviceSpec
 from rapid_des.errors import ConfigError, InputError, TopologyError
 from rapid_des.network.build import FabricLayout, build, override_links
-from rapid_des.network.checks import RouteCheck, check_routes
-from rapid_des.network.collectives.checks import check_on_fabric, check_stated, named_algorithms
 from rapid_des.network.collectives.in_switch import IN_SWITCH
+from rapid_des.network.collectives.libraries.library import check_on_fabric, check_stated, named_algorithms
 from rapid_des.network.fabric import Fabric, Router
 from rapid_des.network.faults import Fault, GpuFactors, apply_static, check_fault, on_links, require_hits
 from rapid_des.network.jitter import Jitter, check_jitter, gpu_speeds
-from rapid_des.network.metrics import Summary, summary
+from rapid_des.network.metrics import RouteCheck, Summary, check_routes, summary
 from rapid_des.network.routing import AnyNodeRouter, DimensionOrderRouter, FaultAwareRouter, by_waypoints
 from rapid_des.network.specs import (
     AnyDimension,

@@ -5,8 +5,8 @@ import pytest
 from rapid_des.config import preset_names
 from rapid_des.errors import ConfigError, TopologyError
 from rapid_des.machine import MachineSpec, load_machine
-from rapid_des.network.checks import channel_dependency_cycle
 from rapid_des.network.faults import link_timetables, parse_fault
+from rapid_des.network.metrics import channel_dependency_cycle
 
 MACHINE = """
 name: small

@@ -21,7 +21,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from rapid_des.device.measurements import is_calibration
+from rapid_des.device.calibration import is_calibration
 from rapid_des.errors import InputError
 from validation.measurements import DataFolder, open_folder
 from validation.scoring import Report, Row, Topic, score

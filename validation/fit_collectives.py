@@ -21,7 +21,7 @@ from scipy.optimize import least_squares
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.config import Spec
-from rapid_des.device.measurements import DataFolder, Record, is_calibration
+from rapid_des.device.calibration import DataFolder, Record, is_calibration
 from rapid_des.network.collectives.libraries.nccl_fabric import NcclFabric
 from rapid_des.network.collectives.libraries.nccl_network import nccl_time, send_time
 from rapid_des.units import Bandwidth, Duration, Quantity, Size

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rapid_des.device.measurements import Record
+from rapid_des.device.calibration import Record
 from rapid_des.network.collectives.libraries.serving_kernels import (
     ServingKernels,
     all_reduce_cost,

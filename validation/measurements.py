@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rapid_des.device import Device, load_device
-from rapid_des.device.measurements import DTYPES, DataFolder, Record, UnsupportedRow, dtype_of
+from rapid_des.device.calibration import DTYPES, DataFolder, Record, UnsupportedRow, dtype_of
 from rapid_des.device.operators import OperatorModel
 from rapid_des.device.pricing import operator_model
 from rapid_des.errors import InputError
@@ -35,7 +35,7 @@ class Names(dict[str, Value]):
 
     >>> Names("model", {"7B": 7})["8B"]
     Traceback (most recent call last):
-    rapid_des.device.measurements.UnsupportedRow: no model '8B' is known here
+    rapid_des.device.calibration.UnsupportedRow: no model '8B' is known here
     """
 
     def __init__(self, what: str, known: Mapping[str, Value]) -> None:

@@ -14,7 +14,7 @@ from statistics import fmean
 import numpy as np
 
 from rapid_des.arrays import Floats
-from rapid_des.device.measurements import is_calibration
+from rapid_des.device.calibration import is_calibration
 from rapid_des.report.evidence import Origin
 
 Report = dict[str, object]

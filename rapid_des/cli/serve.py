@@ -12,9 +12,9 @@ from rapid_des.cli.options import echo_marked, fault_option, force_option, job_o
 from rapid_des.frontend import load_job
 from rapid_des.report.serve_text import serve_report
 from rapid_des.report.writing import check_outputs
-from rapid_des.serving.named import WORKLOADS
 from rapid_des.serving.result import Slo
 from rapid_des.serving.server import serve as run_server
+from rapid_des.serving.workload import WORKLOADS
 
 workload_option = click.option(
     "--workload",

@@ -1,15 +1,18 @@
 """Documents: files read into plain trees, and what `--set key.path=value` changes in them.
 
 This is the untyped boundary, and what it refuses. Settings come before the checks that a file itself passes.
+Tables in CSV files are read here too.
 """
 
 from __future__ import annotations
 
 import copy
+import csv
+import io
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -17,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from rapid_des.config.texts import Tree, parse_text
-from rapid_des.errors import ConfigError
+from rapid_des.errors import ConfigError, InputError
 from rapid_des.inputs import read_input
 
 Settings: TypeAlias = Mapping[str, Any] | Iterable[tuple[str, str]]
@@ -233,3 +236,21 @@ def _scaled(present: object, factor: float, key: str) -> object:
     if match:
         return f"{scaled:.12g} {match[2]}"
     return int(scaled) if isinstance(present, int) and scaled == int(scaled) else scaled
+
+
+def read_rows(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
+    """Return the rows of a CSV file, each by the names in its first line; `InputError` for a missing column.
+
+    A cell that a line lacks is None, and cells beyond the first line's are below the key None.
+    """
+    reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
+    try:
+        missing = [name for name in needed if name not in (reader.fieldnames or ())]
+        rows = list(reader)
+    except csv.Error as error:
+        raise InputError(f"{path}: not valid CSV: {error}") from None
+    if missing:
+        raise InputError(f"{path}: no column {missing[0]!r}; needed: {', '.join(needed)}")
+    if not rows:
+        raise InputError(f"{path}: no rows in it")
+    return rows

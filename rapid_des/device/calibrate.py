@@ -14,23 +14,21 @@ from rapid_des.arrays import Floats
 from rapid_des.device import Attention, Device, Gemm, Operator, Vector
 from rapid_des.device.calibration import (
     BOUNDS,
+    DataFolder,
     MeasuredGemms,
+    Record,
     SectionCalls,
+    attention_operators,
     bounds_of,
     changed,
     constants_in_use,
+    dtype_of,
     fit_calls,
     fit_constants,
-)
-from rapid_des.device.gemm.candidates import NAMES, GemmConstants, gemm_constants
-from rapid_des.device.measurements import (
-    DataFolder,
-    Record,
-    attention_operators,
-    dtype_of,
     is_calibration,
     mla_operator,
 )
+from rapid_des.device.gemm.candidates import NAMES, GemmConstants, gemm_constants
 from rapid_des.device.pricing import section_of
 from rapid_des.errors import InputError
 from rapid_des.units import PS_PER_US

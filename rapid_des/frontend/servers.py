@@ -97,7 +97,7 @@ class ServingSpec(Spec, frozen=True):
     After an iteration with prompts, or with nothing to decode, an engine looks at once."""
     order: Literal["fcfs", "priority", "fair"] = "fcfs"
     """In which order requests wait: as they came, by the column `priority` of a trace, or whose user got the
-    least (`rapid_des.serving.order`)."""
+    least (`rapid_des.serving.policies`)."""
     preemption: Literal["recompute", "swap"] = "recompute"
     """What becomes of a preempted request's keys and values: computed again, or brought to the host's memory
     and back over the device's `host`."""
@@ -124,7 +124,7 @@ class ServingSpec(Spec, frozen=True):
     """Requests are of this many users, drawn evenly, or a trace's."""
     workload: WorkloadName | None = None
     """A public trace whose shape stands for `arrivals`, `prompt` and `output` that are not stated
-    (`rapid_des.serving.named`). Unset: none."""
+    (`rapid_des.serving.workload`). Unset: none."""
     arrivals: str | None = None
     """When requests come, as --arrivals: "poisson rate=4/s". Unset: the command must say."""
     prompt: str | None = None

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rapid_des.arrays import Floats
-from rapid_des.config.tables import read_rows
+from rapid_des.config.documents import read_rows
 from rapid_des.device.device import load_device
 from rapid_des.device.operators import OperatorModel
 from rapid_des.device.pricing import operator_model

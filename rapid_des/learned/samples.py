@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Struct
 
 from rapid_des.arrays import Floats
-from rapid_des.config.tables import read_rows
+from rapid_des.config.documents import read_rows
 from rapid_des.device.operators import Attention, Gemm, Operator, Vector
 from rapid_des.errors import InputError
 

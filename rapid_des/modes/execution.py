@@ -11,10 +11,16 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from msgspec import Struct
 
+from rapid_des.bounded_cache import BoundedCache
+from rapid_des.chakra.trace import TraceSet
 from rapid_des.compiling import CompiledKernel
 from rapid_des.engines.deadlock import why_unfinished
 from rapid_des.errors import InputError
+from rapid_des.machine import Machine
+from rapid_des.program.collectives.alone import Play
+from rapid_des.program.lowering import lower
 from rapid_des.program.program import NONE, Namer, Program, Progress, Records
+from rapid_des.values import replace
 
 if TYPE_CHECKING:
     from rapid_des.machine import Machine
@@ -273,3 +279,14 @@ def expected_hops(program: Program) -> int:
         count * (len(table) + int(shares[table.template[table.template != NONE]].sum()))
         for count, table in zip(ranks, program.programs, strict=True)
     )
+
+
+def on_idle_links(traces: TraceSet, machine: Machine, choice: EngineChoice, cache: BoundedCache) -> Play:
+    """Return what simulates a trace by itself, with the libraries that `traces` name."""
+    engine = EngineChoice(choice.engine, announce=choice.announce, programs=choice.programs, fold=choice.fold)
+
+    def play(one: TraceSet) -> int:
+        lowered = lower(replace(one, libraries=traces.libraries), machine, cache=cache)
+        return execute(lowered.program, engine, name=lowered.name).records.makespan
+
+    return play

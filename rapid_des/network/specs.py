@@ -101,7 +101,7 @@ class TwistedTorus(Dimension, frozen=True, kw_only=True, tag="twisted_torus"):
     2023, TPU v4).
     """
 
-    built_by = "twisted.twisted_torus"
+    built_by = "direct.twisted_torus"
     size: Extent
     """The number of GPUs along each axis, innermost first."""
     twists: Annotated[tuple[Twist, ...], Meta(min_length=1)]
@@ -269,7 +269,7 @@ class DragonflyPlus(LowDiameter, frozen=True, kw_only=True, tag="dragonfly_plus"
     and `routing.ecmp` picks one of them (Shpiner et al., HiPINEB 2017; Flajslik et al., ISC 2018, Megafly).
     """
 
-    built_by = "dragonfly_plus.dragonfly_plus"
+    built_by = "low_diameter.dragonfly_plus"
     leaves: Count
     """The number of leaves in a group."""
     spines: Count

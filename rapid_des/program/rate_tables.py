@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rapid_des.arrays import Bools, Int32s, Int64s
-from rapid_des.network.dcqcn import Dcqcn
+from rapid_des.network.congestion import Dcqcn
 from rapid_des.network.fabric import Fabric, Routes
 from rapid_des.network.protocol import Protocol, acknowledgement_time, units
 from rapid_des.program import rates

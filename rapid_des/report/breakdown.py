@@ -405,7 +405,7 @@ def congestion_notes(run: Run) -> Iterator[str]:
     """Yield what priority flow control held, what marks made of rates, and how coarsely routes are chosen."""
     yield from _pauses(run)
     if run.lowered.program.spray is not None:
-        from rapid_des.report.routes_text import choice_notes
+        from rapid_des.report.rates_text import choice_notes
 
         yield from choice_notes(run.lowered.program, run.machine)
     if run.execution.records.rates is not None:

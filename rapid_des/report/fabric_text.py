@@ -7,9 +7,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rapid_des.network.checks import RouteCheck
 from rapid_des.network.fabric import Fabric
-from rapid_des.network.metrics import Summary
+from rapid_des.network.metrics import RouteCheck, Summary
 from rapid_des.network.specs import AnyDimension
 from rapid_des.report.formats import names_text, seconds_text
 from rapid_des.report.tables import Part, Table, columns

@@ -21,8 +21,7 @@ from rapid_des.frontend.inference import one_pass
 from rapid_des.frontend.operations import RequestGroup
 from rapid_des.machine import Machine
 from rapid_des.serving.batch import decoding_group
-from rapid_des.serving.jobs import prompts_of, sharing
-from rapid_des.serving.pools import pools_of
+from rapid_des.serving.pools import pools_of, prompts_of, sharing
 from rapid_des.serving.result import ServeResult
 from rapid_des.simulation import simulate
 from rapid_des.units import PS_PER_S

@@ -30,7 +30,7 @@ class Engine(Struct, frozen=True):
     max_batched_tokens: int
     max_sequences: int
     order: str = "fcfs"
-    """Order of waiting requests (`rapid_des.serving.order`)."""
+    """Order of waiting requests (`rapid_des.serving.policies`)."""
     swap: int = 0
     """Picoseconds per token to move a preempted request to the host, or back; 0: it is recomputed."""
     lora: Lora | None = None

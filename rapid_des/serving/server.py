@@ -12,23 +12,20 @@ from rapid_des.errors import ConfigError, InfeasibleJobError
 from rapid_des.frontend import Job
 from rapid_des.frontend.build import check_size
 from rapid_des.frontend.memory.serving import kv_capacity
-from rapid_des.frontend.reserve import KvPool
 from rapid_des.frontend.servers import ServingSpec
+from rapid_des.frontend.spec import KvPool
 from rapid_des.machine import Machine
 from rapid_des.serving.adapters import Lora
 from rapid_des.serving.admission import Habits
 from rapid_des.serving.costs import PassCosts
 from rapid_des.serving.drafts import Drafts
 from rapid_des.serving.engine import Engine
-from rapid_des.serving.fleet import Fleet, Watch
-from rapid_des.serving.jobs import of_replica, sharing
-from rapid_des.serving.named import WORKLOADS
+from rapid_des.serving.fleet import ROUTERS, Fleet, Watch
 from rapid_des.serving.policies import POLICIES
-from rapid_des.serving.pools import Pool, pools_of
+from rapid_des.serving.pools import Pool, of_replica, pools_of, sharing
 from rapid_des.serving.result import ServeResult
-from rapid_des.serving.routers import ROUTERS
 from rapid_des.serving.transfers import TransferLinks, for_iterations
-from rapid_des.serving.workload import Marks, Workload, draw, parse_arrivals, parse_lengths
+from rapid_des.serving.workload import WORKLOADS, Marks, Workload, draw, parse_arrivals, parse_lengths
 from rapid_des.simulation import require_kind
 from rapid_des.units import serialization_time
 from rapid_des.values import replace
@@ -128,8 +125,7 @@ def _fail(
 
     `where`: the machine, and the server's first GPU.
     """
-    from rapid_des.serving.outages import events, located, parse_outage, startup_time
-    from rapid_des.serving.slowness import Slowness
+    from rapid_des.serving.outages import Slowness, events, located, parse_outage, startup_time
 
     machine, first = where
     healthy = machine.unfaulted

@@ -226,7 +226,7 @@ class _Walk(Struct, dict=True):
     def _cut(self, number: int) -> int:
         """Return where in a stage's order half of the turns of its middle lie behind that all stages have.
 
-        What a stage runs before its first turn says `schedules.in_halves`.
+        What a stage runs before its first turn says `frontend.schedules`.
         """
         stages, distance = len(self.stages), number
         half = stages

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rapid_des.engines import compiled
 from rapid_des.errors import FabricCutError, UnsupportedByEngine
-from rapid_des.modes.blocks.shared_links import sharing
+from rapid_des.modes.blocks.reach import sharing
 from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.modes.symmetry import Budget, fold
 from rapid_des.network.collectives import IN_SWITCH, demand, prove

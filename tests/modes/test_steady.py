@@ -7,7 +7,7 @@ import pytest
 from rapid_des.frontend import load_job, memory
 from rapid_des.machine import load_machine
 from rapid_des.modes.blocks import BLOCK_MODES, run_blocks
-from rapid_des.modes.blocks.shortened import shortened
+from rapid_des.modes.blocks.steady import shortened
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.modes.pricing import price_blocks
 from rapid_des.report.result import result_of

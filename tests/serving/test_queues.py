@@ -5,10 +5,9 @@ import pytest
 
 from rapid_des.serving.admission import Habits
 from rapid_des.serving.engine import Engine
-from rapid_des.serving.fleet import Fleet
+from rapid_des.serving.fleet import ROUTERS, Fleet
 from rapid_des.serving.policies import POLICIES
 from rapid_des.serving.result import ServeResult
-from rapid_des.serving.routers import ROUTERS
 from rapid_des.serving.workload import Workload, draw, parse_arrivals, parse_lengths
 
 SERVICE = 10**9

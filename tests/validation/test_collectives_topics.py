@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from rapid_des.device.measurements import is_calibration
+from rapid_des.device.calibration import is_calibration
 from validation import all_topics
 from validation.measurements import open_folder
 from validation.scoring import score

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rapid_des.device.measurements import Record
+from rapid_des.device.calibration import Record
 from rapid_des.frontend import load_job
 from rapid_des.serving.pools import pools_of
 from validation import DataFolder, open_folder

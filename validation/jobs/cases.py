@@ -18,8 +18,7 @@ from rapid_des.machine import Machine, load_machine
 from rapid_des.report.evidence import Interval, Origin
 from rapid_des.report.result import Result
 from rapid_des.serving.batch import Batch
-from rapid_des.serving.jobs import of_replica
-from rapid_des.serving.pools import pools_of
+from rapid_des.serving.pools import of_replica, pools_of
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.server import iteration_costs, serve_workload
 from rapid_des.serving.workload import Workload

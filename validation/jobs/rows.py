@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import fmean, median
 
-from rapid_des.device.measurements import is_calibration
+from rapid_des.device.calibration import is_calibration
 from rapid_des.frontend import StageMemory
 from rapid_des.report.evidence import FIRST_TOKEN, PER_TOKEN, STEP
 from rapid_des.values import replace

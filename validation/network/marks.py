@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from types import MappingProxyType
 
-from rapid_des.network.congestion import Pause, Unheld
-from rapid_des.network.dcqcn import Dcqcn
+from rapid_des.network.congestion import Dcqcn, Pause, Unheld
 from rapid_des.network.specs import Switching
 from rapid_des.units import Size
 from validation.measurements import DataFolder, Record

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from rapid_des.device import Device, Operator
-from rapid_des.device.measurements import attention_operators, mla_operator
+from rapid_des.device.calibration import attention_operators, mla_operator
 from validation.measurements import (
     DataFolder,
     Record,

@@ -12,7 +12,7 @@ from random import Random
 from simpy import Environment
 from simpy.events import Timeout
 
-from rapid_des.network.dcqcn import Dcqcn
+from rapid_des.network.congestion import Dcqcn
 from rapid_des.units import PS_PER_S
 
 _LINE = 1 - 1e-6

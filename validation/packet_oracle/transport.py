@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rapid_des.network.dcqcn import Dcqcn
+from rapid_des.network.congestion import Dcqcn
 from rapid_des.network.protocol import Hops, Protocol
 from rapid_des.units import PS_PER_S
 

@@ -6,7 +6,7 @@
 
 Which of the two a job needs, and whether it fits, `rapid_des.frontend.build` says; `advice` says what helps
 if not. Not counted: statistics of norms (8 bytes a row). What a framework takes besides the model is its
-profile's (`rapid_des.frontend.reserve`).
+profile's (`rapid_des.frontend.spec`).
 """
 
 from rapid_des.frontend.memory.advice import shortage as shortage

@@ -29,8 +29,8 @@ from rapid_des.frontend.parts import (
     stage_parameters,
     stage_sections,
 )
-from rapid_des.frontend.reserve import KvPool
 from rapid_des.frontend.routing import heaviest_place
+from rapid_des.frontend.spec import KvPool
 from rapid_des.frontend.speculation import draft_cache_bytes
 from rapid_des.units import ceil_divide
 

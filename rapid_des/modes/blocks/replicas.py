@@ -17,8 +17,7 @@ from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.groups import PARTS, RankLayout
 from rapid_des.frontend.trace import JobTrace
 from rapid_des.machine import Machine
-from rapid_des.modes.execution import EngineChoice, Execution, Run, execute
-from rapid_des.modes.idle import on_idle_links
+from rapid_des.modes.execution import EngineChoice, Execution, Run, execute, on_idle_links
 from rapid_des.program.collectives.alone import Play
 from rapid_des.program.collectives.library import libraries_of
 from rapid_des.program.collectives.lower import Communication, TimeAlone

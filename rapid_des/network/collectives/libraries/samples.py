@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from rapid_des.arrays import Floats
 from rapid_des.chakra.trace import CollectiveType
-from rapid_des.config.tables import read_rows
+from rapid_des.config.documents import read_rows
 from rapid_des.errors import InputError
 from rapid_des.network.collectives.libraries.nccl import GroupPlacement, LibraryCost
 from rapid_des.units import PS_PER_US
