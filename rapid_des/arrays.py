@@ -100,11 +100,36 @@ def levels_of(column: NDArray[Any]) -> tuple[NDArray[Any], Int64s]:
     >>> [part.tolist() for part in levels_of(np.array([4, 1, 2, 4]))]
     [[1, 2, 4], [2, 0, 1, 2]]
     """
+    if column.dtype.kind in "biuf":
+        return np.unique(column, return_inverse=True)
+    return as_they_come(column)
+
+
+def as_they_come(column: NDArray[Any]) -> tuple[NDArray[Any], Int64s]:
+    """Return the different values of a column in the order of their first entries, and each entry's place.
+
+    >>> [part.tolist() for part in as_they_come(np.array([4, 1, 2, 4]))]
+    [[4, 1, 2], [0, 1, 2, 0]]
+    """
     values, first, place = np.unique(column, return_index=True, return_inverse=True)
-    if values.dtype.kind in "biuf":
-        return values, place
     order = np.argsort(first)
-    return values[order], np.argsort(order)[place]
+    places = np.empty(len(order), np.int64)
+    places[order] = np.arange(len(order))
+    return values[order], places[place]
+
+
+def equals_before(column: NDArray[np.integer[Any]]) -> Int64s:
+    """Return for each entry the number of equal entries before it.
+
+    >>> equals_before(np.array([7, 3, 7, 7])).tolist()
+    [0, 0, 1, 2]
+    """
+    order = np.argsort(column, kind="stable")
+    begins = np.diff(column[order], prepend=column[order][:1] - 1) != 0
+    first_of_equals = np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))
+    count = np.empty(len(order), np.int64)
+    count[order] = np.arange(len(order)) - first_of_equals
+    return count
 
 
 def digest(*columns: NDArray[Any], label: str = "") -> bytes:

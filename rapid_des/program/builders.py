@@ -21,7 +21,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from rapid_des.arrays import Bools, Int8s, Int32s, Int64s, rows_of
+from rapid_des.arrays import Bools, Int8s, Int32s, Int64s, equals_before, rows_of
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 from rapid_des.network.specs import MOST_CHUNKS
 from rapid_des.program.program import (
@@ -180,12 +180,7 @@ def _occurrences(
     """
     slots = np.array([each.slot for each in expansions] or [NONE], np.int64)
     slot, nodes = np.where(expansion == NONE, NONE, slots[expansion]), visits.nodes
-    alike = (slot << 31) + visits.sub
-    order = np.argsort(alike, kind="stable")
-    begins = np.diff(alike[order], prepend=alike[order][:1] - 1) != 0
-    group_start = np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))
-    count = np.empty(len(order), np.int64)
-    count[order] = np.arange(len(order)) - group_start
+    count = equals_before((slot << 31) + visits.sub)
     loose = np.array([name in unordered for name in nodes.streams] or [False], np.bool_)[nodes.stream]
     counted_later = loose & ~free & (nodes.kind == NodeKind.COLLECTIVE)
     counted_later = np.isin(slot, slot[counted_later])  # all calls of a group are counted alike

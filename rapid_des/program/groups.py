@@ -12,6 +12,7 @@ from rapid_des.arrays import Int32s, Int64s
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.errors import TraceError, UnsupportedByEngine
 from rapid_des.network.fabric import Routes
+from rapid_des.program.channels import ChannelSlots
 from rapid_des.program.program import Group, RankBinding, Template
 from rapid_des.program.replicas import Replicas
 from rapid_des.program.routes import Wired, routes_of_groups
@@ -84,6 +85,9 @@ class SlotNumbers:
         if self._labels[number] is None:
             self._labels[number] = label
         return number
+
+    def __len__(self) -> int:
+        return len(self._numbers)
 
     def label(self, number: int) -> str:
         """Return the name of a slot in statistics."""
@@ -217,6 +221,24 @@ class GroupTable:
             groups=np.array([group for group, _ in places], np.int32),
             members=np.array([member for _, member in places], np.int32),
         )
+
+    def bind_messages(
+        self, traces: Sequence[RankTrace], of_trace: Int64s, slots: ChannelSlots
+    ) -> list[RankBinding]:
+        """Resolve the slots of ranks that only compute and exchange messages, before any other rank.
+
+        `of_trace` is the number of each rank's program; `slots` are those of all programs.
+        """
+        assert not self._ranks
+        bound = slots.bind(traces, of_trace, self._fabric.gpus)
+        ends = list(zip(bound.source.tolist(), bound.destination.tolist(), strict=True))
+        self._ranks += [(f"{source}>{destination}", (source, destination)) for source, destination in ends]
+        self._labels += [""] * len(ends)
+        self._used += bound.templates()
+        self._numbers = {("channel", *pair, None): number for number, pair in enumerate(ends)}
+        groups, members = bound.of_ranks(bound.group), bound.of_ranks(bound.member)
+        ranks = [trace.rank for trace in traces]
+        return list(map(RankBinding, ranks, of_trace.tolist(), groups, members))
 
     def _resolve(self, trace: RankTrace, slot: Slot, label: str) -> tuple[int, int]:
         if isinstance(slot, Channel):

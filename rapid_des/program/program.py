@@ -127,7 +127,6 @@ as one loop; `tests/semantics` holds both to each rule by its name.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -294,8 +293,7 @@ class RankProgram(Struct, frozen=True):
         return len(self.kind)
 
 
-@dataclass(frozen=True)
-class Template:
+class Template(Struct, frozen=True, eq=False):
     """The transfers ("tasks") of one collective instance among members 0..members-1.
 
     Task t is ready when `need[t]` of its incoming edges have passed: from member arrivals and from other

@@ -7,7 +7,6 @@ member.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -92,11 +91,10 @@ class RoundsAtOnce(Rounds, frozen=True):
         }
 
 
-@dataclass(frozen=True)
-class RoundsTemplate(Template):
+class RoundsTemplate(Template, frozen=True, eq=False, kw_only=True):
     """A template made of rounds: its own task columns are empty, `expanded` returns them."""
 
-    rounds: Rounds = field(kw_only=True)
+    rounds: Rounds
 
     def __len__(self) -> int:
         return len(self.rounds.size) * self.members

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct, field
 
+from rapid_des.arrays import Int64s, starts_of
 from rapid_des.chakra.made import node_table
 from rapid_des.chakra.trace import BOUNDS, UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.errors import UnsupportedByEngine
@@ -67,9 +68,9 @@ def irregular(ranks: int, messages: int, *, stream: str) -> TraceSet:
     source = np.repeat(np.arange(ranks), messages)
     destination = (source + random.integers(1, ranks, len(source))) % ranks
     size = random.integers(*_MESSAGE_SIZES, len(source))
+    sent_by, received_by = _entries_of_each(source, ranks), _entries_of_each(destination, ranks)
     traces = []
-    for rank in range(ranks):
-        sent, received = np.flatnonzero(source == rank), np.flatnonzero(destination == rank)
+    for rank, (sent, received) in enumerate(zip(sent_by, received_by, strict=True)):
         others = np.concatenate((destination[sent], source[received]))
         peers, slot = np.unique(others, return_inverse=True)
         message = np.concatenate((sent, received))
@@ -77,6 +78,12 @@ def irregular(ranks: int, messages: int, *, stream: str) -> TraceSet:
         nodes = node_table(kinds, size[message], peer=slot.reshape(-1), tag=message, streams=(stream,))
         traces.append(RankTrace(rank, nodes, peers=tuple(peers.tolist())))
     return TraceSet(tuple(traces), {"world": tuple(range(ranks))}, frozenset({stream}))
+
+
+def _entries_of_each(column: Int64s, count: int) -> list[Int64s]:
+    """Return where a column has each of the values below `count`."""
+    starts = starts_of(np.bincount(column, minlength=count))
+    return np.split(np.argsort(column, kind="stable"), starts[1:-1])
 
 
 class _RankNodes(Struct):

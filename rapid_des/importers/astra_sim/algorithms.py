@@ -15,7 +15,7 @@ from math import ceil, isqrt, log
 import numpy as np
 from msgspec import Struct
 
-from rapid_des.arrays import Int32s, Int64s
+from rapid_des.arrays import Int32s, Int64s, distinct_rows
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import ConfigError
@@ -292,18 +292,21 @@ class PhaseTemplates:
         """Return the template number of a collective's phase."""
         return self._shared.number(phase, lambda: self._build(phase))
 
-    def message(self, size: int) -> int:
-        """Return the template number of a message."""
-        return self._shared.number(("message", size), lambda: self._shared.message(size))
+    def messages(self, sizes: Int64s) -> Int32s:
+        """Return the template numbers of messages."""
+        return self._shared.messages(sizes)
 
     def visit(self, size: int) -> int:
         """Return the template number of a use of remote memory."""
         name = f"{size} B from or to remote memory"
         return self._shared.number(("visit", size), lambda: self._shared.transfer(size, name, members=1))
 
-    def channel(self, tag: int, size: int) -> int:
-        """Return the key of messages between the same two ranks: their tag and size."""
-        return self._channels.setdefault((tag % _TAGS, size), len(self._channels))
+    def channels(self, tags: Int64s, sizes: Int64s) -> Int32s:
+        """Return the keys of messages between the same two ranks: their tag and size."""
+        rows, place = distinct_rows(tags % _TAGS, sizes)
+        stated = map(tuple, rows.tolist())
+        numbers = [self._channels.setdefault(row, len(self._channels)) for row in stated]
+        return np.array(numbers, np.int32)[place]
 
     def _build(self, phase: CollectivePhase) -> Template:
         try:

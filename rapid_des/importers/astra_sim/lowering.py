@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -14,11 +14,12 @@ from rapid_des.errors import TraceError
 from rapid_des.importers.astra_sim.algorithms import PhaseTemplates
 from rapid_des.importers.astra_sim.collectives import Scope
 from rapid_des.importers.astra_sim.files import MemoryFile, Setup
+from rapid_des.importers.astra_sim.messages import is_alone, lower_together
 from rapid_des.importers.astra_sim.ranks import IssueOrder, issue_order, lower_rank
 from rapid_des.importers.astra_sim.topology import AstraNetwork, astra_hop_table, network_of
 from rapid_des.program.groups import Channel, GroupTable, SlotTable
 from rapid_des.program.lowering import Lowered
-from rapid_des.program.program import HopTable, Program, RankProgram
+from rapid_des.program.program import HopTable, Program, RankBinding, RankProgram
 from rapid_des.units import PS_PER_NS
 from rapid_des.values import replace
 
@@ -36,9 +37,11 @@ def lower_with_network(traces: TraceSet, setup: Setup) -> tuple[Lowered, AstraNe
     templates = PhaseTemplates(setup)
     table = GroupTable(traces, network)
     programs = _Programs(setup, templates, traces.groups, network.gpus)
+    tables = traces.table_numbers()
+    bound = programs.of_messages(traces.ranks, tables, table)
     bindings = tuple(
-        table.bind(position, *programs.of(trace, number))
-        for position, (trace, number) in enumerate(zip(traces.ranks, traces.table_numbers(), strict=True))
+        bound[position] if position in bound else table.bind(position, *programs.of(trace, number))
+        for position, (trace, number) in enumerate(zip(traces.ranks, tables, strict=True))
     )
     routed = table.routed(templates.numbered, both_directions=False)
     hops = astra_hop_table(network, templates.sizes.all())
@@ -118,6 +121,27 @@ class _Programs:
         self._numbers: dict[object, tuple[int, SlotTable]] = {}
         self._digests: dict[int, bytes] = {}
         self.distinct: list[RankProgram] = []
+
+    def of_messages(
+        self, traces: Sequence[RankTrace], tables: Sequence[int], groups: GroupTable
+    ) -> dict[int, RankBinding]:
+        """Bind, by position, the ranks that only compute and exchange messages: before all others."""
+        distinct: dict[bytes, tuple[int, RankTrace, IssueOrder]] = {}
+        number_of: dict[int, int] = {}
+        for trace, table in zip(traces, tables, strict=True):
+            if table in number_of or not is_alone(trace.nodes):
+                continue
+            order = issue_order(trace.nodes)
+            fresh = len(distinct), trace, order
+            number_of[table], *_ = distinct.setdefault(_digest(trace.nodes, order), fresh)
+        if not distinct:
+            return {}
+        _, first, orders = zip(*distinct.values(), strict=True)
+        self.distinct, slots = lower_together(self._setup, self._templates, first, orders)
+        positions = [position for position, table in enumerate(tables) if table in number_of]
+        of_trace = np.array([number_of[tables[position]] for position in positions])
+        bound = groups.bind_messages([traces[position] for position in positions], of_trace, slots)
+        return dict(zip(positions, bound, strict=True))
 
     def of(self, trace: RankTrace, table: int) -> tuple[int, SlotTable]:
         """Return the number of a rank's program, and what its slots are, given the number of its table."""

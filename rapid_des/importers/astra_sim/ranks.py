@@ -7,14 +7,16 @@ of the smallest node id. Receives take no server.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from rapid_des.arrays import Bools, Int64s
+from rapid_des.arrays import Bools, Int64s, as_they_come, equals_before
 from rapid_des.chakra.trace import CollectiveType, NodeKind, NodeTable, RankTrace
 from rapid_des.errors import ConfigError, TraceError
 from rapid_des.importers.astra_sim.algorithms import PhaseTemplates
@@ -22,6 +24,7 @@ from rapid_des.importers.astra_sim.collectives import CollectiveExpansions, Scop
 from rapid_des.importers.astra_sim.files import MemoryFile, Setup
 from rapid_des.importers.astra_sim.phases import A2A, AG, AR, LONGEST_S, RS
 from rapid_des.program.builders import NodeVisits, expanded_program
+from rapid_des.program.channels import ChannelSlots
 from rapid_des.program.groups import Channel, Memory, SlotNumbers, SlotTable
 from rapid_des.program.program import NONE, RankProgram, VisitKind, WorkLevel
 from rapid_des.units import PS_PER_NS
@@ -78,43 +81,73 @@ def _earliest_ids_first(nodes: NodeTable, by_id: Int64s, ascending: Int64s, wait
     return np.array(issued + rest, np.int64)
 
 
+class NodePlace(NamedTuple):
+    """What names a node in errors."""
+
+    rank: str
+    node: int
+    name: str
+
+
+def place_in(trace: RankTrace, node: int) -> NodePlace:
+    """Return what names a node of a rank's table in errors."""
+    nodes = trace.nodes
+    return NodePlace(f"rank {trace.rank}", int(nodes.ids[node]), nodes.names[int(nodes.name[node])])
+
+
 def lower_rank(
     setup: Setup, templates: PhaseTemplates, trace: RankTrace, order: IssueOrder, groups: Sequence[Scope]
 ) -> tuple[RankProgram, SlotTable]:
     """Return the program of a rank's table, whose group slots mean `groups`, the last the world."""
-    return _RankLowering(setup, templates, trace, groups).lower(order)
+    lowering = TableLowering(setup, templates, trace.nodes, partial(place_in, trace), groups)
+    return lowering.lower(order), lowering.slot_table()
 
 
-class _RankLowering:
+class TableLowering:
+    """Lowers a node table: that of a rank, or those of several ranks that only compute and send messages."""
+
     def __init__(
-        self, setup: Setup, templates: PhaseTemplates, trace: RankTrace, groups: Sequence[Scope]
+        self,
+        setup: Setup,
+        templates: PhaseTemplates,
+        nodes: NodeTable,
+        place: Callable[[int], NodePlace],
+        groups: Sequence[Scope] = (),
     ) -> None:
         self.setup, self.templates, self.groups = setup, templates, groups
-        self.nodes, self.name = trace.nodes, f"rank {trace.rank}"
+        self.nodes, self.place = nodes, place
+        self.channels = ChannelSlots()
         self.slots = SlotNumbers()
         self.expansions = CollectiveExpansions(setup, templates, self.slots, first_queue=_STREAMS)
         self.visits = NodeVisits(self.nodes)
 
-    def lower(self, order: IssueOrder) -> tuple[RankProgram, SlotTable]:
-        """Fill in the visits of each kind of node."""
+    def lower(self, order: IssueOrder) -> RankProgram:
+        """Return the program: the visits of each kind of node. Channels have the slots behind all others."""
         nodes = self.nodes
         on_cpu = nodes.on_cpu & _among(nodes.kind, _COMMUNICATES)
-        _refuse(nodes, on_cpu, "communicates on the CPU", self.name)
+        self._refuse(on_cpu, "communicates on the CPU")
         self._compute()
         if self.setup.system.replay_only:
             self._replayed()
         else:
             self._collectives(order.nodes)
-            self._messages(order.nodes)
             self._memory()
+            self._messages(order.nodes)
         self.visits.priority[:] = order.position
         queues = len(self.setup.network.npus_count) * self.setup.queues
         capacity = np.repeat(np.array([1, self.expansions.capacity], np.int32), [_STREAMS, queues])
         level = np.repeat(np.array([WorkLevel.STREAM, WorkLevel.SLOT], np.int8), [_STREAMS, queues])
-        program = expanded_program(
+        return expanded_program(
             self.visits, self.expansions.distinct, server_capacity=capacity, server_level=level
         )
-        return program, self.slots.table()
+
+    def slot_table(self) -> SlotTable:
+        """Return what the slots are."""
+        for peer, sends, templates in self.channels.rows():
+            slot = self.slots.number(Channel(peer, None, sends))
+            for template in templates:
+                self.slots.use(slot, template)
+        return self.slots.table()
 
     def _serve(self, which: Bools, server: int | NDArray[np.int32], work: Int64s) -> None:
         self.visits.kind[which] = int(VisitKind.COMPUTE)
@@ -145,7 +178,7 @@ class _RankLowering:
         late = which.copy()
         late[which] = seconds > LONGEST_S
         reason = f"takes longer than {LONGEST_S} s (30 days) by peak-perf and local-mem-bw"
-        _refuse(nodes, late, reason, self.name)
+        self._refuse(late, reason)
         return np.trunc(seconds * 1e9).astype(np.int64) * PS_PER_NS
 
     def _replayed(self) -> None:
@@ -164,7 +197,7 @@ class _RankLowering:
         self._serve(recorded, COMMUNICATION, _durations(nodes)[recorded])
         simulated = collectives & _among(nodes.collective, _SIMULATED)
         unknown = collectives & ~recorded & ~simulated
-        _refuse(nodes, unknown, "is a collective that ASTRA-sim does not have", self.name)
+        self._refuse(unknown, "is a collective that ASTRA-sim does not have")
         for node in issued[simulated[issued]].tolist():
             self._named(node, self._collective)
 
@@ -183,26 +216,21 @@ class _RankLowering:
     def _messages(self, issued: Int64s) -> None:
         nodes = self.nodes
         messages = _among(nodes.kind, (_SEND, _RECV))
-        _refuse(nodes, messages & (nodes.peer == NONE), "names no rank to talk to", self.name)
-        _refuse(nodes, messages & (nodes.size < 1), "is an empty message", self.name)
+        self._refuse(messages & (nodes.peer == NONE), "names no rank to talk to")
+        self._refuse(messages & (nodes.size < 1), "is an empty message")
         if not messages.any():
             return
         self.visits.kind[messages] = int(VisitKind.MEMBER)
         sends = nodes.kind == _SEND
         self.visits.server[sends] = COMMUNICATION
         chosen = issued[messages[issued]]
-        sizes, tags = nodes.size[chosen].tolist(), nodes.tag[chosen].tolist()
-        ends = list(zip(nodes.peer[chosen].tolist(), sends[chosen].tolist(), strict=True))
-        slots = {end: self.slots.number(Channel(end[0], None, end[1])) for end in dict.fromkeys(ends)}
-        slot = [slots[end] for end in ends]
-        template = list(map(self.templates.message, sizes))
-        sub = list(map(self.templates.channel, tags, sizes))
-        for slot_and_template in set(zip(slot, template, strict=True)):
-            self.slots.use(*slot_and_template)
-        self.visits.slot[chosen] = slot
-        self.visits.template[chosen] = template
-        self.visits.occurrence[chosen] = _occurrences(zip(slot, sub, strict=True))
-        self.visits.sub[chosen] = sub
+        sizes, template = nodes.size[chosen], self.templates.messages(nodes.size[chosen])
+        sub = self.templates.channels(nodes.tag[chosen], sizes)
+        ends, slot = as_they_come(nodes.peer[chosen].astype(np.int64) * 2 + sends[chosen])
+        self.channels = ChannelSlots.used(ends >> 1, (ends & 1).astype(np.bool_), slot, template)
+        self.visits.slot[chosen] = len(self.slots) + slot
+        self.visits.template[chosen], self.visits.sub[chosen] = template, sub
+        self.visits.occurrence[chosen] = equals_before((slot << 31) + sub)
 
     def _memory(self) -> None:
         nodes = self.nodes
@@ -211,8 +239,10 @@ class _RankLowering:
             return
         memory = self.setup.memory
         if memory is None or memory.memory_type == "NO_MEMORY_EXPANSION":
-            node = int(nodes.ids[moves[0]])
-            raise TraceError(f"{self.name}: node {node} uses remote memory; state one with --astra-memory")
+            place = self.place(int(moves[0]))
+            raise TraceError(
+                f"{place.rank}: node {place.node} uses remote memory; state one with --astra-memory"
+            )
         slot = self.slots.number(Memory(self._sharers(memory)))
         self.visits.kind[moves] = int(VisitKind.MEMBER)
         self.visits.server[moves] = COMMUNICATION
@@ -230,22 +260,14 @@ class _RankLowering:
         try:
             action(node)
         except ConfigError as error:
-            raise ConfigError(f"{error} ({self.name}, node {int(self.nodes.ids[node])})") from None
+            place = self.place(node)
+            raise ConfigError(f"{error} ({place.rank}, node {place.node})") from None
 
-
-def _occurrences(keys: Iterable[tuple[int, int]]) -> list[int]:
-    """Return for each key the number of equal keys before it.
-
-    >>> _occurrences([(0, 1), (0, 2), (0, 1)])
-    [0, 0, 1]
-    """
-    counts: dict[tuple[int, int], int] = {}
-    occurrences = []
-    for key in keys:
-        count = counts.get(key, 0)
-        counts[key] = count + 1
-        occurrences.append(count)
-    return occurrences
+    def _refuse(self, which: Bools, reason: str) -> None:
+        wrong = np.flatnonzero(which)
+        if len(wrong):
+            place = self.place(int(wrong[0]))
+            raise TraceError(f"{place.rank}: node {place.node} ({place.name}) {reason}")
 
 
 def _among(column: NDArray[np.int8], values: Sequence[int]) -> Bools:
@@ -259,11 +281,3 @@ def _among(column: NDArray[np.int8], values: Sequence[int]) -> Bools:
 def _durations(nodes: NodeTable) -> Int64s:
     """Return recorded times in whole nanoseconds; nothing recorded is one nanosecond, as there."""
     return np.maximum(nodes.duration // PS_PER_NS, 1) * PS_PER_NS
-
-
-def _refuse(nodes: NodeTable, which: Bools, reason: str, rank: str) -> None:
-    wrong = np.flatnonzero(which)
-    if len(wrong):
-        node = int(wrong[0])
-        name = nodes.names[int(nodes.name[node])]
-        raise TraceError(f"{rank}: node {int(nodes.ids[node])} ({name}) {reason}")

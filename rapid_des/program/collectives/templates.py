@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -71,19 +72,36 @@ class Templates:
 
     def message(self, size: int, segment: int | None = None) -> Template:
         """Return the template of a message: member 0 sends, member 1 receives."""
-        name = f"a message of {size} B"
+        name = _message_name(size)
         if segment is not None and size > segment:
             return template_of(one_transfer(size), self._sizes, name=name, segment=segment)
         return self.transfer(size, name)
 
+    def messages(self, sizes: Int64s) -> Int32s:
+        """Return the number of the template of a whole message, for each of many sizes."""
+        values, places = np.unique(sizes, return_inverse=True)
+        rows = self._sizes.rows(values)
+        numbers = [
+            self.number(
+                ("message", size), partial(self._transfer, rows[place : place + 1], _message_name(size))
+            )
+            for place, size in enumerate(values.tolist())
+        ]
+        return np.array(numbers, np.int32)[places]
+
     def transfer(self, size: int, name: str, members: int = 2) -> Template:
         """Return the template of one transfer; see `transfer_template`."""
+        return self._transfer(np.array([self._sizes.row(size)], np.int32), name, members)
+
+    def _transfer(self, row: Int32s, name: str, members: int = 2) -> Template:
         if members not in self._transfers:
-            self._transfers[members] = transfer_template(0, MessageSizes(), name="", members=members)
-        shape = self._transfers[members]
-        return replace(
-            shape, size=np.array([self._sizes.row(size)], np.int32), name=name, shape=("transfer", members)
-        )
+            shape = transfer_template(0, MessageSizes(), name="", members=members)
+            self._transfers[members] = replace(shape, shape=("transfer", members))
+        return replace(self._transfers[members], size=row, name=name)
+
+
+def _message_name(size: int) -> str:
+    return f"a message of {size} B"
 
 
 def _weight(made: tuple[bytes, Template, Int64s]) -> int:
