@@ -229,7 +229,10 @@ class Communication:
         if cost is None:
             return number(("message", size), lambda: self.templates.message(size, self._segment))
         if self.analytic:
-            lasts = max(cost.duration, message_alone(size, self._machine, *ends))
+            healthy = message_alone(size, self._machine.unfaulted, *ends)
+            lasts = max(cost.duration, healthy)  # which has the library's lags besides its links
+            if self._slowed:
+                lasts += max(message_alone(size, self._machine, *ends) - healthy, 0)
             key = ("timed message", lasts, _occupancy(cost))
             return self._taking(number(key, lambda: fixed_message(lasts, self.sizes)), cost)
         key = ("library message", cost, size, self.crossings_key(ends))
