@@ -95,6 +95,8 @@ class MeasuredJob:
     """What the null model multiplies by its one constant; 0: there is none."""
     alike: str = ""
     """Rows with one constant of the null model, as GPU and precision."""
+    alone: Case | None = None
+    """The job as the table and the software's profile say it; None: as `cases`, or it can not be said."""
 
 
 Reader: TypeAlias = Callable[[Record], MeasuredJob | Iterable[MeasuredJob]]
@@ -103,15 +105,32 @@ Named: TypeAlias = Callable[[Record], tuple[str, str]]
 """Returns the topic and the case of a row."""
 
 
-def read_rows(records: Iterable[Record], read: Reader, named: Named) -> Iterator[MeasuredJob]:
-    """Yield what `read` makes of each row of a file; what it does not know is unsupported with the reason."""
+def read_rows(
+    records: Iterable[Record], read: Reader, named: Named, alone: Callable[[Record], Case] | None = None
+) -> Iterator[MeasuredJob]:
+    """Yield what `read` makes of each row of a file; what it does not know is unsupported with the reason.
+
+    `alone` returns a row's job without the recipe behind its table, where a source has one.
+    """
     for record in records:
         try:
             made = read(record)
-            yield from [made] if isinstance(made, MeasuredJob) else list(made)
+            rows = [made] if isinstance(made, MeasuredJob) else list(made)
+            yield from rows if alone is None else _beside(alone, record, rows)
         except UnsupportedRow as why:
             topic, case_id = named(record)
             yield MeasuredJob(topic, case_id, 1.0, unsupported=str(why))
+
+
+def _beside(
+    alone: Callable[[Record], Case], record: Record, rows: Iterable[MeasuredJob]
+) -> Iterator[MeasuredJob]:
+    try:
+        case = alone(record)
+    except UnsupportedRow:
+        yield from rows
+    else:
+        yield from (replace(row, alone=case) for row in rows)
 
 
 def job_topics(

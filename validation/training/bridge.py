@@ -21,7 +21,7 @@ from validation.jobs.training_trees import (
 from validation.measurements import DataFolder, Names, Record, UnsupportedRow
 from validation.scoring import Topic
 from validation.training import runs
-from validation.training.published import FILE
+from validation.training.plain import FILE, alone_of
 
 _FORMATS: Mapping[str, Mapping[str, str]] = Names("number format", {
     "FP8": {"gemm": "fp8", "recipe": "current", "parameter_gather": "fp8"},
@@ -46,7 +46,7 @@ _GPUS: Mapping[str, str] = Names(
 def topics(data: DataFolder) -> Iterator[Topic]:
     """Yield `training/megatron-bridge/GPU/dense|moe`; releases of one configuration are one case."""
     records = [_as_recipe(record) for record in data.read(FILE) if record["source"] == "megatron-bridge"]
-    rows = read_rows(records, partial(_measured, models_of(data)), _named)
+    rows = read_rows(records, partial(_measured, models_of(data)), _named, alone_of(data, "megatron-bridge"))
     return job_topics(rows, runs(), unit="s", split=data.split)
 
 

@@ -33,6 +33,7 @@ from validation.jobs.training_trees import (
 from validation.measurements import DataFolder, Record, UnsupportedRow
 from validation.scoring import Topic
 from validation.training import runs
+from validation.training.plain import alone_of
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ them (@741c886, @143b90d, @8f5cbb3)."""
 def topics(data: DataFolder) -> Iterator[Topic]:
     """Yield `training/dgxc/GPU/PRECISION` and `training/dgxc-slope`."""
     records = data.read(FILE)
-    rows = list(read_rows(records, _measured, _named))
+    rows = list(read_rows(records, _measured, _named, alone_of(data, "dgxc")))
     yield from job_topics(rows, runs(), unit="s", split=data.split)
     if rows:
         yield slope_topic("training/dgxc-slope", _ladders(records, rows), runs())

@@ -6,22 +6,26 @@ Sources of `published_training.csv` that nothing here knows are scored so, as `t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from rapid_des.config import preset_names
 from validation.jobs.cases import Case
-from validation.jobs.decoders import Dimensions, Experts, printed, training_flops
+from validation.jobs.decoders import Dimensions, Experts, Tree, printed, training_flops
 from validation.jobs.models import STYLE_STARTS, Decoder, Models, models_of, spelled
-from validation.jobs.origins import SERVERS, place
+from validation.jobs.origins import SERVERS, SOFTWARE, Profile, place
 from validation.jobs.rows import MeasuredJob, job_topics, read_rows
 from validation.jobs.training_trees import Batch, Layout, training_job
 from validation.measurements import DataFolder, Record, UnsupportedRow
 from validation.scoring import Topic
 from validation.training import runs
-from validation.training.published import FILE, SOURCES
 
-READ_ELSEWHERE = {*SOURCES, "torchtitan", "llama3", "nemo", "megatron-bridge"}
+FILE = "training_e2e/published_training.csv"
+READ_ELSEWHERE = {
+    "korthikanti22", "sc21", "mt-nlg", "megascale", "llm-foundry", "torchtitan", "llama3", "nemo",
+    "megatron-bridge",
+}  # fmt: skip
+"""Sources of the file with readers of their own."""
 _FRAMEWORKS: Mapping[str, str] = {
     "deepspeed+megatron": "megatron-deepspeed",
     "megatron-deepspeed": "megatron-deepspeed",
@@ -81,6 +85,12 @@ def _measured(models: Models, record: Record) -> MeasuredJob:
     return MeasuredJob(topic, case_id, measured, cases=(case,), basis=basis, alike=alike)
 
 
+def alone_of(data: DataFolder, software: str) -> Callable[[Record], Case]:
+    """Return what makes a row of a source the job of its columns alone, on a profile of `SOFTWARE`."""
+    models, profile = models_of(data), SOFTWARE[software]
+    return lambda record: plain_case(models, record, profile)[0]
+
+
 def step_time(record: Record) -> float:
     """Return a row's seconds a step, from its rate where no time is printed."""
     if record["iter_time_s"] not in ("", "0"):
@@ -89,11 +99,12 @@ def step_time(record: Record) -> float:
     return tokens / (record.time("tokens_per_s_per_gpu") * record.count("n_gpus"))
 
 
-def plain_case(models: Models, record: Record, software: str) -> tuple[Case, float]:
+def plain_case(models: Models, record: Record, software: Profile) -> tuple[Case, float]:
     """Return the job that a row's columns say on a software's profile, and the model's FLOPs a GPU."""
     decoder, length = _decoder(models, record), record.count("seq")
     layout, batch = _layout(decoder, record), Batch(record.count("gbs"), record.count("mbs"), length)
-    training = {"recompute": record["recompute"]} if record["recompute"] in ("selective", "full") else {}
+    stated = record.get("recompute")
+    training: Tree = {"recompute": stated} if stated in ("selective", "full") else {}
     if record.get("fsdp", "") not in ("", "none", "0", "0.0"):
         training |= {"zero_stage": 3}
     more = {"training": training, "precision": _precision(record["precision"])}
@@ -126,7 +137,7 @@ def gpu_of(name: str) -> str:
     ('H100-SXM-80GB', 'A100-SXM4-80GB')
     """
     short = name.split(" (", maxsplit=1)[0].strip()
-    known = _GPUS | {spelled(each): each for each in SERVERS}
+    known = {**_GPUS, **{spelled(each): each for each in SERVERS}}
     for text in (spelled(short), spelled(short.removeprefix("NVIDIA ")), spelled(short.split(" ")[0])):
         if text in known:
             return known[text]

@@ -20,8 +20,8 @@ from validation.jobs.training_trees import (
 from validation.measurements import DataFolder, Record, UnsupportedRow
 from validation.scoring import Topic
 from validation.training import runs
+from validation.training.plain import FILE, alone_of
 
-FILE = "training_e2e/published_training.csv"
 _TABLE_1: Mapping[int, tuple[int, int]] = {
     24: (16, 1), 30: (16, 1), 36: (16, 1), 40: (8, 1), 48: (4, 1),
     60: (2, 3), 80: (2, 2), 96: (1, 2), 105: (1, 3), 128: (1, 1),
@@ -43,8 +43,11 @@ class Source:
 
 def topics(data: DataFolder) -> Iterator[Topic]:
     """Yield `training/SET` for every set of the file that is scored."""
-    rows = [record for record in data.read(FILE) if record["source"] in SOURCES]
-    return job_topics(read_rows(rows, _measured, _topic_and_case), runs(), unit="s", split=data.split)
+    records = data.read(FILE)
+    for name, source in SOURCES.items():
+        mine = [record for record in records if record["source"] == name]
+        rows = read_rows(mine, _measured, _topic_and_case, alone_of(data, source.software))
+        yield from job_topics(rows, runs(), unit="s", split=data.split)
 
 
 def _topic_and_case(record: Record) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from validation.jobs.training_trees import MEGATRON_2025_JOB, Batch, Layout, tra
 from validation.measurements import DataFolder, Names, Record, UnsupportedRow
 from validation.scoring import Topic
 from validation.training import runs
-from validation.training.published import FILE
+from validation.training.plain import FILE, alone_of
 
 _TITAN_FORMATS: Mapping[str, Mapping[str, str]] = {
     "bf16": {},
@@ -35,7 +35,7 @@ def topics(data: DataFolder) -> Iterator[Topic]:
     records, models = data.read(FILE), models_of(data)
     for source, (read, named) in _READERS.items():
         mine = [record for record in records if record["source"] == source]
-        rows = read_rows(mine, partial(read, models), named)
+        rows = read_rows(mine, partial(read, models), named, alone_of(data, source))
         yield from job_topics(rows, runs(), unit="s", split=data.split)
 
 
