@@ -23,7 +23,7 @@ IMPORTERS = "rapid_des.importers"
 OPERATORS = "rapid_des.operators"
 """The group of `operators: NAME:FILE` in device files; each is a `device.pricing.OperatorSource`."""
 FABRICS = "rapid_des.fabrics"
-"""The group of graph files; each entry is a `rapid_des.network.nodes.GraphReader`."""
+"""The group of graph files; each entry is a `rapid_des.network.build.GraphReader`."""
 
 BUILT_IN: Mapping[str, Mapping[str, str]] = {
     IMPORTERS: {

@@ -30,10 +30,9 @@ from rapid_des.config.documents import read_text
 from rapid_des.config.texts import parse_json
 from rapid_des.errors import InputError
 from rapid_des.report.evidence import unmeasured_in, unmeasured_lines
-from rapid_des.report.formats import shown
 from rapid_des.report.study_text import sample_report, search_report
 from rapid_des.report.sweep_text import difference_report, points_table, sweep_report
-from rapid_des.report.tables import Part
+from rapid_des.report.tables import Part, shown
 from rapid_des.report.writing import check_outputs
 from rapid_des.simulation import MODES, simulate
 from rapid_des.studies.difference import check_result, difference

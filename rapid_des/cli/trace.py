@@ -31,8 +31,8 @@ from rapid_des.cli.options import (
     trace_options,
 )
 from rapid_des.errors import TraceError
-from rapid_des.report.formats import counted
 from rapid_des.report.pictures.trace import draw
+from rapid_des.report.tables import counted
 from rapid_des.report.trace_text import finding_lines, node_rows, nodes_table, rank_of, statistics_report
 from rapid_des.report.writing import check_folder, check_outputs, refuse_present
 from rapid_des.values import asdict

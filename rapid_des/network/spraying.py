@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from rapid_des.arrays import Int32s, Int64s, hashed, starts_of
 from rapid_des.network.fabric import Fabric, Routes
-from rapid_des.network.paths import UNREACHED, levels
+from rapid_des.network.routing import UNREACHED, levels
 from rapid_des.network.specs import Spray
 
 Path = tuple[int, ...]

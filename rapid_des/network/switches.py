@@ -14,7 +14,7 @@ from rapid_des.arrays import Bools, Int32s
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.network.collectives.trees import NO_PARENT
 from rapid_des.network.fabric import Fabric
-from rapid_des.network.paths import UNREACHED, levels, pick
+from rapid_des.network.routing import UNREACHED, levels, pick
 from rapid_des.network.specs import Routing
 
 _ROOM = 2**24

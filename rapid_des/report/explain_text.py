@@ -14,10 +14,9 @@ from msgspec import Struct
 
 from rapid_des.frontend.memory import CATEGORIES, StageMemory, Tensor, shown
 from rapid_des.frontend.schedules.schedule import PassKind
-from rapid_des.report.formats import spans
 from rapid_des.report.job_structure import Explanation, MessageKind, SectionKind
 from rapid_des.report.result import Result
-from rapid_des.report.tables import Column, Part, Plain, Table, columns
+from rapid_des.report.tables import Column, Part, Plain, Table, columns, spans
 from rapid_des.units import Size
 from rapid_des.values import asdict
 

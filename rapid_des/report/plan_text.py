@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rapid_des.report.formats import seconds_text, shown
-from rapid_des.report.tables import Column, Part, Plain, Table, columns
+from rapid_des.report.tables import Column, Part, Plain, Table, columns, seconds_text, shown
 
 _GIB = 2**30
 _COLUMNS = columns(

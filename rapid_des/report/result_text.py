@@ -20,9 +20,8 @@ from rapid_des.report.evidence import (
     validation_text,
 )
 from rapid_des.report.figures import JobFigures, RequestTimes
-from rapid_des.report.formats import change_text, names_text
 from rapid_des.report.result import Result
-from rapid_des.report.tables import Part, Plain, Table, columns, share_table
+from rapid_des.report.tables import Part, Plain, Table, change_text, columns, names_text, share_table
 from rapid_des.units import Duration, Size
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rapid_des.report.formats import counted, seconds_text
-from rapid_des.report.tables import Column, Part, Plain, Table
+from rapid_des.report.tables import Column, Part, Plain, Table, counted, seconds_text
 
 _CLIENT = "  client"
 _ROWS = {

@@ -10,10 +10,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rapid_des.report.evidence import unmeasured_lines
-from rapid_des.report.formats import added_text, change_text, counted, heading, seconds_text
 from rapid_des.report.result_text import drawn_line
 from rapid_des.report.sweep_text import points_table
-from rapid_des.report.tables import Column, Part, Plain, Table, columns
+from rapid_des.report.tables import (
+    Column,
+    Part,
+    Plain,
+    Table,
+    added_text,
+    change_text,
+    columns,
+    counted,
+    heading,
+    seconds_text,
+)
 from rapid_des.units import PS_PER_S, Size, time_text
 
 _BINARY = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}

@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from rapid_des.report.evidence import unmeasured_lines
-from rapid_des.report.formats import added_text, change_text, counted, heading, seconds_text, shown
-from rapid_des.report.tables import Column, Part, Plain, Table, columns
+from rapid_des.report.tables import (
+    Column,
+    Part,
+    Plain,
+    Table,
+    added_text,
+    change_text,
+    columns,
+    counted,
+    heading,
+    seconds_text,
+    shown,
+)
 
 _LEVELS = 8
 _TERMS = 16

@@ -8,8 +8,7 @@ from msgspec import Struct
 
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, RankTrace, TraceSet
 from rapid_des.errors import TraceError
-from rapid_des.report.formats import counted
-from rapid_des.report.tables import Part, Plain, Table, columns
+from rapid_des.report.tables import Part, Plain, Table, columns, counted
 from rapid_des.units import Duration, FlopRate, Size, time_text
 from rapid_des.values import asdict
 

@@ -12,8 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.chakra.made import one_collective
-from rapid_des.chakra.trace import CollectiveType, TraceSet
+from rapid_des.chakra.trace import CollectiveType, TraceSet, one_collective
 from rapid_des.frontend import load_job
 from rapid_des.importers.astra_sim.files import Dialect, Files, NetworkFile, Setup, Shape, SystemFile
 from rapid_des.importers.astra_sim.front_door import replay_traces

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rapid_des.report.formats import counted
-from rapid_des.report.tables import Part, Table, columns
+from rapid_des.report.tables import Part, Table, columns, counted
 from rapid_des.studies.capacity import Fleets, Layout, LoadPoint, ServerLoad
 
 

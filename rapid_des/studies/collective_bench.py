@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, structs
 
-from rapid_des.chakra.made import one_collective
-from rapid_des.chakra.trace import CollectiveType
+from rapid_des.chakra.trace import CollectiveType, one_collective
 from rapid_des.errors import InputError
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice

@@ -22,8 +22,8 @@ from rapid_des.frontend import Job
 from rapid_des.machine import Machine
 from rapid_des.modes.pricing import price
 from rapid_des.modes.symmetry import rotations
+from rapid_des.network.build import find_node, node_range
 from rapid_des.network.faults import Fault, hits
-from rapid_des.network.nodes import find_node, node_range
 from rapid_des.report.pictures.fabric import Picture, picture
 from rapid_des.report.result import Result
 from rapid_des.simulation import replay

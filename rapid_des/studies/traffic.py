@@ -8,8 +8,16 @@ import numpy as np
 from msgspec import Struct, field
 
 from rapid_des.arrays import Int64s, starts_of
-from rapid_des.chakra.made import node_table
-from rapid_des.chakra.trace import BOUNDS, UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
+from rapid_des.chakra.trace import (
+    BOUNDS,
+    UNSTATED,
+    CollectiveType,
+    NodeKind,
+    NodeTable,
+    RankTrace,
+    TraceSet,
+    node_table,
+)
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.network.collectives import Schedule
 

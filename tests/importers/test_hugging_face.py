@@ -11,7 +11,7 @@ import pytest
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import load_model
 from rapid_des.importers.hugging_face import import_hugging_face
-from rapid_des.importers.imported import spread
+from rapid_des.importers.keys import spread
 
 LLAMA_3_1_8B = dict(
     model_type="llama", hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,

@@ -6,8 +6,7 @@ from random import Random
 
 import pytest
 
-from rapid_des.chakra.made import one_collective
-from rapid_des.chakra.trace import CollectiveType
+from rapid_des.chakra.trace import CollectiveType, one_collective
 from rapid_des.errors import InputError
 from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.program.lowering import lower

@@ -5,8 +5,7 @@ import pytest
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra import read_set, write_set
-from rapid_des.chakra.made import one_collective
-from rapid_des.chakra.trace import CollectiveType
+from rapid_des.chakra.trace import CollectiveType, one_collective
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
 from rapid_des.network.collectives import demand, prove

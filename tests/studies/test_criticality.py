@@ -4,8 +4,8 @@ import pytest
 
 from rapid_des.chakra.trace import RankTrace, TraceSet
 from rapid_des.errors import InputError
+from rapid_des.network.build import find_node
 from rapid_des.network.faults import parse_fault
-from rapid_des.network.nodes import find_node
 from rapid_des.studies.criticality import criticality
 from rapid_des.studies.faults import How, scenario
 from tests.program.machines import dimension, machine

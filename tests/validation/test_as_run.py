@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rapid_des.chakra.made import one_collective
-from rapid_des.chakra.trace import CollectiveType
+from rapid_des.chakra.trace import CollectiveType, one_collective
 from rapid_des.machine import load_machine
 from rapid_des.network.collectives.libraries.nccl import GroupPlacement
 from rapid_des.network.collectives.libraries.serving_kernels import exchange_cost, load_kernels

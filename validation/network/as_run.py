@@ -16,8 +16,7 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from rapid_des.chakra.made import collectives
-from rapid_des.chakra.trace import CollectiveType
+from rapid_des.chakra.trace import CollectiveType, collectives
 from rapid_des.errors import InputError
 from rapid_des.machine import Machine, MachineSpec, load_machine
 from rapid_des.modes.execution import EngineChoice

@@ -21,8 +21,7 @@ import numpy as np
 from msgspec import structs
 
 from rapid_des.arrays import Int64s
-from rapid_des.chakra.made import node_table
-from rapid_des.chakra.trace import CollectiveType, NodeKind, RankTrace, TraceSet
+from rapid_des.chakra.trace import CollectiveType, NodeKind, RankTrace, TraceSet, node_table
 from rapid_des.machine import Machine, load_machine
 from rapid_des.network.specs import AUTO, Choice
 from rapid_des.program.collectives.candidates import candidates

@@ -24,8 +24,7 @@ from statistics import fmean
 
 import numpy as np
 
-from rapid_des.chakra.made import node_table
-from rapid_des.chakra.trace import NodeKind, RankTrace, TraceSet
+from rapid_des.chakra.trace import NodeKind, RankTrace, TraceSet, node_table
 from rapid_des.machine import load_machine
 from rapid_des.simulation import replay
 from validation.measurements import DataFolder

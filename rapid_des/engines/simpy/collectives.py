@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from simpy.events import Event
 
 from rapid_des.engines.deadlock import explain_disagreement
-from rapid_des.engines.simpy.links import InFlightMessage, Links, Parts
+from rapid_des.engines.simpy.links import Links
+from rapid_des.engines.simpy.pieces import InFlightMessage, Parts
 from rapid_des.errors import TraceError
 from rapid_des.program.delays import NOISE, RETRIES, draw_of, limit_above
 from rapid_des.program.program import NONE, Program, Template

@@ -25,7 +25,8 @@ from rapid_des.engines.simpy.collectives import (
 )
 from rapid_des.engines.simpy.fluid_links import FluidLinks, Shared
 from rapid_des.engines.simpy.link_closures import legs_of, shared_of
-from rapid_des.engines.simpy.links import Links, Parts, Steps
+from rapid_des.engines.simpy.links import Links, Steps
+from rapid_des.engines.simpy.pieces import Parts
 from rapid_des.errors import TraceError
 from rapid_des.program.builders import LINK_ORDERS
 from rapid_des.program.faults.closures import Closures

@@ -7,8 +7,7 @@ from typing import Any
 
 from rapid_des.errors import ConfigError
 from rapid_des.importers.hugging_face.ignored import DROPOUT
-from rapid_des.importers.imported import spread
-from rapid_des.importers.keys import Keys
+from rapid_des.importers.keys import Keys, spread
 
 Tree = dict[str, Any]
 

@@ -14,7 +14,7 @@ from typing import Any
 from rapid_des.config import load_document
 from rapid_des.errors import ConfigError
 from rapid_des.importers.infragraph.expansion import ComponentInstance, Edge, Expansion, Infrastructure, read
-from rapid_des.network.nodes import GraphReader, NamedGraph, NamedLink
+from rapid_des.network.build import GraphReader, NamedGraph, NamedLink
 from rapid_des.network.specs import InfraGraph
 from rapid_des.units import Bandwidth, Duration
 

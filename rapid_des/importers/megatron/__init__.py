@@ -11,8 +11,7 @@ from pathlib import Path
 from rapid_des.config.documents import read_text
 from rapid_des.errors import ConfigError
 from rapid_des.importers import GPUS, Importer, Option
-from rapid_des.importers.imported import ImportedJob, imported, replicas, sparse
-from rapid_des.importers.keys import Outcomes, Tree, bounded
+from rapid_des.importers.keys import ImportedJob, Outcomes, Tree, bounded, imported, replicas, sparse
 from rapid_des.importers.megatron.ignored import OF_ARGUMENTS
 from rapid_des.importers.megatron.model import chunks_of, layers_of, model_of, routing_of
 from rapid_des.importers.megatron.shell import Arguments, LaunchCommand, by_name, read_launch

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from rapid_des.errors import ConfigError
-from rapid_des.importers.imported import sparse, spread
-from rapid_des.importers.keys import Tree
+from rapid_des.importers.keys import Tree, sparse, spread
 from rapid_des.importers.megatron.shell import Arguments
 
 VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}

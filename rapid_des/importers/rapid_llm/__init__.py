@@ -23,11 +23,18 @@ from rapid_des.config import (
 from rapid_des.device.device import load_device
 from rapid_des.errors import ConfigError, TopologyError
 from rapid_des.importers import Importer, Option
-from rapid_des.importers.imported import ImportedJob, imported
-from rapid_des.importers.keys import Ignored, Outcomes, Tree, bounded, by_reason, commented
-from rapid_des.importers.rapid_llm.device import device_of
+from rapid_des.importers.keys import (
+    Ignored,
+    ImportedJob,
+    Outcomes,
+    Tree,
+    bounded,
+    by_reason,
+    commented,
+    imported,
+)
+from rapid_des.importers.rapid_llm.device import BUDGETS, NOT_READ, Section, device_of
 from rapid_des.importers.rapid_llm.job import degrees_of, job_of
-from rapid_des.importers.rapid_llm.keys import BUDGETS, NOT_READ, Section
 from rapid_des.importers.rapid_llm.network import machine_of, split_of
 from rapid_des.machine import load_machine
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from math import ceil, prod
 
 from rapid_des.frontend.job_checks import MOST_GPUS, MOST_NODES, NODES_A_LAYER
-from rapid_des.importers.imported import sparse
-from rapid_des.importers.keys import Tree, shortened
-from rapid_des.importers.rapid_llm.keys import NOT_READ, OF_INFERENCE, OF_TRAINING, Section, known
+from rapid_des.importers.keys import Tree, shortened, sparse
+from rapid_des.importers.rapid_llm.device import NOT_READ, OF_INFERENCE, OF_TRAINING, Section, known
 from rapid_des.importers.rapid_llm.model import load_of, model_of, sparse_layers
 from rapid_des.importers.rapid_llm.network import Split
 

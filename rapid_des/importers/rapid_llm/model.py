@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from rapid_des.importers.imported import sparse
-from rapid_des.importers.keys import Tree
-from rapid_des.importers.rapid_llm.keys import Section
+from rapid_des.importers.keys import Tree, sparse
+from rapid_des.importers.rapid_llm.device import Section
 
 TYPES = {"gpt": "gpt", **dict.fromkeys(("llama", "deepseek_v3", "glm4_moe", "glm4", "glm"), "llama")}
 """The layer type by `model_type`: GPT's layers, or those of Llama."""

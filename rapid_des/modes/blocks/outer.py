@@ -14,8 +14,7 @@ import numpy as np
 
 from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.chakra.made import one_collective
-from rapid_des.chakra.trace import CollectiveType, NodeKind, RankTrace, TraceSet
+from rapid_des.chakra.trace import CollectiveType, NodeKind, RankTrace, TraceSet, one_collective
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.blocks import EXPERT_LINES, OUTER_LINES, Cuts, JobBlocks
 from rapid_des.frontend.job import Job

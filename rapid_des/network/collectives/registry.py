@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
-from rapid_des.network.collectives import direct, doubling, grids, ring, trees
+from rapid_des.network.collectives import doubling, ring, trees
 from rapid_des.network.collectives.schedule import Demand, Schedule, demand, together
 
 Build: TypeAlias = Callable[[Demand], Schedule]
@@ -73,14 +73,14 @@ ALGORITHMS: dict[str, Algorithm] = {
     ),
     "direct": _algorithm(
         "direct",
-        (direct.direct_all_reduce, (C.ALL_REDUCE,)),
+        (doubling.direct_all_reduce, (C.ALL_REDUCE,)),
         (
-            direct.direct_exchange,
+            doubling.direct_exchange,
             (C.ALL_GATHER, C.REDUCE_SCATTER, C.REDUCE_SCATTER_BLOCK, C.ALL_TO_ALL, C.BARRIER),
         ),
-        (direct.linear, (C.BROADCAST, C.REDUCE, C.SCATTER, C.GATHER)),
+        (doubling.linear, (C.BROADCAST, C.REDUCE, C.SCATTER, C.GATHER)),
     ),
-    "one_shot": _algorithm("one_shot", (direct.one_shot_all_reduce, (C.ALL_REDUCE,))),
+    "one_shot": _algorithm("one_shot", (doubling.one_shot_all_reduce, (C.ALL_REDUCE,))),
     "halving_doubling": _algorithm(
         "halving_doubling",
         (doubling.reduction, _REDUCTIONS),
@@ -101,7 +101,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         (trees.binomial, (C.BARRIER,)),
     ),
     "dissemination": _algorithm("dissemination", (doubling.dissemination_barrier, (C.BARRIER,))),
-    "bucket": _algorithm("bucket", (grids.bucket, _REDUCTIONS)),
+    "bucket": _algorithm("bucket", (trees.bucket, _REDUCTIONS)),
     "bruck": _algorithm("bruck", (doubling.bruck_all_gather, (C.ALL_GATHER,))),
 }
 

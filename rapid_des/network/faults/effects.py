@@ -17,9 +17,9 @@ from msgspec import Struct, structs
 
 from rapid_des.arrays import Bools, Int32s, Int64s, distinct
 from rapid_des.errors import InputError, TopologyError
+from rapid_des.network.build import find_flows, find_links, find_node, node_range
 from rapid_des.network.fabric import UNSTATED, Fabric, Router, check_latency
 from rapid_des.network.faults.specs import Fault
-from rapid_des.network.nodes import find_flows, find_links, find_node, node_range
 from rapid_des.units import PS_PER_S, Bandwidth, Duration, whole_number
 from rapid_des.values import replace
 

@@ -22,11 +22,11 @@ from msgspec import Struct
 
 from rapid_des.config import Document, decode
 from rapid_des.errors import ConfigError, TopologyError
+from rapid_des.network.build import node_range
 from rapid_des.network.fabric import Fabric
 from rapid_des.network.faults.distributions import Distribution, distribution, is_distribution
 from rapid_des.network.faults.effects import hit_by, links_where, mixed, nodes_where, rails
 from rapid_des.network.faults.specs import Fault, Kind, check_fault, read_value, stated_words
-from rapid_des.network.nodes import node_range
 
 Sampling: TypeAlias = Literal["independent", "latin"]
 Draw: TypeAlias = tuple[Fault, ...]

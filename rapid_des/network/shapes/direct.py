@@ -15,7 +15,7 @@ from msgspec import Struct
 from rapid_des.arrays import Bools, Int64s, hashed, starts_by
 from rapid_des.errors import TopologyError
 from rapid_des.network.fabric import Block, block, both_directions, check_links, wires
-from rapid_des.network.paths import UNREACHED
+from rapid_des.network.routing import UNREACHED
 from rapid_des.network.specs import (
     FullyConnected,
     Hypercube,

@@ -18,9 +18,9 @@ from rapid_des.config.documents import read_text
 from rapid_des.config.texts import parse_json
 from rapid_des.errors import ConfigError, FabricCutError
 from rapid_des.extensions import FABRICS, find
+from rapid_des.network.build import GraphReader, NamedGraph, NamedLink
 from rapid_des.network.fabric import Block, Wires, block
-from rapid_des.network.nodes import GraphReader, NamedGraph, NamedLink
-from rapid_des.network.paths import UNREACHED, compressed, levels, pick
+from rapid_des.network.routing import UNREACHED, compressed, levels, pick
 from rapid_des.network.specs import Graph, InfraGraph, Routing
 from rapid_des.units import Bandwidth, Duration
 

@@ -18,7 +18,7 @@ from msgspec import Struct
 from rapid_des.arrays import Bools, Int64s, hashed
 from rapid_des.errors import TopologyError
 from rapid_des.network.fabric import Block, Wires, block, both_directions, check_bandwidth, check_links, wires
-from rapid_des.network.paths import pick
+from rapid_des.network.routing import pick
 from rapid_des.network.specs import DragonflyPlus, HyperX, LowDiameter, NonMinimal, Rate, Routing, SlimFly
 
 Paths: TypeAlias = Callable[[Int64s, Int64s], Int64s]

@@ -11,8 +11,7 @@ from msgspec import Struct
 
 from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.chakra.made import node_table
-from rapid_des.chakra.trace import NodeKind, RankTrace, TraceSet
+from rapid_des.chakra.trace import NodeKind, RankTrace, TraceSet, node_table
 from rapid_des.machine import Machine
 from rapid_des.network.collectives.schedule import Schedule
 from rapid_des.program.collectives.pacing import crossings, finish_times

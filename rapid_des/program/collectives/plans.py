@@ -22,7 +22,7 @@ from rapid_des.network.collectives import (
     fits,
     hierarchical,
 )
-from rapid_des.network.collectives.ordering import RingOrder, ordered_schedule
+from rapid_des.network.collectives.on_fabric import RingOrder, ordered_schedule
 from rapid_des.network.specs import AUTO, Choice
 from rapid_des.program.switch_trees import NO_TREES, Parents, TreesOver
 from rapid_des.values import replace

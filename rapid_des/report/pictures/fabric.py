@@ -15,7 +15,7 @@ from rapid_des.arrays import Int64s, entries_of
 from rapid_des.machine import Machine
 from rapid_des.network.fabric import Fabric
 from rapid_des.network.faults import hits, touches_links
-from rapid_des.network.paths import compressed
+from rapid_des.network.routing import compressed
 from rapid_des.report.pictures import new_figure, save
 from rapid_des.units import Bandwidth
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from rapid_des.arrays import levels_of
 from rapid_des.errors import InfeasibleJobError
-from rapid_des.report.formats import heading, shown
 from rapid_des.report.pictures import new_figure, save
 from rapid_des.report.pictures.fabric import PALETTE
+from rapid_des.report.tables import heading, shown
 
 _MOST_TICKS = 14
 

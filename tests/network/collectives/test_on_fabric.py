@@ -22,8 +22,8 @@ from rapid_des.network.collectives import (
     on_fabric,
     prove,
 )
-from rapid_des.network.collectives.grids import grid_tree
 from rapid_des.network.collectives.in_switch import fits, nvls, switch_tree, two_levels
+from rapid_des.network.collectives.trees import grid_tree
 
 AR, AG = CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER
 PAIRS = [(name, kind) for name, (_, does) in ON_FABRIC.items() for kind in sorted(does)]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.network.collectives import ALGORITHMS, demand, prove
-from rapid_des.network.collectives.ordering import ordered_schedule, repaired, snakes
+from rapid_des.network.collectives.on_fabric import ordered_schedule, repaired, snakes
 
 
 @given(st.data())

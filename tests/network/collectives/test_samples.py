@@ -4,7 +4,7 @@ import pytest
 
 import rapid_des as rd
 from rapid_des.errors import RapidDesError
-from rapid_des.network.collectives.libraries.samples import load_samples
+from rapid_des.network.collectives.libraries.nccl_network import load_samples
 
 HEAD = "op,nodes,gpus_per_node,bytes,time_us\n"
 ROWS = "allreduce,1,8,1048576,100\nallreduce,1,8,4194304,200\nallreduce,1,8,4194304,220\np2p,1,2,1048576,50\n"

@@ -34,14 +34,19 @@ from rapid_des.network.collectives.libraries.nccl_fabric import (
     on_links,
     with_registered_buffers,
 )
-from rapid_des.network.collectives.libraries.nccl_network import cost_over_nodes, send_over_nodes
+from rapid_des.network.collectives.libraries.nccl_network import (
+    cost_over_nodes,
+    load_samples,
+    sampled_cost,
+    sampled_send,
+    send_over_nodes,
+)
 from rapid_des.network.collectives.libraries.over_nodes import (
     mesh_chains,
     node_trees,
     rail_chains,
     rail_rings,
 )
-from rapid_des.network.collectives.libraries.samples import load_samples, sampled_cost, sampled_send
 from rapid_des.network.collectives.libraries.serving_kernels import (
     ONCE,
     all_reduce_cost,
