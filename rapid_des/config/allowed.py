@@ -26,7 +26,7 @@ def parts_of(kind: inspect.Type) -> tuple[inspect.Type, ...]:
 
 
 def in_words(kind: inspect.Type, *, brief: bool = False) -> str:
-    """Return what a value may be; `brief` leaves out the keys of mappings that a tag tells apart.
+    """Return what a value may be; `brief` leaves out the keys of mappings that differ in a tag.
 
     >>> from typing import Annotated
     >>> import msgspec
