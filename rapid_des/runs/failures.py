@@ -26,7 +26,7 @@ _FIRST_WINDOW = 10**12
 """The end of the first stretch of time that is searched for failures, in microseconds; it doubles."""
 
 
-class Fleet(Struct, frozen=True):
+class FailingParts(Struct, frozen=True):
     """The parts of one class in a job."""
 
     name: str
@@ -52,7 +52,7 @@ class Failure(Struct, frozen=True, order=True):
     """Numbers between 0 and 1, from which all about this failure is drawn."""
 
 
-def failures(fleets: Sequence[Fleet], *, seed: int, replication: int) -> Iterator[Failure]:
+def failures(fleets: Sequence[FailingParts], *, seed: int, replication: int) -> Iterator[Failure]:
     """Yield the failures of all parts in the order of time, without end unless no part fails any more."""
     waiting: list[Failure] = []
     sources = [_Source(place, fleet, (seed, replication)) for place, fleet in enumerate(fleets)]
@@ -72,7 +72,7 @@ def failures(fleets: Sequence[Fleet], *, seed: int, replication: int) -> Iterato
 class _Source:
     """The failures of one fleet."""
 
-    def __init__(self, place: int, fleet: Fleet, entropy: tuple[int, int]) -> None:
+    def __init__(self, place: int, fleet: FailingParts, entropy: tuple[int, int]) -> None:
         self._place, self._fleet = place, fleet
         self._entropy = (*entropy, crc32(fleet.name.encode()))
         self.left = len(fleet.law.at) if isinstance(fleet.law, Log) else fleet.parts

@@ -15,11 +15,11 @@ from rapid_des.frontend import Job
 from rapid_des.machine import Machine
 from rapid_des.runs.checkpoints import CheckpointCost, checkpoint_cost, steps_between
 from rapid_des.runs.clock import Replication, RunPlan, replicate
-from rapid_des.runs.course import Course
-from rapid_des.runs.failures import Fleet, failures
+from rapid_des.runs.failures import FailingParts, failures
 from rapid_des.runs.laws import Log
 from rapid_des.runs.loading import Reliability, fleets, load_reliability, tiers, treatments
 from rapid_des.runs.result import GoodputResult
+from rapid_des.runs.stretch import Stretch
 from rapid_des.runs.times import Time
 from rapid_des.simulation import FINEST, require_kind, simulate
 from rapid_des.units import PS_PER_S, PS_PER_US, LongDuration, ceil_divide
@@ -128,7 +128,7 @@ def run_plan(
         cost = checkpoint_cost(reliability, job)
         rate = failure_rate(fleets(reliability, job, machine))
         every = steps_between(reliability, cost, step, rate)
-    course = Course(step, every, 0 if cost is None else cost.stall, length.steps)
+    course = Stretch(step, every, 0 if cost is None else cost.stall, length.steps)
     treated = treatments(reliability, machine, gpus_per_node=gpus_per_node)
     plan = RunPlan(
         course,
@@ -141,7 +141,7 @@ def run_plan(
     return plan, cost
 
 
-def failure_rate(parts: Sequence[Fleet]) -> float:
+def failure_rate(parts: Sequence[FailingParts]) -> float:
     """Return the number of failures a picosecond of all parts together, by their means."""
     return sum(fleet.parts / fleet.mean for fleet in parts if not isinstance(fleet.law, Log)) / PS_PER_US
 
@@ -161,7 +161,7 @@ def _phases(reliability: Reliability, job: Job, cost: CheckpointCost | None) -> 
     restart = reliability.spec.restart
     texts = {name: str(getattr(restart, name)) for name in ("allocate", "image", "start", "communicators")}
     phases = {name: reliability.time(f"restart.{name}", text) for name, text in texts.items()}
-    if each := int(restart.communicators_per_gpu) * job.gpus:
+    if each := int(restart.communicators_per_gpu or 0) * job.gpus:
         fixed = phases["communicators"].quantile
         phases["communicators"] = Time("", lambda uniform: fixed(uniform) + each)
     if restart.load is not None:
@@ -173,7 +173,7 @@ def _phases(reliability: Reliability, job: Job, cost: CheckpointCost | None) -> 
     return {name: time for name, time in phases.items() if time.mean > 0}
 
 
-def _require_progress(reliability: Reliability, plan: RunPlan, parts: Sequence[Fleet]) -> None:
+def _require_progress(reliability: Reliability, plan: RunPlan, parts: Sequence[FailingParts]) -> None:
     """Raise `CannotFinishError` where failures come faster than restarts end."""
     rate, restart = failure_rate(parts), sum(time.mean for time in plan.restart.values())
     if rate * restart >= 1:

@@ -55,7 +55,7 @@ class Weibull(Spec, frozen=True, tag_field="kind", tag="weibull"):
         return ages
 
 
-class Lognormal(Spec, frozen=True, tag_field="kind", tag="lognormal"):
+class LognormalLaw(Spec, frozen=True, tag_field="kind", tag="lognormal"):
     """A normally distributed logarithm of the age at failure."""
 
     sigma: _Positive
@@ -143,5 +143,5 @@ class Log(Spec, frozen=True, tag_field="kind", tag="log"):
     """The number of the part that fails at each time; unset: drawn."""
 
 
-Law: TypeAlias = Exponential | Weibull | Lognormal | Bathtub | Empirical | Log
+Law: TypeAlias = Exponential | Weibull | LognormalLaw | Bathtub | Empirical | Log
 """A law of times between failures."""

@@ -13,7 +13,7 @@ from rapid_des.errors import ConfigError
 from rapid_des.frontend import Job
 from rapid_des.machine import Machine
 from rapid_des.runs.clock import Tier, Treatment
-from rapid_des.runs.failures import Fleet
+from rapid_des.runs.failures import FailingParts
 from rapid_des.runs.laws import Empirical, Log
 from rapid_des.runs.spec import PartClass, ReliabilitySpec, RestartSpec
 from rapid_des.runs.times import Time, parse_time
@@ -100,7 +100,7 @@ def _check_log(reliability: Reliability, place: int) -> None:
         reliability.refuse(f"classes[{place}].law.parts", problem)
 
 
-def fleets(reliability: Reliability, job: Job, machine: Machine) -> tuple[Fleet, ...]:
+def fleets(reliability: Reliability, job: Job, machine: Machine) -> tuple[FailingParts, ...]:
     """Return the parts of each class that the job's GPUs have; classes that never fail have none."""
     found = []
     for place, part in enumerate(reliability.spec.classes):
@@ -109,7 +109,9 @@ def fleets(reliability: Reliability, job: Job, machine: Machine) -> tuple[Fleet,
         if isinstance(part.law, Log) and (high := max(part.law.parts, default=0)) >= parts:
             reliability.refuse(f"classes[{place}].law.parts", f"there is no part {high}, the job has {parts}")
         never = mean is None and not isinstance(part.law, Log)
-        found.append(Fleet(part.name, 0 if never else parts, part.law, float(mean or 1), int(part.age)))
+        found.append(
+            FailingParts(part.name, 0 if never else parts, part.law, float(mean or 1), int(part.age or 0))
+        )
     return tuple(found)
 
 

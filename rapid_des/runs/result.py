@@ -21,7 +21,7 @@ from rapid_des.studies.draw_statistics import student
 from rapid_des.units import PS_PER_S, Duration, seconds
 
 
-class Estimate(Struct, frozen=True):
+class MeanInterval(Struct, frozen=True):
     """The mean of a figure over replications, with its confidence interval at 95 %."""
 
     mean: float
@@ -29,10 +29,10 @@ class Estimate(Struct, frozen=True):
     high: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Estimate:
+    def of(cls, values: Sequence[float]) -> MeanInterval:
         """Return the estimate of a sample by Student's t; of one value the interval is not known.
 
-        >>> Estimate.of([1.0, 2.0, 3.0]).mean
+        >>> MeanInterval.of([1.0, 2.0, 3.0]).mean
         2.0
         """
         mean = fmean(values)
@@ -46,7 +46,14 @@ class Estimate(Struct, frozen=True):
 
 
 class GoodputResult(Struct, frozen=True, dict=True):
-    """The replications of a run and what follows from them."""
+    """The replications of a run and what follows from them.
+
+    >>> import rapid_des as rd
+    >>> job, machine = rd.load_job("llama2_7b_train"), rd.load_machine("dgx_a100")
+    >>> result = rd.goodput(job, machine, "llama3_h100", days=3, replications=4, mode="analytical")
+    >>> result.figures["goodput"].mean > 0.8, sorted(result.as_json()["goodput"])
+    (True, ['high', 'low', 'mean'])
+    """
 
     gpus: int
     tokens_per_step: int
@@ -63,7 +70,7 @@ class GoodputResult(Struct, frozen=True, dict=True):
         return Duration(self.plan.course.step)
 
     @cached_property
-    def figures(self) -> dict[str, Estimate]:
+    def figures(self) -> dict[str, MeanInterval]:
         """Estimates by name: the goodput (useful time over wall time) and what is made of it."""
         useful = [each.times["steps"] / each.wall for each in self.replications]
         rates = [
@@ -79,7 +86,7 @@ class GoodputResult(Struct, frozen=True, dict=True):
             "incidents": [float(len(each.incidents)) for each in self.replications],
             "nodes_in_repair": [each.nodes_out for each in self.replications],
         }
-        return {name: Estimate.of(values) for name, values in samples.items()}
+        return {name: MeanInterval.of(values) for name, values in samples.items()}
 
     def time_by_cause(self) -> dict[str, int]:
         """Return the picoseconds of all replications by cause; they add up to all wall time."""

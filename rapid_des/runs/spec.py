@@ -43,8 +43,10 @@ class PartClass(Spec, frozen=True):
     """The failures counted over a fleet, from which the rate of one part follows."""
     law: Law = Exponential()
     """The law of the times between failures of one part."""
-    age: LongDuration = LongDuration(0)
-    """The age of all parts at the start of the run; a part that has failed is replaced by a new one."""
+    age: LongDuration | None = None
+    """The age of all parts at the start of the run; unset: new. A part that has failed is replaced by a new
+    one.
+    """
     takes: str = "node"
     """The unit that is replaced after a failure: node, nothing (the same nodes go on), or a name in
     `domains`, whose nodes are all replaced.
@@ -93,8 +95,8 @@ class RestartSpec(Spec, frozen=True):
     """The time to start the processes."""
     communicators: str = "0 s"
     """The time to set up the communicators, whatever the number of GPUs."""
-    communicators_per_gpu: LongDuration = LongDuration(0)
-    """The additional time to set up the communicators for each GPU of the job."""
+    communicators_per_gpu: LongDuration | None = None
+    """The additional time to set up the communicators for each GPU of the job; unset: none."""
     load: str | None = None
     """The time to load the checkpoint; unset: the bytes over the checkpoint's storage, if that is stated."""
     warm_up: str = "0 s"

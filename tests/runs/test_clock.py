@@ -8,9 +8,9 @@ import pytest
 from rapid_des.errors import CannotFinishError
 from rapid_des.runs.checkpoints import best_interval
 from rapid_des.runs.clock import RunPlan, Tier, Treatment, replicate
-from rapid_des.runs.course import Course
-from rapid_des.runs.failures import Failure, Fleet, failures
+from rapid_des.runs.failures import FailingParts, Failure, failures
 from rapid_des.runs.laws import Exponential, Weibull
+from rapid_des.runs.stretch import Stretch
 from rapid_des.runs.times import parse_time
 
 S = 10**12
@@ -20,7 +20,7 @@ S = 10**12
 def plan(*, every=0, stall=0, write=0, last=None, horizon=None, nodes=0, tiers=(), restart="0 s", **times):
     stated = {name: parse_time(times.get(name, "0 s")) for name in ("detection", "diagnosis", "repair")}
     return RunPlan(
-        Course(10 * S, every, stall * S, last),
+        Stretch(10 * S, every, stall * S, last),
         write * S,
         horizon,
         (Treatment("part", **stated, nodes=nodes),),
@@ -38,7 +38,7 @@ def seconds(replication):
 
 
 def walls(run, mean_s, count, law=None):
-    fleet = Fleet("part", 1, law or Exponential(), mean_s * 1e6)
+    fleet = FailingParts("part", 1, law or Exponential(), mean_s * 1e6)
     found = [replicate(run, failures([fleet], seed=0, replication=n), n) for n in range(count)]
     assert all(sum(each.times.values()) == each.wall for each in found)
     return [each.wall / S for each in found]
@@ -47,7 +47,7 @@ def walls(run, mean_s, count, law=None):
 @pytest.mark.parametrize("every", [0, 1, 3, 7])
 @pytest.mark.parametrize("last", [None, 20, 21])
 def test_a_stretch_of_training_is_what_stepping_through_it_gives(every, last):
-    course = Course(10, every, 4, last)
+    course = Stretch(10, every, 4, last)
     for done in range(8):
         ends, moment = [(0, "step", done)], 0  # when each step and each stall ends
         for step in range(done + 1, (last or 40) + 1):
@@ -127,7 +127,7 @@ def test_exponential_failures_take_as_long_as_daly_says():
 
 def test_renewals_of_a_weibull_law_have_its_mean():
     # in 1e6 s with repairs at once a part of a mean of 1e4 s renews 100 times (and the half of cv² - 1)
-    fleet = Fleet("part", 10, Weibull(shape=0.7), 1e10)
+    fleet = FailingParts("part", 10, Weibull(shape=0.7), 1e10)
     run = plan(every=1, horizon=1_000_000 * S)
     counts = [len(replicate(run, failures([fleet], seed=0, replication=n), n).incidents) for n in range(20)]
     assert fmean(counts) / 10 == pytest.approx(100 + (2.139 - 1) / 2, rel=0.02)
@@ -154,6 +154,6 @@ def test_twice_the_mean_time_between_failures_is_no_worse():
 
 
 def test_a_run_that_never_progresses_ends_with_the_figure():
-    fleet = Fleet("part", 1, Exponential(), 60e6)
+    fleet = FailingParts("part", 1, Exponential(), 60e6)
     with pytest.raises(CannotFinishError, match=r"does not progress: 1,000 failures in a row, .* apart"):
         replicate(plan(every=600, last=6000), failures([fleet], seed=0, replication=0), 0)

@@ -5,12 +5,12 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from rapid_des.runs.failures import Fleet, failures
-from rapid_des.runs.laws import Bathtub, Empirical, Exponential, Log, Lognormal, Weibull
+from rapid_des.runs.failures import FailingParts, failures
+from rapid_des.runs.laws import Bathtub, Empirical, Exponential, Log, LognormalLaw, Weibull
 from rapid_des.units import LongDuration
 
 MEAN = 1e9
-LAWS = [Exponential(), Weibull(shape=0.7), Weibull(shape=3.0), Lognormal(sigma=0.8)]
+LAWS = [Exponential(), Weibull(shape=0.7), Weibull(shape=3.0), LognormalLaw(sigma=0.8)]
 BATHTUB = Bathtub(early=0.5, within=LongDuration(10**7), wear_out=LongDuration(10**9))
 
 
@@ -40,7 +40,9 @@ def first(count, *fleets, seed=0, replication=0):
 
 
 def test_failures_come_in_the_order_of_time_at_the_rate_of_all_parts():
-    found = first(4000, Fleet("a", 100, Exponential(), 1e12), Fleet("b", 300, Exponential(), 1e12))
+    found = first(
+        4000, FailingParts("a", 100, Exponential(), 1e12), FailingParts("b", 300, Exponential(), 1e12)
+    )
     times = [failure.at for failure in found]
     assert times == sorted(times)
     # 400 parts of a mean of 1e12 us: one failure in 2.5e9 us; 4,000 of them have an error of 1.6 %
@@ -49,7 +51,7 @@ def test_failures_come_in_the_order_of_time_at_the_rate_of_all_parts():
 
 
 def test_a_class_has_the_same_failures_beside_others_and_another_replication_has_not():
-    a, b = Fleet("a", 50, Weibull(shape=0.8), 1e10), Fleet("b", 9, Exponential(), 1e10)
+    a, b = FailingParts("a", 50, Weibull(shape=0.8), 1e10), FailingParts("b", 9, Exponential(), 1e10)
     alone = [(failure.at, failure.part) for failure in first(90, a)]
     beside = [(failure.at, failure.part) for failure in first(90, b, a) if failure.fleet == 1]
     assert beside == alone[: len(beside)]
@@ -57,18 +59,18 @@ def test_a_class_has_the_same_failures_beside_others_and_another_replication_has
 
 
 def test_twice_the_mean_time_doubles_every_time():
-    once, twice = (first(200, Fleet("a", 20, Exponential(), mean)) for mean in (1e10, 2e10))
+    once, twice = (first(200, FailingParts("a", 20, Exponential(), mean)) for mean in (1e10, 2e10))
     assert [failure.at for failure in twice] == pytest.approx([2 * failure.at for failure in once], rel=1e-9)
 
 
 def test_logged_failures_come_at_their_times_and_end():
     law = Log(at=(LongDuration(5), LongDuration(2)), parts=(1, 0))
-    assert [(failure.at, failure.part) for failure in first(9, Fleet("a", 2, law, 1.0))] == [
+    assert [(failure.at, failure.part) for failure in first(9, FailingParts("a", 2, law, 1.0))] == [
         (2_000_000, 0),
         (5_000_000, 1),
     ]
 
 
 def test_old_parts_of_a_falling_rate_fail_less():
-    young, old = (first(100, Fleet("a", 1000, Weibull(shape=0.5), 1e12, age)) for age in (0, 10**12))
+    young, old = (first(100, FailingParts("a", 1000, Weibull(shape=0.5), 1e12, age)) for age in (0, 10**12))
     assert old[-1].at > 2 * young[-1].at
