@@ -17,7 +17,7 @@ from msgspec import Struct, field
 
 from rapid_des.errors import CannotFinishError
 from rapid_des.runs.failures import Failure
-from rapid_des.runs.stretch import Stretch
+from rapid_des.runs.stretch import TrainingStretch
 from rapid_des.runs.times import Time
 from rapid_des.units import PS_PER_US, LongDuration
 
@@ -47,7 +47,7 @@ class Tier(Struct, frozen=True):
 class RunPlan(Struct, frozen=True):
     """A run as its clock needs it; times are picoseconds."""
 
-    course: Stretch
+    course: TrainingStretch
     write: int
     """The time from the end of a checkpoint's stall until it can be loaded."""
     horizon: int | None

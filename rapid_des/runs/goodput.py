@@ -19,7 +19,7 @@ from rapid_des.runs.failures import FailingParts, failures
 from rapid_des.runs.laws import Log
 from rapid_des.runs.loading import Reliability, fleets, load_reliability, tiers, treatments
 from rapid_des.runs.result import GoodputResult
-from rapid_des.runs.stretch import Stretch
+from rapid_des.runs.stretch import TrainingStretch
 from rapid_des.runs.times import Time
 from rapid_des.simulation import FINEST, require_kind, simulate
 from rapid_des.units import PS_PER_S, PS_PER_US, LongDuration, ceil_divide
@@ -128,7 +128,7 @@ def run_plan(
         cost = checkpoint_cost(reliability, job)
         rate = failure_rate(fleets(reliability, job, machine))
         every = steps_between(reliability, cost, step, rate)
-    course = Stretch(step, every, 0 if cost is None else cost.stall, length.steps)
+    course = TrainingStretch(step, every, 0 if cost is None else cost.stall, length.steps)
     treated = treatments(reliability, machine, gpus_per_node=gpus_per_node)
     plan = RunPlan(
         course,

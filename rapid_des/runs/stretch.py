@@ -16,10 +16,10 @@ class Travelled(Struct, frozen=True):
     """The time in which training waited for checkpoints, in picoseconds."""
 
 
-class Stretch(Struct, frozen=True):
+class TrainingStretch(Struct, frozen=True):
     """Training at one speed: a checkpoint after each `every` steps and after the last one.
 
-    >>> course = Stretch(step=10, every=3, stall=5, last=7)
+    >>> course = TrainingStretch(step=10, every=3, stall=5, last=7)
     >>> course.time_to(0, 7), course.after(0, 33)
     (85, Travelled(steps=3, partial=0, stalled=3))
     """

@@ -10,7 +10,7 @@ from rapid_des.runs.checkpoints import best_interval
 from rapid_des.runs.clock import RunPlan, Tier, Treatment, replicate
 from rapid_des.runs.failures import FailingParts, Failure, failures
 from rapid_des.runs.laws import Exponential, Weibull
-from rapid_des.runs.stretch import Stretch
+from rapid_des.runs.stretch import TrainingStretch
 from rapid_des.runs.times import parse_time
 
 S = 10**12
@@ -20,7 +20,7 @@ S = 10**12
 def plan(*, every=0, stall=0, write=0, last=None, horizon=None, nodes=0, tiers=(), restart="0 s", **times):
     stated = {name: parse_time(times.get(name, "0 s")) for name in ("detection", "diagnosis", "repair")}
     return RunPlan(
-        Stretch(10 * S, every, stall * S, last),
+        TrainingStretch(10 * S, every, stall * S, last),
         write * S,
         horizon,
         (Treatment("part", **stated, nodes=nodes),),
@@ -47,7 +47,7 @@ def walls(run, mean_s, count, law=None):
 @pytest.mark.parametrize("every", [0, 1, 3, 7])
 @pytest.mark.parametrize("last", [None, 20, 21])
 def test_a_stretch_of_training_is_what_stepping_through_it_gives(every, last):
-    course = Stretch(10, every, 4, last)
+    course = TrainingStretch(10, every, 4, last)
     for done in range(8):
         ends, moment = [(0, "step", done)], 0  # when each step and each stall ends
         for step in range(done + 1, (last or 40) + 1):
