@@ -32,9 +32,8 @@ from rapid_des.network.protocol import (
     wire_bytes,
 )
 from rapid_des.network.specs import Switching
-from rapid_des.program.groups import Routed
-from rapid_des.program.profiles import Profile, by_link, by_route
 from rapid_des.program.program import FluidTable, HopTable, PartTable, Program, TailTable
+from rapid_des.program.routes import Profile, by_link, by_route
 from rapid_des.program.timetable import FOREVER
 from rapid_des.units import PS_PER_S, Bandwidth, Size, ceil_divide
 from rapid_des.values import replace
@@ -270,10 +269,10 @@ _MOST_WIRE = 2**58
 """Largest message, in bytes on the wire, that the fluid mode's arithmetic holds."""
 
 
-def fluid_table(machine: Machine, routed: Routed, sizes: Sequence[int]) -> FluidTable:
-    """Return the services of every size on every kind of route."""
+def fluid_table(machine: Machine, routes: Routes, sizes: Sequence[int], back: Int32s) -> FluidTable:
+    """Return the services of every size on every kind of route; `back` is each route's return route."""
     protocol = flow_protocol(machine.switching)
-    fabric, routes = machine.fabric, routed.routes
+    fabric = machine.fabric
     rates, latencies = fabric.bandwidth[routes.links].tolist(), fabric.latency[routes.links].tolist()
     starts = routes.starts.tolist()
     profiles: dict[Profile, int] = {}
@@ -309,7 +308,7 @@ def fluid_table(machine: Machine, routed: Routed, sizes: Sequence[int]) -> Fluid
         before=np.ascontiguousarray(table[:, :, 2]),
         after=np.ascontiguousarray(table[:, :, 3]),
         profile=profile,
-        back=routed.return_routes,
+        back=back,
     )
 
 

@@ -19,8 +19,8 @@ from rapid_des.compiling.kinds import (
     Int64Column,
     Int64Matrix,
 )
+from rapid_des.engines.compiled.columns import RankParts
 from rapid_des.engines.compiled.flat import Array, Flat
-from rapid_des.engines.compiled.plan_tables import RankParts
 from rapid_des.program.program import NONE
 
 TIME_CACHE = 4096
