@@ -24,7 +24,7 @@ from rapid_des.program.program import NONE, DelayTable
 _WORD = 0xFFFFFFFF
 _BITS = 32
 NOISE, RETRIES = 0, 1
-"""What a draw is for."""
+"""The purposes of a draw: noise of a message, or its retransmissions."""
 _MOST_TIMEOUTS = 64
 _CELLS = 256
 """Number of steps that approximate a distribution for each halving of the tail probability."""

@@ -58,6 +58,7 @@ def service_times(nodes: NodeTable, device: Device) -> Int64s:
     bandwidth = float(device.spec.hbm.bandwidth)
     moved = np.where(nodes.kind == NodeKind.COMPUTE, nodes.tensor_bytes, nodes.size).astype(np.float64)
     arithmetic = np.where(nodes.kind == NodeKind.COMPUTE, nodes.flops, 0) / device.tensor_rate("bf16")
+    # Tensor bytes may be unstated (below 0); such a node then takes what its arithmetic takes.
     busy = np.ceil(np.maximum(arithmetic, np.maximum(moved, 0) / bandwidth) * PS_PER_S).astype(np.int64)
     launched = np.where((nodes.kind == NodeKind.COMPUTE) & ~nodes.on_cpu, device.launch_overhead, 0)
     return np.where(unstated, busy + launched, duration)
@@ -75,7 +76,7 @@ class MessageSizes:
 
     def rows(self, sizes: NDArray[np.int64], *, whole: bool = False) -> Int32s:
         """Return the rows of many sizes."""
-        if len(sizes) and (sizes == sizes[0]).all():
+        if len(sizes) and (sizes == sizes[0]).all():  # most collectives: no sort
             return np.full(len(sizes), self.row(int(sizes[0]), whole=whole), np.int32)
         values, places = np.unique(sizes, return_inverse=True)
         return np.array([self.row(int(size), whole=whole) for size in values], np.int32)[places]
@@ -155,6 +156,7 @@ def _table(
     # `visits` is [class][field][size]; the tables are [size, class], one contiguous array a field.
     table = np.array(visits, np.int64).reshape(len(visits), 3, len(sizes)).transpose(1, 2, 0)
     occupancy, head, lag = (np.ascontiguousarray(part) for part in table)
+    # A visit without duration could end before its server has chosen (R2), so each lasts a tick at least.
     payload = np.array(sizes, np.int64)
     return HopTable(np.maximum(occupancy, 1), np.maximum(head, 1), lag, payload, parts)
 
@@ -275,6 +277,7 @@ def fluid_table(machine: Machine, routes: Routes, sizes: Sequence[int], back: In
     fabric = machine.fabric
     rates, latencies = fabric.bandwidth[routes.links].tolist(), fabric.latency[routes.links].tolist()
     starts = routes.starts.tolist()
+    # Routes with equal rates and latencies cost the same, so services are worked out once a profile.
     profiles: dict[Profile, int] = {}
     profile = np.zeros(len(routes), np.int32)
     for route, (first, last) in enumerate(zip(starts, starts[1:], strict=False)):

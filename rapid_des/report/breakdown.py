@@ -48,7 +48,7 @@ class RankTimes(Struct, frozen=True):
     start: Int64s
     finish: Int64s
     met: Int64s
-    """When the last member of the node's collective or message arrived; NONE for other nodes."""
+    """The time at which the last member of the node's collective or message arrived; NONE for other nodes."""
 
 
 def rank_times(lowered: Lowered, records: Records, position: int) -> RankTimes:

@@ -89,7 +89,7 @@ class Result:
     """Number of ranks that each simulated rank stood for (symmetry folding, exact)."""
     figures: JobFigures | None = None
     basis: Basis | None = None
-    """What priced the run."""
+    """The device, libraries and host that priced the run."""
     compute_bound: str = "compute"
     """What limits most of the critical rank's kernels; `compute` is arithmetic and the caches."""
     notes: tuple[str, ...] = ()

@@ -52,7 +52,7 @@ class RankParts(NamedTuple):
     """What single ranks do in replanned collectives (R8): one row a rank and collective."""
 
     rank: Int32Column
-    """[rank part] the rank."""
+    """[rank part] the rank that the part belongs to."""
     group: Int32Column
     """[rank part] the group of the collective."""
     number: Int32Column

@@ -72,7 +72,7 @@ class BlockRun(Struct, frozen=True):
     repeated: Repetition | None = None
     """The stretch of the run that stands for more of the same; None: the run is the whole step."""
     bound: ModeBound = UNBOUNDED
-    """Where the flattened step lies."""
+    """The bound of the flattened step."""
 
     @property
     def step(self) -> int:
