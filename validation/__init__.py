@@ -50,6 +50,7 @@ PROVIDERS: dict[str, str] = {
     "network.adaptive:adaptive_topics": "network/adaptive/",
     "training.published:topics": "training/",
     "training.tables:topics": "training/",
+    "training.plain:topics": "training/",
     "training.dgxc:topics": "training/dgxc",
     "training.mlperf:topics": "training/mlperf",
     "training.bridge:topics": "training/megatron-bridge",

@@ -30,7 +30,8 @@ from rapid_des.device.spec import DecodePolicy
 from rapid_des.values import replace
 from validation import DataFolder, is_calibration
 from validation.inference.trtllm import FILE
-from validation.jobs.decoders import LLAMA, STYLES, Dimensions, known
+from validation.jobs.decoders import Dimensions
+from validation.jobs.models import shipped
 from validation.jobs.origins import place
 from validation.measurements import Record
 
@@ -91,7 +92,7 @@ def differences(data: DataFolder) -> Iterator[Difference]:
             alike[record["case_id"], record.count("batch")].append(record)
     for (case, _), runs in alike.items():
         shortest, *others = sorted(runs, key=length)
-        size = known(shortest["model"])
+        size = shipped()[shortest["model"]].size
         device = device_of(shortest)
         low = calls(size, shortest)
         section = "decode" if shares_keys(low[0], device) else "decode_mha"
@@ -109,7 +110,7 @@ def length(run: Record) -> int:
 
 def beyond_window(run: Record) -> bool:
     """Tell whether a run is longer than its model's attention reaches back."""
-    window = STYLES.get(run["model"], LLAMA).window
+    window = shipped()[run["model"]].style.window
     return window is not None and length(run) > window
 
 

@@ -33,7 +33,7 @@ from rapid_des.units import PS_PER_US, Bandwidth, Duration
 from validation import DataFolder, is_calibration
 from validation.inference import trtllm
 from validation.jobs.cases import outcome
-from validation.jobs.decoders import known
+from validation.jobs.models import shipped
 from validation.measurements import Record
 
 ENGINE = "trtllm-0.9"
@@ -68,7 +68,7 @@ def measured(data: DataFolder) -> dict[str, list[Measured]]:
         if fabric is None or ranks == 1 or record["model"] not in SUMS:
             continue
         key = record["case_id"], record.count("batch")
-        size = 2 * known(record["model"]).hidden * record.count("batch")
+        size = 2 * shipped()[record["model"]].size.hidden * record.count("batch")
         cost = all_reduce_cost(load_kernels(fabric), ENGINE, ranks, size)
         if cost is not None:
             alike[key].append(one_sum(record, cost))
@@ -83,9 +83,9 @@ def measured(data: DataFolder) -> dict[str, list[Measured]]:
 
 def one_sum(record: Record, cost: LibraryCost) -> float:
     """Return the microseconds that a sum takes in a run: as predicted, and its part of what is missed."""
-    row = next(trtllm.times_of(record))
+    row = next(trtllm.times_of(shipped(), record))
     token = row.figure(outcome(row.cases[0]))
-    count = SUMS[record["model"]] * known(record["model"]).layers
+    count = SUMS[record["model"]] * shipped()[record["model"]].size.layers
     return cost.duration / PS_PER_US + 1e3 * (row.measured - token) / count
 
 

@@ -107,6 +107,22 @@ def meanings_of(spec: type) -> dict[str, str]:
     return meanings
 
 
+def described(struct: types.StructType) -> list[tuple[Field, types.Type]]:
+    """Return the keys of a mapping, each with the type of its value; that of its tag first."""
+    tag = [(_tag(struct), types.StrType())] if struct.tag_field else []
+    return [*tag, *((_field(struct, field), field.type) for field in struct.fields)]
+
+
+def structs_of(kind: types.Type) -> Iterator[types.StructType]:
+    """Yield the mappings with fixed keys that a value, or an item of a list, may be."""
+    match kind:
+        case types.StructType():
+            yield kind
+        case types.UnionType() | types.Metadata() | types.ListType() | types.VarTupleType():
+            for part in _parts(kind):
+                yield from structs_of(part)
+
+
 def _keys(struct: types.StructType) -> list[str]:
     """Return the keys of a struct, that of its tag first."""
     return [*filter(None, [struct.tag_field]), *(field.encode_name for field in struct.fields)]

@@ -93,11 +93,19 @@ def resolve(reference: str, kind: Kind, *, folder: Path, named_in: str = "", key
     for candidate in candidates:
         if name and _is_file(candidate):
             return candidate
+    if kind == "job" and name.removesuffix(".yaml") in preset_names("model"):
+        raise ConfigError(is_model(name), file=named_in, key=key)
     presets = preset_names(kind)
     near = difflib.get_close_matches(name.removesuffix(".yaml"), presets, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     problem = f"no {kind} file {reference!r} here and no such preset; {hint}presets: {', '.join(presets)}"
     raise ConfigError(problem, file=named_in, key=key)
+
+
+def is_model(reference: str) -> str:
+    """Return what to say of a model where a job is wanted."""
+    command = f"rapid-des new job --set model={reference} -o job.yaml"
+    return f"{reference} is a model, not a job; `{command}` writes a job that trains it"
 
 
 def beside(folder: Path, reference: str, *, key: str) -> Path:

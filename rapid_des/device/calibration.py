@@ -50,8 +50,10 @@ class Record(dict[str, str]):
         raise InputError(f"{self.where}: no column {column!r}; there are {', '.join(map(str, self))}")
 
     def number(self, column: str) -> float:
-        """Return a finite number; `InputError` names the place of anything else."""
+        """Return a finite number; a blank is an `UnsupportedRow`, and `InputError` places anything else."""
         text = self[column]
+        if text == "":
+            raise UnsupportedRow(f"{column} is not printed")
         try:
             value = float(text)
         except (TypeError, ValueError):

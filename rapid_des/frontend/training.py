@@ -275,7 +275,8 @@ def _together(state: _TrainingStage, first: Item, second: Item) -> Interleaved |
     """Return the pieces of two items as one; None where they run one after the other."""
     keys = (first.phase, first.chunk), (second.phase, second.chunk)
     whole = all(key in state.chained for key in keys) and first.phase == "forward" != second.phase
-    whole &= state.offloaded is None
+    # With ep 1 no tokens travel: sums over the ranks that share an expert are no exchange to compute beside.
+    whole &= state.offloaded is None and state.job.spec.parallelism.ep > 1
     if not whole or first.chunk in state.gathered or state.job.sharding.policy.by_unit:
         return None
     if keys not in state.together:

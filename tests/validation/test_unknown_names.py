@@ -2,7 +2,6 @@
 
 import csv
 import re
-from contextlib import suppress
 
 import pytest
 
@@ -149,17 +148,57 @@ SHIPPED = sorted(
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name.removesuffix(".csv.gz"))
-def test_no_name_in_a_file_of_jobs_ends_the_whole_command(tmp_path, path):
+def test_no_name_and_no_blank_in_a_file_of_jobs_ends_the_whole_command(tmp_path, path):
     # Mixtral-8x22B in NeMo's table and llama2-13b in LMDeploy's ended `validate` with a KeyError.
     name = f"{path.parent.name}/{path.name.removesuffix('.gz')}"
     rows = DataFolder(CHECKOUT_DATA, split=False).read(name)
     first = {(row.get("source"), row.get("backend")): row for row in reversed(rows)}
     (tmp_path / name).parent.mkdir()
     for row in first.values():
-        for column in (column for column, cell in row.items() if not NUMBER.fullmatch(cell)):
+        for column, cell in row.items():
             with (tmp_path / name).open("w", newline="") as file:
                 table = csv.DictWriter(file, list(row))
                 table.writeheader()
-                table.writerow({**row, column: "Abacus"})
-            with suppress(InputError):  # one line with file and place, where a number was wanted
-                list(all_topics(DataFolder(tmp_path, split=False)))
+                table.writerow({**row, column: "" if NUMBER.fullmatch(cell) else "Abacus"})
+            list(all_topics(DataFolder(tmp_path, split=False), [path.parent.name.replace("_e2e", "/")]))
+
+
+NEW_SOURCE = "training_e2e/published_training.csv", {
+    "case_id": "c", "source": "A Company 2027", "model": "Wide-Net-7B", "params_b": "", "layers": "",
+    "hidden": "", "heads": "",
+    "kv_heads": "", "ffn": "", "vocab": "", "seq": "4096", "gpu": "DGX-H100", "n_gpus": "8",
+    "tp": "2", "pp": "1", "vpp": "", "dp": "", "cp": "", "ep": "", "fsdp": "", "mbs": "1", "gbs": "64",
+    "recompute": "", "seq_parallel": "", "precision": "FP8", "framework": "NeMo 27.01", "iter_time_s": "4.5",
+    "tokens_per_s_per_gpu": "", "notes": "",
+}  # fmt: skip
+MODEL = (
+    "name,aliases,style,layers,hidden,heads,kv_heads,ffn,vocabulary,head_dim,experts,topk,expert_ffn,"
+    "shared_ffn,source\n"
+)
+
+
+def test_a_source_that_nobody_has_seen_is_scored_with_the_dimensions_that_its_folder_states(tmp_path):
+    topics = report_of(tmp_path, *NEW_SOURCE)
+    figures = topics["training/a-company-2027"]
+    assert figures["unsupported"] == {"no dimensions of model 'Wide-Net-7B': models.csv has no such row": 1}
+    (tmp_path / "models.csv").write_text(f"{MODEL}wide net 7b,,llama,32,4096,32,8,14336,32000,,,,,,here\n")
+    figures = validate(DataFolder(tmp_path, split=False))["topics"]["training/a-company-2027"]
+    assert figures["rows"] == 1 and figures["residuals"][0]["measured"] == 4.5
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "reason"),
+    [
+        ("framework", "Abacus 3", "no software profile of 'Abacus 3'"),
+        ("gpu", "Abacus", "no machine file of Abacus"),
+        ("precision", "", "the precision is not printed"),
+        ("gbs", "", "gbs is not printed"),
+        ("tp", "3", "the layout does not divide the GPUs"),
+    ],
+)
+def test_a_row_of_such_a_source_names_what_it_lacks(tmp_path, column, value, reason):
+    file, row = NEW_SOURCE
+    figures = report_of(tmp_path, file, {**row, "model": "Llama-3-8B", column: value})[
+        "training/a-company-2027"
+    ]
+    assert figures["unsupported"] == {reason: 1}

@@ -89,7 +89,7 @@ def _generated(record: Record) -> Recipe:
 
     `agg max_num_tokens = max_batch_size + SlaConfig.isl + 1500` (rule_plugin/benchmark/trtllm.rule).
     """
-    tokens = int(record["isl"]) + 1500 + int(float(record["concurrency"]))
+    tokens = record.count("isl") + 1500 + int(record.number("concurrency"))
     return Recipe(tokens) if record["backend"] == "trtllm" else Recipe()
 
 

@@ -64,7 +64,7 @@ Configuration = tuple[list[Record], Case | str]
 
 def topics(data: DataFolder) -> Iterator[Topic]:
     """Yield `inference/silicon/ENGINE/GPU/tpot|ttft` and `inference/silicon-ranking`."""
-    known = configurations(data)
+    known = [(records, _blank(records) or case) for records, case in configurations(data)]
     rows = [row for records, case in known for row in _rows(records, case)]
     yield from job_topics(rows, runs(), unit="ms", split=data.split)
     yield from _ranking(known)
@@ -74,8 +74,16 @@ def _rows(records: Sequence[Record], case: Case | str) -> Iterator[MeasuredJob]:
     record = records[0]
     for figure, what in FIGURES.items():
         name = f"inference/silicon/{record['backend']}/{record['system']}/{figure}{_apart(records, case)}"
-        row = MeasuredJob(name, record["case_id"], mean(records, figure), what)
-        yield replace(row, unsupported=case) if isinstance(case, str) else replace(row, cases=(case,))
+        if isinstance(case, str):
+            yield MeasuredJob(name, record["case_id"], 1.0, what, unsupported=case)
+        else:
+            yield MeasuredJob(name, record["case_id"], mean(records, figure), what, (case,))
+
+
+def _blank(records: Sequence[Record]) -> str:
+    """Return which figure some row of a configuration does not print; empty if all do."""
+    blank = (f"{figure}_ms" for figure in FIGURES if not all(record[f"{figure}_ms"] for record in records))
+    return next((f"{column} is not printed" for column in blank), "")
 
 
 def mean(records: Sequence[Record], figure: str) -> float:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from functools import partial
 
 from rapid_des.values import replace
 from validation.inference import runs
 from validation.jobs.cases import Served
+from validation.jobs.models import Models, models_of
 from validation.jobs.requests import Latency, Requests, measured_requests
-from validation.jobs.rows import MeasuredJob, job_topics, tokens_per_s
+from validation.jobs.rows import MeasuredJob, Reader, job_topics, read_rows, tokens_per_s
 from validation.measurements import DataFolder, Record
 from validation.scoring import Topic
 
@@ -23,25 +25,40 @@ KUNDU = ("rapid/imec_inference_a100_measured.csv", "rapid/imec_inference_h100_me
 KOYEB = "rapid/koyeb_a100_llama31_8b_inference_measured.csv"
 LMDEPLOY = "inference_e2e/lmdeploy_a100_static.csv"
 _GPUS = {"A100": "A100-SXM4-80GB", "H100": "H100-SXM-80GB", "SXM": "A100-SXM4-80GB", "PCIe": "A100-PCIE-80GB"}
-_LMDEPLOY_MODELS = {"llama2-7b": "Llama-2-7B", "internlm-20b": "InternLM-20B", "llama2-70b": "Llama-2-70B"}
 
 
 def topics(data: DataFolder) -> Iterator[Topic]:
     """Yield the topics of every table, times in milliseconds."""
-    rows = [*_nim(data), *_nim_tables(data), *_kundu(data), *_koyeb(data), *_lmdeploy(data)]
+    models = models_of(data)
+    readers: list[tuple[str, Reader, str]] = [(NIM, partial(_nim, models), "nim/itl")]
+    readers += [(name, partial(_nim_table, models, name), "nim/itl") for name in NIM_TABLES]
+    readers += [(name, partial(_kundu, models), "kundu") for name in KUNDU]
+    readers += [
+        (KOYEB, partial(_koyeb, models), "koyeb"),
+        (LMDEPLOY, partial(_lmdeploy, models), "lmdeploy/tpot"),
+    ]
+    rows = (
+        row
+        for name, read, topic in readers
+        for row in read_rows(data.read(name), read, partial(_named, topic))
+    )
     yield from job_topics(rows, runs(), unit="ms", split=data.split)
-    yield from job_topics(_throughputs(rows, data), runs(), unit="tokens/s", split=data.split)
+    rates = read_rows(data.read(NIM), partial(_throughput, models), partial(_named, "nim/throughput"))
+    yield from job_topics(rates, runs(), unit="tokens/s", split=data.split)
 
 
-def _throughputs(rows: Sequence[MeasuredJob], data: DataFolder) -> Iterator[MeasuredJob]:
-    """Yield the tokens a second that NIM puts out for several clients, of the runs of their latencies."""
-    printed = [record.time("out_tok_per_s") for record in data.read(NIM)]
-    itl = [row for row in rows if row.topic.startswith("inference/nim/itl")][: len(printed)]
-    for row, measured in zip(itl, printed, strict=True):
-        _, _, _, *more = row.topic.split("/")
-        if more:
-            name = "inference/nim/throughput" + "/overload" * (more == ["overload"])
-            yield replace(row, topic=name, measured=measured, figure=tokens_per_s, basis=0.0)
+def _named(topic: str, record: Record) -> tuple[str, str]:
+    return f"inference/{topic}", record.get("case_id", topic)
+
+
+def _throughput(models: Models, record: Record) -> Iterator[MeasuredJob]:
+    """Yield the tokens a second that NIM puts out for several clients, of the run of their latencies."""
+    row = next(_nim(models, record))
+    _, _, _, *more = row.topic.split("/")
+    if more:
+        name = "inference/nim/throughput" + "/overload" * (more == ["overload"])
+        measured = record.time("out_tok_per_s")
+        yield replace(row, topic=name, measured=measured, figure=tokens_per_s, basis=0.0)
 
 
 _MOST_CLIENTS = 50
@@ -49,38 +66,39 @@ _ROUNDS, _MOST = 6, 300
 """Requests of a closed loop: so many a client, and at most, but three a client."""
 
 
-def _nim(data: DataFolder) -> Iterator[MeasuredJob]:
+def _nim(models: Models, record: Record) -> Iterator[MeasuredJob]:
     columns: Mapping[str, tuple[str, Latency]] = {
         "itl": ("itl_avg_ms", "next"),
         "ttft": ("ttft_avg_ms", "first"),
     }
-    for record in data.read(NIM):
-        asked = _request(record, record["model"], record["precision"], record["gpu"], record.count("tp"))
-        for topic, (column, what) in columns.items():
-            row = measured_requests(
-                f"inference/nim/{topic}", record["case_id"], record.time(column), asked, what=what
-            )
-            yield _shared(row, record.count("concurrency"), (asked.prompt, asked.output))
+    asked = _request(models, record, record["precision"])
+    for topic, (column, what) in columns.items():
+        row = measured_requests(
+            f"inference/nim/{topic}", record["case_id"], record.time(column), asked, what=what
+        )
+        yield _shared(row, record.count("concurrency"), (asked.prompt, asked.output))
 
 
-def _nim_tables(data: DataFolder) -> Iterator[MeasuredJob]:
+def _nim_table(models: Models, name: str, record: Record) -> Iterator[MeasuredJob]:
     columns: Mapping[str, tuple[str, Latency]] = {"itl": ("ITL (ms)", "next"), "ttft": ("TTFT (ms)", "first")}
-    for name, (gpu, tp, precision) in NIM_TABLES.items():
-        for record in data.read(name):
-            prompt, output = record.count("Input Tokens"), record.count("Output Tokens")
-            asked = Requests("Llama-3-70B", precision, gpu, tp, 1, prompt, output, software="nim-tables")
-            misprint = gpu.startswith("H100") and prompt == output == 2000
-            case_id = f"{name.removesuffix('_measured.csv')}/{prompt}/{output}"
-            for topic, (column, what) in columns.items():
-                place = "excluded-prompt-length" if misprint else topic
-                row = measured_requests(
-                    f"inference/nim/{place}", case_id, record.time(column), asked, what=what
-                )
-                yield _shared(row, record.count("Concurrency"), (prompt, output))
+    gpu, tp, precision = NIM_TABLES[name]
+    prompt, output = record.count("Input Tokens"), record.count("Output Tokens")
+    asked = Requests(
+        "Llama-3-70B", precision, gpu, tp, 1, prompt, output, software="nim-tables", models=models
+    )
+    misprint = gpu.startswith("H100") and prompt == output == 2000
+    case_id = f"{name.removesuffix('_measured.csv')}/{prompt}/{output}"
+    for topic, (column, what) in columns.items():
+        place = "excluded-prompt-length" if misprint else topic
+        row = measured_requests(f"inference/nim/{place}", case_id, record.time(column), asked, what=what)
+        yield _shared(row, record.count("Concurrency"), (prompt, output))
 
 
-def _request(record: Record, model: str, precision: str, gpu: str, tp: int) -> Requests:
-    return Requests(model, precision, gpu, tp, 1, record.count("input_len"), record.count("output_len"))
+def _request(models: Models, record: Record, precision: str) -> Requests:
+    return Requests(
+        record["model"], precision, record["gpu"], record.count("tp"), 1,
+        record.count("input_len"), record.count("output_len"), models=models,
+    )  # fmt: skip
 
 
 def _shared(row: MeasuredJob, clients: int, lengths: tuple[int, int]) -> MeasuredJob:
@@ -103,68 +121,56 @@ def _shared(row: MeasuredJob, clients: int, lengths: tuple[int, int]) -> Measure
     return replace(row, cases=(replace(case, job=job, served=served),))
 
 
-def _kundu(data: DataFolder) -> Iterator[MeasuredJob]:
-    """Yield 200 tokens in and 200 out, one request: Kundu et al. 2024 (arXiv 2407.14645)."""
-    for name in KUNDU:
-        for record in data.read(name):
-            model, gpu, tp = record["model"].replace(" ", "-"), record["device"], record.count("tp")
-            yield measured_requests(
-                f"inference/kundu/{gpu}",
-                f"kundu/{gpu}/{model}/tp{tp}",
-                1e3 * record.time("latency_s"),
-                Requests(model, "fp16", _GPUS.get(gpu, gpu), tp, 1, 200, 200),
-                what="all",
-            )
+def _kundu(models: Models, record: Record) -> MeasuredJob:
+    """Return 200 tokens in and 200 out, one request: Kundu et al. 2024 (arXiv 2407.14645)."""
+    model, gpu, tp = record["model"].replace(" ", "-"), record["device"], record.count("tp")
+    return measured_requests(
+        f"inference/kundu/{gpu}",
+        f"kundu/{gpu}/{model}/tp{tp}",
+        1e3 * record.time("latency_s"),
+        Requests(model, "fp16", _GPUS.get(gpu, gpu), tp, 1, 200, 200, models=models),
+        what="all",
+    )
 
 
-def _koyeb(data: DataFolder) -> Iterator[MeasuredJob]:
-    """Yield the decode rates of Llama 3.1 8B: the latencies leave no time for the prompts."""
-    for record in data.read(KOYEB):
-        batch, prompt = record.count("batch"), record.count("prefill_tokens")
-        asked = Requests(
-            "Llama-3-8B",
-            "bf16",
-            _GPUS.get(record["gpu"], record["gpu"]),
-            1,
-            batch,
-            prompt,
-            record.count("decode_tokens"),
-        )
-        noisy = "/excluded-noisy" if record["case"].endswith("noisy") else ""
-        yield measured_requests(
-            f"inference/koyeb{noisy}",
-            f"koyeb/{record['case']}/{batch}",
-            1e3 * batch / record.time("output_tokens_per_s"),
-            asked,
-            what="next",
-        )
+def _koyeb(models: Models, record: Record) -> MeasuredJob:
+    """Return a decode rate of Llama 3.1 8B: the latencies leave no time for the prompts."""
+    batch, prompt, output = (record.count(name) for name in ("batch", "prefill_tokens", "decode_tokens"))
+    gpu = _GPUS.get(record["gpu"], record["gpu"])
+    asked = Requests("Llama-3-8B", "bf16", gpu, 1, batch, prompt, output, models=models)
+    noisy = "/excluded-noisy" if record["case"].endswith("noisy") else ""
+    return measured_requests(
+        f"inference/koyeb{noisy}",
+        f"koyeb/{record['case']}/{batch}",
+        1e3 * batch / record.time("output_tokens_per_s"),
+        asked,
+        what="next",
+    )
 
 
-def _lmdeploy(data: DataFolder) -> Iterator[MeasuredJob]:
+def _lmdeploy(models: Models, record: Record) -> Iterator[MeasuredJob]:
     """Yield decode steps of batches whose keys and values fit, and first tokens of one request.
 
     TurboMind's first token is what a decode step makes of the last one of the prompt, after a prefill of the
     others (LlamaBatch.cc, ContextDecode): as the second one of a prompt that is a token shorter.
     """
-    for record in data.read(LMDEPLOY):
-        batch = record.count("batch")
-        model = _LMDEPLOY_MODELS.get(record["model"], record["model"])
-        asked = _request(record, model, record["dtype"], record["gpu"], record.count("tp"))
+    batch = record.count("batch")
+    asked = _request(models, record, record["dtype"])
+    yield measured_requests(
+        "inference/lmdeploy/tpot",
+        record["case_id"],
+        record.time("tpot_p50_ms"),
+        replace(asked, batch=batch),
+        what="next",
+        limited=True,
+    )
+    if batch == 1:
+        rest = replace(asked, prompt=asked.prompt - 1, output=2)
+        what: Latency = "all" if rest.prompt else "first"
         yield measured_requests(
-            "inference/lmdeploy/tpot",
+            "inference/lmdeploy/ttft",
             record["case_id"],
-            record.time("tpot_p50_ms"),
-            replace(asked, batch=batch),
-            what="next",
-            limited=True,
+            record.time("ttft_min_ms"),
+            rest if rest.prompt else asked,
+            what=what,
         )
-        if batch == 1:
-            rest = replace(asked, prompt=asked.prompt - 1, output=2)
-            what: Latency = "all" if rest.prompt else "first"
-            yield measured_requests(
-                "inference/lmdeploy/ttft",
-                record["case_id"],
-                record.time("ttft_min_ms"),
-                rest if rest.prompt else asked,
-                what=what,
-            )

@@ -28,7 +28,7 @@ _MODELS: Mapping[str, str] = {
     "Qwen3-30B-A3B-Instruct-2507": "qwen3_30b_a3b",
 }
 _GPUS: Mapping[str, str] = Names("GPU", {"RTX4090": "RTX4090", "RTXPRO6000": "RTX-PRO-6000"})
-_FLAGS: Mapping[str, tuple[float, int]] = {"RTX4090": (0.9, 256), "RTXPRO6000": (0.92, 128)}
+_FLAGS: Mapping[str, tuple[float, int]] = Names("GPU", {"RTX4090": (0.9, 256), "RTXPRO6000": (0.92, 128)})
 """vLLM's gpu_memory_utilization and max_num_seqs, as the meta.json beside each run's trace prints them
 (github.com/casys-kaist/LLMServingSim, bench); the shares are the defaults of vLLM 0.19 and 0.28."""
 _TOKENS = 2048
@@ -46,17 +46,17 @@ def _traces(data: DataFolder) -> Iterator[MeasuredJob]:
     for record in data.read(TRACES):
         cases[record["case_id"]].append(record)
     for case_id, records in cases.items():
-        means = {
-            "ttft": fmean(1e3 * record.time("ttft_s") for record in records),
-            "tpot": fmean(record.time("tpot_ms") for record in records),
-            "e2e": fmean(1e3 * record.time("e2e_s") for record in records),
-        }
-        for name, measured in means.items():
-            row = MeasuredJob(f"inference/vllm-traces/{name}", case_id, measured, _FIGURES[name])
+        for name, figure in _FIGURES.items():
+            row = MeasuredJob(f"inference/vllm-traces/{name}", case_id, 1.0, figure)
             try:
-                yield replace(row, cases=(_replayed(records),))
+                yield replace(row, measured=_mean_ms(records, name), cases=(_replayed(records),))
             except UnsupportedRow as why:
                 yield replace(row, unsupported=str(why))
+
+
+def _mean_ms(records: Sequence[Record], figure: str) -> float:
+    column, scale = ("tpot_ms", 1.0) if figure == "tpot" else (f"{figure}_s", 1e3)
+    return fmean(scale * record.time(column) for record in records)
 
 
 def _replayed(records: Sequence[Record]) -> Case:
@@ -102,7 +102,11 @@ def _seconds(text: str) -> float:
     62.5
     """
     days, _, clock = text.partition(" days ")
-    hours, minutes, rest = clock.split(":")
+    try:
+        hours, minutes, rest = clock.split(":")
+        int(days), int(hours), int(minutes), float(rest)
+    except ValueError:
+        raise UnsupportedRow("arrivals that are no times") from None
     return 86400 * int(days) + 3600 * int(hours) + 60 * int(minutes) + float(rest)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rapid_des.values import replace
-from validation.measurements import Record, UnsupportedRow
+from validation.measurements import Record
 
 Tree = dict[str, Any]
 
@@ -128,37 +128,17 @@ def printed(record: Record, *, vocabulary: int = 0) -> Dimensions:
     )
 
 
-KNOWN: Mapping[str, Dimensions] = {
-    "Llama-2-7B": Dimensions(32, 4096, 32, 32, 11008, 32000),
-    "Llama-2-13B": Dimensions(40, 5120, 40, 40, 13824, 32000),
-    "Llama-2-70B": Dimensions(80, 8192, 64, 8, 28672, 32000),
-    "Llama-3-8B": Dimensions(32, 4096, 32, 8, 14336, 128256),
-    "Llama-3-70B": Dimensions(80, 8192, 64, 8, 28672, 128256),
-    "Llama-3-405B": Dimensions(126, 16384, 128, 8, 53248, 128256),
-    "Mistral-7B": Dimensions(32, 4096, 32, 8, 14336, 32000),
-    "InternLM-20B": Dimensions(60, 5120, 40, 40, 13824, 103168),
-    "Mixtral-8x7B": Dimensions(32, 4096, 32, 8, 14336, 32000, experts=Experts(8, 2, 14336)),
-    "Qwen3-30B-A3B": Dimensions(48, 2048, 32, 4, 6144, 151936, 128, Experts(128, 8, 768)),
-    "Qwen3-235B-A22B": Dimensions(94, 4096, 64, 4, 12288, 151936, 128, Experts(128, 8, 1536)),
-    "GPT-J-6B": Dimensions(28, 4096, 16, 16, 16384, 50400),
-    "Falcon-180B": Dimensions(80, 14848, 232, 8, 59392, 65024),
-}
-"""From the models' published config.json."""
 STYLES: Mapping[str, Style] = {
-    "Mistral-7B": MISTRAL,
-    "Qwen3-30B-A3B": QWEN3,
-    "Qwen3-235B-A22B": QWEN3,
-    "GPT-J-6B": GPT_J,
-    "Falcon-180B": FALCON,
+    "llama": LLAMA,
+    "gpt": GPT,
+    "mpt": MPT,
+    "nemotron": NEMOTRON,
+    "mistral": MISTRAL,
+    "qwen3": QWEN3,
+    "gpt-j": GPT_J,
+    "falcon": FALCON,
 }
-"""Of models that are not of the Llama style."""
-
-
-def known(name: str) -> Dimensions:
-    """Return the dimensions of a model by name."""
-    if name not in KNOWN:
-        raise UnsupportedRow(f"the dimensions of {name} are not printed")
-    return KNOWN[name]
+"""By the names of `models.csv`."""
 
 
 def parameters(size: Dimensions, *, gated: bool, tied: bool = False) -> float:

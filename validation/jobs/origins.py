@@ -157,7 +157,6 @@ def with_fused_experts(name: str) -> Profile:
 
 
 LACKS: Mapping[str, str] = {
-    "mamba": "state-space layers",
     "megascale": "a window that is not printed, and overlap within matrices",
     "jax": "JAX's partitioner",
 }
@@ -167,7 +166,7 @@ LACKS: Mapping[str, str] = {
 def lacking(needs: Collection[str]) -> str:
     """Return what is missing for a row; empty if nothing is.
 
-    >>> lacking(["tensor_parallel"]), lacking(["mamba"])
-    ('', 'state-space layers')
+    >>> lacking(["tensor_parallel"]), lacking(["jax"])
+    ('', "JAX's partitioner")
     """
     return ", ".join(LACKS[need] for need in needs if need in LACKS)

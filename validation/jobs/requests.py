@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from rapid_des.device import load_device
 from rapid_des.values import replace
 from validation.jobs.cases import Case
-from validation.jobs.decoders import LLAMA, STYLES, Tree, decoder, known, parameters
+from validation.jobs.decoders import Tree, parameters
+from validation.jobs.models import Models, shipped
 from validation.jobs.origins import SOFTWARE, Profile, place, without_all_reduce
 from validation.jobs.rows import Figure, MeasuredJob, first_token_ms, per_token_ms, step_ms
 from validation.measurements import PRESETS, UnsupportedRow, dtype_of
@@ -37,6 +38,8 @@ class Requests:
     """Whether all tokens choose the same experts."""
     software: str = ""
     """A key of `SOFTWARE`; empty: the topic's."""
+    models: Models = field(default_factory=shipped)
+    """What the model's name may stand for."""
 
 
 def measured_requests(  # noqa: PLR0913 - a row's columns, by name
@@ -69,14 +72,15 @@ def _tree(asked: Requests, software: Profile) -> Tree:
         "output_length": asked.output,
         "decode_steps": min(_DECODE_STEPS, max(asked.output - 1, 1)),
     }
-    size = known(asked.model)
+    model = asked.models[asked.model]
+    experts = model.size.experts
     routing: Tree = {}
-    if asked.alike and size.experts is not None:
-        chosen, others = size.experts.topk, size.experts.count - size.experts.topk
+    if asked.alike and experts is not None:
+        chosen, others = experts.topk, experts.count - experts.topk
         routing = {"routing": {"load": {"kind": "histogram", "counts": [[1] * chosen + [0] * others]}}}
     return {
         **routing,
-        "model": decoder(STYLES.get(asked.model, LLAMA), size, positions=positions),
+        "model": model.tree(positions),
         "phase": "inference",
         "parallelism": {"tp": asked.tp},
         "precision": _precision(asked.precision),
@@ -99,7 +103,7 @@ def bandwidth_bound(asked: Requests, what: Latency) -> float:
     if asked.gpu.split("(")[0] not in PRESETS:
         return 0.0
     spec = load_device(PRESETS[asked.gpu.split("(")[0]]).spec
-    count = parameters(known(asked.model), gated=True)
+    count = parameters(asked.models[asked.model].size, gated=True)
     stored = count * (1 if asked.precision == "fp8" else 2) / asked.tp
     peak = float(spec.tensor_peak.get(dtype_of(asked.precision), spec.tensor_peak["fp16"]))
     token = 1e3 * stored / float(spec.hbm.bandwidth)

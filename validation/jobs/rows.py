@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean, median
+from typing import TypeAlias
 
 from rapid_des.device.calibration import is_calibration
 from rapid_des.frontend import StageMemory
@@ -17,6 +18,7 @@ from rapid_des.values import replace
 from validation.jobs.blame import Taken, errors_by_part
 from validation.jobs.cases import FIRST, TOO_LARGE, Case, Outcome
 from validation.jobs.workers import Runs, Watch
+from validation.measurements import Record, UnsupportedRow
 from validation.scoring import JobError, Row, Topic
 
 Figure = Callable[[Outcome], float]
@@ -93,6 +95,42 @@ class MeasuredJob:
     """What the null model multiplies by its one constant; 0: there is none."""
     alike: str = ""
     """Rows with one constant of the null model, as GPU and precision."""
+    alone: Case | None = None
+    """The job as the table and the software's profile say it; None: as `cases`, or it can not be said."""
+
+
+Reader: TypeAlias = Callable[[Record], MeasuredJob | Iterable[MeasuredJob]]
+"""Returns the measurement of a row, for every reading of what the row leaves open."""
+Named: TypeAlias = Callable[[Record], tuple[str, str]]
+"""Returns the topic and the case of a row."""
+
+
+def read_rows(
+    records: Iterable[Record], read: Reader, named: Named, alone: Callable[[Record], Case] | None = None
+) -> Iterator[MeasuredJob]:
+    """Yield what `read` makes of each row of a file; what it does not know is unsupported with the reason.
+
+    `alone` returns a row's job without the recipe behind its table, where a source has one.
+    """
+    for record in records:
+        try:
+            made = read(record)
+            rows = [made] if isinstance(made, MeasuredJob) else list(made)
+            yield from rows if alone is None else _beside(alone, record, rows)
+        except UnsupportedRow as why:
+            topic, case_id = named(record)
+            yield MeasuredJob(topic, case_id, 1.0, unsupported=str(why))
+
+
+def _beside(
+    alone: Callable[[Record], Case], record: Record, rows: Iterable[MeasuredJob]
+) -> Iterator[MeasuredJob]:
+    try:
+        case = alone(record)
+    except UnsupportedRow:
+        yield from rows
+    else:
+        yield from (replace(row, alone=case) for row in rows)
 
 
 def job_topics(
@@ -109,7 +147,8 @@ def job_topics(
         yield Topic(
             name, rows, unit=unit, begin=begin, abandon=runs.abandon, ranked=ranked, job_errors=errors
         )
-        if members[0].figure in (step_s, step_ms, per_token_ms) or _first_of_served(members):
+        figure = next((row.figure for row in members if row.cases), None)
+        if figure in (step_s, step_ms, per_token_ms) or _first_of_served(members):
             shares, blamed = partial(_shares, runs, members), partial(_blamed, runs, members)
             yield Topic(
                 f"{name}/parts",
@@ -125,7 +164,7 @@ def job_topics(
 def _first_of_served(members: Sequence[MeasuredJob]) -> bool:
     """Tell whether rows are first tokens of servers, whose parts are known."""
     served = any(case.served is not None for row in members for case in row.cases)
-    return served and members[0].figure is first_token_ms
+    return served and next(row.figure for row in members if row.cases) is first_token_ms
 
 
 def _begin(runs: Runs, members: Sequence[MeasuredJob], watch: Watch) -> None:

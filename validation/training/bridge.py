@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
+from rapid_des.units import ceil_divide
+from rapid_des.values import replace
 from validation.jobs.cases import Case
-from validation.jobs.decoders import (
-    LLAMA,
-    STYLES,
-    Dimensions,
-    Tree,
-    decoder,
-    known,
-    training_flops,
-)
-from validation.jobs.origins import SOFTWARE, lacking, place, with_fused_experts
-from validation.jobs.rows import MeasuredJob, job_topics
+from validation.jobs.decoders import Dimensions, Tree, training_flops
+from validation.jobs.models import Decoder, Models, models_of
+from validation.jobs.origins import SOFTWARE, place, with_fused_experts
+from validation.jobs.rows import MeasuredJob, job_topics, read_rows
 from validation.jobs.training_trees import (
     MEGATRON_2025_JOB,
     Batch,
@@ -25,25 +21,14 @@ from validation.jobs.training_trees import (
 from validation.measurements import DataFolder, Names, Record, UnsupportedRow
 from validation.scoring import Topic
 from validation.training import runs
-from validation.training.published import FILE
+from validation.training.plain import FILE, alone_of
 
-_MODELS: Mapping[str, str] = {
-    "LLAMA3_8B": "Llama-3-8B",
-    "LLAMA3_70B": "Llama-3-70B",
-    "LLAMA3.1_405B": "Llama-3-405B",
-    "Qwen3_30B_a3B": "Qwen3-30B-A3B",
-    "Qwen3_235B_a22B": "Qwen3-235B-A22B",
-}
-_NEEDS: Mapping[str, str] = {
-    "Nemotron": "mamba",
-}
-"""What families need that the decoders above have not."""
-_FORMATS: Mapping[str, Mapping[str, str]] = {
+_FORMATS: Mapping[str, Mapping[str, str]] = Names("number format", {
     "FP8": {"gemm": "fp8", "recipe": "current", "parameter_gather": "fp8"},
     "MXFP8": {"gemm": "fp8", "recipe": "mxfp8", "parameter_gather": "fp8"},
     "NVFP4": {"gemm": "fp4", "recipe": "nvfp4"},
     "BF16": {},
-}
+})  # fmt: skip
 _ALIASES = {"FP8-CS": "FP8", "FP8-CS (FP8-MX)": "FP8", "FP8-MX": "MXFP8"}
 """Of a row with both in turn the first stands outside brackets."""
 _GPUS: Mapping[str, str] = Names(
@@ -61,38 +46,45 @@ _GPUS: Mapping[str, str] = Names(
 def topics(data: DataFolder) -> Iterator[Topic]:
     """Yield `training/megatron-bridge/GPU/dense|moe`; releases of one configuration are one case."""
     records = [_as_recipe(record) for record in data.read(FILE) if record["source"] == "megatron-bridge"]
-    return job_topics(map(_measured, records), runs(), unit="s", split=data.split)
+    rows = read_rows(records, partial(_measured, models_of(data)), _named, alone_of(data, "megatron-bridge"))
+    return job_topics(rows, runs(), unit="s", split=data.split)
 
 
-def _measured(record: Record) -> MeasuredJob:
+def _named(record: Record) -> tuple[str, str]:
     kind = "dense" if record["model"].startswith("LLAMA") else "moe"
-    topic = f"training/megatron-bridge/{record['gpu']}/{kind}"
-    case_id, measured = record["case_id"], record.time("iter_time_s")
-    try:
-        case, basis = _case(record), _basis(record)
-    except UnsupportedRow as why:
-        return MeasuredJob(topic, case_id, measured, unsupported=str(why))
+    return f"training/megatron-bridge/{record['gpu']}/{kind}", record["case_id"]
+
+
+def _measured(models: Models, record: Record) -> MeasuredJob:
+    topic, case_id = _named(record)
+    measured = record.time("iter_time_s")
+    decoder = models[_name(record)]
+    case, basis = _case(decoder, record), _basis(decoder.size, record)
     alike = f"{record['gpu']} {record['precision']}"
     return MeasuredJob(topic, case_id, measured, cases=(case,), basis=basis, alike=alike)
 
 
-def _case(record: Record) -> Case:
-    missing = lacking(_needs(record))
-    if missing:
-        raise UnsupportedRow(missing)
+def _case(decoder: Decoder, record: Record) -> Case:
     if not record["precision"]:
         raise UnsupportedRow("the precision is not printed")
-    layout, software = _layout(record), SOFTWARE["megatron-bridge"]
-    if _size(record).experts and _whole_iterations(record):
+    layout, software = _layout(decoder, record), SOFTWARE["megatron-bridge"]
+    mixture = decoder.size.experts is not None
+    if mixture and _whole_iterations(record):
         software = with_fused_experts(str(software))
     length = record.count("seq")
-    model = decoder(STYLES.get(_name(record), LLAMA), _size(record), positions=length)
     batch = Batch(record.count("gbs"), record.count("mbs"), length)
     where = place(_GPUS[record["gpu"]], layout.gpus)
-    return Case.of(training_job(model, layout, batch, software, _as_run(record, layout)), where)
+    more = _as_run(record, layout, mixture=mixture)
+    return Case.of(training_job(_model(decoder, record), layout, batch, software, more), where)
 
 
-def _as_run(record: Record, layout: Layout) -> Tree:
+def _model(decoder: Decoder, record: Record) -> Tree:
+    """Return what a job's key `model` holds; without the further prediction where a row says so."""
+    tree = decoder.tree(record.count("seq"))
+    return {**tree, "predictions": 0} if "w/o MTP" in record["model"] else tree
+
+
+def _as_run(record: Record, layout: Layout, *, mixture: bool) -> Tree:
     """Return what the recipes of scripts/performance say beside the table (NVIDIA-NeMo/Megatron-Bridge).
 
     utils/precision.py and configs/*/*_llm_*.py: number formats, `grad_reduce_in_fp32 = False`, user buffers
@@ -103,10 +95,10 @@ def _as_run(record: Record, layout: Layout) -> Tree:
     name, gpu = record["precision"], record["gpu"]
     formats = _FORMATS[_ALIASES.get(name, name)]
     training: Tree = {"zero_stage": 3} if _sharded(record) else dict(MEGATRON_2025_JOB["training"])
-    mixture = _mixture_as_run(record, layout) if _size(record).experts else {}
+    routed = _mixture_as_run(record, layout) if mixture else {}
     if "/LoRA/" in record["case_id"]:
         training |= {"adapters": {"rank": 16}}
-    elif layout.tp > 1 and name != "NVFP4" and not mixture:
+    elif layout.tp > 1 and name != "NVFP4" and not routed:
         training |= {"overlap_tp": "userbuffers"}
     graphs = gpu != "DGX-H100" and (
         record["model"] == "LLAMA3_8B" or "/Pre-Training/" not in record["case_id"]
@@ -115,8 +107,8 @@ def _as_run(record: Record, layout: Layout) -> Tree:
         "precision": {**formats, "gradients": "bf16", "gradient_reduce": "bf16"},
         "cross_entropy": "online",
         **({"host": None} if graphs else {}),
-        **mixture,
-        "training": {**training, **mixture.get("training", {})},
+        **routed,
+        "training": {**training, **routed.get("training", {})},
     }
 
 
@@ -154,11 +146,10 @@ def _mixture_as_run(record: Record, layout: Layout) -> Tree:
 
 def _release(record: Record) -> tuple[int, ...]:
     """Return the release of a row by its name, `mbridge/26.04.01/…`."""
-    return tuple(int(part) for part in record["case_id"].split("/")[1].split("."))
-
-
-def _needs(record: Record) -> set[str]:
-    return {need for start, need in _NEEDS.items() if record["model"].startswith(start)}
+    try:
+        return tuple(int(part) for part in record["case_id"].split("/")[1].split("."))
+    except (IndexError, ValueError):
+        raise UnsupportedRow("the release is not printed") from None
 
 
 def _sharded(record: Record) -> bool:
@@ -181,22 +172,32 @@ def _as_recipe(record: Record) -> Record:
     return Record({**record, **_RECIPE_70B}, record.where) if record["case_id"] in _MISPRINTED else record
 
 
-def _layout(record: Record) -> Layout:
-    size = _size(record)
+def _layout(decoder: Decoder, record: Record) -> Layout:
+    size = decoder.size
     chunks = record.count("vpp") if record["vpp"] and record.count("pp") > 1 else 1
-    return Layout.of_record(record, size.layers, chunks=chunks, etp=1 if size.experts else 0)
+    layout = Layout.of_record(record, size.layers, chunks=chunks, etp=1 if size.experts else 0)
+    if record["model"].startswith("DeepSeek") and layout.layers == "endpoints":
+        return replace(layout, layers=_rest_last(size.layers, layout.pp * chunks))
+    return layout
+
+
+def _rest_last(layers: int, pieces: int) -> tuple[int, ...]:
+    """Return alike pieces but for the last, which gets the rest beside the head.
+
+    `set_deepseek_v3_pipeline_model_parallel_layout` (src/megatron/bridge/recipes/deepseek/deepseek_v3.py).
+
+    >>> _rest_last(61, 16)[-2:]
+    (4, 1)
+    """
+    each = ceil_divide(layers, pieces)
+    return (each,) * (pieces - 1) + (layers - each * (pieces - 1),)
 
 
 def _name(record: Record) -> str:
-    name = record["model"].split(" (")[0]
-    return _MODELS.get(name, name)
+    return record["model"].split(" (")[0]
 
 
-def _size(record: Record) -> Dimensions:
-    return known(_name(record))
-
-
-def _basis(record: Record) -> float:
-    size, sequence = _size(record), record.count("seq")
+def _basis(size: Dimensions, record: Record) -> float:
+    sequence = record.count("seq")
     flops = training_flops(size, gated=True, sequence=sequence, sequences=record.count("gbs"))
     return flops / record.count("n_gpus")

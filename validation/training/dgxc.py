@@ -21,7 +21,7 @@ from validation.jobs.decoders import (
     training_flops,
 )
 from validation.jobs.origins import SOFTWARE, lacking, place, with_attention
-from validation.jobs.rows import MeasuredJob, job_topics, slope_topic
+from validation.jobs.rows import MeasuredJob, job_topics, read_rows, slope_topic
 from validation.jobs.training_trees import (
     MEGATRON_2025_JOB,
     Batch,
@@ -33,6 +33,7 @@ from validation.jobs.training_trees import (
 from validation.measurements import DataFolder, Record, UnsupportedRow
 from validation.scoring import Topic
 from validation.training import runs
+from validation.training.plain import alone_of
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ them (@741c886, @143b90d, @8f5cbb3)."""
 def topics(data: DataFolder) -> Iterator[Topic]:
     """Yield `training/dgxc/GPU/PRECISION` and `training/dgxc-slope`."""
     records = data.read(FILE)
-    rows = [_measured(record) for record in records]
+    rows = list(read_rows(records, _measured, _named, alone_of(data, "dgxc")))
     yield from job_topics(rows, runs(), unit="s", split=data.split)
     if rows:
         yield slope_topic("training/dgxc-slope", _ladders(records, rows), runs())
@@ -79,7 +80,8 @@ def _ladders(records: Sequence[Record], rows: Sequence[MeasuredJob]) -> list[lis
     """Return runs of one model and release on ever more GPUs; proxies of other depths are no rungs."""
     ladders: dict[tuple[str, ...], list[tuple[float, MeasuredJob]]] = defaultdict(list)
     first: dict[tuple[str, ...], int] = {}
-    for record, row in sorted(zip(records, rows, strict=True), key=lambda pair: pair[0].count("n_gpus")):
+    sized = [(record, row) for record, row in zip(records, rows, strict=True) if record["n_gpus"]]
+    for record, row in sorted(sized, key=lambda pair: pair[0].count("n_gpus")):
         key = (row.case_id, record["version"], record["scaling"], record["layers"])
         gpus = record.count("n_gpus")
         first.setdefault(key, gpus)
@@ -87,14 +89,14 @@ def _ladders(records: Sequence[Record], rows: Sequence[MeasuredJob]) -> list[lis
     return [ladder for ladder in ladders.values() if len(ladder) > 1]
 
 
+def _named(record: Record) -> tuple[str, str]:
+    return f"training/dgxc/{_gpu(record)}/{record['precision']}", record["case_id"]
+
+
 def _measured(record: Record) -> MeasuredJob:
-    topic = f"training/dgxc/{_gpu(record)}/{record['precision']}"
-    measured = record.time("step_time_s")
-    try:
-        case, basis = _case(record), _basis(record)
-    except UnsupportedRow as why:
-        return MeasuredJob(topic, record["case_id"], measured, unsupported=str(why))
-    return MeasuredJob(topic, record["case_id"], measured, cases=(case,), basis=basis, alike=topic)
+    topic, case_id = _named(record)
+    measured, case, basis = record.time("step_time_s"), _case(record), _basis(record)
+    return MeasuredJob(topic, case_id, measured, cases=(case,), basis=basis, alike=topic)
 
 
 def _case(record: Record) -> Case:

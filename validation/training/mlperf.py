@@ -8,7 +8,7 @@ from typing import Any
 from validation.jobs.cases import Case
 from validation.jobs.decoders import GPT, LLAMA, Style, Tree, decoder, printed, training_flops
 from validation.jobs.origins import SOFTWARE, place
-from validation.jobs.rows import MeasuredJob, job_topics
+from validation.jobs.rows import MeasuredJob, job_topics, read_rows
 from validation.jobs.training_trees import MEGATRON_2025_JOB, Batch, Layout, training_job
 from validation.measurements import DataFolder, Names, Record, UnsupportedRow
 from validation.scoring import Topic
@@ -48,27 +48,24 @@ _IN_FP4 = {
 
 def topics(data: DataFolder) -> Iterator[Topic]:
     """Yield `training/mlperf`, its rows of adapters and the rows apart that say little."""
-    rows = (row for record in data.read(FILE) if record["step_time_s"] for row in _measured(record))
-    return job_topics(rows, runs(), unit="s", split=data.split)
+    records = [record for record in data.read(FILE) if record["step_time_s"]]
+    return job_topics(read_rows(records, _measured, _named), runs(), unit="s", split=data.split)
+
+
+def _named(record: Record) -> tuple[str, str]:
+    topic = "training/mlperf" + "/lora" * (record["benchmark"] == _LORA)
+    if record["step_time_spread"] and record.number("step_time_spread") > _MOST_SPREAD:
+        topic += "/excluded-spread"
+    return topic, record["case_id"]
 
 
 def _measured(record: Record) -> Iterator[MeasuredJob]:
     """Yield a row for each reading of what a submission leaves open."""
-    topic, case_id, measured = "training/mlperf", record["case_id"], record.time("step_time_s")
-    topic += "/lora" * (record["benchmark"] == _LORA)
-    if record["step_time_spread"] and record.number("step_time_spread") > _MOST_SPREAD:
-        topic += "/excluded-spread"
     if not record["tp"]:
-        yield MeasuredJob(topic, case_id, measured, unsupported="the layout is not printed")
-        return
-    try:
-        cases = list(_cases(record))
-    except UnsupportedRow as why:
-        yield MeasuredJob(topic, case_id, measured, unsupported=str(why))
-        return
-    basis = _basis(record)
-    for case in cases:
-        yield MeasuredJob(topic, case_id, measured, cases=(case,), basis=basis, alike=record["gpu"])
+        raise UnsupportedRow("the layout is not printed")
+    named, measured, basis = _named(record), record.time("step_time_s"), _basis(record)
+    for case in _cases(record):
+        yield MeasuredJob(*named, measured, cases=(case,), basis=basis, alike=record["gpu"])
 
 
 def _cases(record: Record) -> Iterator[Case]:

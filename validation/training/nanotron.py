@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import accumulate
 
 from validation.jobs.cases import Case, Outcome
 from validation.jobs.decoders import LLAMA, Dimensions, Style, decoder, training_flops
 from validation.jobs.origins import SOFTWARE, place
-from validation.jobs.rows import Figure, MeasuredJob, allocated_gib, job_topics, reserved_gib
+from validation.jobs.rows import Figure, MeasuredJob, allocated_gib, job_topics, read_rows, reserved_gib
 from validation.jobs.training_trees import Batch, Layout, training_job
 from validation.measurements import DataFolder, Record, UnsupportedRow
 from validation.scoring import Topic
@@ -36,12 +37,24 @@ def topics(data: DataFolder) -> Iterator[Topic]:
     """Yield `training/nanotron/step|fits|allocated|reserved`."""
     records = data.read(FILE)
     ran = [record for record in records if record["status"] == "Success"]
-    steps = (_step(record) for record in ran)
+    steps = read_rows(ran, _step, _named)
     yield from job_topics(steps, runs(), unit="s", split=data.split, ranked=True)
-    known = (record for record in records if record["status"] in ("Success", "OOM"))
-    yield from job_topics(map(_fits, known), runs(), unit="fits", split=data.split)
-    memory = (_memory(record, kind) for kind in _KINDS for record in ran)
+    known = [record for record in records if record["status"] in ("Success", "OOM")]
+    fits = read_rows(known, _fits, lambda record: ("training/nanotron/fits", record["name"]))
+    yield from job_topics(fits, runs(), unit="fits", split=data.split)
+    memory = (row for kind in _KINDS for row in read_rows(ran, partial(_memory, kind), partial(_of, kind)))
     yield from job_topics(memory, runs(), unit="GiB", split=data.split)
+
+
+def _named(record: Record) -> tuple[str, str]:
+    """Return the topic of a row's time, and the row's name."""
+    topic = "training/nanotron/step" + "/tp-over-nodes" * bool(record["tp"] and record.count("tp") > _NODE)
+    fixed = record["after_pp_fix"] == "True"
+    return topic + "/excluded-before-pipeline-fix" * (not fixed), record["name"]
+
+
+def _of(kind: str, record: Record) -> tuple[str, str]:
+    return f"training/nanotron/{_KINDS[kind][0]}", record["name"]
 
 
 def _step(record: Record) -> MeasuredJob:
@@ -50,22 +63,16 @@ def _step(record: Record) -> MeasuredJob:
     The file's bandwidths (all-reduce, all-gather) are of one buffer whatever the nodes: `aws_p5_x32` gives
     them at 32 MiB, where they fall as nodes grow; its links are not changed for them.
     """
-    inside = record.count("tp") <= _NODE
-    topic = "training/nanotron/step" if inside else "training/nanotron/step/tp-over-nodes"
     batch, gpus = _batch(record), _layout(record).gpus
     measured = batch.sequences * batch.length / (record.time("tok/s/gpu") * gpus)
     flops = training_flops(dimensions(record), gated=True, sequence=batch.length, sequences=batch.sequences)
     if record["after_pp_fix"] != "True":
-        topic += "/excluded-before-pipeline-fix"
-        return MeasuredJob(topic, record["name"], measured, unsupported="stages waited for each other")
-    return _row(record, topic, measured, flops / gpus)
+        raise UnsupportedRow("stages waited for each other")
+    return _row(record, _named(record)[0], measured, flops / gpus)
 
 
 def _row(record: Record, topic: str, measured: float, basis: float = 0.0) -> MeasuredJob:
-    try:
-        case = _case(record, only_memory=not basis)
-    except UnsupportedRow as why:
-        return MeasuredJob(topic, record["name"], measured, unsupported=str(why))
+    case = _case(record, only_memory=not basis)
     return MeasuredJob(topic, record["name"], measured, cases=(case,), basis=basis)
 
 
@@ -94,7 +101,7 @@ def _right_of_failure(outcome: Outcome) -> float:
     return 1.0 if outcome.memory_bytes > _CAPACITY else 2.0
 
 
-def _memory(record: Record, kind: str) -> MeasuredJob:
+def _memory(kind: str, record: Record) -> MeasuredJob:
     """Return a row of what the first stage's first rank logs after a step, in GiB.
 
     nanotron resets PyTorch's peaks between the passes and the optimizer: allocated is the optimizer's peak.

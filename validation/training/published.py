@@ -9,7 +9,7 @@ from typing import Any
 from validation.jobs.cases import Case
 from validation.jobs.decoders import GPT, MPT, Style, Tree, decoder, printed, training_flops
 from validation.jobs.origins import SOFTWARE, lacking, place
-from validation.jobs.rows import MeasuredJob, job_topics
+from validation.jobs.rows import MeasuredJob, job_topics, read_rows
 from validation.jobs.training_trees import (
     HALF,
     Batch,
@@ -20,8 +20,8 @@ from validation.jobs.training_trees import (
 from validation.measurements import DataFolder, Record, UnsupportedRow
 from validation.scoring import Topic
 from validation.training import runs
+from validation.training.plain import FILE, alone_of
 
-FILE = "training_e2e/published_training.csv"
 _TABLE_1: Mapping[int, tuple[int, int]] = {
     24: (16, 1), 30: (16, 1), 36: (16, 1), 40: (8, 1), 48: (4, 1),
     60: (2, 3), 80: (2, 2), 96: (1, 2), 105: (1, 3), 128: (1, 1),
@@ -43,21 +43,24 @@ class Source:
 
 def topics(data: DataFolder) -> Iterator[Topic]:
     """Yield `training/SET` for every set of the file that is scored."""
-    rows = (_measured(record) for record in data.read(FILE) if record["source"] in SOURCES)
-    return job_topics(rows, runs(), unit="s", split=data.split)
+    records = data.read(FILE)
+    for name, source in SOURCES.items():
+        mine = [record for record in records if record["source"] == name]
+        rows = read_rows(mine, _measured, _topic_and_case, alone_of(data, source.software))
+        yield from job_topics(rows, runs(), unit="s", split=data.split)
+
+
+def _topic_and_case(record: Record) -> tuple[str, str]:
+    return SOURCES[record["source"]].topic(record), record["case_id"]
 
 
 def _measured(record: Record) -> MeasuredJob:
     source = SOURCES[record["source"]]
-    topic, case_id = source.topic(record), record["case_id"]
-    text = record["iter_time_s"]
-    measured = float(text) if text else 0.0
-    if not measured:
-        return MeasuredJob(topic, case_id, 1.0, unsupported="no step time is printed")
-    try:
-        cases, basis = _cases(record, source), _basis(record, source)
-    except UnsupportedRow as why:
-        return MeasuredJob(topic, case_id, measured, unsupported=str(why))
+    topic, case_id = _topic_and_case(record)
+    if not record["iter_time_s"] or not record.number("iter_time_s"):
+        raise UnsupportedRow("no step time is printed")
+    measured = record.time("iter_time_s")
+    cases, basis = _cases(record, source), _basis(record, source)
     return MeasuredJob(
         topic, case_id, measured, cases=cases, basis=basis, alike=f"{topic} {record['precision']}"
     )

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
-from rapid_des.values import replace
 from validation.jobs.cases import Case
-from validation.jobs.decoders import (
-    GPT,
-    LLAMA,
-    NEMOTRON,
-    Dimensions,
-    Style,
-    decoder,
-    known,
-    training_flops,
-)
+from validation.jobs.decoders import Dimensions, training_flops
+from validation.jobs.models import Models, models_of
 from validation.jobs.origins import SOFTWARE, place
-from validation.jobs.rows import MeasuredJob, job_topics
+from validation.jobs.rows import MeasuredJob, Named, job_topics, read_rows
 from validation.jobs.training_trees import MEGATRON_2025_JOB, Batch, Layout, training_job
 from validation.measurements import DataFolder, Names, Record, UnsupportedRow
 from validation.scoring import Topic
 from validation.training import runs
-from validation.training.published import FILE
+from validation.training.plain import FILE, alone_of
 
-_TITAN_MODELS: Mapping[str, str] = Names(
-    "model",
-    {
-        "Llama-3.1-8B": "Llama-3-8B",
-        "Llama-3.1-70B": "Llama-3-70B",
-        "Llama-3.1-405B": "Llama-3-405B",
-    },
-)
 _TITAN_FORMATS: Mapping[str, Mapping[str, str]] = {
     "bf16": {},
     "fp8": {"gemm": "fp8", "recipe": "current", "parameter_gather": "fp8"},
@@ -43,52 +27,33 @@ _TITAN_CHUNKS: Mapping[str, tuple[int, ...]] = {"1F1B": (1,), "Interleaved-1F1B"
 """By the end of a row's name; where the schedule is not printed, both."""
 _LLAMA_3_CHUNKS = 8
 """Chunks of a stage of Llama 3 405B."""
-_NEMO_MODELS: Mapping[str, tuple[Style, Dimensions]] = Names(
-    "model",
-    {
-        "LLAMA3-8B": (LLAMA, known("Llama-3-8B")),
-        "LLAMA3-70B": (LLAMA, known("Llama-3-70B")),
-        "LLAMA3-405B": (LLAMA, known("Llama-3-405B")),
-        "Mixtral-8x7B": (LLAMA, known("Mixtral-8x7B")),
-        "GPT3-175B": (GPT, Dimensions(96, 12288, 96, 96, 49152, 51200)),
-        "Nemotron-15B": (NEMOTRON, Dimensions(32, 6144, 48, 8, 24576, 256000)),
-        "Nemotron-340B": (NEMOTRON, Dimensions(96, 18432, 96, 8, 73728, 256000)),
-    },
-)
-"""Brown et al. 2020; Parmar et al. 2024 (arXiv 2402.16819) and NVIDIA 2024 (arXiv 2406.11704), Table 1."""
 _NEMO_GPUS: Mapping[str, str] = Names("GPU", {"DGX-B200": "B200-SXM", "DGX-GB200": "GB200-NVL72"})
 
 
 def topics(data: DataFolder) -> Iterator[Topic]:
     """Yield `training/torchtitan`, `training/llama3` and `training/nemo/GPU`."""
-    records = list(data.read(FILE))
-    titan = (row for record in records if record["source"] == "torchtitan" for row in _titan(record))
-    yield from job_topics(titan, runs(), unit="s", split=data.split)
-    llama = (row for record in records if record["source"] == "llama3" for row in _llama_3(record))
-    yield from job_topics(llama, runs(), unit="s", split=data.split)
-    nemo = (_nemo(record) for record in records if record["source"] == "nemo")
-    yield from job_topics(nemo, runs(), unit="s", split=data.split)
+    records, models = data.read(FILE), models_of(data)
+    for source, (read, named) in _READERS.items():
+        mine = [record for record in records if record["source"] == source]
+        rows = read_rows(mine, partial(read, models), named, alone_of(data, source))
+        yield from job_topics(rows, runs(), unit="s", split=data.split)
 
 
-def _titan(record: Record) -> Iterator[MeasuredJob]:
+def _titan(models: Models, record: Record) -> Iterator[MeasuredJob]:
     """Yield a row of torchtitan's benchmarks for each schedule that it may have had."""
     tokens = record.count("gbs") * record.count("seq")
     measured = tokens / (record.number("tokens_per_s_per_gpu") * record.count("n_gpus"))
     chunks = _TITAN_CHUNKS.get(record["case_id"].removeprefix("torchtitan/405b-512gpu-"), (1, 2))
     for number in chunks if record.count("pp") > 1 else (1,):
-        try:
-            case = _titan_case(record, number)
-            basis = _basis(record, known(_TITAN_MODELS[record["model"]]))
-        except UnsupportedRow as why:
-            yield MeasuredJob("training/torchtitan", record["case_id"], measured, unsupported=str(why))
-            return
+        case = _titan_case(models, record, number)
+        basis = _basis(record, models[record["model"]].size)
         alike = record["precision"][:3]
         yield MeasuredJob(
             "training/torchtitan", record["case_id"], measured, cases=(case,), basis=basis, alike=alike
         )
 
 
-def _titan_case(record: Record, chunks: int) -> Case:
+def _titan_case(models: Models, record: Record, chunks: int) -> Case:
     """Return the job of a row.
 
     Where no micro-batch is printed, pipelines pass as many as stages (`pipeline_parallel_microbatches`).
@@ -108,14 +73,13 @@ def _titan_case(record: Record, chunks: int) -> Case:
     training: dict[str, Any] = {"recompute": "full"}
     if pp > 1:
         training |= {"reshard": False, "reduce_each_micro_batch": False}
-    size = known(_TITAN_MODELS[record["model"]])
     more = {"training": training, "precision": _TITAN_FORMATS[record["precision"]]}
-    model = decoder(LLAMA, size, positions=length)
+    model = models[record["model"]].tree(length)
     where = place(record["gpu"].split(" ")[0], layout.gpus)
     return Case.of(training_job(model, layout, batch, SOFTWARE["torchtitan"], more), where)
 
 
-def _llama_3(record: Record) -> Iterator[MeasuredJob]:
+def _llama_3(models: Models, record: Record) -> Iterator[MeasuredJob]:
     """Yield a row of Llama 3 405B (Grattafiori et al. 2024, Table 4) in each reading.
 
     What its TFLOP/s count is not printed: attention between all positions, as Chowdhery et al. 2022 (MFU)
@@ -123,7 +87,8 @@ def _llama_3(record: Record) -> Iterator[MeasuredJob]:
     summed to their parts: after each micro-batch, or after the last. A chunk is a layer: with one taken off
     the first stage, its first chunk has only the embedding (the same section).
     """
-    size, sequences, length = known("Llama-3-405B"), record.count("gbs"), record.count("seq")
+    decoder, sequences, length = models[record["model"]], record.count("gbs"), record.count("seq")
+    size = decoder.size
     causal, tokens = _basis(record, size), length * sequences / record.count("n_gpus")
     for flops in (causal, causal + 6 * size.layers * size.hidden * length * tokens):
         measured = flops / (1e12 * record.number("tflops_per_gpu"))
@@ -132,10 +97,9 @@ def _llama_3(record: Record) -> Iterator[MeasuredJob]:
                 tp=record.count("tp"), pp=record.count("pp"), dp=record.count("dp"), cp=record.count("cp"),
                 chunks=_LLAMA_3_CHUNKS, sequence_parallel=True, layers="endpoints",
             )  # fmt: skip
-            model = decoder(LLAMA, size, positions=length)
             batch = Batch(sequences, 1, length)
             split = {"training": {"zero_stage": 2, "reduce_each_micro_batch": each}}
-            tree = training_job(model, layout, batch, SOFTWARE["llama3"], split)
+            tree = training_job(decoder.tree(length), layout, batch, SOFTWARE["llama3"], split)
             case = Case.of(tree, place("H100-SXM-80GB", layout.gpus))
             yield MeasuredJob("training/llama3", record["case_id"], measured, cases=(case,), basis=causal)
 
@@ -146,20 +110,22 @@ def _basis(record: Record, size: Dimensions) -> float:
     return training_flops(size, gated=True, sequence=sequence, sequences=sequences) / record.count("n_gpus")
 
 
-def _nemo(record: Record) -> MeasuredJob:
+def _nemo(models: Models, record: Record) -> MeasuredJob:
     """Return a row of NeMo 25.02's and 25.04's performance summary: fp8 with delayed scaling."""
-    topic = f"training/nemo/{record['gpu']}"
-    row = MeasuredJob(topic, record["case_id"], record.time("iter_time_s"), alike=record["gpu"])
-    try:
-        case, basis = _nemo_case(record)
-    except UnsupportedRow as why:
-        return replace(row, unsupported=str(why))
-    return replace(row, cases=(case,), basis=basis)
+    topic, case_id = _of_gpu(record)
+    measured = record.time("iter_time_s")
+    case, basis = _nemo_case(models, record)
+    return MeasuredJob(topic, case_id, measured, cases=(case,), basis=basis, alike=record["gpu"])
 
 
-def _nemo_case(record: Record) -> tuple[Case, float]:
+def _of_gpu(record: Record) -> tuple[str, str]:
+    return f"training/nemo/{record['gpu']}", record["case_id"]
+
+
+def _nemo_case(models: Models, record: Record) -> tuple[Case, float]:
     """Return the job of a row, and the model's FLOPs a GPU."""
-    style, size = _NEMO_MODELS[record["model"]]
+    decoder = models[record["model"]]
+    style, size = decoder.style, decoder.size
     tp, pp, dp, cp = (record.count(axis) for axis in ("tp", "pp", "dp", "cp"))
     chunks, length = record.count("vpp") if pp > 1 else 1, record.count("seq")
     layout = Layout(
@@ -170,9 +136,16 @@ def _nemo_case(record: Record) -> tuple[Case, float]:
     precision = {"gemm": "fp8", "gradient_reduce": "bf16", "parameter_gather": "fp8"}
     more = {"training": training, "precision": precision}
     batch = Batch(record.count("gbs"), record.count("mbs"), length)
-    model = decoder(style, size, positions=length)
     where = place(_NEMO_GPUS[record["gpu"]], layout.gpus)
-    case = Case.of(training_job(model, layout, batch, SOFTWARE["nemo"], more), where)
+    case = Case.of(training_job(decoder.tree(length), layout, batch, SOFTWARE["nemo"], more), where)
     sequences = record.count("gbs")
     flops = training_flops(size, gated=style.gated, sequence=length, sequences=sequences) / layout.gpus
     return case, flops
+
+
+_READERS: Mapping[str, tuple[Callable[[Models, Record], Any], Named]] = {
+    "torchtitan": (_titan, lambda record: ("training/torchtitan", record["case_id"])),
+    "llama3": (_llama_3, lambda record: ("training/llama3", record["case_id"])),
+    "nemo": (_nemo, _of_gpu),
+}
+"""By source: what reads a row, and the topic and case of one that is not supported."""

@@ -9,7 +9,7 @@ The modules with the rules of `program.program`:
 
     here           R1 ready, R5 duration and instances of visits
     servers        R2 service, R3 choice and R4 instants of streams and slots, R6 what slows a rank's visits
-    links          R3 to R6 of messages on links
+    links          R3 to R6 of messages on links; `pieces` what crosses them
     collectives    R1 and R5 between a member's arrival and its end, R11 delays
     fluid_links    R7 links that all flows share
     link_closures  R8 messages on links that close; `replanned` collectives that start while links are closed
@@ -130,7 +130,7 @@ class Simulation:
                 if need == 0:
                     self._begin(position, visit)
 
-    def _rank_servers(self, arbiters: list[Arbiter]) -> list[list[Server[ServiceRequest]]]:
+    def _rank_servers(self, arbiters: list[Arbiter]) -> list[list[Server]]:
         order = count()
         return [
             [Server(arbiters[level], capacity, next(order)) for capacity, level in table.servers]
@@ -191,11 +191,10 @@ class Simulation:
     def _visit(self, position: int, visit: int) -> Steps:
         """Live through one visit."""
         table, env, flat = self.tables[position], self.env, self.offsets[position] + visit
-        request = None
+        server = None
         if table.server[visit] != NONE:
             server = self.servers[position][table.server[visit]]
-            request = ServiceRequest(server, (table.priority[visit], env.now, flat))
-            yield request
+            yield ServiceRequest(server, (table.priority[visit], env.now, flat))
             self.in_service[position].add(table.weight[visit])
         start = self.start[flat] = env.now
         self._pass(position, table.at_start[visit])
@@ -210,11 +209,11 @@ class Simulation:
             yield self._finish_of(self.offsets[position] + table.release[visit])
         else:
             yield self._member(position, visit)
-        if request is not None:
+        if server is not None:
             if env.now == start:
                 yield Timeout(env, 1)
             self.in_service[position].add(-table.weight[visit])
-            request.release()
+            server.release()
         self._retire(position, visit)
 
     def _compute(self, position: int, visit: int) -> Steps:

@@ -19,7 +19,8 @@ from simpy.events import Event, Timeout
 from simpy.exceptions import Interrupt
 
 from rapid_des.engines.simpy.fluid_links import Flow, FluidLinks, Shared
-from rapid_des.engines.simpy.links import NO_TIMETABLE, Hop, InFlightMessage, Legs, Links, Parts, Piece
+from rapid_des.engines.simpy.links import NO_TIMETABLE, Links
+from rapid_des.engines.simpy.pieces import Hop, InFlightMessage, Legs, Parts, Piece
 from rapid_des.engines.simpy.servers import Arbiter, Chooser
 from rapid_des.network.fluid import remaining
 from rapid_des.network.fluid.state import bytes_out
@@ -138,10 +139,7 @@ class ClosingLinks:
                     hop.cancel()  # no byte is left that could cross the next link
                     return False
             try:
-                if hop.start == NONE:
-                    yield hop
-                    self.links.serve(piece, hop)
-                yield Timeout(self.env, hop.onward - self.env.now)
+                yield hop if hop.start == NONE else Timeout(self.env, hop.onward - self.env.now)
             except Interrupt as another:
                 closed = cast("Hop", another.cause)
             else:
@@ -150,7 +148,7 @@ class ClosingLinks:
     def _close(self, links: list[int]) -> None:
         """Interrupt what the links serve, the farthest on its route first, then those that wait."""
         now, servers = self.env.now, [self.links.server(link) for link in links]
-        served = [hop for server in servers for hop in server.users if hop.free > now]
+        served = [link.serving for link in servers if link.serving is not None and not link.is_free]
         for hop in sorted(served, key=lambda hop: (-hop.place, hop.link)):
             self._shorten(hop, now, self._got_through(hop))
             if hop.process is not None and hop.process.is_alive:
@@ -180,7 +178,7 @@ class ClosingLinks:
         before = piece.crossed = 0
         for later in piece.hops:
             free = self._times(later)[0]
-            if later.place > closed.place and later in later.server.users:
+            if later.place > closed.place and later is later.server.serving and later.free >= now:
                 self._shorten(later, max(now, free), piece.size)
             before, piece.crossed = piece.crossed, self._crosses(later, free, piece.crossed)
         if hop.start != NONE:
@@ -205,10 +203,7 @@ class ClosingLinks:
         self.links.book(hop.link, label, size=size - hop.size, busy=free - hop.free)
         hop.arrival += free - hop.free
         hop.free, hop.size = free, size
-        if free == self.env.now:
-            hop.release()
-        else:
-            Timeout(self.env, free - self.env.now).callbacks.append(hop.release)
+        hop.server.is_done_earlier(hop)
 
     def _stop(self, piece: Piece, place: int, size: int) -> None:
         """Keep bytes that a closed link stopped until that is noticed."""

@@ -6,18 +6,26 @@ Where links close (R8) a piece is interrupted, and its rest becomes another piec
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections import defaultdict
+from collections.abc import Generator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
-from msgspec import Struct, field
 from numpy.typing import NDArray
-from simpy.events import Event, Process, Timeout
+from simpy.events import Event, Timeout
 from simpy.exceptions import Interrupt
 
 from rapid_des.arrays import Int64s
-from rapid_des.engines.simpy.servers import Arbiter, Key, PicosecondEnvironment, Server, ServiceRequest
+from rapid_des.engines.simpy.pieces import (
+    Hop,
+    InFlightMessage,
+    Legs,
+    LinkServer,
+    Parts,
+    Piece,
+    service_time_of,
+)
+from rapid_des.engines.simpy.servers import Arbiter, Key, PicosecondEnvironment
 from rapid_des.engines.simpy.spraying import SprayedRoutes
 from rapid_des.program.delays import message_hash
 from rapid_des.program.program import NONE, LinkTrail, Program, RateRecords
@@ -26,56 +34,8 @@ from rapid_des.program.timetable import advance, hop_times, tail_crosses
 
 Steps = Generator[Event, Any, None]
 """The generator of a SimPy process."""
-Service: TypeAlias = tuple[int, int, int, int, int]
-"""The times (occupancy, head, lag, across, along) of a hop, see `HopTable` and `TailTable`."""
-Legs: TypeAlias = Sequence[tuple[int, Service]]
-"""The links of a route, each with the times to cross it."""
-Parts: TypeAlias = Sequence[tuple[int, Legs]]
-"""The bytes and the legs of each part of a message; all parts take one route."""
 NO_TIMETABLE: tuple[list[int], list[int], list[int]] = ([], [], [])
 NO_PACE: tuple[list[int], list[int]] = ([], [])
-
-
-class InFlightMessage(Struct, eq=False):
-    """A transfer in flight."""
-
-    arrives: Callable[[], None]
-    """The function to call when the message has arrived."""
-    priority: int
-    order: tuple[int, int, int, int, int]
-    """The order among messages of equal priority and ready time (R3): position of the source rank, time of
-    injection, source visit, sub-instance, task.
-    """
-    label: int
-    size: int
-    ahead: bool
-    """Whether its parts are handed over at the rate of their first link."""
-    channel: deque[Any] = field(default_factory=deque)
-    """The flows of its collective on the same route, in order (R7); only the first of them may be sent."""
-    pieces: int = 0
-    """The number of its pieces that are in transit or stopped."""
-    arrived: int = 0
-    """The bytes that have arrived."""
-
-
-class Piece(Struct, eq=False):
-    """Some bytes of a message on a route of their own."""
-
-    message: InFlightMessage
-    legs: Legs
-    size: int
-    part: int = 0
-    """The number of its part of the message."""
-    number: int = 0
-    """The number of pieces that closed links had stopped and sent again when this piece was; 0 for a first
-    piece.
-    """
-    hops: list[Hop] = field(default_factory=list)
-    """The hops that a link has begun to serve."""
-    crossed: int = 0
-    """The time at which its last byte has crossed the last of `hops`, in picoseconds."""
-    cut: int = NONE
-    """The farthest hop at which bytes were cut off; what earlier hops still serve is lost."""
 
 
 class RoutedParts(list[tuple[int, Legs]]):
@@ -84,34 +44,6 @@ class RoutedParts(list[tuple[int, Legs]]):
     def __init__(self, parts: Parts, route: int, rows: Sequence[int]) -> None:
         super().__init__(parts)
         self.route, self.rows = route, rows
-
-
-class Hop(ServiceRequest):
-    """A piece asks to cross one link."""
-
-    ready = NONE
-    """The time of the request, in picoseconds."""
-    start = NONE
-    size = NONE
-    free = NONE
-    """The time at which the link is free again, in picoseconds."""
-    onward = NONE
-    """The time at which the piece is ready for its next hop or has arrived, in picoseconds."""
-    arrival = NONE
-    """The time at which the last byte is at the other end, in picoseconds."""
-    process: Process | None = None
-    """The piece's SimPy process, which closing links interrupt."""
-
-    def __init__(self, server: Server[Hop], key: Key, piece: Piece, place: int) -> None:
-        super().__init__(server, key)
-        self.piece = piece
-        self.place = place
-        """How many hops came before."""
-
-    @property
-    def link(self) -> int:
-        """The link that is asked."""
-        return self.server.order
 
 
 class ClosureActions(Protocol):
@@ -178,7 +110,7 @@ class Links:
         self.program = program
         self._starts = program.route_starts.tolist()
         self._arbiter = arbiter
-        self._servers: dict[int, Server[Hop]] = {}
+        self._servers: dict[int, LinkServer] = {}
         self._parts: dict[tuple[int, int], RoutedParts] = {}
         self._books: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0, 0])
         """By link and label: bytes, picoseconds of service, picoseconds that pieces waited."""
@@ -221,7 +153,7 @@ class Links:
         server, now = self._servers.get(link), self.env.now
         if server is None:
             return 0
-        left = sum(max(0, hop.free - now) for hop in server.users)
+        left = 0 if server.serving is None else max(0, server.serving.free - now)
         waiting = (hop for _, hop in server.queue if hop.ready < now)
         return left + sum(service_time_of(hop.piece, hop.place) for hop in waiting)
 
@@ -290,9 +222,6 @@ class Links:
             hop = self._ask(piece, place)
             try:
                 yield hop
-                delay = self.serve(piece, hop)
-                if delay:
-                    yield Timeout(env, delay)
             except Interrupt as interrupt:
                 assert closing is not None, "only closing links interrupt"
                 if not (yield from closing.go_on(piece, hop, interrupt)):
@@ -338,7 +267,6 @@ class Links:
         arrival = piece.crossed - (across - lag)
         onward = forward if hop.place < len(piece.legs) - 1 else arrival
         hop.start, hop.size, hop.free, hop.onward, hop.arrival = start, size, free, onward, arrival
-        Timeout(self.env, free - now).callbacks.append(hop.release)
         self.hops += 1
         books = self._books[link, piece.message.label]
         books[0] += size
@@ -355,7 +283,7 @@ class Links:
         self.received += message.size
         message.arrives()
 
-    def server(self, link: int) -> Server[Hop]:
+    def server(self, link: int) -> LinkServer:
         """Return the server of a link."""
         server = self._servers.get(link)
         if server is None:
@@ -370,8 +298,8 @@ class Links:
         """Return the records of marks and rates (R14); None where nothing is marked."""
         return None
 
-    def _new_server(self, link: int) -> Server[Hop]:
-        return Server(self._arbiter, 1, link)
+    def _new_server(self, link: int) -> LinkServer:
+        return LinkServer(self._arbiter, link, self.serve)
 
     def book(self, link: int, label: int, *, size: int, busy: int) -> None:
         """Add bytes and picoseconds of service to a link's sums."""
@@ -385,12 +313,6 @@ class Links:
         for place, sums in self._books.items():
             table[place] = sums[which]
         return table
-
-
-def service_time_of(piece: Piece, place: int) -> int:
-    """Return how long a piece takes a link, at rate 1."""
-    _, (occupancy, *_) = piece.legs[place]
-    return occupancy
 
 
 def trail_of(hops: list[Hop]) -> LinkTrail:

@@ -16,18 +16,9 @@ import numpy as np
 from msgspec import Struct
 
 from rapid_des.arrays import Int64s
-from rapid_des.engines.simpy.links import (
-    NO_TIMETABLE,
-    Hop,
-    InFlightMessage,
-    Links,
-    Parts,
-    Piece,
-    RoutedParts,
-    TieCounter,
-    service_time_of,
-)
-from rapid_des.engines.simpy.servers import Arbiter, Key, PicosecondEnvironment, Server
+from rapid_des.engines.simpy.links import NO_TIMETABLE, Links, RoutedParts, TieCounter
+from rapid_des.engines.simpy.pieces import Hop, InFlightMessage, LinkServer, Parts, Piece, service_time_of
+from rapid_des.engines.simpy.servers import Arbiter, Key, PicosecondEnvironment
 from rapid_des.program import rates
 from rapid_des.program.delays import draw_of
 from rapid_des.program.program import (
@@ -46,11 +37,17 @@ TRANSIT, LOCAL = 0, 1
 """
 
 
-class Port(Server[Hop]):
-    """The sending end of a link."""
+class Port(LinkServer):
+    """The sending end of a link; `pace` is the times and rates of its acknowledgements."""
 
-    def __init__(self, arbiter: Arbiter, order: int, pace: tuple[Sequence[int], Sequence[int]]) -> None:
-        super().__init__(arbiter, 1, order)
+    def __init__(
+        self,
+        arbiter: Arbiter,
+        number: int,
+        serve: Callable[[Piece, Hop], int],
+        pace: tuple[Sequence[int], Sequence[int]],
+    ) -> None:
+        super().__init__(arbiter, number, serve)
         self._pace = pace
         self.tag = 0
         """The start tag of the part at its first hop that was taken last, in picoseconds of service."""
@@ -66,7 +63,7 @@ class Port(Server[Hop]):
 
     def choose(self) -> None:
         """Serve the first transfer of the class that was served less."""
-        if self.users or self.stopped or not self.queue:
+        if self.stopped or not self.queue or not self.is_free:
             return
         heads: dict[int, Hop] = {}
         for _, hop in sorted(self.queue, key=itemgetter(0)):
@@ -81,8 +78,7 @@ class Port(Server[Hop]):
         if isinstance(hop.piece, QueuedPiece) and kind == LOCAL:
             self.tag = hop.piece.tag
         hop.cancel()
-        self.users.add(hop)
-        hop.succeed()
+        self.begin(hop)
 
     def stop(self) -> None:
         """Take no transfer until `go`."""
@@ -309,9 +305,9 @@ class PairedLinks(Links):
     def _port(self, link: int) -> Port:
         return cast("Port", self.server(link))
 
-    def _new_server(self, link: int) -> Server[Hop]:
+    def _new_server(self, link: int) -> LinkServer:
         time, rate, _ = self.timetables.get(link, NO_TIMETABLE)
-        return Port(self._arbiter, link, (time, rate))
+        return Port(self._arbiter, link, self.serve, (time, rate))
 
 
 class PairRates:

@@ -9,6 +9,7 @@ rank serves at the same time, which slow its computing (R6).
 from __future__ import annotations
 
 import heapq
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -103,47 +104,64 @@ Asker = TypeVar("Asker", bound="ServiceRequest")
 
 
 class ServiceRequest(Event):
-    """Asks a server; succeeds when the server takes it."""
+    """Asks a server; succeeds when the server says so."""
 
-    def __init__(self, server: Server[Any], key: Key) -> None:
+    def __init__(self, server: Queue[Any], key: Key) -> None:
         super().__init__(server.env)
         self.server = server
         heapq.heappush(server.queue, (key, self))
-        if len(server.users) < server.capacity:
-            server.arbiter.touch(server)
+        server.asked()
 
     def cancel(self) -> None:
         """Withdraw the request."""
         self.server.queue[:] = [entry for entry in self.server.queue if entry[1] is not self]
         heapq.heapify(self.server.queue)
 
-    def release(self, _: object = None) -> None:
-        """Make room for another request; as in SimPy nothing happens if it has been released before."""
-        server = self.server
-        if self in server.users:
-            server.users.remove(self)
-            if server.queue:
-                server.arbiter.touch(server)
 
+class Queue(ABC, Generic[Asker]):
+    """The requests that wait for a server."""
 
-class Server(Generic[Asker]):
-    """A GPU stream, a slot or a directed link: serves `capacity` requests at a time, smallest key first."""
-
-    def __init__(self, arbiter: Arbiter, capacity: int, order: int) -> None:
+    def __init__(self, arbiter: Arbiter, order: int) -> None:
         self.env = arbiter.env
         self.arbiter = arbiter
-        self.capacity = capacity
         self.order = order
         self.queue: list[tuple[Key, Asker]] = []
-        """A heap of those that wait."""
-        self.users: set[Asker] = set()
+        """A heap."""
+
+    @abstractmethod
+    def asked(self) -> None:
+        """Note a new request."""
+
+    @abstractmethod
+    def choose(self) -> None:
+        """Serve the smallest requests that have room."""
+
+
+class Server(Queue[ServiceRequest]):
+    """A GPU stream or a slot: serves `capacity` requests at a time; a request succeeds when that begins."""
+
+    def __init__(self, arbiter: Arbiter, capacity: int, order: int) -> None:
+        super().__init__(arbiter, order)
+        self.capacity = capacity
+        self.users = 0
+
+    def asked(self) -> None:
+        """Let the server choose, if it has room."""
+        if self.users < self.capacity:
+            self.arbiter.touch(self)
 
     def choose(self) -> None:
-        """Serve the smallest of those waiting, up to the capacity."""
-        while self.queue and len(self.users) < self.capacity:
+        """Serve the smallest requests, up to the capacity."""
+        while self.queue and self.users < self.capacity:
             _, request = heapq.heappop(self.queue)
-            self.users.add(request)
+            self.users += 1
             request.succeed()
+
+    def release(self) -> None:
+        """Make room for another request."""
+        self.users -= 1
+        if self.queue:
+            self.arbiter.touch(self)
 
 
 class InService:

@@ -260,6 +260,8 @@ class Sharing(Struct, frozen=True):
         # where members pass on each other's messages, a collective meets the rest of the one before
         met = [crossed > 0 for kind, crossed in self.groups.items() if kind in self.passed_on]
         meets_itself = self.direct & np.any([none > 0, *met], axis=0)
+        # a stage sends to the one before and to the one behind it at once
+        meets_itself |= (self.groups.get("pp", none) > 0) & ("pp" in self.passed_on)
         own = np.where((self.inside > 0) | (least == _NEVER) | meets_itself, 0, least)
         waits: Int64s = sum(between.values(), none) - own + np.maximum(self.inside - 1, 0) * inside
         return waits
