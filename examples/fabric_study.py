@@ -4,7 +4,7 @@ import rapid_des as rd
 
 
 def main() -> None:
-    """Simulate Llama 3.1 70B on 64 GPUs: with rails as they ship, slower ones, faster ones, and slower NVLink."""
+    """Simulate Llama 3.1 70B on 64 GPUs with other rails between nodes and other NVLink in them."""
     job = rd.load_job("llama3_1_70b_train_64")
     fabrics = {
         "as it ships": {},
@@ -23,9 +23,8 @@ def main() -> None:
     # What a collective alone takes on the shipped machine, beside its lower bound.
     machine = rd.load_machine("dgx_h100_x8")
     for row in rd.bench(machine, "all_reduce", [2**20, 2**28]):
-        print(
-            f"all-reduce of {row.size:,} B: {rd.Duration(row.duration)}, {row.bound_share:.0%} of what is possible"
-        )
+        time = rd.Duration(row.duration)
+        print(f"all-reduce of {row.size:,} B: {time}, {row.bound_share:.0%} of what is possible")
 
 
 if __name__ == "__main__":

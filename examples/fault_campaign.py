@@ -14,10 +14,8 @@ def main() -> None:
     # A fault whose place and strength are drawn. A seed makes the draws repeatable.
     slow = "random=gpus count=1 compute=uniform(0.6,0.95)"
     sample = rd.faults_sample(job, machine, [slow], draws=20, seed=1, mode="hierarchical")
-    slowdowns = sorted(row.slowdown for row in sample.rows)
-    print(
-        f"one slow GPU, 20 draws: {slowdowns[0] - 1:+.1%} to {slowdowns[-1] - 1:+.1%}, median {slowdowns[10] - 1:+.1%}"
-    )
+    added = sorted(row.slowdown - 1 for row in sample.rows)
+    print(f"one slow GPU, 20 draws: {added[0]:+.1%} to {added[-1]:+.1%}, median {added[10]:+.1%}")
 
 
 if __name__ == "__main__":

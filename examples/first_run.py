@@ -17,9 +17,8 @@ def main() -> None:
     # A job with some keys changed is another job. The machine stays as it is.
     larger = rd.load_job(job, settings={"training.global_batch": 64})
     twice = rd.simulate(larger, machine)
-    print(
-        f"with twice the batch it takes {twice.step_time}, {twice.step_time / result.step_time:.2f} times as long"
-    )
+    longer = twice.step_time / result.step_time
+    print(f"with twice the batch it takes {twice.step_time}, {longer:.2f} times as long")
 
     # The operators of the rank that ends last, the longest first.
     for row in result.operators()[:3]:
