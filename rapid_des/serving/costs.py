@@ -28,18 +28,10 @@ from rapid_des.frontend.parts import EMBEDDING, HEAD, ModelSection, stage_sectio
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.modes.pricing import as_used, issued_on
+from rapid_des.serving.batch import Batch, decoding_group
 from rapid_des.serving.drafts import DraftCosts
 from rapid_des.serving.interpolation import Refined, around, fineness, stretch, token_corners
-from rapid_des.serving.kernels import (
-    Batch,
-    Body,
-    Kernels,
-    Opening,
-    decoding_group,
-    in_graphs,
-    kind_of,
-    of_all,
-)
+from rapid_des.serving.kernels import Body, Kernels, Opening, in_graphs, kind_of, of_all
 from rapid_des.serving.pools import in_a_row, of_replica, prompts_of, with_at_most_drafted, without_host
 from rapid_des.simulation import simulate
 

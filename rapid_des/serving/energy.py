@@ -20,7 +20,7 @@ from rapid_des.frontend import Job
 from rapid_des.frontend.inference import one_pass
 from rapid_des.frontend.operations import RequestGroup
 from rapid_des.machine import Machine
-from rapid_des.serving.kernels import decoding_group
+from rapid_des.serving.batch import decoding_group
 from rapid_des.serving.pools import pools_of, prompts_of, sharing
 from rapid_des.serving.result import ServeResult
 from rapid_des.simulation import simulate

@@ -22,8 +22,8 @@ import simpy
 from msgspec import Struct, field
 
 from rapid_des.errors import DeadlockError, InputError
+from rapid_des.serving.batch import Costs
 from rapid_des.serving.engine import Engine, Process
-from rapid_des.serving.kernels import Costs
 from rapid_des.serving.pipelined import LockstepGroup, LockstepReplica, PipelinedReplica
 from rapid_des.serving.records import Stop
 from rapid_des.serving.replica import Replica

@@ -27,8 +27,8 @@ import numpy as np
 import simpy
 from msgspec import Struct
 
+from rapid_des.serving.batch import Batch, SharedCosts
 from rapid_des.serving.engine import Process
-from rapid_des.serving.kernels import Batch, SharedCosts
 from rapid_des.serving.policies import Selection
 from rapid_des.serving.replica import Replica, passed
 from rapid_des.serving.requests import Decoding, Request

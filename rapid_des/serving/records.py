@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from rapid_des.arrays import Int64s
-from rapid_des.serving.kernels import Batch
+from rapid_des.serving.batch import Batch
 
 PER_DOUBLING = 1000
 """Bins per doubling of the time between tokens: each is 0.07 % wide."""

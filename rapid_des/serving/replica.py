@@ -15,8 +15,8 @@ import simpy
 
 from rapid_des.arrays import Int64s
 from rapid_des.frontend.operations import RequestGroup
+from rapid_des.serving.batch import Batch, Costs
 from rapid_des.serving.engine import MOST_STEPS, Engine, Process
-from rapid_des.serving.kernels import Batch, Costs
 from rapid_des.serving.policies import Selection, in_turn
 from rapid_des.serving.records import Load
 from rapid_des.serving.replica_state import ReplicaState

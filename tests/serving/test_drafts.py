@@ -9,9 +9,9 @@ from rapid_des.frontend import load_job
 from rapid_des.frontend.inference import one_pass
 from rapid_des.frontend.operations import RequestGroup
 from rapid_des.machine import load_machine
+from rapid_des.serving.batch import Batch
 from rapid_des.serving.costs import PassCosts
 from rapid_des.serving.drafts import Drafts
-from rapid_des.serving.kernels import Batch
 from rapid_des.serving.policies import POLICIES
 from rapid_des.serving.requests import Request
 from rapid_des.serving.server import serve

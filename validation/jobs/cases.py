@@ -17,7 +17,7 @@ from rapid_des.frontend.operations import RequestGroup
 from rapid_des.machine import Machine, load_machine
 from rapid_des.report.evidence import Interval, Origin
 from rapid_des.report.result import Result
-from rapid_des.serving.kernels import Batch
+from rapid_des.serving.batch import Batch
 from rapid_des.serving.pools import of_replica, pools_of
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.server import iteration_costs, serve_workload
