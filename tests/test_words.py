@@ -47,6 +47,7 @@ HELD = (
     "studies/deadline.py",
     "studies/difference.py",
     "studies/draw_results.py",
+    "studies/draw_statistics.py",
     "studies/effects.py",
     "studies/executors.py",
     "studies/expressions.py",
