@@ -37,8 +37,8 @@ from rapid_des.frontend.operations import (
     norm_backward,
     norm_forward,
 )
+from rapid_des.frontend.passes import following
 from rapid_des.frontend.spec import ModelSpec
-from rapid_des.frontend.split_backward import following
 from rapid_des.values import replace
 
 
