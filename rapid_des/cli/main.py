@@ -47,6 +47,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sensitivity": ("rapid_des.cli.plan:sensitivity_command", "Show what a job's step depends on."),
     "validate": ("rapid_des.cli.validate:validate", "Print predictions against measurements."),
     "bench": ("rapid_des.cli.bench:bench", "Measure the simulator's own speed."),
+    "new": ("rapid_des.cli.new:new", "Write a job, machine, device or study file to edit."),
     "schema": ("rapid_des.cli.schema:schema", "Print the JSON Schema of a file kind."),
     "explain": ("rapid_des.cli.schema:explain_key", "Explain a key of a file."),
     "import": (

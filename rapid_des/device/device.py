@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -158,11 +159,17 @@ class Device:
         Scopes from weak to strong: `default`, the dtype, the library, `library/dtype`, and the last two again
         for its version (`trtllm-0.9` of `trtllm`); within a scope the device's value wins over its family's.
         """
-        merged: dict[str, float] = {}
-        for scope in self._scopes(dtype, section):
-            for source in (self.family.constants, self.spec.constants):
-                merged |= source.get(section, {}).get(scope, {})
-        return merged
+        known = self._merged.get((section, dtype))
+        if known is None:
+            known = self._merged[section, dtype] = {}
+            for scope in self._scopes(dtype, section):
+                for source in (self.family.constants, self.spec.constants):
+                    known |= source.get(section, {}).get(scope, {})
+        return known
+
+    @cached_property
+    def _merged(self) -> dict[tuple[str, str], dict[str, float]]:
+        return {}
 
     def constant(self, section: str, name: str, dtype: str = "") -> float:
         """Return one constant; errors as in `chosen_constants`."""

@@ -20,7 +20,8 @@ from typing import IO, Any, Literal, Self, TypeVar
 import msgspec
 import numpy as np
 
-from rapid_des.config.documents import read_text
+from rapid_des.config.documents import Document, read_text
+from rapid_des.config.specs import decode
 from rapid_des.config.texts import parse_json
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.inputs import open_input
@@ -39,7 +40,7 @@ _MOST_ROWS = 1 << 22
 Row = Mapping[str, Any]
 
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class _Manifest(msgspec.Struct):
@@ -122,11 +123,11 @@ class ResultStore:
     def require(self, shape: type[T]) -> T:
         """Return the manifest as a structure; `ConfigError` for a key that is missing or of another type."""
         try:
-            return msgspec.convert(self.manifest, shape)
-        except msgspec.ValidationError as error:
-            problem, _, place = str(error).partition(" - at `$")
-            file = str(self.folder / _MANIFEST)
-            raise ConfigError(f"no manifest of a study: {problem}", file=file, key=place[1:-1]) from None
+            return decode(Document(self.folder / _MANIFEST, dict(self.manifest)), shape)
+        except ConfigError as error:
+            raise ConfigError(
+                f"no manifest of a study: {error.message}", file=error.file, key=error.key
+            ) from None
 
     def __enter__(self) -> Self:
         return self
