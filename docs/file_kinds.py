@@ -101,15 +101,16 @@ def _allowed(value: Schema, kind: str, root: str) -> str:
             return f"a list of {_allowed(items, kind, root)}" if items else "a list"
         case {"type": "object", "additionalProperties": dict(items)}:
             return f"a mapping to {_allowed(items, kind, root)}"
+    return _simple(value)
+
+
+def _simple(value: Schema) -> str:
+    match value:
         case {"type": "string", "examples": [example, *_]}:
             return f"a quantity such as `{example}`"
-        case {"type": "string"}:
-            return "text"
-        case {"type": "boolean"}:
-            return "`true`, `false`"
         case {"type": "integer" | "number" as number}:
             return ("a whole number" if number == "integer" else "a number") + _range(value)
-    return "any value"
+    return {"string": "text", "boolean": "`true`, `false`"}.get(value.get("type", ""), "any value")
 
 
 def _range(value: Schema) -> str:

@@ -68,11 +68,7 @@ def _printed(*words: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Return text in which Markdown means nothing, but for what stands between backquotes.
-
-    >>> plain("a_b | `c_d`")
-    'a\\\\_b \\\\| `c_d`'
-    """
+    """Return text in which Markdown means nothing, but for what stands between backquotes."""
     parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
     return "".join(part if part.startswith("`") else _SPECIAL.sub(r"\\\1", part) for part in parts)
 
@@ -92,12 +88,14 @@ def _command(command: click.Command, parent: click.Context, name: str, level: in
         inner = {name: command.get_command(context, name) for name in command.list_commands(context)}
         if level > 1:  # such as every kind of vector kernel: too many for a section each
             yield "| command | what it does |\n|---|---|"
-            yield from (f"| `{name}` | {plain(one.get_short_help_str(200))} |" for name, one in inner.items() if one)
+            yield from (
+                f"| `{key}` | {plain(one.get_short_help_str(200))} |" for key, one in inner.items() if one
+            )
             yield ""
             return
-        for name, one in inner.items():
+        for key, one in inner.items():
             if one is not None:
-                yield from _command(one, context, name, level + 1)
+                yield from _command(one, context, key, level + 1)
 
 
 def _help(text: str) -> Iterator[str]:
@@ -119,8 +117,7 @@ def _kinds() -> list[str]:
 
 
 def _python() -> Iterator[str]:
-    yield "# Python API\n\nThe public names of `import rapid_des as rd`. Times are integer picoseconds inside, and"
-    yield "rows and `rd.seconds` hold seconds; sizes are bytes.\n"
+    yield "# Python API\n\nThe public names of `import rapid_des as rd`.\n"
     names = [name for name in dir(rapid_des) if not name.startswith("_")]
     found = {name: getattr(rapid_des, name) for name in names}
     functions = {name: one for name, one in found.items() if inspect.isroutine(one)}
@@ -202,7 +199,9 @@ def _class(name: str, one: type) -> Iterator[str]:
         if isinstance(made, property):
             yield f"**`.{key}`** {_first(made)}\n"
         elif inspect.isfunction(made):
-            yield f"**`.{key}{_signature(made)}`** {_first(made)}\n".replace("\n    ", " ").replace(",\n)", ")")
+            yield f"**`.{key}{_signature(made)}`** {_first(made)}\n".replace("\n    ", " ").replace(
+                ",\n)", ")"
+            )
 
 
 def _fields(one: type) -> Iterator[tuple[str, str]]:
@@ -217,7 +216,9 @@ def _fields(one: type) -> Iterator[tuple[str, str]]:
         assert isinstance(body, ast.ClassDef)
         for field, after in zip(body.body, [*body.body[1:], ast.Pass()], strict=True):
             match field, after:
-                case ast.AnnAssign(target=ast.Name(id=str(name))), ast.Expr(value=ast.Constant(value=str(text))):
+                case ast.AnnAssign(target=ast.Name(id=str(name))), ast.Expr(
+                    value=ast.Constant(value=str(text))
+                ):
                     yield name, text
                 case ast.AnnAssign(target=ast.Name(id=str(name))), _ if not name.startswith("_"):
                     yield name, ""
@@ -244,8 +245,8 @@ def _first(thing: Any) -> str:
 
 
 def _presets() -> Iterator[str]:
-    yield "# Presets\n\nFiles that ship with rapid_des. A command takes them by name, and `rapid-des presets show NAME`"
-    yield "prints one with the source of each number.\n"
+    yield "# Presets\n\nFiles that ship with rapid_des. Commands take them by name.\n"
+    yield "`rapid-des presets show NAME` prints one with the source of each number.\n"
     kinds: Mapping[str, list[str]] = json.loads(_printed("presets", "--json"))
     for kind, names in kinds.items():
         yield f"## {kind}\n\n| name | what it is |\n|---|---|"
@@ -274,7 +275,10 @@ def _sections(text: str) -> Iterator[tuple[str, str]]:
     yield "How validation works", introduction.partition("\n")[2]
     for section in sections:
         title, _, body = section.partition("\n")
-        yield title, body.replace("](figures/", "](../../../validation/figures/").replace("](../docs/", "](../../")
+        yield (
+            title,
+            body.replace("](figures/", "](../../../validation/figures/").replace("](../docs/", "](../../"),
+        )
 
 
 def _slug(title: str) -> str:

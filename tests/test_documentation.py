@@ -1,4 +1,4 @@
-"""README and docs: commands run and print what is shown, snippets run, what is named is there, the site builds."""
+"""README and docs: commands print what is shown, snippets run, what is named is there, the site builds."""
 
 import re
 import shlex
@@ -16,7 +16,9 @@ from tests.cli.shell import call
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXTS = {path: path.read_text(encoding="utf-8") for path in PAGES if "generated" not in path.parts}
-CONSOLE = re.compile(r"```console\n\$ rapid-des ([^\n|]+?)(?: \| (?:head -\d+|grep \w+))?\n(.*?)```", re.DOTALL)
+CONSOLE = re.compile(
+    r"```console\n\$ rapid-des ([^\n|]+?)(?: \| (?:head -\d+|grep \w+))?\n(.*?)```", re.DOTALL
+)
 CAPTIONED = re.compile(r"```\{code-block\} \w+\n:caption: (\S+)\n\n(.*?)```", re.DOTALL)
 SHOWN = [(words, shown, path) for path, text in TEXTS.items() for words, shown in CONSOLE.findall(text)]
 BLOCKS = {words: list(found) for words, found in groupby(sorted(SHOWN), key=lambda each: each[0])}
@@ -55,7 +57,9 @@ def test_commands_print_what_is_shown(words, tmp_path, monkeypatch):
     for _, shown, page in BLOCKS[words]:
         lines = [masked(line) for line in shown.splitlines()]
         assert lines, f"{page}: python -m validation.refresh_docs fills in what {words!r} prints"
-        wanted = printed[: len(lines)] if printed[0] == lines[0] else [each for each in printed if each in lines]
+        wanted = (
+            printed[: len(lines)] if printed[0] == lines[0] else [each for each in printed if each in lines]
+        )
         assert wanted == lines, page
 
 

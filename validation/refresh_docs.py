@@ -24,7 +24,8 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 KERNELS = ROOT / "docs" / "accuracy" / "kernels.md"
 BLOCK = re.compile(
-    r"(```console\n\$ rapid-des (?P<words>[^\n|]+)(?:\| (?:head -(?P<lines>\d+)|grep (?P<part>\w+)))?\n).*?(```)",
+    r"(```console\n\$ rapid-des (?P<words>[^\n|]+)"
+    r"(?:\| (?:head -(?P<lines>\d+)|grep (?P<part>\w+)))?\n).*?(```)",
     re.DOTALL,
 )
 FILE = re.compile(r"```\{code-block\} \w+\n:caption: (\S+)\n\n(.*?)```", re.DOTALL)
@@ -68,10 +69,10 @@ SHORT = (
     ("GEMM bf16, H100 SXM", 3, 5),
     ("attention prefill bf16, H100 SXM", 3, 5),
     ("NCCL as run on 1 to 10 H100 nodes, from 256 MiB", 3, 5),
-    ("NVIDIA dgxc, H100, bf16", 3, 8),
-    ("vLLM under closed loops, time a token", 5, 8),
+    ("NVIDIA dgxc, H100, bf16", 4, 8),
+    ("vLLM under closed loops, time a token", 4, 8),
 )
-"""The README's rows: the name of a row of `docs/accuracy`, the columns of its error and of the null model's."""
+"""The README's rows: the name in `docs/accuracy`, the columns of the error and of the null model's."""
 
 
 def refreshed(text: str) -> str:

@@ -1,10 +1,10 @@
 """Score every set of measured jobs as a whole: the tables of them in docs/accuracy, and a picture a set.
 
 `python -m validation.refresh_jobs` runs all of `validate training inference` (minutes on two cores) and
-writes `validation/figures/SET.png` and what stands between the markers of `docs/accuracy/training.md` and `inference.md`; given reports of `rapid-des
-validate TOPICS --data validation/data --json`, it takes those sets from there and leaves the others. No
-constant is fitted on these rows but hosts of engines (nanotron, NIM), on calibration halves: both splits
-count; the mean of the test split stands beside.
+writes `validation/figures/SET.png` and what stands between the markers of `docs/accuracy/training.md` and
+`inference.md`. Given reports of `rapid-des validate TOPICS --data validation/data --json`, it takes those
+sets from there and leaves the others. No constant is fitted on these rows but hosts of engines (nanotron,
+NIM), on calibration halves: both splits count; the mean of the test split stands beside.
 """
 
 from __future__ import annotations
