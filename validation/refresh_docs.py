@@ -24,9 +24,7 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 KERNELS = ROOT / "docs" / "accuracy" / "kernels.md"
 BLOCK = re.compile(
-    r"(```console\n\$ rapid-des (?P<words>[^\n|]+)"
-    r"(?:\| (?:head -(?P<lines>\d+)|grep (?P<part>\w+)))?\n).*?(```)",
-    re.DOTALL,
+    r"(```console\n\$ rapid-des (?P<words>[^\n|]+)(?:\| head -(?P<lines>\d+))?\n).*?(```)", re.DOTALL
 )
 FILE = re.compile(r"```\{code-block\} \w+\n:caption: (\S+)\n\n(.*?)```", re.DOTALL)
 """A file that a page shows and its commands read."""
@@ -80,14 +78,14 @@ def refreshed(text: str) -> str:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for name, content in FILE.findall(text):
             Path(name).write_text(content, encoding="utf-8")
-        return BLOCK.sub(lambda block: f"{block[1]}{_printed(block)}{block[5]}", text)
+        return BLOCK.sub(lambda block: f"{block[1]}{_printed(block)}{block[4]}", text)
 
 
 def _printed(block: re.Match[str]) -> str:
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
         main(shlex.split(block["words"]))
-    lines = [line for line in out.getvalue().splitlines() if (block["part"] or "") in line]
+    lines = out.getvalue().splitlines()
     return "".join(f"{line.rstrip()}\n" for line in lines[: int(block["lines"] or len(lines))])
 
 

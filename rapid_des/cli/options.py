@@ -19,8 +19,8 @@ from rapid_des.cli.main import announce
 from rapid_des.config import Document, Spec
 from rapid_des.config.specs import Kind, preset_names, trace_names
 from rapid_des.errors import ConfigError, InputError
+from rapid_des.inputs import printable
 from rapid_des.network.faults import parse_fault
-from rapid_des.printable import printable
 from rapid_des.report.tables import Part, text
 from rapid_des.report.writing import check_outputs
 from rapid_des.units import whole_number

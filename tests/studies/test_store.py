@@ -6,8 +6,7 @@ import shutil
 import pytest
 
 from rapid_des.errors import InputError
-from rapid_des.studies.parts import read_part
-from rapid_des.studies.store import ResultStore
+from rapid_des.studies.store import ResultStore, read_part
 from rapid_des.studies.sweep import rerun, sweep
 from tests.cli.shell import call, refused
 
