@@ -116,6 +116,15 @@ def in_health(
     return cache.get_or_make(whole, lambda: make(healthy), weight=lambda _: weight)
 
 
+def lowered_on(
+    machine: Machine, cache: BoundedCache, key: Hashable, make: Callable[[Machine], Lowered], weight: int
+) -> Lowered:
+    """Return what `make` lowers on a machine: where faults only slow links, by what it is in health."""
+    if not machine.faults or not keeps_routes(machine):
+        return make(machine)
+    return slowed(in_health(machine, cache, key, make, weight), machine, make)
+
+
 def shape_of(table: NodeTable) -> bytes:
     """Return what a program follows from besides how long nodes take and a host needs to issue them."""
     columns = (getattr(table, column) for column in fields(table) if column not in _TIMES)
