@@ -42,6 +42,9 @@ from rapid_des.report.result import Result as Result
 from rapid_des.report.rows import LinkRow as LinkRow
 from rapid_des.report.rows import MessageRow as MessageRow
 from rapid_des.report.rows import OperatorRow as OperatorRow
+from rapid_des.runs.goodput import goodput as goodput
+from rapid_des.runs.loading import load_reliability as load_reliability
+from rapid_des.runs.result import GoodputResult as GoodputResult
 from rapid_des.serving.result import ServeResult as ServeResult
 from rapid_des.serving.result import Slo as Slo
 from rapid_des.serving.rollout import load_rollout as load_rollout

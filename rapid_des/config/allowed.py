@@ -90,11 +90,15 @@ def _range(kind: inspect.IntType | inspect.FloatType) -> str:
     (' above 0 and up to 1', ' from 1 to 4,096')
     """
     low = [
-        f"{word} {bound:,}" for word, bound in (("above", kind.gt), ("from", kind.ge)) if bound is not None
+        f"{word} {_number(bound)}"
+        for word, bound in (("above", kind.gt), ("from", kind.ge))
+        if bound is not None
     ]
     up_to = "up to" if kind.ge is None else "to"
     high = [
-        f"{word} {bound:,}" for word, bound in (("below", kind.lt), (up_to, kind.le)) if bound is not None
+        f"{word} {_number(bound)}"
+        for word, bound in (("below", kind.lt), (up_to, kind.le))
+        if bound is not None
     ]
     joint = " " if kind.ge is not None and kind.le is not None else " and "
     bounds = joint.join(low + high)

@@ -40,7 +40,7 @@ _TWICE = 2.0
 _FASTER = {"rate": _TWICE, "clock": _TWICE, "time": 1 / _TWICE}
 
 
-class Candidate(Struct, frozen=True):
+class PossibleChange(Struct, frozen=True):
     """A change that may shorten the step."""
 
     what: str
@@ -91,7 +91,7 @@ def best_changes(
 
 
 def _check(
-    candidate: Candidate, point: Point, result: Result, how: tuple[EngineChoice, BoundedCache]
+    candidate: PossibleChange, point: Point, result: Result, how: tuple[EngineChoice, BoundedCache]
 ) -> CheckedChange:
     """Simulate a candidate."""
     choice, cache = how
@@ -104,7 +104,7 @@ def _check(
     return CheckedChange(candidate.what, changed.step_time, changed.bound)
 
 
-def _of_parameters(job: Job, machine: Machine, path: CriticalPath, folder: Path) -> Iterator[Candidate]:
+def _of_parameters(job: Job, machine: Machine, path: CriticalPath, folder: Path) -> Iterator[PossibleChange]:
     """Yield candidates that make a part of the machine twice as fast."""
     every, scaler = grouped_by_library(parameters_of(job, machine)), ParameterScaler(machine, folder)
     talks = _messages_time(path)
@@ -124,7 +124,7 @@ def _of_parameters(job: Job, machine: Machine, path: CriticalPath, folder: Path)
             for setting in scaler.settings(parameter, _FASTER[parameter.kind])
         )
         if settings:
-            yield Candidate(what, time // 2, settings)
+            yield PossibleChange(what, time // 2, settings)
 
 
 def _fabric(machine: Machine, time: int) -> Iterator[tuple[str, tuple[str, ...], int]]:
@@ -142,15 +142,15 @@ def _is_moved(what: str, parameter: Parameter) -> bool:
     return parameter.kind == ("time" if what.startswith(("half", "kernel")) else "rate")
 
 
-def _of_job(job: Job, path: CriticalPath) -> Iterator[Candidate]:
+def _of_job(job: Job, path: CriticalPath) -> Iterator[PossibleChange]:
     training = job.spec.training
     if training is None or training.micro_batch % 2 or job.spec.parallelism.pp == 1:
         return
     settings = (("job.training.micro_batch", str(training.micro_batch // 2)),)
-    yield Candidate("twice as many micro-batches of half the size", int(path.step_time), settings)
+    yield PossibleChange("twice as many micro-batches of half the size", int(path.step_time), settings)
 
 
-def _free_messages(result: Result, path: CriticalPath) -> Iterator[Candidate]:
+def _free_messages(result: Result, path: CriticalPath) -> Iterator[PossibleChange]:
     """Yield candidates without the cost of one kind of messages, where all of them are in the run."""
     if result.run is None or any(fault.timed for fault in result.run.machine.faults):
         return
@@ -158,7 +158,7 @@ def _free_messages(result: Result, path: CriticalPath) -> Iterator[Candidate]:
         return  # decode steps that were not simulated would not be free
     for kind in _streams(result, result.run):
         if kind in path.by_cause:
-            yield Candidate(f"{kind} messages free", int(path.step_time), free=kind)
+            yield PossibleChange(f"{kind} messages free", int(path.step_time), free=kind)
 
 
 def _streams(result: Result, run: Run) -> Mapping[str, set[str]]:

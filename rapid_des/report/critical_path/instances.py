@@ -8,7 +8,7 @@ from rapid_des.arrays import Bools, Int32s, Int64s, equals_before, rows_of, star
 from rapid_des.program.program import NONE, Program, Records, Template, VisitKind
 
 
-class Meetings:
+class MetMembers:
     """The collective instances of a run: the MEMBER visits that met, by flat visit."""
 
     def __init__(self, program: Program, records: Records) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 
 from rapid_des.arrays import Bools, Int32s, Int64s, rows_of, starts_by
 from rapid_des.program.program import NONE, Program, RankProgram, Records, VisitKind
-from rapid_des.report.critical_path.instances import Meetings
+from rapid_des.report.critical_path.instances import MetMembers
 
 _HOLD, _MEMBER = int(VisitKind.HOLD), int(VisitKind.MEMBER)
 """Plain integers: numpy compares them with array entries many times faster than members of an enum."""
@@ -48,7 +48,7 @@ class Step(NamedTuple):
     visit: int
     """The flat visit that the stretch is about."""
     begin: int
-    """The begin of the stretch in picoseconds."""
+    """The start of the stretch in picoseconds."""
     end: int
 
 
@@ -85,8 +85,8 @@ class Chain:
         self._steps: list[Step] = []
 
     @cached_property
-    def _meetings(self) -> Meetings:
-        return Meetings(self._program, self._records)
+    def _meetings(self) -> MetMembers:
+        return MetMembers(self._program, self._records)
 
     def steps(self) -> list[Step]:
         """Return the steps from time 0 to the end; those that take no time are left out."""
