@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from rapid_des.report.breakdown import KIND_ORDER
+from rapid_des.report.breakdown import COMPUTE, KIND_ORDER
 from rapid_des.report.critical_path import CriticalPath
 from rapid_des.report.tables import Part, Table, change_text, columns, counted, share_table
 from rapid_des.units import Duration
@@ -37,7 +37,8 @@ def why_report(path: CriticalPath, changes: Sequence[SimulatedChange], title: st
     """Yield what a step waits for, the longest operators on its critical path, and the best changes."""
     yield f"{title}: why the step takes {path.step_time}"
     shares = [
-        f"{time / max(path.step_time, 1):.1%} for {_named(cause)}" for cause, time in path.by_cause.items()
+        f"{time / max(path.step_time, 1):.1%} for {_named(cause, path)}"
+        for cause, time in path.by_cause.items()
     ]
     yield f"the critical path waits {', '.join(shares)}"
     if path.crossings:
@@ -62,5 +63,7 @@ def why_report(path: CriticalPath, changes: Sequence[SimulatedChange], title: st
         yield "no single change of the machine or the job shortens this step"
 
 
-def _named(cause: str) -> str:
+def _named(cause: str, path: CriticalPath) -> str:
+    if cause == COMPUTE and path.has_blocks:
+        return "compute and the messages inside blocks"
     return f"{cause} messages" if cause in KIND_ORDER else _NAMES.get(cause, cause)
