@@ -53,7 +53,7 @@ class RunPlan(Struct, frozen=True):
     horizon: int | None
     """The time at which the run is stopped; None: it ends after its last step."""
     treatments: tuple[Treatment, ...]
-    """What is done after a failure, in the order of the classes."""
+    """The treatment of a failure of each class, in the order of the classes."""
     restart: Mapping[str, Time]
     """The phases of a restart by name."""
     tiers: tuple[Tier, ...] = ()

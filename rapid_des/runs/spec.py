@@ -136,8 +136,8 @@ class ReliabilitySpec(Spec, frozen=True):
     restart: RestartSpec = RestartSpec()
     """The phases of a restart."""
     spares: SparesSpec | None = None
-    """The nodes of the machine that wait to replace others; unset: one is always at hand, as where other jobs
-    give way. With none of them ready the run waits for a repair.
+    """The nodes of the machine that wait to replace others; unset: one is always at hand, as where other
+    jobs leave it. With none of them ready the run waits for a repair.
     """
     source: str = ""
     """The document that the figures come from."""
