@@ -59,6 +59,12 @@ _ROOT = "reliability."
     shell_complete=one_of((*MODES, FINEST)),
     help="Mode of the step's simulation.",
 )
+@click.option(
+    "--compare",
+    metavar="FILE",
+    shell_complete=names_or_files("reliability"),
+    help="A second reliability file, which meets the same failures; prints what it gains.",
+)
 @click.option("--rows", metavar="OUT.csv", help="Write a row for each incident.")
 @force_option
 @json_option
@@ -82,4 +88,13 @@ def goodput(job: str, machine: str, settings: tuple[str, ...], **options: Any) -
     if options["rows"] is not None:
         result.write_rows(options["rows"])
     plain = result.as_json()
+    if options["compare"] is not None:
+        other = load_reliability(options["compare"])
+        with progress(f"{title}, then with {other.name}") as bar:
+            compared = run_goodput(wanted, loaded, other, on_progress=bar, **asked)
+        plain["compared"] = {
+            "reliability": other.name,
+            "gain": result.gain(compared).as_json(),
+            **compared.as_json(),
+        }
     echo_marked(options["as_json"], plain, goodput_report(plain, title), [(wanted, loaded)])

@@ -28,6 +28,10 @@ def goodput_report(plain: Plain, title: str) -> Iterator[Part]:
         facts["checkpoints"] = f"{Size(saved['bytes'])} {every}, stall {_long(saved['stall_s'])}"
     repaired = plain["nodes_in_repair"]
     facts["nodes in repair"] = f"{repaired['mean']:.3g} on average, at most {repaired['most']}"
+    if "compared" in plain:
+        other = plain["compared"]
+        facts[other["reliability"]] = f"goodput {_interval(other['goodput'], '.2%')}"
+        facts["its gain"] = _interval(other["gain"], "+.3%")
     facts["replications"] = f"{plain['replications']:,} from seed {plain['seed']}"
     yield facts
     wall = plain["wall_s"]

@@ -88,6 +88,16 @@ class GoodputResult(Struct, frozen=True, dict=True):
         }
         return {name: MeanInterval.of(values) for name, values in samples.items()}
 
+    def gain(self, other: GoodputResult) -> MeanInterval:
+        """Return by how much the goodput of another result is larger, replication by replication.
+
+        Runs of equal numbers have the same failures, so that the interval is that of the difference alone.
+        """
+        pairs = zip(self.replications, other.replications, strict=True)
+        return MeanInterval.of(
+            [theirs.times["steps"] / theirs.wall - mine.times["steps"] / mine.wall for mine, theirs in pairs]
+        )
+
     def time_by_cause(self) -> dict[str, int]:
         """Return the picoseconds of all replications by cause; they add up to all wall time."""
         return {cause: self._total(lambda each, cause=cause: each.times[cause]) for cause in self.plan.causes}

@@ -1,6 +1,7 @@
 """Runs of jobs: the file kind, what it refuses, the command and its JSON."""
 
 import json
+from math import hypot
 
 import pytest
 
@@ -144,3 +145,19 @@ def test_the_command_refuses_in_one_line(tmp_path):
     )
     assert "the mean time between failures is" in refused(stopped, 3)
     assert len(stopped.err.splitlines()) == 1
+
+
+def test_two_files_are_compared_under_the_same_failures(where, tmp_path):
+    slower = changed("restart.start", "13 min")
+    before, after = run(where, slower), run(where)
+    gain = before.gain(after)
+    apart = [each.figures["goodput"] for each in (before, after)]
+    assert gain.low > 0
+    assert gain.high - gain.low < 0.7 * hypot(*(each.high - each.low for each in apart))
+    for name, tree in (("a", slower), ("b", FILE)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(tree))
+    answer = call(
+        *COMMAND, "--reliability", tmp_path / "a.json", "--compare", tmp_path / "b.json", "--days", 30,
+        "--replications", 20, "--json",
+    )  # fmt: skip
+    assert answer.json["compared"]["gain"]["mean"] == pytest.approx(gain.mean)
