@@ -25,7 +25,7 @@ import click
 from rapid_des import __version__
 from rapid_des.cli.interrupts import end
 from rapid_des.errors import RapidDesError
-from rapid_des.printable import printable
+from rapid_des.inputs import printable
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("rapid_des.cli.run:run", "Predict a job's step time on a machine."),

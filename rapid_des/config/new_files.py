@@ -85,7 +85,7 @@ def _value(key: str, value: object) -> Iterator[str]:
         value, sort_keys=False, default_flow_style=None, width=10 * _WIDTH, allow_unicode=True
     )
     lines = text.removesuffix("\n").removesuffix("...").rstrip("\n").splitlines()
-    if len(lines) == 1:
+    if len(lines) == 1 and (not isinstance(value, dict) or lines[0].startswith("{")):
         yield f"{key}: {lines[0]}"
     else:
         yield f"{key}:"

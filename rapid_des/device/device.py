@@ -33,7 +33,6 @@ from rapid_des.config import (
     to_yaml,
 )
 from rapid_des.config.specs import beside, preset_folder
-from rapid_des.device.derived import narrowed, scaled, with_derived
 from rapid_des.device.operators import Dtype
 from rapid_des.device.spec import (
     ATTENTION,
@@ -45,7 +44,10 @@ from rapid_des.device.spec import (
     FamilySpec,
     KernelMenu,
     libraries_of,
+    narrowed,
     operator_file,
+    scaled,
+    with_derived,
 )
 from rapid_des.errors import ConfigError, InputError, UnsupportedByEngine
 from rapid_des.values import replace

@@ -55,6 +55,12 @@ def test_values_come_from_flags_and_answers(tmp_path, monkeypatch):
     assert (job.gpus, job.spec.training.sequence_length) == (4, 512)
 
 
+def test_a_mapping_of_one_list_stays_a_mapping(tmp_path):
+    path = tmp_path / "study.yaml"
+    assert call("new", "study", "-o", path, "--set", "axes={tp: [1, 2]}", "--set", "where=tp > 0").code == 0
+    assert load_document(path).tree["axes"] == {"tp": [1, 2]}
+
+
 def test_inference_begins_with_a_job_that_serves(tmp_path):
     path = tmp_path / "job.yaml"
     assert call("new", "job", "-o", path, "--set", "phase=inference").code == 0

@@ -25,7 +25,7 @@ from rapid_des.modes.blocks.reach import (
     lowered_on,
 )
 from rapid_des.modes.execution import EngineChoice, execute, on_idle_links
-from rapid_des.program.collectives.plans import ServedCollective
+from rapid_des.program.collectives.candidates import ServedCollective
 from rapid_des.program.faults.slow_gpus import on_slow_gpus
 from rapid_des.program.lowering import Lowered, lower
 from rapid_des.program.program import NONE, Records

@@ -127,7 +127,7 @@ class _Cut(Struct, frozen=True):
     joined: Int64s
     """The transfers that a join follows."""
     size: Int64s
-    """[task] bytes."""
+    """[task] the bytes that it sends."""
 
     @property
     def counts(self) -> Int64s:
