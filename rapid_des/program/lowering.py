@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache as remembered
 
 import numpy as np
 from msgspec import Struct, field
 
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.chakra.trace import NodeTable, RankTrace, TraceSet
+from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.errors import InputError
 from rapid_des.machine import Machine
 from rapid_des.program.builders import NodeExpansion
@@ -160,7 +160,9 @@ class _Lowering:
         self.calls: dict[int, Calls] = {}
 
     def program(self) -> Program:
-        numbered = zip(self.traces.ranks, self.traces.table_numbers(), strict=True)
+        numbered = list(zip(self.traces.ranks, self.traces.table_numbers(), strict=True))
+        if self.communication.needs_crossings:
+            self.communication.learn_crossings(self._ends(numbered))
         bindings = tuple(
             self.groups.bind(position, *self._rank(trace, table))
             for position, (trace, table) in enumerate(numbered)
@@ -233,6 +235,14 @@ class _Lowering:
             self.expanded.append(expanded)
             self.shared[key] = len(self.programs) - 1
         return self.shared[key], slots
+
+    def _ends(self, numbered: Sequence[tuple[RankTrace, int]]) -> Iterator[tuple[int, int]]:
+        """Yield source and destination of messages; of pairs that exchange several, more than once."""
+        for trace, table in numbered:
+            for kind, _, peer, *_ in self._calls(trace.nodes, table).messages:
+                if peer != UNSTATED:
+                    ends = trace.rank, trace.peers[peer]
+                    yield ends if kind == NodeKind.SEND else ends[::-1]
 
     def _calls(self, nodes: NodeTable, table: int) -> Calls:
         """Return the calls of a table, of which many ranks may have the same."""

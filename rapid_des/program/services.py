@@ -179,9 +179,11 @@ def services_of(hops: HopTable, size: int, classes: Int32s) -> Iterator[tuple[in
 
     Where last bytes are not followed, `along` is so long ago that it never rules.
     """
-    tails = hops.tails or TailTable(hops.lag, np.full_like(hops.lag, -FOREVER))
-    columns = (hops.occupancy, hops.head, hops.lag, tails.across, tails.along)
-    return zip(*(column[size, classes].tolist() for column in columns), strict=True)
+    tails = (hops.lag,) if hops.tails is None else (hops.tails.across, hops.tails.along)
+    columns = [column[size, classes].tolist() for column in (hops.occupancy, hops.head, hops.lag, *tails)]
+    if hops.tails is None:
+        columns.append([-FOREVER] * len(classes))
+    return zip(*columns, strict=True)
 
 
 def part_sizes(switching: Switching, size: int) -> list[int]:

@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
 
 from rapid_des.arrays import Int64s
-from rapid_des.chakra.trace import NodeKind
+from rapid_des.chakra.trace import NodeKind, NodeTable
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.modes.blocks.block_run import BlockRun
-from rapid_des.modes.blocks.inner import BlockTimes, times_alone
+from rapid_des.modes.blocks.inner import BlockTimes, times_alone, visits_of_nodes
 from rapid_des.modes.blocks.reach import Sharing
 from rapid_des.modes.execution import Run
 from rapid_des.modes.mode_bound import ModeBound
@@ -44,15 +45,19 @@ class Meetings(Struct, frozen=True):
 def meetings(run: Run) -> Mapping[str, Meetings]:
     """Return the meetings of each group by its name."""
     records, found = run.execution.records, dict[str, Meetings]()
-    for position, rank in enumerate(run.lowered.traces.ranks):
-        visits, _ = times_alone(run.lowered, position)
-        collective = rank.nodes.kind == NodeKind.COLLECTIVE
+    calls = cache(_calls)
+    for rank, visits in zip(run.lowered.traces.ranks, visits_of_nodes(run.lowered), strict=True):
         for slot, name in enumerate(rank.groups):
-            mine = visits[collective & (rank.nodes.group == slot)]
+            mine = visits[calls(rank.nodes, slot)]
             start, finish = records.start[mine], records.finish[mine]
             known = found.get(name)
             found[name] = known.joined_by(start, finish) if known else Meetings(start, start, finish)
     return found
+
+
+def _calls(nodes: NodeTable, group: int) -> Int64s:
+    """Return the nodes that are collectives of a group."""
+    return np.flatnonzero((nodes.kind == NodeKind.COLLECTIVE) & (nodes.group == group))
 
 
 def has_unlike_links(done: BlockRun) -> bool:
@@ -60,7 +65,7 @@ def has_unlike_links(done: BlockRun) -> bool:
     return any(touches_links(fault) for fault in done.run.machine.faults)
 
 
-def moved_by_meetings(done: BlockRun) -> int:
+def moved_by_meetings(done: BlockRun, met: Mapping[str, Meetings]) -> int:
     """Return by how many picoseconds a step may be shorter or longer by how members meet in collectives.
 
     A closed form begins when the last member comes. Before that, messages of others go, which the last one
@@ -73,7 +78,7 @@ def moved_by_meetings(done: BlockRun) -> int:
     unlike = done.mode.outer_analytic and has_unlike_links(done)
     slowed = bool(done.slow) and machine.collectives.contention
     moved: dict[str, int] = {}
-    for name, each in meetings(done.run).items():
+    for name, each in met.items():
         alone, times = each.end - each.last, np.ones_like(each.end)
         if done.repeated is not None:
             is_repeated = (each.last >= done.repeated.begin) & (each.last < done.repeated.end)
@@ -97,7 +102,9 @@ _MOST_HOPS, _MOST_RANKS = 100_000_000, 256
 """Up to which all is simulated at once instead: some seconds."""
 
 
-def bound_of(shared: Sharing, done: BlockRun, sums: tuple[int, int]) -> ModeBound:
+def bound_of(
+    shared: Sharing, done: BlockRun, met: Mapping[str, Meetings], sums: tuple[int, int]
+) -> ModeBound:
     """Return where the flattened step lies: all stages may wait on shared links, one after the other.
 
     `sums` is how much shorter or longer sums over a whole model may be than those that were run, in
@@ -105,7 +112,7 @@ def bound_of(shared: Sharing, done: BlockRun, sums: tuple[int, int]) -> ModeBoun
     """
     fabric, (shorter, longer) = done.run.machine.fabric, sums
     inside = _most_of_stages(done, lambda times: times.busiest)
-    apart = sum(_most_of_stages(done, lambda times: times.skew)) + moved_by_meetings(done)
+    apart = sum(_most_of_stages(done, lambda times: times.skew)) + moved_by_meetings(done, met)
     apart += sum(inside) if done.mode.inner_analytic and has_unlike_links(done) else 0
     least = done.step - int(done.step * _EARLIER) - apart - shorter
     most = done.step + int(done.step * _APART) + apart + longer
@@ -138,9 +145,9 @@ def _busy_alone(done: BlockRun) -> dict[str, int]:
     """Return for how long what a rank communicates lasts alone, by kind, of the rank with most."""
     busy: dict[str, int] = {}
     lowered, records = done.run.lowered, done.run.execution.records
-    for number, rank in enumerate(lowered.traces.ranks):
-        visits, times = times_alone(lowered, number)
-        nodes = rank.nodes
+    each = zip(lowered.traces.ranks, visits_of_nodes(lowered), times_alone(lowered), strict=True)
+    for rank, visits, alone in each:
+        nodes, times = rank.nodes, alone.copy()
         if done.repeated is not None:
             start = records.start[visits]
             times *= 1 + done.repeated.times * ((start >= done.repeated.begin) & (start < done.repeated.end))

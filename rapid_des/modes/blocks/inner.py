@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -174,7 +174,7 @@ def _run(block: PipelineBlock, inputs: _Inputs, cache: BoundedCache, *, hosted: 
     def run() -> _Passed:
         lowered = _lowered(traces, inputs, cache)
         records = execute(lowered.program, choice, name=lowered.name).records
-        visits = [_visits_of_nodes(lowered, rank) for rank in range(len(traces.ranks))]
+        visits = list(visits_of_nodes(lowered))
         of_ranks = np.array([records.finish[rank_visits] for rank_visits in visits])
         ends, finish = of_ranks.max(axis=1), of_ranks.max(axis=0)
         return _Passed(
@@ -205,30 +205,32 @@ def _lowered(traces: TraceSet, inputs: _Inputs, cache: BoundedCache) -> Lowered:
     return lowered_on(machine, cache, key, make, _WEIGHT * len(traces.ranks[0].nodes))
 
 
-def _visits_of_nodes(lowered: Lowered, position: int) -> Int64s:
-    table = lowered.program.programs[lowered.program.bindings[position].program]
-    visits: Int64s = np.flatnonzero(table.node != NONE)
-    return visits + int(lowered.program.visits()[position])
+def visits_of_nodes(lowered: Lowered) -> Iterator[Int64s]:
+    """Yield the visits of each rank's nodes."""
+    program = lowered.program
+    own = [np.flatnonzero(table.node != NONE) for table in program.programs]
+    for binding, first in zip(program.bindings, program.visits()[:-1].tolist(), strict=True):
+        yield own[binding.program] + first
 
 
-def times_alone(lowered: Lowered, position: int) -> tuple[Int64s, Int64s]:
-    """Return the visits of a rank's nodes, and how long what they send lasts where nothing takes links."""
-    visits, program = _visits_of_nodes(lowered, position), lowered.program
+def times_alone(lowered: Lowered) -> Iterator[Int64s]:
+    """Yield how long what each rank's nodes send lasts where nothing takes links."""
+    program = lowered.program
     lasts = np.array([template.edge_lag.max(initial=0) for template in program.templates] + [0], np.int64)
-    rank = program.programs[program.bindings[position].program]
-    return visits, lasts[rank.template[rank.node != NONE]]
+    own = [lasts[table.template[table.node != NONE]] for table in program.programs]
+    return (own[binding.program] for binding in program.bindings)
 
 
 def _busiest(lowered: Lowered, records: Records, *, analytic: bool) -> int:
     """Return how long the busiest link serves; where nothing takes links, what a rank sends lasts."""
     if analytic:
-        return int(times_alone(lowered, 0)[1].sum())
+        return int(next(times_alone(lowered)).sum())
     return int(records.link_busy.sum(axis=1).max(initial=0))
 
 
 def _computes(lowered: Lowered, records: Records) -> int:
     """Return how long the first rank computes, on one stream or several."""
-    visits, nodes = _visits_of_nodes(lowered, 0), lowered.traces.ranks[0].nodes
+    visits, nodes = next(visits_of_nodes(lowered)), lowered.traces.ranks[0].nodes
     visits = visits[(nodes.kind == NodeKind.COMPUTE) & ~nodes.on_cpu]
     visits = visits[np.argsort(records.start[visits], kind="stable")]
     start, finish = records.start[visits], np.maximum.accumulate(records.finish[visits])

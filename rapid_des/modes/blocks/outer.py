@@ -22,7 +22,7 @@ from rapid_des.frontend.parts import PieceKey
 from rapid_des.frontend.trace import FinishedProgram, JobTrace
 from rapid_des.machine import Machine
 from rapid_des.modes.blocks.block_run import BlockMode, BlockRun
-from rapid_des.modes.blocks.bounds import bound_of, meetings
+from rapid_des.modes.blocks.bounds import Meetings, bound_of, meetings
 from rapid_des.modes.blocks.inner import (
     BlockTimes,
     block_times,
@@ -55,18 +55,18 @@ _SUMMED = "model."
 
 
 def left_out_of_sums(
-    done: BlockRun, machine: Machine, choice: EngineChoice, cache: BoundedCache
+    done: BlockRun, met: Mapping[str, Meetings], choice: EngineChoice, cache: BoundedCache
 ) -> tuple[int, int]:
     """Return by how many picoseconds the sums over a model may be shorter, or longer, over all of its ranks.
 
     Members that come early send early: a sum may be over as the last member comes, and in the run sums of few
     ranks may be shorter than alone.
     """
-    first, shorter, longer = done.trace.traces.ranks[0], 0, 0
+    first, machine, shorter, longer = done.trace.traces.ranks[0], done.run.machine, 0, 0
     nodes, libraries = first.nodes, done.trace.traces.libraries
     summed = [place for place, name in enumerate(first.groups) if name.startswith(_SUMMED)]
     sums = np.flatnonzero((nodes.kind == NodeKind.COLLECTIVE) & np.isin(nodes.group, summed)).tolist()
-    for node, (least, most) in zip(sums, _took(done), strict=True):
+    for node, (least, most) in zip(sums, _took(met), strict=True):
         name = first.groups[nodes.group[node]]
         few, models = done.trace.traces.groups[name], done.blocks.job.rows("model")
         if len(few) == models.shape[1]:
@@ -84,10 +84,9 @@ def left_out_of_sums(
     return shorter, longer
 
 
-def _took(done: BlockRun) -> list[tuple[int, int]]:
+def _took(met: Mapping[str, Meetings]) -> list[tuple[int, int]]:
     """Return how long each sum over a model took once all had come, in the fastest and the slowest group."""
-    found = meetings(done.run)
-    lasted = [each.end - each.last for name, each in found.items() if name.startswith(_SUMMED)]
+    lasted = [each.end - each.last for name, each in met.items() if name.startswith(_SUMMED)]
     if not lasted:
         return []
     return list(zip(np.min(lasted, axis=0).tolist(), np.max(lasted, axis=0).tolist(), strict=True))
@@ -114,7 +113,7 @@ def _lasts(
         lowered = lowered_on(machine, cache, ("sums", key), make, weight)
         return execute(lowered.program, alone(choice), name=lowered.name).records.makespan
     play = on_idle_links(traces, machine, choice, cache)
-    return int(times_alone(lower(traces, machine, analytic=True, play=play, cache=cache), 0)[1].sum())
+    return int(next(times_alone(lower(traces, machine, analytic=True, play=play, cache=cache))).sum())
 
 
 _MOST_WHOLE = 1024
@@ -169,7 +168,8 @@ def run_blocks(  # noqa: PLR0913 - what blocks are run with, by name
     runs = [at(place) for place in chosen]
     done = max(runs, key=lambda candidate: candidate.step)
     notes = places_notes(chosen, [run.step for run in runs])
-    bound = bound_of(shared, done, left_out_of_sums(done, machine, choice, cache))
+    met = meetings(done.run)
+    bound = bound_of(shared, done, met, left_out_of_sums(done, met, choice, cache))
     said = bound.note(done.step)
     trace = replace(done.trace, notes=(*done.trace.notes, *notes, *([said] if said else [])))
     return replace(done, trace=trace, bound=bound, wall_s=time.perf_counter() - began)

@@ -107,7 +107,7 @@ class Communication:
         self.plans: dict[CollectiveCall, CollectivePlan] = {}
         """The plan of each collective that the machine's own algorithms serve."""
         self.routes_key = cache(self._routes_key)
-        self.crossings_key = cache(self._crossings_key)
+        self._crossings: dict[Ranks, bytes] = {}
         self.whole = cache(self._whole)
         self._planned = cache(self._plan)
         self.message = cache(self._message)
@@ -145,11 +145,27 @@ class Communication:
         machine = self._machine if self.analytic else self._machine.unfaulted
         return signatures(machine, [tuple(dict.fromkeys(ranks))])[0]
 
-    def _crossings_key(self, ranks: Ranks) -> bytes:
+    def crossings_key(self, ranks: Ranks) -> bytes:
         """Return a key of the zero-load times among a group: a library's lags follow from them."""
         if max(ranks) >= self._machine.fabric.gpus:
             return b""
-        return signatures(self._machine.unfaulted, [tuple(dict.fromkeys(ranks))], alone=True)[0]
+        if ranks not in self._crossings:
+            distinct = tuple(dict.fromkeys(ranks))
+            (self._crossings[ranks],) = signatures(self._machine.unfaulted, [distinct], alone=True)
+        return self._crossings[ranks]
+
+    def learn_crossings(self, ends: Iterable[tuple[int, int]]) -> None:
+        """Compute the keys of all pairs of GPUs that exchange messages at once, which is much faster."""
+        gpus = self._machine.fabric.gpus
+        pairs = [pair for pair in dict.fromkeys(ends) if max(pair) < gpus and pair[0] != pair[1]]
+        if pairs:
+            keys = signatures(self._machine.unfaulted, pairs, alone=True)
+            self._crossings |= zip(pairs, keys, strict=True)
+
+    @property
+    def needs_crossings(self) -> bool:
+        """Whether templates follow from zero-load times: libraries serve, and messages take links."""
+        return bool(self._libraries) and not self.analytic
 
     def _whole(self, call: CollectiveCall, kind: str, ranks: Ranks) -> int | None:
         """Return a collective's template if it is a single one; None where it goes in phases (see `plan`).
