@@ -16,6 +16,7 @@ import numpy as np
 from rapid_des.arrays import Floats
 from rapid_des.device.calibration import is_calibration
 from rapid_des.report.evidence import Origin
+from rapid_des.report.forecast import Kind
 
 Report = dict[str, object]
 
@@ -53,6 +54,10 @@ class JobError:
     """Picoseconds of the critical rank by class."""
     alike: str
     """Equal for layouts of one job."""
+    model: str = ""
+    """The job's model."""
+    kind: Kind | None = None
+    """What a forecast of the job depends on; None where there is none."""
 
 
 def _nothing(*_: object) -> None:

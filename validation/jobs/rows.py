@@ -200,6 +200,8 @@ def _job_errors(runs: Runs, members: Sequence[MeasuredJob], wanted: Callable[[st
             math.log(row.measured / row.figure(outcome)),
             outcome.work,
             _alike(row.cases[0]),
+            json.dumps(json.loads(row.cases[0].job)["model"], sort_keys=True),
+            outcome.kind,
         )
         for row, outcome in outcomes
         if not isinstance(outcome, str) and outcome.origin is not None
