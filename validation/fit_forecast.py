@@ -27,9 +27,9 @@ from rapid_des.report.forecast import (
     CLASSES,
     GROUPS,
     Cell,
-    Kind,
+    JobKind,
+    Published,
     Scales,
-    Table,
     members_of,
     noise_of,
     posterior_of,
@@ -56,7 +56,7 @@ class Measured:
     source: str
     alike: str
     """Equal for jobs of one cell beside the source and the kind's groups."""
-    kind: Kind
+    kind: JobKind
     error: float
     """ln(measured / simulated)."""
 
@@ -118,7 +118,7 @@ def left_out(jobs: Sequence[Measured]) -> Iterator[tuple[Measured, float, float]
     cells, within = cells_of(jobs)
     for source in dict.fromkeys(job.source for job in jobs):
         others = tuple(cell for cell in cells if cell.source != source)
-        posterior = posterior_of(Table(fitted(others, within), others))
+        posterior = posterior_of(Published(fitted(others, within), others))
         for job in jobs:
             if job.source == source:
                 yield (job, *posterior.ratio(job.kind))
@@ -183,7 +183,7 @@ def write(jobs: Sequence[Measured]) -> None:
     found = list(left_out(jobs))
     width = width_of(found)
     scales = structs.replace(fitted(cells, within), width=width)
-    forecast.write(FILE, Table(scales, cells))
+    forecast.write(FILE, Published(scales, cells))
     print(scales, *lines(found, width), sep="\n")
 
 

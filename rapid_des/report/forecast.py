@@ -22,10 +22,11 @@ from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
-from msgspec import Struct, convert, to_builtins
+from msgspec import Struct, convert, structs, to_builtins
 
 from rapid_des.arrays import Floats
-from rapid_des.report.evidence import COMMUNICATION, ROUTER, Interval
+from rapid_des.modes.mode_bound import ModeBound
+from rapid_des.report.evidence import COMMUNICATION, ROUTER, STEP, Basis, Interval, Origin, intervals
 from rapid_des.units import Duration, seconds
 
 CLASSES = ("attention", "vector", "experts", "tp", "dp", "ep", "bubble", "host")
@@ -37,7 +38,7 @@ _WIDE = 1.0
 """The mean's standard deviation before anything is known."""
 
 
-class Kind(Struct, frozen=True):
+class JobKind(Struct, frozen=True):
     """What a job's ratio of measured to simulated time may depend on."""
 
     software: str
@@ -45,7 +46,7 @@ class Kind(Struct, frozen=True):
     format: str
     experts: bool
     shares: Mapping[str, float]
-    """Of the step by class of work."""
+    """The classes' shares of the step."""
 
     def group(self, name: str) -> str:
         """Return which of a group's members the job is."""
@@ -56,7 +57,7 @@ class Cell(Struct, frozen=True):
     """Measured jobs alike."""
 
     source: str
-    kind: Kind
+    kind: JobKind
     jobs: int
     error: float
     """Median of ln(measured / simulated)."""
@@ -73,11 +74,11 @@ class Scales(Struct, frozen=True):
     source: float
     rest: float
     within: float
-    """Of jobs of one cell."""
+    """The standard deviation among the jobs of one cell."""
     width: float = 1.2816
 
 
-class Table(Struct, frozen=True):
+class Published(Struct, frozen=True):
     """The content of `forecast.json`."""
 
     scales: Scales
@@ -109,25 +110,16 @@ class Forecast(Struct, frozen=True):
         """Return plain data for JSON, in seconds."""
         return {name: seconds(getattr(self, name)) for name in ("median", "low", "high")}
 
-    def interval(self, time: Duration) -> Interval:
-        """Return the interval of a simulated time that this is the forecast of."""
-        return Interval(time, self.low, self.high, self.jobs, self.source, self.median)
-
-    def widened(self, low: float, high: float) -> Forecast:
-        """Return the forecast of a time that may itself be `low` to `high` times what it is."""
-        ends = Duration(round(self.low * min(low, 1.0))), Duration(round(self.high * max(high, 1.0)))
-        return Forecast(self.median, *ends, self.jobs, self.source)
-
 
 class Posterior(Struct, frozen=True):
     """What a table says of the effects."""
 
-    table: Table
+    table: Published
     mean: Floats
     covariance: Floats
     members: tuple[tuple[str, str], ...]
 
-    def ratio(self, kind: Kind) -> tuple[float, float]:
+    def ratio(self, kind: JobKind) -> tuple[float, float]:
         """Return ln(measured / simulated) of a job of a source unseen: median and standard deviation."""
         row, scales = _row(kind, self.members), self.table.scales
         unseen = sum(
@@ -157,23 +149,58 @@ def shares_of(work: Mapping[str, int], breakdown: Mapping[str, int]) -> dict[str
     return shares
 
 
-def forecast(time: int, kind: Kind) -> Forecast | None:
+def kind_of(basis: Basis | None, work: Mapping[str, int], breakdown: Mapping[str, int]) -> JobKind | None:
+    """Return what a forecast of a priced step depends on; None of traces that state their durations."""
+    if basis is None or basis.device is None:
+        return None
+    family, shares = basis.device.family.name, shares_of(work, breakdown)
+    return JobKind(basis.software, family, basis.matrix_dtype, ROUTER in work, shares)
+
+
+def intervals_of(
+    times: Mapping[str, int],
+    work: Mapping[str, int],
+    origin: Origin | None,
+    kind: JobKind | None,
+    bound: ModeBound | None,
+) -> Mapping[str, Interval]:
+    """Return where the measurements of a run's times are expected: of a training step by its `kind`.
+
+    `bound` holds what the mode leaves out.
+    """
+    if origin is None:
+        return {}
+    whole = max(times[STEP], 1)
+    low, high = (1.0, 1.0) if bound is None else (bound.low / whole, bound.high / whole)
+    if kind is None:
+        found = intervals(times, work, origin)
+        return found if bound is None else {name: each.widened(low, high) for name, each in found.items()}
+    step = step_interval(times[STEP], kind)
+    if step is None:
+        return {}
+    ends = Duration(round(step.low * min(low, 1.0))), Duration(round(step.high * max(high, 1.0)))
+    return {STEP: structs.replace(step, low=ends[0], high=ends[1])}
+
+
+def step_interval(time: int, kind: JobKind) -> Interval | None:
     """Return where a step's measurement is expected; None of a GPU family without measured jobs."""
     known = table()
     if kind.family not in {cell.kind.family for cell in known.cells}:
         return None
-    median, spread = posterior().ratio(kind)
+    middle, spread = posterior().ratio(kind)
     half = known.scales.width * spread
-    low, mid, high = (Duration(round(time * math.exp(median + step))) for step in (-half, 0.0, half))
-    return Forecast(mid, low, high, known.jobs, f"{known.sources} published sources")
+    low, median, high = (Duration(round(time * math.exp(middle + step))) for step in (-half, 0.0, half))
+    return Interval(Duration(time), low, high, known.jobs, f"{known.sources} published sources", median)
 
 
-def of_interval(expected: Interval) -> Forecast:
+def of_interval(expected: Interval | None) -> Forecast | None:
     """Return the forecast that an interval of measured errors holds."""
+    if expected is None:
+        return None
     return Forecast(expected.median, expected.low, expected.high, expected.cases, expected.source)
 
 
-def posterior_of(known: Table, *, without: Collection[str] = ()) -> Posterior:
+def posterior_of(known: Published, *, without: Collection[str] = ()) -> Posterior:
     """Return what the cells of a table say, without those of some sources."""
     cells = [cell for cell in known.cells if cell.source not in without]
     members = members_of(cells)
@@ -209,16 +236,16 @@ def prior_of(members: Sequence[tuple[str, str]], scales: Scales) -> Floats:
     return np.array([_WIDE, *(scales.slope for _ in CLASSES), *effects])
 
 
-def _row(kind: Kind, members: Sequence[tuple[str, str]]) -> Floats:
+def _row(kind: JobKind, members: Sequence[tuple[str, str]]) -> Floats:
     shares = [kind.shares.get(name, 0.0) for name in CLASSES]
     return np.array([1.0, *shares, *(float(kind.group(name) == member) for name, member in members)])
 
 
 @cache
-def table() -> Table:
+def table() -> Published:
     """Return the published jobs."""
     text = files(__package__).joinpath("forecast.json").read_text("utf-8")
-    return convert(json.loads(text), Table)
+    return convert(json.loads(text), Published)
 
 
 @cache
@@ -227,7 +254,7 @@ def posterior() -> Posterior:
     return posterior_of(table())
 
 
-def write(path: Path, known: Table) -> None:
+def write(path: Path, known: Published) -> None:
     """Write a table, a cell a line, and have forecasts read it."""
     text = json.dumps(to_builtins(known), separators=(",", ":"))
     path.write_text(text.replace('{"source"', '\n{"source"') + "\n", encoding="utf-8")

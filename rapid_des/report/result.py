@@ -38,7 +38,7 @@ from rapid_des.report.figures import (
     request_times,
     until_last_token,
 )
-from rapid_des.report.forecast import Forecast, Kind, forecast, of_interval, shares_of
+from rapid_des.report.forecast import Forecast, JobKind, intervals_of, kind_of, of_interval
 from rapid_des.report.tables import html, share_table
 from rapid_des.units import Duration, Size, seconds
 from rapid_des.values import replace
@@ -154,42 +154,18 @@ class Result:
                 evidence.FIRST_TOKEN: requests.first_token,
                 evidence.PER_TOKEN: requests.per_output_token,
             }
-        if self.kind is not None:
-            expected = self.forecast
-            return {} if expected is None else {evidence.STEP: expected.interval(self.step_time)}
-        found = {} if self.origin is None else evidence.intervals(times, self.work, self.origin)
-        low, high = self._bounds
-        return {name: each.widened(low, high) for name, each in found.items()}
+        return intervals_of(times, self.work, self.origin, self.kind, self.mode_bound)
 
     @property
-    def _bounds(self) -> tuple[float, float]:
-        """The ends of what the mode leaves out, over the step's time."""
-        if self.mode_bound is None:
-            return 1.0, 1.0
-        low, high = (end / max(self.step_time, 1) for end in (self.mode_bound.low, self.mode_bound.high))
-        return low, high
-
-    @property
-    def kind(self) -> Kind | None:
+    def kind(self) -> JobKind | None:
         """What a forecast of a training step depends on; None of other runs."""
-        basis = self.basis
-        if basis is None or basis.device is None or self.figures is None or self.figures.requests is not None:
-            return None
-        shares = shares_of(self.work, self.breakdown)
-        experts = evidence.ROUTER in self.work
-        return Kind(basis.software, basis.device.family.name, basis.matrix_dtype, experts, shares)
+        served = self.figures is None or self.figures.requests is not None
+        return None if served else kind_of(self.basis, self.work, self.breakdown)
 
-    @cached_property
+    @property
     def forecast(self) -> Forecast | None:
-        """What a measurement of the step is expected to show; None on devices that were not measured.
-
-        `step_time` is what is simulated. For a batch of requests it is the time of the whole.
-        """
-        if self.kind is None:
-            whole = self.intervals.get(evidence.STEP)
-            return None if whole is None else of_interval(whole)
-        expected = None if self.origin is None else forecast(self.step_time, self.kind)
-        return None if expected is None else expected.widened(*self._bounds)
+        """What a measurement of the step or of whole requests is expected to show; None without evidence."""
+        return of_interval(self.intervals.get(evidence.STEP))
 
     @property
     def origin(self) -> evidence.Origin | None:

@@ -5,7 +5,11 @@ Configurations of several releases of one document, and both halves of the split
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from functools import cache
+
+from rapid_des.report.forecast import JobKind, Posterior, posterior_of, table
 
 SOURCES: Mapping[str, str] = {
     "training/korthikanti": "NVIDIA, Korthikanti et al. 2022",
@@ -43,3 +47,16 @@ def source_of(topic: str) -> str:
     """
     start = "/".join(topic.split("/")[:2])
     return SOURCES.get(start.removesuffix("-slope").removesuffix("-ranking"), start)
+
+
+def ratios_of(topic: str, kind: JobKind) -> tuple[float, float, float]:
+    """Return what measured over simulated times are by the other sources: the median and the interval's ends."""
+    posterior = _without(source_of(topic))
+    middle, spread = posterior.ratio(kind)
+    half = posterior.table.scales.width * spread
+    return math.exp(middle), math.exp(middle - half), math.exp(middle + half)
+
+
+@cache
+def _without(source: str) -> Posterior:
+    return posterior_of(table(), without=(source,))
