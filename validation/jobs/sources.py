@@ -50,7 +50,7 @@ def source_of(topic: str) -> str:
 
 
 def ratios_of(topic: str, kind: JobKind) -> tuple[float, float, float]:
-    """Return what measured over simulated times are by the other sources: the median and the interval's ends."""
+    """Return measured over simulated times by the other sources: the median and the interval's ends."""
     posterior = _without(source_of(topic))
     middle, spread = posterior.ratio(kind)
     half = posterior.table.scales.width * spread
