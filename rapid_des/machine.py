@@ -27,11 +27,13 @@ from rapid_des.config.specs import beside
 from rapid_des.device.device import Device, device_of, load_device, with_settings
 from rapid_des.device.spec import DeviceSpec
 from rapid_des.errors import ConfigError, InputError, TopologyError
+from rapid_des.inputs import html_text
 from rapid_des.network.build import FabricLayout, build, override_links
 from rapid_des.network.collectives.in_switch import IN_SWITCH
 from rapid_des.network.collectives.libraries.library import check_on_fabric, check_stated, named_algorithms
 from rapid_des.network.fabric import Fabric, Router
-from rapid_des.network.faults import Fault, GpuFactors, apply_static, check_fault, on_links, require_hits
+from rapid_des.network.faults.effects import GpuFactors, apply_static, on_links, require_hits
+from rapid_des.network.faults.specs import Fault, check_fault
 from rapid_des.network.jitter import Jitter, check_jitter, gpu_speeds
 from rapid_des.network.metrics import RouteCheck, Summary, check_routes, summary
 from rapid_des.network.routing import AnyNodeRouter, DimensionOrderRouter, FaultAwareRouter, by_waypoints
@@ -48,7 +50,6 @@ from rapid_des.network.specs import (
     Switching,
 )
 from rapid_des.network.switches import SwitchTrees
-from rapid_des.printable import html_text
 from rapid_des.values import replace
 
 

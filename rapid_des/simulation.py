@@ -25,8 +25,8 @@ from rapid_des.modes.mode_bound import ModeBound
 from rapid_des.modes.pricing import pace, price, price_blocks
 from rapid_des.network.faults import drawn_names
 from rapid_des.program.lowering import Lowered, lower
+from rapid_des.report.notes import drawn_line, jitter_lines, late_lines, unmarked_line
 from rapid_des.report.result import Result, result_of
-from rapid_des.report.result_text import drawn_line, jitter_lines, late_lines, unmarked_line
 from rapid_des.values import replace
 
 if TYPE_CHECKING:

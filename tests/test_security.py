@@ -10,7 +10,7 @@ from rapid_des.config import texts
 from rapid_des.importers import keys
 from rapid_des.importers.megatron import shell
 from rapid_des.serving import trace_files, workload
-from rapid_des.studies import parts
+from rapid_des.studies import store
 
 TEXT = (Path(__file__).parents[1] / "SECURITY.md").read_text()
 ROWS = dict(re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|$", TEXT, re.MULTILINE))
@@ -21,7 +21,7 @@ STATED = {
         f"{trace_files._MOST:,} tokens",
         f"{workload.LATEST_S // 86_400} days",
     ],
-    "a part of a study's results": [f"{parts.MOST_ROWS:,} rows"],
+    "a part of a study's results": [f"{store.MOST_ROWS:,} rows"],
     "YAML": [f"{texts.DEEPEST} levels", f"{texts.MOST_NODES:,} values"],
     "JSON": [
         f"{texts.DEEPEST} levels",

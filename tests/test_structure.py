@@ -122,10 +122,9 @@ OPENED_OTHERWISE = {
     "rapid_des/report/forecast.py": {"read_text": 1},  # a table of the package
     "rapid_des/serving/uncertainty.py": {"read_text": 1},  # the same
     "rapid_des/studies/database.py": {"connect": 1},  # of what inputs.py has looked at
-    "rapid_des/studies/parts.py": {"ParquetFile": 2},  # of what inputs.py opened
-    "rapid_des/studies/sweep.py": {"read_bytes": 1},  # the package's own source
+    "rapid_des/studies/points.py": {"read_bytes": 1},  # the package's own source
     "rapid_des/chakra/source.py": {"read_json": 1},  # the package's own
-    "rapid_des/studies/store.py": {"open": 1},  # Store.open, which opens nothing itself
+    "rapid_des/studies/store.py": {"ParquetFile": 2, "open": 1},  # of what inputs.py opened; Store.open
     "rapid_des/studies/results.py": {"open": 1},  # the same
     "rapid_des/cli/studies.py": {"open": 2},  # the same
     "rapid_des/cli/main.py": {"open": 1},  # os.devnull, where nobody reads on

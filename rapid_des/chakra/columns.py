@@ -51,6 +51,8 @@ WANTED = (
     "rapid_communicator",
 )
 
+# By field number of a value in `AttributeProto`: its type on the wire (-1: a list, which is not read), and
+# how its bits become an integer. Fields 3 and 5 are double and float, 13 and 21 unsigned with 64 bits.
 _WIRES = np.full(33, -1)
 _WIRES[[7, 9, 11, 13, 15, 17, 27]] = VARINT
 _WIRES[[5, 19, 23]] = FIXED32
@@ -171,10 +173,12 @@ class _Reader:
         rows = fields.rows(2, BYTES)
         empty = self.names.number.setdefault(b"", len(self.names.number))
         column = np.full(len(chunk), empty, np.int64)
+        # Of a field that is written twice the last one counts, as protobuf says: later rows overwrite.
         column[fields.owner[rows]] = self.names.codes(chunk.buffer, fields.payload.take(rows))
         self._append("name", column)
         new = list(itertools.islice(self.names.number, self.names_seen, None))
         self.names_seen += len(new)
+        # One search of all new names together costs less than one a name, and most files have no such node.
         if any(mark in b"\n".join(new) for mark in GROUP_NODES):
             marked = (text for text in new if any(mark in text for mark in GROUP_NODES))
             self.group_names += [self.names.number[text] for text in marked]
@@ -183,6 +187,7 @@ class _Reader:
             self.group_frames += [chunk.frame(int(index)) for index in named]
 
     def _add_dependencies(self, chunk: NodeChunk, fields: Fields, name: str, number: int) -> None:
+        # Repeated integers are packed in one field, or stand in a field each: old writers do either.
         rows = np.flatnonzero((fields.number == number) & ((fields.wire == VARINT) | (fields.wire == BYTES)))
         owner = fields.owner[rows]
         try:
@@ -203,7 +208,7 @@ class _Reader:
         name_rows = inner.rows(1, BYTES)
         code = np.full(len(node), -1, np.int64)
         code[inner.owner[name_rows]] = self.attribute_names.codes(chunk.buffer, inner.payload.take(name_rows))
-        inside = np.clip(inner.number, 0, 32)
+        inside = np.clip(inner.number, 0, 32)  # a valid index for fields that are unknown, too
         is_value = (inner.number >= 3) & (inner.number <= 32) & (_WIRES[inside] == inner.wire)
         value_rows = np.flatnonzero(is_value)
         value_row = np.full(len(node), -1, np.int64)
@@ -257,6 +262,7 @@ class _Reader:
         value = np.zeros(self.size, np.int64)
         stated = np.zeros(self.size, np.bool_)
         text = np.full(self.size, -1, np.int32)
+        # Written backwards, so that of several values of one node the first is what stays.
         for node, values in self.values[name]:
             value[node[::-1]] = values[::-1]
             stated[node] = True
@@ -291,8 +297,10 @@ def integers(kind: Int64s, bits: Int64s) -> tuple[Int64s, Int64s]:
 def _from_real(bits: Int64s, single: Bools) -> tuple[Int64s, Bools]:
     """Return floating-point values as integers (bits where they are none), and which are integers."""
     numbers = bits.view(np.float64).copy()
+    # A double has all 64 bits; a float has the low 32, which are widened.
     numbers[single] = (bits[single] & _LOW).astype(np.uint32).view(np.float32)
     whole = np.isfinite(numbers) & (np.abs(np.nan_to_num(numbers)) < 2.0**63)
+    # A value that is not finite or too large compares 0.0 with 0.5, so it is no integer, without a warning.
     whole &= np.floor(np.where(whole, numbers, 0.0)) == np.where(whole, numbers, 0.5)
     values = bits.copy()
     values[whole] = numbers[whole].astype(np.int64)

@@ -25,7 +25,7 @@ import click
 from rapid_des import __version__
 from rapid_des.cli.interrupts import end
 from rapid_des.errors import RapidDesError
-from rapid_des.printable import printable
+from rapid_des.inputs import printable
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("rapid_des.cli.run:run", "Predict a job's step time on a machine."),
@@ -47,6 +47,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sensitivity": ("rapid_des.cli.plan:sensitivity_command", "Show what a job's step depends on."),
     "validate": ("rapid_des.cli.validate:validate", "Print predictions against measurements."),
     "bench": ("rapid_des.cli.bench:bench", "Measure the simulator's own speed."),
+    "new": ("rapid_des.cli.new:new", "Write a job, machine, device or study file to edit."),
     "schema": ("rapid_des.cli.schema:schema", "Print the JSON Schema of a file kind."),
     "explain": ("rapid_des.cli.schema:explain_key", "Explain a key of a file."),
     "import": (

@@ -16,11 +16,11 @@ import click
 from click.shell_completion import CompletionItem
 
 from rapid_des.cli.main import announce
-from rapid_des.config import Spec
+from rapid_des.config import Document, Spec
 from rapid_des.config.specs import Kind, preset_names, trace_names
 from rapid_des.errors import ConfigError, InputError
+from rapid_des.inputs import printable
 from rapid_des.network.faults import parse_fault
-from rapid_des.printable import printable
 from rapid_des.report.tables import Part, text
 from rapid_des.report.writing import check_outputs
 from rapid_des.units import whole_number
@@ -276,7 +276,12 @@ _OF_SERVERS = ("--set job.serving.", "--set job.memory.", "--set job.host.")
 
 
 def open_job(
-    job: str, machine: str, settings: Sequence[str], faults: Iterable[str] = (), *, serves: bool = False
+    job: str | Document,
+    machine: str,
+    settings: Sequence[str],
+    faults: Iterable[str] = (),
+    *,
+    serves: bool = False,
 ) -> tuple[Job, Machine]:
     """Return the job and the machine with --set and --fault; idle settings are named on stderr.
 
@@ -290,7 +295,12 @@ def open_job(
 
 
 def open_job_with_notes(
-    job: str, machine: str, settings: Sequence[str], faults: Iterable[str], *, analytic: bool = False
+    job: str | Document,
+    machine: str,
+    settings: Sequence[str],
+    faults: Iterable[str],
+    *,
+    analytic: bool = False,
 ) -> tuple[Job, Machine, tuple[str, ...]]:
     """Return the job, the machine, and a line for every setting that changes nothing.
 

@@ -19,12 +19,15 @@ from rapid_des.cli.options import (
     open_job,
     plot_option,
 )
+from rapid_des.config import Document
+from rapid_des.errors import ConfigError
 from rapid_des.report.pictures.charts import draw_tornado
 from rapid_des.report.plan_text import part_speedup_report, plan_report, sensitivity_report
 from rapid_des.report.writing import check_outputs, write_text
 from rapid_des.simulation import MODES
 from rapid_des.studies.choices import CHOICES, choices_of
 from rapid_des.studies.executors import Executor, InProcess
+from rapid_des.studies.model_jobs import names_model, parse_tokens, training_job
 from rapid_des.studies.plan import AUTO, Wanted, plan
 from rapid_des.studies.sensitivity import SensitivityOptions, part_speedups, sensitivity
 from rapid_des.studies.worker_pools import executor_of
@@ -33,6 +36,18 @@ from rapid_des.studies.worker_pools import executor_of
 @click.command("plan")
 @job_options
 @click.option("--gpus", type=click.IntRange(1), help="Number of GPUs; unset: all of the machine.")
+@click.option(
+    "--tokens-per-batch",
+    "tokens",
+    metavar="4M",
+    help="Tokens of a training step, where JOB is a model; K, M and G are powers of 1,024.",
+)
+@click.option(
+    "--sequence",
+    type=click.IntRange(1),
+    metavar="TOKENS",
+    help="Tokens of a sequence, where JOB is a model; unset: 4,096, or all that the model has positions for.",
+)
 @click.option("--top", type=click.IntRange(1), default=5, show_default=True, help="Number of sure rows.")
 @click.option(
     "--vary",
@@ -79,15 +94,18 @@ from rapid_des.studies.worker_pools import executor_of
 def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> None:
     r"""Find the best layouts of JOB over GPUs: model, batch and sequence length stay.
 
+    JOB is a job, or a model: a file, a preset or a config.json of Hugging Face, with --tokens-per-batch.
+
     Every legal layout has a lower bound; the lowest are simulated, by closed forms, then in --mode,
     until no other layout can be faster than the rows. ^C prints the best so far.
 
     \b
     rapid-des plan llama2_7b_train --on dgx_a100 --top 3 --vary tp=1,2 --write-job best.yaml
+    rapid-des plan llama3_1_8b --on dgx_h100 --tokens-per-batch 1M --sequence 8192
     """
     check_outputs([options["write_job"]], replace=options["force"])
     vary = choices_of(options["vary"])
-    wanted, loaded = open_job(job, machine, settings)
+    wanted, loaded = open_job(_job_of(job, options["tokens"], options["sequence"]), machine, settings)
     with progress("plan") as bar, _interruptible(options) as crew:
         names = ("gpus", "top", "mode", "pruned", "price", "within_s")
         asked = Wanted(**{name: options[name] for name in names}, vary=vary, on_progress=bar.part)
@@ -108,6 +126,21 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
         announce(f"the best layout as a job: {options['write_job']}")
     if best.interrupted:
         raise KeyboardInterrupt
+
+
+def _job_of(reference: str, tokens: str | None, sequence: int | None) -> str | Document:
+    """Return the job to plan: the one that is named, or one that trains the model that is named."""
+    if not names_model(reference):
+        if tokens is not None or sequence is not None:
+            option = "--tokens-per-batch" if tokens is not None else "--sequence"
+            raise ConfigError(
+                f"{reference} is a job, which states its batch; this is for models", file=option
+            )
+        return reference
+    if tokens is None:
+        example = f"rapid-des plan {reference} --on MACHINE --tokens-per-batch 4M"
+        raise ConfigError(f"{reference} is a model: say how many tokens a step has, as in `{example}`")
+    return training_job(reference, parse_tokens(tokens), sequence)
 
 
 def _interruptible(options: dict[str, Any]) -> Executor:

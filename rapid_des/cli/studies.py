@@ -37,12 +37,12 @@ from rapid_des.report.writing import check_outputs
 from rapid_des.simulation import MODES, simulate
 from rapid_des.studies.difference import check_result, difference
 from rapid_des.studies.draw_results import kept_points, kept_sample, rerun_draw
-from rapid_des.studies.figures import FIGURES, OK
+from rapid_des.studies.points import FIGURES, OK, Rerun
 from rapid_des.studies.results import Sweep, whole_result
 from rapid_des.studies.search import PRUNERS, SAMPLERS
 from rapid_des.studies.search import search as run_search
 from rapid_des.studies.store import ResultStore
-from rapid_des.studies.sweep import Rerun, rerun
+from rapid_des.studies.sweep import rerun
 from rapid_des.studies.sweep import sweep as run_sweep
 from rapid_des.values import replace
 

@@ -34,9 +34,9 @@ class Words(NamedTuple):
     """A table's words with what they point to, so that the next call computes only the words that changed."""
 
     argument: tuple[Any, ...]
-    """The table itself."""
+    """The table as a Python function takes it."""
     words: NDArray[np.int64]
-    """Its words, see above."""
+    """The table as machine code reads it, in words of 64 bits."""
     parts: list[Words]
     """The words of the tables inside it."""
 

@@ -225,7 +225,7 @@ def _with_names(names: Sequence[str], code: bytes) -> bytes:
 def _of_package() -> Iterable[Path]:
     compiled = "engines/compiled", "network/fluid"
     others = "chakra/kernels", "device/attention/flash", "program/collectives/pacing"
-    rules = (f"program/{name}" for name in ("delays", "program", "rates", "spraying", "timetable"))
+    rules = (f"program/{name}" for name in ("delays", "program", "rates", "timetable"))
     return [
         *(file for folder in compiled for file in _ROOT.glob(f"{folder}/*.py")),
         *(_ROOT / f"{name}.py" for name in (*others, *rules)),

@@ -11,10 +11,10 @@ import msgspec
 from msgspec import Struct
 from msgspec import inspect as types
 
+from rapid_des.config.allowed import in_words, parts_of
 from rapid_des.config.specs import Spec, json_schema, types_at
 from rapid_des.config.texts import Tree
 from rapid_des.errors import ConfigError
-from rapid_des.units import Quantity
 
 
 class Field(Struct, frozen=True):
@@ -107,6 +107,22 @@ def meanings_of(spec: type) -> dict[str, str]:
     return meanings
 
 
+def described(struct: types.StructType) -> list[tuple[Field, types.Type]]:
+    """Return the keys of a mapping, each with the type of its value; that of its tag first."""
+    tag = [(_tag(struct), types.StrType())] if struct.tag_field else []
+    return [*tag, *((_field(struct, field), field.type) for field in struct.fields)]
+
+
+def structs_of(kind: types.Type) -> Iterator[types.StructType]:
+    """Yield the mappings with fixed keys that a value, or an item of a list, may be."""
+    match kind:
+        case types.StructType():
+            yield kind
+        case types.UnionType() | types.Metadata() | types.ListType() | types.VarTupleType():
+            for part in parts_of(kind):
+                yield from structs_of(part)
+
+
 def _keys(struct: types.StructType) -> list[str]:
     """Return the keys of a struct, that of its tag first."""
     return [*filter(None, [struct.tag_field]), *(field.encode_name for field in struct.fields)]
@@ -124,7 +140,7 @@ def _field(struct: types.StructType, field: types.Field) -> Field:
         value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
         default = "unset" if value is None else _as_written(value)
     meaning = meanings_of(struct.cls).get(field.name, "")
-    return Field(field.encode_name, meaning, ", or ".join(dict.fromkeys(_words(field.type))), default)
+    return Field(field.encode_name, meaning, in_words(field.type), default)
 
 
 def _as_written(value: object) -> str:
@@ -139,67 +155,5 @@ def _flat(kind: types.Type) -> Iterator[types.StructType]:
     """Yield the structs that a value may be or hold directly in a list or mapping."""
     if isinstance(kind, types.StructType):
         yield kind
-    for part in _parts(kind):
+    for part in parts_of(kind):
         yield from _flat(part)
-
-
-def _parts(kind: types.Type) -> tuple[types.Type, ...]:
-    """Return what a value may be instead, or holds."""
-    match kind:
-        case types.UnionType():
-            return tuple(kind.types)
-        case types.Metadata():
-            return (kind.type,)
-        case types.ListType() | types.VarTupleType():
-            return (kind.item_type,)
-        case types.TupleType():
-            return tuple(kind.item_types)
-        case types.DictType():
-            return (kind.value_type,)
-    return ()
-
-
-def _words(kind: types.Type) -> Iterator[str]:
-    """Yield what a value may be, in words."""
-    if isinstance(kind, types.UnionType | types.Metadata):
-        for part in _parts(kind):
-            yield from _words(part)
-    elif not isinstance(kind, types.NoneType):
-        holds = ", or ".join(dict.fromkeys(word for part in _parts(kind) for word in _words(part)))
-        yield _noun(kind) + (f" {holds}" if holds else "")
-
-
-def _noun(kind: types.Type) -> str:
-    match kind:
-        case types.LiteralType():
-            return "one of " + ", ".join(map(str, kind.values))
-        case types.CustomType() if issubclass(kind.cls, Quantity):
-            return f"a quantity such as {kind.cls.example!r}"
-        case types.IntType():
-            return "a whole number" + _range(kind)
-        case types.FloatType():
-            return "a number" + _range(kind)
-        case types.StructType():
-            tag = [f"{kind.tag_field}: {kind.tag}"] if kind.tag_field else []
-            keys = [", ".join(field.encode_name for field in kind.fields)] if kind.fields else []
-            return "a mapping with " + " and ".join(tag + [f"keys {names}" for names in keys])
-    return _NOUNS.get(type(kind), "any value")
-
-
-_NOUNS: dict[type, str] = {
-    types.StrType: "text",
-    types.BoolType: "true or false",
-    types.ListType: "a list of",
-    types.VarTupleType: "a list of",
-    types.TupleType: "a list of",
-    types.DictType: "a mapping to",
-}
-
-
-def _range(kind: types.IntType | types.FloatType) -> str:
-    bounds = [
-        f"{word} {value:,}"
-        for word, value in (("above", kind.gt), ("from", kind.ge), ("below", kind.lt), ("to", kind.le))
-        if value is not None
-    ]
-    return f" {' '.join(bounds)}" if bounds else ""

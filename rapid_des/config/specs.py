@@ -17,6 +17,7 @@ import msgspec
 import yaml
 from msgspec import inspect
 
+from rapid_des.config.allowed import in_words
 from rapid_des.config.documents import Document, load_document
 from rapid_des.config.texts import Tree
 from rapid_des.errors import ConfigError
@@ -93,11 +94,19 @@ def resolve(reference: str, kind: Kind, *, folder: Path, named_in: str = "", key
     for candidate in candidates:
         if name and _is_file(candidate):
             return candidate
+    if kind == "job" and name.removesuffix(".yaml") in preset_names("model"):
+        raise ConfigError(is_model(name), file=named_in, key=key)
     presets = preset_names(kind)
     near = difflib.get_close_matches(name.removesuffix(".yaml"), presets, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     problem = f"no {kind} file {reference!r} here and no such preset; {hint}presets: {', '.join(presets)}"
     raise ConfigError(problem, file=named_in, key=key)
+
+
+def is_model(reference: str) -> str:
+    """Return what to say of a model where a job is wanted."""
+    command = f"rapid-des new job --set model={reference} -o job.yaml"
+    return f"{reference} is a model, not a job; `{command}` writes a job that trains it"
 
 
 def beside(folder: Path, reference: str, *, key: str) -> Path:
@@ -135,7 +144,7 @@ class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Base of every file format: immutable, keyword-only, no unknown keys."""
 
 
-S = TypeVar("S", bound=Spec)
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 def _from_text(target: type, value: object) -> object:
@@ -218,7 +227,7 @@ def _quantity_schema(target: type) -> Tree:
     raise NotImplementedError(target)
 
 
-def _explain(message: str, document: Document, spec: type[Spec]) -> ConfigError:
+def _explain(message: str, document: Document, spec: type[msgspec.Struct]) -> ConfigError:
     match = _PLACE.match(message)
     assert match is not None
     what, path = match["what"], (match["key"] or "$").removeprefix("key ")
@@ -238,7 +247,7 @@ def _explain(message: str, document: Document, spec: type[Spec]) -> ConfigError:
 
 def _with_value(what: str, tree: object, steps: list[str], kind: inspect.Type) -> str:
     value = _value_at(tree, steps)
-    if not steps or value is msgspec.UNSET:
+    if value is msgspec.UNSET:
         return what
     shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "..."
     choices = _choices(kind)
@@ -246,6 +255,8 @@ def _with_value(what: str, tree: object, steps: list[str], kind: inspect.Type) -
         near = difflib.get_close_matches(str(value), choices, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         return f"{shown} is not one of {', '.join(choices)}{hint}"
+    if what.startswith("Expected"):
+        return f"{shown} is not {in_words(kind, brief=True)}"
     return what if what.startswith(shown) else f"{what}, the value is {shown}"
 
 
@@ -403,6 +414,8 @@ def _refusal(kind: Any, value: object) -> str:
         msgspec.convert(value, kind, dec_hook=_from_text)
     except (msgspec.ValidationError, ValueError) as error:
         words = _choices(inspect.type_info(kind))
-        said = str(error) if str(error).startswith(repr(value)) else f"{value!r}: {error}"
-        return f"{value!r} is not one of {', '.join(words)}" if words else said
+        if words or not str(error).startswith(repr(value)):
+            allowed = in_words(inspect.type_info(kind))
+            return f"{value!r} is not one of {', '.join(words)}" if words else f"{value!r} is not {allowed}"
+        return str(error)
     return ""

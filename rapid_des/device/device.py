@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,7 +33,6 @@ from rapid_des.config import (
     to_yaml,
 )
 from rapid_des.config.specs import beside, preset_folder
-from rapid_des.device.derived import narrowed, scaled, with_derived
 from rapid_des.device.operators import Dtype
 from rapid_des.device.spec import (
     ATTENTION,
@@ -44,7 +44,10 @@ from rapid_des.device.spec import (
     FamilySpec,
     KernelMenu,
     libraries_of,
+    narrowed,
     operator_file,
+    scaled,
+    with_derived,
 )
 from rapid_des.errors import ConfigError, InputError, UnsupportedByEngine
 from rapid_des.values import replace
@@ -158,11 +161,17 @@ class Device:
         Scopes from weak to strong: `default`, the dtype, the library, `library/dtype`, and the last two again
         for its version (`trtllm-0.9` of `trtllm`); within a scope the device's value wins over its family's.
         """
-        merged: dict[str, float] = {}
-        for scope in self._scopes(dtype, section):
-            for source in (self.family.constants, self.spec.constants):
-                merged |= source.get(section, {}).get(scope, {})
-        return merged
+        known = self._merged.get((section, dtype))
+        if known is None:
+            known = self._merged[section, dtype] = {}
+            for scope in self._scopes(dtype, section):
+                for source in (self.family.constants, self.spec.constants):
+                    known |= source.get(section, {}).get(scope, {})
+        return known
+
+    @cached_property
+    def _merged(self) -> dict[tuple[str, str], dict[str, float]]:
+        return {}
 
     def constant(self, section: str, name: str, dtype: str = "") -> float:
         """Return one constant; errors as in `chosen_constants`."""

@@ -42,7 +42,7 @@ from rapid_des.device.operators import (
 )
 from rapid_des.device.roofline import price_host, price_starts
 from rapid_des.device.spec import operator_file
-from rapid_des.device.vector import price_vector
+from rapid_des.device.vector import VectorKernel, price_vector
 from rapid_des.errors import InputError
 from rapid_des.extensions import OPERATORS, find
 from rapid_des.values import fields
@@ -186,8 +186,9 @@ class NativeOperators:
                 return price_unfused(operator, self.estimate)
             case Attention():
                 return price_attention(operator, device, table("block scheduler", BlockScheduler))
-            case Vector():
-                return price_vector(operator, device)
+            case Vector(kind=kind, dtype=dtype):
+                constants = table(("vector", kind, dtype), lambda: VectorKernel.of(device, kind, dtype))
+                return price_vector(operator, device, constants)
             case HostWork():
                 return price_host(operator, device)
             case Starts():

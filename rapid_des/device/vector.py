@@ -193,14 +193,13 @@ class VectorKernel(Struct, frozen=True):
         return cls(*device.chosen_constants("vector", names, dtype))
 
 
-def price_vector(vector: Vector, device: Device) -> Estimate:
-    """Price one vector kernel; an unknown kind or an empty shape is an `InputError`."""
+def price_vector(vector: Vector, device: Device, kernel: VectorKernel) -> Estimate:
+    """Price one vector kernel by its kind's constants; a strange kind or shape is an `InputError`."""
     if vector.rows < 1 or vector.columns < 1:
         raise InputError(
             f"vector {vector.kind}: rows {vector.rows} and columns {vector.columns} must be at least 1"
         )
     kind, traffic = kind_of(vector.kind), traffic_of(vector.kind, vector.phase)
-    kernel = VectorKernel.of(device, vector.kind, vector.dtype)
     if traffic.flops:
         device.tensor_rate(vector.dtype)  # refuses a dtype that the device can not compute in
     moved = vector_bytes(vector)

@@ -31,7 +31,7 @@ from rapid_des.frontend.schedules.schedule import PipelineSchedule, PipelineShap
 from rapid_des.frontend.software import HostSpec, Software
 from rapid_des.frontend.spec import InferenceSpec, JobSpec, RequestsSpec, TrainingSpec
 from rapid_des.frontend.template import DOMAINS, Domain
-from rapid_des.printable import html_text
+from rapid_des.inputs import html_text
 from rapid_des.units import ceil_divide
 
 

@@ -24,7 +24,7 @@ class AttentionSpec(Spec, frozen=True, tag_field="kind", tag="attention"):
     heads: Count
     """Query heads; tp divides them."""
     kv_heads: Count | None = None
-    """Unset: as `heads`."""
+    """The number of heads of keys and values; unset: as many as `heads`."""
     head_dim: Count | None = None
     """Unset: hidden / heads."""
     qkv_bias: bool = False

@@ -21,6 +21,7 @@ from rapid_des.config import (
     settings_named,
     to_tree,
 )
+from rapid_des.config.specs import is_model
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.job_checks import SCHEDULE, check_job
@@ -56,6 +57,8 @@ def load_job(
         document = Document(Path(reference.file), to_tree(reference.spec, "job"))
     else:
         document = open_document(reference, "job", folder=folder or Path())
+    if "model" not in document.tree and {"hidden", "layers"} <= document.tree.keys():
+        raise ConfigError(is_model(str(document.path)))
     path, settings = document.path, as_pairs(settings)
     of_model = tuple(setting for setting in settings if setting[0].startswith(_MODEL))
     of_job = [setting for setting in settings if setting not in of_model]

@@ -30,7 +30,7 @@ class RequestGroup(Struct, frozen=True):
     """Equal requests of a pass."""
 
     count: int
-    """Number of requests."""
+    """The number of requests in the pass."""
     query_length: int
     """New tokens of each request: a prompt, a chunk of one, or in decode the newest token."""
     cached: int = 0

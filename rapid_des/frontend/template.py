@@ -61,7 +61,7 @@ FETCHED = -5
 PORTS = (INPUT, PARAMETERS, GATE, FETCHED)
 """The ports that the first node of a piece waits for."""
 _BY_NUMBER = (FETCHED, SECOND, GATE, PARAMETERS, INPUT)
-"""All ports: the last one is number -1."""
+"""The ports by number; they are counted from the end, so the last one is -1."""
 
 
 class PieceColumn(IntEnum):

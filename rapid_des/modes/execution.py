@@ -175,12 +175,10 @@ def _recurring(program: Program, engine: EngineName, choice: EngineChoice) -> Re
     """Return the records of a program of which few periods stand for all; None if none is known to."""
     if not choice.fold or engine != "compiled" or _expected_s(program, engine) < _WORTH_FOLDING_S:
         return None
-    from rapid_des.modes.symmetry.recurrence import run_shortened, shortened
+    from rapid_des.modes.symmetry.recurrence import WORTH, run_shortened, shortened
 
-    short = shortened(program)
-    if short is None or not short.pays(program):
-        return None
-    return run_shortened(short, progress=_teller(program, choice))
+    short = shortened(program, worth=WORTH)
+    return None if short is None else run_shortened(short, progress=_teller(program, choice))
 
 
 def _expected_s(program: Program, engine: str) -> float:
@@ -281,9 +279,14 @@ def expected_hops(program: Program) -> int:
     )
 
 
+def alone(choice: EngineChoice) -> EngineChoice:
+    """Return the choice for a small program that is simulated by itself, of any size and untold."""
+    return EngineChoice(choice.engine, announce=choice.announce, programs=choice.programs, fold=choice.fold)
+
+
 def on_idle_links(traces: TraceSet, machine: Machine, choice: EngineChoice, cache: BoundedCache) -> Play:
     """Return what simulates a trace by itself, with the libraries that `traces` name."""
-    engine = EngineChoice(choice.engine, announce=choice.announce, programs=choice.programs, fold=choice.fold)
+    engine = alone(choice)
 
     def play(one: TraceSet) -> int:
         lowered = lower(replace(one, libraries=traces.libraries), machine, cache=cache)

@@ -17,13 +17,13 @@ from msgspec import Struct, structs
 from rapid_des.arrays import Int64s
 from rapid_des.errors import TopologyError
 from rapid_des.network.fabric import (
-    MOST_LATENCY,
     Block,
     Fabric,
     check_bandwidth,
     endpoints_of_a_plane,
     with_lanes,
 )
+from rapid_des.network.protocol import MOST_LATENCY
 from rapid_des.network.specs import (
     AnyDimension,
     Dimension,

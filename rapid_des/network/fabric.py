@@ -19,16 +19,15 @@ from numpy.typing import NDArray
 
 from rapid_des.arrays import Bools, Int32s, Int64s, frozen, hashed, starts_by, starts_of
 from rapid_des.errors import TopologyError
+from rapid_des.network.protocol import MOST_LATENCY
 from rapid_des.network.specs import Dimension, Nic, Rate, Switched
-from rapid_des.units import PS_PER_S, Bandwidth, Duration
+from rapid_des.units import Bandwidth, Duration
 from rapid_des.values import fields, replace
 
 UNSTATED = -1
 """The value in `Fabric.dimension` of a link that belongs to no dimension."""
 MOST_BANDWIDTH = 10**18
 """The largest bandwidth of one link in bytes a second."""
-MOST_LATENCY = 3600 * PS_PER_S
-"""The largest latency of one link in picoseconds."""
 
 
 class Fabric(Struct, frozen=True, eq=False, dict=True):

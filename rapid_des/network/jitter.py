@@ -17,7 +17,8 @@ from msgspec import Meta
 from rapid_des.config import Spec
 from rapid_des.errors import ConfigError
 from rapid_des.network.fabric import Fabric
-from rapid_des.network.faults import Fault, GpuFactors, gpu_factors, mixed
+from rapid_des.network.faults.effects import GpuFactors, gpu_factors, mixed
+from rapid_des.network.faults.specs import Fault
 from rapid_des.units import Duration
 
 Sigma: TypeAlias = Annotated[float, Meta(gt=0, le=0.5)]

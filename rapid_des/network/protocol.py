@@ -23,6 +23,8 @@ _Time = TypeVar("_Time", int, Fraction)
 Hops: TypeAlias = Sequence[tuple[int, int]]
 """The (bandwidth, latency) of each link on a route, in order."""
 
+MOST_LATENCY = 3600 * PS_PER_S
+"""The largest latency of one link in picoseconds."""
 ACK_RATIO_ONE = 65_536
 """Acknowledgement ratios are integers in this unit."""
 

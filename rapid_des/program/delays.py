@@ -1,4 +1,6 @@
-"""R11: how much later messages arrive than their last bytes, drawn by who sends what.
+"""R10 to R12: which of several routes a message takes, and how much later than its last byte it arrives.
+
+Both are drawn by who sends what.
 
 The functions with plain integers are shared by every engine; the tables are made before the run.
 """
@@ -22,7 +24,7 @@ from rapid_des.program.program import NONE, DelayTable
 _WORD = 0xFFFFFFFF
 _BITS = 32
 NOISE, RETRIES = 0, 1
-"""What a draw is for."""
+"""The purposes of a draw: noise of a message, or its retransmissions."""
 _MOST_TIMEOUTS = 64
 _CELLS = 256
 """Number of steps that approximate a distribution for each halving of the tail probability."""
@@ -216,3 +218,28 @@ def _steps(quantile: Callable[[float], float], share: float) -> Iterator[tuple[i
                 yield 2**_BITS - lower, max(0, ceil(quantile((upper + lower) / 2 / late)))
     if low:
         yield 2**_BITS, ceil(quantile(low / 2 / late))
+
+
+_GOLDEN = 0x61C88647
+"""A constant of 32-bit multiplicative hashing: no product reaches 2**63."""
+
+
+def message_hash(position: int, injected: int, task: int) -> int:
+    """Return 32 bits of who sends a message: position of its rank, time of its injection, its task.
+
+    >>> message_hash(3, 10**12, 0) == message_hash(3, 10**12, 0) != message_hash(3, 10**12, 1)
+    True
+    """
+    state = ((injected & _WORD) * _GOLDEN >> 13) & _WORD
+    state = ((state ^ (injected >> 32)) * _GOLDEN >> 13) & _WORD
+    state = ((state ^ position) * _GOLDEN >> 13) & _WORD
+    return ((state ^ task) * _GOLDEN >> 13) & _WORD
+
+
+def column_of(number: int, place: int, minimal: int, count: int) -> int:
+    """Return which column of a row is looked at: those that are no detours first, each from a number.
+
+    >>> [column_of(7, place, 2, 5) for place in range(5)]
+    [1, 0, 2, 3, 4]
+    """
+    return (number + place) % minimal if place < minimal else minimal + (number + place) % (count - minimal)

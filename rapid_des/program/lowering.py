@@ -14,9 +14,9 @@ from rapid_des.errors import InputError
 from rapid_des.machine import Machine
 from rapid_des.program.builders import NodeExpansion
 from rapid_des.program.collectives.alone import Play
+from rapid_des.program.collectives.candidates import ServedCollective
 from rapid_des.program.collectives.library import libraries_of
 from rapid_des.program.collectives.lower import Communication, Plans
-from rapid_des.program.collectives.plans import ServedCollective
 from rapid_des.program.delays import delay_table
 from rapid_des.program.expansions import Calls, Expanded, Expansions
 from rapid_des.program.groups import GroupTable, Routed, SlotTable
@@ -171,7 +171,7 @@ class _Lowering:
         routed = self._routed(templates)
         routes, spray = sprayed(self.machine, routed.routes)
         sizes, whole = message_sizes.all(), message_sizes.whole()
-        fluid = fluid_table(self.machine, routed, sizes) if fluid_mode else None
+        fluid = fluid_table(self.machine, routed.routes, sizes, routed.return_routes) if fluid_mode else None
         pairs: QueuePairTable | None = None
         if fluid_mode:
             hops, classes = no_hops(sizes), np.zeros(len(routes.links), np.int32)

@@ -349,7 +349,7 @@ class RankBinding(Struct, frozen=True):
     rank: int
     program: int
     groups: Int32s
-    """Slot to group."""
+    """[slot] the group that a rank means by it."""
     members: Int32s
     """Slot to this rank's member number in that group."""
 

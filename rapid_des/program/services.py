@@ -32,9 +32,8 @@ from rapid_des.network.protocol import (
     wire_bytes,
 )
 from rapid_des.network.specs import Switching
-from rapid_des.program.groups import Routed
-from rapid_des.program.profiles import Profile, by_link, by_route
 from rapid_des.program.program import FluidTable, HopTable, PartTable, Program, TailTable
+from rapid_des.program.routes import Profile, by_link, by_route
 from rapid_des.program.timetable import FOREVER
 from rapid_des.units import PS_PER_S, Bandwidth, Size, ceil_divide
 from rapid_des.values import replace
@@ -59,6 +58,7 @@ def service_times(nodes: NodeTable, device: Device) -> Int64s:
     bandwidth = float(device.spec.hbm.bandwidth)
     moved = np.where(nodes.kind == NodeKind.COMPUTE, nodes.tensor_bytes, nodes.size).astype(np.float64)
     arithmetic = np.where(nodes.kind == NodeKind.COMPUTE, nodes.flops, 0) / device.tensor_rate("bf16")
+    # Tensor bytes may be unstated (below 0); such a node then takes what its arithmetic takes.
     busy = np.ceil(np.maximum(arithmetic, np.maximum(moved, 0) / bandwidth) * PS_PER_S).astype(np.int64)
     launched = np.where((nodes.kind == NodeKind.COMPUTE) & ~nodes.on_cpu, device.launch_overhead, 0)
     return np.where(unstated, busy + launched, duration)
@@ -76,7 +76,7 @@ class MessageSizes:
 
     def rows(self, sizes: NDArray[np.int64], *, whole: bool = False) -> Int32s:
         """Return the rows of many sizes."""
-        if len(sizes) and (sizes == sizes[0]).all():
+        if len(sizes) and (sizes == sizes[0]).all():  # most collectives: no sort
             return np.full(len(sizes), self.row(int(sizes[0]), whole=whole), np.int32)
         values, places = np.unique(sizes, return_inverse=True)
         return np.array([self.row(int(size), whole=whole) for size in values], np.int32)[places]
@@ -156,6 +156,7 @@ def _table(
     # `visits` is [class][field][size]; the tables are [size, class], one contiguous array a field.
     table = np.array(visits, np.int64).reshape(len(visits), 3, len(sizes)).transpose(1, 2, 0)
     occupancy, head, lag = (np.ascontiguousarray(part) for part in table)
+    # A visit without duration could end before its server has chosen (R2), so each lasts a tick at least.
     payload = np.array(sizes, np.int64)
     return HopTable(np.maximum(occupancy, 1), np.maximum(head, 1), lag, payload, parts)
 
@@ -270,12 +271,13 @@ _MOST_WIRE = 2**58
 """Largest message, in bytes on the wire, that the fluid mode's arithmetic holds."""
 
 
-def fluid_table(machine: Machine, routed: Routed, sizes: Sequence[int]) -> FluidTable:
-    """Return the services of every size on every kind of route."""
+def fluid_table(machine: Machine, routes: Routes, sizes: Sequence[int], back: Int32s) -> FluidTable:
+    """Return the services of every size on every kind of route; `back` is each route's return route."""
     protocol = flow_protocol(machine.switching)
-    fabric, routes = machine.fabric, routed.routes
+    fabric = machine.fabric
     rates, latencies = fabric.bandwidth[routes.links].tolist(), fabric.latency[routes.links].tolist()
     starts = routes.starts.tolist()
+    # Routes with equal rates and latencies cost the same, so services are worked out once a profile.
     profiles: dict[Profile, int] = {}
     profile = np.zeros(len(routes), np.int32)
     for route, (first, last) in enumerate(zip(starts, starts[1:], strict=False)):
@@ -309,7 +311,7 @@ def fluid_table(machine: Machine, routed: Routed, sizes: Sequence[int]) -> Fluid
         before=np.ascontiguousarray(table[:, :, 2]),
         after=np.ascontiguousarray(table[:, :, 3]),
         profile=profile,
-        back=routed.return_routes,
+        back=back,
     )
 
 

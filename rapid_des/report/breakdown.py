@@ -22,7 +22,7 @@ from rapid_des.program.lowering import Lowered
 from rapid_des.program.program import NONE, Records, VisitKind
 
 if TYPE_CHECKING:
-    from rapid_des.modes.blocks import BlockRun
+    from rapid_des.modes.blocks.block_run import BlockRun
     from rapid_des.modes.blocks.steady import Repetition
     from rapid_des.modes.execution import Run
 
@@ -48,7 +48,7 @@ class RankTimes(Struct, frozen=True):
     start: Int64s
     finish: Int64s
     met: Int64s
-    """When the last member of the node's collective or message arrived; NONE for other nodes."""
+    """The time at which the last member of the node's collective or message arrived; NONE for other nodes."""
 
 
 def rank_times(lowered: Lowered, records: Records, position: int) -> RankTimes:
@@ -405,11 +405,11 @@ def congestion_notes(run: Run) -> Iterator[str]:
     """Yield what priority flow control held, what marks made of rates, and how coarsely routes are chosen."""
     yield from _pauses(run)
     if run.lowered.program.spray is not None:
-        from rapid_des.report.rates_text import choice_notes
+        from rapid_des.report.notes import choice_notes
 
         yield from choice_notes(run.lowered.program, run.machine)
     if run.execution.records.rates is not None:
-        from rapid_des.report.rates_text import rate_notes
+        from rapid_des.report.notes import rate_notes
 
         yield from rate_notes(run.lowered.program, run.execution.records.rates, run.machine)
 

@@ -44,7 +44,7 @@ from rapid_des.units import Duration, Size, seconds
 from rapid_des.values import replace
 
 if TYPE_CHECKING:  # what few ask of a result is imported when they do
-    from rapid_des.modes.blocks import BlockRun
+    from rapid_des.modes.blocks.block_run import BlockRun
     from rapid_des.report.attribution import Attribution
     from rapid_des.report.rows import LinkRow, MessageRow, OperatorRow
     from rapid_des.report.timeline import Extract
@@ -90,7 +90,7 @@ class Result:
     """Number of ranks that each simulated rank stood for (symmetry folding, exact)."""
     figures: JobFigures | None = None
     basis: Basis | None = None
-    """What priced the run."""
+    """The device, libraries and host that priced the run."""
     compute_bound: str = "compute"
     """What limits most of the critical rank's kernels; `compute` is arithmetic and the caches."""
     notes: tuple[str, ...] = ()

@@ -6,9 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from rapid_des.network.faults import Fault, GpuFactors
-from rapid_des.network.jitter import delay_text
-from rapid_des.program.collectives.plans import ServedCollective
+from rapid_des.program.collectives.candidates import ServedCollective
 from rapid_des.report.evidence import (
     LEVEL,
     Basis,
@@ -22,12 +20,11 @@ from rapid_des.report.evidence import (
 from rapid_des.report.figures import JobFigures, RequestTimes
 from rapid_des.report.forecast import Forecast
 from rapid_des.report.result import Result
-from rapid_des.report.tables import Part, Plain, Table, change_text, columns, names_text, share_table
-from rapid_des.units import Duration, Size
+from rapid_des.report.tables import Part, Plain, Table, columns, share_table
+from rapid_des.units import Size
 
 if TYPE_CHECKING:
     from rapid_des.importers.astra_sim.front_door import AstraResult
-    from rapid_des.machine import Machine
 
 _PARTS = {
     "compute": "compute",
@@ -38,42 +35,6 @@ _PARTS = {
 _GIB = 2**30
 _OPERATORS = 6
 _RANKS = 16
-_DRAWN = 12
-
-
-def drawn_line(names: Sequence[str]) -> str:
-    """Return what faults drew at random, the first dozen by name."""
-    return f"drawn at random: {names_text(names, _DRAWN)}"
-
-
-def late_lines(faults: Iterable[Fault], end: Duration) -> Iterator[str]:
-    """Yield a line for each fault that begins when a run has ended."""
-    for fault in faults:
-        if (fault.from_ is not None and fault.from_ >= end) or (fault.from_step or 0) > 0:
-            yield f"fault {fault.words}: it begins after the run, which ends at {end}"
-
-
-def jitter_lines(machine: Machine, gpus: int, step: Duration, even: Duration) -> Iterator[str]:
-    """Yield what a machine's jitter drew for the first GPUs, and what a step takes longer than without it."""
-    jitter = machine.spec.jitter
-    assert jitter is not None, "who asks has looked"
-    if jitter.gpu_speed is not None:
-        whole = GpuFactors.whole()
-        speeds = [machine.slowed.get(gpu, whole).compute for gpu in range(gpus)]
-        slow, fast = min(speeds), max(speeds)
-        yield (
-            f"jitter, seed {jitter.seed}: clocks of GPUs from {float(slow):.4g} (gpu{speeds.index(slow)}) to "
-            f"{float(fast):.4g} (gpu{speeds.index(fast)}) of the device's, "
-            f"{float(sum(speeds) / gpus):.4g} on average"
-        )
-    if jitter.message_delay is not None:
-        yield f"jitter, seed {jitter.seed}: messages arrive later, {delay_text(jitter.message_delay)}"
-    yield f"on the even machine the step takes {even} ({change_text(step, even)} with jitter)"
-
-
-def unmarked_line(step: Duration, without: Duration) -> str:
-    """Return what a step takes longer than on the same machine without `dcqcn`."""
-    return f"without dcqcn the step takes {without} ({change_text(step, without)} with it)"
 
 
 def result_report(result: Result, title: str) -> Iterator[Part]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rapid_des.report.evidence import unmeasured_lines
-from rapid_des.report.result_text import drawn_line
+from rapid_des.report.notes import drawn_line
 from rapid_des.report.sweep_text import points_table
 from rapid_des.report.tables import (
     Column,

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-from rapid_des.printable import html_table, html_text
+from rapid_des.inputs import html_table, html_text
 from rapid_des.units import PS_PER_S, Size, time_text
 
 _GIB = 2**30

@@ -73,7 +73,7 @@ class Pool(Struct, frozen=True, dict=True):
     job: Job
     replicas: int
     first: int = 0
-    """The first GPU."""
+    """The number of its first GPU in the machine."""
 
     @cached_property
     def alone(self) -> Job:

@@ -26,7 +26,7 @@ class Stop(NamedTuple):
     replica: int
     begin: int
     end: int
-    """When it serves again, or at full speed."""
+    """The time at which it serves again, or at full speed, in picoseconds."""
     fault: str | None = None
     """The fault that slowed it; None: it was down."""
 

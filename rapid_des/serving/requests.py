@@ -46,9 +46,9 @@ class Request(Struct, eq=False):
     """Whether keys and values of `computed` tokens come with it: from the host, or another replica."""
     replica: int = NEVER
     received: int = 0
-    """When it arrived from its client, and was first sent to a replica."""
+    """The time at which it arrived from its client and was first sent to a replica."""
     started: int = NEVER
-    """When an iteration first computed a part of it."""
+    """The time at which an iteration first computed a part of it."""
     first_token: int = NEVER
     transfer: int = 0
     """Time from the first token until keys and values are at the replica that decodes, if another."""

@@ -86,7 +86,7 @@ class ServeResult(Struct, frozen=True, eq=False, dict=True):
     pages: Sequence[int]
     """Number of pages of each replica's KV cache."""
     elapsed: int
-    """When the last request was answered, or the run interrupted."""
+    """The time at which the last request was answered, or the run interrupted."""
     interrupted: bool = False
     lost: Sequence[int] = ()
     """Arrival times of requests that a stopped replica held and that were never answered."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from rapid_des.errors import InputError, RapidDesError
 from rapid_des.inputs import DATABASE, check_input
-from rapid_des.studies.figures import FIGURES, OK, kind_of, most_of
+from rapid_des.studies.points import FIGURES, OK, kind_of, most_of
 from rapid_des.studies.spaces import Case
 
 _SQLITE = "sqlite:///"

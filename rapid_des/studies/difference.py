@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from rapid_des.errors import InputError
+from rapid_des.config.documents import Document
+from rapid_des.config.specs import decode
+from rapid_des.errors import ConfigError, InputError
 from rapid_des.report.evidence import unmeasured_in
 from rapid_des.report.result import Result
 from rapid_des.report.tables import html
@@ -39,12 +42,13 @@ class _Result(msgspec.Struct):
     priced_with: _Priced | None = None
 
 
-def check_result(plain: object, where: str) -> None:
+def check_result(plain: Any, where: str) -> None:
     """Raise `InputError` unless plain data is a result as `run --json` prints it."""
     try:
-        msgspec.convert(plain, _Result)
-    except msgspec.ValidationError as error:
-        raise InputError(f"{where}: not a result as `run --json` prints it: {error}") from None
+        decode(Document(Path(where), plain), _Result)
+    except ConfigError as error:
+        problem = f"{error.key}: {error.message}" if error.key else error.message
+        raise InputError(f"{where}: not a result as `run --json` prints it: {problem}") from None
 
 
 class Term(Struct, frozen=True):

@@ -14,9 +14,8 @@ from rapid_des.frontend import load_job
 from rapid_des.machine import Machine, load_machine
 from rapid_des.network.faults import parse_fault
 from rapid_des.studies.fault_rows import FaultSample, Sampling, read
-from rapid_des.studies.points import Point, evaluate
+from rapid_des.studies.points import Point, Rerun, evaluate, source_content
 from rapid_des.studies.store import ResultStore
-from rapid_des.studies.sweep import Rerun, source_content
 from rapid_des.units import seconds
 from rapid_des.values import replace
 

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from rapid_des.arrays import Bools, Floats, Int64s, levels_of
-from rapid_des.studies.figures import FIGURES
+from rapid_des.studies.points import FIGURES
 
 Columns = Mapping[str, Any]
 """The columns of a table: one array for each name."""

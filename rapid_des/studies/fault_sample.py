@@ -29,10 +29,9 @@ from rapid_des.studies.draw_statistics import Until
 from rapid_des.studies.executors import Done, Executor, InProcess, Outcome
 from rapid_des.studies.fault_rows import COLUMNS, NO_DRAW, DrawRow, FaultSample, Sampling, read, written
 from rapid_des.studies.faults import How, why_faster
-from rapid_des.studies.points import Point
+from rapid_des.studies.points import Point, source_content
 from rapid_des.studies.spaces import load_study
 from rapid_des.studies.store import ResultStore, check_store
-from rapid_des.studies.sweep import source_content
 from rapid_des.units import seconds
 from rapid_des.values import replace
 from rapid_des.version import __version__

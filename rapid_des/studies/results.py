@@ -20,7 +20,7 @@ from rapid_des.report.writing import require_extra
 from rapid_des.studies import effects
 from rapid_des.studies.effects import Columns, Effect, Interaction
 from rapid_des.studies.expressions import Expression
-from rapid_des.studies.figures import FIGURES, OK, kind_of
+from rapid_des.studies.points import FIGURES, OK, kind_of
 from rapid_des.studies.store import ResultStore
 from rapid_des.values import asdict, replace
 

@@ -20,7 +20,7 @@ from rapid_des.report.evidence import unmeasured_in
 from rapid_des.report.writing import require_extra
 from rapid_des.studies.database import altered, check_database, checked_row, digest_of, storage_named
 from rapid_des.studies.executors import Done, Executor, Failed
-from rapid_des.studies.figures import FIGURES, measured
+from rapid_des.studies.points import FIGURES, measured
 from rapid_des.studies.spaces import Case, Study, load_study
 from rapid_des.studies.store import first_difference
 from rapid_des.studies.sweep import OnProgress, manifest_of

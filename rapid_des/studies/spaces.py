@@ -20,8 +20,7 @@ from rapid_des.frontend.spec import ParallelismSpec
 from rapid_des.report.tables import Table, columns, html
 from rapid_des.studies.axes import Axis, AxisValue, Reader
 from rapid_des.studies.expressions import Expression
-from rapid_des.studies.figures import FIGURES
-from rapid_des.studies.points import Point
+from rapid_des.studies.points import FIGURES, Point
 from rapid_des.values import replace
 
 Mode = Literal["flattened", "hierarchical", "hybrid", "analytical"]

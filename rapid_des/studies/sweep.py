@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 import time
@@ -14,14 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.config import Document, to_tree
 from rapid_des.errors import InputError, RapidDesError
 from rapid_des.studies.executors import Executor, Failed, Outcome, attempt
-from rapid_des.studies.figures import FIGURES, kind_of, measured
-from rapid_des.studies.points import content, machine_content
+from rapid_des.studies.points import (
+    FIGURES,
+    Rerun,
+    content,
+    kind_of,
+    machine_content,
+    measured,
+    source_content,
+)
 from rapid_des.studies.results import Sweep
 from rapid_des.studies.spaces import Case, Study, load_study
 from rapid_des.studies.store import ResultStore, check_store
@@ -245,16 +250,6 @@ def _contents(study: Study) -> dict[str, str]:
     }
 
 
-def source_content() -> str:
-    """Return the SHA-256 of the source of rapid_des."""
-    package = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        digest.update(f"{path.relative_to(package).as_posix()}\0".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
 def study_of(store: ResultStore) -> Study:
     """Return the study that made some results, from their manifest alone (and files that it names in it)."""
     if store.manifest.get("kind") != "sweep":
@@ -284,19 +279,6 @@ class _Made(msgspec.Struct):
 class _SweepInputs(msgspec.Struct):
     name: str
     study: _Made
-
-
-class Rerun(Struct, frozen=True):
-    """A point simulated again beside its row.
-
-    `differs` are the figures that are not equal to those of the row.
-    """
-
-    row: Mapping[str, Any]
-    again: Mapping[str, Any]
-    same_content: bool
-    """Whether the job, the machine and rapid_des have not changed."""
-    differs: tuple[str, ...]
 
 
 def rerun(store: ResultStore, number: int) -> Rerun:

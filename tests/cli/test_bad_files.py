@@ -128,7 +128,7 @@ BAD_MACHINES = [
     ("collectives:", "faults: [{link: [0, 77]}]\ncollectives:", "faults"),
     ("collectives:", "faults: [{lnik: 0-1}]\ncollectives:", "faults"),
     ("collectives:", "faults: 3\ncollectives:", "faults"),
-    ("collectives:", "collectives: 3\nx:", "x"),
+    ("collectives:", "collectives: 3\nx:", "collectives: 3 is not a mapping"),
 ]  # fmt: skip
 
 BAD_JOBS = [

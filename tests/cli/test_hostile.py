@@ -279,7 +279,12 @@ def test_a_learned_tree_that_is_none_is_refused(column, value):
     ("kind", "old", "new", "told"),
     [
         ("astra system", '"local-mem-bw": 1600', '"local-mem-bw": 1e-300', "local-mem-bw: the reduction of"),
-        ("astra system", '"preferred-dataset-splits": 4', '"preferred-dataset-splits": 1000000', "<= 4096"),
+        (
+            "astra system",
+            '"preferred-dataset-splits": 4',
+            '"preferred-dataset-splits": 1000000',
+            "1000000 is not a whole number from 1 to 4,096",
+        ),
         ("trace json", '"NodeType": 4', '"NodeType": 1e999', "workload_graph[0]: cannot convert float inf"),
         ("samples", "operator,m", "operator\x01,m", "no column 'operator'"),
     ],

@@ -11,8 +11,7 @@ from rapid_des.engines.simpy import engine as simpy_engine
 from rapid_des.errors import FabricCutError
 from rapid_des.modes.timed_faults import with_timetables
 from rapid_des.network.faults import parse_fault
-from rapid_des.program.faults.closures import Remaining, closures_of
-from rapid_des.program.faults.rerouting import replan
+from rapid_des.program.faults.closures import Remaining, closures_of, replan
 from rapid_des.program.faults.slow_gpus import pace_of
 from rapid_des.program.lowering import lower
 from rapid_des.simulation import replay

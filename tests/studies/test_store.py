@@ -6,8 +6,7 @@ import shutil
 import pytest
 
 from rapid_des.errors import InputError
-from rapid_des.studies.parts import read_part
-from rapid_des.studies.store import ResultStore
+from rapid_des.studies.store import ResultStore, read_part
 from rapid_des.studies.sweep import rerun, sweep
 from tests.cli.shell import call, refused
 
@@ -40,15 +39,15 @@ def rewrite(folder, **keys):
     ("keys", "said"),
     [
         ({"format": 2}, "format: 2; rapid_des"),
-        ({"columns": 5}, "columns: no manifest of a study: Expected `object`, got `int`"),
+        ({"columns": 5}, "columns: no manifest of a study: 5 is not a mapping"),
         ({"columns": {"id": "text"}}, "Invalid enum value 'text'"),
         ({"columns": {"id": "int64"}}, "columns: no column"),
         ({"columns": {"tp": "int64"}}, "columns: no column 'id'"),
         ({"columns": {"id": "string"}}, "columns: id: string is not int64"),
         ({"axes": ["nope"]}, "columns: no column 'nope'"),
-        ({"axes": None}, "missing required field `axes`"),
+        ({"axes": None}, "missing key 'axes'"),
         ({"objective": "bound"}, "'bound' ranks nothing"),
-        ({"study": 5}, "study: no manifest of a study: Expected `object`, got `int`"),
+        ({"study": 5}, "study: no manifest of a study: 5 is not a mapping"),
         ({"study": {"stated": {}}}, None),
     ],
 )
@@ -58,7 +57,7 @@ def test_a_manifest_that_is_none_is_named_with_the_place(kept, keys, said):
     answer = refused(call(*command))
     assert len(answer.splitlines()) == 1
     assert "manifest.json" in answer
-    assert (said or "missing required field `folder`") in answer
+    assert (said or "missing key 'folder'") in answer
 
 
 def test_a_manifest_with_a_figure_of_another_type_is_refused(kept):

@@ -103,7 +103,7 @@ BAD = {
     "no key 'tq' to vary": {"axes": {"tq": [1]}},
     "unknown key 'tq'; keys of parallelism": {"axes": {"job.parallelism.tq": [1]}},
     "needs values": {"axes": {"tp": []}},
-    "Expected `int`": {"axes": {"tp": [1, "two"]}},
+    "'two' is not a whole number from 1": {"axes": {"tp": [1, "two"]}},
     "is not one of 1f1b": {"axes": {"job.training.schedule": ["2f2b"]}},
     "has unit 'GB'": {"axes": {"machine.fabric.0.bandwidth": ["3 GB"]}},
     "'half' is not one of": {"axes": {"mode": ["half"]}},
@@ -334,7 +334,7 @@ def test_parts_without_the_manifest_that_says_of_what_are_not_gone_on_with(kept,
     folder = tmp_path / "out"
     shutil.copytree(kept.store.folder, folder)
     (folder / "manifest.json").write_text('{"format": 1, "kind": "sweep"}')
-    assert "missing required field `study`" in refused(call("show", folder))
+    assert "missing key 'study'" in refused(call("show", folder))
     (folder / "manifest.json").unlink()
     with pytest.raises(rd.InputError, match="results without the manifest"):
         sweep(SPLITS, folder=folder, executor="local")

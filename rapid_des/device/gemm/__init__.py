@@ -30,7 +30,7 @@ from rapid_des.device.gemm.candidates import (
 )
 from rapid_des.device.operators import Bound, Dtype, Estimate, Gemm, GroupedGemm, Vector, width
 from rapid_des.device.spec import KernelMenu, operator_energy
-from rapid_des.device.vector import price_vector
+from rapid_des.device.vector import VectorKernel, price_vector
 from rapid_des.units import PS_PER_US
 from rapid_des.values import replace
 
@@ -194,7 +194,8 @@ def price_gemm(gemm: Gemm, model: GemmModel, device: Device) -> Estimate:
 
 def _with_transpose(priced: Estimate, gemm: Gemm, device: Device) -> Estimate:
     """Return the estimate with that of the kernel which has operands stand along K first."""
-    first = price_vector(Vector("transpose", 1, gemm.across, gemm.dtype), device)
+    kernel = VectorKernel.of(device, "transpose", gemm.dtype)
+    first = price_vector(Vector("transpose", 1, gemm.across, gemm.dtype), device, kernel)
     moved = {level: size + first.bytes.get(level, 0) for level, size in priced.bytes.items()}
     detail = {**priced.detail, "transpose_ps": first.duration}
     return replace(priced, duration=priced.duration + first.duration, bytes=moved, detail=detail)

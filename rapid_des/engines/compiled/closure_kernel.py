@@ -10,8 +10,8 @@ from typing import NamedTuple
 from rapid_des.compiling import CompiledKernel, compilable
 from rapid_des.compiling.kinds import Int32Column, Int64Column, Int64Matrix
 from rapid_des.engines.compiled.calendar import push
-from rapid_des.engines.compiled.channels import pass_turn
 from rapid_des.engines.compiled.flat import Flat, Network
+from rapid_des.engines.compiled.instances import pass_turn
 from rapid_des.engines.compiled.kernel import play
 from rapid_des.engines.compiled.link_queues import book
 from rapid_des.engines.compiled.pools import TRAIL, Pools, State

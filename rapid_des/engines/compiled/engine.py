@@ -13,8 +13,8 @@ from rapid_des.compiling import CompiledKernel, Words
 from rapid_des.compiling.kinds import TupleType, kinds_of
 from rapid_des.engines.compiled import kernel, pools, work
 from rapid_des.engines.compiled.calendar import HEAP, PUSHED, push
+from rapid_des.engines.compiled.columns import RankParts
 from rapid_des.engines.compiled.flat import Array, flatten
-from rapid_des.engines.compiled.plan_tables import RankParts
 from rapid_des.engines.compiled.pools import Pools, State
 from rapid_des.engines.deadlock import explain_disagreement
 from rapid_des.errors import TraceError

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from rapid_des.arrays import joined, joined_starts, starts_of
 from rapid_des.compiling.kinds import BoolColumn, Int32Column, Int64Column, Int64Matrix
-from rapid_des.engines.compiled.columns import Ranks, Tasks, Visits
-from rapid_des.engines.compiled.plan_tables import NO_REPLANS, Replans
+from rapid_des.engines.compiled.columns import NO_REPLANS, Ranks, Replans, Tasks, Visits
 from rapid_des.program.program import (
     NO_DELAYS,
     NO_FLUID,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from rapid_des.compiling import CompiledKernel, compilable
 from rapid_des.compiling.kinds import Int64Column
 from rapid_des.engines.compiled.calendar import USED, push
-from rapid_des.engines.compiled.channels import has_turn, pass_turn
 from rapid_des.engines.compiled.closure_kernel import stop_at_closed
 from rapid_des.engines.compiled.flat import Flat, Network
+from rapid_des.engines.compiled.instances import has_turn, pass_turn
 from rapid_des.engines.compiled.kernel import play
 from rapid_des.engines.compiled.pools import Pools, State
 from rapid_des.engines.compiled.steps import NONE, lag_at, rate_at, sort_asked, timetable_of

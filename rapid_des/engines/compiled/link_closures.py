@@ -12,9 +12,9 @@ import numpy as np
 
 from rapid_des.engines.compiled import work
 from rapid_des.engines.compiled.calendar import HEAP
-from rapid_des.engines.compiled.channels import pass_turn
 from rapid_des.engines.compiled.flat import Array
 from rapid_des.engines.compiled.fluid_kernel import leave_links
+from rapid_des.engines.compiled.instances import pass_turn
 from rapid_des.engines.compiled.stopping import LinkService, StoppingSimulation
 from rapid_des.network.fluid import Fluid, end_flow, remaining
 from rapid_des.network.fluid.state import bytes_out

@@ -19,8 +19,8 @@ from rapid_des.compiling.kinds import (
     Int64Column,
     Int64Matrix,
 )
+from rapid_des.engines.compiled.columns import RankParts
 from rapid_des.engines.compiled.flat import Array, Flat
-from rapid_des.engines.compiled.plan_tables import RankParts
 from rapid_des.program.program import NONE
 
 TIME_CACHE = 4096
@@ -96,7 +96,7 @@ class Transfers(NamedTuple):
     size: Int32Column
     """[transfer] its size row."""
     route: Int32Column
-    """[transfer] its route."""
+    """[transfer] the route that it takes."""
     flowing: Int32Column
     """[transfer] fluid mode: 0 not on links, 1 a flow, 2 a flow that may end at this instant."""
     injected: Int64Column

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rapid_des.compiling import compilable
 from rapid_des.engines.compiled.calendar import push
+from rapid_des.engines.compiled.columns import AS_LOWERED
 from rapid_des.engines.compiled.flat import Flat
 from rapid_des.engines.compiled.instances import count_member, join, member_arrives
-from rapid_des.engines.compiled.plan_tables import AS_LOWERED
 from rapid_des.engines.compiled.pools import RANK_PARTS, Pools, State
 from rapid_des.engines.compiled.work import (
     DISAGREES,

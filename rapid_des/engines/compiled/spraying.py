@@ -5,12 +5,12 @@ from __future__ import annotations
 from rapid_des.compiling import compilable
 from rapid_des.engines.compiled.flat import Network
 from rapid_des.engines.compiled.pools import State, Transfers
-from rapid_des.program import delays, spraying
+from rapid_des.program import delays
 from rapid_des.program.delays import NOISE, RETRIES
 from rapid_des.program.program import NONE, DelayTable
 
-message_hash = compilable(spraying.message_hash)
-column_of = compilable(spraying.column_of)
+message_hash = compilable(delays.message_hash)
+column_of = compilable(delays.column_of)
 compilable(delays.mix)
 draw_of = compilable(delays.draw_of)
 limit_above = compilable(delays.limit_above)

@@ -17,8 +17,7 @@ from rapid_des.engines.compiled.closure_kernel import Served
 from rapid_des.engines.compiled.closure_tables import ClosureTables, Links
 from rapid_des.engines.compiled.engine import CompiledSimulation, kernel_of, with_events, with_transfers
 from rapid_des.network.fluid.state import lengthened
-from rapid_des.program.faults.closures import Closures, Stopped
-from rapid_des.program.faults.rerouting import down_at, new_routes, route_around
+from rapid_des.program.faults.closures import Closures, Stopped, down_at, new_routes, route_around
 from rapid_des.program.program import NONE, Program, Progress
 from rapid_des.values import replace
 

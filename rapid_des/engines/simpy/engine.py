@@ -44,8 +44,8 @@ from rapid_des.program.program import (
 from rapid_des.program.timetable import FOREVER, advance
 
 if TYPE_CHECKING:
+    from rapid_des.engines.simpy.collectives import Replanning
     from rapid_des.engines.simpy.fluid_links import FluidLinks
-    from rapid_des.engines.simpy.replanned import Replanning
     from rapid_des.program.faults.closures import Closures
 
 
@@ -149,8 +149,8 @@ class Simulation:
         """Return the replanning of collectives, if the program has closures; only then import its module."""
         if closures is None:
             return None
+        from rapid_des.engines.simpy.collectives import Replanning
         from rapid_des.engines.simpy.link_closures import ClosingFlows, ClosingLinks
-        from rapid_des.engines.simpy.replanned import Replanning
 
         if self.collectives.fluid is None:
             self.links.closing = ClosingLinks(self.links, closures)

@@ -24,8 +24,7 @@ from rapid_des.engines.simpy.pieces import Hop, InFlightMessage, Legs, Parts, Pi
 from rapid_des.engines.simpy.servers import Arbiter, Chooser
 from rapid_des.network.fluid import remaining
 from rapid_des.network.fluid.state import bytes_out
-from rapid_des.program.faults.closures import Closures, Remaining, Stopped
-from rapid_des.program.faults.rerouting import down_at, new_routes, route_around
+from rapid_des.program.faults.closures import Closures, Remaining, Stopped, down_at, new_routes, route_around
 from rapid_des.program.program import NONE, WorkLevel
 from rapid_des.program.timetable import FULL_RATE, hop_times, tail_crosses, work_done
 from rapid_des.values import replace

@@ -27,9 +27,9 @@ from rapid_des.engines.simpy.pieces import (
 )
 from rapid_des.engines.simpy.servers import Arbiter, Key, PicosecondEnvironment
 from rapid_des.engines.simpy.spraying import SprayedRoutes
+from rapid_des.program.delays import message_hash
 from rapid_des.program.program import NONE, LinkTrail, Program, RateRecords
 from rapid_des.program.services import services_of
-from rapid_des.program.spraying import message_hash
 from rapid_des.program.timetable import advance, hop_times, tail_crosses
 
 Steps = Generator[Event, Any, None]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rapid_des.program.delays import column_of
 from rapid_des.program.program import NO_LOAD, Program, SprayTable
 from rapid_des.program.services import services_of
-from rapid_des.program.spraying import column_of
 
 Load = Callable[[int], int]
 """Maps a link to the picoseconds of work that wait there."""

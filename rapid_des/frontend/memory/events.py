@@ -43,7 +43,7 @@ class Tensor(NamedTuple):
     size: int
     """Bytes of all of them together."""
     number: int = 1
-    """Number of tensors."""
+    """The number of equal tensors."""
 
 
 class Moment(NamedTuple):

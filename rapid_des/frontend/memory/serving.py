@@ -42,7 +42,7 @@ class KvCapacity(Struct, frozen=True):
     """Bytes of the pool on a GPU of the stage that holds fewest tokens; negative: the bytes missing."""
     pages: int
     page: int
-    """Tokens per page."""
+    """The tokens that a page holds."""
     needed: int
     """Tokens that the job's requests hold at their ends, in whole pages."""
     rule: str

@@ -13,7 +13,7 @@ from rapid_des.modes.blocks.inner import BlockTimes
 from rapid_des.modes.blocks.steady import Repetition
 from rapid_des.modes.execution import Run
 from rapid_des.modes.mode_bound import UNBOUNDED, ModeBound
-from rapid_des.program.collectives.plans import ServedCollective
+from rapid_des.program.collectives.candidates import ServedCollective
 
 
 class BlockMode(Struct, frozen=True):
@@ -72,7 +72,7 @@ class BlockRun(Struct, frozen=True):
     repeated: Repetition | None = None
     """The stretch of the run that stands for more of the same; None: the run is the whole step."""
     bound: ModeBound = UNBOUNDED
-    """Where the flattened step lies."""
+    """The bound of the flattened step."""
 
     @property
     def step(self) -> int:

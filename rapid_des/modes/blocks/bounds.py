@@ -29,11 +29,11 @@ class Meetings(Struct, frozen=True):
     """The collectives of one group in the order of their calls, times in picoseconds."""
 
     first: Int64s
-    """When the first member came."""
+    """The times at which the first member of each meeting came, in picoseconds."""
     last: Int64s
-    """When the last member came."""
+    """The times at which the last member came, in picoseconds."""
     end: Int64s
-    """When the last member was done."""
+    """The times at which the last member was done, in picoseconds."""
 
     def joined_by(self, start: Int64s, finish: Int64s) -> Meetings:
         """Return the same with one more member."""

@@ -21,12 +21,11 @@ from rapid_des.modes.blocks.reach import (
     Outside,
     basis_of,
     group_keys,
-    in_health,
     keys_beside_health,
-    slowed,
+    lowered_on,
 )
 from rapid_des.modes.execution import EngineChoice, execute, on_idle_links
-from rapid_des.program.collectives.plans import ServedCollective
+from rapid_des.program.collectives.candidates import ServedCollective
 from rapid_des.program.faults.slow_gpus import on_slow_gpus
 from rapid_des.program.lowering import Lowered, lower
 from rapid_des.program.program import NONE, Records
@@ -206,11 +205,10 @@ def _lowered(traces: TraceSet, inputs: _Inputs, cache: BoundedCache) -> Lowered:
         return lower(traces, machine, analytic=inputs.analytic, play=play, cache=cache)
 
     machine = inputs.machine
-    if inputs.analytic or not machine.faults or inputs.basis[0] is machine:
+    if inputs.analytic or inputs.basis[0] is machine:
         return make(machine)
     key = key_of(traces, inputs.choice, analytic=False)
-    healthy = in_health(machine, cache, key, make, _WEIGHT * len(traces.ranks[0].nodes))
-    return slowed(healthy, machine, make)
+    return lowered_on(machine, cache, key, make, _WEIGHT * len(traces.ranks[0].nodes))
 
 
 def _visits_of_nodes(lowered: Lowered, position: int) -> Int64s:

@@ -7,7 +7,7 @@ each inner group, a flattened run over all ranks of the model.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -30,16 +30,24 @@ from rapid_des.modes.blocks.inner import (
     representatives,
     times_alone,
 )
-from rapid_des.modes.blocks.reach import BYTES_A_NODE, Outside, keeps_routes, kept, run_again, sharing
+from rapid_des.modes.blocks.reach import (
+    BYTES_A_NODE,
+    Outside,
+    keeps_routes,
+    kept,
+    lowered_on,
+    run_again,
+    sharing,
+)
 from rapid_des.modes.blocks.replicas import run_first_replica
 from rapid_des.modes.blocks.steady import WORTH, Repetition, repetition, shortened
-from rapid_des.modes.execution import EngineChoice, Run, execute, on_idle_links
+from rapid_des.modes.execution import EngineChoice, Run, alone, execute, on_idle_links
 from rapid_des.modes.pricing import PricedBlocks
 from rapid_des.network.jitter import draws_delays
 from rapid_des.network.specs import AUTO
 from rapid_des.program.collectives.alone import MOST_MEMBERS
 from rapid_des.program.collectives.library import libraries_of
-from rapid_des.program.lowering import lower
+from rapid_des.program.lowering import Lowered, lower
 from rapid_des.values import replace
 
 _SUMMED = "model."
@@ -70,7 +78,7 @@ def left_out_of_sums(
         def lasts(groups: Int64s, stream: str = stream, size: int = size) -> int:
             key = ("sums", machine, libraries, groups.tobytes(), groups.shape, stream, size)
             traces = replace(_sums(groups, stream, size), libraries=libraries)
-            return cache.get_or_make(key, lambda: _lasts(traces, machine, choice, cache))
+            return cache.get_or_make(key, lambda: _lasts(traces, machine, choice, cache, key[2:]))
 
         shorter, longer = shorter + most, longer + max(lasts(models) - least, 0)
     return shorter, longer
@@ -93,11 +101,19 @@ def _sums(groups: Int64s, stream: str, size: int) -> TraceSet:
     return TraceSet(tuple(RankTrace(rank, nodes, groups=(name,)) for rank, name in ranks), members)
 
 
-def _lasts(traces: TraceSet, machine: Machine, choice: EngineChoice, cache: BoundedCache) -> int:
-    """Return how many picoseconds sums last where nothing else is under way."""
-    play = on_idle_links(traces, machine, choice, cache)
+def _lasts(
+    traces: TraceSet, machine: Machine, choice: EngineChoice, cache: BoundedCache, key: Hashable
+) -> int:
+    """Return how many picoseconds sums last where nothing else is under way; `key` stands for `traces`."""
     if len(traces.ranks) <= MOST_MEMBERS:
-        return play(traces)
+
+        def make(wanted: Machine) -> Lowered:
+            return lower(traces, wanted, cache=cache)
+
+        weight = BYTES_A_NODE * len(traces.ranks)
+        lowered = lowered_on(machine, cache, ("sums", key), make, weight)
+        return execute(lowered.program, alone(choice), name=lowered.name).records.makespan
+    play = on_idle_links(traces, machine, choice, cache)
     return int(times_alone(lower(traces, machine, analytic=True, play=play, cache=cache), 0)[1].sum())
 
 

@@ -116,6 +116,15 @@ def in_health(
     return cache.get_or_make(whole, lambda: make(healthy), weight=lambda _: weight)
 
 
+def lowered_on(
+    machine: Machine, cache: BoundedCache, key: Hashable, make: Callable[[Machine], Lowered], weight: int
+) -> Lowered:
+    """Return what `make` lowers on a machine: where faults only slow links, by what it is in health."""
+    if not machine.faults or not keeps_routes(machine):
+        return make(machine)
+    return slowed(in_health(machine, cache, key, make, weight), machine, make)
+
+
 def shape_of(table: NodeTable) -> bytes:
     """Return what a program follows from besides how long nodes take and a host needs to issue them."""
     columns = (getattr(table, column) for column in fields(table) if column not in _TIMES)
@@ -260,6 +269,8 @@ class Sharing(Struct, frozen=True):
         # where members pass on each other's messages, a collective meets the rest of the one before
         met = [crossed > 0 for kind, crossed in self.groups.items() if kind in self.passed_on]
         meets_itself = self.direct & np.any([none > 0, *met], axis=0)
+        # a stage sends to the one before and to the one behind it at once
+        meets_itself |= (self.groups.get("pp", none) > 0) & ("pp" in self.passed_on)
         own = np.where((self.inside > 0) | (least == _NEVER) | meets_itself, 0, least)
         waits: Int64s = sum(between.values(), none) - own + np.maximum(self.inside - 1, 0) * inside
         return waits

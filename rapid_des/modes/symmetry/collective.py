@@ -22,7 +22,7 @@ _BLOCK = 1 << 16
 _SAMPLE = 1 << 10
 """Tasks that are compared first: where they agree, nearly always all do."""
 SEVERAL = -2
-"""In place of a member: not one."""
+"""Stands for the member where there are several."""
 
 
 class Invariance(Struct, frozen=True):
@@ -30,7 +30,7 @@ class Invariance(Struct, frozen=True):
 
     member: Int64s
     pair: Int32s
-    """Where each pair of members goes."""
+    """[pair] the pair between the images of its members."""
     order: _TaskOrder | None = None
     """The order of the tasks; None: they go round by round (`RoundsTemplate`)."""
 
@@ -78,6 +78,7 @@ class _TaskOrder:
 
     def image(self, tasks: Int32s | Int64s | slice, member: Int64s) -> Int32s:
         """Return the tasks that take the places of tasks at the images of their members."""
+        # `place` is where a task stands in the list by member; that list moves by whole members.
         moved = (self.first[member] - self.first)[self.source[tasks]]
         image: Int32s = self.task[self.place[tasks] + moved]
         return image
@@ -138,6 +139,7 @@ def _pair_images(template: Template, member: Int64s) -> Int32s | None:
     keys = source.astype(number)
     keys *= width
     keys += destination
+    # Pairs must stand in ascending order, each once: the search below, and the table, rely on it.
     if (keys[1:] <= keys[:-1]).any():
         return None
     moved = member.astype(number)
@@ -165,7 +167,7 @@ class _Comparison(Struct, frozen=True):
         template = self.template
         image = self.order.image(tasks, self.invariance.member)
         pair, image_pair = template.pair[tasks], template.pair[image]
-        moves = pair != NONE
+        moves = pair != NONE  # a task without a pair crosses no link, and neither may its image
         expected = pair.copy()
         expected[moves] = self.invariance.pair[pair[moves]]
         return (
@@ -226,11 +228,12 @@ class MemberOrbits(Struct, frozen=True):
     lowest: Int64s
     """[orbit] its lowest member."""
     of_member: Int64s
-    """[member] its orbit."""
+    """[member] the orbit that it belongs to."""
 
 
 def member_orbits(member: Int64s) -> MemberOrbits:
-    """Return the orbits of a permutation; the stretch that is looked at doubles."""
+    """Return the orbits of a permutation."""
+    # Pointer doubling: after k passes `lowest` is the minimum over the next 2^k members of the orbit.
     lowest, ahead = np.arange(len(member)), member
     for _ in range(len(member).bit_length()):
         lowest, ahead = np.minimum(lowest, lowest[ahead]), ahead[ahead]
@@ -250,6 +253,7 @@ def one_orbit(template: Template, orbits: MemberOrbits, order: _TaskOrder | None
     number = np.cumsum(stays, dtype=np.int32) - np.int32(1)
 
     def nodes(targets: Int32s) -> Int32s:
+        # An edge to a task of another orbit's member goes to the task of the member that stands for it.
         is_task = targets < len(template)
         renumbered = np.empty(len(targets), np.int32)
         renumbered[is_task] = number[order.image(targets[is_task], representative)]
@@ -327,6 +331,7 @@ def injectors(template: Template) -> Int32s:
         if not moves.all():
             pair, source = pair[moves], source[moves]
     member = np.full(len(template.pair_source), NONE, np.int32)
+    # Of several writers of an entry one wins; the others then find that it is not theirs.
     member[pair] = source
     member[pair[member[pair] != source]] = SEVERAL
     return member

@@ -59,9 +59,9 @@ class Budget(Struct, frozen=True):
 
     run_s: float
     search: float = 0.02
-    """For refuting shifts; what no sample refutes is compared if that takes half of what it saves."""
+    """The share for refuting shifts; what no sample refutes is compared if that takes half of its savings."""
     discarded: float = 0.02
-    """For a folded run that is discarded because a link chose by rank."""
+    """The share for a folded run that is discarded because a link chose by rank."""
     least_s: float = 1e-3
     """What the search may always take."""
 
@@ -75,7 +75,8 @@ class Folding(Struct, frozen=True):
     link: Int64s
     """[link] the link of the folded program that stands for it."""
     keeps_order: bool
-    """Else a run counts only if no link chose by rank (`Records.ties`): ranks of an orbit may differ then."""
+    """Whether the order of transfers is kept; otherwise a run counts only if no link chose by rank
+    (`Records.ties`), because ranks of an orbit may differ then."""
 
     @property
     def factor(self) -> float:
@@ -86,6 +87,7 @@ class Folding(Struct, frozen=True):
         """Return what an engine would have seen on the whole program, given what it saw on the folded one."""
         before, after = self.program.visits(), whole.visits()
         lengths = np.diff(after)
+        # Visit k of a rank is visit k of the rank that stands for it.
         visit = np.repeat(before[self.stands_for], lengths) + ranges(0, lengths)
         factor = len(self.stands_for) // len(self.program.bindings)
         return replace(
@@ -104,6 +106,7 @@ class Folding(Struct, frozen=True):
 
 def fold(program: Program, budget: Budget) -> Folding | None:
     """Return the program folded along all rotations that can be proven within a budget; None if none is."""
+    # These tables name single links, visits or routes, which a rotation does not map.
     if program.link_timetables or program.visit_timetables or program.fluid:
         return None
     if program.queue_pairs or program.spray or program.delays:
@@ -158,6 +161,7 @@ class _RotationSearch:
     def folded_along(self, shift: Shift) -> Folding | None:
         """Return the program folded along a shift; None if it is refuted or not worth comparing."""
         ordered = may_keep_order(self.uses, shift)
+        # A run of 1 / extent of the ranks may be in vain if that costs less than the budget for such runs.
         may_be_discarded = shift.extent * self.budget.discarded >= 1
         groups = self.slots.images(shift) if ordered or may_be_discarded else None
         if groups is None:
@@ -225,7 +229,8 @@ class _Quotient:
         return Folding(folded, self.stands_for.reshape(-1), link, keeps_order)
 
     def _group_orbits(self) -> Int64s:
-        """Return the lowest group of each group's orbit; the stretch that is looked at doubles."""
+        """Return the lowest group of each group's orbit."""
+        # Pointer doubling: each pass looks twice as far along the orbit as the one before.
         lowest, ahead = np.arange(len(self.rotation.groups.image)), self.rotation.groups.image
         for _ in range(self.rotation.shift.extent.bit_length()):
             lowest, ahead = np.minimum(lowest, lowest[ahead]), ahead[ahead]
@@ -265,6 +270,7 @@ class _Quotient:
 
     def _programs(self) -> tuple[RankProgram, ...] | None:
         """Return the rank programs with permuted templates replaced; None if one would need two forms."""
+        # Ranks that share a program share its columns: a slot must become the same in all of them.
         slots: dict[tuple[int, int], dict[int, int]] = {}
         for position in self.positions.tolist():
             binding = self.program.bindings[position]
@@ -304,6 +310,7 @@ def compact(program: Program) -> Program:
     for of_group in routes:
         for column in of_group.values():
             is_taken[column] = True
+    # number[r]: which of the taken routes r is; it means nothing for a route that nobody takes.
     tasks, number = np.flatnonzero(is_taken), np.cumsum(is_taken, dtype=np.int32)
     number -= 1
     hops = entries_of(program.route_starts, tasks)

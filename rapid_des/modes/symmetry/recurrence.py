@@ -40,9 +40,9 @@ _WATCHED, _NOTED = 3, 5
 """The run is compared with itself from the third last period on; hops are noted from the fifth last on."""
 _LOOKS = 4
 """About how many times a period the progress of a run is checked."""
-_WORTH = 3
-"""The least number of events left out for each visit that is compared. Comparing one took 0.12 and 0.29 us on
-two graphs, an event takes 0.05 to 0.1 us. Programs seen so far leave out 150, or less than a tenth."""
+WORTH = 3
+"""The number of events left out for each visit compared above which this pays. Comparing one took 0.12 to
+0.29 us, an event takes 0.05 to 0.1 us. Programs seen so far leave out 150, or less than a tenth."""
 _COUNTED = ("link_bytes", "link_busy", "link_wait", "hops", "events", "sent", "received", "ties")
 """The columns of records that count something."""
 
@@ -53,26 +53,38 @@ class ShortenedProgram(Struct, frozen=True):
     program: Program
     ranges: tuple[PeriodicRange, ...]
 
-    def pays(self, whole: Program) -> bool:
-        """Return whether the events that are left out take longer than comparing all ranges."""
-        few, many = (int(_least_events(program).sum()) for program in (self.program, whole))
-        ranks, number = len(whole.bindings), whole.bindings[0].program
-        looked_at = ranks * len(self.program.programs[number]) * len(self.ranges)
-        return many - few > _WORTH * looked_at
 
+def shortened(
+    program: Program, *, kept: int = KEPT, least: int = _LEAST, worth: int = 0
+) -> ShortenedProgram | None:
+    """Return a program with fewer periods; None if nothing repeats, or ranks might repeat differently.
 
-def shortened(program: Program, *, kept: int = KEPT, least: int = _LEAST) -> ShortenedProgram | None:
-    """Return a program with fewer periods; None if nothing repeats, or ranks might repeat differently."""
+    It leaves out more than `worth` events for each visit that `run_shortened` will compare.
+    """
     apart = program.fluid or program.queue_pairs or program.spray or program.delays
     if apart or program.link_timetables or program.visit_timetables or not _in_step(program):
         return None
     number = program.bindings[0].program
     chosen = periodic_ranges(program.programs[number], kept, least)
-    table = drop_periods(program.programs[number], chosen) if chosen else None
+    if not chosen or _left_out(program, chosen) <= worth * _compared(program, chosen):
+        return None
+    table = drop_periods(program.programs[number], chosen)
     if table is None:
         return None
     programs = (*program.programs[:number], table, *program.programs[number + 1 :])
     return ShortenedProgram(replace(program, programs=programs), tuple(chosen))
+
+
+def _left_out(program: Program, chosen: Sequence[PeriodicRange]) -> int:
+    """Return the least number of events that the program without some periods leaves out."""
+    events = _least_events(program)
+    return sum(int(events[each.stop - each.visits : each.stop].sum()) for each in chosen)
+
+
+def _compared(program: Program, chosen: Sequence[PeriodicRange]) -> int:
+    """Return the number of visits, over all ranks and ranges, that are compared in the short program."""
+    visits = len(program.programs[program.bindings[0].program]) - sum(each.visits for each in chosen)
+    return len(program.bindings) * visits * len(chosen)
 
 
 def _in_step(program: Program) -> bool:

@@ -24,7 +24,7 @@ from rapid_des.modes.symmetry.collective import SEVERAL, Invariance, Invariances
 from rapid_des.program.program import NONE, Program
 
 _MOST_PLACES = 1 << 22
-"""Up to this product of links and ranks above a shift's span, transfers are distinguished by both."""
+"""The largest product of links and ranks above a shift's span by which transfers are distinguished."""
 _BLOCK = 1 << 18
 """Routes compared at a time."""
 SAMPLE = 1 << 10
@@ -59,6 +59,7 @@ def shifts(program: Program) -> Iterator[Shift]:
     runs = np.array([binding.program for binding in program.bindings], np.int64)
     positions = np.arange(count)
     sizes = [size for size in range(count, 1, -1) if count % size == 0]
+    # A digit of a mixed radix is a stride and an extent whose product divides the number of ranks.
     for extent in sizes:
         for stride in sorted({size for size in [1, *sizes] if count % (size * extent) == 0}):
             shift = Shift(stride, extent)
@@ -97,6 +98,7 @@ class GroupSlots:
     @cached_property
     def _complete(self) -> bool:
         """Whether each member of each group calls it by one slot of its own."""
+        # A member that two slots call would be counted twice, one that none calls never.
         place = self.first_member[self.group[self.used]] + self.member[self.used]
         times = np.bincount(place, minlength=len(self.position))
         return bool((times == 1).all()) and np.array_equal(
@@ -119,12 +121,14 @@ class GroupSlots:
             return None
         here, there = self.used, self._moved(self.used, image)
         groups = np.arange(len(self.kind))
+        # The slots of one group write the same entry; the comparison fails if they write different images.
         groups[self.group[here]] = self.group[there]
         if not np.array_equal(groups[self.group[here]], self.group[there]):
             return None
         return GroupImages(groups, self._permuted(here, there))
 
     def _moved(self, entries: Int64s, image: Int64s) -> Int64s:
+        # Slot k of a rank goes to slot k of the rank's image.
         position = np.searchsorted(self.starts, entries, side="right") - 1
         return entries + (self.starts[image] - self.starts[:-1])[position]
 
@@ -172,8 +176,10 @@ class Uses:
         """Return the routes that routes go to; `pairs` says of uses where their pairs go, if anywhere."""
         entries = np.arange(block.start, block.stop)
         use = np.searchsorted(self.starts, entries, side="right") - 1
+        # The image of a group runs the same templates in the same order: use u of one is use u of the other.
         image_use = self.first[groups.image[self.group[use]]] + use - self.first[self.group[use]]
         target = self.starts[image_use] + entries - self.starts[use]
+        # In a group that the shift maps to itself the members change places, and so do the pairs of a use.
         for moved in range(use[0], use[-1] + 1) if pairs else ():
             if moved in pairs:
                 mine = slice(*np.searchsorted(use, (moved, moved + 1)))
@@ -187,6 +193,7 @@ class Uses:
         first, members = self.injectors
         member = members[first[self.template[use]] + entries - self.starts[use]].astype(np.int64)
         place = self.slots.first_member[self.group[use]] + member
+        # The inner choice keeps indices valid where nobody injects; the outer one says so.
         return np.where(member == NONE, NONE, self.slots.position[np.where(member == NONE, 0, place)])
 
     @cached_property
@@ -231,6 +238,7 @@ def _keeps_order(uses: Uses, shift: Shift, blocks: Iterable[Int64s]) -> bool:
         links, sources = program.route_links[entries_of(starts, routes)][sent], sources[sent]
         places = links.astype(np.int64) * spans + (sources // span if spans > 1 else 0)
         digits = shift.digit(sources)
+        # The first to use a place writes its digit there; all others must then find their own digit.
         new = digit_of[places] == NONE
         digit_of[places[new]] = digits[new]
         if not np.array_equal(digit_of[places], digits):
@@ -247,7 +255,7 @@ class Rotation(Struct, frozen=True):
     invariances: dict[tuple[int, int], Invariance]
     """The images of tasks by (group, template), for groups that the shift maps to themselves."""
     link: Int64s
-    """Where each link goes; one that no route takes stays."""
+    """[link] the link that it is mapped to; one that no route takes stays."""
     lowest_link: Int64s
     """The lowest link of each link's orbit."""
 
@@ -307,6 +315,7 @@ def _link_images(uses: Uses, groups: GroupImages, pairs: dict[int, Int32s]) -> I
         if not np.array_equal(program.route_class[first], program.route_class[second]):
             return None
         mine, images = program.route_links[first], program.route_links[second]
+        # A link on several routes writes its image once; the comparison finds routes that disagree.
         new = link[mine] == NONE
         link[mine[new]] = images[new]
         if not np.array_equal(link[mine], images):
@@ -323,6 +332,7 @@ def _orbits(link: Int64s, extent: int) -> Int64s | None:
     if (np.bincount(link[used], minlength=1) > 1).any() or (link[link[used]] == NONE).any():
         return None
     lowest, ahead = np.arange(len(link)), np.where(link == NONE, np.arange(len(link)), link)
+    # Each pass doubles how far `ahead` is: after log2(extent) of them the minimum is over the whole orbit.
     for _ in range(extent.bit_length()):
         lowest, ahead = np.minimum(lowest, lowest[ahead]), ahead[ahead]
     sizes = np.bincount(lowest[used], minlength=1)

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from rapid_des.config import read_text
 from rapid_des.errors import ConfigError
-from rapid_des.network.fabric import MOST_LATENCY
+from rapid_des.network.protocol import MOST_LATENCY
 from rapid_des.units import Duration, Quantity, Size, whole_number
 
 _CALL = re.compile(r"([A-Za-z_]+)\((.*)\)\Z", re.DOTALL)

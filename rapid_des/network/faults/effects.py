@@ -141,13 +141,14 @@ def link_effect(fault: Fault, bandwidth: int, latency: int) -> LinkEffect:
     if fault.down:
         return LinkEffect(STOPPED, 0)
     steady = STOPPED if fault.load is None or fault.burst is not None else share(fault.load)
-    effect = LinkEffect(share(fault.bandwidth), fault.latency or 0, steady)
+    longer = round(latency * (share(fault.latency_factor) - 1))
+    effect = LinkEffect(share(fault.bandwidth), (fault.latency or 0) + longer, steady)
     return effect.combined(_loss(fault, bandwidth, latency))
 
 
 def touches_links(fault: Fault) -> bool:
     """Whether a fault does anything to links: one that only slows GPUs does not."""
-    stated = (fault.bandwidth, fault.latency, fault.packet, fault.jitter, fault.load)
+    stated = (fault.bandwidth, fault.latency, fault.latency_factor, fault.packet, fault.jitter, fault.load)
     return fault.down or any(effect is not None for effect in stated)
 
 

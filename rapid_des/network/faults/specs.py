@@ -28,7 +28,16 @@ Named: TypeAlias = int | str
 Kind: TypeAlias = Literal["links", "directions", "gpus", "nics", "switches", "nodes", "rails", "dimensions"]
 
 TARGETS = ("link", "flow", "dimension", "rail", "gpu", "nic", "switch", "node", "all", "random")
-LINK_EFFECTS = ("bandwidth", "latency", "packet_loss", "bit_error_rate", "down", "jitter", "load")
+LINK_EFFECTS = (
+    "bandwidth",
+    "latency",
+    "latency_factor",
+    "packet_loss",
+    "bit_error_rate",
+    "down",
+    "jitter",
+    "load",
+)
 GPU_EFFECTS = ("compute", "hbm")
 _SPANS = (("from_", "until"), ("from_step", "until_step"), ("from_progress", "until_progress"))
 """The keys of begin and end in time, in steps, and in progress."""
@@ -83,7 +92,9 @@ class Fault(Spec, frozen=True, kw_only=True):
     bandwidth: Factor | None = None
     """The share of each link's bandwidth that is left."""
     latency: Duration | None = None
-    """The latency added to each link's own."""
+    """The latency added to each link's own; in words `latency=100x` states `latency_factor`."""
+    latency_factor: Annotated[float, Meta(ge=1, le=1e6)] | None = None
+    """The factor by which each link's own latency is longer; what several faults add adds up."""
     packet_loss: Probability | None = None
     """The probability that a packet is lost and sent again."""
     bit_error_rate: Probability | None = None
@@ -338,11 +349,15 @@ def _policy_problem(fault: Fault) -> str:
 def parse_fault(text: str) -> Fault:
     """Return the fault that words such as `link=3-4 bandwidth=0.5 from=10ms until=20ms` state.
 
-    >>> parse_fault("gpu=3 compute=0.8").compute
-    0.8
+    >>> parse_fault("gpu=3 compute=0.8").compute, parse_fault("link=0-1 latency=100x").latency_factor
+    (0.8, 100.0)
     """
     file = f"--fault {text!r}"
     tree = {key: read_value(value) for key, value in stated_words(text, file).items()}
+    factor = _FACTOR.match(str(tree.get("latency", "")))
+    if factor:
+        tree = {key: value for key, value in tree.items() if key != "latency"}
+        tree["latency_factor"] = float(factor[1])
     for key, value in tree.items():
         if key == "within" or (isinstance(value, str) and is_distribution(value, key)):
             raise ConfigError(f"{value}: only draws have it, those of faults sample", file=file, key=key)
@@ -351,6 +366,7 @@ def parse_fault(text: str) -> Fault:
     return fault
 
 
+_FACTOR = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)x\Z")
 _IN_BRACKETS = re.compile(r"(?<=[a-z])\([^()'\"]*\)")
 
 

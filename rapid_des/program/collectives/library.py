@@ -40,11 +40,11 @@ from rapid_des.network.specs import (
     Nccl,
     Switched,
 )
-from rapid_des.program.collectives.cuts import cut_of
+from rapid_des.program.collectives.candidates import AxisPhase, ServedCollective
 from rapid_des.program.collectives.pacing import TransferPaths, crossings, paced, paced_ring
-from rapid_des.program.collectives.plans import AxisPhase, ServedCollective
-from rapid_des.program.collectives.templates import one_transfer, template_of, transfer_template
+from rapid_des.program.collectives.templates import like_template, one_transfer, transfer_template
 from rapid_des.program.program import Template
+from rapid_des.program.replicas import cut_of
 from rapid_des.program.services import MessageSizes
 from rapid_des.program.switch_trees import with_switches
 from rapid_des.values import replace
@@ -246,7 +246,7 @@ class Libraries:
     def template(self, laid: LaidOut, ranks: Sequence[int], sizes: MessageSizes) -> Template:
         """Return the transfers of a collective among these GPUs, with the library's lags."""
         schedule = laid.schedule()
-        template = template_of(schedule, sizes, name=laid.name, whole=laid.chunked)
+        template = like_template(schedule, sizes, self._memory, name=laid.name, whole=laid.chunked)
         template = replace(template, below=laid.below)
         if not len(template.pair_source):
             return template

@@ -32,9 +32,7 @@ from rapid_des.program.collectives.alone import (
     plan_alone,
     plan_schedules,
 )
-from rapid_des.program.collectives.cuts import cut_of
-from rapid_des.program.collectives.library import LaidOut, Libraries
-from rapid_des.program.collectives.plans import (
+from rapid_des.program.collectives.candidates import (
     SEND,
     AxisPhase,
     CollectiveCall,
@@ -42,9 +40,11 @@ from rapid_des.program.collectives.plans import (
     ServedCollective,
     served_by,
 )
+from rapid_des.program.collectives.library import LaidOut, Libraries
 from rapid_des.program.collectives.templates import Templates, fixed_message, fixed_template
 from rapid_des.program.groups import GroupTable
 from rapid_des.program.program import Template
+from rapid_des.program.replicas import cut_of
 from rapid_des.program.routes import signatures
 from rapid_des.program.services import MessageSizes
 from rapid_des.units import PS_PER_S

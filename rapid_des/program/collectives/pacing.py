@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from rapid_des.arrays import Bools, Int64s, digest, ranges, starts_of
+from rapid_des.arrays import Bools, Int32s, Int64s, digest, ranges, starts_of
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.compiling import CompiledKernel
 from rapid_des.compiling.kinds import Int32Column, Int64Column
 from rapid_des.machine import Machine
 from rapid_des.network.collectives.libraries.nccl import LibraryCost
 from rapid_des.network.collectives.schedule import Schedule
-from rapid_des.program.collectives.templates import template_of
+from rapid_des.program.collectives.templates import pairs_of
 from rapid_des.program.program import Template
 from rapid_des.program.services import MessageSizes, message_table
 from rapid_des.units import PS_PER_S
@@ -50,21 +50,21 @@ class Crossings(Struct, frozen=True):
 def crossings(schedule: Schedule, machine: Machine, members: Sequence[int]) -> Crossings:
     """Return the zero-load times of a schedule's transfers; `members` are nodes: GPUs, then switches."""
     sizes = MessageSizes()
-    template = template_of(schedule, sizes, name="")
-    if not len(template.pair_source):
+    pairs, source, destination = pairs_of(schedule)
+    if not len(source):
         none = np.zeros(len(schedule), np.int64)
         return Crossings(none, none, np.zeros(0, np.int64))
-    nodes = np.array(members, np.int64)
-    routes = machine.router.routes(
-        np.stack((nodes[template.pair_source], nodes[template.pair_destination]), 1)
-    )
+    nodes, rows = np.array(members, np.int64), sizes.rows(schedule.size)
+    routes = machine.router.routes(np.stack((nodes[source], nodes[destination]), 1))
     hops, classes = message_table(machine.fabric, machine.switching, routes, sizes.all())
-    return _zero_load(template, hops, routes, classes)
+    return _zero_load((pairs, rows), hops, routes, classes)
 
 
-def _zero_load(template: Template, hops: Any, routes: Any, classes: Any) -> Crossings:
-    moves = np.flatnonzero(template.pair >= 0)
-    pair, size = template.pair[moves], template.size[moves]
+def _zero_load(transfers: tuple[Int32s, Int32s], hops: Any, routes: Any, classes: Any) -> Crossings:
+    """Return the zero-load times of transfers, given the route and the size row of each."""
+    pairs, rows = transfers
+    moves = np.flatnonzero(pairs >= 0)
+    pair, size = pairs[moves], rows[moves]
     counts = (routes.starts[1:] - routes.starts[:-1])[pair]
     task = np.repeat(np.arange(len(moves)), counts)
     place = np.arange(len(task)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -73,7 +73,7 @@ def _zero_load(template: Template, hops: Any, routes: Any, classes: Any) -> Cros
     row, service = size[task], classes[hop]
     occupancy = hops.occupancy[row, service]
     step = np.where(last, occupancy, hops.head[row, service]) + hops.lag[row, service]
-    crossing, slowest = np.zeros((2, len(template)), np.int64)
+    crossing, slowest = np.zeros((2, len(pairs)), np.int64)
     np.add.at(crossing, moves[task], step)
     np.maximum.at(slowest, moves[task], occupancy)
     load = np.zeros(int(routes.links.max(initial=0)) + 1, np.int64)

@@ -107,8 +107,12 @@ def _message_name(size: int) -> str:
 def _weight(made: tuple[bytes, Template, Int64s]) -> int:
     """Return roughly the bytes of a cached template; templates may share a shape."""
     _, shape, sizes = made
-    columns = (getattr(shape, name) for name in fields(shape))
-    return 1000 + sizes.nbytes + sum(column.nbytes for column in columns if isinstance(column, np.ndarray))
+    return sizes.nbytes + _bytes_of(shape)
+
+
+def _bytes_of(template: Template) -> int:
+    columns = (getattr(template, name) for name in fields(template))
+    return 1000 + sum(column.nbytes for column in columns if isinstance(column, np.ndarray))
 
 
 class _Cut(Struct, frozen=True):
@@ -123,7 +127,7 @@ class _Cut(Struct, frozen=True):
     joined: Int64s
     """The transfers that a join follows."""
     size: Int64s
-    """[task] bytes."""
+    """[task] the bytes that it sends."""
 
     @property
     def counts(self) -> Int64s:
@@ -172,6 +176,18 @@ def _structure(schedule: Schedule, cut: _Cut) -> bytes:
     return digest(*columns, cut.first, label=f"{schedule.members} {schedule.switches}")
 
 
+def like_template(
+    schedule: Schedule, sizes: MessageSizes, memory: BoundedCache, *, name: str, whole: bool
+) -> Template:
+    """Return `template_of` a schedule; `memory` keeps what schedules that differ in sizes alone share."""
+    cut = _cut(schedule, None)
+    key = ("transfers", _structure(schedule, cut))
+    shape = memory.get_or_make(
+        key, lambda: _template(schedule, cut, MessageSizes(), name="", whole=False), weight=_bytes_of
+    )
+    return replace(shape, size=sizes.rows(cut.size, whole=whole), name=name)
+
+
 def template_of(
     schedule: Schedule, sizes: MessageSizes, *, name: str, segment: int | None = None, whole: bool = False
 ) -> Template:
@@ -192,7 +208,7 @@ def _template(schedule: Schedule, cut: _Cut, sizes: MessageSizes, *, name: str, 
     done_of, done_member = _last_transfers(schedule, origin, target)
     transfer = np.concatenate((rows_of(cut.counts), cut.joined))
     tasks, members = len(cut.size), np.arange(schedule.members)
-    pair, pair_source, pair_destination = _pairs(schedule)
+    pair, pair_source, pair_destination = pairs_of(schedule)
     pairs = np.append(pair[transfer[: cut.first[-1]]], np.full(len(cut.joined), NONE, np.int32))
     origins, targets = cut.edges(origin, target)
     last = np.repeat(tasks + done_member, cut.counts[done_of])
@@ -234,7 +250,8 @@ def _last_transfers(schedule: Schedule, origin: Int32s, target: Int32s) -> tuple
     return task.astype(np.int32), member.astype(np.int32)
 
 
-def _pairs(schedule: Schedule) -> tuple[Int32s, Int32s, Int32s]:
+def pairs_of(schedule: Schedule) -> tuple[Int32s, Int32s, Int32s]:
+    """Return of each transfer its number among the pairs of members that send, and the ends of these."""
     width = schedule.members + schedule.switches
     moves = schedule.source != schedule.destination
     keys, places = np.unique(
@@ -247,10 +264,14 @@ def _pairs(schedule: Schedule) -> tuple[Int32s, Int32s, Int32s]:
 
 def _injectors(schedule: Schedule) -> Int32s:
     """Return the member whose visit orders a task on links: its source, for a switch its first sender."""
-    source = schedule.source.copy()
-    for task in np.flatnonzero(source >= schedule.members):
-        first = schedule.dependencies[schedule.dependency_starts[task] : schedule.dependency_starts[task + 1]]
-        source[task] = source[first].min() if len(first) else 0
+    source, starts = schedule.source.copy(), schedule.dependency_starts
+    left = np.flatnonzero(source >= schedule.members)
+    source[left[starts[left] == starts[left + 1]]] = 0
+    while len(left := left[source[left] >= schedule.members]):
+        awaited = schedule.dependencies[entries_of(starts, left)]
+        begins = starts_of(starts[left + 1] - starts[left])[:-1]
+        ready = np.maximum.reduceat(source[awaited], begins) < schedule.members
+        source[left[ready]] = np.minimum.reduceat(source[awaited], begins)[ready]
     return source
 
 

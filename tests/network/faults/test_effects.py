@@ -45,6 +45,11 @@ def test_factors_multiply_and_latencies_add():
     assert after.latency[link] == 4_000_000  # 1 + 2 + 1 us
 
 
+def test_a_factor_lengthens_each_links_own_latency():
+    after, _ = left(TORUS, "link=0>1 latency=100x", "link=0>1 latency=2us")
+    assert after.latency[TORUS.link(0, 1)] == 102_000_000  # 100 · 1 us + 2 us
+
+
 def test_a_dead_gpu_takes_its_links_and_its_compute_with_it():
     names = {"gpu5>gpu4", "gpu5>gpu6", "gpu5>gpu1", "gpu5>gpu9"}
     both = names | {"gpu4>gpu5", "gpu6>gpu5", "gpu1>gpu5", "gpu9>gpu5"}

@@ -1,17 +1,57 @@
-"""Notes on marks and the rates that they cut (R14), and on routes that are chosen by load (R12)."""
+"""Notes on a run: what was drawn at random, which faults came late, marks (R14), routes by load (R12)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from rapid_des.machine import Machine
 from rapid_des.network.fabric import Fabric
+from rapid_des.network.faults import Fault, GpuFactors
+from rapid_des.network.jitter import delay_text
 from rapid_des.program.program import Program, RateRecords
 from rapid_des.program.services import packets
 from rapid_des.program.timetable import FULL_RATE
+from rapid_des.report.tables import change_text, names_text
 from rapid_des.units import Duration, Size
+
+_DRAWN = 12
+
+
+def drawn_line(names: Sequence[str]) -> str:
+    """Return what faults drew at random, the first dozen by name."""
+    return f"drawn at random: {names_text(names, _DRAWN)}"
+
+
+def late_lines(faults: Iterable[Fault], end: Duration) -> Iterator[str]:
+    """Yield a line for each fault that begins when a run has ended."""
+    for fault in faults:
+        if (fault.from_ is not None and fault.from_ >= end) or (fault.from_step or 0) > 0:
+            yield f"fault {fault.words}: it begins after the run, which ends at {end}"
+
+
+def jitter_lines(machine: Machine, gpus: int, step: Duration, even: Duration) -> Iterator[str]:
+    """Yield what a machine's jitter drew for the first GPUs, and what a step takes longer than without it."""
+    jitter = machine.spec.jitter
+    assert jitter is not None, "who asks has looked"
+    if jitter.gpu_speed is not None:
+        whole = GpuFactors.whole()
+        speeds = [machine.slowed.get(gpu, whole).compute for gpu in range(gpus)]
+        slow, fast = min(speeds), max(speeds)
+        yield (
+            f"jitter, seed {jitter.seed}: clocks of GPUs from {float(slow):.4g} (gpu{speeds.index(slow)}) to "
+            f"{float(fast):.4g} (gpu{speeds.index(fast)}) of the device's, "
+            f"{float(sum(speeds) / gpus):.4g} on average"
+        )
+    if jitter.message_delay is not None:
+        yield f"jitter, seed {jitter.seed}: messages arrive later, {delay_text(jitter.message_delay)}"
+    yield f"on the even machine the step takes {even} ({change_text(step, even)} with jitter)"
+
+
+def unmarked_line(step: Duration, without: Duration) -> str:
+    """Return what a step takes longer than on the same machine without `dcqcn`."""
+    return f"without dcqcn the step takes {without} ({change_text(step, without)} with it)"
 
 
 def rate_notes(program: Program, rates: RateRecords, machine: Machine) -> Iterator[str]:

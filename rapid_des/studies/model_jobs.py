@@ -1,0 +1,91 @@
+"""A model and the size of a step as a training job: a start for `plan`, which chooses the layout."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from rapid_des.config import Document, load_document, resolve
+from rapid_des.config.specs import expanded, preset_names
+from rapid_des.config.texts import Tree, parse_text
+from rapid_des.errors import ConfigError
+from rapid_des.extensions import IMPORTERS, find
+from rapid_des.frontend import load_model
+from rapid_des.importers import Importer
+
+SEQUENCE = 4096
+"""Tokens of a sequence where nothing is said, or the most that the model has positions for."""
+_TOKENS = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([kKMG]?)\Z")
+_UNITS = {"": 1, "k": 2**10, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def names_model(reference: str) -> bool:
+    """Return whether a name or path is that of a model: a preset, a model file or a `config.json`.
+
+    >>> names_model("llama3_1_8b"), names_model("llama2_7b_train")
+    (True, False)
+    """
+    path = expanded(reference)
+    if _is_config(path):
+        return True
+    if not path.is_file():
+        name = Path(reference).name.removesuffix(".yaml")
+        return name in preset_names("model") and name not in preset_names("job")
+    return {"hidden", "layers"} <= load_document(path).tree.keys()
+
+
+def training_job(reference: str, tokens: int, sequence: int | None = None) -> Document:
+    """Return a training job of a model, as a job file has it: `tokens` a step, all else by default.
+
+    Without `sequence` a sequence has 4,096 tokens, or as many as the model has positions. A `ConfigError`
+    names tokens that are no whole number of sequences.
+
+    >>> training_job("llama3_1_8b", 2**22).tree["training"]
+    {'global_batch': 1024, 'micro_batch': 1, 'sequence_length': 4096, 'zero_stage': 1}
+    """
+    model = _model(reference)
+    length = sequence or min(SEQUENCE, load_model(model).spec.max_positions)
+    if tokens < length or tokens % length:
+        near = max(1, round(tokens / length)) * length
+        raise ConfigError(
+            f"{tokens:,} tokens are no whole number of sequences of {length:,}; the nearest is {near:,}",
+            file="--tokens-per-batch",
+        )
+    training = {
+        "global_batch": tokens // length,
+        "micro_batch": 1,
+        "sequence_length": length,
+        "zero_stage": 1,
+    }
+    tree = {"model": model, "phase": "training", "training": training}
+    return Document(Path(f"{Path(reference).name.removesuffix('.yaml')}.yaml"), tree)
+
+
+def parse_tokens(text: str) -> int:
+    """Return a number of tokens; K, M and G are powers of 1,024, as batches are counted.
+
+    >>> parse_tokens("4M"), parse_tokens("512K"), parse_tokens("1000000")
+    (4194304, 524288, 1000000)
+    """
+    match = _TOKENS.match(text.strip())
+    tokens = float(match[1]) * _UNITS[match[2]] if match else 0
+    if tokens < 1 or tokens != int(tokens):
+        problem = f"{text!r} is not a whole number of tokens such as 4M, 512K or 4194304"
+        raise ConfigError(problem, file="--tokens-per-batch")
+    return int(tokens)
+
+
+def _model(reference: str) -> str | Tree:
+    """Return a model as a job file has it: the path of its file, or what that would hold."""
+    path = expanded(reference)
+    if _is_config(path):
+        (text,) = find(IMPORTERS, "hf", Importer).load(path, ignore=()).files("").values()
+        tree = parse_text(text, path)
+        assert isinstance(tree, dict), "a model file"
+        return tree
+    return str(resolve(reference, "model", folder=Path()).absolute())
+
+
+def _is_config(path: Path) -> bool:
+    """Return whether a path is a `config.json` of Hugging Face, or a folder with one."""
+    return path.exists() and find(IMPORTERS, "hf", Importer).match(path)
