@@ -208,7 +208,7 @@ def posterior_of(known: Published, *, without: Collection[str] = ()) -> Posterio
     errors = np.array([cell.error for cell in cells])
     weights = np.linalg.inv(noise_of(cells, known.scales))
     prior = np.diag(1 / prior_of(members, known.scales) ** 2)
-    covariance: Floats = np.linalg.inv(rows.T @ weights @ rows + prior)
+    covariance = np.array(np.linalg.inv(rows.T @ weights @ rows + prior), np.float64)
     return Posterior(known, covariance @ rows.T @ weights @ errors, covariance, members)
 
 
