@@ -8,8 +8,8 @@
 ('compute', 8)
 
 Load: load_job, load_machine, load_device, load_model (a path, a preset's name, a mapping, or what was
-loaded before, with settings over it), load_rollout, load_study
-and load_trace. Run: simulate, compare, replay, serve,
+loaded before, with settings over it), load_reliability, load_rollout,
+load_study and load_trace. Run: simulate, compare, replay, serve, goodput,
 simulate_rollout; a BoundedCache shares work. Read: Result, its rows (operators, messages, links) and
 pictures, ServeResult. Ask: estimate (an operator's time), bench (a collective's), memory, machine.route,
 machine.check, machine.summary. Break: Fault, parse_fault, machine.with_faults, scenario, criticality,

@@ -194,6 +194,58 @@ class EventRate(Quantity):
         return self / 3_600_000
 
 
+class LongDuration(Quantity):
+    """A time in microseconds: for times between failures, which pass what picoseconds hold.
+
+    >>> LongDuration.parse("54 d"), LongDuration.parse("50000 h").picoseconds
+    (LongDuration('54 d'), 180000000000000000000)
+    """
+
+    units: ClassVar = {
+        "us": Decimal(1),
+        "ms": Decimal(1000),
+        "s": Decimal(10**6),
+        "min": Decimal(60 * 10**6),
+        "h": Decimal(3600 * 10**6),
+        "d": Decimal(24 * 3600 * 10**6),
+        "y": Decimal(8760 * 3600 * 10**6),
+    }
+    example: ClassVar = "5 min"
+    shown: ClassVar = ("d", "h", "min", "s", "ms", "us")
+
+    @property
+    def picoseconds(self) -> int:
+        """The time in picoseconds."""
+        return int(self) * PS_PER_US
+
+    def __str__(self) -> str:
+        """Return a quantity's spelling; no time is `0 s`."""
+        return super().__str__() if self else "0 s"
+
+
+class FailureRate(Quantity):
+    """How often a part fails, in failures in 10**15 hours; a FIT is one failure in 10**9 hours.
+
+    >>> FailureRate.parse("500 FIT").mean_time
+    LongDuration('2000000 h')
+    """
+
+    units: ClassVar = {
+        "FIT": Decimal(10**6),
+        "/h": Decimal(10**15),
+        "/d": Decimal(10**15) / 24,
+        "/y": Decimal(10**15) / 8760,
+        "uFIT": Decimal(1),
+    }
+    example: ClassVar = "6.5e-3 /d"
+    shown: ClassVar = ("/h", "FIT", "uFIT")
+
+    @property
+    def mean_time(self) -> LongDuration:
+        """The mean time between failures of a part whose rate is above 0."""
+        return LongDuration(round(Decimal(10**15) * LongDuration.units["h"] / int(self)))
+
+
 _WHOLE = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,18})\Z")
 
 

@@ -32,6 +32,7 @@ HELD = (
     "program",
     "public_names.py",
     "report",
+    "runs",
     "serving",
     "simulation.py",
     "studies/__init__.py",

@@ -62,6 +62,7 @@ PROVIDERS: dict[str, str] = {
     "inference.tables:topics": "inference/",
     "inference.silicon:topics": "inference/silicon",
     "inference.traces:topics": "inference/vllm-traces",
+    "runs:topics": "goodput/",
 }
 """Module and function here, and what its topics' names start with: a provider is asked only if a wanted
 prefix may be its."""

@@ -1,10 +1,10 @@
-"""Score every set of measured jobs as a whole: README's tables of them, and a picture a set.
+"""Score every set of measured jobs as a whole: the tables of them in docs/accuracy, and a picture a set.
 
 `python -m validation.refresh_jobs` runs all of `validate training inference` (minutes on two cores) and
-writes `validation/figures/SET.png` and what stands between README's markers; given reports of `rapid-des
-validate TOPICS --data validation/data --json`, it takes those sets from there and leaves the others. No
-constant is fitted on these rows but hosts of engines (nanotron, NIM), on calibration halves: both splits
-count; the mean of the test split stands beside.
+writes `validation/figures/SET.png` and what stands between the markers of `docs/accuracy/training.md` and
+`inference.md`. Given reports of `rapid-des validate TOPICS --data validation/data --json`, it takes those
+sets from there and leaves the others. No constant is fitted on these rows but hosts of engines (nanotron,
+NIM), on calibration halves: both splits count; the mean of the test split stands beside.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rapid_des.report.pictures import new_figure, save
 from validation import DataFolder, is_calibration, validate
 from validation.measurements import CHECKOUT_DATA
 
-README = Path(__file__).parents[1] / "README.md"
+ACCURACY = Path(__file__).parents[1] / "docs" / "accuracy"
 FIGURES = Path(__file__).parent / "figures"
 TABLES = {area: re.compile(rf"(<!-- {area}:[^\n]*-->\n)(.*?)(<!-- end -->)", re.DOTALL)
           for area in ("training", "inference")}  # fmt: skip
@@ -122,7 +122,7 @@ def residuals(report: Report, topic: str) -> list[Mapping[str, Any]]:
 
 
 def table(report: Report, area: str) -> Iterator[str]:
-    """Yield README's lines of an area: a set a row, errors in percent."""
+    """Yield a page's lines of an area: a set a row, errors in percent."""
     yield "| set | rows | not run | mean | test split | median | bias | worst | null | target |"
     yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|"
     for one in SETS:
@@ -235,7 +235,7 @@ def _draw(report: Report, sets: Sequence[Set], path: Path) -> None:
 
 
 def refreshed(text: str, report: Report) -> str:
-    """Return README with the tables of a report, and their pictures below; areas it lacks stay."""
+    """Return a page with the tables of a report, and their pictures below; areas it lacks stay."""
     for area, where in TABLES.items():
         if any(topic.startswith(f"{area}/") for topic in report["topics"]):
             text = where.sub(partial(_filled, report, area), text)
@@ -253,7 +253,7 @@ def _filled(report: Report, area: str, there: re.Match[str]) -> str:
     for name in (f"| {one.name}" for one in sets):
         lines += [line for line in (rows.get(name, known.get(name)),) if line]
     files = dict.fromkeys(one.file for one in sets if (FIGURES / one.file).is_file())
-    lines += ["", *(f"![{Path(file).stem}](validation/figures/{file})" for file in files)]
+    lines += ["", *(f"![{Path(file).stem}](../../validation/figures/{file})" for file in files)]
     return there[1] + "\n".join(lines) + "\n" + there[3]
 
 
@@ -275,5 +275,7 @@ def reports(paths: Sequence[str]) -> Report:
 if __name__ == "__main__":
     measured = DataFolder(CHECKOUT_DATA, split=False)
     found = reports(sys.argv[1:]) if len(sys.argv) > 1 else validate(measured, tuple(TABLES))
-    README.write_text(refreshed(README.read_text(), found))
+    for area in TABLES:
+        page = ACCURACY / f"{area}.md"
+        page.write_text(refreshed(page.read_text(), found))
     NOTES.write_text(annotated(NOTES.read_text(), found))

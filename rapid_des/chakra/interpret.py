@@ -27,13 +27,7 @@ from rapid_des.chakra.dependencies import (
     topological_order,
     with_chains,
 )
-from rapid_des.chakra.groups import (
-    Labels,
-    attribute_labels,
-    by_first_appearance,
-    group_labels,
-    stream_labels,
-)
+from rapid_des.chakra.groups import Labels, attribute_labels, by_first_appearance, group_labels, stream_labels
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 from rapid_des.errors import ConfigError
 from rapid_des.inputs import TRACE, open_input

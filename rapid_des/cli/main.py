@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("rapid_des.cli.serve:serve", "Simulate a server that requests reach over time."),
     "capacity": ("rapid_des.cli.capacity:capacity", "Find a server's highest load, and a load's fleet."),
     "rollout": ("rapid_des.cli.rollout:rollout", "Predict a step of reinforcement learning."),
+    "goodput": ("rapid_des.cli.goodput:goodput", "Predict a training run of weeks with failures in it."),
     "replay": ("rapid_des.cli.replay:replay", "Replay Chakra traces on a machine."),
     "trace": ("rapid_des.cli.trace:trace", "Show, check, convert and write Chakra traces."),
     "topology": ("rapid_des.cli.topology:topology", "Show, route, check and benchmark a machine's fabric."),

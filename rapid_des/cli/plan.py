@@ -21,7 +21,7 @@ from rapid_des.cli.options import (
 )
 from rapid_des.config import Document
 from rapid_des.errors import ConfigError
-from rapid_des.report.pictures.charts import draw_tornado
+from rapid_des.report.pictures.studies import draw_tornado
 from rapid_des.report.plan_text import part_speedup_report, plan_report, sensitivity_report
 from rapid_des.report.writing import check_outputs, write_text
 from rapid_des.simulation import MODES

@@ -18,6 +18,7 @@ from rapid_des.frontend.software import Software
 from rapid_des.machine import MachineSpec
 from rapid_des.network.collectives.written import WrittenFile
 from rapid_des.report.writing import field_lines
+from rapid_des.runs.spec import ReliabilitySpec
 from rapid_des.serving.rollout import RolloutSpec
 from rapid_des.studies.spaces import StudySpec
 from rapid_des.values import asdict
@@ -32,6 +33,7 @@ SCHEMAS: Mapping[str, type[Spec]] = {
     "rollout": RolloutSpec,
     "collective": WrittenFile,
     "study": StudySpec,
+    "reliability": ReliabilitySpec,
 }
 
 

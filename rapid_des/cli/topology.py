@@ -118,7 +118,7 @@ def check(machine: str, settings: tuple[str, ...], faults: tuple[str, ...], as_j
 @plot_option
 def bench(machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **options: Any) -> None:
     """Time a collective over a range of sizes, beside its lower bounds."""
-    from rapid_des.report.pictures.charts import draw_collective
+    from rapid_des.report.pictures.studies import draw_collective
     from rapid_des.report.study_text import collective_report
     from rapid_des.studies import collective_bench as study
 

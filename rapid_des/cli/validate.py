@@ -11,7 +11,7 @@ import click
 from rapid_des.cli.main import progress
 from rapid_des.cli.options import echo, force_option
 from rapid_des.errors import InputError
-from rapid_des.report.pictures.charts import draw_residuals
+from rapid_des.report.pictures.studies import draw_residuals
 from rapid_des.report.study_text import validation_report
 from rapid_des.report.writing import check_folder, refuse_present, require_extra
 

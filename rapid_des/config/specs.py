@@ -23,9 +23,9 @@ from rapid_des.config.texts import Tree
 from rapid_des.errors import ConfigError
 from rapid_des.units import Quantity
 
-Kind: TypeAlias = Literal["machine", "device", "job", "model", "software", "rollout", "study"]
+Kind: TypeAlias = Literal["machine", "device", "job", "model", "software", "rollout", "study", "reliability"]
 
-KINDS: tuple[Kind, ...] = ("machine", "device", "job", "model", "software", "rollout", "study")
+KINDS: tuple[Kind, ...] = ("machine", "device", "job", "model", "software", "rollout", "study", "reliability")
 _FOLDERS: dict[str, str] = {
     "machine": "topologies",
     "device": "topologies/devices",
@@ -34,6 +34,7 @@ _FOLDERS: dict[str, str] = {
     "software": "workloads/software",
     "rollout": "workloads/rollouts",
     "study": "workloads/studies",
+    "reliability": "workloads/reliability",
 }
 _PACKAGE = Path(__file__).parents[1]
 

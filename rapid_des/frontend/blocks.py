@@ -47,11 +47,7 @@ from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.block_groups import followed_groups, groups_run_together, inner_axes
 from rapid_des.frontend.build import PricedJob, price_job
 from rapid_des.frontend.groups import GROUP_SLOTS, GROUPS
-from rapid_des.frontend.inference import (
-    ServingPass,
-    pass_key,
-    passes,
-)
+from rapid_des.frontend.inference import ServingPass, pass_key, passes
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.parts import HEAD, NORMS, PieceKey, stage_sections
 from rapid_des.frontend.schedules.schedule import PassKind
@@ -64,13 +60,7 @@ from rapid_des.frontend.template import (
     make_piece,
     retimed,
 )
-from rapid_des.frontend.trace import (
-    FinishedProgram,
-    JobTrace,
-    ProgramWriter,
-    Segment,
-    assemble,
-)
+from rapid_des.frontend.trace import FinishedProgram, JobTrace, ProgramWriter, Segment, assemble
 from rapid_des.values import replace
 
 OUTER_LINES = (("cp",), ("cp", "dp"), ("pp",))

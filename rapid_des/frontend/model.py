@@ -30,15 +30,9 @@ from rapid_des.frontend.matrices import (
     gather_gradient,
     reduce_output,
 )
-from rapid_des.frontend.operations import (
-    Operation,
-    OperatorList,
-    Shard,
-    norm_backward,
-    norm_forward,
-)
+from rapid_des.frontend.operations import Operation, OperatorList, Shard, norm_backward, norm_forward
+from rapid_des.frontend.passes import following
 from rapid_des.frontend.spec import ModelSpec
-from rapid_des.frontend.split_backward import following
 from rapid_des.values import replace
 
 

@@ -27,11 +27,11 @@ from rapid_des.frontend.model import (
     prediction_forward,
 )
 from rapid_des.frontend.operations import Operation, OperatorList, Shard
+from rapid_des.frontend.passes import backward_halves
 from rapid_des.frontend.schedules.schedule import PassKind, direction_of
 from rapid_des.frontend.software import HostSpec
 from rapid_des.frontend.spec import AdaptersSpec
 from rapid_des.frontend.speculation import drafting
-from rapid_des.frontend.split_backward import backward_halves
 from rapid_des.frontend.template import (
     PORTS,
     Domain,

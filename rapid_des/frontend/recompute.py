@@ -15,8 +15,8 @@ from typing import Literal, TypeAlias
 from rapid_des.frontend.layers import Layer
 from rapid_des.frontend.layers.layer import CORE, LayerKind, Sublayer
 from rapid_des.frontend.operations import Operation, Shard
+from rapid_des.frontend.passes import following
 from rapid_des.frontend.spec import TrainingSpec
-from rapid_des.frontend.split_backward import following
 from rapid_des.frontend.template import INPUT
 from rapid_des.values import replace
 

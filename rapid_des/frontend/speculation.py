@@ -24,8 +24,8 @@ from msgspec import structs
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.model import Model, embedding_forward, model_of, projected, sampling
 from rapid_des.frontend.operations import FEW_TOKENS, Operation, RequestGroup, Shard
+from rapid_des.frontend.passes import following
 from rapid_des.frontend.spec import ModelSpec, SpeculativeSpec
-from rapid_des.frontend.split_backward import following
 from rapid_des.values import replace
 
 ShardOf: TypeAlias = Callable[[Job, tuple[RequestGroup, ...]], Shard]

@@ -12,7 +12,6 @@ from typing import TypeAlias
 from msgspec import Struct, field
 
 from rapid_des.device.operators import OperatorModel
-from rapid_des.frontend.interleave import Interleaved, interleaved, travels
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.offload import Activations
 from rapid_des.frontend.optimizers import (
@@ -25,6 +24,7 @@ from rapid_des.frontend.optimizers import (
     zero_gradients,
 )
 from rapid_des.frontend.parts import NORMS, PieceKey, Pieces, part_pieces, unit_gathers
+from rapid_des.frontend.passes import Interleaved, interleaved, travels
 from rapid_des.frontend.schedules.schedule import Item, PassKind, PassResult
 from rapid_des.frontend.template import (
     GATE,

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rapid_des.device.operators import DTYPE_BITS, Vector
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import Operation
-from rapid_des.frontend.split_backward import following
+from rapid_des.frontend.passes import following
 from rapid_des.frontend.template import FROZEN, INPUT, Domain
 from rapid_des.values import replace
 

@@ -16,13 +16,7 @@ from msgspec import Struct, structs
 
 from rapid_des.arrays import Int64s
 from rapid_des.errors import TopologyError
-from rapid_des.network.fabric import (
-    Block,
-    Fabric,
-    check_bandwidth,
-    endpoints_of_a_plane,
-    with_lanes,
-)
+from rapid_des.network.fabric import Block, Fabric, check_bandwidth, endpoints_of_a_plane, with_lanes
 from rapid_des.network.protocol import MOST_LATENCY
 from rapid_des.network.specs import (
     AnyDimension,

@@ -22,8 +22,8 @@ from rapid_des.chakra.trace import (
 from rapid_des.device.device import Device
 from rapid_des.errors import TraceError, UnsupportedByEngine
 from rapid_des.program.builders import NOTHING, MemberVisit, NodeExpansion, rank_program
-from rapid_des.program.collectives.candidates import CollectiveCall, cut_in_chunks
 from rapid_des.program.collectives.lower import Communication
+from rapid_des.program.collectives.plans import CollectiveCall, cut_in_chunks
 from rapid_des.program.contention import with_contention
 from rapid_des.program.groups import Along, Channel, Geometry, GroupTable, SlotNumbers, Whole
 from rapid_des.program.program import NONE, RankProgram

@@ -25,7 +25,7 @@ from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.machine import Machine
 from rapid_des.program.builders import make_template
-from rapid_des.program.collectives.candidates import AxisPhase
+from rapid_des.program.collectives.plans import AxisPhase
 from rapid_des.program.program import NONE, TaskEdges, Template
 from rapid_des.program.routes import signatures
 

@@ -37,8 +37,8 @@ from rapid_des.modes.execution import Run
 from rapid_des.modes.pricing import as_used
 from rapid_des.network.collectives.libraries.library import library_name
 from rapid_des.network.specs import AUTO
-from rapid_des.program.collectives.candidates import PLAIN, SCALAR, SEND, ServedCollective
 from rapid_des.program.collectives.library import libraries_of
+from rapid_des.program.collectives.plans import PLAIN, SCALAR, SEND, ServedCollective
 from rapid_des.report.measured import GEMM_DTYPES, JOBS, MEASURED
 from rapid_des.units import Duration, seconds
 from rapid_des.values import fields, replace

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from rapid_des.program.collectives.candidates import ServedCollective
+from rapid_des.program.collectives.plans import ServedCollective
 from rapid_des.report.evidence import (
     LEVEL,
     Basis,

@@ -24,8 +24,7 @@ from msgspec import Struct, field
 from rapid_des.errors import DeadlockError, InputError
 from rapid_des.serving.batch import Costs
 from rapid_des.serving.engine import Engine, Process
-from rapid_des.serving.lockstep import LockstepGroup, LockstepReplica
-from rapid_des.serving.pipelined import PipelinedReplica
+from rapid_des.serving.pipelined import LockstepGroup, LockstepReplica, PipelinedReplica
 from rapid_des.serving.records import Stop
 from rapid_des.serving.replica import Replica
 from rapid_des.serving.requests import Request

@@ -29,7 +29,7 @@ from rapid_des.network.fabric import Fabric
 from rapid_des.network.metrics import bisection
 from rapid_des.network.protocol import payload_bandwidth_bound
 from rapid_des.network.specs import AUTO, Choice
-from rapid_des.program.collectives.candidates import CollectiveCall, ServedCollective
+from rapid_des.program.collectives.plans import CollectiveCall, ServedCollective
 from rapid_des.program.collectives.select import Planner
 from rapid_des.program.routes import geometry
 from rapid_des.report.result import Result

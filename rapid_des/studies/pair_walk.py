@@ -21,8 +21,8 @@ from msgspec import Struct, field
 
 from rapid_des.arrays import Int64s
 from rapid_des.frontend import Job
-from rapid_des.frontend.interleave import interleaved, travels
 from rapid_des.frontend.parts import HEAD, ModelSection, PieceKey
+from rapid_des.frontend.passes import interleaved, travels
 from rapid_des.frontend.schedules.schedule import Item, Order, PassKind, PassResult
 from rapid_des.frontend.template import STREAMS, PieceColumn, PricedPiece, chain
 from rapid_des.studies.earliest import End, Times

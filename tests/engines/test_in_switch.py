@@ -12,7 +12,7 @@ from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.modes.symmetry import Budget, fold
 from rapid_des.network.collectives import IN_SWITCH, demand, prove
 from rapid_des.network.faults import parse_fault
-from rapid_des.program.collectives.candidates import CollectiveCall
+from rapid_des.program.collectives.plans import CollectiveCall
 from rapid_des.program.collectives.select import Planner
 from rapid_des.program.lowering import lower
 from rapid_des.program.routes import geometry, signatures

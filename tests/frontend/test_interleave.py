@@ -7,7 +7,7 @@ from rapid_des.chakra.trace import CollectiveType, NodeKind
 from rapid_des.errors import ConfigError, UnsupportedByEngine
 from rapid_des.frontend import build, load_job
 from rapid_des.frontend.blocks import blocks
-from rapid_des.frontend.interleave import interleaved, travels
+from rapid_des.frontend.passes import interleaved, travels
 from rapid_des.frontend.schedules.schedule import in_flight
 from rapid_des.frontend.template import GATE, INPUT, SECOND, GradientMark, PieceNode, Writer, make_piece
 from rapid_des.machine import load_machine

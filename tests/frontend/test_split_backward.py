@@ -7,7 +7,7 @@ import pytest
 from rapid_des.config import preset_names
 from rapid_des.frontend import load_job
 from rapid_des.frontend.parts import training_lists
-from rapid_des.frontend.split_backward import backward_halves
+from rapid_des.frontend.passes import backward_halves
 from rapid_des.frontend.template import INPUT
 
 

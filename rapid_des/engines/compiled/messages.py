@@ -6,9 +6,16 @@ from rapid_des.compiling import compilable
 from rapid_des.engines.compiled.calendar import push
 from rapid_des.engines.compiled.flat import Flat
 from rapid_des.engines.compiled.instances import close_if_done, task_is_delivered, task_is_injected
-from rapid_des.engines.compiled.message_parts import next_part, part_arrives
 from rapid_des.engines.compiled.pools import FREE_TRANSFER, Pools, State
-from rapid_des.engines.compiled.queue_pairs import acknowledge, cut_rate, hand_over, open_pair, sends_notice
+from rapid_des.engines.compiled.queue_pairs import (
+    acknowledge,
+    cut_rate,
+    hand_over,
+    next_part,
+    open_pair,
+    part_arrives,
+    sends_notice,
+)
 from rapid_des.engines.compiled.replanned import end_member, end_step
 from rapid_des.engines.compiled.spraying import (
     choose_route,

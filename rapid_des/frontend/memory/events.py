@@ -19,9 +19,9 @@ from msgspec import Struct
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.operations import Operation
 from rapid_des.frontend.parts import Lists, ModelSection, PieceKey, training_lists
+from rapid_des.frontend.passes import gradient_bytes
 from rapid_des.frontend.routing import heaviest_place
 from rapid_des.frontend.schedules.schedule import Item, PassKind
-from rapid_des.frontend.split_backward import gradient_bytes
 from rapid_des.units import Size
 from rapid_des.values import replace
 

@@ -13,7 +13,7 @@ from rapid_des.modes.blocks.inner import BlockTimes
 from rapid_des.modes.blocks.steady import Repetition
 from rapid_des.modes.execution import Run
 from rapid_des.modes.mode_bound import UNBOUNDED, ModeBound
-from rapid_des.program.collectives.candidates import ServedCollective
+from rapid_des.program.collectives.plans import ServedCollective
 
 
 class BlockMode(Struct, frozen=True):

@@ -17,15 +17,9 @@ from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.blocks import Cuts, JobBlocks, PipelineBlock
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.machine import Machine
-from rapid_des.modes.blocks.reach import (
-    Outside,
-    basis_of,
-    group_keys,
-    keys_beside_health,
-    lowered_on,
-)
+from rapid_des.modes.blocks.reach import Outside, basis_of, group_keys, keys_beside_health, lowered_on
 from rapid_des.modes.execution import EngineChoice, execute, on_idle_links
-from rapid_des.program.collectives.candidates import ServedCollective
+from rapid_des.program.collectives.plans import ServedCollective
 from rapid_des.program.faults.slow_gpus import on_slow_gpus
 from rapid_des.program.lowering import Lowered, lower
 from rapid_des.program.program import NONE, Records

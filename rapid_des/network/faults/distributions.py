@@ -130,14 +130,21 @@ def distribution(text: str, key: str) -> Distribution:
 
     `ConfigError` says what is allowed.
     """
+    if key not in MEASURES:
+        raise ConfigError(f"{text}: not a number to be drawn; these are {', '.join(MEASURES)}", key=key)
+    return distribution_of(text, MEASURES[key], key)
+
+
+def distribution_of(text: str, measure: Measure, key: str) -> Distribution:
+    """Return the distribution that `name(arguments)` states for numbers of a measure.
+
+    `ConfigError` names the key and says what is allowed.
+    """
     called = _CALL.match(text.strip())
     if called is None or called[1] not in (*_FAMILIES, *_LISTS):
         names = ", ".join((*_FAMILIES, *_LISTS))
         raise ConfigError(f"{text!r} is no distribution; allowed: {names}, each with (…)", key=key)
-    if key not in MEASURES:
-        raise ConfigError(f"{text}: not a number to be drawn; these are {', '.join(MEASURES)}", key=key)
     name, arguments = called[1], [part for part in called[2].split(",") if part.strip()]
-    measure = MEASURES[key]
     try:
         if name in _LISTS:
             weighted = _LISTS[name](arguments, measure)

@@ -14,8 +14,8 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import NodeKind, RankTrace, TraceSet, node_table
 from rapid_des.machine import Machine
 from rapid_des.network.collectives.schedule import Schedule
-from rapid_des.program.collectives.candidates import AxisPhase, CollectiveCall, CollectivePlan
 from rapid_des.program.collectives.pacing import crossings, finish_times
+from rapid_des.program.collectives.plans import AxisPhase, CollectiveCall, CollectivePlan
 from rapid_des.program.collectives.templates import one_transfer
 from rapid_des.program.switch_trees import with_switches
 

@@ -40,8 +40,8 @@ from rapid_des.network.specs import (
     Nccl,
     Switched,
 )
-from rapid_des.program.collectives.candidates import AxisPhase, ServedCollective
 from rapid_des.program.collectives.pacing import TransferPaths, crossings, paced, paced_ring
+from rapid_des.program.collectives.plans import AxisPhase, ServedCollective
 from rapid_des.program.collectives.templates import like_template, one_transfer, transfer_template
 from rapid_des.program.program import Template
 from rapid_des.program.replicas import cut_of

@@ -32,7 +32,8 @@ from rapid_des.program.collectives.alone import (
     plan_alone,
     plan_schedules,
 )
-from rapid_des.program.collectives.candidates import (
+from rapid_des.program.collectives.library import LaidOut, Libraries
+from rapid_des.program.collectives.plans import (
     SEND,
     AxisPhase,
     CollectiveCall,
@@ -40,7 +41,6 @@ from rapid_des.program.collectives.candidates import (
     ServedCollective,
     served_by,
 )
-from rapid_des.program.collectives.library import LaidOut, Libraries
 from rapid_des.program.collectives.templates import Templates, fixed_message, fixed_template
 from rapid_des.program.groups import GroupTable
 from rapid_des.program.program import Template

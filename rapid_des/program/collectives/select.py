@@ -25,14 +25,12 @@ from rapid_des.program.collectives.candidates import (
     CHUNKS,
     TIE,
     ChoiceEstimate,
-    CollectiveCall,
-    CollectivePlan,
     GroupCollective,
     GroupLinks,
     candidates,
     first_of_best,
-    plan,
 )
+from rapid_des.program.collectives.plans import CollectiveCall, CollectivePlan, plan
 from rapid_des.program.collectives.simulate import ChoiceSimulator, Groups, can_be_simulated
 from rapid_des.program.replicas import has_cut
 from rapid_des.program.routes import COMPARED, all_pairs, distinguishing_pairs, route_keys

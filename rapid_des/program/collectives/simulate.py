@@ -22,13 +22,8 @@ from rapid_des.machine import Machine
 from rapid_des.network.collectives.schedule import Schedule
 from rapid_des.network.specs import Choice, Switching
 from rapid_des.program.collectives.alone import chain_and_load
-from rapid_des.program.collectives.candidates import (
-    AxisPhase,
-    CollectiveCall,
-    GroupCollective,
-    as_chosen,
-    cut_in_chunks,
-)
+from rapid_des.program.collectives.candidates import GroupCollective
+from rapid_des.program.collectives.plans import AxisPhase, CollectiveCall, as_chosen, cut_in_chunks
 from rapid_des.program.collectives.templates import template_of
 from rapid_des.program.program import NONE, Template
 from rapid_des.program.services import MessageSizes, hop_table, services_of, uncongested

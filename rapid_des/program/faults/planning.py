@@ -26,7 +26,7 @@ from rapid_des.machine import Machine
 from rapid_des.network.collectives import ALGORITHMS, IN_SWITCH
 from rapid_des.network.collectives.on_fabric import line_of, repaired, snakes
 from rapid_des.network.routing import UNREACHED, hops_from
-from rapid_des.program.collectives.candidates import AxisPhase, CollectiveCall, CollectivePlan, cut_in_chunks
+from rapid_des.program.collectives.plans import AxisPhase, CollectiveCall, CollectivePlan, cut_in_chunks
 from rapid_des.program.collectives.select import Planner
 from rapid_des.program.collectives.simulate import duration_alone
 from rapid_des.program.collectives.templates import template_of

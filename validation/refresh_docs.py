@@ -1,6 +1,8 @@
-"""Run the README's commands and write what they print below them, and its accuracy table.
+"""Run the commands of the README and of all pages of docs, and write what they print below them.
 
-`python -m validation.refresh_readme` rewrites its `$ rapid-des` blocks and what stands between the markers.
+`python -m validation.refresh_docs` rewrites the `$ rapid-des` blocks, and the tables between the markers: the
+errors of chosen topics (`docs/accuracy/kernels.md`), and the README's five rows, which repeat rows of
+`docs/accuracy`. With names of pages it rewrites the blocks of these alone.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ import contextlib
 import io
 import re
 import shlex
+import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,10 +20,14 @@ from typing import Any
 from rapid_des.cli.main import main
 from validation import open_folder, validate
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+KERNELS = ROOT / "docs" / "accuracy" / "kernels.md"
 BLOCK = re.compile(
     r"(```console\n\$ rapid-des (?P<words>[^\n|]+)(?:\| head -(?P<lines>\d+))?\n).*?(```)", re.DOTALL
 )
+FILE = re.compile(r"```\{code-block\} \w+\n:caption: (\S+)\n\n(.*?)```", re.DOTALL)
+"""A file that a page shows and its commands read."""
 TABLE = re.compile(r"(<!-- accuracy:[^\n]*-->\n).*?(<!-- end -->)", re.DOTALL)
 TOPICS = {
     "GEMM bf16, A100 SXM": "operators/gemm/A100-SXM4-80GB/bfloat16",
@@ -55,19 +63,40 @@ TOPICS = {
     "ns-3, flows share links, `fluid`": "network/ns3/contended",
     "ns-3, ruled by congestion control, `fluid`": "network/ns3/cc-dominated",
 }
+SHORT = (
+    ("GEMM bf16, H100 SXM", 3, 5),
+    ("attention prefill bf16, H100 SXM", 3, 5),
+    ("NCCL as run on 1 to 10 H100 nodes, from 256 MiB", 3, 5),
+    ("NVIDIA dgxc, H100, bf16", 4, 8),
+    ("vLLM under closed loops, time a token", 4, 8),
+)
+"""The README's rows: the name in `docs/accuracy`, the columns of the error and of the null model's."""
 
 
 def refreshed(text: str) -> str:
-    """Return the README with the output of its commands as of now."""
-    return BLOCK.sub(lambda block: f"{block[1]}{_printed(block['words'], block['lines'])}{block[4]}", text)
+    """Return a page with the output of its commands as of now; they run where the files that it shows are."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for name, content in FILE.findall(text):
+            Path(name).write_text(content, encoding="utf-8")
+        return BLOCK.sub(lambda block: f"{block[1]}{_printed(block)}{block[4]}", text)
 
 
-def _printed(words: str, lines: str | None) -> str:
+def _printed(block: re.Match[str]) -> str:
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
-        main(shlex.split(words))
-    kept = out.getvalue().splitlines()[: int(lines) if lines else None]
-    return "".join(f"{line.rstrip()}\n" for line in kept)
+        main(shlex.split(block["words"]))
+    lines = out.getvalue().splitlines()
+    return "".join(f"{line.rstrip()}\n" for line in lines[: int(block["lines"] or len(lines))])
+
+
+def short() -> str:
+    """Return the README's rows, each as `docs/accuracy` has it."""
+    pages = [path.read_text(encoding="utf-8") for path in sorted(KERNELS.parent.glob("*.md"))]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for page in pages for line in page.splitlines()]
+    known = {row[0]: row for row in cells if row}
+    rows = ["| what | error, % | simplest model, % |", "|---|---:|---:|"]
+    rows += [f"| {name} | {known[name][error]} | {known[name][null]} |" for name, error, null in SHORT]
+    return "".join(f"{row}\n" for row in rows)
 
 
 def accuracy(report: Mapping[str, Any]) -> str:
@@ -81,7 +110,19 @@ def accuracy(report: Mapping[str, Any]) -> str:
     return "".join(f"{row}\n" for row in rows)
 
 
+def _main(pages: list[Path]) -> None:
+    for page in pages or [README, *sorted((ROOT / "docs").rglob("*.md"))]:
+        page.write_text(refreshed(page.read_text(encoding="utf-8")), encoding="utf-8")
+    if not pages:
+        report = validate(open_folder(None), tuple(TOPICS.values()))
+        _fill(KERNELS, accuracy(report))
+        _fill(README, short())
+
+
+def _fill(page: Path, rows: str) -> None:
+    text = page.read_text(encoding="utf-8")
+    page.write_text(TABLE.sub(lambda found: f"{found[1]}{rows}{found[2]}", text), encoding="utf-8")
+
+
 if __name__ == "__main__":
-    text = refreshed(README.read_text())
-    report = validate(open_folder(None), tuple(TOPICS.values()))
-    README.write_text(TABLE.sub(lambda found: f"{found[1]}{accuracy(report)}{found[2]}", text))
+    _main([Path(name).resolve() for name in sys.argv[1:]])

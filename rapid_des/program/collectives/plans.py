@@ -1,0 +1,224 @@
+"""Which algorithm serves a collective of a trace on a machine: one template, or phases over dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import prod
+
+from msgspec import Struct
+
+from rapid_des.chakra.trace import CollectiveType, Exchange
+from rapid_des.errors import ConfigError, FabricCutError
+from rapid_des.machine import Machine
+from rapid_des.network.collectives import (
+    HIERARCHICAL,
+    IN_SWITCH,
+    Hierarchy,
+    Schedule,
+    ShapedCollective,
+    build_schedule,
+    chunk_phases,
+    collectives_of,
+    fits,
+    hierarchical,
+)
+from rapid_des.network.collectives.on_fabric import RingOrder, ordered_schedule
+from rapid_des.network.specs import AUTO, Choice
+from rapid_des.program.switch_trees import NO_TREES, Parents, TreesOver
+from rapid_des.values import replace
+
+PLAIN: Mapping[CollectiveType, str] = {kind: "ring" for kind in CollectiveType} | {
+    CollectiveType.BARRIER: "dissemination"
+}
+"""The algorithm for a dimension whose stated algorithm does not support the collective."""
+SEND = "send"
+"""The name of point-to-point messages in reports."""
+SCALAR = "one_shot"
+"""The algorithm of an all-reduce with fewer bytes than members, which can not be split."""
+
+
+class CollectiveCall(Struct, frozen=True):
+    """A collective as a trace issues it: `size` is the input buffer of each member in bytes."""
+
+    collective: CollectiveType
+    size: int
+    extents: tuple[int, ...]
+    """The group's geometry: the grid of its members by position, innermost first, else (members,)."""
+    dimensions: tuple[int, ...]
+    """The flat axes of the fabric along which the group lies; empty for a group that is no such grid."""
+    above: TreesOver = NO_TREES
+    exchange: Exchange | None = None
+    """How an all-to-all distributes its bytes where that is not evenly; None: evenly."""
+
+    @property
+    def members(self) -> int:
+        """Number of ranks that take part."""
+        return prod(self.extents)
+
+
+class AxisPhase(Struct, frozen=True):
+    """One phase of a chunk: a collective among those ranks that differ only along one axis of the group."""
+
+    axis: int | None
+    """Index into `CollectiveCall.extents`; None: all members on one logical ring."""
+    collective: CollectiveType
+    algorithm: str
+    size: int
+    chunks: int = 1
+    extents: tuple[int, ...] = ()
+    """The shape of the whole group, for algorithms that use it; empty: a plain group."""
+    parents: Parents = ()
+    """The tree of switches over the members, for algorithms that work in it."""
+    order: RingOrder = ()
+    """The member at each place of the algorithm's ring; empty: their own order."""
+
+    def schedule(self, members: int) -> Schedule:
+        """Return the phase's transfers among this many members."""
+        if self.order:
+            return ordered_schedule(
+                self.algorithm, self.collective, self.size, self.order, chunks=self.chunks
+            )
+        return build_schedule(
+            self.algorithm,
+            ShapedCollective(
+                self.collective,
+                self.extents or (members,),
+                self.size,
+                chunks=self.chunks,
+                parents=self.parents,
+            ),
+        )
+
+
+CollectivePlan = tuple[tuple[AxisPhase, ...], ...]
+"""The phases of each chunk, in order; chunks pipeline through them."""
+
+
+def plan(call: CollectiveCall, machine: Machine, auto: Callable[[], Choice]) -> CollectivePlan:
+    """Return how a machine does a collective; a `ConfigError` names a choice that does not fit.
+
+    One algorithm serves all members as one logical ring; one for each dimension serves a group of several
+    along each of them in turn, its chunks pipelining; a group along one dimension is served by that one's,
+    whole. What the machine file leaves open `auto` chooses, with one algorithm or one for each of the group's
+    own dimensions. `FabricCutError`: one inside switches has none left alive.
+    """
+    if call.collective is CollectiveType.ALL_REDUCE and call.size < call.members:
+        return ((AxisPhase(None, call.collective, SCALAR, call.size),),)
+    operation = call.collective.name.lower()
+    choice = machine.collectives.choice(operation)
+    stated = None if choice is None or choice.algorithm == AUTO else choice.algorithm
+    chunks = 1 if choice is None else int(choice.chunks)
+    several = len(set(call.dimensions)) > 1 and call.collective in HIERARCHICAL
+    if isinstance(stated, tuple) and several:
+        names = tuple(
+            _serving(name, call, machine, axis=axis) or PLAIN[call.collective]
+            for axis, name in enumerate(_per_axis(stated, call, machine))
+        )
+        return _along(names, chunks, call)
+    if isinstance(stated, tuple):
+        stated = _of_one_axis(stated, call, machine)
+        chunks = chunks if stated in IN_SWITCH else 1
+    elif stated is not None and call.collective not in collectives_of(stated) and _named(machine, operation):
+        does = ", ".join(kind.name.lower() for kind in CollectiveType if kind in collectives_of(stated))
+        problem = f"{stated!r} does not do {operation}; it does {does}"
+        raise ConfigError(problem, file=str(machine.path), key=f"collectives.{operation}")
+    name = None if stated is None else _serving(stated, call, machine, axis=None)
+    if name is None:
+        return as_chosen(auto(), call)
+    parents = call.above.whole if name in IN_SWITCH else ()
+    return ((AxisPhase(None, call.collective, name, call.size, chunks, call.extents, parents),),)
+
+
+def as_chosen(choice: Choice, call: CollectiveCall) -> CollectivePlan:
+    """Return the plan of an algorithm that `auto` chose, which never works inside switches."""
+    name, chunks = choice.algorithm, int(choice.chunks)
+    if isinstance(name, tuple):
+        return _along(name, chunks, call)
+    return ((AxisPhase(None, call.collective, name, call.size, chunks, call.extents),),)
+
+
+def _along(names: tuple[str, ...], chunks: int, call: CollectiveCall) -> CollectivePlan:
+    """Return the plan that goes through the dimensions of a group, each by its algorithm."""
+    phases = chunk_phases(call.collective, Hierarchy(call.extents, names), call.size, chunks=chunks)
+    return tuple(tuple(_phase(phase, call) for phase in chunk) for chunk in phases)
+
+
+def _phase(phase: hierarchical.DimensionPhase, call: CollectiveCall) -> AxisPhase:
+    parents = call.above.over(phase.dimension) if phase.algorithm in IN_SWITCH else ()
+    return AxisPhase(phase.dimension, phase.collective, phase.algorithm, phase.size, parents=parents)
+
+
+def _of_one_axis(stated: tuple[str, ...], call: CollectiveCall, machine: Machine) -> str | None:
+    """Return the algorithm of the dimension that a group lies along, if it is one.
+
+    A group in another order than that of the GPUs is served by it only inside switches.
+    """
+    if len(set(call.dimensions)) == 1:
+        return _per_axis(stated, call, machine)[0]
+    if call.above.axis is None:
+        return None
+    (name,) = _per_axis(stated, replace(call, dimensions=(call.above.axis,)), machine)
+    return name if name in IN_SWITCH else None
+
+
+def _named(machine: Machine, operation: str) -> bool:
+    return getattr(machine.collectives, operation) is not None
+
+
+def _serving(name: str, call: CollectiveCall, machine: Machine, *, axis: int | None) -> str | None:
+    """Return the algorithm if it serves the collective in this group.
+
+    One inside switches that the file names for the very collective is not replaced.
+    """
+    if call.collective not in collectives_of(name):
+        return None
+    members = call.members if axis is None else call.extents[axis]
+    if name not in IN_SWITCH or members == 1 or fits(name, call.above.over(axis), members):
+        return name
+    operation = call.collective.name.lower()
+    if not _named(machine, operation):
+        return None
+    need = "one switch that all members reach" if name == "nvls" else "switches that all members reach"
+    who = f"{members} members of group {call.above.who!r}"
+    problem = f"{name!r} needs {need} without passing a GPU; the {who} have none"
+    if call.above.cut:
+        raise FabricCutError(f"{machine.path}: collectives.{operation}: {problem} left, as links are dead")
+    raise ConfigError(problem, file=str(machine.path), key=f"collectives.{operation}")
+
+
+def _per_axis(stated: tuple[str, ...], call: CollectiveCall, machine: Machine) -> tuple[str, ...]:
+    axes = len(machine.fabric.axes)
+    if len(stated) == len(machine.fabric.extents) != axes:
+        stated = tuple(
+            name for name, extent in zip(stated, machine.fabric.extents, strict=True) for _ in extent
+        )
+    return tuple(stated[axis] for axis in call.dimensions)
+
+
+class ServedCollective(Struct, frozen=True, order=True):
+    """What served a collective of a size, or a send, in a run, and the GPU resources that it took."""
+
+    operation: str
+    ranks: int
+    size_bytes: int
+    """Bytes of each rank's input buffer; for a send, of the message."""
+    algorithm: str
+    """One algorithm for each dimension of the group, innermost first, or one for all."""
+    protocol: str = ""
+    """The library's protocol (ll, ll128, simple, …); empty for the machine's own algorithms."""
+    channels: int = 0
+    """The library's CTAs (thread blocks), each on an SM of its own."""
+    hbm_bytes: int = 0
+    """Bytes that a library reads from and writes to each GPU's HBM."""
+
+
+def served_by(call: CollectiveCall, chunks: CollectivePlan) -> ServedCollective:
+    """Return what serves a call by its plan."""
+    along = {phase.axis or 0: phase.algorithm for phase in chunks[0]}
+    algorithm = "/".join(along[axis] for axis in sorted(along))
+    return ServedCollective(call.collective.name.lower(), call.members, call.size, algorithm)
+
+
+def cut_in_chunks(chunks: CollectivePlan) -> bool:
+    """Return whether chunks follow one another: their messages then leave in order, not in turns of parts."""
+    return len(chunks) > 1 or chunks[0][0].chunks > 1

@@ -1,0 +1,52 @@
+"""The report of a training run with failures in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rapid_des.report.tables import Column, Part, Plain, Table, seconds_text
+from rapid_des.units import LongDuration, Size
+
+_US_PER_S = 1_000_000
+
+
+def goodput_report(plain: Plain, title: str) -> Iterator[Part]:
+    """Yield a report of what a result's JSON says."""
+    yield title
+    facts = {
+        "GPUs": f"{plain['gpus']:,}",
+        "goodput": _interval(plain["goodput"], ".2%"),
+        "ETTR": _interval(plain["ettr"], ".2%"),
+        "MFU": _interval(plain["mfu"], ".2%"),
+        "tokens a day": _interval(plain["tokens_per_day"], ".4g"),
+        "step": f"{seconds_text(plain['step_time_s'])}, {plain['steps']:,.0f} in {_long(plain['wall_s'])}",
+        "incidents": _interval(plain["incidents_total"], ",.1f"),
+    }
+    saved = plain["checkpoint"]
+    if saved is not None:
+        every = f"every {saved['steps_between']:,} steps ({_long(saved['interval_s'])})"
+        facts["checkpoints"] = f"{Size(saved['bytes'])} {every}, stall {_long(saved['stall_s'])}"
+    repaired = plain["nodes_in_repair"]
+    facts["nodes in repair"] = f"{repaired['mean']:.3g} on average, at most {repaired['most']}"
+    facts["replications"] = f"{plain['replications']:,} from seed {plain['seed']}"
+    yield facts
+    wall = plain["wall_s"]
+    rows = [{"name": name.replace("_", " "), "time": time, "share": time / wall}
+            for name, time in plain["time_s"].items()]  # fmt: skip
+    names = (Column("name", "", width=24), Column("time", "", _long, 12), Column("share", "", ".2%", 8))
+    yield Table("wall time by cause", names, rows)
+    counts = sorted(plain["incidents"].items(), key=lambda each: -each[1])
+    incidents = [{"name": name, "number": number} for name, number in counts if number]
+    yield Table(
+        "incidents by class", (Column("name", "", width=24), Column("number", "", ".4g", 12)), incidents
+    )
+
+
+def _interval(estimate: Plain, form: str) -> str:
+    if estimate["low"] is None:
+        return format(estimate["mean"], form)
+    return f"{estimate['mean']:{form}} (95 %: {estimate['low']:{form}} to {estimate['high']:{form}})"
+
+
+def _long(seconds: float) -> str:
+    return str(LongDuration(round(seconds * _US_PER_S)))

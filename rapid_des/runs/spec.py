@@ -1,0 +1,143 @@
+"""The file kind `reliability`: what fails how often, what is done then, and how the run is saved."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from rapid_des.config import Spec
+from rapid_des.frontend.layer_spec import Count
+from rapid_des.runs.laws import Exponential, Law
+from rapid_des.units import Bandwidth, FailureRate, LongDuration, Size
+
+
+class ObservedFailures(Spec, frozen=True):
+    """Failures that were counted over a fleet."""
+
+    failures: Annotated[int, Meta(ge=0)]
+    """The number of failures."""
+    parts: Count
+    """The number of parts that were observed."""
+    period: LongDuration
+    """The time over which all of them were observed."""
+
+
+class PartClass(Spec, frozen=True):
+    """A class of parts that fail independently of one another, and what a failure does.
+
+    One of `mtbf`, `rate` and `observed` states how often; a law `empirical` or `log` states it by itself.
+    """
+
+    name: Annotated[str, Meta(min_length=1)]
+    """The name of the class, as reports print it."""
+    per: str = "gpu"
+    """The unit that holds the parts: gpu, node, job, or a name in `domains`."""
+    count: Count = 1
+    """The number of parts in each unit."""
+    mtbf: LongDuration | None = None
+    """The mean time between failures of one part."""
+    rate: FailureRate | None = None
+    """The failure rate of one part."""
+    observed: ObservedFailures | None = None
+    """The failures counted over a fleet, from which the rate of one part follows."""
+    law: Law = Exponential()
+    """The law of the times between failures of one part."""
+    age: LongDuration | None = None
+    """The age of all parts at the start of the run; unset: new. A part that has failed is replaced by a new
+    one.
+    """
+    takes: str = "node"
+    """The unit that is replaced after a failure: node, nothing (the same nodes go on), or a name in
+    `domains`, whose nodes are all replaced.
+    """
+    detection: str | None = None
+    """The time from a failure to its detection; unset: as for the whole file."""
+    diagnosis: str | None = None
+    """The time from the detection until the broken part is known; unset: as for the whole file."""
+    repair: str | None = None
+    """The time until a replaced node is back among the spares; unset: as for the whole file."""
+
+
+class CheckpointSpec(Spec, frozen=True):
+    """How the state of the run is saved; bytes follow from the memory that the job's state needs."""
+
+    interval: str
+    """The training time between two checkpoints, rounded up to whole steps, or auto: the interval with the
+    least expected time under the stated failures.
+    """
+    scheme: Literal["synchronous", "asynchronous"] = "synchronous"
+    """Whether training waits until a checkpoint is stored, or only until the host has a copy."""
+    stall: LongDuration | None = None
+    """The time that training waits for a checkpoint. Unset: the bytes over `storage`, or asynchronous the
+    largest GPU's bytes over `host_link`.
+    """
+    write: LongDuration | None = None
+    """The time that an asynchronous checkpoint takes from the host's copy until it is stored. Unset: the
+    bytes over `storage`.
+    """
+    storage: Bandwidth | None = None
+    """The bandwidth of the storage, for all GPUs together."""
+    capacity: Size | None = None
+    """The size of the storage; unset: not checked."""
+    host_link: Bandwidth | None = None
+    """The bandwidth between a GPU and its host's memory."""
+
+
+class RestartSpec(Spec, frozen=True):
+    """The phases of a restart in their order; each is a time or a distribution of times."""
+
+    allocate: str = "0 s"
+    """The time to allocate the nodes."""
+    image: str = "0 s"
+    """The time to fetch and start the software image."""
+    start: str = "0 s"
+    """The time to start the processes."""
+    communicators: str = "0 s"
+    """The time to set up the communicators, whatever the number of GPUs."""
+    communicators_per_gpu: LongDuration | None = None
+    """The additional time to set up the communicators for each GPU of the job; unset: none."""
+    load: str | None = None
+    """The time to load the checkpoint; unset: the bytes over the checkpoint's storage, if that is stated."""
+    warm_up: str = "0 s"
+    """The time to compile and to reach full speed."""
+
+
+class SparesSpec(Spec, frozen=True):
+    """Nodes of the machine that wait to replace others; hot ones are taken first, then warm, then cold."""
+
+    hot: Annotated[int, Meta(ge=0)] = 0
+    """The number of nodes that are ready at once."""
+    warm: Annotated[int, Meta(ge=0)] = 0
+    """The number of nodes that are ready after `warm_start`."""
+    cold: Annotated[int, Meta(ge=0)] = 0
+    """The number of nodes that are ready after `cold_start`."""
+    warm_start: str = "0 s"
+    """The time until a warm node is ready."""
+    cold_start: str = "0 s"
+    """The time until a cold node is ready."""
+
+
+class ReliabilitySpec(Spec, frozen=True):
+    """A reliability file."""
+
+    classes: tuple[PartClass, ...]
+    """The classes of parts that fail."""
+    detection: str
+    """The time from a failure to its detection, or a distribution of such times."""
+    diagnosis: str
+    """The time from the detection until the broken part is known."""
+    repair: str
+    """The time until a replaced node is back among the spares."""
+    domains: dict[str, Count] = {}
+    """The number of GPUs in each named unit, such as a rack or a pod; their ids are consecutive."""
+    checkpoint: CheckpointSpec | None = None
+    """How the state is saved; unset: a failure loses the whole run."""
+    restart: RestartSpec = RestartSpec()
+    """The phases of a restart."""
+    spares: SparesSpec | None = None
+    """The nodes of the machine that wait to replace others; unset: one is always at hand, as where other
+    jobs leave it. With none of them ready the run waits for a repair.
+    """
+    source: str = ""
+    """The document that the figures come from."""

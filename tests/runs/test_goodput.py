@@ -1,0 +1,146 @@
+"""Runs of jobs: the file kind, what it refuses, the command and its JSON."""
+
+import json
+
+import pytest
+
+from rapid_des import goodput
+from rapid_des.errors import ConfigError, InputError
+from rapid_des.frontend import load_job
+from rapid_des.machine import load_machine
+from rapid_des.runs.checkpoints import checkpoint_cost
+from rapid_des.runs.loading import load_reliability
+from tests.cli.shell import call, refused
+
+FILE = {
+    "classes": [{"name": "gpu", "mtbf": "2000 h"}],
+    "detection": "1 min",
+    "diagnosis": "lognormal(2 min, 0.5)",
+    "repair": "10 h",
+    "checkpoint": {"interval": "30 min", "storage": "10 GB/s"},
+    "restart": {"start": "3 min", "communicators_per_gpu": "10 ms"},
+}
+COMMAND = ("goodput", "llama2_7b_train", "--on", "dgx_a100", "--mode", "analytical")
+
+
+def changed(path, value):
+    tree = json.loads(json.dumps(FILE))
+    *above, last = path.split(".")
+    place = tree
+    for key in above:
+        place = place[int(key) if key.isdigit() else key]
+    place[last] = value
+    return tree
+
+
+@pytest.fixture(scope="module")
+def where():
+    return load_job("llama2_7b_train"), load_machine("dgx_a100")
+
+
+def run(where, file=FILE, **options):
+    return goodput(*where, file, **{"days": 30, "replications": 20, "mode": "analytical"} | options)
+
+
+def test_every_instant_of_every_replication_has_one_cause(where):
+    for length in ({}, {"days": None, "steps": 200_000}, {"days": None, "tokens": "1B"}):
+        for each in run(where, **length).replications:
+            assert sum(each.times.values()) == each.wall
+
+
+def test_without_failures_a_run_is_its_steps_to_the_picosecond(where):
+    never = FILE | {"classes": [{"name": "gpu", "rate": "0 /h"}], "checkpoint": None}
+    result = run(where, never, days=None, steps=1000, replications=2)
+    assert [each.wall for each in result.replications] == [1000 * int(result.step_time)] * 2
+    assert result.figures["goodput"].mean == 1
+
+
+def test_one_replication_is_played_again_alone(where):
+    alone = run(where, first=7, replications=1).replications[0]
+    assert run(where).replications[7].times == alone.times
+
+
+def test_a_checkpoint_has_the_bytes_of_the_job_once(where):
+    # 6.74e9 parameters of 2 bytes, and three states of 4 bytes, whatever the layout
+    cost = checkpoint_cost(load_reliability(FILE), where[0])
+    assert cost.size == pytest.approx(6.74e9 * 14, rel=0.01)
+    other = load_job(where[0], settings={"parallelism.tp": 8, "parallelism.pp": 1, "parallelism.dp": 1})
+    assert checkpoint_cost(load_reliability(FILE), other).size == pytest.approx(cost.size, rel=0.001)
+    assert cost.stall == pytest.approx(cost.size / 10e9 * 1e12, rel=1e-6)
+
+
+def test_an_interval_is_rounded_up_to_steps_and_auto_follows_the_failures(where):
+    result = run(where, replications=1)
+    every, step = result.plan.course.every, int(result.step_time)
+    assert (every - 1) * step < 1800 * 10**12 <= every * step
+    often, seldom = (
+        run(
+            where,
+            changed("checkpoint.interval", "auto") | {"classes": [{"name": "gpu", "mtbf": mtbf}]},
+            replications=1,
+        )
+        for mtbf in ("500 h", "2000 h")
+    )
+    assert seldom.plan.course.every == pytest.approx(2 * often.plan.course.every, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("classes.0.mtbf", "2000", "classes[0].mtbf: "),
+        ("classes.0.mtbf", "-3 h", "out of range; allowed: 0 to"),
+        ("classes.0.mtbf", "0 s", "classes[0].mtbf: 0 s is no time between failures"),
+        ("classes.0.rate", "3 /h", "mtbf and rate of mtbf, rate and observed is stated"),
+        ("classes.0.per", "rack", "classes[0].per: 'rack' is not one of gpu, node, job"),
+        ("domains", {"rack": 99}, "domains.rack: rack has 99 GPUs, DGX A100 has 8"),
+        ("detection", "soon", "detection: 'soon' is not a quantity"),
+        ("diagnosis", "gauss(1 min)", "diagnosis: 'gauss(1 min)' is no"),
+        ("spares", {"hot": 3}, "spares: 3 spare nodes and 1 of the job"),
+        ("checkpoint.capacity", "1 GiB", "checkpoint.capacity: a checkpoint of 87.86 GiB does not fit"),
+        ("checkpoint.interval", "1 s", "checkpoint.interval: 1 s is shorter than a checkpoint takes"),
+        ("checkpoint.intervall", "1 h", "did you mean 'interval'?"),
+        ("restart.start", "1", "restart.start: '1' has no unit"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_place(where, path, value, said):
+    tree = changed(path, value)
+    if path == "domains":
+        tree["classes"][0]["per"] = "rack"
+    with pytest.raises(ConfigError) as refusal:
+        run(where, tree)
+    assert said in str(refusal.value)
+
+
+def test_a_run_has_one_length(where):
+    for lengths in ({"days": None}, {"steps": 5}, {"days": -1}, {"days": None, "tokens": "15Q"}):
+        with pytest.raises(InputError):
+            run(where, **lengths)
+
+
+def test_the_command_prints_figures_that_add_up(tmp_path):
+    answer = call(*COMMAND, "--reliability", "llama3_h100", "--days", 20, "--replications", 5, "--json")
+    plain = answer.json
+    assert plain["goodput"]["low"] < plain["goodput"]["mean"] < plain["goodput"]["high"]
+    assert sum(plain["time_s"].values()) == pytest.approx(plain["wall_s"], rel=1e-12)
+    assert plain["wall_s"] == 20 * 86_400
+    rows = tmp_path / "rows.csv"
+    text = call(
+        *COMMAND, "--reliability", "llama3_h100", "--days", 20, "--replications", 5, "--rows", rows
+    ).out
+    assert "wall time by cause" in text
+    assert len(rows.read_text().splitlines()) == 1 + round(5 * plain["incidents_total"]["mean"])
+
+
+def test_the_command_refuses_in_one_line(tmp_path):
+    assert "no reliability file 'nothing'" in refused(call(*COMMAND, "--reliability", "nothing", "--days", 3))
+    stopped = call(
+        *COMMAND,
+        "--reliability",
+        "llama3_h100",
+        "--days",
+        3,
+        "--set",
+        "reliability.classes.2.observed.period=1 h",
+    )
+    assert "the mean time between failures is" in refused(stopped, 3)
+    assert len(stopped.err.splitlines()) == 1
