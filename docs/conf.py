@@ -24,6 +24,7 @@ myst_heading_anchors = 4
 html_theme = "furo"
 html_title = f"rapid_des {release}"
 html_copy_source = False
+html_show_copyright = False
 
 
 def setup(app: Any) -> None:  # noqa: ARG001 - Sphinx passes itself

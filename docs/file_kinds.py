@@ -14,6 +14,7 @@ ROOTS = {
     "JobSpec": "job",
     "ModelSpec": "model",
     "Software": "software",
+    "ReliabilitySpec": "reliability",
     "RolloutSpec": "rollout",
     "StudySpec": "study",
 }
@@ -31,7 +32,7 @@ def file_page(kind: str, schema: Schema) -> str:
         one = schema["$defs"][name]
         if name != root:
             lines += [f"({kind}-{name.lower()})=", "", f"## {name}", ""]
-        lines += [_plain(one.get("description", "").partition("\n\n")[0]), ""]
+        lines += [plain(one.get("description", "").partition("\n\n")[0]), ""]
         lines += _table(one, kind, root)
     return "\n".join(lines) + "\n"
 
@@ -66,7 +67,7 @@ def _table(one: Schema, kind: str, root: str) -> Iterator[str]:
     yield "| key | what it is | allowed | default |\n|---|---|---|---|"
     for key, value in one["properties"].items():
         default = "required" if key in one.get("required", ()) else _default(value.get("default"))
-        meaning = _plain(_UNITS.sub("", value.get("description", "")))
+        meaning = plain(_UNITS.sub("", value.get("description", "")))
         yield f"| `{key}` | {meaning} | {_allowed(value, kind, root)} | {default} |"
     yield ""
 
@@ -127,7 +128,8 @@ def _link(name: str, kind: str, root: str) -> str:
     return f"[{name}](#{kind}-{name.lower()})"
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
+    """Return text in which Markdown means nothing, but for what stands between backquotes."""
     parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
     return "".join(
         part.replace("|", r"\|") if part.startswith("`") else _SPECIAL.sub(r"\\\1", part) for part in parts

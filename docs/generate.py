@@ -23,13 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from file_kinds import file_page
+from file_kinds import file_page, plain
 
 import rapid_des
 from rapid_des.cli.main import cli, main
 
 VALIDATION = Path(__file__).parents[1] / "validation" / "README.md"
-_SPECIAL = re.compile(r"([\\*_<>|\[\]{}$])")
 
 
 def write(folder: Path) -> None:
@@ -65,12 +64,6 @@ def _printed(*words: str) -> str:
     with contextlib.redirect_stdout(out):
         main(words)
     return out.getvalue()
-
-
-def plain(text: str) -> str:
-    """Return text in which Markdown means nothing, but for what stands between backquotes."""
-    parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
-    return "".join(part if part.startswith("`") else _SPECIAL.sub(r"\\\1", part) for part in parts)
 
 
 def _command(command: click.Command, parent: click.Context, name: str, level: int) -> Iterator[str]:

@@ -29,6 +29,7 @@ from rapid_des.inputs import printable
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("rapid_des.cli.run:run", "Predict a job's step time on a machine."),
+    "why": ("rapid_des.cli.why:why", "Explain what a job's step waits for, and what would help."),
     "serve": ("rapid_des.cli.serve:serve", "Simulate a server that requests reach over time."),
     "capacity": ("rapid_des.cli.capacity:capacity", "Find a server's highest load, and a load's fleet."),
     "rollout": ("rapid_des.cli.rollout:rollout", "Predict a step of reinforcement learning."),

@@ -55,7 +55,7 @@ def _outside(rank: RankRun, repeated: Repetition | None) -> dict[tuple[str, str]
     """Return the picoseconds by part and name of a whole step, in which blocks are single nodes."""
     nodes = rank.lowered.traces.ranks[rank.position].nodes
     amounts, idle = rank.painted_whole(repeated)
-    short = _unnumbered(nodes.names)
+    short = unnumbered(nodes.names)
     named: Counter[tuple[str, str]] = Counter({("idle", OTHER): idle})
     for part, spent in amounts.items():
         sums = np.zeros(len(nodes.names), np.int64)
@@ -66,7 +66,7 @@ def _outside(rank: RankRun, repeated: Repetition | None) -> dict[tuple[str, str]
 
 
 @lru_cache(maxsize=256)
-def _unnumbered(nodes: tuple[str, ...]) -> tuple[str, ...]:
+def unnumbered(nodes: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of operators and of messages without layer and micro-batch numbers."""
     return tuple(_NUMBER.sub("", name) for name in operator_names(nodes))
 

@@ -1,0 +1,152 @@
+"""The critical path: its parts add up to the step, and what is on it, and only that, decides the end."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rapid_des.engines.simpy.engine import run
+from rapid_des.errors import TraceError
+from rapid_des.frontend import load_job
+from rapid_des.machine import load_machine
+from rapid_des.modes.execution import EngineChoice
+from rapid_des.program.free_messages import with_free_messages
+from rapid_des.program.lowering import lower
+from rapid_des.program.program import NONE, VisitKind
+from rapid_des.report.critical_path import critical_path
+from rapid_des.report.critical_path.walk import Chain, StepKind
+from rapid_des.simulation import replay, simulate
+from rapid_des.studies.changes import best_changes
+from rapid_des.values import replace
+from tests.engines.random_programs import machines, programs, traces
+from tests.program.machines import machine, ring
+from tests.program.tracing import ALL_REDUCE, Nodes, trace_set
+
+FEW = settings(max_examples=40, deadline=None)
+ONE = EngineChoice("simpy")
+
+
+def steps_of(program):
+    """The steps of the critical path of a program, and when it ends; nothing if it can not finish."""
+    try:
+        records = run(program)
+    except TraceError:  # ranks start an unordered stream's collectives in different orders
+        return [], 0
+    return (Chain(program, records).steps(), records.makespan) if records.finished else ([], 0)
+
+
+@FEW
+@given(programs(unordered=True, contention=True, late=True))
+def test_steps_follow_one_another_from_time_0_to_the_end(program):
+    steps, end = steps_of(program)
+    edges = [0, *(step.end for step in steps)]
+    assert [step.begin for step in steps] == edges[:-1]
+    assert edges[-1] == end
+
+
+@FEW
+@given(programs(timetables=True))
+def test_steps_follow_one_another_at_rates_that_change(program):
+    steps, end = steps_of(program)
+    assert sum(step.end - step.begin for step in steps) == end
+    assert all(before.end == after.begin for before, after in pairwise(steps))
+
+
+@st.composite
+def computing(draw):
+    """A program of kernels on ordered streams alone: its end is the longest path."""
+    rng = draw(st.randoms(use_true_random=False))
+    nodes = Nodes()
+    for _ in range(rng.randint(1, 30)):
+        after = tuple(sorted(rng.sample(range(len(nodes.rows)), min(len(nodes.rows), rng.randint(0, 2)))))
+        nodes.compute(rng.randint(1, 50) * 10, stream=rng.choice(["compute", "s0", "s1"]), after=after)
+    return lower(trace_set([nodes]), machine(ring(2))).program
+
+
+def with_work(program, visit, change):
+    """The program of one rank with the work of a visit changed."""
+    table = program.programs[0]
+    work = table.work.copy()
+    work[visit] += change
+    return replace(program, programs=(replace(table, work=work),))
+
+
+@FEW
+@given(computing())
+def test_what_is_on_the_path_decides_the_end_and_nothing_else_does(program):
+    steps, end = steps_of(program)
+    on_path = {step.visit for step in steps}
+    for visit in np.flatnonzero(program.programs[0].kind == VisitKind.COMPUTE).tolist():
+        if visit in on_path:
+            assert run(with_work(program, visit, 7)).makespan == end + 7
+        else:
+            assert run(with_work(program, visit, -7)).makespan == end
+
+
+def test_a_path_goes_on_at_the_rank_that_arrives_last():
+    early, late = Nodes(), Nodes()
+    early.collective(ALL_REDUCE, 64, after=early.compute(10_000))
+    late.collective(ALL_REDUCE, 64, after=late.compute(70_000))
+    result = replay(trace_set([early, late]), machine(ring(2)), engine=ONE)
+    path = critical_path(result)
+    # The second rank computes for 70 ns, and the all-reduce begins when it arrives.
+    first, second = path.parts
+    assert (first.cause, first.rank, first.start, first.length) == ("compute", 1, 0, 70_000)
+    assert (second.cause, second.start + second.length) == ("dp", result.step_time)
+
+
+def test_a_sender_does_not_wait_for_its_receiver():
+    sender, receiver = Nodes(), Nodes()
+    sender.compute(90_000, after=sender.send(1, 100, stream="s"), stream="c")
+    receiver.recv(0, 100, after=receiver.compute(95_000))
+    program = lower(trace_set([sender, receiver]), machine(ring(2))).program
+    records = run(program)
+    steps = Chain(program, records).steps()
+    # The receiver computes for 95 ns and is done when it arrives: its message is there already.
+    assert [step.kind for step in steps][0] is StepKind.SERVICE
+    assert sum(step.end - step.begin for step in steps) == records.makespan
+
+
+@pytest.mark.parametrize("mode", ["flattened", "analytical"])
+def test_parts_add_up_to_the_step_of_a_job(mode):
+    job = load_job("llama2_7b_train", settings=[("model.layers", "4")])
+    result = simulate(job, load_machine("dgx_a100"), mode=mode)
+    path = critical_path(result)
+    assert sum(part.length for part in path.parts) == result.step_time
+    assert sum(path.by_cause.values()) == result.step_time
+    assert path.as_json()["step_time_ps"] == result.step_time
+
+
+def test_parts_add_up_where_decode_steps_are_left_out():
+    few = [("model.layers", "2"), ("inference.output_length", "64"), ("inference.decode_steps", "3")]
+    job = load_job("llama2_7b_inference", settings=few)
+    result = simulate(job, load_machine("dgx_a100"), mode="analytical")
+    assert sum(part.length for part in critical_path(result).parts) == result.step_time
+
+
+@FEW
+@given(st.data())
+def test_free_messages_take_no_link_and_no_longer(data):
+    where = data.draw(machines())
+    lowered = lower(data.draw(traces(where.fabric.gpus, priorities=False)), where)
+    streams = {name for trace in lowered.traces.ranks for name in trace.nodes.streams}
+    before, after = run(lowered.program), run(with_free_messages(lowered, streams))
+    assert after.finished
+    assert after.hops == 0
+    assert after.makespan <= before.makespan
+    assert (after.finish != NONE).all()
+
+
+def test_the_best_changes_are_simulated_and_the_largest_saving_comes_first():
+    job, where = load_job("llama2_7b_train", settings=[("model.layers", "2")]), load_machine("dgx_a100")
+    result = simulate(job, where, mode="analytical")
+    changes = best_changes(job, where, result, critical_path(result), ONE)
+    steps = [change.step_time for change in changes]
+    assert steps == sorted(steps)
+    assert steps[-1] < result.step_time
+    faster = load_machine("dgx_a100", device_settings=[("tensor_peak.bf16", "2x")])
+    again = simulate(job, faster, mode="analytical")
+    assert changes[0].what == "tensor cores twice as fast"
+    assert abs(changes[0].step_time - again.step_time) <= again.step_time // 100
