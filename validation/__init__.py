@@ -19,12 +19,14 @@ silence. Rows that are known to be bad go to topics named `…/excluded-REASON`.
 from __future__ import annotations
 
 import importlib
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from rapid_des.device.calibration import is_calibration
 from rapid_des.errors import InputError
+from validation.jobs.sources import source_of
 from validation.measurements import DataFolder, open_folder
-from validation.scoring import Report, Row, Topic, score
+from validation.scoring import Report, Row, Topic, by_source, score
 
 __all__ = ["DataFolder", "Row", "Topic", "is_calibration", "open_folder", "score", "validate"]
 
@@ -103,7 +105,22 @@ def validate(
     else:
         unfinished = []
     absent = list(data.absent)
-    return {"topics": reports, "constants": constants, "absent": absent, "unfinished": unfinished}
+    return {
+        "topics": reports,
+        "by_source": _by_source([topic for topic in chosen if topic.name in reports]),
+        "constants": constants,
+        "absent": absent,
+        "unfinished": unfinished,
+    }
+
+
+def _by_source(topics: Sequence[Topic]) -> Report:
+    """Return the figures of each source of measured times of jobs, over all its topics that are scored."""
+    rows: dict[str, list[Row]] = defaultdict(list)
+    for topic in topics:
+        if topic.job_errors is not None and topic.unit in ("s", "ms") and "excluded" not in topic.name:
+            rows[source_of(topic.name)] += topic.rows()
+    return {source: by_source(found) for source, found in sorted(rows.items())}
 
 
 def _as_far_as_done(topics: Sequence[Topic], data: DataFolder) -> dict[str, Report]:

@@ -100,12 +100,13 @@ def jobs(topics: Sequence[Topic]) -> list[JobError]:
         if topic.job_errors is None or not name.startswith(JOBS) or "excluded" in name:
             continue
         among = next((few for set_, few in SAMPLED.items() if name.startswith(set_)), 1)
-        errors += topic.job_errors(partial(_is_sampled, among))
+        errors += topic.job_errors(partial(is_sampled, among))
         print(f"{name}: {len(errors)} jobs in all", file=sys.stderr)
     return errors
 
 
-def _is_sampled(among: int, case: str) -> bool:
+def is_sampled(among: int, case: str) -> bool:
+    """Return whether a case is one of those of a large set that are run."""
     return _hash(case) % among == 0
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from rapid_des.arrays import Floats
 from rapid_des.device.calibration import is_calibration
 from rapid_des.report.evidence import Origin
+from rapid_des.report.forecast import JobKind
 
 Report = dict[str, object]
 
@@ -37,7 +38,11 @@ class Row:
     """What the null model says; None where there is none."""
     unsupported: str = ""
     covered: bool | None = None
-    """Whether the measurement lies in the prediction's interval; None where there is none."""
+    """Whether the measurement lies in the interval of the prediction; None where there is none."""
+    forecast: float | None = None
+    """What the other sources forecast; None where there is no evidence."""
+    alone: float | None = None
+    """The prediction of the job that the table and the software's profile say, without a recipe."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,10 @@ class JobError:
     """Picoseconds of the critical rank by class."""
     alike: str
     """Equal for layouts of one job."""
+    model: str = ""
+    """The job's model."""
+    kind: JobKind | None = None
+    """What a forecast of the job depends on; None where there is none."""
 
 
 def _nothing(*_: object) -> None:
@@ -151,10 +160,47 @@ def _figures(rows: Sequence[Row], floor: float) -> Report:
         "p90_abs_pct": float(np.quantile(absolute, 0.9)) if signed else None,
         "max_abs_pct": max(means) if means else None,
         "null_mean_abs_pct": _mean(_case_means(null)),
+        "worst_row_pct": float(max(absolute)) if signed else None,
+        "profile_alone_mean_abs_pct": _row_mean(rows, "alone"),
+        "forecast_mean_abs_pct": _row_mean(rows, "forecast"),
         "covered_pct": _mean([100.0 * row.covered for row in rows if row.covered is not None]),
         "unsupported": dict(
             sorted(Counter(row.unsupported for row in rows if row.predicted is None).items())
         ),
+    }
+
+
+def _row_mean(rows: Sequence[Row], figure: str) -> float | None:
+    """Return the mean over rows of another figure's error in percent; None where no row has it."""
+    errors = [
+        abs(error_pct(row, getattr(row, figure), 0.0)) for row in rows if getattr(row, figure) is not None
+    ]
+    return _mean(errors)
+
+
+def by_source(rows: Sequence[Row]) -> Report:
+    """Return a source's figures over all of its rows: by row, whatever the split, each reading a row.
+
+    The null model is in-sample: its constants are medians of the rows themselves.
+    """
+    known = [row for row in rows if row.predicted is not None]
+    errors = np.array([error_pct(row, row.predicted or 0.0, 0.0) for row in known])
+    null = [abs(error_pct(row, row.null, 0.0)) for row in known if row.null is not None]
+    forecast = [error_pct(row, row.forecast, 0.0) for row in known if row.forecast is not None]
+    return {
+        "rows": len(known),
+        "mean_abs_pct": float(np.mean(np.abs(errors))) if known else None,
+        "bias_pct": float(np.mean(errors)) if known else None,
+        "median_abs_pct": float(np.median(np.abs(errors))) if known else None,
+        "p90_abs_pct": float(np.quantile(np.abs(errors), 0.9)) if known else None,
+        "worst_row_pct": float(np.max(np.abs(errors))) if known else None,
+        "profile_alone_mean_abs_pct": _row_mean(known, "alone"),
+        "forecast_mean_abs_pct": _row_mean(known, "forecast"),
+        "forecast_bias_pct": _mean(forecast),
+        "covered_pct": _mean([100.0 * row.covered for row in known if row.covered is not None]),
+        "in_sample_null_mean_abs_pct": _mean(null),
+        "null_is_better": bool(null) and bool(known) and fmean(null) < float(np.mean(np.abs(errors))),
+        "not_run": len(rows) - len(known),
     }
 
 

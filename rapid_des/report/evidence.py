@@ -21,6 +21,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -291,6 +292,8 @@ class Interval(Struct, frozen=True):
     """Number of measured jobs behind it."""
     source: str
     """Software and device of those jobs."""
+    median: Duration = Duration(0)
+    """Above and below which a measurement is as likely; 0: not known."""
 
     def holds(self, ratio: float) -> bool:
         """Return whether the time times this, a measured ratio to it, lies inside."""
@@ -371,8 +374,8 @@ def interval(time: int, work: Mapping[str, int], origin: Origin) -> Interval | N
     if not scale or len(errors) < _ENOUGH:
         return None
     low, high = quantiles(errors)
-    ends = [Duration(round(time * math.exp(scale * error))) for error in (low, high)]
-    return Interval(Duration(time), ends[0], ends[1], len(errors), source)
+    ends = [Duration(round(time * math.exp(scale * error))) for error in (low, high, median(errors))]
+    return Interval(Duration(time), ends[0], ends[1], len(errors), source, ends[2])
 
 
 def intervals(times: Mapping[str, int], work: Mapping[str, int], origin: Origin) -> dict[str, Interval]:

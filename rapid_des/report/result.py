@@ -38,6 +38,7 @@ from rapid_des.report.figures import (
     request_times,
     until_last_token,
 )
+from rapid_des.report.forecast import Forecast, JobKind, intervals_of, kind_of, of_interval
 from rapid_des.report.tables import html, share_table
 from rapid_des.units import Duration, Size, seconds
 from rapid_des.values import replace
@@ -153,11 +154,18 @@ class Result:
                 evidence.FIRST_TOKEN: requests.first_token,
                 evidence.PER_TOKEN: requests.per_output_token,
             }
-        found = {} if self.origin is None else evidence.intervals(times, self.work, self.origin)
-        if self.mode_bound is None:
-            return found
-        low, high = (end / max(self.step_time, 1) for end in (self.mode_bound.low, self.mode_bound.high))
-        return {name: each.widened(low, high) for name, each in found.items()}
+        return intervals_of(times, self.work, self.origin, self.kind, self.mode_bound)
+
+    @property
+    def kind(self) -> JobKind | None:
+        """What a forecast of a training step depends on; None of other runs."""
+        served = self.figures is None or self.figures.requests is not None
+        return None if served else kind_of(self.basis, self.work, self.breakdown)
+
+    @property
+    def forecast(self) -> Forecast | None:
+        """What a measurement of the step or of whole requests is expected to show; None without evidence."""
+        return of_interval(self.intervals.get(evidence.STEP))
 
     @property
     def origin(self) -> evidence.Origin | None:
@@ -302,6 +310,7 @@ class Result:
         plain: dict[str, Any] = {
             "step_time_s": seconds(self.step_time),
             "step_time_ps": int(self.step_time),
+            "forecast_s": None if self.forecast is None else self.forecast.as_json(),
             "breakdown_s": {part: seconds(spent) for part, spent in self.breakdown.items()},
             "attribution_ps": {
                 part: {name: int(spent) for name, spent in names.items()}

@@ -18,6 +18,7 @@ from rapid_des.report.evidence import (
     validation_text,
 )
 from rapid_des.report.figures import JobFigures, RequestTimes
+from rapid_des.report.forecast import Forecast
 from rapid_des.report.result import Result
 from rapid_des.report.tables import Part, Plain, Table, columns, share_table
 from rapid_des.units import Size
@@ -102,17 +103,22 @@ def _span(served: Sequence[ServedCollective]) -> str:
 
 def _figures(result: Result, figures: JobFigures) -> Iterator[Part]:
     rows = {"GPUs": f"{figures.gpus:,}"}
+    if result.forecast is not None:
+        rows["forecast"] = _forecast_text(result.forecast)
     if figures.requests is None:
-        rows["step time"] = f"{result.step_time}"
+        rows["step time"] = f"{result.step_time}{_simulated(result)}"
     else:
         rows |= _request_rows(result, figures.requests)
     if result.mode_bound is not None:
         rows |= result.mode_bound.row(result.step_time)
-    rows |= _interval_rows(result.intervals)
+    if figures.requests is not None:
+        rows |= _interval_rows(result.intervals)
     fullest = figures.memory.fullest
-    each = "" if figures.requests is None else f", {figures.tokens_per_s / figures.gpus:,.1f} a GPU"
-    rows["tokens/s"] = f"{figures.tokens_per_s:,.0f}{each}"
-    rows["MFU"] = f"{figures.mfu:.1%} of {figures.peak}, attention as far as causal"
+    slower = 1.0 if result.forecast is None else result.step_time / max(result.forecast.median, 1)
+    rate, simulated = slower * figures.tokens_per_s, f"{figures.tokens_per_s:,.0f}"
+    each = "" if figures.requests is None else f", {rate / figures.gpus:,.1f} a GPU"
+    rows["tokens/s"] = f"{rate:,.0f}{each}" + f" ({simulated} simulated)" * (result.forecast is not None)
+    rows["MFU"] = f"{slower * figures.mfu:.1%} of {figures.peak}, attention as far as causal"
     rows["memory"] = f"{fullest.peak / _GIB:.1f} of {figures.memory_capacity / _GIB:.1f} GiB"
     if figures.kv_cache is not None:
         pool = figures.kv_cache
@@ -126,6 +132,17 @@ def _figures(result: Result, figures: JobFigures) -> Iterator[Part]:
     yield "  " + ", ".join(f"{name} {size / _GIB:.1f} GiB" for name, size in parts if size >= _GIB / 20)
     if figures.shortage:
         yield {"out of memory": f"{figures.shortage}; simulated all the same"}
+
+
+def _forecast_text(expected: Forecast) -> str:
+    """Return where a measurement is expected, and by what evidence."""
+    evidence = f"{expected.jobs} measured jobs of {expected.source}"
+    return f"{expected.median}, {LEVEL:.0%} between {expected.low} and {expected.high} ({evidence})"
+
+
+def _simulated(result: Result) -> str:
+    """Return what a simulated time is called beside a forecast, and that there is none without evidence."""
+    return " simulated" if result.forecast is not None else " simulated; no measured jobs to forecast from"
 
 
 def _interval_rows(intervals: Mapping[str, Interval]) -> dict[str, str]:

@@ -62,7 +62,7 @@ def test_a_run_on_a_measured_device_tells_where_its_measurement_is_expected(resu
     assert expected.low < expected.high < 1.5 * result.step_time
     assert expected.high > 0.8 * result.step_time
     assert result.as_json()["intervals"]["step"]["cases"] == expected.cases
-    assert any(f"{expected.low} to {expected.high}" in line for line in text(result_report(result, "job")))
+    assert any(f"{expected.low} and {expected.high}" in line for line in text(result_report(result, "job")))
     assert result.light.intervals == result.intervals
 
 

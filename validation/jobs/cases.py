@@ -16,6 +16,7 @@ from rapid_des.frontend import Job, StageMemory, load_job, memory
 from rapid_des.frontend.operations import RequestGroup
 from rapid_des.machine import Machine, load_machine
 from rapid_des.report.evidence import Interval, Origin
+from rapid_des.report.forecast import JobKind
 from rapid_des.report.result import Result
 from rapid_des.serving.batch import Batch
 from rapid_des.serving.pools import of_replica, pools_of
@@ -107,6 +108,8 @@ class Outcome:
     work: Mapping[str, int] = field(default_factory=dict)
     origin: Origin | None = None
     """Of a step or a static batch: whose errors its times are expected to have."""
+    kind: JobKind | None = None
+    """Of a training step: what a forecast of it depends on."""
     memory: StageMemory | None = None
     """Of the first stage, where memory alone was asked for."""
     refusal: str = ""
@@ -149,6 +152,7 @@ def _outcome(result: Result) -> Outcome:
         intervals=result.intervals,
         work=result.work,
         origin=_origin(result),
+        kind=result.kind,
     )
 
 

@@ -17,6 +17,7 @@ from rapid_des.report.evidence import FIRST_TOKEN, PER_TOKEN, STEP
 from rapid_des.values import replace
 from validation.jobs.blame import Taken, errors_by_part
 from validation.jobs.cases import FIRST, TOO_LARGE, Case, Outcome
+from validation.jobs.sources import ratios_of
 from validation.jobs.workers import Runs, Watch
 from validation.measurements import Record, UnsupportedRow
 from validation.scoring import JobError, Row, Topic
@@ -169,7 +170,7 @@ def _first_of_served(members: Sequence[MeasuredJob]) -> bool:
 
 def _begin(runs: Runs, members: Sequence[MeasuredJob], watch: Watch) -> None:
     runs.watch = watch
-    runs.begin(case for row in members for case in row.cases)
+    runs.begin(case for row in members for case in (*row.cases, *([row.alone] if row.alone else ())))
 
 
 def _rows(runs: Runs, members: Sequence[MeasuredJob], *, split: bool) -> list[Row]:
@@ -182,9 +183,14 @@ def _row(runs: Runs, row: MeasuredJob, null: float | None) -> Row:
     if isinstance(outcome, str):
         return Row(row.case_id, row.measured, None, unsupported=outcome)
     predicted = row.figure(outcome)
-    interval = outcome.intervals.get(_NAMES.get(row.figure, ""))
-    covered = None if interval is None else interval.holds(row.measured / predicted)
-    return Row(row.case_id, row.measured, predicted, null, covered=covered)
+    alone = None if row.alone is None else runs.outcome(row.alone)
+    simple = None if alone is None or alone.refusal else row.figure(alone)
+    found = Row(row.case_id, row.measured, predicted, null, alone=simple)
+    if outcome.kind is None or outcome.origin is None or row.figure is not step_s:
+        return found
+    middle, low, high = ratios_of(row.topic, outcome.kind)
+    covered = low <= row.measured / predicted <= high
+    return replace(found, covered=covered, forecast=middle * predicted)
 
 
 def _job_errors(runs: Runs, members: Sequence[MeasuredJob], wanted: Callable[[str], bool]) -> list[JobError]:
@@ -200,6 +206,8 @@ def _job_errors(runs: Runs, members: Sequence[MeasuredJob], wanted: Callable[[st
             math.log(row.measured / row.figure(outcome)),
             outcome.work,
             _alike(row.cases[0]),
+            json.dumps(json.loads(row.cases[0].job)["model"], sort_keys=True),
+            outcome.kind,
         )
         for row, outcome in outcomes
         if not isinstance(outcome, str) and outcome.origin is not None

@@ -1,0 +1,262 @@
+"""What a measurement of a training step is expected to show, from the errors of other jobs.
+
+    published jobs ──► validation/fit_forecast.py ──► forecast.json (cells of jobs alike, scales)
+    a run's shares of work, software, GPU family, format ──► posterior ──► median, 80 % interval
+
+ln(measured / simulated) of a job is a mean, a slope for each class of work by its share of the step,
+effects of the software, the GPU family, the number format and experts, one of the source (who measured),
+and a rest. All but the mean have normal priors around 0, whose variances are those under which the other
+sources predict each source best (empirical Bayes): where evidence is thin an effect is small, and where
+there is none it is the field's mean. The forecast is the posterior's median of a source that nobody has
+seen; its interval holds the uncertainty of the effects, the sources and the rest. Jobs are as their sources
+say that they ran.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+from msgspec import Struct, convert, structs, to_builtins
+
+from rapid_des.arrays import Floats
+from rapid_des.modes.mode_bound import ModeBound
+from rapid_des.report.evidence import COMMUNICATION, ROUTER, STEP, Basis, Interval, Origin, intervals
+from rapid_des.units import Duration, seconds
+
+CLASSES = ("attention", "vector", "experts", "tp", "dp", "ep", "bubble", "host")
+"""Classes of work with a slope; matrix products are what is left of a step."""
+GROUPS = ("software", "family", "format", "experts")
+_CLASS_OF = {ROUTER: "experts", "cp": "tp", "pp": "bubble"}
+_WAITING = ("compute", "idle")
+_WIDE = 1.0
+"""The mean's standard deviation before anything is known."""
+
+
+class JobKind(Struct, frozen=True):
+    """What a job's ratio of measured to simulated time may depend on."""
+
+    software: str
+    family: str
+    format: str
+    experts: bool
+    shares: Mapping[str, float]
+    """The classes' shares of the step."""
+
+    def group(self, name: str) -> str:
+        """Return which of a group's members the job is."""
+        return str(getattr(self, name))
+
+
+class Cell(Struct, frozen=True):
+    """Measured jobs alike."""
+
+    source: str
+    kind: JobKind
+    jobs: int
+    error: float
+    """Median of ln(measured / simulated)."""
+
+
+class Scales(Struct, frozen=True):
+    """Standard deviations of what jobs differ by, and how many of its own a forecast's interval spans."""
+
+    slope: float
+    software: float
+    family: float
+    format: float
+    experts: float
+    source: float
+    rest: float
+    within: float
+    """The standard deviation among the jobs of one cell."""
+    width: float = 1.2816
+
+
+class Published(Struct, frozen=True):
+    """The content of `forecast.json`."""
+
+    scales: Scales
+    cells: tuple[Cell, ...]
+
+    @property
+    def jobs(self) -> int:
+        """Number of measured jobs."""
+        return sum(cell.jobs for cell in self.cells)
+
+    @property
+    def sources(self) -> int:
+        """Number of sources."""
+        return len({cell.source for cell in self.cells})
+
+
+class Forecast(Struct, frozen=True):
+    """Where a time's measurement is expected: the median, and the ends that hold it in 80 % of sources."""
+
+    median: Duration
+    low: Duration
+    high: Duration
+    jobs: int
+    """Number of measured jobs behind it."""
+    source: str
+    """What those jobs were."""
+
+    def as_json(self) -> dict[str, float]:
+        """Return plain data for JSON, in seconds."""
+        return {name: seconds(getattr(self, name)) for name in ("median", "low", "high")}
+
+
+class Posterior(Struct, frozen=True):
+    """What a table says of the effects."""
+
+    table: Published
+    mean: Floats
+    covariance: Floats
+    members: tuple[tuple[str, str], ...]
+
+    def ratio(self, kind: JobKind) -> tuple[float, float]:
+        """Return ln(measured / simulated) of a job of a source unseen: median and standard deviation."""
+        row, scales = _row(kind, self.members), self.table.scales
+        unseen = sum(
+            getattr(scales, name) ** 2 for name in GROUPS if (name, kind.group(name)) not in self.members
+        )
+        spread = scales.source**2 + scales.rest**2 + scales.within**2
+        variance = float(row @ self.covariance @ row) + unseen + spread
+        return float(row @ self.mean), math.sqrt(variance)
+
+
+def shares_of(work: Mapping[str, int], breakdown: Mapping[str, int]) -> dict[str, float]:
+    """Return the shares of a step by class of work, of its work as `work_of` gives it and its breakdown.
+
+    >>> shares_of({"gemm": 60, "attention": 20, "communication": 20}, {"compute": 80, "tp": 15, "cp": 5})
+    {'attention': 0.2, 'tp': 0.2}
+    """
+    whole = sum(breakdown.values()) or 1
+    kernels = {kind: time for kind, time in work.items() if kind != COMMUNICATION}
+    computed = sum(kernels.values()) or 1
+    parts = {kind: time / computed * breakdown.get("compute", 0) for kind, time in kernels.items()}
+    parts |= {part: float(time) for part, time in breakdown.items() if part not in _WAITING}
+    shares: dict[str, float] = {}
+    for part, time in parts.items():
+        name = _CLASS_OF.get(part, part if part in CLASSES or part == "gemm" else "dp")
+        if name in CLASSES and time:
+            shares[name] = shares.get(name, 0.0) + round(time / whole, 4)
+    return shares
+
+
+def kind_of(basis: Basis | None, work: Mapping[str, int], breakdown: Mapping[str, int]) -> JobKind | None:
+    """Return what a forecast of a priced step depends on; None of traces that state their durations."""
+    if basis is None or basis.device is None:
+        return None
+    family, shares = basis.device.family.name, shares_of(work, breakdown)
+    return JobKind(basis.software, family, basis.matrix_dtype, ROUTER in work, shares)
+
+
+def intervals_of(
+    times: Mapping[str, int],
+    work: Mapping[str, int],
+    origin: Origin | None,
+    kind: JobKind | None,
+    bound: ModeBound | None,
+) -> Mapping[str, Interval]:
+    """Return where the measurements of a run's times are expected: of a training step by its `kind`.
+
+    `bound` holds what the mode leaves out.
+    """
+    if origin is None:
+        return {}
+    whole = max(times[STEP], 1)
+    low, high = (1.0, 1.0) if bound is None else (bound.low / whole, bound.high / whole)
+    if kind is None:
+        found = intervals(times, work, origin)
+        return found if bound is None else {name: each.widened(low, high) for name, each in found.items()}
+    step = step_interval(times[STEP], kind)
+    if step is None:
+        return {}
+    ends = Duration(round(step.low * min(low, 1.0))), Duration(round(step.high * max(high, 1.0)))
+    return {STEP: structs.replace(step, low=ends[0], high=ends[1])}
+
+
+def step_interval(time: int, kind: JobKind) -> Interval | None:
+    """Return where a step's measurement is expected; None of a GPU family without measured jobs."""
+    known = table()
+    if kind.family not in {cell.kind.family for cell in known.cells}:
+        return None
+    middle, spread = posterior().ratio(kind)
+    half = known.scales.width * spread
+    low, median, high = (Duration(round(time * math.exp(middle + step))) for step in (-half, 0.0, half))
+    return Interval(Duration(time), low, high, known.jobs, f"{known.sources} published sources", median)
+
+
+def of_interval(expected: Interval | None) -> Forecast | None:
+    """Return the forecast that an interval of measured errors holds."""
+    if expected is None:
+        return None
+    return Forecast(expected.median, expected.low, expected.high, expected.cases, expected.source)
+
+
+def posterior_of(known: Published, *, without: Collection[str] = ()) -> Posterior:
+    """Return what the cells of a table say, without those of some sources."""
+    cells = [cell for cell in known.cells if cell.source not in without]
+    members = members_of(cells)
+    rows = rows_of(cells, members)
+    errors = np.array([cell.error for cell in cells])
+    weights = np.linalg.inv(noise_of(cells, known.scales))
+    prior = np.diag(1 / prior_of(members, known.scales) ** 2)
+    covariance = np.array(np.linalg.inv(rows.T @ weights @ rows + prior), np.float64)
+    return Posterior(known, covariance @ rows.T @ weights @ errors, covariance, members)
+
+
+def members_of(cells: Sequence[Cell]) -> tuple[tuple[str, str], ...]:
+    """Return the members of all groups that cells have, each with its group."""
+    return tuple(sorted({(name, cell.kind.group(name)) for cell in cells for name in GROUPS}))
+
+
+def rows_of(cells: Sequence[Cell], members: Sequence[tuple[str, str]]) -> Floats:
+    """Return what each effect counts in each cell: the mean, slopes, members of groups."""
+    return np.array([_row(cell.kind, members) for cell in cells])
+
+
+def noise_of(cells: Sequence[Cell], scales: Scales) -> Floats:
+    """Return the covariance of cells' errors: of their sources, themselves, and the jobs in them."""
+    sources = np.array([cell.source for cell in cells])
+    own = [scales.rest**2 + scales.within**2 / cell.jobs for cell in cells]
+    noise: Floats = np.diag(own) + scales.source**2 * np.equal.outer(sources, sources)
+    return noise
+
+
+def prior_of(members: Sequence[tuple[str, str]], scales: Scales) -> Floats:
+    """Return the standard deviations of the mean, the slopes and the effects before anything is known."""
+    effects = [getattr(scales, name) for name, _ in members]
+    return np.array([_WIDE, *(scales.slope for _ in CLASSES), *effects])
+
+
+def _row(kind: JobKind, members: Sequence[tuple[str, str]]) -> Floats:
+    shares = [kind.shares.get(name, 0.0) for name in CLASSES]
+    return np.array([1.0, *shares, *(float(kind.group(name) == member) for name, member in members)])
+
+
+@cache
+def table() -> Published:
+    """Return the published jobs."""
+    text = files(__package__).joinpath("forecast.json").read_text("utf-8")
+    return convert(json.loads(text), Published)
+
+
+@cache
+def posterior() -> Posterior:
+    """Return what all published jobs say."""
+    return posterior_of(table())
+
+
+def write(path: Path, known: Published) -> None:
+    """Write a table, a cell a line, and have forecasts read it."""
+    text = json.dumps(to_builtins(known), separators=(",", ":"))
+    path.write_text(text.replace('{"source"', '\n{"source"') + "\n", encoding="utf-8")
+    table.cache_clear()
+    posterior.cache_clear()

@@ -1,0 +1,191 @@
+"""Measured training steps behind forecasts, `rapid_des/report/forecast.json`, and what these are worth.
+
+    python -m validation.fit_forecast [DATA_FOLDER]
+
+runs the measured training jobs, puts those alike together, finds the scales under which the other sources
+predict each source best, writes the file, and prints how far off each source is when it is left out. Takes
+half an hour of two cores.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean, median
+
+import numpy as np
+from msgspec import structs
+
+from rapid_des.report import forecast
+from rapid_des.report.evidence import LEVEL, STEP
+from rapid_des.report.forecast import (
+    CLASSES,
+    GROUPS,
+    Cell,
+    JobKind,
+    Published,
+    Scales,
+    members_of,
+    noise_of,
+    posterior_of,
+    prior_of,
+    rows_of,
+)
+from validation import all_topics, open_folder
+from validation.fit_intervals import SAMPLED, is_sampled
+from validation.jobs.sources import source_of
+
+FILE = Path(forecast.__file__).with_name("forecast.json")
+START = Scales(
+    slope=0.03, software=0.06, family=0.03, format=0.03, experts=0.03, source=0.08, rest=0.06, within=0.0
+)
+LEAST, MOST = 0.0003, 0.5
+_GAIN, _LAST_STEP = 1e-4, 1.1
+_DIGITS = 4
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One measured step beside its simulation."""
+
+    source: str
+    alike: str
+    """Equal for jobs of one cell beside the source and the kind's groups."""
+    kind: JobKind
+    error: float
+    """ln(measured / simulated)."""
+
+
+def cells_of(jobs: Sequence[Measured]) -> tuple[tuple[Cell, ...], float]:
+    """Return jobs alike as cells, and the standard deviation of jobs within them (by medians)."""
+    groups: dict[tuple[str, ...], list[Measured]] = defaultdict(list)
+    for job in jobs:
+        groups[(job.source, job.alike, *(job.kind.group(name) for name in GROUPS))].append(job)
+    cells, within = [], [0.0]
+    for (source, *_), members in groups.items():
+        error = median(job.error for job in members)
+        means = {name: fmean(job.kind.shares.get(name, 0.0) for job in members) for name in CLASSES}
+        shares = {name: round(share, _DIGITS) for name, share in means.items() if share}
+        kind = structs.replace(members[0].kind, shares=shares)
+        cells.append(Cell(source, kind, len(members), round(error, _DIGITS)))
+        within += [abs(job.error - error) for job in members if len(members) > 2]
+    return tuple(cells), round(1.4826 * median(within), _DIGITS)
+
+
+def predictive(cells: Sequence[Cell], scales: Scales) -> float:
+    """Return the mean over sources of the logarithm of how likely each is by the others, per cell."""
+    members = members_of(cells)
+    rows = rows_of(cells, members)
+    covariance = noise_of(cells, scales) + rows @ np.diag(prior_of(members, scales) ** 2) @ rows.T
+    inverse = np.linalg.inv(covariance)
+    weighted = inverse @ np.array([cell.error for cell in cells])
+    sources = np.array([cell.source for cell in cells])
+    found = []
+    for source in dict.fromkeys(sources.tolist()):
+        mine = sources == source
+        spread = np.linalg.inv(inverse[np.ix_(mine, mine)])
+        missed, variances = spread @ weighted[mine], np.diag(spread)
+        found.append(float(np.mean(-0.5 * (missed**2 / variances + np.log(variances)))))
+    return fmean(found)
+
+
+def fitted(cells: Sequence[Cell], within: float) -> Scales:
+    """Return the scales with the best `predictive`, by a search along each."""
+    best = structs.replace(START, within=within)
+    most, step = predictive(cells, best), 2.0
+    while step > _LAST_STEP:
+        improved = False
+        for name in ("slope", *GROUPS, "source", "rest"):
+            for factor in (step, 1 / step):
+                value = min(max(getattr(best, name) * factor, LEAST), MOST)
+                trial = structs.replace(best, **{name: value})
+                score = predictive(cells, trial)
+                if score > most + _GAIN:
+                    best, most, improved = trial, score, True
+        step = step if improved else step**0.5
+    return structs.replace(
+        best, **{name: round(getattr(best, name), _DIGITS) for name in structs.asdict(best)}
+    )
+
+
+def left_out(jobs: Sequence[Measured]) -> Iterator[tuple[Measured, float, float]]:
+    """Yield each job with what the other sources forecast of it: median and standard deviation."""
+    cells, within = cells_of(jobs)
+    for source in dict.fromkeys(job.source for job in jobs):
+        others = tuple(cell for cell in cells if cell.source != source)
+        posterior = posterior_of(Published(fitted(others, within), others))
+        for job in jobs:
+            if job.source == source:
+                yield (job, *posterior.ratio(job.kind))
+
+
+def width_of(found: Sequence[tuple[Measured, float, float]]) -> float:
+    """Return how many standard deviations hold 80 % of a source's jobs, each source weighing the same."""
+    counts: dict[str, int] = defaultdict(int)
+    for job, _, _ in found:
+        counts[job.source] += 1
+    ranked = sorted(
+        (abs(job.error - middle) / spread, 1 / counts[job.source]) for job, middle, spread in found
+    )
+    reached = np.cumsum([weight for _, weight in ranked]) / len(counts)
+    return round(ranked[int(np.searchsorted(reached, LEVEL))][0], _DIGITS)
+
+
+def lines(found: Sequence[tuple[Measured, float, float]], width: float) -> Iterator[str]:
+    """Yield the lines of a table: sources left out, simulated and forecast, dense jobs and experts apart."""
+    yield "| source left out | rows | simulated | bias | forecast | bias | worst row | in the interval |"
+    yield "|---|---:|---:|---:|---:|---:|---:|---:|"
+    for experts, kind in ((False, "dense"), (True, "experts")):
+        mine = [each for each in found if each[0].kind.experts is experts]
+        for source in sorted({job.source for job, _, _ in mine}):
+            yield _line(f"{source}, {kind}", [each for each in mine if each[0].source == source], width)
+        yield _line(f"**all {kind}, by row**", mine, width)
+
+
+def _line(name: str, found: Sequence[tuple[Measured, float, float]], width: float) -> str:
+    off = {
+        what: [100 * math.expm1(factor * middle - job.error) for job, middle, _ in found]
+        for what, factor in (("simulated", 0.0), ("forecast", 1.0))
+    }
+    held = fmean(100.0 * (abs(job.error - middle) <= width * spread) for job, middle, spread in found)
+    cells = [f"{fmean(map(abs, errors)):.1f} | {fmean(errors):+.1f}" for errors in off.values()]
+    worst = max(off["forecast"], key=abs)
+    return f"| {name} | {len(found)} | {' | '.join(cells)} | {worst:+.0f} | {held:.0f} |"
+
+
+def measured(data_folder: Path | None) -> Iterator[Measured]:
+    """Yield the measured training steps, of large sets a sample."""
+    for topic in all_topics(open_folder(data_folder), ["training/"]):
+        if topic.job_errors is None or "excluded" in topic.name:
+            continue
+        among = next((few for start, few in SAMPLED.items() if topic.name.startswith(start)), 1)
+        for each in topic.job_errors(partial(is_sampled, among)):
+            if each.kind is not None and each.origin.figure == STEP:
+                yield Measured(
+                    source_of(topic.name), f"{each.origin.device} {each.model}", each.kind, each.error
+                )
+
+
+def main() -> None:
+    """Fit, write and judge."""
+    jobs = list(measured(Path(sys.argv[1]) if len(sys.argv) > 1 else None))
+    write(jobs)
+
+
+def write(jobs: Sequence[Measured]) -> None:
+    """Write the file of forecasts and print what they are worth."""
+    cells, within = cells_of(jobs)
+    found = list(left_out(jobs))
+    width = width_of(found)
+    scales = structs.replace(fitted(cells, within), width=width)
+    forecast.write(FILE, Published(scales, cells))
+    print(scales, *lines(found, width), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
