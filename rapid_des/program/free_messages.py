@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from rapid_des.arrays import Bools, Int32s
+from rapid_des.arrays import Bools
 from rapid_des.program.lowering import Lowered
 from rapid_des.program.program import NONE, Program, RankProgram, Template
 from rapid_des.values import replace
@@ -35,7 +36,11 @@ def with_free_messages(lowered: Lowered, streams: Collection[str]) -> Program:
     templates = [
         _free(template) if number in freed else template for number, template in enumerate(program.templates)
     ]
-    groups = tuple(replace(group, routes=_with_copies(group.routes, count)) for group in program.groups)
+    used = _used(program, programs)
+    groups = tuple(
+        replace(group, routes={template: group.routes[template % count] for template in sorted(used[number])})
+        for number, group in enumerate(program.groups)
+    )
     return replace(
         program, programs=tuple(programs), templates=(*program.templates, *templates), groups=groups
     )
@@ -49,8 +54,18 @@ def _visits_of(table: RankProgram, wanted: Bools) -> Bools:
     return chosen
 
 
-def _with_copies(routes: Mapping[int, Int32s], count: int) -> dict[int, Int32s]:
-    return {**routes, **{number + count: route for number, route in routes.items()}}
+def _used(program: Program, programs: Sequence[RankProgram]) -> dict[int, set[int]]:
+    """Return which templates each group's members use: folding expects routes of these alone."""
+    pairs = [
+        np.unique(np.stack((table.slot, table.template), 1)[table.template != NONE], axis=0).tolist()
+        for table in programs
+    ]
+    used = defaultdict[int, set[int]](set)
+    for binding in program.bindings:
+        groups = binding.groups.tolist()
+        for slot, template in pairs[binding.program]:
+            used[groups[slot]].add(template)
+    return used
 
 
 def _free(template: Template) -> Template:
