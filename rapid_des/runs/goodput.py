@@ -27,6 +27,8 @@ from rapid_des.units import PS_PER_S, PS_PER_US, LongDuration, ceil_divide
 _PS_PER_DAY = 86_400 * PS_PER_S
 _LARGE = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 _MOST_STEPS = 10**12
+_MOST_FAILURES = 10**7
+"""The failures of all replications together: minutes, and a gigabyte."""
 
 
 class Length(Struct, frozen=True):
@@ -109,6 +111,7 @@ def goodput(  # noqa: PLR0913 - options by name
     assert step.figures is not None, "jobs have figures"
     plan, cost = run_plan(stated, (job, machine), int(step.step_time), length)
     _require_progress(stated, plan, parts)
+    _require_bounded(plan, parts, replications)
     found = list[Replication]()
     for number in range(first, first + replications):
         found.append(replicate(plan, failures(parts, seed=seed, replication=number), number))
@@ -182,4 +185,16 @@ def _require_progress(reliability: Reliability, plan: RunPlan, parts: Sequence[F
         raise CannotFinishError(
             f"{reliability.file}: the run does not progress: the mean time between failures is {between}, "
             f"a restart takes {takes}"
+        )
+
+
+def _require_bounded(plan: RunPlan, parts: Sequence[FailingParts], replications: int) -> None:
+    """Refuse runs with more failures than can be played, given how long they last at least."""
+    least = plan.horizon or (plan.course.last or 0) * plan.course.step
+    expected = failure_rate(parts) * least * replications
+    if expected > _MOST_FAILURES:
+        each = f"{replications:,} runs of {LongDuration(least // PS_PER_US)}"
+        raise InputError(
+            f"{each} have about {expected:,.0f} failures; allowed: {_MOST_FAILURES:,} (a shorter run, or "
+            "fewer replications)"
         )

@@ -116,7 +116,7 @@ BAD_WORDS = [
     ("device show nope", "no device file 'nope'"),
     (
         "validate nope",
-        "no topic starts with 'nope'; topics: inference/, inference/silicon, inference/trtllm",
+        "no topic starts with 'nope'; topics: goodput/, inference/, inference/silicon",
     ),
     (
         "validate operators/gemx",

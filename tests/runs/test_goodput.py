@@ -161,3 +161,9 @@ def test_two_files_are_compared_under_the_same_failures(where, tmp_path):
         "--replications", 20, "--json",
     )  # fmt: skip
     assert answer.json["compared"]["gain"]["mean"] == pytest.approx(gain.mean)
+
+
+def test_runs_with_more_failures_than_can_be_played_are_refused():
+    said = refused(call(*COMMAND, "--reliability", "llama3_h100", "--days", "1e9"))
+    assert "100 runs of 1000000000 d have about" in said
+    assert "allowed: 10,000,000 (a shorter run, or fewer replications)" in said
