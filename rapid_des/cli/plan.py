@@ -133,9 +133,7 @@ def _job_of(reference: str, tokens: str | None, sequence: int | None) -> str | D
     if not names_model(reference):
         if tokens is not None or sequence is not None:
             option = "--tokens-per-batch" if tokens is not None else "--sequence"
-            raise ConfigError(
-                f"{reference} is a job, which states its batch; this is for models", file=option
-            )
+            raise ConfigError(f"{reference} is not a model; a job states its batch itself", file=option)
         return reference
     if tokens is None:
         example = f"rapid-des plan {reference} --on MACHINE --tokens-per-batch 4M"
