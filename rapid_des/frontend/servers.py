@@ -103,6 +103,9 @@ class ServingSpec(Spec, frozen=True):
     and back over the device's `host`."""
     router: Router = "round_robin"
     """Which replica gets a request."""
+    front_ends: Count | None = None
+    """Number of front ends, which receive and tokenize requests (vLLM: --api-server-count). A request waits
+    for the one that is free first. Unset: one for each replica that takes requests."""
     prefill_replicas: Count | None = None
     """Number of the replicas that compute prompts alone; keys and values then go to one of the others, GPU to
     GPU over the machine's links, where messages wait for one another. Unset: all do both."""

@@ -7,10 +7,11 @@ from typing import Any
 
 from rapid_des.report.tables import Column, Part, Plain, Table, counted, seconds_text
 
-_CLIENT = "  client"
+_CLIENT, _FRONT_ENDS = "  client", "    queue at front ends"
 _ROWS = {
     "time to first token": "ttft_s",
     _CLIENT: "client_s",
+    _FRONT_ENDS: "front_end_queue_s",
     "  queue": "queue_s",
     "  prefill": "prefill_s",
     "time per output token": "tpot_s",
@@ -99,5 +100,5 @@ def _intervals(plain: Mapping[str, Any]) -> dict[str, str]:
 
 def _latencies(plain: Plain) -> Iterator[Plain]:
     for label, key in _ROWS.items():
-        if plain[key] and (label != _CLIENT or plain[key]["mean"]):
+        if plain[key] and (label not in (_CLIENT, _FRONT_ENDS) or plain[key]["mean"]):
             yield {"name": label, **plain[key]}

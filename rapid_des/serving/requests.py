@@ -45,6 +45,8 @@ class Request(Struct, eq=False):
     carried: bool = False
     """Whether keys and values of `computed` tokens come with it: from the host, or another replica."""
     replica: int = NEVER
+    front_end_queue: int = 0
+    """Time that it waited for a front end."""
     received: int = 0
     """The time at which it arrived from its client and was first sent to a replica."""
     started: int = NEVER

@@ -40,6 +40,7 @@ _COLUMNS = (
     "prompt",
     "output",
     "replica",
+    "front_end_queue",
     "received",
     "started",
     "first_token",
@@ -143,7 +144,7 @@ class ServeResult(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def client(self) -> Int64s:
-        """Part of it from the client to a replica: the front end's queue and its tokenizer."""
+        """Part of it from the client to a replica: the front ends' queue and their tokenizers."""
         return self.requests["received"] - self.requests["arrival"]
 
     @cached_property
@@ -242,6 +243,7 @@ class ServeResult(Struct, frozen=True, eq=False, dict=True):
             "elapsed_s": self.elapsed / PS_PER_S,
             "ttft_s": spread(self.ttft),
             "client_s": spread(self.client),
+            "front_end_queue_s": spread(self.requests["front_end_queue"]),
             "queue_s": spread(self.queue),
             "prefill_s": spread(self.prefill),
             "tpot_s": spread(self.tpot),

@@ -5,9 +5,10 @@ import pytest
 
 from rapid_des.serving.admission import Habits
 from rapid_des.serving.engine import Engine
-from rapid_des.serving.fleet import ROUTERS, Fleet
+from rapid_des.serving.fleet import Fleet
 from rapid_des.serving.policies import POLICIES
 from rapid_des.serving.result import ServeResult
+from rapid_des.serving.routers import ROUTERS
 from rapid_des.serving.workload import Workload, draw, parse_arrivals, parse_lengths
 
 SERVICE = 10**9
@@ -154,6 +155,20 @@ def test_one_front_end_takes_requests_one_after_the_other():
     assert far.run()
     ttft = ServeResult.of(far, name="test", gpus=1).ttft  # nobody waits for another's 5 ms
     assert sorted(ttft) == pytest.approx([(5 + 2 * place) * SERVICE for place in range(1, 9)], rel=1e-6)
+
+
+@pytest.mark.parametrize(("front_ends", "waits_ms"), [(0, [0, 0, 2, 2]), (1, [0, 2, 4, 6]), (4, [0] * 4)])
+def test_each_replica_has_a_front_end_unless_their_number_is_stated(front_ends, waits_ms):
+    # four requests at once to two replicas, 2 ms each at a front end
+    engine = Engine(policy=POLICIES["vllm_v1"], costs=Affine(base=1), pages=10**6, page_size=16,
+                    max_batched_tokens=8192, max_sequences=256)  # fmt: skip
+    work = from_columns([0] * 4, [10] * 4, [1] * 4)
+    fleet = Fleet(engine, work, ROUTERS["round_robin"], replicas=2, client=2 * SERVICE, front_ends=front_ends)
+    assert fleet.run()
+    requests = ServeResult.of(fleet, name="test", gpus=2).requests
+    assert sorted(requests["front_end_queue"]) == [wait * SERVICE for wait in waits_ms]
+    at_front_ends = requests["received"] - requests["arrival"] - requests["front_end_queue"]
+    assert set(at_front_ends) == {2 * SERVICE}
 
 
 @pytest.mark.parametrize("policy", POLICIES)
