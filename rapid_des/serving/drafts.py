@@ -105,7 +105,7 @@ class SpeculativeDecoding(Decoding):
         """Return [2, step]: a request's stored tokens before each of its steps, and its pages in it."""
         # Before its k-th step a request has stored what the steps before have made.
         stored = np.concatenate(([0], made[:-1])) + request.computed
-        pages = -(-(stored + self.checked) // self.page_size)
+        pages = -(-(stored + self.checked) // self.page_size) - request.shared
         return np.stack((stored, np.maximum(pages, request.pages)))
 
     def _lay(self, course: Int64s, step: int) -> None:

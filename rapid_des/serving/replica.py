@@ -50,6 +50,7 @@ class Replica(ReplicaState):
     def submit(self, request: Request) -> None:
         """Accept a request."""
         request.replica = self.number
+        request.shared = min(request.prefix, request.prompt - 1) // self.page_size
         if not request.carried:
             request.computed = self._hit(request)
         self._intake.add(request)
@@ -95,7 +96,7 @@ class Replica(ReplicaState):
     def _hit(self, request: Request) -> int:
         """Return the number of prompt tokens found in the cache; the last one is always computed."""
         most = request.prompt - 1
-        return max(min(request.prefix, most), self.prefixes.hit(request.session, most))
+        return max(min(request.prefix, most), self.sessions.hit(request.session, most))
 
     def _run(self) -> Process:
         while True:
@@ -138,7 +139,8 @@ class Replica(ReplicaState):
         """Start decoding requests that bring keys and values, as far as pages suffice."""
         while (request := next(iter(self.candidates), None)) and request.carried:
             full = len(self._group) + len(self.prefilling) >= self.max_sequences
-            if full or self.pages_for(request, self._group.checked) > self.free_pages:
+            shared = max(0, request.shared - self.shared_pages)
+            if full or self.pages_for(request, self._group.checked) + shared > self.free_pages:
                 return
             self._admit(request)
             self._hold(request, self.pages_for(request, 0))
@@ -150,16 +152,17 @@ class Replica(ReplicaState):
         """Take a request out of the queue."""
         self.waiting.remove(request)
         self.promised_pages += request.pages_at_end(self.page_size)
+        self._free -= self.prefix.take(request.shared)
         self._queued -= request.to_do
         self._fetch(request)
-        self.prefixes.take(request.session)
+        self.sessions.take(request.session)
         self.fairness.take_up(request.user, request.missing)
 
     def _fetch(self, request: Request) -> None:
         """Start loading what a request needs from the host: its adapter, and its session."""
         self._loading += self.adapters.admit(request)
         if request.session != NEVER and not request.carried:
-            self._loading += self.engine.fetch * self.prefixes.fetched(request.session, request.computed)
+            self._loading += self.engine.fetch * self.sessions.fetched(request.session, request.computed)
 
     def _hold(self, request: Request, pages: int) -> None:
         """Give pages to a request; idle sessions make room."""
@@ -169,7 +172,7 @@ class Replica(ReplicaState):
 
     def _forget(self) -> None:
         """Drop idle sessions whose pages are needed; requests that counted on them compute the rest."""
-        dropped = self.prefixes.shrink(self._free)
+        dropped = self.sessions.shrink(self._free)
         if dropped:
             for request in (*self.waiting, *self._intake):
                 if request.session in dropped and not request.carried:
@@ -199,7 +202,7 @@ class Replica(ReplicaState):
             self._leave(request)
         else:
             self.prefilling.remove(request)
-        self._free += request.pages
+        self._free += request.pages + self.prefix.leave(request.shared)
         request.pages = 0
         self.adapters.leave(request)
         request.carried = decoded and self.engine.swap > 0
@@ -345,14 +348,14 @@ class Replica(ReplicaState):
         for request in ended:
             self._give_back(request)
             if request.session != NEVER:
-                self.prefixes.keep(request.session, request.computed)
+                self.sessions.keep(request.session, request.computed, shared=request.shared)
                 self._forget()
             request.finished = self._now
             self._deliver(request)
 
     def _give_back(self, request: Request) -> None:
         """Free the pages of a request that is done here."""
-        self._free += request.pages
+        self._free += request.pages + self.prefix.leave(request.shared)
         request.pages = 0
         self.adapters.leave(request)
         self.promised_pages -= request.pages_at_end(self.page_size)

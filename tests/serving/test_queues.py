@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from rapid_des.serving.admission import Habits
+from rapid_des.serving.drafts import Drafts
 from rapid_des.serving.engine import Engine
 from rapid_des.serving.fleet import Fleet
 from rapid_des.serving.policies import POLICIES
@@ -298,6 +299,30 @@ def test_stated_prefixes_are_not_computed():
     work = from_columns([0], [100], [1], prefix=[64])
     _, result = served(work, 0, costs=costs)
     assert result.ttft[0] == 36 * SERVICE
+
+
+def test_a_shared_prefix_takes_its_pages_once():
+    # of 80 tokens four pages of 16 are shared, one is each request's: ten fit into 14 pages at once
+    work = from_columns([0] * 10, [80] * 10, [1] * 10, prefix=[64] * 10)
+    fleet, result = served(work, 0, pages=14)
+    assert set(result.ttft) == {SERVICE}
+    assert result.loads[0]["pages"].max() == 14 and fleet.members[0].sizes == (0, 0, 0)
+
+
+@pytest.mark.parametrize("rest", [{"swap": 10**5}, {"pages": 10**6}, {"drafts": Drafts((0.8, 0.5), 1)}, {}])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_requests_that_share_parts_of_a_prefix_give_all_pages_back(policy, rest):
+    random = np.random.default_rng(3)
+    marks = {"prefix": random.integers(0, 90, 80), "session": random.integers(0, 9, 80)}
+    work = from_columns(np.arange(80) * 5, random.integers(1, 200, 80), random.integers(1, 90, 80), **marks)
+    outcomes = []
+    for stepwise in (False, True):
+        keys = {"pages": 40, "policy": policy, "costs": Affine(token=10**6), "stepwise": stepwise} | rest
+        fleet, result = served(work, 0, **keys)
+        assert fleet.members[0].sizes[:2] == (0, 0) and fleet.members[0].shared_pages == 0
+        assert fleet.members[0].free_pages == keys["pages"] >= result.loads[0]["pages"].max()
+        outcomes.append(result.requests["finished"].tolist())
+    assert outcomes[0] == outcomes[1]
 
 
 def test_sessions_go_on_from_what_their_replica_still_holds():
