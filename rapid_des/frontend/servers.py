@@ -113,8 +113,8 @@ class ServingSpec(Spec, frozen=True):
     """Layout of the replicas that compute prompts alone, if another than the job's, whose `parallelism` is
     that of those that answer; its `dp` is how many, and they have GPUs of their own. Unset: all are alike."""
     prefix: str | None = None
-    """Tokens of a common prefix that prompts begin with, as `prompt` states lengths: the KV cache holds it when
-    they come, and it takes its pages once. Unset: none."""
+    """Tokens of a common prefix that prompts begin with, as `prompt` states lengths: the KV cache holds it
+    when they come, and it takes its pages once. Unset: none."""
     sessions: Count | None = None
     """Requests are of this many sessions, drawn evenly: the tokens of one begin the prompt of the next, and
     stay at their replica until pages are wanted, least recently used first. Unset: of none, or a trace's."""

@@ -140,6 +140,10 @@ class SpeculativeDecoding(Decoding):
         """Return the number of new pages in the next this many steps."""
         return int(self._coming(1, steps)[-1]) - self._held if steps and self._members else 0
 
+    def pages_in(self, steps: int) -> Int64s:
+        """Return the number of new pages by the beginning of each of the next decode steps."""
+        return np.concatenate(([0], self._coming(1, steps - 1) - self._held))
+
     def new_pages(self, ahead: int = 0) -> int:
         """Return the number of new pages in the next step, or in a later one."""
         return self.pages_within(ahead + 1) - self.pages_within(ahead)

@@ -84,7 +84,7 @@ class IdleSessions(Struct):
         return max(0, min(tokens, held) - there)
 
     def keep(self, session: int, tokens: int, *, shared: int) -> None:
-        """Keep the tokens of a session that has become idle; `shared`: how many of its pages are not its own."""
+        """Keep the tokens of a session that has become idle, `shared` of whose pages are not its own."""
         self.take(session)
         self._tokens[session] = tokens
         self._pages[session] = ceil_divide(tokens, self.page_size) - shared

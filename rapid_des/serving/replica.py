@@ -18,7 +18,7 @@ from rapid_des.frontend.operations import RequestGroup
 from rapid_des.serving.batch import Batch, Costs
 from rapid_des.serving.engine import MOST_STEPS, Engine, Process
 from rapid_des.serving.policies import Selection, in_turn
-from rapid_des.serving.records import Load
+from rapid_des.serving.records import Batches, Load
 from rapid_des.serving.replica_state import ReplicaState
 from rapid_des.serving.requests import NEVER, Request
 
@@ -320,14 +320,15 @@ class Replica(ReplicaState):
 
     def decode_until(self, ends: Int64s) -> None:
         """Record the start of decode steps that will end so long from now."""
-        self._under_way = self._now, ends
+        self._under_way, self._sizes = (self._now, ends), self.sizes
 
     def decoded(self, ends: Int64s) -> None:
         """Hand out the tokens of decode steps, given their ends after the start."""
         began, _ = self._under_way
         self._under_way = began, ends[:0]
-        batch = Batch(len(self._group), self._group.keys, checked=self._group.checked)
-        self.load.steps(began, ends, batch, self)
+        group, steps = self._group, len(ends)
+        batches = Batches(len(group), group.keys_in(steps), group.pages_in(steps))
+        self.load.steps(began, ends, batches, self._sizes)
         self.calm += len(ends)
         self._intake.passed(len(ends))
         self._take_pages(len(ends))

@@ -169,6 +169,11 @@ class Decoding:
         rounds, rest = divmod(steps, self.page_size)
         return rounds * len(self._members) + sum(map(self.new_pages, range(rest)))
 
+    def pages_in(self, steps: int) -> Int64s:
+        """Return the number of new pages by the beginning of each of the next decode steps."""
+        places = -(self.step + np.arange(steps - 1)) % self.page_size
+        return np.concatenate(([0], np.cumsum(np.array(self._phases)[places])))
+
     def steps_within(self, free: int, most: int) -> int:
         """Return for how many steps, at most `most`, this many free pages suffice."""
         whole = max(0, free // max(1, len(self._members)) - 1) * self.page_size

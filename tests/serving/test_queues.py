@@ -91,9 +91,24 @@ def test_steps_that_pass_at_once_are_those_that_are_waited_for(pages, policy):
         )
         outcomes.append({name: column.tolist() for name, column in result.requests.items()})
         outcomes[-1]["gaps"] = result.gaps.tolist()
+        outcomes[-1]["held"] = held_over_time(result)
+        outcomes[-1]["occupancy"] = [round(share, 12) for share in result.kv_occupancy.values()]
     assert outcomes[0] == outcomes[1]
     evicts = policy != "trtllm_guaranteed_no_evict"
     assert (sum(outcomes[0]["preemptions"]) > 0) == (pages == 60 and evicts)
+
+
+def held_over_time(result):
+    """Return when how many requests wait and run and how many pages are held: equal rows are put together."""
+    rows, spans = result.loads[0], []
+    for began, duration, *sizes in zip(
+        *(rows[name].tolist() for name in ("began", "duration", "waiting", "running", "pages")), strict=True
+    ):
+        if spans and spans[-1][1:] == [began, sizes]:
+            spans[-1][1] += duration
+        else:
+            spans.append([began, began + duration, sizes])
+    return spans
 
 
 HABITS = [{"receive_interval": 7}, {"ahead": True}, {"receive_interval": 7, "ahead": True},
