@@ -13,7 +13,9 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
 ServingPolicy: TypeAlias = Literal[
     "vllm_v1", "vllm_v0", "sglang", "trtllm_guaranteed_no_evict", "trtllm_max_utilization", "static"
 ]
-Router: TypeAlias = Literal["round_robin", "random", "least_requests", "least_tokens", "kv_aware", "session"]
+Router: TypeAlias = Literal[
+    "round_robin", "random", "least_requests", "least_tokens", "most_free_pages", "session"
+]
 
 
 WorkloadName: TypeAlias = Literal[
@@ -96,8 +98,8 @@ class ServingSpec(Spec, frozen=True):
     """Decode steps between two looks for new requests, who wait meanwhile (SGLang: scheduler-recv-interval).
     After an iteration with prompts, or with nothing to decode, an engine looks at once."""
     order: Literal["fcfs", "priority", "fair"] = "fcfs"
-    """In which order requests wait: as they came, by the column `priority` of a trace, or whose user got the
-    least (`rapid_des.serving.policies`)."""
+    """In which order requests wait: as they came, by the column `priority` of a trace, the highest first, or
+    whose user got the least (`rapid_des.serving.policies`). By priority the lowest is preempted, too."""
     preemption: Literal["recompute", "swap"] = "recompute"
     """What becomes of a preempted request's keys and values: computed again, or brought to the host's memory
     and back over the device's `host`."""

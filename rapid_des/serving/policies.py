@@ -16,7 +16,9 @@ tokens of which prompts the next iteration computes, and whether decoding reques
 - `trtllm_max_utilization`: the same, but as many as fit now; whoever came last pauses.
 - `static`: a batch runs until its last answer before the next is taken in.
 
-Requests wait in the order of arrival, of importance, or of what their users got so far.
+Requests wait in the order of arrival, of importance, or of what their users got so far. In the order of
+importance the least important running request is preempted, of several the one that came last (vLLM's
+`--scheduling-policy priority`; its lowest number is the most important, here the highest is).
 
 `fair` is the virtual token counter of Sheng et al. (OSDI 2024, "Fairness in Serving Large Language Models"):
 a user's counter grows by one a token of its prompts that are taken up and by two a token that its requests
@@ -222,6 +224,11 @@ def latest(running: Iterable[Request]) -> Request:
 def least_done(running: Iterable[Request]) -> Request:
     """Return the request with the fewest generated tokens; of several the longest prompt."""
     return min(running, key=lambda request: (request.generated, -request.prompt, -request.number))
+
+
+def least_important(running: Iterable[Request]) -> Request:
+    """Return the request with the lowest priority; of several the one that came last."""
+    return min(running, key=lambda request: (request.priority, -request.number))
 
 
 POLICIES: Mapping[str, Policy] = {

@@ -1,4 +1,4 @@
-"""Records of a replica: a row for each run of iterations that hold the same pages, and times between tokens."""
+"""Records of a replica: a row for iterations of the same requests and pages, and times between tokens."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from rapid_des.arrays import Int64s
 from rapid_des.frontend.operations import RequestGroup
 from rapid_des.serving.batch import Batch, Costs
 from rapid_des.serving.engine import MOST_STEPS, Engine, Process
-from rapid_des.serving.policies import Selection, in_turn
+from rapid_des.serving.policies import Selection, in_turn, least_important
 from rapid_des.serving.records import Batches, Load
 from rapid_des.serving.replica_state import ReplicaState
 from rapid_des.serving.requests import NEVER, Request
@@ -186,9 +186,12 @@ class Replica(ReplicaState):
         self.fairness.join(request.user, self._group.step)
 
     def _make_room(self) -> None:
-        """Preempt the latest requests until the others can continue."""
+        """Preempt requests until the others can continue."""
         while self.free_pages < 0 or self._is_stuck():
-            self._preempt(self.engine.policy.victim(self.prefilling or self._group))
+            if self.engine.order == "priority":
+                self._preempt(least_important((*self.prefilling, *self._group)))
+            else:
+                self._preempt(self.engine.policy.victim(self.prefilling or self._group))
 
     def _is_stuck(self) -> bool:
         """Return whether partly computed prompts hold all pages and no request decodes."""

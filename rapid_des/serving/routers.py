@@ -4,7 +4,7 @@
 - `random`: any, by a hash of the request's number.
 - `least_requests`: who has the fewest requests that are not answered (nginx's least_conn).
 - `least_tokens`: who has the fewest tokens still to compute and to make (vLLM's and Dynamo's load).
-- `kv_aware`: who has the most free pages, less what waits for pages there.
+- `most_free_pages`: who has the most free pages, less what waits for pages there.
 - `session`: requests of one session to one replica, by a hash.
 """
 
@@ -41,7 +41,7 @@ def least_tokens(replicas: Sequence[Replica], request: Request) -> Replica:
     return min(replicas, key=lambda replica: replica.outstanding_tokens)
 
 
-def kv_aware(replicas: Sequence[Replica], request: Request) -> Replica:
+def most_free_pages(replicas: Sequence[Replica], request: Request) -> Replica:
     """Return the replica with the most pages that neither running nor waiting requests need."""
     del request
     return max(replicas, key=lambda replica: replica.spare_pages)
@@ -61,6 +61,6 @@ ROUTERS: Mapping[str, Router] = {
     "random": random,
     "least_requests": least_requests,
     "least_tokens": least_tokens,
-    "kv_aware": kv_aware,
+    "most_free_pages": most_free_pages,
     "session": session,
 }

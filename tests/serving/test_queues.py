@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from rapid_des.errors import ConfigError
+from rapid_des.frontend import load_job
 from rapid_des.serving.admission import Habits
 from rapid_des.serving.drafts import Drafts
 from rapid_des.serving.engine import Engine
@@ -288,6 +290,22 @@ def test_more_important_requests_are_taken_first():
     work = from_columns([0, 1, 1, 1], [1] * 4, [9] * 4, priority=[0, 0, 5, 1])
     _, result = served(work, 0, max_sequences=1, order="priority")
     assert np.argsort(result.requests["started"]).tolist() == [0, 2, 3, 1]
+
+
+@pytest.mark.parametrize("policy", ["vllm_v1", "trtllm_max_utilization"])
+def test_the_least_important_request_makes_room_whoever_came_last(policy):
+    # both answers take 4 pages of 16 tokens, 6 are there: the second came last and matters more
+    work = from_columns([0, 1], [20, 20], [40, 40], priority=[0, 5])
+    _, result = served(work, 0, pages=6, order="priority", policy=policy)
+    assert result.requests["preemptions"].tolist() == [1, 0]
+    _, result = served(work, 0, pages=6, policy=policy)
+    assert result.requests["preemptions"].tolist() == [0, 1]
+
+
+def test_the_router_by_free_pages_has_the_name_of_what_it_does():
+    with pytest.raises(ConfigError, match="serving.router: 'kv_aware' is not .*most_free_pages"):
+        load_job("llama3_1_70b_serve", settings={"serving.router": "kv_aware"})
+    assert "most_free_pages" in ROUTERS
 
 
 def test_a_user_who_asks_much_does_not_starve_one_who_asks_little():
