@@ -23,14 +23,13 @@ _ROWS = {
 
 def serve_report(plain: Plain, title: str, replicas: int) -> Iterator[Part]:
     """Yield a report of what a result's JSON says."""
-    rates, held = plain["throughput"], plain["kv_occupancy"]
+    held = plain["kv_occupancy"]
     answered = f"{plain['requests']:,} answered in {seconds_text(plain['elapsed_s'])}"
-    tokens = f"{rates['output_tokens_per_s']:,.0f} tokens/s out"
     yield title
     facts = {
         "GPUs": f"{plain['gpus']}, in {counted(replicas, 'replica')}",
         "requests": answered + (", interrupted" if plain["interrupted"] else ""),
-        "throughput": f"{rates['requests_per_s']:.3g} requests/s, {tokens}",
+        **_throughput(plain),
         **_attained(plain["goodput"]),
         **_intervals(plain["intervals"]),
         **_sampling(plain["ci95"]),
@@ -46,6 +45,23 @@ def serve_report(plain: Plain, title: str, replicas: int) -> Iterator[Part]:
     yield Table("", (Column("name", "", width=24), *times), list(_latencies(plain)))
 
 
+def _throughput(plain: Plain) -> dict[str, str]:
+    """Return the rates of the steady window, and those until the last answer."""
+    rates, steady = plain["throughput"], plain["steady_requests_per_s"]
+    tokens = f"{rates['output_tokens_per_s']:,.0f} tokens/s out"
+    whole = f"{rates['requests_per_s']:.3g} requests/s, {tokens}"
+    if steady is None:
+        return {"throughput": f"{whole}, drain included: too few requests for a steady rate"}
+    interval = plain["throughput_interval"]
+    between = "" if interval is None else f" ({interval[0]:.3g} to {interval[1]:.3g})"
+    drain = f"the last {seconds_text(plain['drain_s'])}, when none came"
+    made = f"{plain['steady_output_tokens_per_s']:,.0f} tokens/s out"
+    return {
+        "throughput": f"{steady:.3g} requests/s{between}, {made}",
+        "with the drain": f"{whole}: {drain}",
+    }
+
+
 def _attained(good: Plain | None) -> dict[str, str]:
     """Return the goodput, and the share of requests within the limits."""
     if good is None:
@@ -54,8 +70,10 @@ def _attained(good: Plain | None) -> dict[str, str]:
     apart = "" if during is None else f": {during:.1%} of those that an outage met"
     if during is not None and otherwise is not None:
         apart += f", {otherwise:.1%} of the others"
+    steady = good["steady_requests_per_s"]
+    rate = good["requests_per_s"] if steady is None else steady
     return {
-        "goodput": f"{good['requests_per_s']:.3g} requests/s within {good['slo']}",
+        "goodput": f"{rate:.3g} requests/s within {good['slo']}",
         "SLO attainment": "–" if every is None else f"{every:.1%} of requests{apart}",
     }
 

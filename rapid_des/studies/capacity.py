@@ -23,7 +23,8 @@ from rapid_des.frontend import Job, load_job
 from rapid_des.machine import Machine
 from rapid_des.serving.energy import ServedEnergy, served_energy
 from rapid_des.serving.pools import pools_of, server_gpus
-from rapid_des.serving.result import ServeResult, Slo, spread
+from rapid_des.serving.result import ServeResult, Slo
+from rapid_des.serving.sampling import spread
 from rapid_des.serving.server import serve, workload_of
 from rapid_des.units import PS_PER_S
 from rapid_des.values import replace

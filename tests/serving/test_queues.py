@@ -10,7 +10,7 @@ from rapid_des.serving.drafts import Drafts
 from rapid_des.serving.engine import Engine
 from rapid_des.serving.fleet import Fleet
 from rapid_des.serving.policies import POLICIES
-from rapid_des.serving.result import ServeResult
+from rapid_des.serving.result import ServeResult, Slo
 from rapid_des.serving.routers import ROUTERS
 from rapid_des.serving.workload import Workload, draw, parse_arrivals, parse_lengths
 
@@ -221,6 +221,22 @@ def test_requests_that_are_swapped_out_and_in_all_come_to_their_ends(pages, poli
     assert len(result) == 60
     assert fleet.members[0].sizes == (0, 0, 0)
     assert result.loads[0]["pages"].max() <= pages
+
+
+def test_the_steady_rate_leaves_out_the_start_and_the_drain():
+    # 100 requests/s for 4 s, whose answers take 2 s each: the last 2 s only drain
+    _, result = served("constant rate=100/s", 400, output="2000", max_sequences=10**4)
+    plain = result.as_json(Slo.parse("e2e=1h"))
+    assert plain["throughput"]["requests_per_s"] == pytest.approx(100 * 4 / 6, rel=0.01)
+    assert plain["steady_requests_per_s"] == plain["goodput"]["steady_requests_per_s"]
+    assert plain["steady_requests_per_s"] == pytest.approx(100, rel=0.01)
+    assert plain["steady_output_tokens_per_s"] == pytest.approx(200_000, rel=0.01)
+    # a server that is offered twice of what it takes answers what it takes
+    _, result = served("poisson rate=2000/s", 2000, max_sequences=1)
+    low, high = result.as_json()["throughput_interval"]
+    assert result.steady.rate() == pytest.approx(1000, rel=0.01) and low <= 1000 <= high < 1.05 * low
+    _, result = served("poisson rate=2000/s", 20)
+    assert result.as_json()["steady_requests_per_s"] is None
 
 
 def test_clients_of_a_closed_loop_have_one_request_each():
