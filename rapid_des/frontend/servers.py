@@ -118,8 +118,12 @@ class ServingSpec(Spec, frozen=True):
     """Tokens of a common prefix that prompts begin with, as `prompt` states lengths: the KV cache holds it
     when they come, and it takes its pages once. Unset: none."""
     sessions: Count | None = None
-    """Requests are of this many sessions, drawn evenly: the tokens of one begin the prompt of the next, and
-    stay at their replica until pages are wanted, least recently used first. Unset: of none, or a trace's."""
+    """Requests are turns of this many sessions, drawn evenly. A turn waits for the answer before it; its
+    prompt is all that was said before and as many tokens as `prompt` states. What was said stays at the
+    replica until pages are wanted, least recently used first. A session whose next turn does not fit into the
+    model's positions starts over. Unset: of none, or a trace's, whose prompts are whole."""
+    session_think: Duration | None = None
+    """Least time between an answer and its session's next turn. Unset: none."""
     lora: LoraSpec | None = None
     """Requests name adapters (`rapid_des.serving.adapters`). Unset: they are of the model itself."""
     host_cache: Size | None = None

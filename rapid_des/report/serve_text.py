@@ -37,6 +37,8 @@ def serve_report(plain: Plain, title: str, replicas: int) -> Iterator[Part]:
     }
     if plain["tokens_a_step"] is not None:
         facts["drafts"] = f"{plain['tokens_a_step']:.3g} tokens a step of a request"
+    if plain["turns_waited"]:
+        facts["sessions"] = f"{plain['turns_waited']:,} turns waited for the answer before them"
     facts |= _outages(plain, replicas)
     if plain["preemptions"]:
         facts["preemptions"] = f"{plain['preemptions']:,}"

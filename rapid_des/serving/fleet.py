@@ -17,8 +17,9 @@ from rapid_des.serving.engine import Engine, Process
 from rapid_des.serving.pipelined import LockstepGroup, LockstepReplica, PipelinedReplica
 from rapid_des.serving.records import Stop
 from rapid_des.serving.replica import Replica
-from rapid_des.serving.requests import Request
+from rapid_des.serving.requests import NEVER, Request
 from rapid_des.serving.routers import Router
+from rapid_des.serving.sessions import Turns
 from rapid_des.serving.transfers import Transfer
 from rapid_des.serving.workload import LATEST_PS, LATEST_S, Workload
 
@@ -78,6 +79,7 @@ class Fleet(Struct, dict=True):
     done: list[Request] = field(default_factory=list)
     lost: list[Request] = field(default_factory=list)
     stops: list[Stop] = field(default_factory=list)
+    turns: Turns = field(default_factory=Turns)
     env: simpy.Environment = field(default_factory=ServerEnvironment)
 
     def run(self) -> bool:
@@ -138,11 +140,16 @@ class Fleet(Struct, dict=True):
             self._send_next()
 
     def _send_next(self) -> None:
-        """Send the next request of the workload now."""
-        number, work = self._sent, self.workload
+        """Send the next request of the workload now, or once its session's last answer is there."""
+        number = self._sent
         self._sent += 1
+        if self.turns.begins(self.workload.session(number), number):
+            self._send(number)
+
+    def _send(self, number: int) -> None:
+        """Send a request to a front end."""
         self._count(1)
-        request = work.request(number, int(self.env.now))
+        request = self.workload.request(number, int(self.env.now))
         if self.client or self.tokenizing or self.latency:
             now = int(self.env.now)
             begin = max(now, heappop(self._front_ends))
@@ -231,7 +238,7 @@ class Fleet(Struct, dict=True):
         self._count(-1)
         self.area -= int(self.env.now) - request.arrival
         self.lost.append(request)
-        self._answered()
+        self._answered(request)
 
     def _hand_over(self, request: Request) -> None:
         """Send a request to a decoding replica, and its keys and values after it."""
@@ -259,17 +266,29 @@ class Fleet(Struct, dict=True):
         self._in_vain = 0
         if len(self.done) % _PROGRESS_EVERY == 0:
             self.watch(len(self.done), len(self.workload))
-        self._answered()
+        self._answered(request)
 
-    def _answered(self) -> None:
-        """Let the client of a finished request send the next one."""
+    def _answered(self, request: Request) -> None:
+        """Let the session of a finished request go on, and its client send the next one."""
+        if request.session != NEVER:
+            self._after(self.workload.session_think, lambda: self._next_turn(request.session))
         if len(self.done) + len(self.lost) == len(self.workload):
             self._end.succeed()
         elif self.workload.arrival is None and self._sent < len(self.workload):
-            if self.workload.think:
-                self.env.timeout(self.workload.think).callbacks.append(lambda _: self._ask())
-            else:
-                self._send_next()
+            self._after(self.workload.think, self._ask)
+
+    def _next_turn(self, session: int) -> None:
+        """Send the turn of a session that waits, if one does."""
+        number = self.turns.end(session)
+        if number is not None:
+            self._send(number)
+
+    def _after(self, think: int, send: Callable[[], None]) -> None:
+        """Send after a think time."""
+        if think:
+            self.env.timeout(think).callbacks.append(lambda _: send())
+        else:
+            send()
 
     def _ask(self) -> None:
         """Send the next request of a client after its think time, unless all have been sent."""

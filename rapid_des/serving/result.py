@@ -24,6 +24,7 @@ from rapid_des.serving.records import Stop, gap_quantiles, mean_gap
 from rapid_des.serving.replica import Replica
 from rapid_des.serving.requests import Request
 from rapid_des.serving.sampling import INTERVALS, SHARES, SteadyWindow, half_widths, spread
+from rapid_des.serving.sessions import Turns
 from rapid_des.serving.uncertainty import intervals as intervals_of
 from rapid_des.units import PS_PER_S, Duration
 
@@ -58,6 +59,7 @@ class FleetRecord(Protocol):
     lost: list[Request]
     stops: list[Stop]
     startup: int
+    turns: Turns
 
 
 class ServeResult(Struct, frozen=True, eq=False, dict=True):
@@ -91,6 +93,8 @@ class ServeResult(Struct, frozen=True, eq=False, dict=True):
     """Intervals in which replicas were down or slow."""
     startup: int = 0
     """Picoseconds that a replica needs after an outage until it serves."""
+    turns_waited: int = 0
+    """Number of turns that came before the answer before them was there, and waited for it."""
     device: str = ""
     """Device name; its measured servers give the intervals of means."""
     drafts: bool = False
@@ -127,6 +131,7 @@ class ServeResult(Struct, frozen=True, eq=False, dict=True):
             lost=tuple(request.arrival for request in fleet.lost),
             stops=tuple(fleet.stops),
             startup=fleet.startup,
+            turns_waited=fleet.turns.waited,
             inside=fleet.area,
         )
 
@@ -259,6 +264,7 @@ class ServeResult(Struct, frozen=True, eq=False, dict=True):
             "preemptions": int(self.requests["preemptions"].sum()),
             "retries": int(self.requests["retries"].sum()),
             "lost": len(self.lost),
+            "turns_waited": self.turns_waited,
             "startup_s": self.startup / PS_PER_S,
             "outages": [
                 {"replica": replica, "from_s": begin / PS_PER_S, "until_s": end / PS_PER_S, "fault": fault}

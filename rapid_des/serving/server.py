@@ -166,7 +166,8 @@ def workload_of(job: Job, texts: dict[str, str | None], *, requests: int, seed: 
     ]
     prefix = None if spec.prefix is None else parse_lengths(spec.prefix, "serving.prefix")
     adapters = None if spec.lora is None else (spec.lora.adapters, spec.lora.popularity)
-    marks = Marks(prefix, spec.sessions, spec.users, adapters)
+    most = job.model.spec.max_positions
+    marks = Marks(prefix, spec.sessions, int(spec.session_think or 0), most, spec.users, adapters)
     return draw(parse_arrivals(stated["arrivals"]), (lengths[0], lengths[1]), requests, seed, marks)
 
 

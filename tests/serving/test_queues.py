@@ -12,7 +12,7 @@ from rapid_des.serving.fleet import Fleet
 from rapid_des.serving.policies import POLICIES
 from rapid_des.serving.result import ServeResult, Slo
 from rapid_des.serving.routers import ROUTERS
-from rapid_des.serving.workload import Workload, draw, parse_arrivals, parse_lengths
+from rapid_des.serving.workload import Marks, Workload, draw, parse_arrivals, parse_lengths
 
 SERVICE = 10**9
 """A millisecond."""
@@ -372,6 +372,21 @@ def test_requests_that_share_parts_of_a_prefix_give_all_pages_back(policy, rest)
         assert fleet.members[0].free_pages == keys["pages"] >= result.loads[0]["pages"].max()
         outcomes.append(result.requests["finished"].tolist())
     assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("arrivals", ["poisson rate=200/s", "clients count=12"])
+def test_a_turn_is_sent_after_the_answer_before_it_and_repeats_what_was_said(arrivals):
+    marks = Marks(sessions=10, think=3 * SERVICE, most=4000)
+    lengths = parse_lengths("uniform low=5 high=90", "p"), parse_lengths("uniform low=5 high=90", "o")
+    work = draw(parse_arrivals(arrivals), lengths, 95, 1, marks)
+    fleet, result = served(work, 0, costs=Affine(token=10**6))
+    columns, session = result.requests, work.marks["session"]
+    assert len(result) == 95 and fleet.members[0].sizes == (0, 0, 0) and result.turns_waited > 40
+    for each in set(session):
+        turns = {name: column[session == each] for name, column in columns.items()}
+        assert (turns["arrival"][1:] - turns["finished"][:-1] >= 3 * SERVICE).all()
+        new = np.diff(turns["prompt"], prepend=0)[1:] - turns["output"][:-1]
+        assert ((new >= 5) & (new <= 90)).all()
 
 
 def test_sessions_go_on_from_what_their_replica_still_holds():
