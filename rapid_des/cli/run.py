@@ -9,6 +9,7 @@ import click
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.cli.main import announce, progress, until_interrupted
+from rapid_des.cli.model_options import given_job, model_options
 from rapid_des.cli.options import (
     echo,
     engine_options,
@@ -47,10 +48,14 @@ if TYPE_CHECKING:
 )
 @click.option("--memory-plot", metavar="OUT.png", help="Draw the memory of each stage over the step's time.")
 @click.option("--explain", is_flag=True, help="Print groups, messages, operators and memory too.")
+@model_options
 @engine_options
 @output_options
 def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **options: Any) -> None:
-    """Predict a step of JOB (file or preset) on a machine: time, breakdown, memory."""
+    """Predict a step of JOB on a machine: time, breakdown, memory.
+
+    JOB is a job file or a preset; with --tokens-per-batch a model, whose layout --set states.
+    """
     if options["compare_modes"]:
         _refuse_with_modes(options)
     require_outputs(options)
@@ -58,7 +63,9 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
     if pictures:
         check_outputs([], pictures=pictures, replace=options["force"])
     analytic = options["mode"] == "analytical"
-    wanted, loaded, idle = open_job_with_notes(job, machine, settings, faults, analytic=analytic)
+    wanted, loaded, idle = open_job_with_notes(
+        given_job(job, options["tokens"], options["sequence"]), machine, settings, faults, analytic=analytic
+    )
     title = f"{job} on {loaded.name}"
     if options["compare_modes"]:
         for line in idle:

@@ -13,6 +13,7 @@ import click
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.cli.executing import executor_options, require_some
 from rapid_des.cli.main import progress
+from rapid_des.cli.model_options import given_job, model_options
 from rapid_des.cli.options import (
     echo,
     echo_marked,
@@ -258,6 +259,7 @@ def _side(text: str) -> dict[str, Any]:
 @click.command("run")
 @job_options
 @fault_option
+@model_options
 @click.option("--mode", default=MODES[0], shell_complete=one_of(MODES))
 @engine_option
 def _run_words(**_: Any) -> None:
@@ -265,11 +267,13 @@ def _run_words(**_: Any) -> None:
 
 
 def _simulated(
-    job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ...], mode: str, engine: str
+    job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **options: Any
 ) -> dict[str, Any]:
-    wanted, loaded, idle = open_job_with_notes(job, machine, settings, faults, analytic=mode == "analytical")
+    source, mode = given_job(job, options["tokens"], options["sequence"]), options["mode"]
+    analytic = mode == "analytical"
+    wanted, loaded, idle = open_job_with_notes(source, machine, settings, faults, analytic=analytic)
     with progress(f"{job} on {loaded.name}") as bar:
-        result = simulate(wanted, loaded, mode=mode, engine=engine_choice(engine, progress=bar))
+        result = simulate(wanted, loaded, mode=mode, engine=engine_choice(options["engine"], progress=bar))
     return replace(result, notes=(*idle, *result.notes)).as_json()
 
 
