@@ -9,7 +9,6 @@ import click
 
 from rapid_des.cli.executing import chosen_executor, executor_options
 from rapid_des.cli.main import Bar, progress
-from rapid_des.cli.model_options import job_of, model_options, model_words
 from rapid_des.cli.options import (
     Amount,
     echo_marked,
@@ -20,6 +19,7 @@ from rapid_des.cli.options import (
     plot_option,
 )
 from rapid_des.cli.plan_rows import Found, check_asked, row_options
+from rapid_des.cli.run import model_options
 from rapid_des.cli.run_command import Named
 from rapid_des.report.pictures.studies import draw_tornado
 from rapid_des.report.plan_text import part_speedup_report, plan_report, sensitivity_report
@@ -28,6 +28,7 @@ from rapid_des.report.writing import check_outputs
 from rapid_des.simulation import MODES
 from rapid_des.studies.choices import CHOICES, choices_of
 from rapid_des.studies.executors import Executor, InProcess
+from rapid_des.studies.model_jobs import job_of
 from rapid_des.studies.plan import AUTO, Wanted, plan
 from rapid_des.studies.sensitivity import SensitivityOptions, part_speedups, sensitivity
 from rapid_des.studies.worker_pools import executor_of
@@ -103,7 +104,9 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
         parts = list(plan_report(found.plain, wanted.name, loaded.name))
         if best.floor is None and not best.interrupted:
             parts += _what_helps(found, loaded, crew, bar)
-    words = [job, *model_words(options["tokens"], options["sequence"]), "--on", machine]
+    of_model = {"--tokens-per-batch": options["tokens"], "--sequence": options["sequence"]}
+    stated = (word for name, value in of_model.items() if value for word in (name, str(value)))
+    words = [job, *stated, "--on", machine]
     parts += found.parts(Named(words, source, settings, wanted))
     echo_marked(options["as_json"], found.plain, parts, [(wanted, loaded)])
     found.write(f"{wanted.name} over {best.gpus} GPUs of {loaded.name}")

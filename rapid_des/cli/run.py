@@ -9,7 +9,6 @@ import click
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.cli.main import announce, progress, until_interrupted
-from rapid_des.cli.model_options import given_job, model_options
 from rapid_des.cli.options import (
     echo,
     engine_options,
@@ -20,6 +19,7 @@ from rapid_des.cli.options import (
     output_options,
     require_outputs,
     run_choice,
+    together,
     write_outputs,
 )
 from rapid_des.errors import InputError
@@ -29,9 +29,36 @@ from rapid_des.simulation import MODES, each_mode, simulate
 from rapid_des.values import replace
 
 if TYPE_CHECKING:
+    from rapid_des.config import Document
     from rapid_des.frontend import Job
     from rapid_des.machine import Machine
     from rapid_des.report.result import Result
+
+
+model_options = together(
+    click.option(
+        "--tokens-per-batch",
+        "tokens",
+        metavar="4M",
+        help="Tokens of a training step, where JOB is a model; K, M and G are powers of 1,024.",
+    ),
+    click.option(
+        "--sequence",
+        type=click.IntRange(1),
+        metavar="TOKENS",
+        help="Tokens of a sequence, where JOB is a model; unset: 4,096, or all that it has positions for.",
+    ),
+)
+"""A model in place of JOB; `given_job` reads them."""
+
+
+def given_job(reference: str, tokens: str | None, sequence: int | None) -> str | Document:
+    """Return the job that is named, or where `model_options` are given one that trains the model named."""
+    if tokens is None and sequence is None:
+        return reference
+    from rapid_des.studies.model_jobs import job_of
+
+    return job_of(reference, tokens, sequence)
 
 
 @click.command()

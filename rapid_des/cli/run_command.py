@@ -23,9 +23,9 @@ class Named(Struct, frozen=True):
     """A job as a user named it on a command line."""
 
     words: Sequence[str]
-    """The job or the model, the machine, and options that both commands have."""
+    """The words that name the job or the model and the machine, as both commands take them."""
     source: str | Document
-    """What is read: a file or preset, or the job of a model."""
+    """The file or preset that holds the job, or the job that trains the model."""
     settings: Sequence[str]
     """The user's `--set` options."""
     job: Job

@@ -13,7 +13,6 @@ import click
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.cli.executing import executor_options, require_some
 from rapid_des.cli.main import progress
-from rapid_des.cli.model_options import given_job, model_options
 from rapid_des.cli.options import (
     echo,
     echo_marked,
@@ -27,6 +26,7 @@ from rapid_des.cli.options import (
     plot_option,
     together,
 )
+from rapid_des.cli.run import given_job, model_options
 from rapid_des.config.documents import read_text
 from rapid_des.config.texts import parse_json
 from rapid_des.errors import InputError
