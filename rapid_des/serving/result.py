@@ -399,11 +399,12 @@ class Slo:
             raise ConfigError("states no limit, as in ttft=2s tpot=50ms", file=f"--slo {text!r}")
         return cls(text, limits)
 
-    def met_by(self, result: ServeResult) -> NDArray[np.bool_]:
-        """Return which requests keep all limits; a request of one token keeps any limit per token."""
+    def used_by(self, result: ServeResult) -> Floats:
+        """Return the largest part of a limit that each request takes; one token takes none of `tpot`."""
         later = np.maximum(result.requests["output"] - 1, 1)
         times = {"ttft": result.ttft, "e2e": result.e2e, "tpot": (result.e2e - result.ttft) / later}
-        within = np.ones(len(result), np.bool_)
-        for name, limit in self.limits.items():
-            within &= times[name] <= limit
-        return within
+        return np.max([times[name] / limit for name, limit in self.limits.items()], axis=0)
+
+    def met_by(self, result: ServeResult) -> NDArray[np.bool_]:
+        """Return which requests keep all limits."""
+        return self.used_by(result) <= 1
