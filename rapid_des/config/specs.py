@@ -295,7 +295,9 @@ def _structs_at(kind: inspect.Type, steps: list[str], value: object) -> list[ins
     """Return the structs that may stand at `steps`: of a union, those whose tag `value` has, if any."""
     structs = _structs(_type_at(kind, steps))
     mapping = value if isinstance(value, Mapping) else {}
-    tagged = [struct for struct in structs if struct.tag_field and mapping.get(struct.tag_field) == struct.tag]
+    tagged = [
+        struct for struct in structs if struct.tag_field and mapping.get(struct.tag_field) == struct.tag
+    ]
     return tagged or structs
 
 
@@ -304,7 +306,9 @@ def _missing(kind: inspect.Type, steps: list[str], value: object) -> list[str]:
     structs = _structs_at(kind, steps, value)
     if len(structs) != 1 or not isinstance(value, Mapping):
         return []
-    return [field.encode_name for field in structs[0].fields if field.required and field.encode_name not in value]
+    return [
+        field.encode_name for field in structs[0].fields if field.required and field.encode_name not in value
+    ]
 
 
 def _field_names(kind: inspect.Type, steps: list[str], value: object) -> list[str]:
