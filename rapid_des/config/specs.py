@@ -303,12 +303,9 @@ def _structs_at(kind: inspect.Type, steps: list[str], value: object) -> list[ins
 
 def _missing(kind: inspect.Type, steps: list[str], value: object) -> list[str]:
     """Return all keys that the mapping at `steps` lacks; none if several structs may stand there."""
-    structs = _structs_at(kind, steps, value)
-    if len(structs) != 1 or not isinstance(value, Mapping):
-        return []
-    return [
-        field.encode_name for field in structs[0].fields if field.required and field.encode_name not in value
-    ]
+    structs, given = _structs_at(kind, steps, value), value if isinstance(value, Mapping) else {}
+    fields = structs[0].fields if len(structs) == 1 else ()
+    return [field.encode_name for field in fields if field.required and field.encode_name not in given]
 
 
 def _field_names(kind: inspect.Type, steps: list[str], value: object) -> list[str]:
