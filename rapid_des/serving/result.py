@@ -31,21 +31,8 @@ from rapid_des.units import PS_PER_S, Duration
 Floats = NDArray[np.float64]
 _QUEUED = 0.5
 _COUNTS = ("number", "replica", "prompt", "output", "preemptions")
-_COLUMNS = (
-    "number",
-    "arrival",
-    "prompt",
-    "output",
-    "replica",
-    "front_end_queue",
-    "received",
-    "started",
-    "first_token",
-    "transfer",
-    "finished",
-    "preemptions",
-    "retries",
-)
+_COLUMNS = ("number", "arrival", "prompt", "output", "replica", "front_end_queue", "received",
+            "started", "first_token", "transfer", "finished", "preemptions", "retries")  # fmt: skip
 
 
 class FleetRecord(Protocol):
