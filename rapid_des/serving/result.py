@@ -390,7 +390,8 @@ class Slo:
         """Return the largest part of a limit that each request takes; one token takes none of `tpot`."""
         later = np.maximum(result.requests["output"] - 1, 1)
         times = {"ttft": result.ttft, "e2e": result.e2e, "tpot": (result.e2e - result.ttft) / later}
-        return np.max([times[name] / limit for name, limit in self.limits.items()], axis=0)
+        used: Floats = np.max([times[name] / limit for name, limit in self.limits.items()], axis=0)
+        return used
 
     def met_by(self, result: ServeResult) -> NDArray[np.bool_]:
         """Return which requests keep all limits."""
