@@ -86,7 +86,7 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
 
     Every legal layout has a lower bound; the lowest are simulated, by closed forms, then in --mode,
     until no other layout can be faster than the rows, or, where that takes many simulations, than the
-    first by more than measurements tell apart. ^C prints the best so far.
+    first by more than measurements distinguish. ^C prints the best so far.
 
     \b
     rapid-des plan llama2_7b_train --on dgx_a100 --top 3 --vary tp=1,2 --write-job best.yaml

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -183,12 +182,6 @@ class Result:
         """
         times, works = (self.step_time, other.step_time), (self.work, other.work)
         return None if self.origin is None else evidence.distinguishable(times, works, self.origin)
-
-    @property
-    def resolution(self) -> float:
-        """The share of its time by which a layout like it has to be faster to be told apart; 0: not known."""
-        least = None if self.origin is None else evidence.resolution((self.work, self.work), self.origin)
-        return 0.0 if least is None else 1 - math.exp(-least)
 
     @property
     def light(self) -> Result:

@@ -12,7 +12,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import closing
-from math import floor
+from math import exp, floor
 
 from msgspec import Struct, field
 
@@ -22,6 +22,7 @@ from rapid_des.frontend.build import in_passes
 from rapid_des.frontend.memory import shortage, shown
 from rapid_des.frontend.routing import places
 from rapid_des.machine import Machine
+from rapid_des.report.evidence import resolution
 from rapid_des.report.result import Result
 from rapid_des.studies.deadline import Deadline, TimeIsUp
 from rapid_des.studies.earliest import fullest_stages
@@ -86,7 +87,7 @@ class Refinement(Struct, dict=True):
     all_seen: bool = True
     """Whether every family was looked at: the time may be up before."""
     limit: int = 1 << 62
-    """Picoseconds: measurements do not tell a layout that takes more than this from the first as faster."""
+    """Picoseconds: a layout that takes more is not shown to be faster than the first by measurements."""
     aside: list[Entry] = field(default_factory=list)
     """Those that are not looked at while rows are chosen among what was simulated."""
 
@@ -125,7 +126,7 @@ class Refinement(Struct, dict=True):
         """Find so many rows, the fastest first; yield after every simulation.
 
         All rows are certain if that takes few simulations. Else it ends where only the first is, as far as
-        measurements tell layouts apart; the rows behind it are the best of what was simulated.
+        measurements distinguish layouts; the rows behind it are the best of what was simulated.
         """
         yield from self._refined(executor, top)
         while self._settled(top) and not self.deadline.over:
@@ -139,7 +140,7 @@ class Refinement(Struct, dict=True):
             yield from self._refined(executor, top)
 
     def _settled(self, top: int) -> bool:
-        """Tell whether no layout that is not simulated is told apart from the first as the faster one."""
+        """Return whether the first is certain enough, and enough is simulated to choose rows behind it."""
         if len(self.rows) == top or self.aside or self.counts["analytical"] < max(self.exact, _TWICE * top):
             return False
         return bool(self.queue) and self.queue[0].least >= self.limit
@@ -238,7 +239,7 @@ class Refinement(Struct, dict=True):
                 return
 
     def is_certain(self, row: Entry) -> bool:
-        """Tell whether no layout that is left is faster than a row."""
+        """Return whether no layout that is left is faster than a row."""
         return not self.queue or row.least <= min(self.queue).least
 
     def say_why(self) -> None:
@@ -257,7 +258,7 @@ class Refinement(Struct, dict=True):
             if part.result is not None:
                 self.counts[part.result.mode] += 1
                 if part.certain:
-                    self.limit = min(self.limit, floor(part.least * (1 - part.result.resolution)))
+                    self.limit = min(self.limit, _distinguished_below(part.result))
             heapq.heappush(self.queue, part)
 
     def _left(self, entry: Entry) -> list[Family]:
@@ -362,6 +363,13 @@ class Refinement(Struct, dict=True):
         if why == "refused":
             self.space.refused[text] += len(family)
         self.dropped(family, why, text)
+
+
+def _distinguished_below(result: Result) -> int:
+    """Return below how many picoseconds measurements show that a layout is faster than a result."""
+    works, origin = (result.work, result.work), result.origin
+    ratio = None if origin is None else resolution(works, origin)
+    return floor(int(result.step_time) * exp(-(ratio or 0.0)))
 
 
 def _refused(family: Family) -> Out | None:
