@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rapid_des.frontend import Job
     from rapid_des.machine import Machine
     from rapid_des.modes.execution import EngineChoice
-    from rapid_des.report.page.charts import Section
+    from rapid_des.report.page.charts import PageSection
     from rapid_des.report.result import Result
 
 report_option = click.option(
@@ -38,7 +38,9 @@ def check_report(path: Path | None, *, force: bool) -> None:
     check_outputs([path], replace=force)
 
 
-def write_page(path: Path, title: str, sections: Sequence[Section], plain: object, lead: str = "") -> None:
+def write_page(
+    path: Path, title: str, sections: Sequence[PageSection], plain: object, lead: str = ""
+) -> None:
     """Write a page with the command that makes it."""
     from rapid_des.report.page.document import page
 
@@ -61,18 +63,21 @@ def write_run_page(
 
 def run_page(
     result: Result, inputs: tuple[Job, Machine], how: tuple[EngineChoice, BoundedCache | None]
-) -> list[Section]:
+) -> list[PageSection]:
     """Return the sections of a job's run."""
     from rapid_des.modes.pricing import price
     from rapid_des.report.critical_path import critical_path
     from rapid_des.report.job_structure import explain
-    from rapid_des.report.page.charts import File
+    from rapid_des.report.page.charts import TextFile
     from rapid_des.report.page.whole_run import Explained, run_sections
     from rapid_des.studies.changes import best_changes
 
     job, machine = inputs
     path = critical_path(result)
-    files = [File(f"job {job.name}", job.as_yaml()), File(f"machine {machine.name}", machine.as_yaml())]
+    files = [
+        TextFile(f"job {job.name}", job.as_yaml()),
+        TextFile(f"machine {machine.name}", machine.as_yaml()),
+    ]
     changes = best_changes(job, machine, result, path, how[0])
     structure = explain(price(job, machine, cache=how[1]))
     return run_sections(result, Explained(path, changes, structure, files))

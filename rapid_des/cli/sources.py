@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rapid_des.frontend import Job
     from rapid_des.machine import Machine
     from rapid_des.modes.execution import EngineChoice
-    from rapid_des.report.page.charts import Section
+    from rapid_des.report.page.charts import PageSection
     from rapid_des.report.result import Result
 
 
@@ -50,7 +50,7 @@ class Simulated(Source, frozen=True):
     inputs: tuple[Job, Machine]
     choice: EngineChoice
 
-    def sections(self) -> list[Section]:
+    def sections(self) -> list[PageSection]:
         """Return the sections of its page."""
         return run_page(self.result, self.inputs, (self.choice, None))
 

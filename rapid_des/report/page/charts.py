@@ -24,7 +24,7 @@ class Tiles(Struct, frozen=True):
     tiles: Sequence[Tile]
 
 
-class Bar(Struct, frozen=True):
+class HorizontalBar(Struct, frozen=True):
     """A horizontal bar with its name on the left and its text on the right."""
 
     name: str
@@ -38,12 +38,12 @@ class Bars(Struct, frozen=True):
     """Bars on one scale, which begins at 0."""
 
     title: str
-    bars: Sequence[Bar]
+    bars: Sequence[HorizontalBar]
     most: float = 0.0
     """The value of the longest possible bar; 0: the largest value."""
 
 
-class Axis(Struct, frozen=True):
+class PlotAxis(Struct, frozen=True):
     """An axis of a plot."""
 
     label: str
@@ -78,8 +78,8 @@ class Plot(Struct, frozen=True):
     """Series over two axes."""
 
     title: str
-    x: Axis
-    y: Axis
+    x: PlotAxis
+    y: PlotAxis
     series: Sequence[Series]
     height: int = 320
 
@@ -112,7 +112,7 @@ class Lanes(Struct, frozen=True):
     """Names and the categories whose colours they have."""
 
 
-class Shape(Struct, frozen=True):
+class DiagramShape(Struct, frozen=True):
     """A node or a cable of a diagram."""
 
     points: Sequence[tuple[float, float]]
@@ -130,13 +130,13 @@ class Diagram(Struct, frozen=True):
     """A fabric as nodes and cables."""
 
     title: str
-    cables: Sequence[Shape]
-    nodes: Sequence[Shape]
+    cables: Sequence[DiagramShape]
+    nodes: Sequence[DiagramShape]
     scale: Sequence[str] = ()
     """The texts of the colours of utilisation, from the lowest."""
 
 
-class Grid(Struct, frozen=True):
+class CellGrid(Struct, frozen=True):
     """A matrix of cells that are coloured by utilisation."""
 
     title: str
@@ -149,21 +149,21 @@ class Grid(Struct, frozen=True):
     scale: Sequence[str] = ()
 
 
-Chart: TypeAlias = Tiles | Bars | Plot | Lanes | Diagram | Grid
+Chart: TypeAlias = Tiles | Bars | Plot | Lanes | Diagram | CellGrid
 """What a page shows besides the parts of a report."""
 
 
-class File(Struct, frozen=True):
+class TextFile(Struct, frozen=True):
     """A text that is shown as it is, in a box that opens."""
 
     title: str
     text: str
 
 
-class Section(Struct, frozen=True):
+class PageSection(Struct, frozen=True):
     """A part of a page under a heading."""
 
     title: str
-    parts: Sequence[Part | Chart | File]
+    parts: Sequence[Part | Chart | TextFile]
     lead: str = ""
     """A sentence under the heading."""

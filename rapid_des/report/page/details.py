@@ -13,7 +13,7 @@ from rapid_des.modes.execution import Run
 from rapid_des.program.program import NONE
 from rapid_des.report.breakdown import BUBBLE, COMPUTE, RankTimes, rank_times
 from rapid_des.report.critical_path import CriticalPath, PathPart
-from rapid_des.report.page.charts import Axis, Lane, Lanes, Plot, Section, Series, Span
+from rapid_des.report.page.charts import Lane, Lanes, PageSection, Plot, PlotAxis, Series, Span
 from rapid_des.report.page.lanes import unit_of
 from rapid_des.report.pictures.memory import MOVING, MemorySteps, drawn_stages, memory_steps
 from rapid_des.report.pictures.roofline import RooflineMark, marks_of
@@ -35,11 +35,11 @@ def run_of(result: Result) -> Run | None:
     return result.run if result.blocks is None else result.blocks.run
 
 
-def timeline_section(result: Result, path: CriticalPath | None) -> Section:
+def timeline_section(result: Result, path: CriticalPath | None) -> PageSection:
     """Return the schedule, what the critical rank ran, and the critical path, on one axis of time."""
     run = run_of(result)
     if run is None:
-        return Section("Timeline", [])
+        return PageSection("Timeline", [])
     end = run.execution.records.makespan
     stages = list(_schedule(result, run))
     streams = _streams(result, run)
@@ -52,7 +52,7 @@ def timeline_section(result: Result, path: CriticalPath | None) -> Section:
         lead += f" In mode {result.mode} a block of the model is one box."
     legend = _legend(stages, streams, path if whole else None)
     lanes = Lanes("what runs when; zoom from the step to a kernel", end, [*stages, *streams, *found], legend)
-    return Section("Timeline", [lanes], lead)
+    return PageSection("Timeline", [lanes], lead)
 
 
 def path_spans(parts: Sequence[PathPart]) -> list[Span]:
@@ -179,7 +179,7 @@ def _memory_plot(title: str, steps: MemorySteps, end: int, capacity: int) -> Plo
     line = [(0.0, capacity / _GIB), (end / unit, capacity / _GIB)]
     series.append(Series("capacity", "", line, dashed=True))
     most = 1.06 * max(capacity / _GIB, float(base.max()))
-    x, y = Axis(f"time, {unit_name}", low=0, high=end / unit), Axis("GiB", low=0, high=most)
+    x, y = PlotAxis(f"time, {unit_name}", low=0, high=end / unit), PlotAxis("GiB", low=0, high=most)
     return Plot(title, x, y, series, height=260)
 
 
@@ -195,15 +195,15 @@ def _as_steps(
     return [*points, (times[-1], tops[-1])], [*base, lows[-1]]
 
 
-def roofline_section(result: Result) -> Section:
+def roofline_section(result: Result) -> PageSection:
     """Return the operators on the roofline of the device; the area of a dot is its share of the time."""
     device = result.basis.device if result.basis is not None else None
     marks = marks_of(result.priced)
     if device is None or not marks:
-        return Section("Roofline", [])
+        return PageSection("Roofline", [])
     x = _ends([mark.intensity for mark in marks])
     top = max(device.spec.tensor_peak.values()) * device.clock_ratio / _TERA
-    y = Axis("TFLOP/s", log=True, low=min(mark.rate for mark in marks) / 2 / _TERA, high=2 * top)
+    y = PlotAxis("TFLOP/s", log=True, low=min(mark.rate for mark in marks) / 2 / _TERA, high=2 * top)
     lines = []
     for peak, dtypes in _peaks(device.spec.tensor_peak).items():
         rate, bandwidth = peak * device.clock_ratio / _TERA, device.spec.hbm.bandwidth / _TERA
@@ -211,11 +211,11 @@ def roofline_section(result: Result) -> Section:
         points = [(at, min(rate, at * bandwidth)) for at in (x[0], bend, x[1])]
         lines.append(Series(f"peak of {', '.join(dtypes)}: {rate:,.4g} TFLOP/s", "", points, legend=False))
     dots = [_dots(bound, marks, result) for bound in dict.fromkeys(mark.bound for mark in marks)]
-    axis = Axis("FLOP per byte of HBM", log=True, low=x[0], high=x[1])
+    axis = PlotAxis("FLOP per byte of HBM", log=True, low=x[0], high=x[1])
     plot = Plot(
         "operators on the roofline; the area of a dot is its share of the time", axis, y, [*lines, *dots], 420
     )
-    return Section("Roofline", [plot], f"{device.spec.name} at its {device.conditions.clock} clock.")
+    return PageSection("Roofline", [plot], f"{device.spec.name} at its {device.conditions.clock} clock.")
 
 
 def _ends(intensities: Sequence[float]) -> tuple[float, float]:

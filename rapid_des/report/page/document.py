@@ -18,13 +18,13 @@ from rapid_des.inputs import escaped, html_text
 from rapid_des.report.colours import BUSY, COLOURS, OTHERS
 from rapid_des.report.page.charts import (
     Bars,
+    CellGrid,
     Chart,
     Diagram,
-    File,
-    Grid,
     Lanes,
+    PageSection,
     Plot,
-    Section,
+    TextFile,
     Tiles,
 )
 from rapid_des.report.page.lanes import lanes_html, script_json
@@ -36,10 +36,12 @@ _FILTERED = 12
 _MOST_ROWS = 2000
 
 
-def page(title: str, sections: Sequence[Section], plain: object, *, lead: str = "", command: str = "") -> str:
+def page(
+    title: str, sections: Sequence[PageSection], plain: object, *, lead: str = "", command: str = ""
+) -> str:
     """Return the HTML file of a report; `plain` is what `--json` prints, which the page can save.
 
-    >>> text = page("<i>", [Section("Groups", ["one"])], {"a": 1})
+    >>> text = page("<i>", [PageSection("Groups", ["one"])], {"a": 1})
     >>> "<h1>&lt;i&gt;</h1>" in text, "<i>" in text
     (True, False)
     """
@@ -85,7 +87,7 @@ def _anchor(title: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
-def _sections(sections: Sequence[Section]) -> Iterator[str]:
+def _sections(sections: Sequence[PageSection]) -> Iterator[str]:
     for section in sections:
         name = _anchor(section.title)
         lead = html_text(section.lead) if section.lead else ""
@@ -96,11 +98,11 @@ def _sections(sections: Sequence[Section]) -> Iterator[str]:
         )
 
 
-def _part(part: Part | Chart | File) -> str:
+def _part(part: Part | Chart | TextFile) -> str:
     return _RENDERERS.get(type(part), _facts)(part)
 
 
-def _file(file: File) -> str:
+def _file(file: TextFile) -> str:
     text = escaped(file.text)
     return f'<details><summary>{escaped(file.title)}</summary><pre tabindex="0">{text}</pre></details>'
 
@@ -158,7 +160,7 @@ _RENDERERS: Mapping[type, Callable[[Any], str]] = {
     Bars: bars_html,
     Plot: plot_svg,
     Diagram: diagram_svg,
-    Grid: grid_svg,
+    CellGrid: grid_svg,
     Lanes: lanes_html,
-    File: _file,
+    TextFile: _file,
 }

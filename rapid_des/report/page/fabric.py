@@ -9,7 +9,7 @@ import numpy as np
 
 from rapid_des.machine import Machine
 from rapid_des.report.colours import BUSY
-from rapid_des.report.page.charts import Diagram, Grid, Section, Shape
+from rapid_des.report.page.charts import CellGrid, Diagram, DiagramShape, PageSection
 from rapid_des.report.pictures.fabric import (
     Picture,
     broken,
@@ -29,7 +29,7 @@ _KINDS = ("gpu", "nic", "switch")
 _BUSIEST = 100
 
 
-def fabric_section(machine: Machine, load: Mapping[int, float], links: Sequence[LinkRow]) -> Section:
+def fabric_section(machine: Machine, load: Mapping[int, float], links: Sequence[LinkRow]) -> PageSection:
     """Return the fabric coloured by the utilisation of its links, its tiers, and its busiest links."""
     drawn = picture(machine, load)
     chart = _diagram(drawn) if drawn.fabric.nodes <= MOST_NODES else _grid(drawn)
@@ -40,7 +40,7 @@ def fabric_section(machine: Machine, load: Mapping[int, float], links: Sequence[
     rows = [_link(row) for row in used[:_BUSIEST]]
     title = f"the {len(rows)} busiest of {len(used):,} links and kinds of traffic"
     tiers = Table("links by dimension", (*columns("dimension"), *_TIERS), list(_tiers(drawn)))
-    return Section("Fabric", [chart, tiers, Table(title, names, rows)], drawn.title)
+    return PageSection("Fabric", [chart, tiers, Table(title, names, rows)], drawn.title)
 
 
 _TIERS = columns(
@@ -95,7 +95,7 @@ def _diagram(drawn: Picture) -> Diagram:
     states = np.where(dead, "down", np.where(derated, "derated", ""))
     order = np.argsort(shares, kind="stable")
     shapes = [
-        Shape(
+        DiagramShape(
             [(float(x), float(y)) for x, y in _straight(lines[cable])],
             _level(float(shares[cable]), drawn.most),
             f"{fabric.link_name(int(first[cable]))}: {_state(str(states[cable]), float(shares[cable]))}",
@@ -117,15 +117,15 @@ def _straight(line: np.ndarray) -> np.ndarray:
     return line[[0, -1]] if np.allclose(middle, (line[0] + line[-1]) / 2) else line
 
 
-def _nodes(drawn: Picture, points: np.ndarray) -> Iterator[Shape]:
+def _nodes(drawn: Picture, points: np.ndarray) -> Iterator[DiagramShape]:
     fabric = drawn.fabric
     for node, (x, y) in enumerate(points.tolist()):
         kind = _KINDS[(node >= fabric.gpus) + (node >= fabric.gpus + fabric.nics)]
         label = str(node) if kind == "gpu" else ""
-        yield Shape([(x, y)], None, f"{kind.replace('gpu', 'GPU')} {node}", kind=kind, label=label)
+        yield DiagramShape([(x, y)], None, f"{kind.replace('gpu', 'GPU')} {node}", kind=kind, label=label)
 
 
-def _grid(drawn: Picture) -> Grid:
+def _grid(drawn: Picture) -> CellGrid:
     """Return the tiers and what joins them as rows, groups of neighbouring GPUs as columns."""
     rows = fabric_rows(drawn.healthy)
     cells = fabric_cells(drawn, rows)
@@ -143,4 +143,6 @@ def _grid(drawn: Picture) -> Grid:
     ]
     across = f"GPUs, {cells.group} a cell: each cell shows its busiest cable"
     title = "cables by tier over groups of GPUs; colours are utilisation"
-    return Grid(title, [rows[number].label for number in shown], levels, titles, across, _scale(drawn.most))
+    return CellGrid(
+        title, [rows[number].label for number in shown], levels, titles, across, _scale(drawn.most)
+    )

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from rapid_des.inputs import escaped
-from rapid_des.report.page.charts import Axis, Lane, Lanes, Span
+from rapid_des.report.page.charts import Lane, Lanes, PlotAxis, Span
 from rapid_des.report.page.svg import WIDTH, Scale, fill, legend, property_of, svg_element, tick_text
 from rapid_des.units import PS_PER_S
 
@@ -67,7 +67,7 @@ def _data(lanes: Lanes) -> dict[str, object]:
 def _svg(lanes: Lanes) -> str:
     height = len(lanes.lanes) * (_ROW + _GAP) + _BOTTOM
     unit, unit_name = unit_of(lanes.end)
-    x = Scale(Axis("", low=0.0, high=lanes.end / unit), [], (_LEFT, WIDTH - _RIGHT))
+    x = Scale(PlotAxis("", low=0.0, high=lanes.end / unit), [], (_LEFT, WIDTH - _RIGHT))
     marks = []
     for number, lane in enumerate(lanes.lanes):
         top = number * (_ROW + _GAP)

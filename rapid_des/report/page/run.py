@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from rapid_des.report.breakdown import BUBBLE, HOST
 from rapid_des.report.critical_path import CriticalPath
-from rapid_des.report.page.charts import Bar, Bars, File, Section, Tile, Tiles
+from rapid_des.report.page.charts import Bars, HorizontalBar, PageSection, TextFile, Tile, Tiles
 from rapid_des.report.tables import Column, Part, Plain, Table, change_text, columns, seconds_text, shown
 from rapid_des.report.why_text import SimulatedChange, cause_name
 from rapid_des.units import PS_PER_S, seconds, time_text
@@ -15,7 +15,7 @@ _GIB = 2**30
 _NAMES = {BUBBLE: "bubble: waiting for a message or a late peer", HOST: "host: not issued yet"}
 
 
-def headline(plain: Plain, changes: Sequence[SimulatedChange] | None = None) -> Section:
+def headline(plain: Plain, changes: Sequence[SimulatedChange] | None = None) -> PageSection:
     """Return the figures that say what bounds a step, whether it fits, and what to change."""
     tiles = [*_time_tiles(plain), _bound_tile(plain)]
     if "memory_bytes" in plain:
@@ -23,7 +23,7 @@ def headline(plain: Plain, changes: Sequence[SimulatedChange] | None = None) -> 
         tiles.append(_rate_tile(plain))
     if changes is not None:
         tiles.append(_change_tile(plain, changes))
-    return Section("In short", [Tiles(tiles)])
+    return PageSection("In short", [Tiles(tiles)])
 
 
 def _time_tiles(plain: Plain) -> Iterator[Tile]:
@@ -94,11 +94,11 @@ def part_name(part: str) -> str:
     return plain.get(part, f"exposed {part} communication")
 
 
-def breakdown_section(plain: Plain) -> Section:
+def breakdown_section(plain: Plain) -> PageSection:
     """Return where the time of the critical rank goes, and which operators and messages stand behind it."""
     step = max(plain["step_time_ps"], 1)
     bars = [
-        Bar(part_name(part), time, _with_share(round(time * PS_PER_S), step), part)
+        HorizontalBar(part_name(part), time, _with_share(round(time * PS_PER_S), step), part)
         for part, time in plain["breakdown_s"].items()
         if time
     ]
@@ -115,7 +115,7 @@ def breakdown_section(plain: Plain) -> Section:
     )
     title = f"where the time of rank {plain['critical_rank']} goes; the parts add up to the step"
     whole = seconds(step)
-    return Section(
+    return PageSection(
         "Where the time goes", [Bars(title, bars, whole), Table("what stands behind each part", named, rows)]
     )
 
@@ -124,11 +124,11 @@ def _with_share(time: int, step: int) -> str:
     return f"{time_text(time)}  {time / step:.1%}"
 
 
-def changes_section(step_time: int, changes: Sequence[SimulatedChange]) -> Section:
+def changes_section(step_time: int, changes: Sequence[SimulatedChange]) -> PageSection:
     """Return the changes that shorten a step the most, each with its simulated step."""
-    bars = [Bar("as it is", step_time, time_text(step_time), "before")]
+    bars = [HorizontalBar("as it is", step_time, time_text(step_time), "before")]
     bars += [
-        Bar(
+        HorizontalBar(
             change.what,
             change.step_time,
             f"{change.step_time}  {change_text(change.step_time, step_time)}",
@@ -138,7 +138,7 @@ def changes_section(step_time: int, changes: Sequence[SimulatedChange]) -> Secti
     ]
     after = [f"{change.what}: {_then(change)}" for change in changes if change.bound]
     lead = "Each change was simulated." if changes else "No single change that was tried shortens this step."
-    return Section(
+    return PageSection(
         "What to change", [Bars("step time with one change", bars), *after] if changes else [], lead
     )
 
@@ -147,7 +147,7 @@ def path_parts(path: CriticalPath) -> list[Part | Bars]:
     """Return the critical path by cause and by operator."""
     step = max(int(path.step_time), 1)
     bars = [
-        Bar(cause_name(cause, path), time, _with_share(time, step), cause)
+        HorizontalBar(cause_name(cause, path), time, _with_share(time, step), cause)
         for cause, time in path.by_cause.items()
     ]
     rows = [
@@ -171,14 +171,16 @@ def memory_bars(plain: Plain) -> Bars:
     """Return the fullest GPU's memory by category."""
     parts = sorted(plain["memory_breakdown_bytes"].items(), key=lambda entry: -entry[1])
     bars = [
-        Bar(name.replace("_", " "), size, shown("memory_bytes", size), name) for name, size in parts if size
+        HorizontalBar(name.replace("_", " "), size, shown("memory_bytes", size), name)
+        for name, size in parts
+        if size
     ]
     capacity = plain["memory_capacity_bytes"]
     title = f"memory of the fullest GPU by category; a full bar is all of its {shown('x_bytes', capacity)}"
     return Bars(title, bars, capacity)
 
 
-def basis_section(plain: Plain, inputs: Sequence[File]) -> Section:
+def basis_section(plain: Plain, inputs: Sequence[TextFile]) -> PageSection:
     """Return the inputs, what priced the run, and what there is to note."""
     priced = plain.get("priced_with") or {}
     facts = {
@@ -192,4 +194,4 @@ def basis_section(plain: Plain, inputs: Sequence[File]) -> Section:
         or "nothing on this device",
     }
     notes = Table("notes", columns(note=""), [{"note": note} for note in plain["notes"]])
-    return Section("Inputs and basis", [facts, notes, *inputs])
+    return PageSection("Inputs and basis", [facts, notes, *inputs])

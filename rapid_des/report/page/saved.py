@@ -11,7 +11,7 @@ import msgspec
 from rapid_des.config.documents import Document
 from rapid_des.config.specs import decode
 from rapid_des.errors import ConfigError, InputError
-from rapid_des.report.page.charts import Section
+from rapid_des.report.page.charts import PageSection
 from rapid_des.report.page.run import basis_section, breakdown_section, headline, memory_bars
 
 
@@ -81,9 +81,9 @@ def check_saved(plain: Mapping[str, Any], where: str) -> None:
         raise InputError(f"{where}: not a result as `run --json` prints it: breakdown_s: it is empty")
 
 
-def saved_run(plain: Mapping[str, Any], where: str) -> list[Section]:
+def saved_run(plain: Mapping[str, Any], where: str) -> list[PageSection]:
     """Return the sections of a saved result; `InputError` if it is none."""
     check_saved(plain, where)
     memory = [memory_bars(plain)] if "memory_bytes" in plain else []
-    sections = [headline(plain), breakdown_section(plain), Section("Memory", memory)]
+    sections = [headline(plain), breakdown_section(plain), PageSection("Memory", memory)]
     return [*sections, basis_section(plain, [])]

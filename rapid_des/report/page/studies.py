@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rapid_des.report.page.charts import Bar, Bars, Chart, File, Section, Tile, Tiles
+from rapid_des.report.page.charts import Bars, Chart, HorizontalBar, PageSection, TextFile, Tile, Tiles
 from rapid_des.report.page.run import part_name
 from rapid_des.report.sweep_text import difference_report
 from rapid_des.report.tables import Part, Plain, Table, added_text, change_text, seconds_text
@@ -12,17 +12,17 @@ from rapid_des.report.tables import Part, Plain, Table, added_text, change_text,
 _TERMS = 12
 
 
-def sections_of(parts: Iterable[Part], title: str = "Report") -> list[Section]:
+def sections_of(parts: Iterable[Part], title: str = "Report") -> list[PageSection]:
     """Return a report's parts as sections: each titled table begins one."""
-    sections: list[tuple[str, list[Part | Chart | File]]] = [(title, [])]
+    sections: list[tuple[str, list[Part | Chart | TextFile]]] = [(title, [])]
     for part in parts:
         if isinstance(part, Table) and part.title and part.rows:
             sections.append((part.title[:1].upper() + part.title[1:], []))
         sections[-1][1].append(part)
-    return [Section(name, found) for name, found in sections]
+    return [PageSection(name, found) for name, found in sections]
 
 
-def difference_sections(plain: Plain, sides: Sequence[Plain], names: tuple[str, str]) -> list[Section]:
+def difference_sections(plain: Plain, sides: Sequence[Plain], names: tuple[str, str]) -> list[PageSection]:
     """Return the sections of two results: side by side, and what makes the difference.
 
     `plain` is what `compare --json` prints, `sides` are the two results.
@@ -35,23 +35,23 @@ def difference_sections(plain: Plain, sides: Sequence[Plain], names: tuple[str, 
     ]
     parts = dict.fromkeys(part for side in sides for part, time in side["breakdown_s"].items() if time)
     both = [
-        Bar(f"{part_name(part)}, {letter}", time, seconds_text(time), colour)
+        HorizontalBar(f"{part_name(part)}, {letter}", time, seconds_text(time), colour)
         for part in parts
         for side, letter, colour in zip(sides, "AB", ("before", "after"), strict=True)
         for time in [side["breakdown_s"].get(part, 0.0)]
     ]
     report = [part for part in difference_report(plain, names) if not isinstance(part, str)]
     return [
-        Section("In short", [Tiles(tiles)]),
-        Section("Side by side", [Bars("where the time of each goes, on one scale", both)]),
-        Section("What makes the difference", [_terms(plain["terms"]), *report]),
+        PageSection("In short", [Tiles(tiles)]),
+        PageSection("Side by side", [Bars("where the time of each goes, on one scale", both)]),
+        PageSection("What makes the difference", [_terms(plain["terms"]), *report]),
     ]
 
 
 def _terms(terms: Sequence[Plain]) -> Bars:
     changed = [term for term in terms if term["added_ps"]][:_TERMS]
     bars = [
-        Bar(
+        HorizontalBar(
             f"{term['name']} ({term['part']})",
             abs(term["added_ps"]),
             added_text(term["added_ps"]),

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rapid_des.inputs import escaped, html_text
 from rapid_des.report.colours import COLOURS, OTHERS, colour
-from rapid_des.report.page.charts import Axis, Bars, Diagram, Grid, Plot, Series, Shape, Tiles
+from rapid_des.report.page.charts import Bars, CellGrid, Diagram, DiagramShape, Plot, PlotAxis, Series, Tiles
 
 WIDTH = 760
 """The width of a chart in its own units, in which its fonts have 12."""
@@ -80,7 +80,7 @@ def bars_html(bars: Bars) -> str:
 class Scale:
     """Places values of an axis between two ends of a drawing."""
 
-    def __init__(self, axis: Axis, values: Sequence[float], ends: tuple[float, float]) -> None:
+    def __init__(self, axis: PlotAxis, values: Sequence[float], ends: tuple[float, float]) -> None:
         kept = [value for value in values if value > 0 or not axis.log]
         low = min(kept, default=0.0) if axis.low is None else axis.low
         high = max(kept, default=1.0) if axis.high is None else axis.high
@@ -202,13 +202,13 @@ def diagram_svg(diagram: Diagram) -> str:
     return figure(diagram.title, svg_element(diagram.title, height, marks), scale_legend(diagram.scale))
 
 
-def _cable(shape: Shape, places: Sequence[tuple[float, float]]) -> str:
+def _cable(shape: DiagramShape, places: Sequence[tuple[float, float]]) -> str:
     line = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
     style = f'class="{shape.state}"' if shape.state else f'class="line" stroke="{_level(shape.level)}"'
     return f'<path {style} d="{line}"><title>{escaped(shape.title)}</title></path>'
 
 
-def _node(shape: Shape, place: tuple[float, float], radius: float) -> str:
+def _node(shape: DiagramShape, place: tuple[float, float], radius: float) -> str:
     x, y = place
     title = f"<title>{escaped(shape.title)}</title>"
     if _KINDS[shape.kind] == "circle":
@@ -240,7 +240,7 @@ def scale_legend(texts: Sequence[str]) -> str:
     return f'<ul class="legend">{items}</ul>' if items else ""
 
 
-def grid_svg(grid: Grid) -> str:
+def grid_svg(grid: CellGrid) -> str:
     """Return a matrix of cells as SVG; the names of rows stand on the left."""
     left, side, gap = 230, 22, 4
     columns = max((len(row) for row in grid.cells), default=1)

@@ -9,7 +9,7 @@ from msgspec import Struct
 from rapid_des.report.critical_path import CriticalPath
 from rapid_des.report.explain_text import explain_report
 from rapid_des.report.job_structure import Explanation
-from rapid_des.report.page.charts import Chart, File, Lane, Lanes, Section
+from rapid_des.report.page.charts import Chart, Lane, Lanes, PageSection, TextFile
 from rapid_des.report.page.details import (
     memory_plots,
     path_spans,
@@ -46,35 +46,35 @@ class Explained(Struct, frozen=True):
     path: CriticalPath
     changes: Sequence[SimulatedChange]
     structure: Explanation
-    inputs: Sequence[File]
+    inputs: Sequence[TextFile]
 
 
-def run_sections(result: Result, explained: Explained) -> list[Section]:
+def run_sections(result: Result, explained: Explained) -> list[PageSection]:
     """Return the sections of a run in the order of a reader's questions."""
     plain, path, changes = result.as_json(), explained.path, explained.changes
     tables = _tables(result, explained.structure)
-    memory: list[Part | Chart | File] = [memory_bars(plain)] if "memory_bytes" in plain else []
+    memory: list[Part | Chart | TextFile] = [memory_bars(plain)] if "memory_bytes" in plain else []
     memory += [*memory_plots(result), *tables["Memory"]]
     return [
         headline(plain, changes),
         breakdown_section(plain),
         changes_section(int(result.step_time), changes),
-        Section("Critical path", [*path_parts(path), *_path_alone(result, path)]),
+        PageSection("Critical path", [*path_parts(path), *_path_alone(result, path)]),
         timeline_section(result, path),
-        Section("Memory", memory),
+        PageSection("Memory", memory),
         roofline_section(result),
-        Section("Operators", tables["Operators"] or [_operators(result)]),
+        PageSection("Operators", tables["Operators"] or [_operators(result)]),
         _fabric(result),
-        Section("Messages", tables["Messages"]),
-        Section("Process groups", tables["Process groups"]),
-        Section("Structure", tables["Structure"]),
+        PageSection("Messages", tables["Messages"]),
+        PageSection("Process groups", tables["Process groups"]),
+        PageSection("Structure", tables["Structure"]),
         basis_section(plain, explained.inputs),
     ]
 
 
-def _tables(result: Result, structure: Explanation) -> dict[str, list[Part | Chart | File]]:
+def _tables(result: Result, structure: Explanation) -> dict[str, list[Part | Chart | TextFile]]:
     """Return what `run --explain` prints, by section."""
-    found: dict[str, list[Part | Chart | File]] = {name: [] for name in (*_TABLES.values(), "Structure")}
+    found: dict[str, list[Part | Chart | TextFile]] = {name: [] for name in (*_TABLES.values(), "Structure")}
     section = "Structure"
     for part in explain_report(result, structure):
         if isinstance(part, Table):
@@ -107,8 +107,8 @@ def _path_alone(result: Result, path: CriticalPath) -> Iterator[Lanes]:
         )
 
 
-def _fabric(result: Result) -> Section:
+def _fabric(result: Result) -> PageSection:
     if result.run is None:
-        return Section("Fabric", [f"Mode {result.mode} has no links; the mode flattened has them."])
+        return PageSection("Fabric", [f"Mode {result.mode} has no links; the mode flattened has them."])
     records = result.run.execution.records
     return fabric_section(result.run.machine, utilisation(records), result.links())

@@ -13,7 +13,7 @@ from rapid_des.machine import load_machine
 from rapid_des.modes.pricing import price
 from rapid_des.report.critical_path import critical_path
 from rapid_des.report.job_structure import explain
-from rapid_des.report.page.charts import Axis, File, Lane, Lanes, Section, Span
+from rapid_des.report.page.charts import Lane, Lanes, PageSection, PlotAxis, Span, TextFile
 from rapid_des.report.page.document import page
 from rapid_des.report.page.lanes import lanes_html
 from rapid_des.report.page.saved import saved_run
@@ -69,7 +69,7 @@ def small(phase, mode, **more):
 
 def made(job, machine, result):
     changes = [CheckedChange("links twice as fast", result.step_time, "compute")]
-    inputs = [File("job", job.as_yaml()), File("machine", machine.as_yaml())]
+    inputs = [TextFile("job", job.as_yaml()), TextFile("machine", machine.as_yaml())]
     explained = Explained(critical_path(result), changes, explain(price(job, machine)), inputs)
     return page("a job", run_sections(result, explained), result.as_json(), command="rapid-des run a")
 
@@ -110,9 +110,9 @@ def test_every_name_is_escaped():
         {HOSTILE: HOSTILE},
         Table(HOSTILE, columns(a=HOSTILE), [{"a": HOSTILE}]),
         Lanes(HOSTILE, 10, [Lane(HOSTILE, [span])], [(HOSTILE, HOSTILE)]),
-        File(HOSTILE, HOSTILE),
+        TextFile(HOSTILE, HOSTILE),
     ]
-    read = Reader(page(HOSTILE, [Section(HOSTILE, parts, HOSTILE)], {HOSTILE: HOSTILE}, command=HOSTILE))
+    read = Reader(page(HOSTILE, [PageSection(HOSTILE, parts, HOSTILE)], {HOSTILE: HOSTILE}, command=HOSTILE))
     assert read.named("img") == []
     assert len([each for each in read.named("script") if "type" not in each]) == 1
     assert HOSTILE in read.texts
@@ -142,9 +142,9 @@ def test_a_saved_result_has_the_sections_that_it_holds():
 
 
 def test_axes_have_round_ticks():
-    assert Scale(Axis("", low=0, high=4.01), [], (0, 100)).ticks() == [0, 1, 2, 3, 4]
-    assert Scale(Axis("", log=True, low=0.5, high=2e3), [], (0, 1)).ticks() == [1, 10, 100, 1000]
-    assert Scale(Axis("", log=True), [30.0, 400.0], (0, 1)).ticks() == [50, 100, 200]
+    assert Scale(PlotAxis("", low=0, high=4.01), [], (0, 100)).ticks() == [0, 1, 2, 3, 4]
+    assert Scale(PlotAxis("", log=True, low=0.5, high=2e3), [], (0, 1)).ticks() == [1, 10, 100, 1000]
+    assert Scale(PlotAxis("", log=True), [30.0, 400.0], (0, 1)).ticks() == [50, 100, 200]
     assert round_step(0.0023) == pytest.approx(0.005)
 
 
