@@ -20,6 +20,7 @@ from rapid_des.cli.options import (
     open_job_with_notes,
 )
 from rapid_des.cli.pages import run_page
+from rapid_des.cli.run import given_job, model_options
 from rapid_des.config.documents import read_text
 from rapid_des.config.texts import parse_json
 from rapid_des.errors import InputError
@@ -86,6 +87,7 @@ def source_of(text: str) -> Source:
 @click.command("run")
 @job_options
 @fault_option
+@model_options
 @click.option("--mode", default=MODES[0], shell_complete=one_of(MODES))
 @engine_option
 def _run_words(**_: Any) -> None:
@@ -93,11 +95,13 @@ def _run_words(**_: Any) -> None:
 
 
 def _simulated(
-    job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ...], mode: str, engine: str
+    job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **options: Any
 ) -> Simulated:
-    wanted, loaded, idle = open_job_with_notes(job, machine, settings, faults, analytic=mode == "analytical")
+    source, mode = given_job(job, options["tokens"], options["sequence"]), options["mode"]
+    analytic = mode == "analytical"
+    wanted, loaded, idle = open_job_with_notes(source, machine, settings, faults, analytic=analytic)
     with progress(f"{job} on {loaded.name}") as bar:
-        choice = engine_choice(engine, progress=bar)
+        choice = engine_choice(options["engine"], progress=bar)
         result = simulate(wanted, loaded, mode=mode, engine=choice)
     result = replace(result, notes=(*idle, *result.notes))
     return Simulated(result.as_json(), result, (wanted, loaded), choice)
