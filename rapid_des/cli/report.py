@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
 from rapid_des.cli.main import progress
-from rapid_des.cli.options import force_option
+from rapid_des.cli.options import echo, force_option, json_option
 from rapid_des.cli.pages import check_report, write_page
 from rapid_des.cli.sources import Simulated, source_of
 from rapid_des.errors import InputError
@@ -27,7 +29,8 @@ from rapid_des.studies.difference import difference
     help="The page to write.",
 )
 @force_option
-def report(sources: tuple[str, ...], output: Path, *, force: bool) -> None:
+@json_option
+def report(sources: tuple[str, ...], output: Path, *, force: bool, as_json: bool) -> None:
     r"""Write a page of one SOURCE, or of two side by side: one HTML file that needs nothing else.
 
     A SOURCE is a file that `run --json` wrote, a point of a study (FOLDER#12), or what follows `run`, in
@@ -43,14 +46,15 @@ def report(sources: tuple[str, ...], output: Path, *, force: bool) -> None:
     read = [source_of(text) for text in sources]
     if len(read) == 2:
         sides = [each.plain for each in read]
-        plain = difference(*sides).as_json()
-        title = f"{sources[0]} against {sources[1]}"
-        write_page(output, title, difference_sections(plain, sides, (sources[0], sources[1])), plain)
-        return
-    (one,) = read
-    if not isinstance(one, Simulated):
-        write_page(output, sources[0], saved_run(one.plain, sources[0]), one.plain)
-        return
-    with progress(f"{sources[0]}: changes that would help"):
-        sections = one.sections()
-    write_page(output, sources[0], sections, one.plain)
+        plain: Mapping[str, Any] = difference(*sides).as_json()
+        title, sections = (
+            " against ".join(sources),
+            difference_sections(plain, sides, (sources[0], sources[1])),
+        )
+    else:
+        plain, title = read[0].plain, sources[0]
+        with progress(f"{title}: changes that would help"):
+            (one,) = read
+            sections = one.sections() if isinstance(one, Simulated) else saved_run(plain, title)
+    write_page(output, title, sections, plain)
+    echo(as_json, plain, [f"wrote {output}"])
