@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import chain
 
 import numpy as np
 from msgspec import Struct
@@ -209,16 +208,11 @@ class AnyNodeRouter:
         beyond = np.flatnonzero((table >= self.fabric.gpus).any(axis=1))
         if not len(beyond):
             return self.between_gpus.routes(table)
+        known = self.known.get_or_make
         others = {
-            flow: self.known.get_or_make(
-                (source, destination), partial(self.route, source, destination), weight=len
-            )
-            for flow, (source, destination) in zip(beyond.tolist(), table[beyond].tolist(), strict=True)
+            flow: known(tuple(pair), partial(self.route, *pair), weight=len)
+            for flow, pair in zip(beyond.tolist(), table[beyond].tolist(), strict=True)
         }
-        if len(others) == len(table):
-            return Routes(
-                starts_of([*map(len, others.values())]), np.array([*chain(*others.values())], np.int64)
-            )
         between = table.copy()
         between[beyond] = 0  # a GPU's route to itself has no links
         return replaced(self.between_gpus.routes(between), others)
