@@ -3,13 +3,14 @@
 A rate is tried with one run. Counted are the requests between its start and its drain: the start is cut off
 where the standard error of the rest is least (MSER-5: White, "An effective truncation heuristic", 1997, over
 means of five), the end by the mean time of a request. Of the largest part of a limit that each request takes,
-the quantile of the wanted share says by how much limits are kept or broken. Its interval is that of the share,
-of means of batches of consecutive requests (Woodruff, "Confidence intervals for medians and other position
-measures", 1952).
+the quantile of the wanted share says by how much limits are kept or broken. Its interval is that of the
+share, of means of batches of consecutive requests (Woodruff, "Confidence intervals for medians and other
+position measures", 1952).
 
-Bisection with short runs finds about where that part is one. Longer runs go on from there until one keeps the
-limits and one breaks them, and a last one is between these; the logarithm of the part is linear in that of the
-rate between two runs. All runs have the same requests, as far as they go, at all rates and for all layouts.
+Bisection with short runs finds about where that part is one. Longer runs go on from there until one keeps
+the limits and one breaks them, and a last one is between these; the logarithm of the part is linear in that
+of the rate between two runs. All runs have the same requests, as far as they go, at all rates and for all
+layouts.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ LONG = 8
 _STEP = 1.12
 """Factor from the rate of the first long run to the next; it is squared for each further one."""
 _MOST_BATCHES, _FEWEST_BATCHES = 8, 5
+_WIDER = 1.3
+"""Factor of intervals for the errors of slopes: they then hold M/M/1 queues' rates nine times of ten."""
 _LEAST_SLOPE = 0.05
 """The least slope by which an error is divided: the interval is then as wide as the rates are."""
 
@@ -61,13 +64,14 @@ class Trial(Struct, frozen=True):
         inside = max(1.0, result.inside / max(result.elapsed, 1))
         count = int(min(max(_FEWEST_BATCHES, len(used) / (4 * inside)), _MOST_BATCHES, len(used)))
         at = _quantile(used, wanted)
-        means = [float((np.log(batch) > at).mean()) for batch in np.array_split(used, count)]
-        error = float(np.std(means, ddof=1)) / count**0.5 if count > 1 else 0.0
-        # Woodruff's interval: the quantiles of the ends of the share's interval, in factors of what is broken
-        broken = max(1 - wanted, 1 / len(used))
-        factor = exp(min(student(max(count - 1, 1)) * error / broken, 50.0))
+        over, broken = np.log(used) > at, max(1 - wanted, 1 / len(used))
+        means = [float(batch.mean()) for batch in np.array_split(over, count)]
+        error = float(np.std(means, ddof=1)) / count**0.5 / broken if count > 1 else 0.0
+        # Limits are broken in clusters: the number in all of them, of geometric sizes, varies like this.
+        clusters = 1 + int((np.diff(np.flatnonzero(over)) > inside).sum())
+        factor = exp(student(max(count - 1, 1)) * max(error, (2 / clusters) ** 0.5))
         above, below = (_quantile(used, 1 - part) for part in (broken / factor, min(broken * factor, 1.0)))
-        return cls(rate, float((used <= 1).mean()), at, max(above - at, at - below))
+        return cls(rate, float((used <= 1).mean()), at, _WIDER * max(above - at, at - below))
 
 
 def _quantile(used: NDArray[np.float64], wanted: float) -> float:
