@@ -55,7 +55,7 @@ class ReplayedStep(Struct, frozen=True):
         }
 
 
-class _Nodes:
+class _ReplayNodes:
     """The nodes of the replay: (name, stream, duration, what they wait for, host node that issues them)."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class _Step:
     """What a replay has placed of a step so far, in the order of time."""
 
     def __init__(self, profile: Profile, begin: int, scaled: Mapping[str, float]) -> None:
-        self.nodes = _Nodes()
+        self.nodes = _ReplayNodes()
         self.events, self.scaled, self._begin = profile.events, scaled, begin
         self._ends, self._ended = list[int](), list[int]()  # of device events, ascending, with their nodes
         self._on_stream: dict[int, tuple[int, int]] = {}
@@ -186,7 +186,7 @@ class _Step:
 
 def _placed(
     profile: Profile, chosen: Int64s, window: tuple[int, int], scaled: Mapping[str, float]
-) -> tuple[_Nodes, int, Sequence[int]]:
+) -> tuple[_ReplayNodes, int, Sequence[int]]:
     """Return the nodes, that of the first device event, and those of which the last to end ends the step."""
     events, step, last = profile.events, _Step(profile, window[0], scaled), list[int]()
     following = np.flatnonzero(events.start >= window[1])[:1].tolist()
