@@ -32,6 +32,7 @@ def goodput_report(plain: Plain, title: str) -> Iterator[Part]:
         other = plain["compared"]
         facts[other["reliability"]] = f"goodput {_interval(other['goodput'], '.2%')}"
         facts["its gain"] = _interval(other["gain"], "+.3%")
+    facts["simulations"] = f"{plain['simulations']:,} of a step"
     facts["replications"] = f"{plain['replications']:,} from seed {plain['seed']}"
     yield facts
     wall = plain["wall_s"]

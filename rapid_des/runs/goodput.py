@@ -7,20 +7,30 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import CannotFinishError, InputError
 from rapid_des.frontend import Job
 from rapid_des.machine import Machine
 from rapid_des.runs.checkpoints import CheckpointCost, checkpoint_cost, steps_between
-from rapid_des.runs.clock import Replication, RunPlan, replicate
+from rapid_des.runs.clock import Replication, replicate
 from rapid_des.runs.failures import FailingParts, failures
 from rapid_des.runs.laws import Log
-from rapid_des.runs.loading import Reliability, fleets, load_reliability, tiers, treatments
+from rapid_des.runs.loading import (
+    Reliability,
+    fleets,
+    load_reliability,
+    slow_classes,
+    tiers,
+    tolerated,
+    treatments,
+)
 from rapid_des.runs.result import GoodputResult
-from rapid_des.runs.stretch import TrainingStretch
-from rapid_des.runs.times import Time
+from rapid_des.runs.steps import SimulatedSteps
+from rapid_des.runs.stretch import CheckpointLevel, TrainingStretch
+from rapid_des.runs.times import Time, constant
+from rapid_des.runs.treatment import RunPlan, Treatment
 from rapid_des.simulation import FINEST, require_kind, simulate
 from rapid_des.units import PS_PER_S, PS_PER_US, LongDuration, ceil_divide
 
@@ -110,6 +120,8 @@ def goodput(  # noqa: PLR0913 - options by name
     step = simulate(job, machine, mode=mode, cache=cache)
     assert step.figures is not None, "jobs have figures"
     plan, cost = run_plan(stated, (job, machine), int(step.step_time), length)
+    if slow := slow_classes(stated, machine, per_node(machine)):
+        plan = structs.replace(plan, steps=SimulatedSteps(job, machine, slow, mode))
     _require_progress(stated, plan, parts)
     _require_bounded(plan, parts, replications)
     found = list[Replication]()
@@ -124,32 +136,46 @@ def run_plan(
 ) -> tuple[RunPlan, CheckpointCost | None]:
     """Return the run as its clock needs it, and what its checkpoints cost."""
     job, machine = where
-    gpus_per_node = machine.spec.gpus_per_node or machine.fabric.gpus
-    _require_nodes(reliability, job, machine, gpus_per_node)
-    cost, every = None, 0
+    _require_nodes(reliability, job, machine)
+    cost, levels = None, tuple[CheckpointLevel, ...]()
+    treated = treatments(reliability, machine, gpus_per_node=per_node(machine))
     if reliability.spec.checkpoint is not None:
         cost = checkpoint_cost(reliability, job)
-        rate = failure_rate(fleets(reliability, job, machine))
+        rate = failure_rate(fleets(reliability, job, machine), treated)
         every = steps_between(reliability, cost, step, rate)
-    course = TrainingStretch(step, every, 0 if cost is None else cost.stall, length.steps)
-    treated = treatments(reliability, machine, gpus_per_node=gpus_per_node)
+        loaded = None if cost.load is None else constant(cost.load)
+        levels = (CheckpointLevel(every, cost.stall, cost.write, load=loaded),)
+    spares = reliability.spec.spares
     plan = RunPlan(
-        course,
-        0 if cost is None else cost.write,
+        TrainingStretch(step, levels, length.steps),
         length.horizon,
         treated,
-        _phases(reliability, job, cost),
+        _phases(reliability, job),
         tiers(reliability),
+        retire_after=None if spares is None else spares.retire_after,
+        nodes=ceil_divide(job.gpus, per_node(machine)),
+        tolerated=tolerated(reliability),
     )
     return plan, cost
 
 
-def failure_rate(parts: Sequence[FailingParts]) -> float:
-    """Return the number of failures a picosecond of all parts together, by their means."""
-    return sum(fleet.parts / fleet.mean for fleet in parts if not isinstance(fleet.law, Log)) / PS_PER_US
+def per_node(machine: Machine) -> int:
+    """Return the number of GPUs of a node; a machine that states none is one node."""
+    return machine.spec.gpus_per_node or machine.fabric.gpus
 
 
-def _require_nodes(reliability: Reliability, job: Job, machine: Machine, gpus_per_node: int) -> None:
+def failure_rate(parts: Sequence[FailingParts], treated: Sequence[Treatment] = ()) -> float:
+    """Return the number of failures a picosecond of all parts together, by their means.
+
+    With treatments only of those that lose work.
+    """
+    rates = [0.0 if isinstance(fleet.law, Log) else fleet.parts / fleet.mean for fleet in parts]
+    lost = [each.effect not in ("slows", "pauses") for each in treated] or [True] * len(rates)
+    return sum(rate for rate, loses in zip(rates, lost, strict=True) if loses) / PS_PER_US
+
+
+def _require_nodes(reliability: Reliability, job: Job, machine: Machine) -> None:
+    gpus_per_node = per_node(machine)
     spares, nodes = reliability.spec.spares, machine.fabric.gpus // gpus_per_node
     if spares is None:
         return
@@ -159,8 +185,8 @@ def _require_nodes(reliability: Reliability, job: Job, machine: Machine, gpus_pe
         reliability.refuse("spares", f"{problem}; allowed: up to {max(nodes - used, 0)}")
 
 
-def _phases(reliability: Reliability, job: Job, cost: CheckpointCost | None) -> dict[str, Time]:
-    """Return the phases of a restart by name, without those that take no time."""
+def _phases(reliability: Reliability, job: Job) -> dict[str, Time]:
+    """Return the stated phases of a restart by name, without those that take no time."""
     restart = reliability.spec.restart
     texts = {name: str(getattr(restart, name)) for name in ("allocate", "image", "start", "communicators")}
     phases = {name: reliability.time(f"restart.{name}", text) for name, text in texts.items()}
@@ -169,16 +195,17 @@ def _phases(reliability: Reliability, job: Job, cost: CheckpointCost | None) -> 
         phases["communicators"] = Time("", lambda uniform: fixed(uniform) + each)
     if restart.load is not None:
         phases["load"] = reliability.time("restart.load", restart.load)
-    elif cost is not None and cost.load is not None:
-        loaded = -(-cost.load // PS_PER_US)
-        phases["load"] = Time("", lambda _: float(loaded))
     phases["warm_up"] = reliability.time("restart.warm_up", restart.warm_up)
     return {name: time for name, time in phases.items() if time.mean > 0}
 
 
 def _require_progress(reliability: Reliability, plan: RunPlan, parts: Sequence[FailingParts]) -> None:
     """Raise `CannotFinishError` where failures come faster than restarts end."""
-    rate, restart = failure_rate(parts), sum(time.mean for time in plan.restart.values())
+    rate = failure_rate(parts, plan.treatments)
+    loads = [
+        level.load.mean for level in plan.course.levels[-1:] if level.load and "load" not in plan.restart
+    ]
+    restart = sum(time.mean for time in plan.restart.values()) + sum(loads)
     if rate * restart >= 1:
         between = LongDuration(round(1 / rate / PS_PER_US))
         takes = LongDuration(round(restart / PS_PER_US))

@@ -16,9 +16,13 @@ from msgspec import Struct
 
 from rapid_des.report.writing import write_text
 from rapid_des.runs.checkpoints import CheckpointCost
-from rapid_des.runs.clock import Replication, RunPlan
+from rapid_des.runs.clock import Replication
+from rapid_des.runs.treatment import RunPlan
 from rapid_des.studies.draw_statistics import student
 from rapid_des.units import PS_PER_S, Duration, seconds
+
+_NO_INCIDENT = ("steps", "checkpoints", "slow_steps")
+"""The causes of time that belong to no single incident."""
 
 
 class MeanInterval(Struct, frozen=True):
@@ -132,6 +136,7 @@ class GoodputResult(Struct, frozen=True, dict=True):
                 **figures["nodes_in_repair"].as_json(),
                 "most": max(each.most_out for each in self.replications),
             },
+            "simulations": 1 + self.plan.steps.simulations,
             "replications": count,
             "seed": self.seed,
         }
@@ -139,18 +144,18 @@ class GoodputResult(Struct, frozen=True, dict=True):
     def _checkpoint_json(self) -> dict[str, float] | None:
         if self.checkpoint is None:
             return None
-        course = self.plan.course
+        course, every = self.plan.course, self.plan.course.levels[-1].every
         return {
             "bytes": self.checkpoint.size,
             "stall_s": seconds(self.checkpoint.stall),
             "write_s": seconds(self.checkpoint.write),
-            "steps_between": course.every,
-            "interval_s": seconds(course.every * course.step),
+            "steps_between": every,
+            "interval_s": seconds(every * course.step),
         }
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield a row for each incident of each replication; times in seconds."""
-        causes = [cause for cause in self.plan.causes if cause not in ("steps", "checkpoints")]
+        causes = [cause for cause in self.plan.causes if cause not in _NO_INCIDENT]
         for each in self.replications:
             for number, incident in enumerate(each.incidents):
                 yield {
@@ -165,7 +170,7 @@ class GoodputResult(Struct, frozen=True, dict=True):
     def write_rows(self, path: str | Path) -> None:
         """Write the incident log as CSV."""
         text = io.StringIO()
-        causes = [cause for cause in self.plan.causes if cause not in ("steps", "checkpoints")]
+        causes = [cause for cause in self.plan.causes if cause not in _NO_INCIDENT]
         named = (
             "replication",
             "incident",

@@ -72,7 +72,7 @@ def test_a_checkpoint_has_the_bytes_of_the_job_once(where):
 
 def test_an_interval_is_rounded_up_to_steps_and_auto_follows_the_failures(where):
     result = run(where, replications=1)
-    every, step = result.plan.course.every, int(result.step_time)
+    every, step = result.plan.course.levels[-1].every, int(result.step_time)
     assert (every - 1) * step < 1800 * 10**12 <= every * step
     often, seldom = (
         run(
@@ -82,7 +82,9 @@ def test_an_interval_is_rounded_up_to_steps_and_auto_follows_the_failures(where)
         )
         for mtbf in ("500 h", "2000 h")
     )
-    assert seldom.plan.course.every == pytest.approx(2 * often.plan.course.every, rel=0.05)
+    assert seldom.plan.course.levels[-1].every == pytest.approx(
+        2 * often.plan.course.levels[-1].every, rel=0.05
+    )
 
 
 @pytest.mark.parametrize(

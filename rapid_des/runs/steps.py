@@ -1,0 +1,129 @@
+"""The duration of a step while parts are slow: one simulation for all states that symmetry makes equal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, TypeAlias
+
+from rapid_des.bounded_cache import BoundedCache
+from rapid_des.errors import DeadlockError, FabricCutError
+from rapid_des.frontend import Job
+from rapid_des.machine import Machine
+from rapid_des.network.faults import parse_fault
+from rapid_des.network.faults.specs import GPU_EFFECTS, LINK_EFFECTS
+from rapid_des.simulation import simulate
+from rapid_des.studies.likeness import stride
+
+State: TypeAlias = frozenset[tuple[int, int]]
+"""The slow parts: the place of each one's class, and its number."""
+CUT = -1
+"""The duration of a step that can not run, as its fabric is cut."""
+
+
+class StepTimes(Protocol):
+    """What a step takes."""
+
+    def of(self, state: State) -> int:
+        """Return the picoseconds of a step while these parts are slow, or `CUT`."""
+
+    @property
+    def simulations(self) -> int:
+        """The number of states that were simulated."""
+
+
+class ConstantStep:
+    """Steps that no part slows: 0 stands for the healthy step."""
+
+    simulations = 0
+
+    def of(self, state: State) -> int:  # noqa: ARG002 - no class slows
+        """Return 0."""
+        return 0
+
+
+class SlowClass:
+    """A class of parts that slow a step: its fault's words, with the numbers of parts left open."""
+
+    def __init__(self, words: str, gpus: int, count: int, gpus_per_node: int) -> None:
+        self._words, self._gpus, self._count, self._gpus_per_node = words, gpus, count, gpus_per_node
+        fault = parse_fault(self.at(0))
+        links = any(getattr(fault, name) not in (None, False) for name in LINK_EFFECTS)
+        self.computes_only = not links and any(getattr(fault, name) is not None for name in GPU_EFFECTS)
+
+    def first_gpu(self, part: int) -> int:
+        """Return the first GPU of a part's unit."""
+        return part // self._count * self._gpus
+
+    def at(self, gpu: int, number: int = 0) -> str:
+        """Return the words of the fault of a part `number` of the unit that begins at a GPU."""
+        unit = gpu // self._gpus
+        named = {"{gpu}": gpu, "{node}": gpu // self._gpus_per_node, "{unit}": unit}
+        named["{part}"] = unit * self._count + number
+        words = self._words
+        for name, value in named.items():
+            words = words.replace(name, str(value))
+        return words
+
+    def number(self, part: int) -> int:
+        """Return the number of a part in its unit."""
+        return part % self._count
+
+
+class SimulatedSteps:
+    """Steps that the step simulator runs, each state once.
+
+    States are equal if they differ in which replicas of the model their parts stand, by whole nodes, or for
+    GPUs that only compute more slowly in which ranks of a tensor-parallel group.
+    """
+
+    def __init__(self, job: Job, machine: Machine, classes: Mapping[int, SlowClass], mode: str) -> None:
+        self._job, self._machine, self._classes, self._mode = job, machine, classes, mode
+        self._cache = BoundedCache()
+        self._known = dict[tuple[str, ...], int]()
+        self._keys = dict[State, tuple[str, ...]]()
+        per_node = machine.spec.gpus_per_node or machine.fabric.gpus
+        self._axes = {axis: (stride(job, axis), job.layout.size(axis)) for axis in ("tp", "dp")}
+        width = self._axes["dp"][0]
+        self._block = max(1, -(-per_node // width)) if per_node % width == 0 or width % per_node == 0 else 0
+
+    def of(self, state: State) -> int:
+        """Return the picoseconds of a step while these parts are slow, or `CUT`."""
+        if state not in self._keys:
+            self._keys[state] = self.words(state)
+        key = self._keys[state]
+        if key not in self._known:
+            self._known[key] = self._simulated(key)
+        return self._known[key]
+
+    @property
+    def simulations(self) -> int:
+        """The number of states that were simulated."""
+        return len(self._known)
+
+    def _simulated(self, words: tuple[str, ...]) -> int:
+        machine = self._machine.with_faults([parse_fault(text) for text in words])
+        try:
+            return int(simulate(self._job, machine, mode=self._mode, cache=self._cache).step_time)
+        except (FabricCutError, DeadlockError):
+            return CUT
+
+    def words(self, state: State) -> tuple[str, ...]:
+        """Return the faults of the state that stands for all states that are equal to one."""
+        replicas, ranks = dict[int, int](), dict[int, int]()
+        found = []
+        for place, part in sorted(state):
+            slow = self._classes[place]
+            gpu = self._moved(slow.first_gpu(part), "dp", replicas, self._block)
+            if slow.computes_only:
+                gpu = self._moved(gpu, "tp", ranks, 1)
+            found.append(slow.at(gpu, slow.number(part)))
+        return tuple(sorted(found))
+
+    def _moved(self, gpu: int, axis: str, seen: dict[int, int], block: int) -> int:
+        """Return the GPU in the first block along an axis that no other part has."""
+        if not block:
+            return gpu
+        width, size = self._axes[axis]
+        here = gpu // width % size // block
+        there = seen.setdefault(here, len(seen))
+        return gpu + (there - here) * block * width
