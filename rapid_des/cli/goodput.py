@@ -6,18 +6,21 @@ from typing import Any
 
 import click
 
+from rapid_des.cli.executing import chosen_executor, executor_options_of
 from rapid_des.cli.main import progress
 from rapid_des.cli.options import (
+    Amount,
     echo_marked,
     fault_option,
-    force_option,
     job_options,
     json_option,
     names_or_files,
     one_of,
     open_job,
+    plot_option,
 )
 from rapid_des.report.goodput_text import goodput_report
+from rapid_des.report.pictures.runs import draw_run
 from rapid_des.report.writing import check_outputs
 from rapid_des.runs.goodput import goodput as run_goodput
 from rapid_des.runs.loading import load_reliability
@@ -40,7 +43,11 @@ _ROOT = "reliability."
 @click.option("--steps", type=int, metavar="N", help="Length of the run in steps.")
 @click.option("--tokens", metavar="N", help="Length of the run in tokens, as in: 15T.")
 @click.option(
-    "--replications", type=click.IntRange(1, 10**6), default=100, show_default=True, help="Number of runs."
+    "--replications",
+    default="100",
+    show_default=True,
+    metavar="N|'goodput ±0.2%'",
+    help="Number of runs, or until a figure is known so well.",
 )
 @click.option(
     "--first",
@@ -66,14 +73,16 @@ _ROOT = "reliability."
     help="A second reliability file, which meets the same failures; prints what it gains.",
 )
 @click.option("--rows", metavar="OUT.csv", help="Write a row for each incident.")
-@force_option
+@click.option("--price", type=Amount(0), metavar="PRICE", help="Price of a GPU for an hour.")
+@executor_options_of("local")
+@plot_option
 @json_option
 def goodput(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> None:
     """Predict the goodput of a run of JOB (file or preset) in which parts of the machine fail.
 
     --set reliability.KEY=VALUE changes the reliability file, as in reliability.checkpoint.interval=auto.
     """
-    check_outputs([options["rows"]], replace=options["force"])
+    check_outputs([options["rows"]], pictures=[options["plot"]], replace=options["force"])
     own = [text.partition("=") for text in settings if text.strip().startswith(_ROOT)]
     changes = [(key.strip().removeprefix(_ROOT), value) for key, _, value in own]
     reliability = load_reliability(options["reliability"], settings=changes)
@@ -83,18 +92,24 @@ def goodput(job: str, machine: str, settings: tuple[str, ...], **options: Any) -
     asked = {
         name: options[name] for name in ("days", "steps", "tokens", "replications", "first", "seed", "mode")
     }
-    with progress(title) as bar:
-        result = run_goodput(wanted, loaded, reliability, on_progress=bar, **asked)
+    with progress(title) as bar, chosen_executor(options) as executor:
+        result = run_goodput(wanted, loaded, reliability, executor=executor, on_progress=bar, **asked)
     if options["rows"] is not None:
         result.write_rows(options["rows"])
-    plain = result.as_json()
+    plain = result.as_json(options["price"])
+    if options["plot"] is not None:
+        first = [row for row in result.rows() if row["replication"] == options["first"]]
+        draw_run(plain | {"goodputs": result.goodputs}, first, options["plot"], title)
     if options["compare"] is not None:
         other = load_reliability(options["compare"])
-        with progress(f"{title}, then with {other.name}") as bar:
-            compared = run_goodput(wanted, loaded, other, on_progress=bar, **asked)
+        same = asked | {"replications": len(result.replications)}
+        with progress(f"{title}, then with {other.name}") as bar, chosen_executor(options) as executor:
+            compared = run_goodput(wanted, loaded, other, executor=executor, on_progress=bar, **same)
         plain["compared"] = {
             "reliability": other.name,
             "gain": result.gain(compared).as_json(),
             **compared.as_json(),
         }
     echo_marked(options["as_json"], plain, goodput_report(plain, title), [(wanted, loaded)])
+    if result.left:
+        raise KeyboardInterrupt

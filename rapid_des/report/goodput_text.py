@@ -26,8 +26,14 @@ def goodput_report(plain: Plain, title: str) -> Iterator[Part]:
     if saved is not None:
         every = f"every {saved['steps_between']:,} steps ({_long(saved['interval_s'])})"
         facts["checkpoints"] = f"{Size(saved['bytes'])} {every}, stall {_long(saved['stall_s'])}"
+    for near in plain["nearer_checkpoints"]:
+        facts[f"in {near['place']}s' memory"] = (
+            f"every {near['steps_between']:,} steps, stall {_long(near['stall_s'])}"
+        )
     repaired = plain["nodes_in_repair"]
     facts["nodes in repair"] = f"{repaired['mean']:.3g} on average, at most {repaired['most']}"
+    if "cost" in plain:
+        facts["cost"] = _interval(plain["cost"], ",.0f")
     if "compared" in plain:
         other = plain["compared"]
         facts[other["reliability"]] = f"goodput {_interval(other['goodput'], '.2%')}"

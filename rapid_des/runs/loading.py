@@ -34,6 +34,9 @@ class Reliability(Struct, frozen=True):
     file: str
     spec: ReliabilitySpec
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.file, len(self.spec.classes)))  # the spec's mappings have no hash
+
     def refuse(self, key: str, problem: str) -> NoReturn:
         """Raise the `ConfigError` of a key of the file."""
         raise ConfigError(problem, file=self.file, key=key)
@@ -124,9 +127,14 @@ def fleets(reliability: Reliability, job: Job, machine: Machine) -> tuple[Failin
     return tuple(found)
 
 
+def gpus_of_node(machine: Machine) -> int:
+    """Return the number of GPUs of a node; a machine that states none is one node."""
+    return machine.spec.gpus_per_node or machine.fabric.gpus
+
+
 def _gpus(reliability: Reliability, place: int, key: str, machine: Machine) -> int:
     """Return the number of GPUs of the unit that a key of a class names."""
-    known = {"gpu": 1, "node": machine.spec.gpus_per_node or machine.fabric.gpus} | reliability.spec.domains
+    known = {"gpu": 1, "node": gpus_of_node(machine)} | reliability.spec.domains
     name = getattr(reliability.spec.classes[place], key)
     if name not in known:
         others = "job" if key == "per" else "nothing"
@@ -168,10 +176,10 @@ def tolerated(reliability: Reliability) -> float:
 
 
 def treatments(
-    reliability: Reliability, machine: Machine | None = None, *, gpus_per_node: int
+    reliability: Reliability, machine: Machine | None = None, *, gpus_per_node: int = 1
 ) -> tuple[Treatment, ...]:
     """Return what is done after a failure of each class; without a machine the units are not looked up."""
-    found = []
+    found, gpus_per_node = [], gpus_per_node if machine is None else gpus_of_node(machine)
     for place, part in enumerate(reliability.spec.classes):
         times = {key: _own_time(reliability, place, key) for key in ("detection", "diagnosis", "repair")}
         lasts = None if part.lasts is None else reliability.time(f"classes[{place}].lasts", part.lasts)
@@ -206,13 +214,13 @@ def _own_time(reliability: Reliability, place: int, key: str) -> Time:
     return reliability.time(shared if own is None else f"classes[{place}].{key}", text)
 
 
-def slow_classes(reliability: Reliability, machine: Machine, gpus_per_node: int) -> dict[int, SlowClass]:
+def slow_classes(reliability: Reliability, machine: Machine) -> dict[int, SlowClass]:
     """Return the classes that slow steps, by their places; their faults hit something on the machine."""
     found = {}
     for place, part in enumerate(reliability.spec.classes):
         if part.fault is not None:
             gpus = machine.fabric.gpus if part.per == "job" else _gpus(reliability, place, "per", machine)
-            found[place] = SlowClass(part.fault, gpus, part.count, gpus_per_node)
+            found[place] = SlowClass(part.fault, gpus, part.count, gpus_of_node(machine))
             try:
                 machine.with_faults([parse_fault(found[place].at(0))])
             except InputError as error:

@@ -19,7 +19,7 @@ from rapid_des.runs.checkpoints import CheckpointCost
 from rapid_des.runs.clock import Replication
 from rapid_des.runs.treatment import RunPlan
 from rapid_des.studies.draw_statistics import student
-from rapid_des.units import PS_PER_S, Duration, seconds
+from rapid_des.units import PS_PER_S, Duration, ceil_divide, seconds
 
 _NO_INCIDENT = ("steps", "checkpoints", "slow_steps")
 """The causes of time that belong to no single incident."""
@@ -64,19 +64,27 @@ class GoodputResult(Struct, frozen=True, dict=True):
     step_mfu: float
     """The model FLOPs utilization of a step without failures."""
     plan: RunPlan
-    checkpoint: CheckpointCost | None
+    checkpoints: tuple[CheckpointCost, ...]
+    """The cost of each level of checkpoints, that in storage last; none: none are made."""
     replications: tuple[Replication, ...]
     seed: int
+    left: int = 0
+    """The number of replications that were not played before the run was interrupted."""
 
     @property
     def step_time(self) -> Duration:
         """The duration of a step without failures."""
         return Duration(self.plan.course.step)
 
+    @property
+    def goodputs(self) -> list[float]:
+        """The goodput of each replication."""
+        return [each.times["steps"] / each.wall for each in self.replications]
+
     @cached_property
     def figures(self) -> dict[str, MeanInterval]:
         """Estimates by name: the goodput (useful time over wall time) and what is made of it."""
-        useful = [each.times["steps"] / each.wall for each in self.replications]
+        useful = self.goodputs
         rates = [
             each.steps * self.tokens_per_step * 86_400 / seconds(each.wall) for each in self.replications
         ]
@@ -97,10 +105,8 @@ class GoodputResult(Struct, frozen=True, dict=True):
 
         Runs of equal numbers have the same failures, so that the interval is that of the difference alone.
         """
-        pairs = zip(self.replications, other.replications, strict=True)
-        return MeanInterval.of(
-            [theirs.times["steps"] / theirs.wall - mine.times["steps"] / mine.wall for mine, theirs in pairs]
-        )
+        pairs = zip(self.goodputs, other.goodputs, strict=False)
+        return MeanInterval.of([theirs - mine for mine, theirs in pairs])
 
     def time_by_cause(self) -> dict[str, int]:
         """Return the picoseconds of all replications by cause; they add up to all wall time."""
@@ -114,10 +120,19 @@ class GoodputResult(Struct, frozen=True, dict=True):
         counts = Counter(incident.name for each in self.replications for incident in each.incidents)
         return {each.name: counts[each.name] / len(self.replications) for each in self.plan.treatments}
 
-    def as_json(self) -> dict[str, Any]:
-        """Return plain data for JSON; times in seconds, means over the replications."""
+    @property
+    def gpus_held(self) -> int:
+        """The number of GPUs of the job and of its spare nodes."""
+        spares = sum(tier.count for tier in self.plan.tiers)
+        return self.gpus + spares * ceil_divide(self.gpus, self.plan.nodes)
+
+    def as_json(self, price: float | None = None) -> dict[str, Any]:
+        """Return plain data for JSON; times in seconds, means over the replications.
+
+        `price` of a GPU and hour adds the cost of a run, spare nodes included.
+        """
         figures, count = self.figures, len(self.replications)
-        exact = self.time_by_cause()
+        exact, saved = self.time_by_cause(), self._checkpoints_json()
         plain: dict[str, Any] = {
             name: figures[name].as_json() for name in ("goodput", "ettr", "mfu", "tokens_per_day")
         }
@@ -131,27 +146,36 @@ class GoodputResult(Struct, frozen=True, dict=True):
             "step_time_s": seconds(self.step_time),
             "gpus": self.gpus,
             "tokens_per_step": self.tokens_per_step,
-            "checkpoint": self._checkpoint_json(),
+            "checkpoint": saved[-1] if saved else None,
+            "nearer_checkpoints": saved[:-1],
             "nodes_in_repair": {
                 **figures["nodes_in_repair"].as_json(),
                 "most": max(each.most_out for each in self.replications),
             },
             "simulations": 1 + self.plan.steps.simulations,
             "replications": count,
+            "nodes_retired": sum(each.retired for each in self.replications) / count,
+            **({} if price is None else {"cost": self._cost(price).as_json()}),
+            "left": self.left,
             "seed": self.seed,
         }
 
-    def _checkpoint_json(self) -> dict[str, float] | None:
-        if self.checkpoint is None:
-            return None
-        course, every = self.plan.course, self.plan.course.levels[-1].every
-        return {
-            "bytes": self.checkpoint.size,
-            "stall_s": seconds(self.checkpoint.stall),
-            "write_s": seconds(self.checkpoint.write),
-            "steps_between": every,
-            "interval_s": seconds(every * course.step),
-        }
+    def _cost(self, price: float) -> MeanInterval:
+        hours = [seconds(each.wall) / 3600 for each in self.replications]
+        return MeanInterval.of([price * self.gpus_held * each for each in hours])
+
+    def _checkpoints_json(self) -> list[dict[str, float | str]]:
+        return [
+            {
+                "place": cost.place,
+                "bytes": cost.size,
+                "stall_s": seconds(cost.stall),
+                "write_s": seconds(cost.write),
+                "steps_between": level.every,
+                "interval_s": seconds(level.every * self.plan.course.step),
+            }
+            for cost, level in zip(self.checkpoints, self.plan.course.levels, strict=True)
+        ]
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield a row for each incident of each replication; times in seconds."""

@@ -75,6 +75,21 @@ class PartClass(Spec, frozen=True):
     """The time until a replaced node is back among the spares; unset: as for the whole file."""
 
 
+class NearCheckpointSpec(Spec, frozen=True):
+    """Checkpoints in memory, which are quicker than those in storage and survive less."""
+
+    place: Literal["host", "peer"]
+    """The memory. host: of the GPU's own node, which survives failures that replace no node. peer: of the
+    next node, which survives failures that replace one; the copies go over the fabric while training goes on.
+    """
+    interval: str
+    """The training time between two of them, as for those in storage."""
+    host_link: Bandwidth | None = None
+    """With `host`: the bandwidth between a GPU and its host's memory, for which training waits."""
+    share: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    """With `peer`: the share of the links' rate that the copies take. What that costs steps is simulated."""
+
+
 class CheckpointSpec(Spec, frozen=True):
     """How the state of the run is saved; bytes follow from the memory that the job's state needs."""
 
@@ -98,6 +113,8 @@ class CheckpointSpec(Spec, frozen=True):
     """The size of the storage; unset: not checked."""
     host_link: Bandwidth | None = None
     """The bandwidth between a GPU and its host's memory."""
+    nearer: tuple[NearCheckpointSpec, ...] = ()
+    """Checkpoints in memory besides; a restart loads the last one that survived."""
 
 
 class RestartSpec(Spec, frozen=True):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias
 
-from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import DeadlockError, FabricCutError
 from rapid_des.frontend import Job
 from rapid_des.machine import Machine
 from rapid_des.network.faults import parse_fault
 from rapid_des.network.faults.specs import GPU_EFFECTS, LINK_EFFECTS
-from rapid_des.simulation import simulate
 from rapid_des.studies.likeness import stride
 
 State: TypeAlias = frozenset[tuple[int, int]]
@@ -76,9 +74,14 @@ class SimulatedSteps:
     GPUs that only compute more slowly in which ranks of a tensor-parallel group.
     """
 
-    def __init__(self, job: Job, machine: Machine, classes: Mapping[int, SlowClass], mode: str) -> None:
-        self._job, self._machine, self._classes, self._mode = job, machine, classes, mode
-        self._cache = BoundedCache()
+    def __init__(
+        self,
+        job: Job,
+        machine: Machine,
+        classes: Mapping[int, SlowClass],
+        step_on: Callable[[Machine], int],
+    ) -> None:
+        self._machine, self._classes, self._step_on = machine, classes, step_on
         self._known = dict[tuple[str, ...], int]()
         self._keys = dict[State, tuple[str, ...]]()
         per_node = machine.spec.gpus_per_node or machine.fabric.gpus
@@ -103,7 +106,7 @@ class SimulatedSteps:
     def _simulated(self, words: tuple[str, ...]) -> int:
         machine = self._machine.with_faults([parse_fault(text) for text in words])
         try:
-            return int(simulate(self._job, machine, mode=self._mode, cache=self._cache).step_time)
+            return self._step_on(machine)
         except (FabricCutError, DeadlockError):
             return CUT
 
