@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from msgspec import structs
 
+from rapid_des.bounded_cache import BoundedCache
 from rapid_des.cli.executing import chosen_executor, executor_options_of
 from rapid_des.cli.main import progress
 from rapid_des.cli.options import (
@@ -22,8 +24,10 @@ from rapid_des.cli.options import (
 from rapid_des.report.goodput_text import goodput_report
 from rapid_des.report.pictures.runs import draw_run
 from rapid_des.report.writing import check_outputs
-from rapid_des.runs.goodput import goodput as run_goodput
+from rapid_des.runs.goodput import Replications, RunRequest, play, requested
 from rapid_des.runs.loading import load_reliability
+from rapid_des.runs.questions import KEYS, Asking, optimize, worth
+from rapid_des.runs.result import GoodputResult
 from rapid_des.simulation import FINEST, MODES
 
 _ROOT = "reliability."
@@ -72,6 +76,12 @@ _ROOT = "reliability."
     shell_complete=names_or_files("reliability"),
     help="A second reliability file, which meets the same failures; prints what it gains.",
 )
+@click.option("--worth", is_flag=True, help="Print what one more unit of each thing is worth.")
+@click.option(
+    "--optimize",
+    metavar="KEY,KEY",
+    help=f"Find the best values of keys of the reliability file: {', '.join(KEYS)}.",
+)
 @click.option("--rows", metavar="OUT.csv", help="Write a row for each incident.")
 @click.option("--price", type=Amount(0), metavar="PRICE", help="Price of a GPU for an hour.")
 @executor_options_of("local")
@@ -89,27 +99,42 @@ def goodput(job: str, machine: str, settings: tuple[str, ...], **options: Any) -
     others = [text for text in settings if not text.strip().startswith(_ROOT)]
     wanted, loaded = open_job(job, machine, others, options["faults"])
     title = f"{job} on {loaded.name} with {reliability.name}"
-    asked = {
-        name: options[name] for name in ("days", "steps", "tokens", "replications", "first", "seed", "mode")
-    }
+    asked = {name: options[name] for name in ("days", "steps", "tokens", "seed", "mode")}
+    cache, request = BoundedCache(), requested(wanted, loaded, reliability, **asked)
     with progress(title) as bar, chosen_executor(options) as executor:
-        result = run_goodput(wanted, loaded, reliability, executor=executor, on_progress=bar, **asked)
+        replications = Replications.parse(options["replications"], options["first"])
+        result = play(request, replications, executor=executor, cache=cache, on_progress=bar)
+        same = Replications(len(result.replications), first=options["first"])
+        asking = Asking(same, executor, cache, bar)
+        answers = _answers(request, result, asking, options)
     if options["rows"] is not None:
         result.write_rows(options["rows"])
     plain = result.as_json(options["price"])
     if options["plot"] is not None:
         first = [row for row in result.rows() if row["replication"] == options["first"]]
         draw_run(plain | {"goodputs": result.goodputs}, first, options["plot"], title)
-    if options["compare"] is not None:
-        other = load_reliability(options["compare"])
-        same = asked | {"replications": len(result.replications)}
-        with progress(f"{title}, then with {other.name}") as bar, chosen_executor(options) as executor:
-            compared = run_goodput(wanted, loaded, other, executor=executor, on_progress=bar, **same)
-        plain["compared"] = {
-            "reliability": other.name,
-            "gain": result.gain(compared).as_json(),
-            **compared.as_json(),
-        }
+    plain |= answers
     echo_marked(options["as_json"], plain, goodput_report(plain, title), [(wanted, loaded)])
     if result.left:
         raise KeyboardInterrupt
+
+
+def _answers(
+    request: RunRequest, result: GoodputResult, asking: Asking, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what was asked besides the run, each under the same failures."""
+    plain: dict[str, Any] = {}
+    if options["compare"] is not None:
+        other = load_reliability(options["compare"])
+        compared = asking.play(structs.replace(request, reliability=other))
+        plain["compared"] = {
+            "reliability": other.name,
+            "gain": result.gain(compared).as_json(),
+            **compared.as_json(options["price"]),
+        }
+    if options["worth"]:
+        plain["worth"] = [each.as_json() for each in worth(request, result, asking)]
+    if options["optimize"] is not None:
+        keys = [key.strip() for key in options["optimize"].split(",")]
+        plain["optimum"] = optimize(request, keys, asking).as_json()
+    return plain

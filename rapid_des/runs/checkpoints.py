@@ -53,7 +53,7 @@ def checkpoint_costs(
     if len({each.place for each in spec.nearer}) < len(spec.nearer):
         reliability.refuse("checkpoint.nearer", "two levels have one place; allowed: one host, one peer")
     stored = checkpoint_cost(reliability, job)
-    copies = Copies(job, machine, step_of)
+    copies = CopiedState(job, machine, step_of)
     near = [
         _near_cost(reliability, f"checkpoint.nearer[{place}]", each, copies)
         for place, each in enumerate(spec.nearer)
@@ -61,7 +61,7 @@ def checkpoint_costs(
     return (*sorted(near, key=lambda cost: SURVIVES[cost.place]), stored)
 
 
-class Copies(Struct, frozen=True):
+class CopiedState(Struct, frozen=True):
     """What copies into memory depend on."""
 
     job: Job
@@ -71,7 +71,7 @@ class Copies(Struct, frozen=True):
 
 
 def _near_cost(
-    reliability: Reliability, key: str, near: NearCheckpointSpec, copies: Copies
+    reliability: Reliability, key: str, near: NearCheckpointSpec, copies: CopiedState
 ) -> CheckpointCost:
     """Return what a checkpoint in memory costs."""
     wanted, other = ("host_link", "share") if near.place == "host" else ("share", "host_link")
@@ -123,7 +123,7 @@ def _stated(reliability: Reliability, name: str, bandwidth: str, derived: int | 
 
 
 class PeerCopies:
-    """Copies from every GPU of a job to the GPU at its place in the next node, all at one time."""
+    """CopiedState from every GPU of a job to the GPU at its place in the next node, all at one time."""
 
     def __init__(self, machine: Machine, gpus: int, share: float) -> None:
         self._machine, self._share = machine, share

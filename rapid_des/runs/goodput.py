@@ -14,6 +14,7 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import InputError
 from rapid_des.frontend import Job
 from rapid_des.machine import Machine
+from rapid_des.runs.changes import Change, changes_of
 from rapid_des.runs.clock import Replication, replicate
 from rapid_des.runs.failures import failures
 from rapid_des.runs.length import Length
@@ -38,6 +39,8 @@ class RunRequest(Struct, frozen=True):
     length: Length
     mode: str
     seed: int
+    change: str = ""
+    """The name of a change that is made (`rapid_des.runs.changes`)."""
 
     def subject(self, cache: BoundedCache) -> Subject:
         """Return the job on the machine, with its step."""
@@ -46,8 +49,11 @@ class RunRequest(Struct, frozen=True):
 
     def planned(self, cache: BoundedCache) -> PlannedRun:
         """Return the run as it is played."""
-        key = "goodput", self.job, self.machine, self.mode, self.reliability, self.length
-        return cache.get_or_make(key, lambda: planned(self.subject(cache), self.reliability, self.length))
+        return cache.get_or_make(("goodput", self), lambda: self._planned(cache))
+
+    def _planned(self, cache: BoundedCache) -> PlannedRun:
+        change = changes_of(self.reliability)[self.change] if self.change else Change("none")
+        return change.of_run(planned(self.subject(cache), change.of_file(self.reliability), self.length))
 
 
 class Replications(Struct, frozen=True):
@@ -82,6 +88,26 @@ class Replications(Struct, frozen=True):
         return estimate.high - estimate.mean <= self.share * estimate.mean
 
 
+def requested(  # noqa: PLR0913 - options by name
+    job: Job,
+    machine: Machine,
+    reliability: str | Path | Mapping[str, Any] | Reliability,
+    *,
+    days: float | str | None = None,
+    steps: int | None = None,
+    tokens: int | str | None = None,
+    seed: int = 0,
+    mode: str = FINEST,
+) -> RunRequest:
+    """Return the run that `goodput` plays; `InputError` for what is no run."""
+    require_kind(job, Job, "load_job")
+    require_kind(machine, Machine, "load_machine")
+    if job.spec.phase != "training":
+        raise InputError(f"{job.file}: phase: {job.spec.phase!r} has no steps; allowed: training")
+    length = Length.parse(job, days=days, steps=steps, tokens=tokens)
+    return RunRequest(job, machine, load_reliability(reliability), length, mode, seed)
+
+
 def goodput(  # noqa: PLR0913 - options by name
     job: Job,
     machine: Machine,
@@ -113,14 +139,9 @@ def goodput(  # noqa: PLR0913 - options by name
     >>> all(sum(each.times.values()) == each.wall for each in result.replications)
     True
     """
-    require_kind(job, Job, "load_job")
-    require_kind(machine, Machine, "load_machine")
-    if job.spec.phase != "training":
-        raise InputError(f"{job.file}: phase: {job.spec.phase!r} has no steps; allowed: training")
     wanted = Replications.parse(replications, first)
-    length = Length.parse(job, days=days, steps=steps, tokens=tokens)
-    request = RunRequest(job, machine, load_reliability(reliability), length, mode, seed)
-    return play(request, wanted, executor=executor, cache=cache, on_progress=on_progress)
+    run = requested(job, machine, reliability, days=days, steps=steps, tokens=tokens, mode=mode, seed=seed)
+    return play(run, wanted, executor=executor, cache=cache, on_progress=on_progress)
 
 
 def play(
