@@ -19,7 +19,7 @@ from rapid_des.units import Bandwidth, LongDuration
 _MINUTE = float(LongDuration.parse("1 min"))
 
 
-class Change(Struct, frozen=True):
+class RunChange(Struct, frozen=True):
     """One change: of the reliability file, or of the run that follows from it."""
 
     name: str
@@ -27,33 +27,33 @@ class Change(Struct, frozen=True):
     of_run: Callable[[PlannedRun], PlannedRun] = lambda same: same
 
 
-def changes_of(reliability: Reliability) -> Mapping[str, Change]:
+def changes_of(reliability: Reliability) -> Mapping[str, RunChange]:
     """Return by name the changes that make sense for a reliability file."""
     spec = reliability.spec
     found = [
-        Change("detection a minute faster", of_run=lambda run: _treated(run, "detection")),
-        Change("diagnosis a minute faster", of_run=lambda run: _treated(run, "diagnosis")),
-        Change("restart a minute faster", of_run=_restarted),
+        RunChange("detection a minute faster", of_run=lambda run: _treated(run, "detection")),
+        RunChange("diagnosis a minute faster", of_run=lambda run: _treated(run, "diagnosis")),
+        RunChange("restart a minute faster", of_run=_restarted),
     ]
     if spec.spares is not None:
-        found.append(Change("one hot spare more", of_run=_one_spare_more))
+        found.append(RunChange("one hot spare more", of_run=_one_spare_more))
     if spec.checkpoint is not None:
         if spec.checkpoint.storage is not None or spec.checkpoint.stall is not None:
-            found.append(Change("storage twice as fast", of_file=_faster_storage))
+            found.append(RunChange("storage twice as fast", of_file=_faster_storage))
         if spec.checkpoint.interval != "auto":
-            found.append(Change("the best checkpoint interval", of_file=_best_interval))
+            found.append(RunChange("the best checkpoint interval", of_file=_best_interval))
     drawn = [part for part in spec.classes if not isinstance(part.law, Empirical | Log)]
     found += [_half_as_many(spec.classes.index(part), part.name) for part in drawn]
     return {change.name: change for change in found}
 
 
-def _half_as_many(place: int, name: str) -> Change:
+def _half_as_many(place: int, name: str) -> RunChange:
     def changed(run: PlannedRun) -> PlannedRun:
         parts = list(run.parts)
         parts[place] = _rarer(parts[place])
         return structs.replace(run, parts=tuple(parts))
 
-    return Change(f"half the failures: {name}", of_run=changed)
+    return RunChange(f"half the failures: {name}", of_run=changed)
 
 
 def _rarer(fleet: FailingParts) -> FailingParts:

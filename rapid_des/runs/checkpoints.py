@@ -135,7 +135,7 @@ class PeerCopies:
         self._slowest = min(int(bandwidth[link]) for route in routes for link in route)
 
     def alone(self, size: int) -> int:
-        """Return the time to copy so many bytes of each GPU while nothing else moves, in picoseconds."""
+        """Return the picoseconds to copy a number of bytes of each GPU while nothing else moves."""
         return serialization_time(size * self._most, self._slowest)
 
     def cost(self, size: int, step_of: Callable[[Machine], int]) -> tuple[int, int]:

@@ -18,9 +18,10 @@ from msgspec import Struct, structs
 from rapid_des.errors import CannotFinishError
 from rapid_des.runs.effects import EFFECTS, Incident, Process, Struck
 from rapid_des.runs.failures import Failure, again
+from rapid_des.runs.policies import POLICIES
 from rapid_des.runs.progress import Progress
 from rapid_des.runs.spares import Spares
-from rapid_des.runs.steps import State
+from rapid_des.runs.steps import MISSING, State
 from rapid_des.runs.stretch import EVERYTHING, NODE, PROCESSES, CheckpointLevel, TrainingStretch
 from rapid_des.runs.treatment import NOTHING, RunPlan
 from rapid_des.units import PS_PER_US, LongDuration
@@ -73,6 +74,8 @@ class _Clock:
         self.state: State = frozenset()
         self._failures, self._joined, self._due = failures, list[Struck](), list[Struck]()
         self._returning = list[Failure]()
+        self._policy, self._loads, self._replaced = POLICIES[plan.policy](), True, False
+        self._missing, self._back = frozenset[int](), frozenset[int]()
         self._furthest = self._fruitless = 0
         self._level: CheckpointLevel | None = None
         self._stoppable = self._training = False
@@ -89,8 +92,8 @@ class _Clock:
         self._job.close()  # books the time of what was going on
         healthy, beyond = self.progress.useful()
         self.times["steps"] += healthy
-        if beyond:
-            self.times["slow_steps"] += beyond
+        for cause, time in beyond.items():
+            self.times[cause] += time
         wall = self._now
         assert sum(self.times.values()) == wall, "every instant has one cause"
         mean, most = self.spares.usage(wall)
@@ -146,8 +149,10 @@ class _Clock:
         """Train until the end or until something stops the job, which is returned."""
         while self._returning:
             self._open(again(self._returning.pop(), self._now))
-        if self._due:
-            return self._due.pop(0)
+        while self._due:
+            due = self._due.pop(0)
+            if self._back or due.treatment.lasts is not None:  # else the job has grown meanwhile
+                return due
         while self.progress.done != self.plan.course.last:
             struck = yield from self._train_at_one_speed()
             if struck is not None:
@@ -156,7 +161,10 @@ class _Clock:
 
     def _course(self) -> TrainingStretch:
         healthy = self.plan.course
-        return structs.replace(healthy, step=self.plan.steps.of(self.state)) if self.state else healthy
+        if not self.state:
+            return healthy
+        cause = "fewer_replicas" if self._missing else "slow_steps"
+        return structs.replace(healthy, step=self.plan.steps.of(self.state), cause=cause)
 
     def _train_at_one_speed(self) -> Stopped:
         course, began, done = self._course(), self._now, self.progress.done
@@ -209,9 +217,11 @@ class _Clock:
         nodes = before + struck.treatment.nodes
         needed = PROCESSES if nodes == 0 else NODE if nodes == 1 else EVERYTHING
         since = self._now if struck.since is None else struck.since
-        saved, self._level = self.progress.saved(since, needed)
+        saved, self._level, self._loads = self._policy.kept(self.progress, since, needed)
         self._count("rework", self.progress.lose(saved), struck.incident)
-        self.progress.hold(self.plan.course, self._now, self._level.survives if self._level else EVERYTHING)
+        if self._loads:
+            survives = self._level.survives if self._level else EVERYTHING
+            self.progress.hold(self.plan.course, self._now, survives)
         return nodes
 
     def _require_progress(self) -> None:
@@ -241,6 +251,8 @@ class _Clock:
     def _replace(self, struck: Struck, nodes: int) -> Process:
         """Wait until other nodes stand in for those of all failures so far."""
         began = self._now
+        self._miss(self._missing - self._back)
+        self._back = frozenset()
         try:
             treated = [struck]
             while treated := treated + self._joined:
@@ -249,11 +261,35 @@ class _Clock:
                 for each in treated:
                     if each is not struck:
                         nodes = self._lose(each, nodes)
+                self._replaced = bool(wanted)
                 for place, each in wanted:
-                    yield from self.spares.take(place, each.failure.uniforms[_START])
+                    if self._shrinks(place):
+                        self._miss(self._missing | {place})
+                        self.env.process(self._grow(place, each))
+                    else:
+                        yield from self.spares.take(place, each.failure.uniforms[_START])
                 treated = []
         finally:
             self._count("spare_wait", self._now - began, struck.incident)
+
+    def _shrinks(self, place: int) -> bool:
+        """Return whether the job goes on without the node at a place until another one is ready."""
+        left = self.plan.replicas.count - self.plan.replicas.hit(self._missing | {place})
+        return self._policy.shrinks and bool(self.plan.tiers) and not self.spares.left and left > 0
+
+    def _miss(self, places: frozenset[int]) -> None:
+        """State the places without a node."""
+        self._missing = places
+        slow = frozenset(each for each in self.state if each[0] != MISSING)
+        hit = self.plan.replicas.hit(places) if places else 0
+        self.change(slow | {(MISSING, hit)} if hit else slow)
+
+    def _grow(self, place: int, struck: Struck) -> Process:
+        """Wait for a node for a place, and let the job grow again."""
+        yield from self.spares.take(place, struck.failure.uniforms[_START])
+        self._back |= {place}
+        planned = structs.replace(struck.treatment, effect="pauses", lasts=None, nodes=0)
+        self.pause(structs.replace(struck, treatment=planned))
 
     def _released(self, struck: Struck) -> range:
         """Send the nodes of a failure to repair, or wrong ones, and return their places."""
@@ -264,7 +300,8 @@ class _Clock:
             wrong = int(failure.uniforms[_WRONG] * max(self.plan.nodes - len(places), 1))
             places = range(wrong, wrong + len(places))
         self.spares.release(places, treatment.repair.at(failure.uniforms[_REPAIR]))
-        replaced = {each for each in self.state if self.plan.treatments[each[0]].place(each[1]) in places}
+        slow = [each for each in self.state if each[0] != MISSING]
+        replaced = {each for each in slow if self.plan.treatments[each[0]].place(each[1]) in places}
         self.change(self.state - replaced - {(failure.fleet, failure.part)})
         return places
 
@@ -273,9 +310,14 @@ class _Clock:
         levels = self.plan.course.levels
         level = self._level or (levels[-1] if levels else None)
         load = level.load if level else None
+        skipped = (frozenset() if self._replaced else self._policy.without) | (
+            frozenset() if self._loads else {"load"}
+        )
         self._stoppable = True
         try:
             for place, phase in enumerate(self.plan.phases):
+                if phase in skipped:
+                    continue
                 time = self.plan.restart.get(phase) or load or NOTHING
                 duration = time.at(struck.failure.uniforms[_PHASES + place])
                 yield from self._spend(f"restart_{phase}", duration, struck.incident)

@@ -14,7 +14,7 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import InputError
 from rapid_des.frontend import Job
 from rapid_des.machine import Machine
-from rapid_des.runs.changes import Change, changes_of
+from rapid_des.runs.changes import RunChange, changes_of
 from rapid_des.runs.clock import Replication, replicate
 from rapid_des.runs.failures import failures
 from rapid_des.runs.length import Length
@@ -52,7 +52,7 @@ class RunRequest(Struct, frozen=True):
         return cache.get_or_make(("goodput", self), lambda: self._planned(cache))
 
     def _planned(self, cache: BoundedCache) -> PlannedRun:
-        change = changes_of(self.reliability)[self.change] if self.change else Change("none")
+        change = changes_of(self.reliability)[self.change] if self.change else RunChange("none")
         return change.of_run(planned(self.subject(cache), change.of_file(self.reliability), self.length))
 
 

@@ -23,7 +23,8 @@ from rapid_des.runs.loading import (
     tolerated,
     treatments,
 )
-from rapid_des.runs.steps import ConstantStep, SimulatedSteps
+from rapid_des.runs.policies import POLICIES, Replicas
+from rapid_des.runs.steps import ConstantStep, SimulatedSteps, with_fewer_replicas
 from rapid_des.runs.stretch import EVERYTHING, NODE, PROCESSES, TrainingStretch
 from rapid_des.runs.times import Time
 from rapid_des.runs.treatment import RunPlan, Treatment
@@ -40,18 +41,19 @@ class Subject:
     def __init__(self, job: Job, machine: Machine, mode: str, cache: BoundedCache | None = None) -> None:
         self.job, self.machine, self.mode = job, machine, mode
         self._cache = BoundedCache() if cache is None else cache
-        self._steps = dict[Machine, int]()
+        self._steps = dict[tuple[Machine, Job], int]()
         healthy = simulate(job, machine, mode=mode, cache=self._cache)
         assert healthy.figures is not None, "jobs have figures"
         self.mfu = healthy.figures.mfu
-        self.step = self._steps[machine] = int(healthy.step_time)
+        self.step = self._steps[machine, job] = int(healthy.step_time)
 
-    def step_on(self, machine: Machine) -> int:
-        """Return the picoseconds of a step on another machine, such as one with faults."""
-        if machine not in self._steps:
-            result = simulate(self.job, machine, mode=self.mode, cache=self._cache)
-            self._steps[machine] = int(result.step_time)
-        return self._steps[machine]
+    def step_on(self, machine: Machine, job: Job | None = None) -> int:
+        """Return the picoseconds of a step on a machine, such as one with faults, or of another job."""
+        key = machine, self.job if job is None else job
+        if key not in self._steps:
+            result = simulate(key[1], machine, mode=self.mode, cache=self._cache)
+            self._steps[key] = int(result.step_time)
+        return self._steps[key]
 
 
 class PlannedRun(Struct, frozen=True):
@@ -71,6 +73,7 @@ def planned(subject: Subject, reliability: Reliability, length: Length) -> Plann
     costs = checkpoint_costs(reliability, job, machine, subject.step_on)
     levels = checkpoint_levels(reliability, costs, subject.step, _rates(parts, treated))
     spares, slow = reliability.spec.spares, slow_classes(reliability, machine)
+    shrinks = POLICIES[reliability.spec.policy].shrinks
     plan = RunPlan(
         TrainingStretch(subject.step, levels, length.steps),
         length.horizon,
@@ -79,11 +82,35 @@ def planned(subject: Subject, reliability: Reliability, length: Length) -> Plann
         tiers(reliability),
         retire_after=None if spares is None else spares.retire_after,
         nodes=ceil_divide(job.gpus, gpus_of_node(machine)),
-        steps=SimulatedSteps(job, machine, slow, subject.step_on) if slow else ConstantStep(),
+        steps=SimulatedSteps(job, machine, slow, subject.step_on) if slow or shrinks else ConstantStep(),
+        policy=reliability.spec.policy,
+        replicas=_replicas(reliability, job, machine),
         tolerated=tolerated(reliability),
     )
     _require_progress(reliability, plan, parts)
     return PlannedRun(plan, costs, parts)
+
+
+def _replicas(reliability: Reliability, job: Job, machine: Machine) -> Replicas:
+    """Return where the replicas stand, if the policy needs to know; refuse a job that has only one."""
+    policy, count = reliability.spec.policy, job.spec.parallelism.dp
+    if policy not in ("replica", "shrink"):
+        return Replicas()
+    if count == 1:
+        reliability.refuse("policy", f"{policy} needs replicas, the job has dp 1; allowed: restart, in_place")
+    if policy == "replica" and job.training.zero_stage:
+        problem = (
+            f"replica needs replicas with the whole state, the job has zero_stage {job.training.zero_stage}"
+        )
+        reliability.refuse("policy", f"{problem}; allowed: restart, in_place, shrink")
+    if policy == "shrink":
+        try:
+            with_fewer_replicas(job, 1)
+        except InputError as error:
+            reliability.refuse("policy", f"the job can not shrink: {error}")
+    gpus, replica = gpus_of_node(machine), job.layout.coordinates("dp").tolist()
+    places = range(0, job.gpus, gpus)
+    return Replicas(count, tuple(frozenset(replica[place : place + gpus]) for place in places))
 
 
 def _rates(parts: Sequence[FailingParts], treated: Sequence[Treatment]) -> tuple[float, float, float]:

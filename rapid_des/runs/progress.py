@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from msgspec import Struct
 
 from rapid_des.runs.stretch import EVERYTHING, CheckpointLevel, TrainingStretch
@@ -83,10 +85,20 @@ class Progress:
         self.done = step
         return lost
 
-    def useful(self) -> tuple[int, int]:
-        """Return the time of the kept steps as on a healthy machine, and what they took beyond that."""
-        taken = sum((each.last - each.first) * each.course.step for each in self._segments)
-        step = self._segments[-1].course.step if self._segments else self._healthy
-        partial = self.partial * self._healthy // step
-        healthy = self.done * self._healthy + min(partial, self.partial)
-        return healthy, taken + self.partial - healthy
+    @property
+    def until(self) -> int:
+        """The time at which the last training ended."""
+        return self._segments[-1].ended if self._segments else 0
+
+    def useful(self) -> tuple[int, dict[str, int]]:
+        """Return the time of the kept steps as on a healthy machine, and by cause what they took beyond."""
+        beyond = Counter[str]()
+        for each in self._segments:
+            beyond[each.course.cause] += (each.last - each.first) * (each.course.step - self._healthy)
+        healthy = self.done * self._healthy
+        if self.partial:
+            course = self._segments[-1].course
+            part = self.partial * self._healthy // course.step
+            healthy += part
+            beyond[course.cause] += self.partial - part
+        return healthy, {cause: time for cause, time in beyond.items() if time}

@@ -27,7 +27,7 @@ KEYS = ("checkpoint.interval", "spares.hot", "spares.warm", "spares.cold")
 
 
 class Asking(Struct, frozen=True):
-    """How a question is answered: with how many replications, where, and whom it tells how far it is."""
+    """How a question is answered: the number of replications, where they run, and a function for progress."""
 
     replications: Replications
     executor: Executor | None = None
@@ -96,7 +96,7 @@ def optimize(request: RunRequest, keys: Sequence[str], asking: Asking) -> Optimu
         raise InputError(
             f"optimize: {', '.join(unknown or keys) or 'nothing'}; allowed: {', '.join(KEYS)}, each once"
         )
-    search = _Search(request, asking)
+    search = _ValueSearch(request, asking)
     grid = product(*(search.values(key) for key in keys))
     points = [dict(zip(keys, values, strict=True)) for values in grid]
     if len(points) > _MOST_POINTS:
@@ -121,7 +121,7 @@ def _finer(point: dict[str, str]) -> Iterator[dict[str, str]]:
         yield point | {"checkpoint.interval": str(LongDuration(round(interval * factor)))}
 
 
-class _Search:
+class _ValueSearch:
     """The points that were played, all under the same failures."""
 
     def __init__(self, request: RunRequest, asking: Asking) -> None:

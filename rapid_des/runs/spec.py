@@ -171,6 +171,12 @@ class ReliabilitySpec(Spec, frozen=True):
     """The condition under which slow parts stay, as in: step_slower < 3%. Others are replaced after their
     detection. Unset: all stay.
     """
+    policy: Literal["restart", "in_place", "replica", "shrink"] = "restart"
+    """The treatment of a failure. restart: all processes start again. in_place: likewise, without allocation
+    and image where no node is replaced. replica: the replicas that failed get the state from the others,
+    which lose the step that was going on. shrink: where no spare is ready the job goes on with fewer
+    replicas and more micro-batches of each, and grows again after a repair.
+    """
     domains: dict[str, Count] = {}
     """The number of GPUs in each named unit, such as a rack or a pod; their ids are consecutive."""
     checkpoint: CheckpointSpec | None = None

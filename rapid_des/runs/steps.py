@@ -6,14 +6,17 @@ from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias
 
 from rapid_des.errors import DeadlockError, FabricCutError
-from rapid_des.frontend import Job
+from rapid_des.frontend import Job, load_job
 from rapid_des.machine import Machine
 from rapid_des.network.faults import parse_fault
 from rapid_des.network.faults.specs import GPU_EFFECTS, LINK_EFFECTS
 from rapid_des.studies.likeness import stride
+from rapid_des.units import ceil_divide
 
 State: TypeAlias = frozenset[tuple[int, int]]
 """The slow parts: the place of each one's class, and its number."""
+MISSING = -1
+"""In place of a class: as many replicas as the number says are missing."""
 CUT = -1
 """The duration of a step that can not run, as its fabric is cut."""
 
@@ -79,11 +82,11 @@ class SimulatedSteps:
         job: Job,
         machine: Machine,
         classes: Mapping[int, SlowClass],
-        step_on: Callable[[Machine], int],
+        step_on: Callable[[Machine, Job], int],
     ) -> None:
-        self._machine, self._classes, self._step_on = machine, classes, step_on
-        self._known = dict[tuple[str, ...], int]()
-        self._keys = dict[State, tuple[str, ...]]()
+        self._job, self._machine, self._classes, self._step_on = job, machine, classes, step_on
+        self._known = dict[tuple[int, tuple[str, ...]], int]()
+        self._keys = dict[State, tuple[int, tuple[str, ...]]]()
         per_node = machine.spec.gpus_per_node or machine.fabric.gpus
         self._axes = {axis: (stride(job, axis), job.layout.size(axis)) for axis in ("tp", "dp")}
         width = self._axes["dp"][0]
@@ -92,10 +95,11 @@ class SimulatedSteps:
     def of(self, state: State) -> int:
         """Return the picoseconds of a step while these parts are slow, or `CUT`."""
         if state not in self._keys:
-            self._keys[state] = self.words(state)
+            missing = sum(number for place, number in state if place == MISSING)
+            self._keys[state] = missing, self.words(state)
         key = self._keys[state]
         if key not in self._known:
-            self._known[key] = self._simulated(key)
+            self._known[key] = self._simulated(*key)
         return self._known[key]
 
     @property
@@ -103,10 +107,10 @@ class SimulatedSteps:
         """The number of states that were simulated."""
         return len(self._known)
 
-    def _simulated(self, words: tuple[str, ...]) -> int:
+    def _simulated(self, missing: int, words: tuple[str, ...]) -> int:
         machine = self._machine.with_faults([parse_fault(text) for text in words])
         try:
-            return self._step_on(machine)
+            return self._step_on(machine, with_fewer_replicas(self._job, missing))
         except (FabricCutError, DeadlockError):
             return CUT
 
@@ -114,7 +118,7 @@ class SimulatedSteps:
         """Return the faults of the state that stands for all states that are equal to one."""
         replicas, ranks = dict[int, int](), dict[int, int]()
         found = []
-        for place, part in sorted(state):
+        for place, part in sorted(each for each in state if each[0] != MISSING):
             slow = self._classes[place]
             gpu = self._moved(slow.first_gpu(part), "dp", replicas, self._block)
             if slow.computes_only:
@@ -130,3 +134,16 @@ class SimulatedSteps:
         here = gpu // width % size // block
         there = seen.setdefault(here, len(seen))
         return gpu + (there - here) * block * width
+
+
+def with_fewer_replicas(job: Job, missing: int) -> Job:
+    """Return a job without some of its replicas; the others have more micro-batches.
+
+    The batch is at least that of the job: where it can not be split evenly the last micro-batches are empty.
+    """
+    if not missing:
+        return job
+    left = job.spec.parallelism.dp - missing
+    each = job.training.micro_batch * left
+    batch = ceil_divide(job.training.global_batch, each) * each
+    return load_job(job, settings={"parallelism.dp": left, "training.global_batch": batch})

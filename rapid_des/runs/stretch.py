@@ -49,6 +49,8 @@ class TrainingStretch(Struct, frozen=True):
     """The levels of checkpoints, the one that survives most at the end."""
     last: int | None = None
     """The number of the run's last step; None: the run has none."""
+    cause: str = "slow_steps"
+    """The cause of the time that steps take beyond healthy ones."""
 
     def time_to(self, done: int, target: int) -> int:
         """Return the time from the end of step `done` to that of step `target` and its checkpoints."""

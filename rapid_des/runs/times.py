@@ -38,7 +38,7 @@ class Time(Struct, frozen=True):
 
 
 def constant(duration: int) -> Time:
-    """Return a time of so many picoseconds, rounded up to microseconds."""
+    """Return the time of a number of picoseconds, rounded up to microseconds."""
     microseconds = float(-(-duration // PS_PER_US))
     return Time("", lambda _: microseconds)
 

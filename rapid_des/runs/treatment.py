@@ -8,6 +8,7 @@ from math import inf
 
 from msgspec import Struct
 
+from rapid_des.runs.policies import Replicas
 from rapid_des.runs.spares import Tier
 from rapid_des.runs.steps import ConstantStep, StepTimes
 from rapid_des.runs.stretch import TrainingStretch
@@ -62,6 +63,9 @@ class RunPlan(Struct, frozen=True, dict=True):
     """The number of nodes of the job."""
     steps: StepTimes = ConstantStep()
     """The durations of steps while parts are slow."""
+    policy: str = "restart"
+    """The name of what is done after a failure (`rapid_des.runs.policies`)."""
+    replicas: Replicas = Replicas()
     tolerated: float = inf
     """The share by which a step may be slower before slow parts are replaced."""
 
@@ -79,6 +83,7 @@ class RunPlan(Struct, frozen=True, dict=True):
         """The names of all causes of a run's wall time."""
         effects = {treatment.effect for treatment in self.treatments}
         own = [cause for effect, cause in _CAUSES.items() if effect in effects]
+        own += ["fewer_replicas"] if self.policy == "shrink" else []
         phases = (f"restart_{phase}" for phase in self.phases)
         return ("steps", "checkpoints", "rework", "detection", "diagnosis", "spare_wait", *own, *phases)
 

@@ -12,6 +12,7 @@ from rapid_des.runs.clock import replicate
 from rapid_des.runs.failures import FailingParts, Failure, failures
 from rapid_des.runs.laws import Exponential
 from rapid_des.runs.loading import load_reliability
+from rapid_des.runs.planning import Subject
 from rapid_des.runs.spares import Tier
 from rapid_des.runs.steps import CUT, SimulatedSteps, SlowClass
 from rapid_des.runs.stretch import CheckpointLevel, TrainingStretch
@@ -151,9 +152,9 @@ def where():
 def test_states_that_symmetry_makes_equal_share_a_simulation(where):
     job, machine = where
     slow = SlowClass("gpu={gpu} compute=0.8 hbm=0.8", 1, 1, 8)
-    alike = {}
+    alike, steps = {}, SimulatedSteps(job, machine, {0: slow}, lambda *_: 0)
     for gpu in range(16):
-        key = SimulatedSteps(job, machine, {0: slow}, "flattened").words(frozenset({(0, gpu)}))
+        key = steps.words(frozenset({(0, gpu)}))
         alike.setdefault(key, []).append(gpu)
     # 2 stages; replicas of two nodes of four replicas each by 2 ranks: the four places within a node remain
     assert len(alike) < 16
@@ -165,7 +166,7 @@ def test_states_that_symmetry_makes_equal_share_a_simulation(where):
 
 def test_a_slow_gpu_makes_the_step_slower_and_states_are_simulated_once(where):
     slow = SlowClass("gpu={gpu} compute=0.8 hbm=0.8", 1, 1, 8)
-    steps = SimulatedSteps(*where, {0: slow}, "analytical")
+    steps = SimulatedSteps(*where, {0: slow}, Subject(*where, "analytical").step_on)
     healthy = steps.of(frozenset())
     assert steps.of(frozenset({(0, 0)})) > healthy
     steps.of(frozenset({(0, 1)}))
