@@ -21,7 +21,7 @@ from rapid_des.runs.failures import Failure, again
 from rapid_des.runs.policies import POLICIES
 from rapid_des.runs.progress import Progress
 from rapid_des.runs.spares import Spares
-from rapid_des.runs.steps import MISSING, State
+from rapid_des.runs.steps import MISSING, State, StateKey
 from rapid_des.runs.stretch import EVERYTHING, NODE, PROCESSES, CheckpointLevel, TrainingStretch
 from rapid_des.runs.treatment import NOTHING, RunPlan
 from rapid_des.units import PS_PER_US, LongDuration
@@ -52,6 +52,8 @@ class Replication(Struct, frozen=True):
     """The largest number of nodes in repair at a time."""
     retired: int = 0
     """The number of nodes that were not repaired again."""
+    states: frozenset[StateKey] = frozenset()
+    """The states other than the healthy one in which steps were simulated."""
 
 
 def replicate(plan: RunPlan, failures: Iterator[Failure], number: int) -> Replication:
@@ -72,6 +74,7 @@ class _Clock:
         self.spares = Spares(self.env, plan.tiers, plan.retire_after)
         self.progress = Progress(plan.course.step)
         self.state: State = frozenset()
+        self._states = set[StateKey]()
         self._failures, self._joined, self._due = failures, list[Struck](), list[Struck]()
         self._returning = list[Failure]()
         self._policy, self._loads, self._replaced = POLICIES[plan.policy](), True, False
@@ -106,6 +109,7 @@ class _Clock:
             mean,
             most,
             self.spares.retired,
+            frozenset(self._states),
         )
 
     def stop(self, struck: Struck) -> None:
@@ -163,6 +167,7 @@ class _Clock:
         healthy = self.plan.course
         if not self.state:
             return healthy
+        self._states.add(self.plan.steps.key(self.state))
         cause = "fewer_replicas" if self._missing else "slow_steps"
         return structs.replace(healthy, step=self.plan.steps.of(self.state), cause=cause)
 

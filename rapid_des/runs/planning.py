@@ -23,7 +23,7 @@ from rapid_des.runs.loading import (
     tolerated,
     treatments,
 )
-from rapid_des.runs.policies import POLICIES, Replicas
+from rapid_des.runs.policies import POLICIES, ReplicaPlaces
 from rapid_des.runs.steps import ConstantStep, SimulatedSteps, with_fewer_replicas
 from rapid_des.runs.stretch import EVERYTHING, NODE, PROCESSES, TrainingStretch
 from rapid_des.runs.times import Time
@@ -91,11 +91,11 @@ def planned(subject: Subject, reliability: Reliability, length: Length) -> Plann
     return PlannedRun(plan, costs, parts)
 
 
-def _replicas(reliability: Reliability, job: Job, machine: Machine) -> Replicas:
+def _replicas(reliability: Reliability, job: Job, machine: Machine) -> ReplicaPlaces:
     """Return where the replicas stand, if the policy needs to know; refuse a job that has only one."""
     policy, count = reliability.spec.policy, job.spec.parallelism.dp
     if policy not in ("replica", "shrink"):
-        return Replicas()
+        return ReplicaPlaces()
     if count == 1:
         reliability.refuse("policy", f"{policy} needs replicas, the job has dp 1; allowed: restart, in_place")
     if policy == "replica" and job.training.zero_stage:
@@ -110,7 +110,7 @@ def _replicas(reliability: Reliability, job: Job, machine: Machine) -> Replicas:
             reliability.refuse("policy", f"the job can not shrink: {error}")
     gpus, replica = gpus_of_node(machine), job.layout.coordinates("dp").tolist()
     places = range(0, job.gpus, gpus)
-    return Replicas(count, tuple(frozenset(replica[place : place + gpus]) for place in places))
+    return ReplicaPlaces(count, tuple(frozenset(replica[place : place + gpus]) for place in places))
 
 
 def _rates(parts: Sequence[FailingParts], treated: Sequence[Treatment]) -> tuple[float, float, float]:

@@ -47,7 +47,7 @@ class InPlace(Restart):
     without = frozenset({"allocate", "image"})
 
 
-class Replica(Restart):
+class OneReplica(Restart):
     """Only the step that was going on is lost: the other replicas hold the state."""
 
     def kept(self, progress: Progress, since: int, needed: int) -> Kept:
@@ -66,12 +66,12 @@ class Shrink(Restart):
 POLICIES: Mapping[str, type[Restart]] = {
     "restart": Restart,
     "in_place": InPlace,
-    "replica": Replica,
+    "replica": OneReplica,
     "shrink": Shrink,
 }
 
 
-class Replicas(Struct, frozen=True):
+class ReplicaPlaces(Struct, frozen=True):
     """The replicas of a job and the nodes that they stand on."""
 
     count: int = 1

@@ -152,7 +152,7 @@ class GoodputResult(Struct, frozen=True, dict=True):
                 **figures["nodes_in_repair"].as_json(),
                 "most": max(each.most_out for each in self.replications),
             },
-            "simulations": 1 + self.plan.steps.simulations,
+            "simulations": 1 + len(frozenset().union(*(each.states for each in self.replications))),
             "replications": count,
             "nodes_retired": sum(each.retired for each in self.replications) / count,
             **({} if price is None else {"cost": self._cost(price).as_json()}),

@@ -15,6 +15,8 @@ from rapid_des.units import ceil_divide
 
 State: TypeAlias = frozenset[tuple[int, int]]
 """The slow parts: the place of each one's class, and its number."""
+StateKey: TypeAlias = tuple[int, tuple[str, ...]]
+"""The number of missing replicas, and the faults, of all states that are equal."""
 MISSING = -1
 """In place of a class: as many replicas as the number says are missing."""
 CUT = -1
@@ -27,15 +29,16 @@ class StepTimes(Protocol):
     def of(self, state: State) -> int:
         """Return the picoseconds of a step while these parts are slow, or `CUT`."""
 
-    @property
-    def simulations(self) -> int:
-        """The number of states that were simulated."""
+    def key(self, state: State) -> StateKey:
+        """Return what equal states have in common."""
 
 
 class ConstantStep:
     """Steps that no part slows: 0 stands for the healthy step."""
 
-    simulations = 0
+    def key(self, state: State) -> StateKey:  # noqa: ARG002 - no class slows
+        """Return the key of the healthy state."""
+        return 0, ()
 
     def of(self, state: State) -> int:  # noqa: ARG002 - no class slows
         """Return 0."""
@@ -85,8 +88,8 @@ class SimulatedSteps:
         step_on: Callable[[Machine, Job], int],
     ) -> None:
         self._job, self._machine, self._classes, self._step_on = job, machine, classes, step_on
-        self._known = dict[tuple[int, tuple[str, ...]], int]()
-        self._keys = dict[State, tuple[int, tuple[str, ...]]]()
+        self._known = dict[StateKey, int]()
+        self._keys = dict[State, StateKey]()
         per_node = machine.spec.gpus_per_node or machine.fabric.gpus
         self._axes = {axis: (stride(job, axis), job.layout.size(axis)) for axis in ("tp", "dp")}
         width = self._axes["dp"][0]
@@ -94,18 +97,17 @@ class SimulatedSteps:
 
     def of(self, state: State) -> int:
         """Return the picoseconds of a step while these parts are slow, or `CUT`."""
-        if state not in self._keys:
-            missing = sum(number for place, number in state if place == MISSING)
-            self._keys[state] = missing, self.words(state)
-        key = self._keys[state]
+        key = self.key(state)
         if key not in self._known:
             self._known[key] = self._simulated(*key)
         return self._known[key]
 
-    @property
-    def simulations(self) -> int:
-        """The number of states that were simulated."""
-        return len(self._known)
+    def key(self, state: State) -> StateKey:
+        """Return what equal states have in common: the number of missing replicas, and faults."""
+        if state not in self._keys:
+            missing = sum(number for place, number in state if place == MISSING)
+            self._keys[state] = missing, self.words(state)
+        return self._keys[state]
 
     def _simulated(self, missing: int, words: tuple[str, ...]) -> int:
         machine = self._machine.with_faults([parse_fault(text) for text in words])

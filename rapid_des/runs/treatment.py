@@ -8,7 +8,7 @@ from math import inf
 
 from msgspec import Struct
 
-from rapid_des.runs.policies import Replicas
+from rapid_des.runs.policies import ReplicaPlaces
 from rapid_des.runs.spares import Tier
 from rapid_des.runs.steps import ConstantStep, StepTimes
 from rapid_des.runs.stretch import TrainingStretch
@@ -65,7 +65,7 @@ class RunPlan(Struct, frozen=True, dict=True):
     """The durations of steps while parts are slow."""
     policy: str = "restart"
     """The name of what is done after a failure (`rapid_des.runs.policies`)."""
-    replicas: Replicas = Replicas()
+    replicas: ReplicaPlaces = ReplicaPlaces()
     tolerated: float = inf
     """The share by which a step may be slower before slow parts are replaced."""
 

@@ -8,7 +8,7 @@ from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
 from rapid_des.runs.clock import replicate
 from rapid_des.runs.failures import Failure
-from rapid_des.runs.policies import Replicas
+from rapid_des.runs.policies import ReplicaPlaces
 from rapid_des.runs.spares import Tier
 from rapid_des.runs.steps import with_fewer_replicas
 from rapid_des.runs.stretch import CheckpointLevel, TrainingStretch
@@ -21,6 +21,9 @@ S = 10**12
 
 class Steps:
     """Steps that each missing replica makes 2 s longer."""
+
+    def key(self, state):
+        return 0, tuple(map(str, sorted(state)))
 
     def of(self, state):
         return (10 + 2 * sum(count for _, count in state)) * S
@@ -35,7 +38,7 @@ def spent(policy, *struck, tiers=(), repair="0 s"):
         TrainingStretch(10 * S, (level,), 30), None, treatments,
         {"allocate": parse_time("20 s"), "start": parse_time("5 s")},
         tuple(Tier(count, NOTHING) for count in tiers), policy=policy, steps=Steps(), nodes=4,
-        replicas=Replicas(4, tuple(frozenset({place}) for place in range(4))),
+        replicas=ReplicaPlaces(4, tuple(frozenset({place}) for place in range(4))),
     )  # fmt: skip
     events = [Failure(at * S, nodes, place, 1, (0.5,) * 16) for at, nodes, place in struck]
     found = replicate(plan, iter(events), 0)
