@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Any
 
 import click
@@ -111,7 +112,7 @@ def goodput(job: str, machine: str, settings: tuple[str, ...], **options: Any) -
         result.write_rows(options["rows"])
     plain = result.as_json(options["price"])
     if options["plot"] is not None:
-        first = [row for row in result.rows() if row["replication"] == options["first"]]
+        first = list(takewhile(lambda row: row["replication"] == options["first"], result.rows()))
         draw_run(plain | {"goodputs": result.goodputs}, first, options["plot"], title)
     plain |= answers
     echo_marked(options["as_json"], plain, goodput_report(plain, title), [(wanted, loaded)])

@@ -9,6 +9,7 @@ restart and begins an incident of its own.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -52,6 +53,8 @@ class Replication(Struct, frozen=True):
     """The largest number of nodes in repair at a time."""
     retired: int = 0
     """The number of nodes that were not repaired again."""
+    counts: Mapping[str, int] = {}
+    """The number of incidents by class."""
     states: frozenset[StateKey] = frozenset()
     """The states other than the healthy one in which steps were simulated."""
 
@@ -109,6 +112,7 @@ class _Clock:
             mean,
             most,
             self.spares.retired,
+            Counter(incident.name for incident in self.incidents),
             frozenset(self._states),
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from rapid_des import errors
 from rapid_des.bounded_cache import BoundedCache
@@ -161,7 +161,7 @@ def play(
 
     def result(left: int = 0) -> GoodputResult:
         ordered = tuple(sorted(found, key=lambda each: each.number))
-        return GoodputResult(request.job.gpus, request.job.tokens, subject.mfu, run.plan, run.costs, ordered,
+        return GoodputResult(request.job.gpus, request.job.tokens, subject.mfu, run, ordered,
                              request.seed, left)  # fmt: skip
 
     try:
@@ -191,7 +191,8 @@ def _outcomes(executor: Executor, items: Iterable[tuple[RunRequest, int]]) -> It
 
 
 def replication(item: tuple[RunRequest, int], cache: BoundedCache) -> Replication:
-    """Play one replication of a run by its number."""
+    """Play one replication of a run by its number; its incidents are played again where they are wanted."""
     request, number = item
     run = request.planned(cache)
-    return replicate(run.plan, failures(run.parts, seed=request.seed, replication=number), number)
+    found = replicate(run.plan, failures(run.parts, seed=request.seed, replication=number), number)
+    return structs.replace(found, incidents=())

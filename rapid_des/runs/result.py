@@ -15,8 +15,9 @@ from typing import Any
 from msgspec import Struct
 
 from rapid_des.report.writing import write_text
-from rapid_des.runs.checkpoints import CheckpointCost
-from rapid_des.runs.clock import Replication
+from rapid_des.runs.clock import Replication, replicate
+from rapid_des.runs.failures import failures
+from rapid_des.runs.planning import PlannedRun
 from rapid_des.runs.treatment import RunPlan
 from rapid_des.studies.draw_statistics import student
 from rapid_des.units import PS_PER_S, Duration, ceil_divide, seconds
@@ -63,13 +64,16 @@ class GoodputResult(Struct, frozen=True, dict=True):
     tokens_per_step: int
     step_mfu: float
     """The model FLOPs utilization of a step without failures."""
-    plan: RunPlan
-    checkpoints: tuple[CheckpointCost, ...]
-    """The cost of each level of checkpoints, that in storage last; none: none are made."""
+    run: PlannedRun
     replications: tuple[Replication, ...]
     seed: int
     left: int = 0
     """The number of replications that were not played before the run was interrupted."""
+
+    @property
+    def plan(self) -> RunPlan:
+        """The run as its clock needs it."""
+        return self.run.plan
 
     @property
     def step_time(self) -> Duration:
@@ -95,7 +99,7 @@ class GoodputResult(Struct, frozen=True, dict=True):
             "tokens_per_day": rates,
             "wall_s": [seconds(each.wall) for each in self.replications],
             "steps": [float(each.steps) for each in self.replications],
-            "incidents": [float(len(each.incidents)) for each in self.replications],
+            "incidents": [float(sum(each.counts.values())) for each in self.replications],
             "nodes_in_repair": [each.nodes_out for each in self.replications],
         }
         return {name: MeanInterval.of(values) for name, values in samples.items()}
@@ -117,7 +121,9 @@ class GoodputResult(Struct, frozen=True, dict=True):
 
     def incidents_by_class(self) -> dict[str, float]:
         """Return the mean number of incidents of a replication by class."""
-        counts = Counter(incident.name for each in self.replications for incident in each.incidents)
+        counts = Counter[str]()
+        for each in self.replications:
+            counts.update(each.counts)
         return {each.name: counts[each.name] / len(self.replications) for each in self.plan.treatments}
 
     @property
@@ -174,14 +180,15 @@ class GoodputResult(Struct, frozen=True, dict=True):
                 "steps_between": level.every,
                 "interval_s": seconds(level.every * self.plan.course.step),
             }
-            for cost, level in zip(self.checkpoints, self.plan.course.levels, strict=True)
+            for cost, level in zip(self.run.costs, self.plan.course.levels, strict=True)
         ]
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield a row for each incident of each replication; times in seconds."""
+        """Yield a row for each incident of each replication, which is played again; times in seconds."""
         causes = [cause for cause in self.plan.causes if cause not in _NO_INCIDENT]
         for each in self.replications:
-            for number, incident in enumerate(each.incidents):
+            drawn = failures(self.run.parts, seed=self.seed, replication=each.number)
+            for number, incident in enumerate(replicate(self.plan, drawn, each.number).incidents):
                 yield {
                     "replication": each.number,
                     "incident": number,

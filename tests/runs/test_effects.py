@@ -163,7 +163,9 @@ def test_states_that_symmetry_makes_equal_share_a_simulation(where):
     assert len(alike) < 16
     gpus = next(gpus for gpus in alike.values() if len(gpus) > 1)
     faults = [parse_fault(slow.at(gpu)) for gpu in (gpus[0], gpus[-1])]
-    first, last = (simulate(job, machine.with_faults([fault])).step_time for fault in faults)
+    first, last = (
+        simulate(job, machine.with_faults([fault]), mode="hierarchical").step_time for fault in faults
+    )
     assert first == last
 
 
