@@ -70,7 +70,7 @@ _ASTRA = ("astra_network", "astra_system", "astra_groups", "astra_memory")
     "--speed",
     multiple=True,
     metavar="CLASS=FACTORx",
-    help="Of a profile: kernels of a class so many times as fast, as gemm=1.3x.",
+    help="For a profile: how much faster kernels of a class are, as gemm=1.3x.",
 )
 def replay(prefix: str, machine: str | None, reading: ReadOptions, **options: Any) -> None:
     """Replay the Chakra traces PREFIX.<rank>.et on a machine, or a profile of PyTorch (a JSON file)."""
