@@ -109,14 +109,16 @@ class Layout:
         """Return the fleet for a load in requests a second; `price` of a GPU and hour."""
         if not self.rate:
             return {}
-        replicas, slow, fast = (ceil(load / rate) if rate else None for rate in (self.rate, *self.interval))
-        gpus = [each and each * self.gpus for each in (replicas, fast, slow)]
-        fleet: dict[str, Any] = {"replicas": replicas, "gpus": gpus[0], "gpus_interval": gpus[1:]}
+        low, high = self.interval
+        replicas, fewest = ceil(load / self.rate), ceil(load / high)
+        gpus, ends = replicas * self.gpus, [fewest * self.gpus, ceil(load / low) * self.gpus if low else None]
+        fleet: dict[str, Any] = {"replicas": replicas, "gpus": gpus, "gpus_interval": ends}
         if price is not None and self.at is not None:
             tokens = load * float(self.at.requests["output"].mean()) * 3600
-            costs = [each and each * price / tokens * 1e6 for each in gpus]
-            fleet["cost_per_hour"] = gpus[0] * price
-            fleet |= {"cost_per_million_tokens": costs[0], "cost_per_million_tokens_interval": costs[1:]}
+            fleet["cost_per_hour"] = gpus * price
+            fleet["cost_per_million_tokens"] = gpus * price / tokens * 1e6
+            costs = [None if end is None else end * price / tokens * 1e6 for end in ends]
+            fleet["cost_per_million_tokens_interval"] = costs
         return fleet
 
     def as_json(self, price: float | None = None) -> dict[str, Any]:
