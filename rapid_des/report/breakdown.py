@@ -22,7 +22,7 @@ from rapid_des.program.lowering import Lowered
 from rapid_des.program.program import NONE, Records, VisitKind
 
 if TYPE_CHECKING:
-    from rapid_des.modes.blocks.block_run import BlockRun
+    from rapid_des.modes.blocks.inner import BlockRun
     from rapid_des.modes.blocks.steady import Repetition
     from rapid_des.modes.execution import Run
 

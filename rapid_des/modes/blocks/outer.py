@@ -21,9 +21,10 @@ from rapid_des.frontend.job import Job
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.frontend.trace import FinishedProgram, JobTrace
 from rapid_des.machine import Machine
-from rapid_des.modes.blocks.block_run import BlockMode, BlockRun
 from rapid_des.modes.blocks.bounds import Meetings, bound_of, meetings
 from rapid_des.modes.blocks.inner import (
+    BlockMode,
+    BlockRun,
     BlockTimes,
     block_times,
     places_notes,
