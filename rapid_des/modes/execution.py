@@ -17,7 +17,7 @@ from rapid_des.compiling import CompiledKernel
 from rapid_des.engines.deadlock import why_unfinished
 from rapid_des.errors import InputError
 from rapid_des.machine import Machine
-from rapid_des.program.collectives.alone import Play
+from rapid_des.program.collectives.simulate import Play
 from rapid_des.program.lowering import lower
 from rapid_des.program.program import NONE, Namer, Program, Progress, Records
 from rapid_des.values import replace
@@ -54,13 +54,12 @@ class Execution(Struct, frozen=True):
     """How many ranks each simulated rank stood for."""
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(Struct, frozen=True):
     """A program, what an engine saw of it, and the machine: what results and timelines are read from."""
 
-    lowered: Lowered = field(repr=False)
-    execution: Execution = field(repr=False)
-    machine: Machine = field(repr=False)
+    lowered: Lowered
+    execution: Execution
+    machine: Machine
 
     @property
     def nbytes(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
@@ -155,12 +154,11 @@ def _traces(block: PipelineBlock, inputs: _Inputs, *, hosted: bool) -> TraceSet:
     return on_slow_gpus(block.on(inputs.ranks, hosted=hosted), slowed)
 
 
-@dataclass(frozen=True)
-class _Passed:
+class _Passed(Struct, frozen=True, eq=False):
     """One run of a block: when it passed its cuts, and the rest as in `BlockTimes`."""
 
     passed: tuple[int, ...]
-    starts: Int64s = field(compare=False)
+    starts: Int64s
     """When its nodes started, each on the rank that was first."""
     compute: int
     hops: int

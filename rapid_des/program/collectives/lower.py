@@ -23,16 +23,8 @@ from rapid_des.network.collectives.token_exchange import exchange_schedule
 from rapid_des.network.specs import LibraryChoice, Nccl
 from rapid_des.program.builders import Occupancy
 from rapid_des.program.collectives import library
-from rapid_des.program.collectives.alone import (
-    MOST_MEMBERS,
-    IdleTimes,
-    Play,
-    alone,
-    message_alone,
-    plan_alone,
-    plan_schedules,
-)
 from rapid_des.program.collectives.library import LaidOut, Libraries
+from rapid_des.program.collectives.pacing import alone, message_alone, plan_alone
 from rapid_des.program.collectives.plans import (
     SEND,
     AxisPhase,
@@ -41,6 +33,7 @@ from rapid_des.program.collectives.plans import (
     ServedCollective,
     served_by,
 )
+from rapid_des.program.collectives.simulate import MOST_MEMBERS, IdleTimes, Play, plan_schedules
 from rapid_des.program.collectives.templates import Templates, fixed_message, fixed_template
 from rapid_des.program.groups import GroupTable
 from rapid_des.program.program import Template
