@@ -17,7 +17,7 @@ import numpy as np
 from rapid_des.device import Device, GroupedGemm
 from rapid_des.device.gemm import gated_ffn_us
 from rapid_des.device.operators import Dtype
-from rapid_des.device.roofline import price_grouped_gemm
+from rapid_des.device.pricing import roofline_grouped_gemm
 from validation.measurements import (
     DTYPES,
     PRESETS,
@@ -124,7 +124,7 @@ def _by_device(rows: Sequence[Record]) -> list[list[int]]:
 
 
 def _null(rows: Sequence[Record], split: bool) -> list[float]:
-    parts = [[price_grouped_gemm(gemm, moe_device(row)) for gemm in products(row)] for row in rows]
+    parts = [[roofline_grouped_gemm(gemm, moe_device(row)) for gemm in products(row)] for row in rows]
     basis = [
         (float(sum(part.flops for part in pair)), float(sum(part.bytes["hbm"] for part in pair)))
         for pair in parts

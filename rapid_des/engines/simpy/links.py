@@ -16,16 +16,18 @@ from simpy.events import Event, Timeout
 from simpy.exceptions import Interrupt
 
 from rapid_des.arrays import Int64s
-from rapid_des.engines.simpy.pieces import (
+from rapid_des.engines.simpy.servers import (
+    Arbiter,
     Hop,
     InFlightMessage,
+    Key,
     Legs,
     LinkServer,
     Parts,
+    PicosecondEnvironment,
     Piece,
     service_time_of,
 )
-from rapid_des.engines.simpy.servers import Arbiter, Key, PicosecondEnvironment
 from rapid_des.program.delays import column_of, message_hash
 from rapid_des.program.program import NO_LOAD, NONE, LinkTrail, Program, RateRecords, SprayTable
 from rapid_des.program.services import services_of

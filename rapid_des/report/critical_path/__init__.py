@@ -1,7 +1,6 @@
 """The critical path of a simulated step: which work, messages and waits decide when it ends.
 
-instances    which visits met in a collective
-walk         the chain of visits from the end back to time 0
+walk         the chain of visits from the end back to time 0, and which visits met in a collective
 here         what each step of the chain is called, and the part of the step that a run left out
 """
 
