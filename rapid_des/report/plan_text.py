@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rapid_des.report.sweep_text import difference_parts
 from rapid_des.report.tables import Column, Part, Plain, Table, columns, seconds_text, shown
 
 _GIB = 2**30
+_CHOICES = columns(
+    **{name: name for name in ("tp", "cp", "ep", "etp", "pp", "dp")}, micro_batch="mb", batch="batch",
+    schedule="schedule", chunks="chunks", sequence_parallel="sp", recompute="recompute", zero_stage="zero",
+    order="order",
+)  # fmt: skip
 _COLUMNS = columns(
     row="", step_time_s="step", mfu="mfu", memory_bytes=("GiB", lambda size: f"{size / _GIB:.1f}"),
     bound="bound", energy_j=("kJ", lambda energy: f"{energy / 1e3:.4g}"), cost=("cost", ".4g"),
-    **{name: name for name in ("tp", "cp", "ep", "etp", "pp", "dp")}, micro_batch="mb", batch="batch",
-    schedule="schedule", chunks="chunks", sequence_parallel="sp", recompute="recompute", zero_stage="zero",
-    order="order", flattened="flattened",
 )  # fmt: skip
+_COLUMNS += (*_CHOICES, *columns(flattened="flattened"))
 _NO_AXES = ("why", "text", "layers")
 
 
@@ -47,6 +51,27 @@ def plan_table(rows: Sequence[Plain]) -> Table:
     ]
     given = {name for row in cells for name, value in row.items() if value is not None}
     return Table("best first", [column for column in _COLUMNS if column.key in given], cells, shared=True)
+
+
+def differing_text(rows: Sequence[Plain], row: Plain) -> str:
+    """Return a row's choices that are not the same in all rows, as in `tp 4, zero 1`."""
+    cells = {column: {column.cell(each) for each in rows} for column in _CHOICES}
+    return ", ".join(f"{column.heading} {column.cell(row)}" for column in _CHOICES if len(cells[column]) > 1)
+
+
+def row_difference_report(difference: Plain, rows: Sequence[Plain], number: int) -> Iterator[Part]:
+    """Yield what makes the step of a row differ from that of the first, by part of the step and by name."""
+    pair = (rows[0], rows[number - 1])
+    first, second = (differing_text(pair, row) for row in pair)
+    yield f"row {number} (B: {second}) compared with row 1 (A: {first})"
+    yield from difference_parts(difference)
+
+
+def command_text(command: str | None, number: int) -> str:
+    """Return the command that simulates a row, on a line of its own that no terminal's width breaks."""
+    if command is None:
+        return f"--write-job FILE --row {number} writes row {number} as a job, which `run` simulates"
+    return f"row {number} alone:\n    {command}"
 
 
 def _stopped(plan: Plain) -> Iterator[str]:
