@@ -13,6 +13,7 @@ from rapid_des.machine import Machine
 from rapid_des.network.collectives import (
     HIERARCHICAL,
     IN_SWITCH,
+    DimensionPhase,
     Hierarchy,
     Schedule,
     ShapedCollective,
@@ -20,7 +21,6 @@ from rapid_des.network.collectives import (
     chunk_phases,
     collectives_of,
     fits,
-    hierarchical,
 )
 from rapid_des.network.collectives.on_fabric import RingOrder, ordered_schedule
 from rapid_des.network.specs import AUTO, Choice
@@ -143,7 +143,7 @@ def _along(names: tuple[str, ...], chunks: int, call: CollectiveCall) -> Collect
     return tuple(tuple(_phase(phase, call) for phase in chunk) for chunk in phases)
 
 
-def _phase(phase: hierarchical.DimensionPhase, call: CollectiveCall) -> AxisPhase:
+def _phase(phase: DimensionPhase, call: CollectiveCall) -> AxisPhase:
     parents = call.above.over(phase.dimension) if phase.algorithm in IN_SWITCH else ()
     return AxisPhase(phase.dimension, phase.collective, phase.algorithm, phase.size, parents=parents)
 
