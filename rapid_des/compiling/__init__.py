@@ -8,7 +8,7 @@ when a wheel is built. In a checkout the first run that is long enough compiles 
 the result. File names contain a digest of the sources, so an edited source has its own machine code.
 
 `kinds` states the kinds of arguments, `kernel` passes them to machine code, `columns` defines their types for
-numba. `library` makes the object file, finds and loads it.
+numba. `emit` makes the object file, and `library` finds, makes and loads it.
 """
 
 from rapid_des.compiling.kernel import CompiledKernel as CompiledKernel

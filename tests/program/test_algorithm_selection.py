@@ -15,8 +15,7 @@ from rapid_des.network.specs import Choice
 from rapid_des.program.collectives.candidates import GroupCollective, GroupLinks, candidates, first_of_best
 from rapid_des.program.collectives.estimates import MOST_PAIRS, GroupLines
 from rapid_des.program.collectives.lower import planner_of
-from rapid_des.program.collectives.pacing import alone
-from rapid_des.program.collectives.plans import CollectiveCall
+from rapid_des.program.collectives.plans import CollectiveCall, alone
 from rapid_des.program.collectives.select import Planner
 from rapid_des.program.routes import geometry
 from rapid_des.simulation import replay, simulate

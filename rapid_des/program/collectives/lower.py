@@ -24,13 +24,15 @@ from rapid_des.network.specs import LibraryChoice, Nccl
 from rapid_des.program.builders import Occupancy
 from rapid_des.program.collectives import library
 from rapid_des.program.collectives.library import LaidOut, Libraries
-from rapid_des.program.collectives.pacing import alone, message_alone, plan_alone
 from rapid_des.program.collectives.plans import (
     SEND,
     AxisPhase,
     CollectiveCall,
     CollectivePlan,
     ServedCollective,
+    alone,
+    message_alone,
+    plan_alone,
     served_by,
 )
 from rapid_des.program.collectives.simulate import MOST_MEMBERS, IdleTimes, Play, plan_schedules

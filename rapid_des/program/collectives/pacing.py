@@ -13,7 +13,6 @@ and wait for late members like any. Where the links alone need longer than the c
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -26,95 +25,11 @@ from rapid_des.compiling.kinds import Int32Column, Int64Column
 from rapid_des.machine import Machine
 from rapid_des.network.collectives.libraries.nccl import LibraryCost
 from rapid_des.network.collectives.schedule import Schedule
-from rapid_des.program.collectives.plans import AxisPhase, CollectivePlan
-from rapid_des.program.collectives.templates import one_transfer, pairs_of
+from rapid_des.program.collectives.templates import pairs_of
 from rapid_des.program.program import Template
 from rapid_des.program.services import MessageSizes, message_table
-from rapid_des.program.switch_trees import with_switches
 from rapid_des.units import PS_PER_S
 from rapid_des.values import replace
-
-
-def alone(
-    schedule: Schedule, machine: Machine, ranks: Sequence[int], *, below: Sequence[Sequence[int]] = ()
-) -> int:
-    """Return the picoseconds of a collective among `ranks` that all arrive at once, without congestion.
-
-    The longer of the longest chain of transfers at zero load, and the busiest link's service of all that
-    crosses it. `below`, see `with_switches`.
-    """
-    chain, load = chain_and_load(schedule, machine, ranks, below=below)
-    return max(chain, int(load.max(initial=0)))
-
-
-class PhaseAlone(Struct, frozen=True):
-    """The time that one phase of a collective takes without other traffic."""
-
-    axis: int | None
-    """The dimension whose links the phase uses; None: the phase runs among the whole group."""
-    time: int
-    """Duration of the phase, in picoseconds."""
-    load: int
-    """Service time of the phase's busiest link, in picoseconds."""
-
-
-def pipelined(chunks: Sequence[Sequence[PhaseAlone]]) -> int:
-    """Return the picoseconds of chunks that follow each other through phases, without other traffic.
-
-    That is the longest chunk, or a dimension whose links serve all chunks: with what comes before the first
-    gets there and after the last has left.
-
-    >>> inner, outer = PhaseAlone(0, 100, 90), PhaseAlone(1, 400, 400)
-    >>> pipelined([[inner, outer, inner]]), pipelined([[inner, outer, inner]] * 4)
-    (600, 1800)
-    """
-    longest = max(sum(phase.time for phase in chunk) for chunk in chunks)
-    axes = {phase.axis for chunk in chunks for phase in chunk}
-    return max(
-        longest, *(_through([chunk for chunk in chunks if _places(axis, chunk)], axis) for axis in axes)
-    )
-
-
-def plan_alone(plan: CollectivePlan, extents: Sequence[int], machine: Machine, ranks: Sequence[int]) -> int:
-    """Return the picoseconds of a plan among `ranks`, as many along each dimension as its extent says."""
-
-    def phase_alone(phase: AxisPhase) -> PhaseAlone:
-        line = ranks
-        if phase.axis is not None:
-            stride = prod(extents[: phase.axis])
-            line = ranks[: stride * extents[phase.axis] : stride]
-        chain, load = chain_and_load(phase.schedule(len(line)), machine, line)
-        busiest = int(load.max(initial=0))
-        return PhaseAlone(phase.axis, max(chain, busiest), busiest)
-
-    return pipelined([[phase_alone(phase) for phase in chunk] for chunk in plan])
-
-
-def _places(axis: int | None, chunk: Sequence[PhaseAlone]) -> list[int]:
-    return [place for place, phase in enumerate(chunk) if phase.axis == axis]
-
-
-def _through(chunks: Sequence[Sequence[PhaseAlone]], axis: int | None) -> int:
-    before = min(sum(phase.time for phase in chunk[: _places(axis, chunk)[0]]) for chunk in chunks)
-    after = min(sum(phase.time for phase in chunk[_places(axis, chunk)[-1] + 1 :]) for chunk in chunks)
-    return before + sum(phase.load for chunk in chunks for phase in chunk if phase.axis == axis) + after
-
-
-def chain_and_load(
-    schedule: Schedule, machine: Machine, ranks: Sequence[int], *, below: Sequence[Sequence[int]] = ()
-) -> tuple[int, Int64s]:
-    """Return the end of the longest chain of transfers at zero load, and each link's total service time."""
-    members = with_switches(machine.switch_trees, ranks, below) if schedule.switches else tuple(ranks)
-    crossed = crossings(schedule, machine, members)
-    return int(finish_times(schedule, crossed.time).max(initial=0)), crossed.load
-
-
-def message_alone(size: int, machine: Machine, source: int, destination: int) -> int:
-    """Return the picoseconds of one message between two GPUs at zero load."""
-    if source == destination:
-        return 0
-    return alone(one_transfer(size), machine, (source, destination))
-
 
 _SLACK = 1000
 """A pace may end later than the links' own time by one part in this many."""

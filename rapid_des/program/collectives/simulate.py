@@ -24,12 +24,12 @@ from rapid_des.machine import Machine
 from rapid_des.network.collectives.schedule import Schedule
 from rapid_des.network.specs import Choice, Switching
 from rapid_des.program.collectives.candidates import GroupCollective
-from rapid_des.program.collectives.pacing import chain_and_load
 from rapid_des.program.collectives.plans import (
     AxisPhase,
     CollectiveCall,
     CollectivePlan,
     as_chosen,
+    chain_and_load,
     cut_in_chunks,
 )
 from rapid_des.program.collectives.templates import template_of
