@@ -204,7 +204,7 @@ class JobBlocks(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def run_groups(self) -> tuple[tuple[int, ...], ...]:
-        """For each inner group, the ranks on which its blocks are simulated."""
+        """The ranks on which the blocks of each inner group are simulated."""
         together = groups_run_together(self.job, self.inside)
         return tuple(together[group[0]] for group in self.inner_groups)
 

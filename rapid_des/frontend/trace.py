@@ -172,7 +172,7 @@ class PricedOperator(Struct, frozen=True):
     section: SectionName
     """The section of the model, or `optimizer`."""
     kind: int
-    """For a block: the index of the model's layer kind."""
+    """The index of a block's layer kind in the model."""
     stage: int
     """The pipeline stage where stages differ; -1: the same in all."""
     step: int

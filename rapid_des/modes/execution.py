@@ -51,7 +51,7 @@ class Execution(Struct, frozen=True):
     engine: EngineName
     wall_s: float
     folded: float = 1.0
-    """How many ranks each simulated rank stood for."""
+    """The number of ranks that each simulated rank stood for."""
 
 
 class Run(Struct, frozen=True):
@@ -84,7 +84,7 @@ class EngineChoice:
     """auto takes the one that is faster for the program's size."""
     announce: Announce | None = None
     programs: int = 1
-    """How many programs about as large are run: loading a kernel pays for all of them."""
+    """The number of programs about as large that are run: loading a kernel pays for all of them."""
     fold: bool = True
     """Simulate ranks that provably live alike once."""
     progress: Callable[[int, int], None] | None = field(default=None, compare=False)

@@ -53,7 +53,7 @@ class Lowered(Struct, frozen=True):
 
     @property
     def copies(self) -> int:
-        """How many copies of the simulated ranks there are."""
+        """The number of copies of the simulated ranks."""
         return 1 if self.replicas is None else self.replicas.count
 
     def of_every_rank(self, values: Sequence[int]) -> dict[int, int]:

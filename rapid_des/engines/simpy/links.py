@@ -153,7 +153,7 @@ class Links:
         self._servers: dict[int, LinkServer] = {}
         self._parts: dict[tuple[int, int], RoutedParts] = {}
         self._books: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0, 0])
-        """By link and label: bytes, picoseconds of service, picoseconds that pieces waited."""
+        """The bytes, picoseconds of service and picoseconds that pieces waited, by link and label."""
 
     def parts(self, route: int, size: int) -> RoutedParts:
         """Return the parts of a message of a size row on a route; kept, as collectives repeat themselves."""

@@ -218,7 +218,7 @@ class SectionMemory(Struct, frozen=True, dict=True):
     deferred: tuple[Tensor, ...] = ()
     """Tensors kept from the first half of a backward to the second."""
     remade: tuple[Tensor, ...] = ()
-    """For a layer that is recomputed with later ones: tensors kept from then until its backward."""
+    """The tensors of a layer recomputed with later ones that are kept from then until its backward."""
     others: int = 0
     """Number of preceding layers that its backward recomputes for their backwards."""
     away: int = 0

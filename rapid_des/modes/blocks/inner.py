@@ -42,15 +42,15 @@ class BlockTimes(Struct, frozen=True):
     """The compute time of the first rank in it; the rest is exposed communication inside the block."""
     hops: int
     served: frozenset[ServedCollective]
-    """Which algorithms the block's collectives got."""
+    """The algorithms that the block's collectives got."""
     busiest: int = 0
-    """How long its busiest link serves, at most."""
+    """The longest time that its busiest link serves."""
     skew: int = 0
     """Its first rank is done this many picoseconds before its last."""
 
     @property
     def duration(self) -> int:
-        """From the start of the block to its last cut, once all is issued."""
+        """The time from the start of the block to its last cut, once all is issued."""
         return sum(self.cuts.steps)
 
 
@@ -159,7 +159,7 @@ class _Passed(Struct, frozen=True, eq=False):
 
     passed: tuple[int, ...]
     starts: Int64s
-    """When its nodes started, each on the rank that was first."""
+    """The times at which its nodes started, each on the rank that was first."""
     compute: int
     hops: int
     served: frozenset[ServedCollective]
@@ -369,7 +369,7 @@ class BlockRun(Struct, frozen=True):
 
     @property
     def served(self) -> frozenset[ServedCollective]:
-        """Which algorithms collectives got, inside blocks and between them."""
+        """The algorithms that collectives got, inside blocks and between them."""
         return self.run.lowered.served.union(*(block.served for block in self.times.values()))
 
     def followed(self, rank: int) -> int:

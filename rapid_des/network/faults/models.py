@@ -91,7 +91,7 @@ class FaultModel(Struct, frozen=True):
 
     @property
     def count(self) -> int | Distribution:
-        """How many are drawn."""
+        """The number that is drawn."""
         stated_count = dict(self.numbers).get("count", dict(self.stated).get("count", 1))
         return stated_count if isinstance(stated_count, Distribution) else int(cast(int, stated_count))
 

@@ -163,7 +163,7 @@ class LinkSimulation:
         self._busy: dict[int, int] = {}
         self._coming: list[Coming] = []
         self._waiting: dict[int, list[tuple[int, Coming]]] = {}
-        """By link that is busy, or chooses at this instant: who waits, with the chunk before all else."""
+        """What waits at each link that is busy or chooses at this instant, with the chunk before all else."""
         end = 0
         for target, lag in (edge for begins in self._first for edge in begins):
             self._pass(target, lag)

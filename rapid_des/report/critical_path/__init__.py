@@ -75,7 +75,7 @@ class CriticalPath(Struct, frozen=True):
 
     @property
     def crossings(self) -> int:
-        """How often the path goes on at another rank, because it waits for that one's work."""
+        """The number of times that the path goes on at another rank, because it waits for that one's work."""
         return sum(before.rank != after.rank for before, after in pairwise(self.parts))
 
     def as_json(self) -> dict[str, Any]:
