@@ -17,7 +17,7 @@ from rapid_des.compiling import CompiledKernel
 from rapid_des.engines.deadlock import why_unfinished
 from rapid_des.errors import InputError
 from rapid_des.machine import Machine
-from rapid_des.program.collectives.simulate import Play
+from rapid_des.program.collectives.plans import Play
 from rapid_des.program.lowering import lower
 from rapid_des.program.program import NONE, Namer, Program, Progress, Records
 from rapid_des.values import replace

@@ -15,8 +15,7 @@ from rapid_des.machine import Machine
 from rapid_des.program.builders import NodeExpansion
 from rapid_des.program.collectives.library import libraries_of
 from rapid_des.program.collectives.lower import Communication, Plans
-from rapid_des.program.collectives.plans import ServedCollective
-from rapid_des.program.collectives.simulate import Play
+from rapid_des.program.collectives.plans import Play, ServedCollective
 from rapid_des.program.delays import delay_table
 from rapid_des.program.expansions import Calls, Expanded, Expansions
 from rapid_des.program.groups import GroupTable, Routed, SlotTable

@@ -47,7 +47,7 @@ from rapid_des.modes.pricing import PricedBlocks
 from rapid_des.network.jitter import draws_delays
 from rapid_des.network.specs import AUTO
 from rapid_des.program.collectives.library import libraries_of
-from rapid_des.program.collectives.simulate import MOST_MEMBERS
+from rapid_des.program.collectives.plans import MOST_MEMBERS
 from rapid_des.program.lowering import Lowered, lower
 from rapid_des.values import replace
 

@@ -25,17 +25,20 @@ from rapid_des.program.builders import Occupancy
 from rapid_des.program.collectives import library
 from rapid_des.program.collectives.library import LaidOut, Libraries
 from rapid_des.program.collectives.plans import (
+    MOST_MEMBERS,
     SEND,
     AxisPhase,
     CollectiveCall,
     CollectivePlan,
+    IdleTimes,
+    Play,
     ServedCollective,
     alone,
     message_alone,
     plan_alone,
+    plan_schedules,
     served_by,
 )
-from rapid_des.program.collectives.simulate import MOST_MEMBERS, IdleTimes, Play, plan_schedules
 from rapid_des.program.collectives.templates import Templates, fixed_message, fixed_template
 from rapid_des.program.groups import GroupTable
 from rapid_des.program.program import Template
