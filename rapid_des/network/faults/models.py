@@ -169,7 +169,7 @@ def _check_places(
         raise ConfigError(problem, file=file, key="within")
 
 
-class FaultDraws(Struct, frozen=True, eq=False):
+class FaultDraws(Struct, frozen=True, eq=False, dict=True):
     """Several fault models on one fabric, ready to be drawn from.
 
     `TopologyError` where nothing meets a model.
