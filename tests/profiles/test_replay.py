@@ -6,6 +6,7 @@ from rapid_des.machine import load_machine
 from rapid_des.profiles import is_profile, read_profile, replay_step
 from tests.cli.shell import ROOT, call
 from tests.profiles.test_profiles import SAMPLES, event, launch, written
+from validation import open_folder, validate
 
 WITH_GPU = ["sampled_rank_0", "mi250_train", "event_sync_multi_stream", "triton"]
 
@@ -65,3 +66,15 @@ def test_the_command_prints_both_times_and_refuses_what_does_not_go_with_a_profi
     trace = str(ROOT / "workloads" / "traces" / "all_reduce_4")
     assert call("replay", trace, "--on", "dgx_a100", "--speed", "gemm=2x").code == 2
     assert not is_profile(tmp_path) and is_profile(tmp_path / "rank.json")
+
+
+@pytest.mark.skipif(not SAMPLES.is_dir(), reason="the samples are in a checkout only")
+def test_validation_scores_profiles_and_names_files_that_are_none(tmp_path):
+    (tmp_path / "profiles").mkdir()
+    written(tmp_path / "profiles", chain())
+    (tmp_path / "profiles" / "other.json").write_text("{}")
+    topics = validate(open_folder(tmp_path), ["profiles"])["topics"]
+    assert topics["profiles/replay"]["rows"] == topics["profiles/classified"]["rows"] == 1
+    assert topics["profiles/replay"]["mean_abs_pct"] < 0.01
+    (reason,) = topics["profiles/replay"]["unsupported"]
+    assert "no profile of PyTorch" in str(reason)
