@@ -17,7 +17,9 @@ from rapid_des.cli.options import (
     one_of,
     open_job,
 )
+from rapid_des.cli.pages import check_report, report_option, write_study_page
 from rapid_des.report.goodput_text import goodput_report
+from rapid_des.report.page.study_charts import goodput_charts
 from rapid_des.report.writing import check_outputs
 from rapid_des.runs.goodput import goodput as run_goodput
 from rapid_des.runs.loading import load_reliability
@@ -66,6 +68,7 @@ _ROOT = "reliability."
     help="A second reliability file, which meets the same failures; prints what it gains.",
 )
 @click.option("--rows", metavar="OUT.csv", help="Write a row for each incident.")
+@report_option
 @force_option
 @json_option
 def goodput(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> None:
@@ -74,6 +77,7 @@ def goodput(job: str, machine: str, settings: tuple[str, ...], **options: Any) -
     --set reliability.KEY=VALUE changes the reliability file, as in reliability.checkpoint.interval=auto.
     """
     check_outputs([options["rows"]], replace=options["force"])
+    check_report(options["report"], force=options["force"])
     own = [text.partition("=") for text in settings if text.strip().startswith(_ROOT)]
     changes = [(key.strip().removeprefix(_ROOT), value) for key, _, value in own]
     reliability = load_reliability(options["reliability"], settings=changes)
@@ -97,4 +101,6 @@ def goodput(job: str, machine: str, settings: tuple[str, ...], **options: Any) -
             "gain": result.gain(compared).as_json(),
             **compared.as_json(),
         }
-    echo_marked(options["as_json"], plain, goodput_report(plain, title), [(wanted, loaded)])
+    parts = list(goodput_report(plain, title))
+    echo_marked(options["as_json"], plain, parts, [(wanted, loaded)])
+    write_study_page(options["report"], title, parts, plain, goodput_charts(plain))
