@@ -171,18 +171,14 @@ def _show_draws(store: ResultStore, options: dict[str, Any]) -> None:
     jobs = (point.resolved(cache) for point in kept_points(store).values())
     echo_marked(options["as_json"], sample.as_json(), sample_report(sample.as_json(options["top"])), jobs)
     if options["plot"] is not None:
-        from rapid_des.report.pictures.studies import draw_sample
-
-        draw_sample(sample.as_json(), options["plot"])
+        sample.plot(options["plot"])
 
 
 def _report(done: Sweep, title: str, options: dict[str, Any]) -> None:
     plain = done.as_json(options["top"], options["pareto"])
     echo(options["as_json"], plain, sweep_report(plain, title))
     if options["plot"] is not None:
-        from rapid_des.report.pictures.studies import draw_sweep
-
-        draw_sweep(plain, done.columns, options["plot"], title=title)
+        done.plot(options["plot"], title=title)
 
 
 def _point_report(whole: dict[str, Any]) -> Iterator[Part]:

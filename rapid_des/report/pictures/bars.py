@@ -33,12 +33,20 @@ class StepBar(Struct, frozen=True):
     """What stands behind the bar after its time."""
 
 
-def draw_bars(bars: Sequence[StepBar], path: Path, *, title: str) -> None:
-    """Write steps as bars, the first on top: PNG, SVG or PDF.
+def colour_of(part: str) -> str:
+    """Return the colour of a part of the breakdown, or of a stream, by the first word of its name.
 
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     draw_bars([StepBar("1", 2.0, {"compute": 1.5, "tp": 0.5})], Path(folder) / "x.svg", title="steps")
+    >>> colour_of("pp-send") == colour_of("pp"), colour_of("other")
+    (True, '#555555')
+    """
+    return _COLOURS.get(part.split("-", maxsplit=1)[0], _OTHER)
+
+
+def draw_bars(bars: Sequence[StepBar], path: Path | None = None, *, title: str) -> Any:
+    """Return steps as bars, the first on top, written as PNG, SVG or PDF if there is a path.
+
+    >>> len(draw_bars([StepBar("1", 2.0, {"compute": 1.5, "tp": 0.5})], title="steps").axes)
+    1
     """
     figure = new_figure(path, figsize=(10, 1.4 + 0.42 * max(len(bars), 1)), layout="constrained")
     axes = figure.subplots()
@@ -46,7 +54,7 @@ def draw_bars(bars: Sequence[StepBar], path: Path, *, title: str) -> None:
     ends = [0.0] * len(bars)
     for part in _parts(bars):
         lengths = [bar.parts.get(part, 0.0) for bar in bars]
-        colour = _COLOURS.get(part, _OTHER)
+        colour = colour_of(part)
         axes.barh(places, lengths, left=ends, height=0.7, color=colour, edgecolor="white", label=part)
         ends = [end + length for end, length in zip(ends, lengths, strict=True)]
     longest = max([bar.step_s for bar in bars], default=1.0)
@@ -55,7 +63,7 @@ def draw_bars(bars: Sequence[StepBar], path: Path, *, title: str) -> None:
         axes.text(bar.step_s + 0.01 * longest, place, text, va="center", fontsize=9)
     _finish(axes, [bar.label for bar in bars], longest)
     figure.suptitle(title, fontsize=11)
-    save(figure, path, dpi=130)
+    return save(figure, path, dpi=130)
 
 
 def _parts(bars: Sequence[StepBar]) -> list[str]:
