@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -214,9 +215,9 @@ class Result(Plotted, Report):
 
     def report(self) -> Iterator[Part]:
         """Yield the report that `rapid-des run` prints."""
-        from rapid_des.report.result_text import result_report
-
-        return result_report(self, self.title)
+        text = import_module("rapid_des.report.result_text")  # it knows this class; no circle of imports
+        parts: Iterator[Part] = text.result_report(self, self.title)
+        return parts
 
     def rank_breakdown(self, rank: int) -> dict[str, Duration]:
         """Return where a rank's time goes until it ends, as `breakdown` says of the critical rank."""
