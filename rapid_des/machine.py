@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
-from msgspec import Meta, Struct, structs
+from msgspec import Meta, Struct, field, structs
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.config import (
@@ -88,7 +88,7 @@ class MachineSpec(Spec, frozen=True, kw_only=True):
     """The rules by which a message finds its route and chooses between equal routes. Unset: the innermost
     dimension first, and the positive direction.
     """
-    switching: Switching = _PACKETS
+    switching: Switching = field(default_factory=lambda: _PACKETS)
     """The rules by which links forward messages. Unset: `cut_through`, messages in 12 parts, packets of 256 B
     with headers of 16 B, as on NVLink.
     """
