@@ -9,14 +9,11 @@ from typing import Any
 from msgspec import Struct
 
 from rapid_des.report.breakdown import KIND_ORDER
+from rapid_des.report.colours import colour
 from rapid_des.report.pictures import new_figure, save
-from rapid_des.report.pictures.fabric import PALETTE
 from rapid_des.report.tables import seconds_text
 from rapid_des.units import PS_PER_S, time_text
 
-_COLOURS = {"compute": "#8DA0B3", "bubble": "#D9D9D9", "idle": "#F0F0F0", "host": "#B8860B"}
-_COLOURS |= dict(zip(KIND_ORDER, PALETTE, strict=True))
-_OTHER = "#555555"
 _FIRST = ("compute", *KIND_ORDER)
 _LAST = ("host", "bubble", "idle")
 
@@ -33,15 +30,6 @@ class StepBar(Struct, frozen=True):
     """What stands behind the bar after its time."""
 
 
-def colour_of(part: str) -> str:
-    """Return the colour of a part of the breakdown, or of a stream, by the first word of its name.
-
-    >>> colour_of("pp-send") == colour_of("pp"), colour_of("other")
-    (True, '#555555')
-    """
-    return _COLOURS.get(part.split("-", maxsplit=1)[0], _OTHER)
-
-
 def draw_bars(bars: Sequence[StepBar], path: Path | None = None, *, title: str) -> Any:
     """Return steps as bars, the first on top, written as PNG, SVG or PDF if there is a path.
 
@@ -54,8 +42,7 @@ def draw_bars(bars: Sequence[StepBar], path: Path | None = None, *, title: str) 
     ends = [0.0] * len(bars)
     for part in _parts(bars):
         lengths = [bar.parts.get(part, 0.0) for bar in bars]
-        colour = colour_of(part)
-        axes.barh(places, lengths, left=ends, height=0.7, color=colour, edgecolor="white", label=part)
+        axes.barh(places, lengths, left=ends, height=0.7, color=colour(part), edgecolor="white", label=part)
         ends = [end + length for end, length in zip(ends, lengths, strict=True)]
     longest = max([bar.step_s for bar in bars], default=1.0)
     for place, bar in zip(places, bars, strict=True):

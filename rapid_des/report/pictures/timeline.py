@@ -11,8 +11,8 @@ import numpy as np
 from rapid_des.errors import InputError
 from rapid_des.modes.execution import Run
 from rapid_des.report.breakdown import rank_times
+from rapid_des.report.colours import colour
 from rapid_des.report.pictures import new_figure, save
-from rapid_des.report.pictures.bars import colour_of
 from rapid_des.report.pictures.schedule import joined_spans
 from rapid_des.report.timeline import Extract
 from rapid_des.units import PS_PER_S
@@ -34,7 +34,7 @@ def draw_timeline(run: Run, extract: Extract, path: Path | None, *, title: str) 
     unit, name = (1e9, "ms") if end - extract.begin < 10 * PS_PER_S else (1e12, "s")
     for place, (_, stream, spans) in enumerate(rows):
         boxes = [(start / unit, (finish - start) / unit) for start, finish in spans]
-        axes.broken_barh(boxes, (place - 0.4, 0.8), facecolors=colour_of(stream), linewidth=0)
+        axes.broken_barh(boxes, (place - 0.4, 0.8), facecolors=colour(stream.split("-")[0]), linewidth=0)
     axes.set_yticks(range(len(rows)), [label for label, _, _ in rows], fontsize=8)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(extract.begin / unit, end / unit)
