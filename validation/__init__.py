@@ -63,6 +63,7 @@ PROVIDERS: dict[str, str] = {
     "inference.silicon:topics": "inference/silicon",
     "inference.traces:topics": "inference/vllm-traces",
     "runs:topics": "goodput/",
+    "profiles:topics": "profiles/",
 }
 """Module and function here, and what its topics' names start with: a provider is asked only if a wanted
 prefix may be its."""
