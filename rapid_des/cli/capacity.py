@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,97 +9,15 @@ import click
 
 from rapid_des.cli.main import progress
 from rapid_des.cli.options import Amount, echo_marked, job_options, json_option, open_job, plot_option
+from rapid_des.cli.pages import check_report, report_option, write_study_page
 from rapid_des.cli.serve import workload_option, workload_texts
 from rapid_des.errors import InputError
-from rapid_des.report.tables import Part, Table, columns, counted
+from rapid_des.report.page.study_charts import capacity_charts
 from rapid_des.report.writing import check_outputs
 from rapid_des.serving.result import Slo
-from rapid_des.studies.capacity import (
-    Fleets,
-    Layout,
-    LoadPoint,
-    ServerLoad,
-    all_layouts,
-    curve,
-    fleets,
-    layouts,
-    with_splits,
-)
+from rapid_des.studies.capacity import LoadPoint, ServerLoad, all_layouts, curve, fleets, layouts, with_splits
+from rapid_des.studies.capacity_report import capacity_report, draw_front, front
 from rapid_des.units import EventRate
-
-
-def front(points: Sequence[LoadPoint]) -> tuple[LoadPoint, ...]:
-    """Return the points that no other beats in both figures, by rising tokens a user.
-
-    >>> points = LoadPoint("", 1, 9, 1), LoadPoint("", 2, 5, 5), LoadPoint("", 3, 4, 4)
-    >>> [point.concurrency for point in front(points)]
-    [2, 1]
-    """
-    best, front_points = 0.0, list[LoadPoint]()
-    for point in sorted(points, key=lambda each: (-each.tokens_per_user, -each.tokens_per_gpu)):
-        if point.tokens_per_gpu > best:
-            best = point.tokens_per_gpu
-            front_points.append(point)
-    return tuple(reversed(front_points))
-
-
-def draw_front(points: Sequence[LoadPoint], path: Path, *, title: str) -> None:
-    """Draw tokens a user against tokens a GPU, a line a layout, the front thick: PNG, SVG or PDF."""
-    from rapid_des.report.pictures import new_figure, save
-
-    figure = new_figure(path, figsize=(8, 5))
-    axes = figure.subplots()
-    best = front(points)
-    axes.plot(
-        [point.tokens_per_user for point in best], [point.tokens_per_gpu for point in best],
-        color="0.8", linewidth=7, zorder=1, label="Pareto front", solid_capstyle="round",
-    )  # fmt: skip
-    for name in dict.fromkeys(point.layout for point in points):
-        shown = [point for point in points if point.layout == name]
-        places = [(point.tokens_per_user, point.tokens_per_gpu) for point in shown]
-        axes.plot(*zip(*places, strict=True), "o-", label=name)
-        for point, place in zip(shown, places, strict=True):
-            axes.annotate(str(point.concurrency), place, fontsize=7, xytext=(4, 4),
-                          textcoords="offset points")  # fmt: skip
-    axes.set(
-        xlabel="tokens/s a user (median)", ylabel="tokens/s a GPU", title=title, xscale="log", yscale="log"
-    )
-    axes.grid(visible=True, which="both", alpha=0.3)
-    axes.legend(title="numbers: requests at a time")
-    save(figure, path)
-
-
-def capacity_report(fleets: Fleets, demand: ServerLoad, title: str) -> Iterator[Part]:
-    """Yield the fleets as a table, and the layouts that were refused."""
-    yield title
-    asked = f"{demand.share:.0%} of {demand.requests:,} requests within {demand.slo.text}"
-    yield f"{asked}; one replica of each layout" + (", interrupted" if fleets.interrupted else "")
-    names = columns("layout", "gpus", rate=("requests/s", ".3g"), tokens=("tokens/s/GPU", ",.0f"))
-    names += columns(joules=("J/token", ".3g"), limit="limited by")
-    if fleets.load:
-        names += columns(fleet=("fleet", lambda gpus: counted(gpus, "GPU")))
-    if fleets.price is not None:
-        names += columns(cost=("cost/Mtoken", ".3f"))
-    yield Table("", names, [_row(row, fleets) for row in fleets.rows])
-    yield from (f"{text} can not serve: {why}" for text, why in fleets.refused)
-
-
-def _row(row: Layout, fleets: Fleets) -> dict[str, Any]:
-    fleet = row.fleet(fleets.load, fleets.price) if fleets.load else {}
-    cost = None
-    if fleets.price is not None:
-        alone = row.cost_per_million_tokens(fleets.price)
-        cost = fleet.get("cost_per_million_tokens") if fleets.load else alone
-    return {
-        "layout": row.name,
-        "gpus": row.gpus,
-        "rate": row.rate,
-        "tokens": row.output_tokens_per_gpu,
-        "joules": None if row.energy is None else row.energy.joules_per_output_token,
-        "limit": row.broken or "throughput",
-        "fleet": fleet.get("gpus"),
-        "cost": cost,
-    }
 
 
 @click.command()
@@ -133,11 +49,12 @@ def _row(row: Layout, fleets: Fleets) -> dict[str, Any]:
     "--seed", type=click.IntRange(0, 2**32), default=0, show_default=True, help="Seed of all draws."
 )
 @plot_option
+@report_option
 @json_option
 def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> None:
     """Find the highest rate that JOB serves on a machine within limits, and the fleet for a load.
 
-    --plot draws what users see against what a GPU yields, of every layout.
+    --plot and --report draw what users see against what a GPU yields, of every layout.
     """
     stated = {name: options[name] for name in ("share", "requests", "seed")}
     stated |= {name: text for name, text in workload_texts(options).items() if name != "arrivals"}
@@ -147,6 +64,7 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
         raise InputError("--splits is of layouts: state --layout or --all-layouts too")
     path: Path | None = options["plot"]
     check_outputs([], pictures=[path], replace=options["force"])
+    check_report(options["report"], force=options["force"])
     wanted, loaded = open_job(job, machine, settings, serves=True)
     texts = (*options["texts"], *(all_layouts(loaded) if options["all_layouts"] else ()))
     texts = with_splits(texts, options["splits"]) if options["splits"] else texts
@@ -154,22 +72,24 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
     with progress(title) as bar:
         plans = fleets(wanted, loaded, demand, texts, load=load, price=options["price"], on_progress=bar.name)
         points = list[LoadPoint]()
-        if path is not None and not plans.interrupted:
+        if (path or options["report"]) and not plans.interrupted:
             chosen = [layout for layout in layouts(wanted, loaded, [row.name for row in plans.rows])
                       if not isinstance(layout, tuple)]  # fmt: skip
             for layout in chosen:
                 bar.name("curves")
                 points += curve(layout, loaded, demand)
-            draw_front(points, path, title=title)
+            if path is not None:
+                draw_front(points, path, title=title)
     plain = plans.as_json()
     if points:
         plain |= {
             "points": [point.as_json() for point in points],
             "front": [point.as_json() for point in front(points)],
         }
-    drawn = [f"wrote {path}"] if points else []
-    parts = chain(capacity_report(plans, demand, title), drawn)
-    echo_marked(options["as_json"], plain, parts, [(wanted, loaded)])
+    drawn = [f"wrote {path}"] if points and path else []
+    parts = list(capacity_report(plans, demand, title))
+    echo_marked(options["as_json"], plain, [*parts, *drawn], [(wanted, loaded)])
+    write_study_page(options["report"], title, parts, plain, capacity_charts(plain))
 
 
 def _rate(text: str) -> float:

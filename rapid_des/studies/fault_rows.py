@@ -6,8 +6,9 @@ A folder of draws has a manifest from which they can be run again.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
@@ -19,7 +20,7 @@ from rapid_des.frontend import load_job
 from rapid_des.machine import Machine, load_machine
 from rapid_des.network.faults import parse_fault
 from rapid_des.network.faults.models import ROUND
-from rapid_des.report.tables import html
+from rapid_des.report.tables import Part, Report
 from rapid_des.report.writing import require_extra
 from rapid_des.studies.draw_statistics import SampleStatistics
 from rapid_des.studies.points import Point, Rerun, evaluate, source_content
@@ -78,8 +79,8 @@ class DrawRow:
         }
 
 
-@dataclass(frozen=True)
-class FaultSample:
+@dataclass(frozen=True, repr=False)
+class FaultSample(Report):
     """The costs of draws of faults, by configuration.
 
     `faults_sample` makes one.
@@ -136,11 +137,17 @@ class FaultSample:
 
         return pandas.DataFrame([row.as_json() for row in self.rows])
 
-    def _repr_html_(self) -> str:
-        """Return the sample for a notebook: each configuration's healthy step, and its spread."""
+    def report(self) -> Iterator[Part]:
+        """Yield the report that `rapid-des faults sample` prints, with the slowest draw alone."""
         from rapid_des.report.study_text import sample_report
 
-        return html(sample_report(self.as_json(top=1)))
+        return sample_report(self.as_json(top=1))
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Return a figure of the draws' steps; written as PNG, SVG or PDF to a path."""
+        from rapid_des.report.pictures.studies import draw_sample
+
+        return draw_sample(self.as_json(), None if path is None else Path(path))
 
     def _configuration(self, name: str, top: int | None) -> dict[str, Any]:
         rows, spread = self.of(name), self.spread(name)

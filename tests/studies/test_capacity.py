@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from rapid_des.cli.capacity import capacity_report, draw_front, front
 from rapid_des.errors import ConfigError, InfeasibleJobError
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
@@ -22,6 +21,7 @@ from rapid_des.studies.capacity import (
     fleets,
     with_splits,
 )
+from rapid_des.studies.capacity_report import capacity_report, draw_front, front
 from tests.cli.shell import call, refused
 
 SMALL = {"model.layers": 2, "inference.prompt_length": 64, "inference.output_length": 32}

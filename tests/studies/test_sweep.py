@@ -14,8 +14,8 @@ import pytest
 
 import rapid_des as rd
 from rapid_des.report.sweep_text import sweep_report
+from rapid_des.studies.effects import front, interactions, main_effects
 from rapid_des.studies.expressions import Expression
-from rapid_des.studies.results import front, interactions, main_effects
 from rapid_des.studies.spaces import load_study
 from rapid_des.studies.store import ResultStore
 from rapid_des.studies.sweep import Points, rerun, sweep
