@@ -31,7 +31,7 @@ from rapid_des.report.sweep_text import difference_report, points_table, sweep_r
 from rapid_des.report.tables import Part, shown
 from rapid_des.report.writing import check_outputs
 from rapid_des.studies.difference import difference
-from rapid_des.studies.draw_results import kept_points, kept_sample, rerun_draw
+from rapid_des.studies.fault_rows import kept_points, kept_sample, rerun_draw
 from rapid_des.studies.points import FIGURES, OK, Rerun
 from rapid_des.studies.results import Sweep
 from rapid_des.studies.search import PRUNERS, SAMPLERS

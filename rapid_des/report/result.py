@@ -46,7 +46,7 @@ from rapid_des.units import Duration, seconds
 from rapid_des.values import replace
 
 if TYPE_CHECKING:  # what few ask of a result is imported when they do
-    from rapid_des.modes.blocks.block_run import BlockRun
+    from rapid_des.modes.blocks.inner import BlockRun
     from rapid_des.report.attribution import Attribution
     from rapid_des.report.rows import LinkRow, MessageRow, OperatorRow
     from rapid_des.report.timeline import Extract

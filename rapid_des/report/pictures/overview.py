@@ -51,7 +51,7 @@ class _FabricRow(Struct, frozen=True, eq=False):
     kind: int
     """Kind of nodes: 0 GPUs, 1 NICs, 2 switches."""
     joins: tuple[int, int] | None = None
-    """For cables: the tiers at their ends, by number from below."""
+    """The tiers at the ends of cables, by number from below."""
     dimension: int = 0
 
 

@@ -29,7 +29,7 @@ class Drawn(Protocol):
 
     @property
     def loads(self) -> Sequence[Mapping[str, Int64s]]:
-        """For each replica, the columns of its iterations."""
+        """The columns of the iterations of each replica."""
         ...
 
     @property
