@@ -22,7 +22,9 @@ from rapid_des.cli.options import (
     open_job,
     plot_option,
 )
+from rapid_des.cli.pages import check_report, report_option, write_study_page
 from rapid_des.report.goodput_text import goodput_report
+from rapid_des.report.page.study_charts import goodput_charts
 from rapid_des.report.pictures.runs import draw_run
 from rapid_des.report.writing import check_outputs
 from rapid_des.runs.goodput import Replications, RunRequest, play, requested
@@ -87,6 +89,7 @@ _ROOT = "reliability."
 @click.option("--price", type=Amount(0), metavar="PRICE", help="Price of a GPU for an hour.")
 @executor_options_of("local")
 @plot_option
+@report_option
 @json_option
 def goodput(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> None:
     """Predict the goodput of a run of JOB (file or preset) in which parts of the machine fail.
@@ -94,6 +97,7 @@ def goodput(job: str, machine: str, settings: tuple[str, ...], **options: Any) -
     --set reliability.KEY=VALUE changes the reliability file, as in reliability.checkpoint.interval=auto.
     """
     check_outputs([options["rows"]], pictures=[options["plot"]], replace=options["force"])
+    check_report(options["report"], force=options["force"])
     own = [text.partition("=") for text in settings if text.strip().startswith(_ROOT)]
     changes = [(key.strip().removeprefix(_ROOT), value) for key, _, value in own]
     reliability = load_reliability(options["reliability"], settings=changes)
@@ -115,7 +119,9 @@ def goodput(job: str, machine: str, settings: tuple[str, ...], **options: Any) -
         first = list(takewhile(lambda row: row["replication"] == options["first"], result.rows()))
         draw_run(plain | {"goodputs": result.goodputs}, first, options["plot"], title)
     plain |= answers
-    echo_marked(options["as_json"], plain, goodput_report(plain, title), [(wanted, loaded)])
+    parts = list(goodput_report(plain, title))
+    echo_marked(options["as_json"], plain, parts, [(wanted, loaded)])
+    write_study_page(options["report"], title, parts, plain, goodput_charts(plain))
     if result.left:
         raise KeyboardInterrupt
 
