@@ -103,7 +103,7 @@ def warm_up(values: NDArray[np.float64]) -> int:
     return 5 * int(errors[: len(means) // 2 + 1].argmin())
 
 
-class Found(Struct, frozen=True):
+class HighestRate(Struct, frozen=True):
     """The highest rate that keeps the limits."""
 
     rate: float
@@ -118,7 +118,7 @@ class Found(Struct, frozen=True):
     """The lowest rate tried last that broke the limits; None: none did."""
 
 
-def highest_rate(tried: Callable[[float, int], Trial], highest: float) -> Found:
+def highest_rate(tried: Callable[[float, int], Trial], highest: float) -> HighestRate:
     """Return the highest rate that keeps the limits, at most `highest`.
 
     `tried` runs a rate for a number of lengths of a short run.
@@ -128,14 +128,14 @@ def highest_rate(tried: Callable[[float, int], Trial], highest: float) -> Found:
         low, high = _bracket_long(lambda rate: tried(rate, LONG), low, high, highest)
     if high is None:
         assert low is not None
-        return Found(highest, highest, highest, low.share, None)
+        return HighestRate(highest, highest, highest, low.share, None)
     if low is None:
-        return Found(0.0, 0.0, high.rate, high.share, high.rate)
+        return HighestRate(0.0, 0.0, high.rate, high.share, high.rate)
     last = tried(_crossing(low, high), LONG)
     ends = (last, high) if last.keeps else (low, last)
     rate = _crossing(*ends)
     below, above = (exp(last.reach / _slope(*pair)) for pair in ((low, last), (last, high)))
-    return Found(rate, rate / below, min(rate * above, highest), last.share, ends[1].rate)
+    return HighestRate(rate, rate / below, min(rate * above, highest), last.share, ends[1].rate)
 
 
 def _slope(low: Trial, high: Trial) -> float:

@@ -343,7 +343,7 @@ class Fleets(Struct, frozen=True):
     interrupted: bool = False
 
     def as_good(self, row: Layout) -> bool:
-        """Return whether a layout is not told apart from the first: what orders them may be alike."""
+        """Return whether a layout may be as good as the first: the intervals of what orders them meet."""
         first, other = (self._ordering(each) for each in (self.rows[0], row))
         return other[0] <= first[1]
 

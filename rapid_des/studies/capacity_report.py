@@ -66,7 +66,7 @@ def capacity_report(fleets: Fleets, demand: ServerLoad, title: str) -> Iterator[
         names += columns(cost=("cost/Mtoken", ".3f"))
     yield Table("", names, [_row(row, fleets) for row in fleets.rows])
     if any(map(fleets.as_good, fleets.rows[1:])):
-        yield "~ not told apart from the first: the intervals meet; more --requests narrow them"
+        yield "~ may be as good as the first: the intervals meet; more --requests narrow them"
     yield from (f"{text} can not serve: {why}" for text, why in fleets.refused)
 
 
