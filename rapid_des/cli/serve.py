@@ -85,7 +85,7 @@ def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> 
         if options[name] is not None:
             write(options[name])
     if options["plot"] is not None:
-        result.draw(options["plot"], title=title)
+        result.plot(options["plot"], title=title)
     plain = result.as_json(slo)
     parts = list(serve_report(plain, title, len(result.loads)))
     echo_marked(options["as_json"], plain, parts, [(wanted, loaded)])

@@ -31,7 +31,7 @@ from rapid_des.report.sweep_text import difference_report, points_table, sweep_r
 from rapid_des.report.tables import Part, shown
 from rapid_des.report.writing import check_outputs
 from rapid_des.studies.difference import difference
-from rapid_des.studies.draw_results import kept_points, kept_sample, rerun_draw
+from rapid_des.studies.fault_rows import kept_points, kept_sample, rerun_draw
 from rapid_des.studies.points import FIGURES, OK, Rerun
 from rapid_des.studies.results import Sweep
 from rapid_des.studies.search import PRUNERS, SAMPLERS
@@ -169,9 +169,7 @@ def _show_draws(store: ResultStore, options: dict[str, Any]) -> None:
     echo_marked(options["as_json"], plain, parts, jobs)
     write_study_page(options["report"], store.folder.name, parts, plain, sample_charts(plain))
     if options["plot"] is not None:
-        from rapid_des.report.pictures.studies import draw_sample
-
-        draw_sample(sample.as_json(), options["plot"])
+        sample.plot(options["plot"])
 
 
 def _report(done: Sweep, title: str, options: dict[str, Any]) -> None:
@@ -180,9 +178,7 @@ def _report(done: Sweep, title: str, options: dict[str, Any]) -> None:
     echo(options["as_json"], plain, parts)
     write_study_page(options["report"], title, parts, plain, sweep_charts(plain, done.columns))
     if options["plot"] is not None:
-        from rapid_des.report.pictures.studies import draw_sweep
-
-        draw_sweep(plain, done.columns, options["plot"], title=title)
+        done.plot(options["plot"], title=title)
 
 
 def _point_report(whole: dict[str, Any]) -> Iterator[Part]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from rapid_des.report.tables import Part, Report
 from rapid_des.report.writing import write_text
 from rapid_des.runs.clock import Replication, replicate
 from rapid_des.runs.failures import failures
@@ -50,7 +51,7 @@ class MeanInterval(Struct, frozen=True):
         return {"mean": self.mean, "low": self.low if known else None, "high": self.high if known else None}
 
 
-class GoodputResult(Struct, frozen=True, dict=True):
+class GoodputResult(Report, Struct, frozen=True, dict=True):
     """The replications of a run and what follows from them.
 
     >>> import rapid_des as rd
@@ -103,6 +104,12 @@ class GoodputResult(Struct, frozen=True, dict=True):
             "nodes_in_repair": [each.nodes_out for each in self.replications],
         }
         return {name: MeanInterval.of(values) for name, values in samples.items()}
+
+    def report(self) -> Iterator[Part]:
+        """Yield the report that `rapid-des goodput` prints."""
+        from rapid_des.report.goodput_text import goodput_report
+
+        return goodput_report(self.as_json(), f"{self.gpus:,} GPUs")
 
     def gain(self, other: GoodputResult) -> MeanInterval:
         """Return by how much the goodput of another result is larger, replication by replication.
