@@ -21,9 +21,14 @@ from rapid_des.arrays import Int64s
 from rapid_des.machine import Machine
 from rapid_des.network.collectives.schedule import Schedule
 from rapid_des.network.specs import Choice, Switching
-from rapid_des.program.collectives.alone import chain_and_load
 from rapid_des.program.collectives.candidates import GroupCollective
-from rapid_des.program.collectives.plans import AxisPhase, CollectiveCall, as_chosen, cut_in_chunks
+from rapid_des.program.collectives.plans import (
+    AxisPhase,
+    CollectiveCall,
+    as_chosen,
+    chain_and_load,
+    cut_in_chunks,
+)
 from rapid_des.program.collectives.templates import template_of
 from rapid_des.program.program import NONE, Template
 from rapid_des.program.services import MessageSizes, hop_table, services_of, uncongested
@@ -155,7 +160,7 @@ class LinkSimulation:
         self._busy: dict[int, int] = {}
         self._coming: list[Coming] = []
         self._waiting: dict[int, list[tuple[int, Coming]]] = {}
-        """By link that is busy, or chooses at this instant: who waits, with the chunk before all else."""
+        """What waits at each link that is busy or chooses at this instant, with the chunk before all else."""
         end = 0
         for target, lag in (edge for begins in self._first for edge in begins):
             self._pass(target, lag)
