@@ -27,7 +27,7 @@ from msgspec import Struct, convert, structs, to_builtins
 from rapid_des.arrays import Floats
 from rapid_des.modes.mode_bound import ModeBound
 from rapid_des.report.evidence import COMMUNICATION, ROUTER, STEP, Basis, Interval, Origin, intervals
-from rapid_des.units import Duration, seconds
+from rapid_des.units import Duration
 
 CLASSES = ("attention", "vector", "experts", "tp", "dp", "ep", "bubble", "host")
 """Classes of work with a slope; matrix products are what is left of a step."""
@@ -93,22 +93,6 @@ class Published(Struct, frozen=True):
     def sources(self) -> int:
         """Number of sources."""
         return len({cell.source for cell in self.cells})
-
-
-class Forecast(Struct, frozen=True):
-    """Where a time's measurement is expected: the median, and the ends that hold it in 80 % of sources."""
-
-    median: Duration
-    low: Duration
-    high: Duration
-    jobs: int
-    """Number of measured jobs behind it."""
-    source: str
-    """What those jobs were."""
-
-    def as_json(self) -> dict[str, float]:
-        """Return plain data for JSON, in seconds."""
-        return {name: seconds(getattr(self, name)) for name in ("median", "low", "high")}
 
 
 class Posterior(Struct, frozen=True):
@@ -191,13 +175,6 @@ def step_interval(time: int, kind: JobKind) -> Interval | None:
     half = known.scales.width * spread
     low, median, high = (Duration(round(time * math.exp(middle + step))) for step in (-half, 0.0, half))
     return Interval(Duration(time), low, high, known.jobs, f"{known.sources} published sources", median)
-
-
-def of_interval(expected: Interval | None) -> Forecast | None:
-    """Return the forecast that an interval of measured errors holds."""
-    if expected is None:
-        return None
-    return Forecast(expected.median, expected.low, expected.high, expected.cases, expected.source)
 
 
 def posterior_of(known: Published, *, without: Collection[str] = ()) -> Posterior:

@@ -8,7 +8,8 @@ from rapid_des.report.tables import Column, Part, Plain, Table, columns, seconds
 
 _GIB = 2**30
 _COLUMNS = columns(
-    row="", step_time_s="step", mfu="mfu", memory_bytes=("GiB", lambda size: f"{size / _GIB:.1f}"),
+    row="", forecast=("forecast", seconds_text), step_time_s="simulated", mfu="mfu",
+    memory_bytes=("GiB", lambda size: f"{size / _GIB:.1f}"),
     bound="bound", energy_j=("kJ", lambda energy: f"{energy / 1e3:.4g}"), cost=("cost", ".4g"),
     **{name: name for name in ("tp", "cp", "ep", "etp", "pp", "dp")}, micro_batch="mb", batch="batch",
     schedule="schedule", chunks="chunks", sequence_parallel="sp", recompute="recompute", zero_stage="zero",
@@ -40,6 +41,7 @@ def plan_table(rows: Sequence[Plain]) -> Table:
     cells = [
         {
             **row,
+            **_forecasts(row),
             "row": f"{number}{_marks(row, first=number == 1)}",
             "flattened": _range(row) if bounded else None,
         }
@@ -47,6 +49,12 @@ def plan_table(rows: Sequence[Plain]) -> Table:
     ]
     given = {name for row in cells for name, value in row.items() if value is not None}
     return Table("best first", [column for column in _COLUMNS if column.key in given], cells, shared=True)
+
+
+def _forecasts(row: Plain) -> Plain:
+    """Return the figures that a measurement is expected to show, of those that have a forecast."""
+    found = {"forecast": row["forecast_s"], "mfu": row["mfu_forecast"], "cost": row.get("cost_forecast")}
+    return {name: ends["median"] for name, ends in found.items() if ends}
 
 
 def _stopped(plan: Plain) -> Iterator[str]:

@@ -38,7 +38,7 @@ from rapid_des.report.figures import (
     request_times,
     until_last_token,
 )
-from rapid_des.report.forecast import Forecast, JobKind, intervals_of, kind_of, of_interval
+from rapid_des.report.forecast import JobKind, intervals_of, kind_of
 from rapid_des.report.tables import html, share_table
 from rapid_des.units import Duration, Size, seconds
 from rapid_des.values import replace
@@ -163,9 +163,12 @@ class Result:
         return None if served else kind_of(self.basis, self.work, self.breakdown)
 
     @property
-    def forecast(self) -> Forecast | None:
-        """What a measurement of the step or of whole requests is expected to show; None without evidence."""
-        return of_interval(self.intervals.get(evidence.STEP))
+    def forecast(self) -> evidence.Interval | None:
+        """What a measurement of the step or of whole requests is expected to show; None without evidence.
+
+        Its `median`, `low` and `high` are picoseconds.
+        """
+        return self.intervals.get(evidence.STEP)
 
     @property
     def origin(self) -> evidence.Origin | None:
@@ -305,12 +308,24 @@ class Result:
             raise UnsupportedByEngine(f"mode {self.mode} has no {what}; use mode flattened")
         return self.run
 
+    @property
+    def _rates(self) -> dict[str, dict[str, float] | None]:
+        """The forecasts of figures that go with the time; None of each without evidence."""
+        expected, figures = self.forecast, self.figures
+        if figures is None:
+            return {}
+        rates = {"tokens_per_s": figures.tokens_per_s, "mfu": figures.mfu}
+        return {
+            f"{name}_forecast": None if expected is None else expected.rates(rate)
+            for name, rate in rates.items()
+        }
+
     def as_json(self) -> dict[str, Any]:
         """Return plain data for JSON; times in seconds."""
         plain: dict[str, Any] = {
             "step_time_s": seconds(self.step_time),
             "step_time_ps": int(self.step_time),
-            "forecast_s": None if self.forecast is None else self.forecast.as_json(),
+            "forecast_s": None if self.forecast is None else self.forecast.forecast(),
             "breakdown_s": {part: seconds(spent) for part, spent in self.breakdown.items()},
             "attribution_ps": {
                 part: {name: int(spent) for name, spent in names.items()}
@@ -331,7 +346,7 @@ class Result:
             "priced_with": {} if self.basis is None else self.basis.as_json(),
             "notes": list(self.notes),
         }
-        return plain | (self.figures.as_json() if self.figures else {})
+        return plain | (self.figures.as_json() if self.figures else {}) | self._rates
 
 
 def result_of(

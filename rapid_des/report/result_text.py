@@ -18,7 +18,6 @@ from rapid_des.report.evidence import (
     validation_text,
 )
 from rapid_des.report.figures import JobFigures, RequestTimes
-from rapid_des.report.forecast import Forecast
 from rapid_des.report.result import Result
 from rapid_des.report.tables import Part, Plain, Table, columns, share_table
 from rapid_des.units import Size
@@ -134,9 +133,9 @@ def _figures(result: Result, figures: JobFigures) -> Iterator[Part]:
         yield {"out of memory": f"{figures.shortage}; simulated all the same"}
 
 
-def _forecast_text(expected: Forecast) -> str:
+def _forecast_text(expected: Interval) -> str:
     """Return where a measurement is expected, and by what evidence."""
-    evidence = f"{expected.jobs} measured jobs of {expected.source}"
+    evidence = f"{expected.cases} measured jobs of {expected.source}"
     return f"{expected.median}, {LEVEL:.0%} between {expected.low} and {expected.high} ({evidence})"
 
 

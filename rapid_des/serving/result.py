@@ -23,6 +23,7 @@ from rapid_des.serving.engine import Engine
 from rapid_des.serving.records import Stop, gap_quantiles, mean_gap
 from rapid_des.serving.replica import Replica
 from rapid_des.serving.requests import Request
+from rapid_des.serving.uncertainty import forecasts
 from rapid_des.serving.uncertainty import intervals as intervals_of
 from rapid_des.units import PS_PER_S, Duration
 
@@ -261,6 +262,7 @@ class ServeResult(Struct, frozen=True, eq=False, dict=True):
                 for replica, begin, end, fault in self.stops
             ],
             "intervals": {name: interval.as_json() for name, interval in self.intervals.items()},
+            "forecast_s": forecasts(self.intervals),
             "ci95": {"method": INTERVALS, **{name: intervals(times) for name, times in self._times.items()}},
         }
         return plain

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 OnProgress = Callable[[str, int, int], None]
 _S_PER_HOUR = 3600
+_FIGURES = ("step_time_s", "forecast_s", "mode_bound_s", "intervals", "mfu", "mfu_forecast", "tokens_per_s",
+            "tokens_per_s_forecast", "bound")  # fmt: skip
+"""What a row has as the result has it."""
 AUTO = "auto"
 _MOST_GPUS = 512
 """GPUs up to which rows are simulated unasked: a hierarchical run may take minutes beyond."""
@@ -74,20 +77,19 @@ class PlanRow:
 
     def as_json(self, price: float | None = None) -> dict[str, Any]:
         """Return plain data; `price` of a GPU for an hour gives the cost of a step."""
-        plain = self.result.as_json()
-        figures = {
-            "step_time_s": plain["step_time_s"],
-            "mode_bound_s": plain["mode_bound_s"],
-            "intervals": plain["intervals"],
+        plain, expected = self.result.as_json(), self.result.forecast
+        figures = {name: plain[name] for name in _FIGURES}
+        figures |= {
             "memory_bytes": self.memory_bytes,
-            "mfu": plain["mfu"],
-            "tokens_per_s": plain["tokens_per_s"],
             "tokens_per_s_per_gpu": plain["tokens_per_s"] / self.job.gpus,
-            "bound": self.result.bound,
             "energy_j": (plain["energy"] or {}).get("joules"),
         }
         if price is not None:
-            figures["cost"] = price * self.job.gpus * seconds(self.step_time) / _S_PER_HOUR
+            second = price * self.job.gpus / _S_PER_HOUR
+            figures["cost"] = second * seconds(self.step_time)
+            figures["cost_forecast"] = expected and {
+                end: second * time for end, time in expected.forecast().items()
+            }
         return {**figures, **self.settings, "mode": self.result.mode, "certain": self.certain}
 
 

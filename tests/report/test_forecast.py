@@ -71,7 +71,7 @@ def test_the_forecast_of_a_run_lies_in_its_interval_and_stands_beside_what_is_si
     assert result.as_json()["forecast_s"]["median"] == pytest.approx(expected.median / 1e12)
     assert result.as_json()["step_time_ps"] == result.step_time
     assert result.light.forecast == expected
-    assert expected.jobs == table().jobs and len(table().cells) > 100
+    assert expected.cases == table().jobs and len(table().cells) > 100
     hypothetical = load_machine("dgx_a100", device_settings=[("hbm.bandwidth", "9 TB/s")])
     unknown = simulate(load_job("llama2_7b_train"), hypothetical)
     assert unknown.forecast is None and unknown.as_json()["forecast_s"] is None
