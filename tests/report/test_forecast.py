@@ -18,6 +18,7 @@ from rapid_des.report.forecast import (
     table,
 )
 from rapid_des.simulation import simulate
+from rapid_des.studies.plan import PlanRow
 from validation.fit_forecast import Measured, cells_of, fitted, left_out, width_of
 
 SCALES = Scales(
@@ -70,6 +71,13 @@ def test_the_forecast_of_a_run_lies_in_its_interval_and_stands_beside_what_is_si
     assert expected.low < expected.median < expected.high
     assert result.as_json()["forecast_s"]["median"] == pytest.approx(expected.median / 1e12)
     assert result.as_json()["step_time_ps"] == result.step_time
+    row = PlanRow(load_job("llama2_7b_train"), {}, result, True).as_json(2.0)
+    slower = expected.median / result.step_time
+    assert row["cost_forecast"]["median"] == pytest.approx(slower * row["cost"])
+    assert row["mfu_forecast"]["median"] == pytest.approx(row["mfu"] / slower)
+    assert row["tokens_per_s_forecast"]["low"] == pytest.approx(
+        row["tokens_per_s"] * result.step_time / expected.high
+    )
     assert result.light.forecast == expected
     assert expected.cases == table().jobs and len(table().cells) > 100
     hypothetical = load_machine("dgx_a100", device_settings=[("hbm.bandwidth", "9 TB/s")])

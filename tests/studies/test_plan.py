@@ -445,10 +445,7 @@ def test_every_other_way_says_why_it_is_no_row():
     assert {one.why for one in found.pruned} == {"memory", "bound"}
     row = found.rows[0].as_json(2.0)
     assert row["cost"] == pytest.approx(2.0 * 4 * row["step_time_s"] / 3600)
-    slower = row["forecast_s"]["median"] / row["step_time_s"]
-    assert row["cost_forecast"]["median"] == pytest.approx(slower * row["cost"])
-    assert row["mfu_forecast"]["median"] == pytest.approx(row["mfu"] / slower)
-    assert row["forecast_s"]["low"] < row["forecast_s"]["median"] < row["forecast_s"]["high"]
+    assert row["forecast_s"] is row["cost_forecast"] is row["mfu_forecast"] is None  # not a measured device
 
 
 def test_a_pass_that_another_one_fills_is_bound_by_its_kernels_alone():
