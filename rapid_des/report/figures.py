@@ -23,6 +23,7 @@ from rapid_des.frontend.spec import RequestsSpec
 from rapid_des.program.lowering import Lowered
 from rapid_des.program.program import Records
 from rapid_des.report.breakdown import rank_times
+from rapid_des.report.evidence import Interval
 from rapid_des.units import Duration, FlopRate, Power, seconds
 
 _PJ = 10**12
@@ -104,15 +105,17 @@ class JobFigures(Struct, frozen=True):
             return shortage(self.memory, self.memory_capacity)
         return "" if self.kv_cache is None else self.kv_cache.shortage
 
-    def as_json(self) -> dict[str, Any]:
-        """Return plain data for JSON; times in seconds."""
+    def as_json(self, expected: Interval | None = None) -> dict[str, Any]:
+        """Return plain data for JSON; times in seconds. `expected` is the forecast of the step's time."""
         fullest = self.memory.fullest
         plain: dict[str, Any] = {
             "gpus": self.gpus,
             "tokens": self.tokens,
             "tokens_per_s": self.tokens_per_s,
             "tokens_per_s_per_gpu": self.tokens_per_s / self.gpus,
+            "tokens_per_s_forecast": expected and expected.rates(self.tokens_per_s),
             "mfu": self.mfu,
+            "mfu_forecast": expected and expected.rates(self.mfu),
             "mfu_peak_flop_per_s": int(self.peak),
             "mfu_attention": "causal",
             "memory_bytes": fullest.peak,

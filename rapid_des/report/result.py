@@ -308,18 +308,6 @@ class Result:
             raise UnsupportedByEngine(f"mode {self.mode} has no {what}; use mode flattened")
         return self.run
 
-    @property
-    def _rates(self) -> dict[str, dict[str, float] | None]:
-        """The forecasts of figures that go with the time; None of each without evidence."""
-        expected, figures = self.forecast, self.figures
-        if figures is None:
-            return {}
-        rates = {"tokens_per_s": figures.tokens_per_s, "mfu": figures.mfu}
-        return {
-            f"{name}_forecast": None if expected is None else expected.rates(rate)
-            for name, rate in rates.items()
-        }
-
     def as_json(self) -> dict[str, Any]:
         """Return plain data for JSON; times in seconds."""
         plain: dict[str, Any] = {
@@ -346,7 +334,7 @@ class Result:
             "priced_with": {} if self.basis is None else self.basis.as_json(),
             "notes": list(self.notes),
         }
-        return plain | (self.figures.as_json() if self.figures else {}) | self._rates
+        return plain | (self.figures.as_json(self.forecast) if self.figures else {})
 
 
 def result_of(
