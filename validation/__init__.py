@@ -58,6 +58,8 @@ PROVIDERS: dict[str, str] = {
     "training.bridge:topics": "training/megatron-bridge",
     "training.nanotron:topics": "training/nanotron",
     "training.small:topics": "training/",
+    "training.nanotron:memory_topics": "memory/nanotron",
+    "training.tables:memory_topics": "memory/torchtitan",
     "inference.trtllm:topics": "inference/trtllm",
     "inference.tables:topics": "inference/",
     "inference.silicon:topics": "inference/silicon",

@@ -24,6 +24,7 @@ from rapid_des.program.lowering import Lowered
 from rapid_des.program.program import Records
 from rapid_des.report.breakdown import rank_times
 from rapid_des.report.evidence import Interval
+from rapid_des.report.memory_forecast import MemoryForecast, memory_forecast
 from rapid_des.units import Duration, FlopRate, Power, seconds
 
 _PJ = 10**12
@@ -97,6 +98,7 @@ class JobFigures(Struct, frozen=True):
     energy: EnergyFigures | None = None
     kv_cache: KvCapacity | None = None
     """The KV pool of an inference job; None in training."""
+    software: str = ""
 
     @property
     def shortage(self) -> str:
@@ -105,9 +107,16 @@ class JobFigures(Struct, frozen=True):
             return shortage(self.memory, self.memory_capacity)
         return "" if self.kv_cache is None else self.kv_cache.shortage
 
+    @property
+    def memory_forecast(self) -> MemoryForecast | None:
+        """Where the measured peak of the fullest GPU is expected; None of requests, which fill their pool."""
+        if self.requests is not None:
+            return None
+        return memory_forecast(self.memory, self.memory_capacity, self.software)
+
     def as_json(self, expected: Interval | None = None) -> dict[str, Any]:
         """Return plain data for JSON; times in seconds. `expected` is the forecast of the step's time."""
-        fullest = self.memory.fullest
+        fullest, peak = self.memory.fullest, self.memory_forecast
         plain: dict[str, Any] = {
             "gpus": self.gpus,
             "tokens": self.tokens,
@@ -121,6 +130,8 @@ class JobFigures(Struct, frozen=True):
             "memory_bytes": fullest.peak,
             "memory_capacity_bytes": self.memory_capacity,
             "memory_fits": self.shortage == "",
+            "memory_forecast_bytes": peak and peak.as_json(),
+            "fits": peak and peak.fits,
             "memory_breakdown_bytes": dict(fullest.categories),
             "energy": None if self.energy is None else self.energy.as_json(),
         }
@@ -143,8 +154,7 @@ def job_figures(
     job = trace.job
     precision = job.spec.precision
     dtype = precision.gemm or precision.activations
-    stated = device.spec.tensor_peak.get(dtype, 0)
-    rate = FlopRate(max(stated, round(device.tensor_rate(dtype))))
+    rate = FlopRate(max(device.spec.tensor_peak.get(dtype, 0), round(device.tensor_rate(dtype))))
     duration = seconds(step_time)
     return JobFigures(
         gpus=job.gpus,
@@ -157,6 +167,7 @@ def job_figures(
         requests=requests,
         energy=energy_figures(trace, device, step_time),
         kv_cache=None if requests is None else kv_capacity(job, int(device.spec.hbm.capacity)),
+        software=job.software.name,
     )
 
 

@@ -218,11 +218,15 @@ def _row(kind: JobKind, members: Sequence[tuple[str, str]]) -> Floats:
     return np.array([1.0, *shares, *(float(kind.group(name) == member) for name, member in members)])
 
 
+def read(name: str) -> Published:
+    """Return a table that ships."""
+    return convert(json.loads(files(__package__).joinpath(name).read_text("utf-8")), Published)
+
+
 @cache
 def table() -> Published:
-    """Return the published jobs."""
-    text = files(__package__).joinpath("forecast.json").read_text("utf-8")
-    return convert(json.loads(text), Published)
+    """Return the published steps."""
+    return read("forecast.json")
 
 
 @cache
@@ -231,9 +235,14 @@ def posterior() -> Posterior:
     return posterior_of(table())
 
 
-def write(path: Path, known: Published) -> None:
-    """Write a table, a cell a line, and have forecasts read it."""
+def as_text(known: Published) -> str:
+    """Return a table as its file holds it, a cell a line."""
     text = json.dumps(to_builtins(known), separators=(",", ":"))
-    path.write_text(text.replace('{"source"', '\n{"source"') + "\n", encoding="utf-8")
+    return text.replace('{"source"', '\n{"source"') + "\n"
+
+
+def write(path: Path, known: Published) -> None:
+    """Write a table, and have forecasts read it."""
+    path.write_text(as_text(known), encoding="utf-8")
     table.cache_clear()
     posterior.cache_clear()

@@ -9,7 +9,7 @@ from rapid_des.report.tables import Column, Part, Plain, Table, columns, seconds
 _GIB = 2**30
 _COLUMNS = columns(
     row="", forecast=("forecast", seconds_text), step_time_s="simulated", mfu="mfu",
-    memory_bytes=("GiB", lambda size: f"{size / _GIB:.1f}"),
+    memory_bytes=("GiB", lambda size: f"{size / _GIB:.1f}"), fits=("fits", ".0%"),
     bound="bound", energy_j=("kJ", lambda energy: f"{energy / 1e3:.4g}"), cost=("cost", ".4g"),
     **{name: name for name in ("tp", "cp", "ep", "etp", "pp", "dp")}, micro_batch="mb", batch="batch",
     schedule="schedule", chunks="chunks", sequence_parallel="sp", recompute="recompute", zero_stage="zero",

@@ -18,6 +18,7 @@ from rapid_des.report.evidence import (
     validation_text,
 )
 from rapid_des.report.figures import JobFigures, RequestTimes
+from rapid_des.report.memory_forecast import MemoryForecast
 from rapid_des.report.result import Result
 from rapid_des.report.tables import Part, Plain, Table, columns, share_table
 from rapid_des.units import Size
@@ -118,7 +119,8 @@ def _figures(result: Result, figures: JobFigures) -> Iterator[Part]:
     each = "" if figures.requests is None else f", {rate / figures.gpus:,.1f} a GPU"
     rows["tokens/s"] = f"{rate:,.0f}{each}" + f" ({simulated} simulated)" * (result.forecast is not None)
     rows["MFU"] = f"{slower * figures.mfu:.1%} of {figures.peak}, attention as far as causal"
-    rows["memory"] = f"{fullest.peak / _GIB:.1f} of {figures.memory_capacity / _GIB:.1f} GiB"
+    held = f"{fullest.peak / _GIB:.1f} of {figures.memory_capacity / _GIB:.1f} GiB"
+    rows |= {"memory": held, **_peak_row(figures.memory_forecast)}
     if figures.kv_cache is not None:
         pool = figures.kv_cache
         held = f"{pool.size / _GIB:.1f} GiB hold {pool.tokens:,} tokens in pages of {pool.page}"
@@ -137,6 +139,15 @@ def _forecast_text(expected: Interval) -> str:
     """Return where a measurement is expected, and by what evidence."""
     evidence = f"{expected.cases} measured jobs of {expected.source}"
     return f"{expected.median}, {LEVEL:.0%} between {expected.low} and {expected.high} ({evidence})"
+
+
+def _peak_row(expected: MemoryForecast | None) -> dict[str, str]:
+    """Return where the measured peak of memory is expected."""
+    if expected is None:
+        return {}
+    median, low, high = (f"{size / _GIB:.1f}" for size in (expected.median, expected.low, expected.high))
+    fits = f"fits with a probability of {expected.fits:.0%}"
+    return {"  forecast": f"{median} GiB, {LEVEL:.0%} between {low} and {high}; {fits}"}
 
 
 def _simulated(result: Result) -> str:

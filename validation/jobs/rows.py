@@ -17,12 +17,14 @@ from rapid_des.report.evidence import FIRST_TOKEN, PER_TOKEN, STEP
 from rapid_des.values import replace
 from validation.jobs.blame import Taken, errors_by_part
 from validation.jobs.cases import FIRST, TOO_LARGE, Case, Outcome
-from validation.jobs.sources import ratios_of
+from validation.jobs.sources import memory_ratios_of, ratios_of
 from validation.jobs.workers import Runs, Watch
 from validation.measurements import Record, UnsupportedRow
 from validation.scoring import JobError, Row, Topic
 
 Figure = Callable[[Outcome], float]
+MEMORY = "memory"
+"""The figure of peaks."""
 _GIB = 1 << 30
 
 
@@ -77,8 +79,9 @@ _NAMES: Mapping[Figure, str] = {
     step_ms: STEP,
     first_token_ms: FIRST_TOKEN,
     per_token_ms: PER_TOKEN,
+    reserved_gib: MEMORY,
 }
-"""Figures of which a run gives intervals."""
+"""Figures that are forecast."""
 
 
 @dataclass(frozen=True)
@@ -186,15 +189,18 @@ def _row(runs: Runs, row: MeasuredJob, null: float | None) -> Row:
     alone = None if row.alone is None else runs.outcome(row.alone)
     simple = None if alone is None or alone.refusal else row.figure(alone)
     found = Row(row.case_id, row.measured, predicted, null, alone=simple)
-    if outcome.kind is None or outcome.origin is None or row.figure is not step_s:
+    if row.figure is reserved_gib and outcome.origin is not None:
+        middle, low, high = memory_ratios_of(outcome.origin.software)
+    elif outcome.kind is not None and outcome.origin is not None and row.figure is step_s:
+        middle, low, high = ratios_of(row.topic, outcome.kind)
+    else:
         return found
-    middle, low, high = ratios_of(row.topic, outcome.kind)
     covered = low <= row.measured / predicted <= high
     return replace(found, covered=covered, forecast=middle * predicted)
 
 
 def _job_errors(runs: Runs, members: Sequence[MeasuredJob], wanted: Callable[[str], bool]) -> list[JobError]:
-    """Return the errors of wanted rows whose figure a run gives intervals of."""
+    """Return the errors of wanted rows whose figure is forecast."""
     chosen = [row for row in members if row.figure in _NAMES and wanted(row.case_id)]
     runs.begin(case for row in chosen for case in row.cases)
     outcomes = [(row, _best(runs, row)) for row in chosen]
