@@ -2,52 +2,45 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rapid_des.cli.executing import chosen_executor, executor_options
-from rapid_des.cli.main import announce, progress
+from rapid_des.cli.main import Bar, progress
 from rapid_des.cli.options import (
     Amount,
     echo_marked,
-    force_option,
     job_options,
     json_option,
     one_of,
     open_job,
     plot_option,
 )
-from rapid_des.config import Document
-from rapid_des.errors import ConfigError
+from rapid_des.cli.plan_rows import Found, check_asked, row_options
+from rapid_des.cli.run import model_options
+from rapid_des.cli.run_command import Named
 from rapid_des.report.pictures.studies import draw_tornado
 from rapid_des.report.plan_text import part_speedup_report, plan_report, sensitivity_report
-from rapid_des.report.writing import check_outputs, write_text
+from rapid_des.report.tables import Part
+from rapid_des.report.writing import check_outputs
 from rapid_des.simulation import MODES
 from rapid_des.studies.choices import CHOICES, choices_of
 from rapid_des.studies.executors import Executor, InProcess
-from rapid_des.studies.model_jobs import names_model, parse_tokens, training_job
+from rapid_des.studies.model_jobs import job_of
 from rapid_des.studies.plan import AUTO, HEADROOM, Wanted, plan
 from rapid_des.studies.sensitivity import SensitivityOptions, part_speedups, sensitivity
 from rapid_des.studies.worker_pools import executor_of
+
+if TYPE_CHECKING:
+    from rapid_des.machine import Machine
 
 
 @click.command("plan")
 @job_options
 @click.option("--gpus", type=click.IntRange(1), help="Number of GPUs; unset: all of the machine.")
-@click.option(
-    "--tokens-per-batch",
-    "tokens",
-    metavar="4M",
-    help="Tokens of a training step, where JOB is a model; K, M and G are powers of 1,024.",
-)
-@click.option(
-    "--sequence",
-    type=click.IntRange(1),
-    metavar="TOKENS",
-    help="Tokens of a sequence, where JOB is a model; unset: 4,096, or all that the model has positions for.",
-)
+@model_options
 @click.option("--top", type=click.IntRange(1), default=5, show_default=True, help="Number of sure rows.")
 @click.option(
     "--vary",
@@ -92,12 +85,7 @@ from rapid_des.studies.worker_pools import executor_of
     help="Show the N rates, times and clocks on which the best layout's step depends the most. Unset: by "
     "part of the machine; 0: do not.",
 )
-@click.option(
-    "--write-job",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the best layout as a job file.",
-)
-@force_option
+@row_options
 @executor_options
 @json_option
 def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> None:
@@ -111,43 +99,40 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
     \b
     rapid-des plan llama2_7b_train --on dgx_a100 --top 3 --vary tp=1,2 --write-job best.yaml
     rapid-des plan llama3_1_8b --on dgx_h100 --tokens-per-batch 1M --sequence 8192
+    rapid-des plan llama2_7b_train --on dgx_a100 --why 2 --plot layouts.png
     """
-    check_outputs([options["write_job"]], replace=options["force"])
+    check_asked(options)
+    source = job_of(job, options["tokens"], options["sequence"])
     vary = choices_of(options["vary"])
-    wanted, loaded = open_job(_job_of(job, options["tokens"], options["sequence"]), machine, settings)
+    wanted, loaded = open_job(source, machine, settings)
     with progress("plan") as bar, _interruptible(options) as crew:
         names = ("gpus", "top", "mode", "pruned", "price", "headroom", "within_s")
         asked = Wanted(**{name: options[name] for name in names}, vary=vary, on_progress=bar.part)
         best = plan(wanted, loaded, asked, crew)
-        plain, parts = best.as_json(), list(plan_report(best.as_json(), wanted.name, loaded.name))
-        strongest = options["strongest"]
-        if strongest and best.floor is None:
-            effects = sensitivity(best.job, loaded, SensitivityOptions(on_progress=bar.part), crew).as_json()
-            plain["sensitivity"] = effects
-            title = f"the best layout of {wanted.name}"
-            parts += sensitivity_report(effects, title, loaded.name, top=strongest)
-        elif strongest is None and not best.interrupted and best.floor is None:
-            plain["leanings"] = [speedup.as_json() for speedup in part_speedups(best.job, loaded, crew)]
-            parts += part_speedup_report(plain["leanings"])
-    echo_marked(options["as_json"], plain, parts, [(wanted, loaded)])
-    if options["write_job"] is not None:
-        write_text(options["write_job"], best.job.as_yaml())
-        announce(f"the best layout as a job: {options['write_job']}")
+        found = Found(best, best.as_json(), options)
+        parts = list(plan_report(found.plain, wanted.name, loaded.name))
+        if best.floor is None and not best.interrupted:
+            parts += _what_helps(found, loaded, crew, bar)
+    of_model = {"--tokens-per-batch": options["tokens"], "--sequence": options["sequence"]}
+    stated = (word for name, value in of_model.items() if value for word in (name, str(value)))
+    words = [job, *stated, "--on", machine]
+    parts += found.parts(Named(words, source, settings, wanted))
+    echo_marked(options["as_json"], found.plain, parts, [(wanted, loaded)])
+    found.write(f"{wanted.name} over {best.gpus} GPUs of {loaded.name}")
     if best.interrupted:
         raise KeyboardInterrupt
 
 
-def _job_of(reference: str, tokens: str | None, sequence: int | None) -> str | Document:
-    """Return the job to plan: the one that is named, or one that trains the model that is named."""
-    if not names_model(reference):
-        if tokens is not None or sequence is not None:
-            option = "--tokens-per-batch" if tokens is not None else "--sequence"
-            raise ConfigError(f"{reference} is not a model; a job states its batch itself", file=option)
-        return reference
-    if tokens is None:
-        example = f"rapid-des plan {reference} --on MACHINE --tokens-per-batch 4M"
-        raise ConfigError(f"{reference} is a model: say how many tokens a step has, as in `{example}`")
-    return training_job(reference, parse_tokens(tokens), sequence)
+def _what_helps(found: Found, loaded: Machine, crew: Executor, bar: Bar) -> Iterator[Part]:
+    """Yield what the best layout's step depends on, by parameter or by part of the machine."""
+    job, strongest = found.plan.job, found.options["strongest"]
+    if strongest:
+        effects = sensitivity(job, loaded, SensitivityOptions(on_progress=bar.part), crew).as_json()
+        found.plain["sensitivity"] = effects
+        yield from sensitivity_report(effects, f"the best layout of {job.name}", loaded.name, top=strongest)
+    elif strongest is None:
+        found.plain["leanings"] = [speedup.as_json() for speedup in part_speedups(job, loaded, crew)]
+        yield from part_speedup_report(found.plain["leanings"])
 
 
 def _interruptible(options: dict[str, Any]) -> Executor:

@@ -19,6 +19,7 @@ from rapid_des.cli.options import (
     output_options,
     require_outputs,
     run_choice,
+    together,
     write_outputs,
 )
 from rapid_des.errors import InputError
@@ -28,9 +29,36 @@ from rapid_des.simulation import MODES, each_mode, simulate
 from rapid_des.values import replace
 
 if TYPE_CHECKING:
+    from rapid_des.config import Document
     from rapid_des.frontend import Job
     from rapid_des.machine import Machine
     from rapid_des.report.result import Result
+
+
+model_options = together(
+    click.option(
+        "--tokens-per-batch",
+        "tokens",
+        metavar="4M",
+        help="Tokens of a training step, where JOB is a model; K, M and G are powers of 1,024.",
+    ),
+    click.option(
+        "--sequence",
+        type=click.IntRange(1),
+        metavar="TOKENS",
+        help="Tokens of a sequence, where JOB is a model; unset: 4,096, or all that it has positions for.",
+    ),
+)
+"""A model in place of JOB; `given_job` reads them."""
+
+
+def given_job(reference: str, tokens: str | None, sequence: int | None) -> str | Document:
+    """Return the job that is named, or where `model_options` are given one that trains the model named."""
+    if tokens is None and sequence is None:
+        return reference
+    from rapid_des.studies.model_jobs import job_of
+
+    return job_of(reference, tokens, sequence)
 
 
 @click.command()
@@ -47,10 +75,14 @@ if TYPE_CHECKING:
 )
 @click.option("--memory-plot", metavar="OUT.png", help="Draw the memory of each stage over the step's time.")
 @click.option("--explain", is_flag=True, help="Print groups, messages, operators and memory too.")
+@model_options
 @engine_options
 @output_options
 def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **options: Any) -> None:
-    """Predict a step of JOB (file or preset) on a machine: time, breakdown, memory."""
+    """Predict a step of JOB on a machine: time, breakdown, memory.
+
+    JOB is a job file or a preset; with --tokens-per-batch a model, whose layout --set states.
+    """
     if options["compare_modes"]:
         _refuse_with_modes(options)
     require_outputs(options)
@@ -58,7 +90,9 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
     if pictures:
         check_outputs([], pictures=pictures, replace=options["force"])
     analytic = options["mode"] == "analytical"
-    wanted, loaded, idle = open_job_with_notes(job, machine, settings, faults, analytic=analytic)
+    wanted, loaded, idle = open_job_with_notes(
+        given_job(job, options["tokens"], options["sequence"]), machine, settings, faults, analytic=analytic
+    )
     title = f"{job} on {loaded.name}"
     if options["compare_modes"]:
         for line in idle:

@@ -26,6 +26,7 @@ from rapid_des.cli.options import (
     plot_option,
     together,
 )
+from rapid_des.cli.run import given_job, model_options
 from rapid_des.config.documents import read_text
 from rapid_des.config.texts import parse_json
 from rapid_des.errors import InputError
@@ -258,6 +259,7 @@ def _side(text: str) -> dict[str, Any]:
 @click.command("run")
 @job_options
 @fault_option
+@model_options
 @click.option("--mode", default=MODES[0], shell_complete=one_of(MODES))
 @engine_option
 def _run_words(**_: Any) -> None:
@@ -265,11 +267,13 @@ def _run_words(**_: Any) -> None:
 
 
 def _simulated(
-    job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ...], mode: str, engine: str
+    job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **options: Any
 ) -> dict[str, Any]:
-    wanted, loaded, idle = open_job_with_notes(job, machine, settings, faults, analytic=mode == "analytical")
+    source, mode = given_job(job, options["tokens"], options["sequence"]), options["mode"]
+    analytic = mode == "analytical"
+    wanted, loaded, idle = open_job_with_notes(source, machine, settings, faults, analytic=analytic)
     with progress(f"{job} on {loaded.name}") as bar:
-        result = simulate(wanted, loaded, mode=mode, engine=engine_choice(engine, progress=bar))
+        result = simulate(wanted, loaded, mode=mode, engine=engine_choice(options["engine"], progress=bar))
     return replace(result, notes=(*idle, *result.notes)).as_json()
 
 

@@ -240,7 +240,8 @@ def _explain(message: str, document: Document, spec: type[msgspec.Struct]) -> Co
         hint = f"did you mean {near[0]!r}? " if near else ""
         what = f"unknown key {named[1]!r}; {hint}allowed: {', '.join(known)}"
     elif named:
-        what = f"missing key {named[1]!r}"
+        absent = _missing(inspect.type_info(spec), steps, _value_at(document.tree, steps)) or [named[1]]
+        what = f"missing key{'s' * (len(absent) > 1)} {', '.join(map(repr, absent))}"
     else:
         what = _with_value(what, document.tree, steps, _type_at(inspect.type_info(spec), steps))
     return ConfigError(what, file=str(document.path), key=path.removeprefix("$").removeprefix("."))
@@ -290,13 +291,26 @@ def _structs(kind: inspect.Type) -> list[inspect.StructType]:
     return []
 
 
-def _field_names(kind: inspect.Type, steps: list[str], value: object) -> list[str]:
-    """Return the keys of the struct at `steps`, its tag first; of a union, of that whose tag `value` has."""
+def _structs_at(kind: inspect.Type, steps: list[str], value: object) -> list[inspect.StructType]:
+    """Return the structs that may stand at `steps`: of a union, those whose tag `value` has, if any."""
     structs = _structs(_type_at(kind, steps))
     mapping = value if isinstance(value, Mapping) else {}
-    structs = [
+    tagged = [
         struct for struct in structs if struct.tag_field and mapping.get(struct.tag_field) == struct.tag
-    ] or structs
+    ]
+    return tagged or structs
+
+
+def _missing(kind: inspect.Type, steps: list[str], value: object) -> list[str]:
+    """Return all keys that the mapping at `steps` lacks; none if several structs may stand there."""
+    structs, given = _structs_at(kind, steps, value), value if isinstance(value, Mapping) else {}
+    fields = structs[0].fields if len(structs) == 1 else ()
+    return [field.encode_name for field in fields if field.required and field.encode_name not in given]
+
+
+def _field_names(kind: inspect.Type, steps: list[str], value: object) -> list[str]:
+    """Return the keys of the struct at `steps`, its tag first."""
+    structs = _structs_at(kind, steps, value)
     tags = [struct.tag_field for struct in structs if struct.tag_field]
     return list(dict.fromkeys([*tags, *(field.encode_name for struct in structs for field in struct.fields)]))
 

@@ -322,7 +322,7 @@ class PrecisionSpec(Spec, frozen=True):
 
     @property
     def own_weights(self) -> Dtype | None:
-        """The format of the optimizer's own copy of the weights; None where it updates the weights as such."""
+        """The format of the optimizer's own copy of the weights; None where it has none."""
         return None if self.master_weights == self.activations else self.master_weights
 
     @property

@@ -32,10 +32,10 @@ Announce = Callable[[str], None]
 EngineName = Literal["simpy", "compiled"]
 ENGINES: tuple[EngineName, ...] = ("simpy", "compiled")
 SMALL, SMALL_COLD = 1_000, 60_000
-"""Transfers up to which interpreting (30 µs each) is faster than loading the compiled kernel (0.04 s), and up
+"""Hops up to which interpreting (30 µs each) is faster than loading the compiled kernel (0.04 s), and up
 to which, taking 2 s, it goes before compiling that (half a minute) for the first time."""
 _INTERPRETED_S, _COMPILED_S = 30e-6, 0.5e-6
-"""What a transfer takes, about."""
+"""What a hop takes, about."""
 _WORTH_FOLDING_S = 0.1
 """Shorter runs are not searched for a symmetry: importing and searching would take as long as they do."""
 
@@ -110,7 +110,7 @@ class EngineChoice:
 
     def _faster(self, program: Program, *, closing: bool) -> EngineName:
         """Return the engine that is faster: interpreting what is small, or what is cheaper than compiling."""
-        hops = expected_hops(program)
+        hops = _hops(program)
         if hops * self.programs < SMALL:  # looking for the kernel takes longer than such runs
             return "simpy"
         kernel = _kernel(program, closing=closing)
@@ -183,7 +183,7 @@ def _recurring(program: Program, engine: EngineName, choice: EngineChoice) -> Re
 
 def _expected_s(program: Program, engine: str) -> float:
     """Return about how long running a program takes, the kernel's compilation aside."""
-    hops = expected_hops(program)
+    hops = _hops(program)
     if engine == "auto":
         is_cold = SMALL <= hops < 4 * SMALL_COLD and _kernel(program).is_cold()
         engine = "simpy" if hops < SMALL or is_cold else "compiled"
@@ -277,6 +277,22 @@ def expected_hops(program: Program) -> int:
         count * (len(table) + int(shares[table.template[table.template != NONE]].sum()))
         for count, table in zip(ranks, program.programs, strict=True)
     )
+
+
+def _hops(program: Program) -> float:
+    """Return about how many hops the parts of all messages take, a visit counted as one.
+
+    What is large anyway is not looked at so closely: it is counted as if its messages took one hop each.
+    """
+    transfers = expected_hops(program)
+    if transfers > SMALL_COLD or not program.templates:
+        return transfers
+    links = len(program.route_links) / max(1, len(program.route_starts) - 1)
+    if program.fluid is not None or program.hops.parts is None:
+        return transfers * max(1.0, links)
+    sizes = np.concatenate([template.size for template in program.templates])
+    parts = float(program.hops.parts.count[sizes].mean()) if len(sizes) else 1.0
+    return transfers * max(1.0, links * parts)
 
 
 def alone(choice: EngineChoice) -> EngineChoice:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rapid_des.report.sweep_text import difference_parts
 from rapid_des.report.tables import Column, Part, Plain, Table, columns, seconds_text, shown
 
 _GIB = 2**30
+_CHOICES = columns(
+    **{name: name for name in ("tp", "cp", "ep", "etp", "pp", "dp")}, micro_batch="mb", batch="batch",
+    schedule="schedule", chunks="chunks", sequence_parallel="sp", recompute="recompute", zero_stage="zero",
+    order="order",
+)  # fmt: skip
 _COLUMNS = columns(
     row="", forecast=("forecast", seconds_text), step_time_s="simulated", mfu="mfu",
     memory_bytes=("GiB", lambda size: f"{size / _GIB:.1f}"), fits=("fits", ".0%"),
     bound="bound", energy_j=("kJ", lambda energy: f"{energy / 1e3:.4g}"), cost=("cost", ".4g"),
-    **{name: name for name in ("tp", "cp", "ep", "etp", "pp", "dp")}, micro_batch="mb", batch="batch",
-    schedule="schedule", chunks="chunks", sequence_parallel="sp", recompute="recompute", zero_stage="zero",
-    order="order", flattened="flattened",
 )  # fmt: skip
+_COLUMNS += (*_CHOICES, *columns(flattened="flattened"))
 _NO_AXES = ("why", "text", "layers")
 
 
@@ -55,6 +59,27 @@ def _forecasts(row: Plain) -> Plain:
     """Return the figures that a measurement is expected to show, of those that have a forecast."""
     found = {"forecast": row["forecast_s"], "mfu": row["mfu_forecast"], "cost": row.get("cost_forecast")}
     return {name: ends["median"] for name, ends in found.items() if ends}
+
+
+def differing_text(rows: Sequence[Plain], row: Plain) -> str:
+    """Return a row's choices that are not the same in all rows, as in `tp 4, zero 1`."""
+    cells = {column: {column.cell(each) for each in rows} for column in _CHOICES}
+    return ", ".join(f"{column.heading} {column.cell(row)}" for column in _CHOICES if len(cells[column]) > 1)
+
+
+def row_difference_report(difference: Plain, rows: Sequence[Plain], number: int) -> Iterator[Part]:
+    """Yield what makes the step of a row differ from that of the first, by part of the step and by name."""
+    pair = (rows[0], rows[number - 1])
+    first, second = (differing_text(pair, row) for row in pair)
+    yield f"row {number} (B: {second}) compared with row 1 (A: {first})"
+    yield from difference_parts(difference)
+
+
+def command_text(command: str | None, number: int) -> str:
+    """Return the command that simulates a row, on a line of its own that no terminal's width breaks."""
+    if command is None:
+        return f"--write-job FILE --row {number} writes row {number} as a job, which `run` simulates"
+    return f"row {number} alone:\n    {command}"
 
 
 def _stopped(plan: Plain) -> Iterator[str]:

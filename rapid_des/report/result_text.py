@@ -105,22 +105,16 @@ def _figures(result: Result, figures: JobFigures) -> Iterator[Part]:
     rows = {"GPUs": f"{figures.gpus:,}"}
     if result.forecast is not None:
         rows["forecast"] = _forecast_text(result.forecast)
-    if figures.requests is None:
-        rows["step time"] = f"{result.step_time}{_simulated(result)}"
-    else:
-        rows |= _request_rows(result, figures.requests)
-    if result.mode_bound is not None:
-        rows |= result.mode_bound.row(result.step_time)
-    if figures.requests is not None:
-        rows |= _interval_rows(result.intervals)
+    rows |= _times(result, figures)
     fullest = figures.memory.fullest
     slower = 1.0 if result.forecast is None else result.step_time / max(result.forecast.median, 1)
-    rate, simulated = slower * figures.tokens_per_s, f"{figures.tokens_per_s:,.0f}"
+    rate = slower * figures.tokens_per_s
+    simulated = "" if result.forecast is None else f" ({figures.tokens_per_s:,.0f} simulated)"
     each = "" if figures.requests is None else f", {rate / figures.gpus:,.1f} a GPU"
-    rows["tokens/s"] = f"{rate:,.0f}{each}" + f" ({simulated} simulated)" * (result.forecast is not None)
+    rows["tokens/s"] = f"{rate:,.0f}{each}{simulated}"
     rows["MFU"] = f"{slower * figures.mfu:.1%} of {figures.peak}, attention as far as causal"
-    held = f"{fullest.peak / _GIB:.1f} of {figures.memory_capacity / _GIB:.1f} GiB"
-    rows |= {"memory": held, **_peak_row(figures.memory_forecast)}
+    rows["memory"] = f"{fullest.peak / _GIB:.1f} of {figures.memory_capacity / _GIB:.1f} GiB"
+    rows |= _peak_row(figures.memory_forecast)
     if figures.kv_cache is not None:
         pool = figures.kv_cache
         held = f"{pool.size / _GIB:.1f} GiB hold {pool.tokens:,} tokens in pages of {pool.page}"
@@ -139,6 +133,14 @@ def _forecast_text(expected: Interval) -> str:
     """Return where a measurement is expected, and by what evidence."""
     evidence = f"{expected.cases} measured jobs of {expected.source}"
     return f"{expected.median}, {LEVEL:.0%} between {expected.low} and {expected.high} ({evidence})"
+
+
+def _times(result: Result, figures: JobFigures) -> dict[str, str]:
+    """Return the times as simulated, with the bounds of the mode."""
+    bounds = {} if result.mode_bound is None else result.mode_bound.row(result.step_time)
+    if figures.requests is None:
+        return {"step time": f"{result.step_time}{_simulated(result)}"} | bounds
+    return _request_rows(result, figures.requests) | bounds | _interval_rows(result.intervals)
 
 
 def _peak_row(expected: MemoryForecast | None) -> dict[str, str]:

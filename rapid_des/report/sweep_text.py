@@ -67,9 +67,14 @@ def _means(levels: Sequence[Plain], objective: str) -> str:
 
 def difference_report(plain: Plain, names: tuple[str, str]) -> Iterator[Part]:
     """Yield how two results differ: figures, parts, then the operators, collectives and waits behind it."""
+    yield f"A  {names[0]}\nB  {names[1]}"
+    yield from difference_parts(plain)
+
+
+def difference_parts(plain: Plain) -> Iterator[Part]:
+    """Yield how B differs from A, without their names."""
     before, after = plain["before_s"], plain["after_s"]
     change = f"{added_text(plain['added_ps'])} ({change_text(after, before)})"
-    yield f"A  {names[0]}\nB  {names[1]}"
     yield from _forecast(plain["forecast_s"])
     yield f"step time {seconds_text(before)} to {seconds_text(after)}: {change}"
     sides = (Column("before", "A", side=">"), Column("after", "B", side=">"))

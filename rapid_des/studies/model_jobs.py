@@ -34,6 +34,23 @@ def names_model(reference: str) -> bool:
     return {"hidden", "layers"} <= load_document(path).tree.keys()
 
 
+def job_of(reference: str, tokens: str | None, sequence: int | None) -> str | Document:
+    """Return the job that is named, or one that trains the model that is named; `tokens` as `4M`.
+
+    >>> job_of("llama2_7b_train", None, None)
+    'llama2_7b_train'
+    """
+    if not names_model(reference):
+        if tokens is not None or sequence is not None:
+            option = "--tokens-per-batch" if tokens is not None else "--sequence"
+            raise ConfigError(f"{reference} is not a model; a job states its batch itself", file=option)
+        return reference
+    if tokens is None:
+        example = f"rapid-des plan {reference} --on MACHINE --tokens-per-batch 4M"
+        raise ConfigError(f"{reference} is a model: say how many tokens a step has, as in `{example}`")
+    return training_job(reference, parse_tokens(tokens), sequence)
+
+
 def training_job(reference: str, tokens: int, sequence: int | None = None) -> Document:
     """Return a training job of a model, as a job file has it: `tokens` a step, all else by default.
 

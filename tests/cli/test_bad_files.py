@@ -96,6 +96,7 @@ BAD_MACHINES = [
     ("latency: 350 ns", "latency: -1 ns", "out of range"),
     ("latency: 350 ns", "latency: 999999999999 h", "out of range"),
     (", latency: 350 ns", "", "missing key 'latency'"),
+    (", bandwidth: 300 GB/s, latency: 350 ns", "", "fabric[0]: missing keys 'bandwidth', 'latency'"),
     ("shape: switch, size: 4", "shape: torus, size: []", "fabric[0].size"),
     ("shape: switch, size: 4", "shape: torus, size: [2, 0]", "fabric[0].size"),
     ("shape: switch, size: 4", "shape: torus, size: [16777216, 16777216]", ""),

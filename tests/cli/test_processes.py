@@ -226,7 +226,7 @@ ENDS = [
     ("sweep", signal.SIGTERM, "as they work"),
     ("validate", signal.SIGTERM, "as they work"),
     ("faults sample", signal.SIGHUP, "as they work"),
-    *((name, signal.SIGKILL, "as they work") for name in ENDLESS),
+    *((name, signal.SIGKILL, "as they work") for name in ("plan", "validate", "bench")),
     *((name, signal.SIGINT, "as they work") for name in ENDLESS),
 ]
 
@@ -253,12 +253,12 @@ def test_no_process_outlives_its_command(name, number, moment, start):
 
 
 def has_worked(pid):
-    """Tell whether a process has used the processor for a second: what it imports takes half of one."""
+    """Tell whether a process has used the processor for 0.6 seconds: what it imports takes half of one."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return False
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") > 1
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") > 0.6
 
 
 INTERRUPTED_AT_IMPORT = """
@@ -277,7 +277,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("count", [1, 2, 10, 50, 100, 200, 400])
+@pytest.mark.parametrize("count", [1, 10, 100, 400])
 def test_ctrl_c_at_any_import_is_one_line(count):
     code = INTERRUPTED_AT_IMPORT.format(count=count, root=str(ROOT))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

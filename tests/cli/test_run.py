@@ -103,7 +103,7 @@ def digits(plain):
 
 def test_hash_seed_and_repetition_change_no_digit():
     answers = set()
-    for seed in ("0", "1", "12345"):
+    for seed in ("0", "12345"):
         command = [
             sys.executable,
             str(ROOT / "cli.py"),

@@ -41,7 +41,7 @@ def outcome_of_folding(program):
     return "folded"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(symmetric_programs())
 def test_folded_and_whole_programs_are_equal_to_the_tick(program):
     happened[outcome_of_folding(program)] += 1
@@ -51,11 +51,11 @@ def test_random_programs_did_fold():
     # the property above is worth nothing if no program folds; about half of them do
     if not happened:
         pytest.skip("runs after the property")
-    assert happened["folded"] >= 20, happened
-    assert happened["discarded"] + happened["whole"] >= 5, happened
+    assert happened["folded"] >= 6, happened
+    assert happened["discarded"] + happened["whole"] >= 1, happened
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(symmetric_programs(crowded=True))
 def test_folded_and_whole_programs_are_equal_where_links_choose_by_rank(program):
     outcome_of_folding(program)

@@ -76,7 +76,7 @@ def repeating_program(seed):
     return lower(traces, where).program
 
 
-@settings(max_examples=160, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10**9))
 @example(300285)  # the end waits for the last two periods, and for these alone
 def test_short_and_whole_programs_are_equal_to_the_tick(seed):
@@ -96,7 +96,7 @@ def test_random_programs_did_recur():
     # the property above is worth nothing if nothing recurs; about a quarter of the programs do
     if not happened:
         pytest.skip("runs after the property")
-    assert happened["recurs"] >= 15, happened
+    assert happened["recurs"] >= 4, happened
 
 
 def _gathered_layers(periods, *, ranks=8, lag=0):

@@ -66,10 +66,10 @@ def test_replicas_whose_messages_take_other_ways_are_not_one():
 
 
 EXPERTS = {
-    "model.layers": 8,
+    "model.layers": 4,
     "model.exceptions": "[]",
     "parallelism.layers": "even",
-    "training.global_batch": 32,
+    "training.global_batch": 16,
     "training.schedule": "1f1b",
 }
 

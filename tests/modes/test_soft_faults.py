@@ -2,13 +2,10 @@
 
 from rapid_des import BoundedCache, load_job, load_machine, parse_fault, simulate
 
-JOB = {"training.global_batch": 8, "parallelism.tp": 8, "parallelism.dp": 2}
+JOB = {"model.layers": 16, "training.global_batch": 8, "parallelism.tp": 8, "parallelism.dp": 2}
 FAULTS = (
     "link=0-1 bandwidth=0.37",  # in a block
-    "link=5-21 bandwidth=0.61 latency=3us",  # between stages
-    "link=2-3 bandwidth=0.37",
-    "link=1-2 bandwidth=0.55",  # the same graph, other durations
-    "dimension=torus bandwidth=0.9",
+    "link=1-2 bandwidth=0.55 latency=3us",  # the same graph, other durations
     "link=0-1 down=true",  # other routes
     "gpu=7 compute=0.8",
 )

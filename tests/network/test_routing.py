@@ -99,7 +99,7 @@ def oracle(plan, graph, source, destination):
     return min(networkx.all_shortest_paths(graph, source, destination), key=key)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(broken_fabrics(), st.data())
 def test_a_route_exists_exactly_if_the_survivors_connect_and_is_the_one_the_rule_names(broken, data):
     plan, dead = broken

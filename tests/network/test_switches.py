@@ -102,7 +102,7 @@ FABRICS = [
 ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     st.sampled_from(FABRICS),
     st.sampled_from([INNER, LOWEST]),
@@ -159,7 +159,7 @@ def _distances(fabric, dead, switch, gpu):
     return tuple(networkx.shortest_path_length(graph, *ends) for ends in ((gpu, switch), (switch, gpu)))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.sampled_from(FABRICS), st.randoms(use_true_random=False))
 def test_ways_to_switches_are_shortest_and_lead_through_no_gpu(dimensions, rng):
     plan = plan_of(*dimensions)

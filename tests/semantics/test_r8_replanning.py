@@ -72,7 +72,7 @@ def _hops(done):
     return rows[np.lexsort(rows.T[::-1])]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_what_begins_after_the_detection_runs_as_if_the_fault_had_always_been_there(data):
     where = data.draw(machines())
@@ -103,7 +103,7 @@ TORUS = dimension("torus", [3, 3])
 PER_AXIS = [["ring", "ring"], ["bidirectional_ring", "ring"], ["bidirectional_ring", "bidirectional_ring"]]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.data())
 def test_so_do_collectives_over_several_dimensions(data):
     choice = {"algorithm": data.draw(st.sampled_from(PER_AXIS)), "chunks": data.draw(st.sampled_from([1, 3]))}

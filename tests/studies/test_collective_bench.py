@@ -245,7 +245,7 @@ def test_of_less_than_a_byte_a_member_nothing_moves_at_no_rate(operation):
 
 
 def test_all_algorithms_stand_beside_what_auto_takes():
-    words = ["hypercube_a100", "--sizes", "16MiB", "--algorithm", "all", "--engine", "simpy"]
+    words = ["hypercube_a100", "--sizes", "16MiB", "--algorithm", "all"]
     plain = CliRunner().invoke(command, [*words, "--json"], catch_exceptions=False)
     rows = json.loads(plain.output)["algorithms"]
     assert rows[0]["algorithm"] == "hypercube"

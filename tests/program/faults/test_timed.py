@@ -197,7 +197,7 @@ def test_a_link_that_never_comes_back_is_named(engine):
     assert caught.value.exit_code == 3
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     start=st.integers(0, 1500),
     lasts=st.integers(1, 1500),

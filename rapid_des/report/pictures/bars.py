@@ -1,0 +1,78 @@
+"""Steps side by side as bars: each is as long as its step, stacked by where the time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from rapid_des.report.breakdown import KIND_ORDER
+from rapid_des.report.pictures import new_figure, save
+from rapid_des.report.pictures.fabric import PALETTE
+from rapid_des.report.tables import seconds_text
+from rapid_des.units import PS_PER_S, time_text
+
+_COLOURS = {"compute": "#8DA0B3", "bubble": "#D9D9D9", "idle": "#F0F0F0", "host": "#B8860B"}
+_COLOURS |= dict(zip(KIND_ORDER, PALETTE, strict=True))
+_OTHER = "#555555"
+_FIRST = ("compute", *KIND_ORDER)
+_LAST = ("host", "bubble", "idle")
+
+
+class StepBar(Struct, frozen=True):
+    """One bar."""
+
+    label: str
+    step_s: float
+    """The length in seconds."""
+    parts: Mapping[str, float]
+    """The seconds of each part of the breakdown; they add up to the step."""
+    note: str = ""
+    """What stands behind the bar after its time."""
+
+
+def draw_bars(bars: Sequence[StepBar], path: Path, *, title: str) -> None:
+    """Write steps as bars, the first on top: PNG, SVG or PDF.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     draw_bars([StepBar("1", 2.0, {"compute": 1.5, "tp": 0.5})], Path(folder) / "x.svg", title="steps")
+    """
+    figure = new_figure(path, figsize=(10, 1.4 + 0.42 * max(len(bars), 1)), layout="constrained")
+    axes = figure.subplots()
+    places = range(len(bars))
+    ends = [0.0] * len(bars)
+    for part in _parts(bars):
+        lengths = [bar.parts.get(part, 0.0) for bar in bars]
+        colour = _COLOURS.get(part, _OTHER)
+        axes.barh(places, lengths, left=ends, height=0.7, color=colour, edgecolor="white", label=part)
+        ends = [end + length for end, length in zip(ends, lengths, strict=True)]
+    longest = max([bar.step_s for bar in bars], default=1.0)
+    for place, bar in zip(places, bars, strict=True):
+        text = f"{seconds_text(bar.step_s)}{bar.note and '  '}{bar.note}"
+        axes.text(bar.step_s + 0.01 * longest, place, text, va="center", fontsize=9)
+    _finish(axes, [bar.label for bar in bars], longest)
+    figure.suptitle(title, fontsize=11)
+    save(figure, path, dpi=130)
+
+
+def _parts(bars: Sequence[StepBar]) -> list[str]:
+    """Return the parts that any bar has, compute first and waiting last."""
+    present = dict.fromkeys(part for bar in bars for part, time in bar.parts.items() if time > 0)
+    between = [part for part in present if part not in (*_FIRST, *_LAST)]
+    return [part for part in (*_FIRST, *between, *_LAST) if part in present]
+
+
+def _finish(axes: Any, labels: Sequence[str], longest: float) -> None:
+    axes.set_yticks(range(len(labels)), labels, fontsize=9)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.22 * longest)
+    axes.set_xlabel("step time of the critical rank")
+    axes.xaxis.set_major_formatter(lambda time, _: time_text(round(time * PS_PER_S)))
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(left=False)
+    axes.grid(visible=True, axis="x", alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.legend(fontsize=8, ncols=9, loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
