@@ -65,6 +65,7 @@ PROVIDERS: dict[str, str] = {
     "inference.silicon:topics": "inference/silicon",
     "inference.traces:topics": "inference/vllm-traces",
     "runs:topics": "goodput/",
+    "ranking:topics": "ranking/",
 }
 """Module and function here, and what its topics' names start with: a provider is asked only if a wanted
 prefix may be its."""

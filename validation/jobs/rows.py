@@ -149,8 +149,9 @@ def job_topics(
         rows = partial(_rows, runs, members, split=split)
         errors = partial(_job_errors, runs, members)
         yield Topic(
-            name, rows, unit=unit, begin=begin, abandon=runs.abandon, ranked=ranked, job_errors=errors
-        )
+            name, rows, unit=unit, begin=begin, abandon=runs.abandon, ranked=ranked, job_errors=errors,
+            layouts=partial(_layouts, members),
+        )  # fmt: skip
         figure = next((row.figure for row in members if row.cases), None)
         if figure in (step_s, step_ms, per_token_ms) or _first_of_served(members):
             shares, blamed = partial(_shares, runs, members), partial(_blamed, runs, members)
@@ -218,6 +219,13 @@ def _job_errors(runs: Runs, members: Sequence[MeasuredJob], wanted: Callable[[st
         for row, outcome in outcomes
         if not isinstance(outcome, str) and outcome.origin is not None
     ]
+
+
+def _layouts(members: Sequence[MeasuredJob]) -> Mapping[str, str]:
+    """Return each case's job: what its layouts have in common, formats included."""
+    cases = {row.case_id: row.cases[0] for row in members if row.cases}
+    formats = {name: json.loads(case.job).get("precision") for name, case in cases.items()}
+    return {name: _alike(case) + json.dumps(formats[name], sort_keys=True) for name, case in cases.items()}
 
 
 def _alike(case: Case) -> str:
