@@ -42,7 +42,7 @@ def html_text(text: str, tag: str = "p") -> str:
     >>> html_text("a<b")
     '<p>a&lt;b</p>'
     """
-    return f"<{tag}>{_escaped(text, _LONGEST_TEXT)}</{tag}>"
+    return f"<{tag}>{escaped(text)}</{tag}>"
 
 
 def html_table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
@@ -61,10 +61,15 @@ def html_table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
 
 def _row(cells: Sequence[str], tag: str) -> str:
     shown = [*cells[:_MOST_CELLS], "…"] if len(cells) > _MOST_CELLS else cells
-    return f"<tr>{''.join(f'<{tag}>{_escaped(cell, _LONGEST_CELL)}</{tag}>' for cell in shown)}</tr>"
+    return f"<tr>{''.join(f'<{tag}>{escaped(cell, _LONGEST_CELL)}</{tag}>' for cell in shown)}</tr>"
 
 
-def _escaped(text: str, most: int) -> str:
+def escaped(text: str, most: int = _LONGEST_TEXT) -> str:
+    """Return text for HTML, inside an element or between the quotes of an attribute.
+
+    >>> escaped('a<"')
+    'a&lt;&quot;'
+    """
     return printable(text if len(text) <= most else f"{text[:most]}…").translate(_MARKUP)
 
 

@@ -145,6 +145,19 @@ def simulate(  # noqa: PLR0913 - options by name
     return replace(result, notes=(*result.notes, *lines))
 
 
+def step_time(
+    job: Job,
+    machine: Machine,
+    *,
+    mode: str = FLATTENED,
+    engine: str | EngineChoice = AUTO,
+    cache: BoundedCache | None = None,
+) -> int:
+    """Return the picoseconds of a step as `simulate` does with `allow_oom`; no other figure is computed."""
+    options = _Options(mode, EngineChoice.of(engine), None, trail=False, strict=False, cache=cache)
+    return int(_simulated_with_faults(job, machine, options).step_time)
+
+
 def require_kind(value: object, kind: type, maker: str) -> None:
     """Raise `InputError` if a value is not of a kind; the message names the function that makes one.
 
@@ -172,8 +185,8 @@ class _Options(Struct, frozen=True):
     """One of `MODES`, or `FINEST`."""
     choice: EngineChoice
     """The engine and its limits."""
-    memory: JobMemory
-    """The memory that the job needs."""
+    memory: JobMemory | None
+    """The memory that the job needs; None: no figures are wanted but times."""
     trail: bool
     """Whether every hop is recorded."""
     strict: bool

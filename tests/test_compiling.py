@@ -180,6 +180,11 @@ def test_without_numba_machine_code_that_is_kept_is_used(cache):
     assert python(code) == f"{answer()} False \n"
 
 
+def test_machine_code_that_nothing_here_can_load_is_none(cache):
+    code = "import sys; sys.modules['llvmlite'] = None\n" + WITHOUT_NUMBA
+    assert python(f"{code}print(answer_of(kernel()), kernel().is_interpreted)") == f"{answer()} True\n"
+
+
 def test_other_sources_are_another_kernel(cache, tmp_path):
     source = tmp_path / "source.py"
     source.write_text("one")

@@ -76,6 +76,7 @@ SHORT = (
 def refreshed(text: str) -> str:
     """Return a page with the output of its commands as of now; they run where the files that it shows are."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        Path("validation").symlink_to(ROOT / "validation")
         for name, content in FILE.findall(text):
             Path(name).write_text(content, encoding="utf-8")
         return BLOCK.sub(lambda block: f"{block[1]}{_printed(block)}{block[4]}", text)

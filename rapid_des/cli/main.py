@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rollout": ("rapid_des.cli.rollout:rollout", "Predict a step of reinforcement learning."),
     "goodput": ("rapid_des.cli.goodput:goodput", "Predict a training run of weeks with failures in it."),
     "replay": ("rapid_des.cli.replay:replay", "Replay Chakra traces on a machine."),
+    "profile": ("rapid_des.cli.profile:profile", "Explain profiles of PyTorch runs."),
     "trace": ("rapid_des.cli.trace:trace", "Show, check, convert and write Chakra traces."),
     "topology": ("rapid_des.cli.topology:topology", "Show, route, check and benchmark a machine's fabric."),
     "operator": ("rapid_des.cli.operator:operator", "Price one operator on a device, with the reasons."),
@@ -46,6 +47,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "search": ("rapid_des.cli.studies:search", "Find the best points of a study without all of them."),
     "show": ("rapid_des.cli.studies:show", "Print and plot the results of a study."),
     "compare": ("rapid_des.cli.studies:compare", "Explain the difference between two results."),
+    "report": ("rapid_des.cli.report:report", "Write a page of a result, or of two side by side."),
     "sensitivity": ("rapid_des.cli.plan:sensitivity_command", "Show what a job's step depends on."),
     "validate": ("rapid_des.cli.validate:validate", "Print predictions against measurements."),
     "bench": ("rapid_des.cli.bench:bench", "Measure the simulator's own speed."),
@@ -116,7 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     atexit.register(gc.freeze)  # at its end the process gives all back at once
     _replace_unknown_letters()
     try:
-        cli(arguments, prog_name="rapid-des", standalone_mode=False)
+        words = tuple(sys.argv[1:] if arguments is None else arguments)
+        cli(words, prog_name="rapid-des", standalone_mode=False, obj=words)
     except RapidDesError as error:
         _leave(f"error: {error}", error.exit_code)
     except click.UsageError as error:
@@ -133,6 +136,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _leave("error: out of memory; a smaller job, fewer ranks or --mode hierarchical needs less", 3)
     except Exception as defect:  # noqa: BLE001 - the last door: what gets here is a defect of ours
         _leave(_report(defect), 1)
+
+
+def command_words() -> tuple[str, ...]:
+    """Return the arguments with which the program was called."""
+    context = click.get_current_context(silent=True)
+    return () if context is None or context.find_root().obj is None else tuple(context.find_root().obj)
 
 
 def _replace_unknown_letters() -> None:

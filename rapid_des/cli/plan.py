@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 @job_options
 @click.option("--gpus", type=click.IntRange(1), help="Number of GPUs; unset: all of the machine.")
 @model_options
-@click.option("--top", type=click.IntRange(1), default=5, show_default=True, help="Number of sure rows.")
+@click.option("--top", type=click.IntRange(1), default=5, show_default=True, help="Number of rows.")
 @click.option(
     "--vary",
     multiple=True,
@@ -94,7 +94,8 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
     JOB is a job, or a model: a file, a preset or a config.json of Hugging Face, with --tokens-per-batch.
 
     Every legal layout has a lower bound; the lowest are simulated, by closed forms, then in --mode,
-    until no other layout can be faster than the rows. ^C prints the best so far.
+    until no other layout can be faster than the rows, or, where that takes many simulations, than the
+    first by more than measurements distinguish. ^C prints the best so far.
 
     \b
     rapid-des plan llama2_7b_train --on dgx_a100 --top 3 --vary tp=1,2 --write-job best.yaml

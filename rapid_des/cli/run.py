@@ -22,6 +22,7 @@ from rapid_des.cli.options import (
     together,
     write_outputs,
 )
+from rapid_des.cli.pages import check_report, report_option, write_run_page
 from rapid_des.errors import InputError
 from rapid_des.report.result_text import modes_report, result_report
 from rapid_des.report.writing import check_outputs
@@ -75,6 +76,7 @@ def given_job(reference: str, tokens: str | None, sequence: int | None) -> str |
 )
 @click.option("--memory-plot", metavar="OUT.png", help="Draw the memory of each stage over the step's time.")
 @click.option("--explain", is_flag=True, help="Print groups, messages, operators and memory too.")
+@report_option
 @model_options
 @engine_options
 @output_options
@@ -83,12 +85,7 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
 
     JOB is a job file or a preset; with --tokens-per-batch a model, whose layout --set states.
     """
-    if options["compare_modes"]:
-        _refuse_with_modes(options)
-    require_outputs(options)
-    pictures = [options[name] for name in _PICTURES if options[name]]
-    if pictures:
-        check_outputs([], pictures=pictures, replace=options["force"])
+    _require(options)
     analytic = options["mode"] == "analytical"
     wanted, loaded, idle = open_job_with_notes(
         given_job(job, options["tokens"], options["sequence"]), machine, settings, faults, analytic=analytic
@@ -102,7 +99,7 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
     with progress(title) as bar:
         engine = run_choice(options, bar)
         mode = options["mode"] or MODES[0]
-        cache = BoundedCache() if options["explain"] else None
+        cache = BoundedCache() if options["explain"] or options["report"] else None
         result = simulate(
             wanted,
             loaded,
@@ -126,6 +123,8 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
     echo(options["as_json"], plain, parts)
     write_outputs(result, options)
     _draw(result, options, title)
+    if options["report"]:
+        write_run_page(options["report"], title, result, (wanted, loaded), (engine, cache))
 
 
 def _compare_modes(job: Job, machine: Machine, title: str, options: dict[str, Any]) -> None:
@@ -148,7 +147,19 @@ def _draw(result: Result, options: dict[str, Any], title: str) -> None:
             draw(options[name], title=title)
 
 
+def _require(options: dict[str, Any]) -> None:
+    """Raise `InputError` if options exclude each other, or if a file can not be written."""
+    if options["compare_modes"]:
+        _refuse_with_modes(options)
+    require_outputs(options)
+    if options["report"]:
+        check_report(options["report"], force=options["force"])
+    pictures = [options[name] for name in _PICTURES if options[name]]
+    if pictures:
+        check_outputs([], pictures=pictures, replace=options["force"])
+
+
 def _refuse_with_modes(options: dict[str, Any]) -> None:
-    for name in ("mode", "timeline", "links", "links_plot", *_PICTURES, "explain", "allow_oom"):
+    for name in ("mode", "timeline", "links", "links_plot", *_PICTURES, "explain", "allow_oom", "report"):
         if options[name] not in (None, False):
             raise InputError(f"--{name.replace('_', '-')} does not go with --compare-modes")

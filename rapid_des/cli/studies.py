@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -16,36 +15,26 @@ from rapid_des.cli.main import progress
 from rapid_des.cli.options import (
     echo,
     echo_marked,
-    engine_choice,
-    engine_option,
-    fault_option,
-    job_options,
     json_option,
-    one_of,
-    open_job_with_notes,
     plot_option,
     together,
 )
-from rapid_des.cli.run import given_job, model_options
-from rapid_des.config.documents import read_text
-from rapid_des.config.texts import parse_json
+from rapid_des.cli.sources import source_of
 from rapid_des.errors import InputError
 from rapid_des.report.evidence import unmeasured_in, unmeasured_lines
 from rapid_des.report.study_text import sample_report, search_report
 from rapid_des.report.sweep_text import difference_report, points_table, sweep_report
 from rapid_des.report.tables import Part, shown
 from rapid_des.report.writing import check_outputs
-from rapid_des.simulation import MODES, simulate
-from rapid_des.studies.difference import check_result, difference
+from rapid_des.studies.difference import difference
 from rapid_des.studies.draw_results import kept_points, kept_sample, rerun_draw
 from rapid_des.studies.points import FIGURES, OK, Rerun
-from rapid_des.studies.results import Sweep, whole_result
+from rapid_des.studies.results import Sweep
 from rapid_des.studies.search import PRUNERS, SAMPLERS
 from rapid_des.studies.search import search as run_search
 from rapid_des.studies.store import ResultStore
 from rapid_des.studies.sweep import rerun
 from rapid_des.studies.sweep import sweep as run_sweep
-from rapid_des.values import replace
 
 _NUMBERS = [name for name, better in FIGURES.items() if better]
 
@@ -224,57 +213,8 @@ def compare(a: str, b: str, as_json: bool) -> None:
     rapid-des compare "llama2_7b_train --on dgx_a100" "llama2_7b_train --on dgx_h100"
     rapid-des compare 'results#1' 'results#5'
     """
-    plain = difference(_side(a), _side(b)).as_json()
+    plain = difference(source_of(a).plain, source_of(b).plain).as_json()
     echo(as_json, plain, difference_report(plain, (a, b)))
-
-
-def _side(text: str) -> dict[str, Any]:
-    """Return a result as JSON that an argument of `compare` stands for."""
-    folder, sharp, number = text.rpartition("#")
-    if sharp and number.isdecimal():
-        store = ResultStore.open(Path(folder))
-        if store.manifest["kind"] != "sweep":
-            raise InputError(f"{text}: draws of faults keep no whole results; `faults sample --replay`: one")
-        row = store.row(int(number))
-        whole = whole_result(row)
-        if whole is None:
-            raise InputError(f"{text}: this point failed: {row['status']}: {row['error']}")
-        return whole
-    if text.endswith(".json"):
-        read = parse_json(read_text(Path(text)), Path(text))
-        check_result(read, text)
-        return dict(read)
-    if text and Path(text).is_dir():
-        raise InputError(f"{text}: a folder; of a study's results name a point, as in {text}#1")
-    try:
-        context = _run_words.make_context("compare", shlex.split(text))
-    except (click.UsageError, ValueError) as error:
-        why = error.format_message() if isinstance(error, click.UsageError) else str(error)
-        allowed = "a file of `run --json`, FOLDER#POINT, or what follows `run`: 'JOB --on MACHINE'"
-        raise InputError(f"{text!r}: {why.rstrip('.')}; allowed: {allowed}") from None
-    with context:
-        return _simulated(**context.params)
-
-
-@click.command("run")
-@job_options
-@fault_option
-@model_options
-@click.option("--mode", default=MODES[0], shell_complete=one_of(MODES))
-@engine_option
-def _run_words(**_: Any) -> None:
-    """Read what follows `run`."""
-
-
-def _simulated(
-    job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **options: Any
-) -> dict[str, Any]:
-    source, mode = given_job(job, options["tokens"], options["sequence"]), options["mode"]
-    analytic = mode == "analytical"
-    wanted, loaded, idle = open_job_with_notes(source, machine, settings, faults, analytic=analytic)
-    with progress(f"{job} on {loaded.name}") as bar:
-        result = simulate(wanted, loaded, mode=mode, engine=engine_choice(options["engine"], progress=bar))
-    return replace(result, notes=(*idle, *result.notes)).as_json()
 
 
 @click.command("search")

@@ -8,7 +8,8 @@ words of its fields one after the other; a table inside it is the address of its
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from ctypes import addressof, c_char
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,7 +44,7 @@ class Words(NamedTuple):
     @property
     def address(self) -> int:
         """The address of the first word."""
-        return int(self.words.__array_interface__["data"][0])
+        return _address(self.words, True)
 
     @classmethod
     def of(cls, argument: tuple[Any, ...], kind: TupleType, before: Words | None = None) -> Words:
@@ -65,11 +66,22 @@ class Words(NamedTuple):
 
 def column_words(array: Any, kind: ArrayType, name: str) -> tuple[int, int, int]:
     """Return a column's words."""
-    there = array.__array_interface__
-    fits = array.dtype == kind.dtype and array.ndim == kind.dimensions
+    fits = array.dtype == _dtype(kind.dtype) and array.ndim == kind.dimensions
     assert fits, f"{name} is {array.ndim} x {array.dtype}, not {kind.dimensions} x {kind.dtype}"
-    assert there["strides"] is None and array.flags.aligned, f"{name} is not contiguous"
-    return there["data"][0], len(array), array.shape[1] if array.ndim > 1 else 0
+    flags = array.flags
+    assert flags.c_contiguous and flags.aligned, f"{name} is not contiguous"
+    return _address(array, flags.writeable), len(array), array.shape[1] if array.ndim > 1 else 0
+
+
+_dtype = cache(np.dtype)
+
+
+def _address(array: Any, writeable: bool) -> int:
+    """Return the address of the first entry; ctypes finds it four times as fast, but not of every array."""
+    if writeable and array.size:
+        return addressof(c_char.from_buffer(array))
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 class CompiledKernel:

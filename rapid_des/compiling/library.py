@@ -68,9 +68,9 @@ class KernelLibrary:
         return Path(__file__).with_name(f"{self.name}.so")
 
     def is_kept(self) -> bool:
-        """Return whether there is machine code on this machine."""
+        """Return whether there is machine code on this machine that can be loaded."""
         with suppress(OSError):
-            return self.shipped.exists() or bool(_read(self._place))
+            return self.shipped.exists() or (find_spec("llvmlite") is not None and bool(_read(self._place)))
         return False
 
     def ask(self) -> bool:

@@ -13,7 +13,9 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
 ServingPolicy: TypeAlias = Literal[
     "vllm_v1", "vllm_v0", "sglang", "trtllm_guaranteed_no_evict", "trtllm_max_utilization", "static"
 ]
-Router: TypeAlias = Literal["round_robin", "random", "least_requests", "least_tokens", "kv_aware", "session"]
+Router: TypeAlias = Literal[
+    "round_robin", "random", "least_requests", "least_tokens", "most_free_pages", "session"
+]
 
 
 WorkloadName: TypeAlias = Literal[
@@ -96,13 +98,16 @@ class ServingSpec(Spec, frozen=True):
     """Decode steps between two looks for new requests, who wait meanwhile (SGLang: scheduler-recv-interval).
     After an iteration with prompts, or with nothing to decode, an engine looks at once."""
     order: Literal["fcfs", "priority", "fair"] = "fcfs"
-    """In which order requests wait: as they came, by the column `priority` of a trace, or whose user got the
-    least (`rapid_des.serving.policies`)."""
+    """In which order requests wait: as they came, by the column `priority` of a trace, the highest first, or
+    whose user got the least (`rapid_des.serving.policies`). By priority the lowest is preempted, too."""
     preemption: Literal["recompute", "swap"] = "recompute"
     """What becomes of a preempted request's keys and values: computed again, or brought to the host's memory
     and back over the device's `host`."""
     router: Router = "round_robin"
     """Which replica gets a request."""
+    front_ends: Count | None = None
+    """Number of front ends, which receive and tokenize requests (vLLM: --api-server-count). A request waits
+    for the one that is free first. Unset: one for each replica that takes requests."""
     prefill_replicas: Count | None = None
     """Number of the replicas that compute prompts alone; keys and values then go to one of the others, GPU to
     GPU over the machine's links, where messages wait for one another. Unset: all do both."""
@@ -110,11 +115,15 @@ class ServingSpec(Spec, frozen=True):
     """Layout of the replicas that compute prompts alone, if another than the job's, whose `parallelism` is
     that of those that answer; its `dp` is how many, and they have GPUs of their own. Unset: all are alike."""
     prefix: str | None = None
-    """Tokens of prompts that the KV cache holds when they come, as `prompt` states lengths; they take pages
-    like any. Unset: none."""
+    """Tokens of a common prefix that prompts begin with, as `prompt` states lengths: the KV cache holds it
+    when they come, and it takes its pages once. Unset: none."""
     sessions: Count | None = None
-    """Requests are of this many sessions, drawn evenly: the tokens of one begin the prompt of the next, and
-    stay at their replica until pages are wanted, least recently used first. Unset: of none, or a trace's."""
+    """Requests are turns of this many sessions, drawn evenly. A turn waits for the answer before it; its
+    prompt is all that was said before and as many tokens as `prompt` states. What was said stays at the
+    replica until pages are wanted, least recently used first. A session whose next turn does not fit into the
+    model's positions starts over. Unset: of none, or a trace's, whose prompts are whole."""
+    session_think: Duration | None = None
+    """Least time between an answer and its session's next turn. Unset: none."""
     lora: LoraSpec | None = None
     """Requests name adapters (`rapid_des.serving.adapters`). Unset: they are of the model itself."""
     host_cache: Size | None = None

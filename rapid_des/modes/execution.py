@@ -35,7 +35,7 @@ SMALL, SMALL_COLD = 1_000, 60_000
 """Hops up to which interpreting (30 µs each) is faster than loading the compiled kernel (0.04 s), and up
 to which, taking 2 s, it goes before compiling that (half a minute) for the first time."""
 _INTERPRETED_S, _COMPILED_S = 30e-6, 0.5e-6
-"""What a hop takes, about."""
+"""What a transfer takes, about."""
 _WORTH_FOLDING_S = 0.1
 """Shorter runs are not searched for a symmetry: importing and searching would take as long as they do."""
 
@@ -183,11 +183,11 @@ def _recurring(program: Program, engine: EngineName, choice: EngineChoice) -> Re
 
 def _expected_s(program: Program, engine: str) -> float:
     """Return about how long running a program takes, the kernel's compilation aside."""
-    hops = _hops(program)
     if engine == "auto":
+        hops = _hops(program)
         is_cold = SMALL <= hops < 4 * SMALL_COLD and _kernel(program).is_cold()
         engine = "simpy" if hops < SMALL or is_cold else "compiled"
-    return hops * (_INTERPRETED_S if engine == "simpy" else _COMPILED_S)
+    return expected_hops(program) * (_INTERPRETED_S if engine == "simpy" else _COMPILED_S)
 
 
 def execute_closing(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from msgspec import Struct
@@ -181,8 +181,8 @@ class AnyNodeRouter:
 
     fabric: Fabric
     between_gpus: Router
-    hops: BoundedCache = field(init=False, repr=False, default_factory=lambda: BoundedCache(_ROOM))
-    """The hops of each node to a destination, by destination."""
+    known: BoundedCache = field(init=False, repr=False, default_factory=lambda: BoundedCache(_ROOM))
+    """The hops of each node to a destination, by destination, and routes, by their ends."""
 
     def joins_arms(self, gpus: Int64s) -> bool:
         """Return the answer of the router between GPUs."""
@@ -208,18 +208,18 @@ class AnyNodeRouter:
         beyond = np.flatnonzero((table >= self.fabric.gpus).any(axis=1))
         if not len(beyond):
             return self.between_gpus.routes(table)
+        known = self.known.get_or_make
+        others = {
+            flow: known(tuple(pair), partial(self.route, *pair), weight=len)
+            for flow, pair in zip(beyond.tolist(), table[beyond].tolist(), strict=True)
+        }
         between = table.copy()
         between[beyond] = 0  # a GPU's route to itself has no links
-        ends, which = np.unique(table[beyond], axis=0, return_inverse=True)
-        routes = [self.route(*pair) for pair in ends.tolist()]
-        others = {
-            flow: routes[row] for flow, row in zip(beyond.tolist(), which.ravel().tolist(), strict=True)
-        }
         return replaced(self.between_gpus.routes(between), others)
 
     def _shortest(self, source: int, destination: int) -> tuple[int, ...]:
         fabric, links, node = self.fabric, list[int](), source
-        hops = self.hops.get_or_make(destination, lambda: self._hops_to(destination), weight=len)
+        hops = self.known.get_or_make(destination, lambda: self._hops_to(destination), weight=len)
         if hops[source] == UNREACHED:
             ends = f"{fabric.node_name(source)} to {fabric.node_name(destination)}"
             raise TopologyError(f"{fabric.name}: no path leads from {ends} but through GPUs")

@@ -425,13 +425,22 @@ def distinguishable(
 
     None where no layouts of such jobs were compared.
     """
+    least = resolution(works, origin)
+    return None if least is None else abs(math.log(times[0] / times[1])) > least
+
+
+def resolution(works: tuple[Mapping[str, int], Mapping[str, int]], origin: Origin) -> float | None:
+    """Return the natural logarithm of the ratio above which two predicted layouts are distinguishable.
+
+    None where no layouts of such jobs were compared.
+    """
     pairs: Mapping[str, Sequence[float]] = residuals()["pairs"]
     errors = pairs.get(origin.software) or pairs.get("", [])
     scale = math.hypot(*(spread(work, origin.device) for work in works))
     if len(errors) < _ENOUGH or not scale:
         return None
     place = min(math.ceil(LEVEL * (len(errors) + 1)), len(errors))
-    return abs(math.log(times[0] / times[1])) > scale * sorted(errors)[place - 1]
+    return scale * sorted(errors)[place - 1]
 
 
 def stratum(figure: str, work: Mapping[str, int]) -> str:

@@ -29,6 +29,8 @@ def plan_report(plan: Plain, job: str, machine: str) -> Iterator[Part]:
         yield from _stopped(plan)
     yield plan_table(plan["rows"])
     yield _first_of(plan)
+    if plan["floor_s"] is None and not all(row["certain"] for row in plan["rows"]):
+        yield "? a layout that was not simulated may come before it"
     if any(map(_as_good, plan["rows"][1:])):
         yield "~ measurements do not distinguish it from the first: predictions of layouts were off by more"
     if any(row["may_be_faster"] for row in plan["rows"]):

@@ -7,10 +7,11 @@ from typing import Any
 
 from rapid_des.report.tables import Column, Part, Plain, Table, counted, seconds_text
 
-_CLIENT = "  client"
+_CLIENT, _FRONT_ENDS = "  client", "    queue at front ends"
 _ROWS = {
     "time to first token": "ttft_s",
     _CLIENT: "client_s",
+    _FRONT_ENDS: "front_end_queue_s",
     "  queue": "queue_s",
     "  prefill": "prefill_s",
     "time per output token": "tpot_s",
@@ -22,14 +23,13 @@ _ROWS = {
 
 def serve_report(plain: Plain, title: str, replicas: int) -> Iterator[Part]:
     """Yield a report of what a result's JSON says."""
-    rates, held = plain["throughput"], plain["kv_occupancy"]
+    held = plain["kv_occupancy"]
     answered = f"{plain['requests']:,} answered in {seconds_text(plain['elapsed_s'])}"
-    tokens = f"{rates['output_tokens_per_s']:,.0f} tokens/s out"
     yield title
     facts = {
         "GPUs": f"{plain['gpus']}, in {counted(replicas, 'replica')}",
         "requests": answered + (", interrupted" if plain["interrupted"] else ""),
-        "throughput": f"{rates['requests_per_s']:.3g} requests/s, {tokens}",
+        **_throughput(plain),
         **_attained(plain["goodput"]),
         **_expected(plain),
         **_sampling(plain["ci95"]),
@@ -37,12 +37,31 @@ def serve_report(plain: Plain, title: str, replicas: int) -> Iterator[Part]:
     }
     if plain["tokens_a_step"] is not None:
         facts["drafts"] = f"{plain['tokens_a_step']:.3g} tokens a step of a request"
+    if plain["turns_waited"]:
+        facts["sessions"] = f"{plain['turns_waited']:,} turns waited for the answer before them"
     facts |= _outages(plain, replicas)
     if plain["preemptions"]:
         facts["preemptions"] = f"{plain['preemptions']:,}"
     yield facts
     times = (Column(name, None, seconds_text, 10) for name in plain["ttft_s"])
     yield Table("", (Column("name", "", width=24), *times), list(_latencies(plain)))
+
+
+def _throughput(plain: Plain) -> dict[str, str]:
+    """Return the rates of the steady window, and those until the last answer."""
+    rates, steady = plain["throughput"], plain["steady_requests_per_s"]
+    tokens = f"{rates['output_tokens_per_s']:,.0f} tokens/s out"
+    whole = f"{rates['requests_per_s']:.3g} requests/s, {tokens}"
+    if steady is None:
+        return {"throughput": f"{whole}, drain included: too few requests for a steady rate"}
+    interval = plain["throughput_interval"]
+    between = "" if interval is None else f" ({interval[0]:.3g} to {interval[1]:.3g})"
+    drain = f"the last {seconds_text(plain['drain_s'])}, when none came"
+    made = f"{plain['steady_output_tokens_per_s']:,.0f} tokens/s out"
+    return {
+        "throughput": f"{steady:.3g} requests/s{between}, {made}",
+        "with the drain": f"{whole}: {drain}",
+    }
 
 
 def _attained(good: Plain | None) -> dict[str, str]:
@@ -53,8 +72,10 @@ def _attained(good: Plain | None) -> dict[str, str]:
     apart = "" if during is None else f": {during:.1%} of those that an outage met"
     if during is not None and otherwise is not None:
         apart += f", {otherwise:.1%} of the others"
+    steady = good["steady_requests_per_s"]
+    rate = good["requests_per_s"] if steady is None else steady
     return {
-        "goodput": f"{good['requests_per_s']:.3g} requests/s within {good['slo']}",
+        "goodput": f"{rate:.3g} requests/s within {good['slo']}",
         "SLO attainment": "–" if every is None else f"{every:.1%} of requests{apart}",
     }
 
@@ -102,5 +123,5 @@ def _expected(plain: Mapping[str, Any]) -> dict[str, str]:
 
 def _latencies(plain: Plain) -> Iterator[Plain]:
     for label, key in _ROWS.items():
-        if plain[key] and (label != _CLIENT or plain[key]["mean"]):
+        if plain[key] and (label not in (_CLIENT, _FRONT_ENDS) or plain[key]["mean"]):
             yield {"name": label, **plain[key]}

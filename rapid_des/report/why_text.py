@@ -37,7 +37,7 @@ def why_report(path: CriticalPath, changes: Sequence[SimulatedChange], title: st
     """Yield what a step waits for, the longest operators on its critical path, and the best changes."""
     yield f"{title}: why the step takes {path.step_time}"
     shares = [
-        f"{time / max(path.step_time, 1):.1%} for {_named(cause, path)}"
+        f"{time / max(path.step_time, 1):.1%} for {cause_name(cause, path)}"
         for cause, time in path.by_cause.items()
     ]
     yield f"the critical path waits {', '.join(shares)}"
@@ -63,7 +63,8 @@ def why_report(path: CriticalPath, changes: Sequence[SimulatedChange], title: st
         yield "no single change of the machine or the job shortens this step"
 
 
-def _named(cause: str, path: CriticalPath) -> str:
+def cause_name(cause: str, path: CriticalPath) -> str:
+    """Return the words for what a critical path waits for."""
     if cause == COMPUTE and path.has_blocks:
         return "compute and the messages inside blocks"
     return f"{cause} messages" if cause in KIND_ORDER else _NAMES.get(cause, cause)

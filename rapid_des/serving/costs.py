@@ -33,7 +33,7 @@ from rapid_des.serving.drafts import DraftCosts
 from rapid_des.serving.interpolation import Refined, around, fineness, stretch, token_corners
 from rapid_des.serving.kernels import Body, Kernels, Opening, in_graphs, kind_of, of_all
 from rapid_des.serving.pools import in_a_row, of_replica, prompts_of, with_at_most_drafted, without_host
-from rapid_des.simulation import simulate
+from rapid_des.simulation import step_time
 
 _CORNERS, _FEW = 64, 1 << 14
 """Rough number of passes that are simulated; number of priced chunks that are cached (few repeat)."""
@@ -394,19 +394,18 @@ class PassCosts:
 
     def _beyond(self, job: Job, groups: tuple[RequestGroup, ...], *, decoding: bool) -> tuple[int, int]:
         """Return a simulated pass's duration without its kernels, and its whole duration, in picoseconds."""
-        result = simulate(
+        took = step_time(
             one_pass(in_a_row(job, self._copies), groups),
             self._machine,
             mode="hierarchical",
             engine=EngineChoice(programs=_CORNERS),
-            allow_oom=True,
             cache=self._cache,
-        ).step_time
+        )
         lists, operators = pass_lists(job, ServingPass(1, groups, 1)), self._operators[decoding]
         sections = (stage_sections(job, stage).items() for stage in range(job.stages))
         parts = [(count, lists[section]) for stage in sections for section, count in stage]
         kernels = sum(self._kernels(parts, operators, cached=cached).time for cached in (False, True))
-        return int(result) - kernels, int(result)
+        return took - kernels, took
 
     def _priced(self, operations: Iterable[Operation], decoding: bool, cached: bool) -> Kernels:
         """Return the kernels of operations that see the KV cache or not (`drafts.Price`)."""

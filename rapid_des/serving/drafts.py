@@ -105,7 +105,7 @@ class SpeculativeDecoding(Decoding):
         """Return [2, step]: a request's stored tokens before each of its steps, and its pages in it."""
         # Before its k-th step a request has stored what the steps before have made.
         stored = np.concatenate(([0], made[:-1])) + request.computed
-        pages = -(-(stored + self.checked) // self.page_size)
+        pages = -(-(stored + self.checked) // self.page_size) - request.shared
         return np.stack((stored, np.maximum(pages, request.pages)))
 
     def _lay(self, course: Int64s, step: int) -> None:
@@ -139,6 +139,10 @@ class SpeculativeDecoding(Decoding):
     def pages_within(self, steps: int) -> int:
         """Return the number of new pages in the next this many steps."""
         return int(self._coming(1, steps)[-1]) - self._held if steps and self._members else 0
+
+    def pages_in(self, steps: int) -> Int64s:
+        """Return the number of new pages by the beginning of each of the next decode steps."""
+        return np.concatenate(([0], self._coming(1, steps - 1) - self._held))
 
     def new_pages(self, ahead: int = 0) -> int:
         """Return the number of new pages in the next step, or in a later one."""

@@ -1,22 +1,12 @@
-"""A fleet of replicas, the clients of requests, and routing, faults and answers: SimPy processes.
-
-One small function a rule says which replica gets a request:
-
-- `round_robin`: in turn.
-- `random`: any, by a hash of the request's number.
-- `least_requests`: who has the fewest requests that are not answered (nginx's least_conn).
-- `least_tokens`: who has the fewest tokens still to compute and to make (vLLM's and Dynamo's load).
-- `kv_aware`: who has the most free pages, less what waits for pages there.
-- `session`: requests of one session to one replica, by a hash.
-"""
+"""A fleet of replicas, the clients of requests, and routing, faults and answers: SimPy processes."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING, cast
-from zlib import crc32
 
 import simpy
 from msgspec import Struct, field
@@ -27,62 +17,14 @@ from rapid_des.serving.engine import Engine, Process
 from rapid_des.serving.pipelined import LockstepGroup, LockstepReplica, PipelinedReplica
 from rapid_des.serving.records import Stop
 from rapid_des.serving.replica import Replica
-from rapid_des.serving.requests import Request
+from rapid_des.serving.requests import NEVER, Request
+from rapid_des.serving.routers import Router
+from rapid_des.serving.sessions import Turns
 from rapid_des.serving.transfers import Transfer
 from rapid_des.serving.workload import LATEST_PS, LATEST_S, Workload
 
 if TYPE_CHECKING:
     from rapid_des.serving.outages import Event
-
-Router = Callable[[Sequence[Replica], Request], Replica]
-
-
-def round_robin(replicas: Sequence[Replica], request: Request) -> Replica:
-    """Return each replica in turn."""
-    return replicas[request.number % len(replicas)]
-
-
-def random(replicas: Sequence[Replica], request: Request) -> Replica:
-    """Return a replica by a hash of the request's number."""
-    return _hashed(replicas, f"request {request.number}")
-
-
-def least_requests(replicas: Sequence[Replica], request: Request) -> Replica:
-    """Return the replica with the fewest requests, of several the first."""
-    del request
-    return min(replicas, key=lambda replica: replica.outstanding)
-
-
-def least_tokens(replicas: Sequence[Replica], request: Request) -> Replica:
-    """Return the replica with the fewest tokens to compute and to make."""
-    del request
-    return min(replicas, key=lambda replica: replica.outstanding_tokens)
-
-
-def kv_aware(replicas: Sequence[Replica], request: Request) -> Replica:
-    """Return the replica with the most pages that neither running nor waiting requests need."""
-    del request
-    return max(replicas, key=lambda replica: replica.spare_pages)
-
-
-def session(replicas: Sequence[Replica], request: Request) -> Replica:
-    """Return the replica of the request's session."""
-    return _hashed(replicas, f"session {request.session}")
-
-
-def _hashed(replicas: Sequence[Replica], text: str) -> Replica:
-    return replicas[crc32(text.encode()) % len(replicas)]
-
-
-ROUTERS: Mapping[str, Router] = {
-    "round_robin": round_robin,
-    "random": random,
-    "least_requests": least_requests,
-    "least_tokens": least_tokens,
-    "kv_aware": kv_aware,
-    "session": session,
-}
-
 
 Watch = Callable[[int, int], None]
 """Called with the number of finished requests and the number of all."""
@@ -119,10 +61,11 @@ class Fleet(Struct, dict=True):
     transfer: Transfer = lambda env, *_: env.timeout(0)
     """Moves keys and values from one replica to another."""
     client: int = 0
-    """Picoseconds that a request takes from its client to a replica, where one front end receives and
-    tokenizes all of them, one after the other."""
+    """Picoseconds that a front end takes to receive a request; it takes them one after the other."""
     tokenizing: int = 0
     """Additional picoseconds for each token of its prompt."""
+    front_ends: int = 0
+    """Number of front ends; 0: one for each replica that takes requests."""
     latency: int = 0
     """Additional picoseconds between client and replica, for each request independently."""
     watch: Watch = lambda *_: None
@@ -136,11 +79,14 @@ class Fleet(Struct, dict=True):
     done: list[Request] = field(default_factory=list)
     lost: list[Request] = field(default_factory=list)
     stops: list[Stop] = field(default_factory=list)
+    turns: Turns = field(default_factory=Turns)
     env: simpy.Environment = field(default_factory=ServerEnvironment)
 
     def run(self) -> bool:
         """Serve all requests; return False if that was interrupted."""
-        self._sent = self._inside = self._since = self.area = self._front = 0
+        self._sent = self._inside = self._since = self.area = 0
+        self._front_ends = [0] * (self.front_ends or self.prompting or self.replicas)
+        """The times at which the front ends are free, as a heap."""
         self._held: list[Request] = []
         self._faults: dict[int, list[str]] = defaultdict(list)
         self._in_vain = 0
@@ -194,17 +140,23 @@ class Fleet(Struct, dict=True):
             self._send_next()
 
     def _send_next(self) -> None:
-        """Send the next request of the workload now."""
-        number, work = self._sent, self.workload
+        """Send the next request of the workload now, or once its session's last answer is there."""
+        number = self._sent
         self._sent += 1
+        if self.turns.begins(self.workload.session(number), number):
+            self._send(number)
+
+    def _send(self, number: int) -> None:
+        """Send a request to a front end."""
         self._count(1)
-        request = work.request(number, int(self.env.now))
+        request = self.workload.request(number, int(self.env.now))
         if self.client or self.tokenizing or self.latency:
             now = int(self.env.now)
-            self._front = max(self._front, now) + self.client + request.prompt * self.tokenizing
-            self.env.timeout(self._front + self.latency - now).callbacks.append(
-                lambda _: self._receive(request)
-            )
+            begin = max(now, heappop(self._front_ends))
+            ready = begin + self.client + request.prompt * self.tokenizing
+            heappush(self._front_ends, ready)
+            request.front_end_queue = begin - now
+            self.env.timeout(ready + self.latency - now).callbacks.append(lambda _: self._receive(request))
         else:
             self._receive(request)
 
@@ -286,7 +238,7 @@ class Fleet(Struct, dict=True):
         self._count(-1)
         self.area -= int(self.env.now) - request.arrival
         self.lost.append(request)
-        self._answered()
+        self._answered(request)
 
     def _hand_over(self, request: Request) -> None:
         """Send a request to a decoding replica, and its keys and values after it."""
@@ -314,17 +266,29 @@ class Fleet(Struct, dict=True):
         self._in_vain = 0
         if len(self.done) % _PROGRESS_EVERY == 0:
             self.watch(len(self.done), len(self.workload))
-        self._answered()
+        self._answered(request)
 
-    def _answered(self) -> None:
-        """Let the client of a finished request send the next one."""
+    def _answered(self, request: Request) -> None:
+        """Let the session of a finished request go on, and its client send the next one."""
+        if request.session != NEVER:
+            self._after(self.workload.session_think, lambda: self._next_turn(request.session))
         if len(self.done) + len(self.lost) == len(self.workload):
             self._end.succeed()
         elif self.workload.arrival is None and self._sent < len(self.workload):
-            if self.workload.think:
-                self.env.timeout(self.workload.think).callbacks.append(lambda _: self._ask())
-            else:
-                self._send_next()
+            self._after(self.workload.think, self._ask)
+
+    def _next_turn(self, session: int) -> None:
+        """Send the turn of a session that waits, if one does."""
+        number = self.turns.end(session)
+        if number is not None:
+            self._send(number)
+
+    def _after(self, think: int, send: Callable[[], None]) -> None:
+        """Send after a think time."""
+        if think:
+            self.env.timeout(think).callbacks.append(lambda _: send())
+        else:
+            send()
 
     def _ask(self) -> None:
         """Send the next request of a client after its think time, unless all have been sent."""

@@ -16,7 +16,9 @@ tokens of which prompts the next iteration computes, and whether decoding reques
 - `trtllm_max_utilization`: the same, but as many as fit now; whoever came last pauses.
 - `static`: a batch runs until its last answer before the next is taken in.
 
-Requests wait in the order of arrival, of importance, or of what their users got so far.
+Requests wait in the order of arrival, of importance, or of what their users got so far. In the order of
+importance the least important running request is preempted, of several the one that came last (vLLM's
+`--scheduling-policy priority`; its lowest number is the most important, here the highest is).
 
 `fair` is the virtual token counter of Sheng et al. (OSDI 2024, "Fairness in Serving Large Language Models"):
 a user's counter grows by one a token of its prompts that are taken up and by two a token that its requests
@@ -89,7 +91,12 @@ class View(Protocol):
 
     @property
     def promised_pages(self) -> int:
-        """Number of pages that the running requests will hold at their ends."""
+        """Number of own pages that the running requests will hold at their ends."""
+        ...
+
+    @property
+    def shared_pages(self) -> int:
+        """Number of pages that running requests share."""
         ...
 
     @property
@@ -108,7 +115,7 @@ class View(Protocol):
         ...
 
     def pages_for(self, request: Request, tokens: int) -> int:
-        """Return the number of pages that a request needs in addition for this many further tokens."""
+        """Return how many own pages a request needs in addition for this many further tokens."""
         ...
 
 
@@ -163,12 +170,13 @@ def sglang(view: View) -> Selection:
 
 def trtllm_guaranteed_no_evict(view: View) -> Selection:
     """Take decodes and prompts whose longest answer has room beside all others'."""
-    promised = view.promised_pages
+    promised, shared = view.promised_pages, view.shared_pages
 
     def admits(request: Request) -> bool:
-        nonlocal promised
-        promised += -(-(request.prompt + request.output) // view.page_size)
-        return promised <= view.pages
+        nonlocal promised, shared
+        promised += request.pages_at_end(view.page_size)
+        shared = max(shared, request.shared)
+        return promised + shared <= view.pages
 
     return Selection(tuple(_chunks(view, view.max_batched_tokens - view.decoding_tokens, admits, whole=True)))
 
@@ -194,16 +202,17 @@ def _chunks(
     pages stay free of new ones.
     """
     free, places = view.free_pages, view.max_sequences - view.decoding
-    begun, all_budget = len(view.prefilling), budget
+    begun, all_budget, shared = len(view.prefilling), budget, view.shared_pages
     for number, request in enumerate((*view.prefilling, *islice(view.candidates, max(0, places)))):
         tokens = min(request.missing, budget)
-        pages = view.pages_for(request, tokens)
+        pages = view.pages_for(request, tokens) + max(0, request.shared - shared)
         cut = whole and tokens < min(request.missing, all_budget) and number >= begun
         short = pages > free - (reserved if number >= begun else 0)
         if tokens < 1 or places < 1 or cut or short or (number >= begun and not admits(request)):
             return
         yield request, tokens
         budget, free, places = budget - tokens, free - pages, places - 1
+        shared = max(shared, request.shared)
 
 
 def latest(running: Iterable[Request]) -> Request:
@@ -215,6 +224,11 @@ def latest(running: Iterable[Request]) -> Request:
 def least_done(running: Iterable[Request]) -> Request:
     """Return the request with the fewest generated tokens; of several the longest prompt."""
     return min(running, key=lambda request: (request.generated, -request.prompt, -request.number))
+
+
+def least_important(running: Iterable[Request]) -> Request:
+    """Return the request with the lowest priority; of several the one that came last."""
+    return min(running, key=lambda request: (request.priority, -request.number))
 
 
 POLICIES: Mapping[str, Policy] = {

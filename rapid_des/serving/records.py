@@ -1,4 +1,4 @@
-"""Records of a replica: a row for each run of equal iterations, and times between tokens."""
+"""Records of a replica: a row for iterations of the same requests and pages, and times between tokens."""
 
 from __future__ import annotations
 
@@ -38,6 +38,17 @@ class _Watched(Protocol):
         ...
 
 
+class Batches(NamedTuple):
+    """The batches of consecutive decode steps of the same requests."""
+
+    decodes: int
+    """Number of requests."""
+    keys: Int64s
+    """Number of positions that they attend to, in each step."""
+    pages: Int64s
+    """Number of pages that they took since the first step began, at the beginning of each."""
+
+
 class Load(Struct):
     """Columns of equal length: `COLUMNS`, times in picoseconds."""
 
@@ -55,11 +66,23 @@ class Load(Struct):
         if batch.decodes:
             self._gaps[_bin(duration if gap is None else gap)] += batch.decodes
 
-    def steps(self, began: int, ends: Int64s, batch: Batch, watched: _Watched) -> None:
-        """Record decode steps by their ends after `began`; `batch` is that of the first."""
-        decodes = batch.decodes
-        self._append((began, int(ends[-1]), len(ends), decodes, batch.keys, 0, *watched.sizes))
-        self._steps.append((ends, decodes))
+    def steps(self, began: int, ends: Int64s, batches: Batches, sizes: tuple[int, int, int]) -> None:
+        """Record decode steps by their ends after `began`: a row for each number of held pages.
+
+        `sizes`: numbers of waiting requests, running requests, and held pages as they began.
+        """
+        waiting, running, held = sizes
+        cuts = np.flatnonzero(np.diff(batches.pages, prepend=-1))
+        begins = ends[cuts - 1] * (cuts > 0)
+        ones = np.ones(len(cuts), np.int64)
+        rows = (
+            began + begins, np.diff(begins, append=ends[-1]), np.diff(cuts, append=len(ends)),
+            batches.decodes * ones, batches.keys[cuts], 0 * ones, waiting * ones, running * ones,
+            held + batches.pages[cuts],
+        )  # fmt: skip
+        for column, values in zip(self.columns.values(), rows, strict=True):
+            column.frombytes(values.tobytes())
+        self._steps.append((ends, batches.decodes))
         if len(self._steps) == _TOGETHER:
             self._count()
 

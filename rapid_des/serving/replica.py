@@ -17,8 +17,8 @@ from rapid_des.arrays import Int64s
 from rapid_des.frontend.operations import RequestGroup
 from rapid_des.serving.batch import Batch, Costs
 from rapid_des.serving.engine import MOST_STEPS, Engine, Process
-from rapid_des.serving.policies import Selection, in_turn
-from rapid_des.serving.records import Load
+from rapid_des.serving.policies import Selection, in_turn, least_important
+from rapid_des.serving.records import Batches, Load
 from rapid_des.serving.replica_state import ReplicaState
 from rapid_des.serving.requests import NEVER, Request
 
@@ -50,6 +50,7 @@ class Replica(ReplicaState):
     def submit(self, request: Request) -> None:
         """Accept a request."""
         request.replica = self.number
+        request.shared = min(request.prefix, request.prompt - 1) // self.page_size
         if not request.carried:
             request.computed = self._hit(request)
         self._intake.add(request)
@@ -95,7 +96,7 @@ class Replica(ReplicaState):
     def _hit(self, request: Request) -> int:
         """Return the number of prompt tokens found in the cache; the last one is always computed."""
         most = request.prompt - 1
-        return max(min(request.prefix, most), self.prefixes.hit(request.session, most))
+        return max(min(request.prefix, most), self.sessions.hit(request.session, most))
 
     def _run(self) -> Process:
         while True:
@@ -138,7 +139,8 @@ class Replica(ReplicaState):
         """Start decoding requests that bring keys and values, as far as pages suffice."""
         while (request := next(iter(self.candidates), None)) and request.carried:
             full = len(self._group) + len(self.prefilling) >= self.max_sequences
-            if full or self.pages_for(request, self._group.checked) > self.free_pages:
+            shared = max(0, request.shared - self.shared_pages)
+            if full or self.pages_for(request, self._group.checked) + shared > self.free_pages:
                 return
             self._admit(request)
             self._hold(request, self.pages_for(request, 0))
@@ -150,16 +152,17 @@ class Replica(ReplicaState):
         """Take a request out of the queue."""
         self.waiting.remove(request)
         self.promised_pages += request.pages_at_end(self.page_size)
+        self._free -= self.prefix.take(request.shared)
         self._queued -= request.to_do
         self._fetch(request)
-        self.prefixes.take(request.session)
+        self.sessions.take(request.session)
         self.fairness.take_up(request.user, request.missing)
 
     def _fetch(self, request: Request) -> None:
         """Start loading what a request needs from the host: its adapter, and its session."""
         self._loading += self.adapters.admit(request)
         if request.session != NEVER and not request.carried:
-            self._loading += self.engine.fetch * self.prefixes.fetched(request.session, request.computed)
+            self._loading += self.engine.fetch * self.sessions.fetched(request.session, request.computed)
 
     def _hold(self, request: Request, pages: int) -> None:
         """Give pages to a request; idle sessions make room."""
@@ -169,7 +172,7 @@ class Replica(ReplicaState):
 
     def _forget(self) -> None:
         """Drop idle sessions whose pages are needed; requests that counted on them compute the rest."""
-        dropped = self.prefixes.shrink(self._free)
+        dropped = self.sessions.shrink(self._free)
         if dropped:
             for request in (*self.waiting, *self._intake):
                 if request.session in dropped and not request.carried:
@@ -183,9 +186,12 @@ class Replica(ReplicaState):
         self.fairness.join(request.user, self._group.step)
 
     def _make_room(self) -> None:
-        """Preempt the latest requests until the others can continue."""
+        """Preempt requests until the others can continue."""
         while self.free_pages < 0 or self._is_stuck():
-            self._preempt(self.engine.policy.victim(self.prefilling or self._group))
+            if self.engine.order == "priority":
+                self._preempt(least_important((*self.prefilling, *self._group)))
+            else:
+                self._preempt(self.engine.policy.victim(self.prefilling or self._group))
 
     def _is_stuck(self) -> bool:
         """Return whether partly computed prompts hold all pages and no request decodes."""
@@ -199,7 +205,7 @@ class Replica(ReplicaState):
             self._leave(request)
         else:
             self.prefilling.remove(request)
-        self._free += request.pages
+        self._free += request.pages + self.prefix.leave(request.shared)
         request.pages = 0
         self.adapters.leave(request)
         request.carried = decoded and self.engine.swap > 0
@@ -317,14 +323,15 @@ class Replica(ReplicaState):
 
     def decode_until(self, ends: Int64s) -> None:
         """Record the start of decode steps that will end so long from now."""
-        self._under_way = self._now, ends
+        self._under_way, self._sizes = (self._now, ends), self.sizes
 
     def decoded(self, ends: Int64s) -> None:
         """Hand out the tokens of decode steps, given their ends after the start."""
         began, _ = self._under_way
         self._under_way = began, ends[:0]
-        batch = Batch(len(self._group), self._group.keys, checked=self._group.checked)
-        self.load.steps(began, ends, batch, self)
+        group, steps = self._group, len(ends)
+        batches = Batches(len(group), group.keys_in(steps), group.pages_in(steps))
+        self.load.steps(began, ends, batches, self._sizes)
         self.calm += len(ends)
         self._intake.passed(len(ends))
         self._take_pages(len(ends))
@@ -345,14 +352,14 @@ class Replica(ReplicaState):
         for request in ended:
             self._give_back(request)
             if request.session != NEVER:
-                self.prefixes.keep(request.session, request.computed)
+                self.sessions.keep(request.session, request.computed, shared=request.shared)
                 self._forget()
             request.finished = self._now
             self._deliver(request)
 
     def _give_back(self, request: Request) -> None:
         """Free the pages of a request that is done here."""
-        self._free += request.pages
+        self._free += request.pages + self.prefix.leave(request.shared)
         request.pages = 0
         self.adapters.leave(request)
         self.promised_pages -= request.pages_at_end(self.page_size)

@@ -1,10 +1,4 @@
-"""The state of a replica, as policies (`policies.View`) and routers see it.
-
-Keys and values of idle sessions are kept on GPU and host until their memory is needed.
-
-What leaves the GPU stays in the host's memory if that has room (LMCache: copied there when it becomes idle,
-beside the iterations; what was used longest ago makes room). A session goes on from the longer of both.
-"""
+"""The state of a replica, as policies (`policies.View`) and routers see it."""
 
 from __future__ import annotations
 
@@ -13,81 +7,14 @@ from collections.abc import Iterable
 
 import numpy as np
 import simpy
-from msgspec import Struct, field
 
 from rapid_des.serving.adapters import AdapterUse
 from rapid_des.serving.admission import Intake
 from rapid_des.serving.engine import Engine
 from rapid_des.serving.policies import Fairness
+from rapid_des.serving.prefixes import IdleSessions, SharedPrefix
 from rapid_des.serving.requests import Request
 from rapid_des.units import ceil_divide
-
-
-class Prefixes(Struct):
-    """The idle sessions that a replica keeps.
-
-    >>> kept = Prefixes(page_size=16)
-    >>> kept.keep(7, 40)
-    >>> kept.pages, kept.hit(7, 1000), kept.hit(7, 20), kept.shrink(2), kept.hit(7, 1000)
-    (3, 32, 16, [7], 0)
-
-    >>> kept = Prefixes(page_size=16, host_pages=3)
-    >>> kept.keep(7, 40)
-    >>> kept.shrink(2), kept.hit(7, 1000), kept.fetched(7, 32)
-    ([7], 32, 32)
-    """
-
-    page_size: int
-    host_pages: int = 0
-    """Number of pages in the host's memory."""
-    pages: int = 0
-    _tokens: dict[int, int] = field(default_factory=dict)
-    """Tokens on the GPU by session, the least recently used first."""
-    _host: dict[int, int] = field(default_factory=dict)
-    """Tokens in the host's memory by session, the least recently used first."""
-    _hosted: int = 0
-
-    def hit(self, session: int, most: int) -> int:
-        """Return the cached tokens of a session's next prompt: whole pages, at most `most` tokens."""
-        held = max(self._tokens.get(session, 0), self._host.get(session, 0))
-        return min(held, most) // self.page_size * self.page_size
-
-    def fetched(self, session: int, tokens: int) -> int:
-        """Return how many of the hit tokens come from the host."""
-        there = self._tokens.get(session, 0) // self.page_size * self.page_size
-        held = self._host.get(session, 0) // self.page_size * self.page_size
-        return max(0, min(tokens, held) - there)
-
-    def keep(self, session: int, tokens: int) -> None:
-        """Keep the tokens of a session that has become idle."""
-        self.take(session)
-        self._tokens[session] = tokens
-        self.pages += ceil_divide(tokens, self.page_size)
-        self._copy(session, tokens)
-
-    def take(self, session: int) -> None:
-        """Hand a session's pages to the request that goes on with it."""
-        self.pages -= ceil_divide(self._tokens.pop(session, 0), self.page_size)
-
-    def shrink(self, room: int) -> list[int]:
-        """Drop sessions from the GPU until the rest fits into this many pages; return those dropped."""
-        dropped = []
-        while self.pages > room:
-            dropped.append(next(iter(self._tokens)))
-            self.take(dropped[-1])
-        return dropped
-
-    def _copy(self, session: int, tokens: int) -> None:
-        """Copy a session to the host, dropping the least recently used there."""
-        size = ceil_divide(tokens, self.page_size)
-        if size > self.host_pages:
-            return
-        self._hosted -= ceil_divide(self._host.pop(session, 0), self.page_size)
-        while self._hosted + size > self.host_pages:
-            oldest = next(iter(self._host))
-            self._hosted -= ceil_divide(self._host.pop(oldest), self.page_size)
-        self._host[session] = tokens
-        self._hosted += size
 
 
 class ReplicaState:
@@ -109,7 +36,8 @@ class ReplicaState:
     def _empty(self) -> None:
         """Drop everything besides weights."""
         engine = self.engine
-        self.prefixes = Prefixes(engine.page_size, engine.host_pages)
+        self.sessions = IdleSessions(engine.page_size, engine.host_pages)
+        self.prefix = SharedPrefix()
         self.fairness = Fairness(1.0 if engine.drafts is None else engine.drafts.tokens_a_step)
         self.adapters = AdapterUse(engine.lora)
         self._loading = 0
@@ -144,6 +72,11 @@ class ReplicaState:
         return self._free - self._group.new_pages()
 
     @property
+    def shared_pages(self) -> int:
+        """Number of pages that running requests share."""
+        return self.prefix.pages
+
+    @property
     def outstanding(self) -> int:
         """Number of requests not yet answered."""
         return len(self._intake) + len(self.waiting) + len(self.prefilling) + len(self._group)
@@ -173,5 +106,5 @@ class ReplicaState:
         return len(self._intake) + len(self.waiting), running, self.pages - self._free
 
     def pages_for(self, request: Request, tokens: int) -> int:
-        """Return the number of pages that a request needs in addition for this many further tokens."""
-        return ceil_divide(request.computed + tokens, self.page_size) - request.pages
+        """Return how many own pages a request needs in addition for this many further tokens."""
+        return request.own_pages(request.computed + tokens, self.page_size) - request.pages

@@ -30,7 +30,9 @@ class Request(Struct, eq=False):
     generated: int = 0
     """Tokens generated; while it decodes, those before it joined the decoding group."""
     pages: int = 0
-    """Pages held; while it decodes, those when it joined."""
+    """Own pages held; while it decodes, those when it joined."""
+    shared: int = 0
+    """Pages of its prefix, which it shares with others of its replica."""
     joined: int = 0
     """The step of its group at which it began to decode."""
     session: int = NEVER
@@ -41,10 +43,12 @@ class Request(Struct, eq=False):
     priority: int = 0
     """Priority; the highest goes first."""
     prefix: int = 0
-    """Number of prompt tokens that are in the KV cache when it arrives."""
+    """Number of prompt tokens that are in the KV cache when it arrives: those of a prefix that all share."""
     carried: bool = False
     """Whether keys and values of `computed` tokens come with it: from the host, or another replica."""
     replica: int = NEVER
+    front_end_queue: int = 0
+    """Time that it waited for a front end."""
     received: int = 0
     """The time at which it arrived from its client and was first sent to a replica."""
     started: int = NEVER
@@ -70,9 +74,13 @@ class Request(Struct, eq=False):
         """Number of tokens that must be in the KV cache before the next one is generated."""
         return self.prompt + self.generated
 
+    def own_pages(self, tokens: int, size: int) -> int:
+        """Return how many pages of `size` tokens this many of its tokens take besides the shared ones."""
+        return ceil_divide(tokens, size) - self.shared
+
     def pages_at_end(self, size: int) -> int:
-        """Return how many pages of this many tokens it holds when its answer ends."""
-        return ceil_divide(self.prompt + self.output, size)
+        """Return how many own pages of `size` tokens it holds when its answer ends."""
+        return self.own_pages(self.prompt + self.output, size)
 
     @property
     def to_do(self) -> int:
@@ -147,7 +155,7 @@ class Decoding:
         passed = self.step - request.joined
         request.computed += passed
         request.generated += passed
-        request.pages = max(request.pages, ceil_divide(request.computed, self.page_size))
+        request.pages = max(request.pages, request.own_pages(request.computed, self.page_size))
         self.stored -= request.computed
         self.to_come -= request.output - request.generated
 
@@ -160,6 +168,11 @@ class Decoding:
         # Every request needs one new page in each `page_size` steps, at a step given by its phase.
         rounds, rest = divmod(steps, self.page_size)
         return rounds * len(self._members) + sum(map(self.new_pages, range(rest)))
+
+    def pages_in(self, steps: int) -> Int64s:
+        """Return the number of new pages by the beginning of each of the next decode steps."""
+        places = -(self.step + np.arange(steps - 1)) % self.page_size
+        return np.concatenate(([0], np.cumsum(np.array(self._phases)[places])))
 
     def steps_within(self, free: int, most: int) -> int:
         """Return for how many steps, at most `most`, this many free pages suffice."""

@@ -23,32 +23,17 @@ from rapid_des.serving.engine import Engine
 from rapid_des.serving.records import Stop, gap_quantiles, mean_gap
 from rapid_des.serving.replica import Replica
 from rapid_des.serving.requests import Request
+from rapid_des.serving.sampling import INTERVALS, SHARES, SteadyWindow, half_widths, spread
+from rapid_des.serving.sessions import Turns
 from rapid_des.serving.uncertainty import forecasts
 from rapid_des.serving.uncertainty import intervals as intervals_of
 from rapid_des.units import PS_PER_S, Duration
 
 Floats = NDArray[np.float64]
-SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-_BATCHES, _STUDENT = 20, 2.093
-"""Batches of consecutive requests, and Student's quantile of 19 degrees of freedom."""
-_FEWEST = 20 * _BATCHES
 _QUEUED = 0.5
-INTERVALS = "half widths of 95 % intervals from 20 batches of consecutive requests"
 _COUNTS = ("number", "replica", "prompt", "output", "preemptions")
-_COLUMNS = (
-    "number",
-    "arrival",
-    "prompt",
-    "output",
-    "replica",
-    "received",
-    "started",
-    "first_token",
-    "transfer",
-    "finished",
-    "preemptions",
-    "retries",
-)
+_COLUMNS = ("number", "arrival", "prompt", "output", "replica", "front_end_queue", "received",
+            "started", "first_token", "transfer", "finished", "preemptions", "retries")  # fmt: skip
 
 
 class FleetRecord(Protocol):
@@ -62,6 +47,7 @@ class FleetRecord(Protocol):
     lost: list[Request]
     stops: list[Stop]
     startup: int
+    turns: Turns
 
 
 class ServeResult(Struct, frozen=True, eq=False, dict=True):
@@ -95,6 +81,8 @@ class ServeResult(Struct, frozen=True, eq=False, dict=True):
     """Intervals in which replicas were down or slow."""
     startup: int = 0
     """Picoseconds that a replica needs after an outage until it serves."""
+    turns_waited: int = 0
+    """Number of turns that came before the answer before them was there, and waited for it."""
     device: str = ""
     """Device name; its measured servers give the intervals of means."""
     drafts: bool = False
@@ -131,6 +119,7 @@ class ServeResult(Struct, frozen=True, eq=False, dict=True):
             lost=tuple(request.arrival for request in fleet.lost),
             stops=tuple(fleet.stops),
             startup=fleet.startup,
+            turns_waited=fleet.turns.waited,
             inside=fleet.area,
         )
 
@@ -144,7 +133,7 @@ class ServeResult(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def client(self) -> Int64s:
-        """Part of it from the client to a replica: the front end's queue and its tokenizer."""
+        """Part of it from the client to a replica: the front ends' queue and their tokenizers."""
         return self.requests["received"] - self.requests["arrival"]
 
     @cached_property
@@ -195,6 +184,11 @@ class ServeResult(Struct, frozen=True, eq=False, dict=True):
             "total_tokens_per_s": int((self.requests["prompt"] + self.requests["output"]).sum()) / seconds,
         }
 
+    @cached_property
+    def steady(self) -> SteadyWindow | None:
+        """When the server neither starts nor drains; None: too few requests are answered between these."""
+        return SteadyWindow.of(self.requests["arrival"], self.requests["finished"])
+
     def goodput(self, slo: Slo) -> float:
         """Return how many requests a second are answered within all limits."""
         return float(slo.met_by(self).sum()) / (max(self.elapsed, 1) / PS_PER_S)
@@ -243,6 +237,7 @@ class ServeResult(Struct, frozen=True, eq=False, dict=True):
             "elapsed_s": self.elapsed / PS_PER_S,
             "ttft_s": spread(self.ttft),
             "client_s": spread(self.client),
+            "front_end_queue_s": spread(self.requests["front_end_queue"]),
             "queue_s": spread(self.queue),
             "prefill_s": spread(self.prefill),
             "tpot_s": spread(self.tpot),
@@ -250,12 +245,14 @@ class ServeResult(Struct, frozen=True, eq=False, dict=True):
             "e2e_s": spread(self.e2e),
             "transfer_s": self._transfers,
             "throughput": self.throughput,
+            **self._steady,
             "goodput": None if slo is None else self._kept(slo),
             "kv_occupancy": self.kv_occupancy,
             "tokens_a_step": self.tokens_a_step,
             "preemptions": int(self.requests["preemptions"].sum()),
             "retries": int(self.requests["retries"].sum()),
             "lost": len(self.lost),
+            "turns_waited": self.turns_waited,
             "startup_s": self.startup / PS_PER_S,
             "outages": [
                 {"replica": replica, "from_s": begin / PS_PER_S, "until_s": end / PS_PER_S, "fault": fault}
@@ -263,12 +260,35 @@ class ServeResult(Struct, frozen=True, eq=False, dict=True):
             ],
             "intervals": {name: interval.as_json() for name, interval in self.intervals.items()},
             "forecast_s": forecasts(self.intervals),
-            "ci95": {"method": INTERVALS, **{name: intervals(times) for name, times in self._times.items()}},
+            "ci95": {
+                "method": INTERVALS,
+                **{name: half_widths(times) for name, times in self._times.items()},
+            },
         }
         return plain
 
     def _kept(self, slo: Slo) -> dict[str, Any]:
-        return {"slo": slo.text, "requests_per_s": self.goodput(slo), "attained": self.attained(slo)}
+        steady = None if self.steady is None else self.steady.rate(slo.met_by(self))
+        return {
+            "slo": slo.text,
+            "requests_per_s": self.goodput(slo),
+            "steady_requests_per_s": steady,
+            "attained": self.attained(slo),
+        }
+
+    @property
+    def _steady(self) -> dict[str, Any]:
+        """The rates of the steady window, and the interval of the rate of requests."""
+        window, names = self.steady, ("steady_requests_per_s", "steady_output_tokens_per_s")
+        if window is None:
+            return {**dict.fromkeys(names), "throughput_interval": None, "drain_s": None}
+        rates = window.rate(), window.rate(self.requests["output"])
+        drain = (self.elapsed - window.end) / PS_PER_S
+        return {
+            **dict(zip(names, rates, strict=True)),
+            "throughput_interval": window.interval,
+            "drain_s": drain,
+        }
 
     @property
     def _gaps(self) -> dict[str, float]:
@@ -368,28 +388,13 @@ class Slo:
             raise ConfigError("states no limit, as in ttft=2s tpot=50ms", file=f"--slo {text!r}")
         return cls(text, limits)
 
-    def met_by(self, result: ServeResult) -> NDArray[np.bool_]:
-        """Return which requests keep all limits; a request of one token keeps any limit per token."""
+    def used_by(self, result: ServeResult) -> Floats:
+        """Return the largest part of a limit that each request takes; one token takes none of `tpot`."""
         later = np.maximum(result.requests["output"] - 1, 1)
         times = {"ttft": result.ttft, "e2e": result.e2e, "tpot": (result.e2e - result.ttft) / later}
-        within = np.ones(len(result), np.bool_)
-        for name, limit in self.limits.items():
-            within &= times[name] <= limit
-        return within
+        used: Floats = np.max([times[name] / limit for name, limit in self.limits.items()], axis=0)
+        return used
 
-
-def intervals(times: Int64s | Floats) -> dict[str, float] | None:
-    """Return the half widths, in seconds, of the mean's and quantiles' intervals; None of few requests."""
-    if len(times) < _FEWEST:
-        return None
-    batches = [spread(batch.astype(np.float64)) for batch in np.array_split(times, _BATCHES)]
-    means = {name: np.array([batch[name] for batch in batches], np.float64) for name in batches[0]}
-    return {name: float(_STUDENT * each.std(ddof=1) / _BATCHES**0.5) for name, each in means.items()}
-
-
-def spread(times: Int64s | Floats) -> dict[str, float | None]:
-    """Return mean and quantiles in seconds; None where there are no times."""
-    if not len(times):
-        return dict.fromkeys(("mean", *SHARES))
-    quantiles = np.quantile(times, list(SHARES.values())) / PS_PER_S
-    return {"mean": float(times.mean()) / PS_PER_S, **dict(zip(SHARES, map(float, quantiles), strict=True))}
+    def met_by(self, result: ServeResult) -> NDArray[np.bool_]:
+        """Return which requests keep all limits."""
+        return self.used_by(result) <= 1

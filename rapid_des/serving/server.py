@@ -20,10 +20,11 @@ from rapid_des.serving.admission import Habits
 from rapid_des.serving.costs import PassCosts
 from rapid_des.serving.drafts import Drafts
 from rapid_des.serving.engine import Engine
-from rapid_des.serving.fleet import ROUTERS, Fleet, Watch
+from rapid_des.serving.fleet import Fleet, Watch
 from rapid_des.serving.policies import POLICIES
 from rapid_des.serving.pools import Pool, of_replica, pools_of, sharing
 from rapid_des.serving.result import ServeResult
+from rapid_des.serving.routers import ROUTERS
 from rapid_des.serving.transfers import TransferLinks, for_iterations
 from rapid_des.serving.workload import WORKLOADS, Marks, Workload, draw, parse_arrivals, parse_lengths
 from rapid_des.simulation import require_kind
@@ -60,9 +61,8 @@ def serve(  # noqa: PLR0913 - what a server is asked, by name
     require_kind(job, Job, "load_job")
     require_kind(machine, Machine, "load_machine")
     _ = job.inference  # or it is no job that serves
-    spec = job.spec.serving or ServingSpec()
-    workload = _workload(
-        job, spec, {"arrivals": arrivals, "prompt": prompt, "output": output}, (requests, seed)
+    workload = workload_of(
+        job, {"arrivals": arrivals, "prompt": prompt, "output": output}, requests=requests, seed=seed
     )
     return serve_workload(job, machine, workload, first=first, watch=watch, cache=cache)
 
@@ -102,6 +102,7 @@ def serve_workload(  # noqa: PLR0913 - as above
         transfer=TransferLinks(machine, engine.page_size, partial(_messages, pools)).send,
         client=int((host.request if host else None) or 0),
         tokenizing=int((host.prompt_token if host else None) or 0),
+        front_ends=spec.front_ends or 0,
         latency=int((host.client if host else None) or 0),
         watch=watch,
         lose=spec.on_outage == "lose",
@@ -143,7 +144,9 @@ def _fail(
     fleet.priced = slowness.costs
 
 
-def _workload(job: Job, spec: ServingSpec, texts: dict[str, str | None], drawn: tuple[int, int]) -> Workload:
+def workload_of(job: Job, texts: dict[str, str | None], *, requests: int, seed: int) -> Workload:
+    """Return the requests that the texts `arrivals`, `prompt` and `output` state, or else the job."""
+    spec = job.spec.serving or ServingSpec()
     named = None if spec.workload is None else WORKLOADS[spec.workload]
     stated = {
         name: next(
@@ -163,8 +166,9 @@ def _workload(job: Job, spec: ServingSpec, texts: dict[str, str | None], drawn: 
     ]
     prefix = None if spec.prefix is None else parse_lengths(spec.prefix, "serving.prefix")
     adapters = None if spec.lora is None else (spec.lora.adapters, spec.lora.popularity)
-    marks = Marks(prefix, spec.sessions, spec.users, adapters)
-    return draw(parse_arrivals(stated["arrivals"]), (lengths[0], lengths[1]), *drawn, marks)
+    most = job.model.spec.max_positions
+    marks = Marks(prefix, spec.sessions, int(spec.session_think or 0), most, spec.users, adapters)
+    return draw(parse_arrivals(stated["arrivals"]), (lengths[0], lengths[1]), requests, seed, marks)
 
 
 def iteration_costs(job: Job, machine: Machine, cache: BoundedCache | None) -> PassCosts:

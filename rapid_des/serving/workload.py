@@ -36,7 +36,8 @@ from numpy.typing import NDArray
 from rapid_des.arrays import Int64s
 from rapid_des.config import Document, Spec, decode
 from rapid_des.errors import ConfigError
-from rapid_des.serving.requests import Request
+from rapid_des.serving.requests import NEVER, Request
+from rapid_des.serving.sessions import with_history
 from rapid_des.serving.trace_files import MARKS, read_lengths, read_trace
 from rapid_des.units import PS_PER_S, Duration, EventRate, whole_number
 from rapid_des.values import replace
@@ -322,6 +323,8 @@ class Workload(Struct, frozen=True):
     """Think time of clients, in picoseconds."""
     marks: Mapping[str, Int64s] = field(default_factory=dict)
     """Optional columns: `session`, `user`, `adapter`, `priority`, `prefix`."""
+    session_think: int = 0
+    """Least time between an answer and its session's next request, in picoseconds."""
     seed: int = 0
     """Seed of draws during serving: which drafted tokens are kept."""
 
@@ -332,6 +335,10 @@ class Workload(Struct, frozen=True):
             setattr(request, name, int(column[number]))
         return request
 
+    def session(self, number: int) -> int:
+        """Return the session of a request."""
+        return int(self.marks["session"][number]) if "session" in self.marks else NEVER
+
     def __len__(self) -> int:
         return len(self.prompt)
 
@@ -341,6 +348,10 @@ class Marks(Struct, frozen=True):
 
     prefix: Lengths | None = None
     sessions: int | None = None
+    think: int = 0
+    """Least time between an answer and its session's next request, in picoseconds."""
+    most: int | None = None
+    """Most tokens of a session; None: any number."""
     users: int = 1
     adapters: tuple[int, float] | None = None
     """Number of adapters, and the Zipf exponent of their popularity."""
@@ -365,17 +376,22 @@ def draw(
     arrivals: Arrivals, lengths: tuple[Lengths, Lengths], count: int, seed: int, marks: Marks | None = None
 ) -> Workload:
     """Return this many requests; a trace has its own lengths, and limits their number."""
-    drawn = (marks or Marks()).drawn(count, seed)
+    marks = marks or Marks()
+    drawn = marks.drawn(count, seed)
     if isinstance(arrivals, Trace):
         traced = _traced(arrivals, count)
         columns = {name: column[: len(traced)] for name, column in drawn.items()}
-        return replace(traced, marks=columns | dict(traced.marks), seed=seed)
+        every = columns | dict(traced.marks)
+        return replace(traced, marks=every, session_think=marks.think, seed=seed)
     prompt, output = (
         each.lengths(count, default_rng([seed, stream])) for stream, each in enumerate(lengths, start=1)
     )
+    if "session" in drawn:
+        prompt, drawn["session"] = with_history(prompt, output, drawn["session"], marks.most)
+    work = Workload(prompt, output, None, marks=drawn, session_think=marks.think, seed=seed)
     if isinstance(arrivals, Clients):
-        return Workload(prompt, output, None, arrivals.count, int(arrivals.think or 0), drawn, seed)
-    return Workload(prompt, output, arrivals.times(count, default_rng([seed, 0])), marks=drawn, seed=seed)
+        return replace(work, clients=arrivals.count, think=int(arrivals.think or 0))
+    return replace(work, arrival=arrivals.times(count, default_rng([seed, 0])))
 
 
 def _traced(trace: Trace, count: int) -> Workload:

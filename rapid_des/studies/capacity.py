@@ -23,8 +23,9 @@ from rapid_des.frontend import Job, load_job
 from rapid_des.machine import Machine
 from rapid_des.serving.energy import ServedEnergy, served_energy
 from rapid_des.serving.pools import pools_of, server_gpus
-from rapid_des.serving.result import ServeResult, Slo, spread
-from rapid_des.serving.server import serve
+from rapid_des.serving.result import ServeResult, Slo
+from rapid_des.serving.sampling import spread
+from rapid_des.serving.server import serve, workload_of
 from rapid_des.serving.uncertainty import forecasts
 from rapid_des.units import PS_PER_S
 from rapid_des.values import replace
@@ -230,11 +231,27 @@ def _full_rate(job: Job, machine: Machine, demand: ServerLoad, cache: BoundedCac
 
 
 def _worst(slo: Slo, result: ServeResult) -> str:
-    """Return the limit that most requests break."""
-    broken = {
-        name: 1 - float(Slo("", {name: limit}).met_by(result).mean()) for name, limit in slo.limits.items()
-    }
-    return max(broken, key=broken.__getitem__)
+    """Return the limit that most requests break, and where that is the queue at the front ends."""
+    kept = {name: Slo("", {name: limit}).met_by(result) for name, limit in slo.limits.items()}
+    worst = min(kept, key=lambda name: float(kept[name].mean()))
+    broken = ~kept[worst]
+    waited = int(result.requests["front_end_queue"][broken].sum())
+    at_front_ends = worst != "tpot" and 2 * waited > int(result.ttft[broken].sum())
+    return f"{worst} (queue at front ends)" if at_front_ends else worst
+
+
+def _check_front_ends(job: Job, demand: ServerLoad, load: float) -> None:
+    """Raise `ConfigError` where the stated front ends take fewer requests than the load has."""
+    number, host = job.spec.serving.front_ends if job.spec.serving else None, job.host
+    if number is None or host is None:
+        return
+    texts = {"arrivals": "clients count=1", "prompt": demand.prompt, "output": demand.output}
+    prompts = workload_of(job, texts, requests=demand.requests, seed=demand.seed).prompt
+    each = int(host.request or 0) + int(host.prompt_token or 0) * float(prompts.mean())
+    if load * each > number * PS_PER_S:
+        most, needed = number * PS_PER_S / each, int(load * each / PS_PER_S) + 1
+        problem = f"{number} take at most {most:.3g} requests/s, the load is {load:.3g}/s; it needs {needed}"
+        raise ConfigError(problem, file=job.file, key="serving.front_ends")
 
 
 def _settings(text: str) -> dict[str, object]:
@@ -348,6 +365,8 @@ def fleets(  # noqa: PLR0913 - what is asked, by name
     `InfeasibleJobError` if none of them fits into memory or on the machine. An interrupt (^C) ends it with
     the layouts that are done, if there are any.
     """
+    if load:
+        _check_front_ends(job, demand, load)
     outcomes, interrupted = list[Layout | tuple[str, str]](), False
     try:
         for number, chosen in enumerate(layouts(job, machine, texts) if texts else (job,)):

@@ -3,12 +3,13 @@
 Three facts of the healthy run save simulations without changing the answer. A part without traffic costs
 nothing. Parts with the same busy links cost the same, and so do parts that a proven rotation of the program
 maps onto each other, except for the order in which a link serves transfers that become ready at one instant
-(tens of picoseconds). Traces that a fault does not reprice are lowered again, not built again.
+(tens of picoseconds). The program of the healthy run is played again with other times and rates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -20,13 +21,15 @@ from rapid_des.chakra.trace import TraceSet
 from rapid_des.errors import InputError
 from rapid_des.frontend import Job
 from rapid_des.machine import Machine
+from rapid_des.modes.blocks.reach import keeps_routes, lower_again, slowed
+from rapid_des.modes.execution import execute
 from rapid_des.modes.pricing import price
 from rapid_des.modes.symmetry import rotations
 from rapid_des.network.build import find_node, node_range
 from rapid_des.network.faults import Fault, hits
+from rapid_des.program.faults.slow_gpus import on_slow_gpus, stretched
+from rapid_des.program.lowering import lower
 from rapid_des.report.pictures.fabric import Picture, picture
-from rapid_des.report.result import Result
-from rapid_des.simulation import replay
 from rapid_des.studies.faults import How, step_of
 from rapid_des.units import Duration, seconds
 from rapid_des.values import replace
@@ -209,17 +212,24 @@ class _CriticalityStudy:
         self.position = {rank: position for position, rank in enumerate(ranks)}
         self.used = frozenset(np.unique(self.run.lowered.program.route_links).tolist())
         self.load = self.run.execution.records.link_busy.sum(axis=1)
-        self.priced = self._priced()
         self.simulations = 0
 
-    def _priced(self) -> TraceSet | None:
-        """Return the traces that link faults do not reprice, where a replay of them is the whole answer."""
-        if self.how.mode != "flattened" or not isinstance(self.subject, Job):
-            return None
-        trained = self.subject.spec.phase == "training"
-        if not trained or self.machine.faults:
-            return None
-        return price(self.subject, self.machine, cache=self.cache).traces
+    @cached_property
+    def _again(self) -> bool:
+        """Whether a machine with a slower part has the healthy program, with other times and rates."""
+        plain = keeps_routes(self.machine) and not self.machine.faults and not self.machine.slowed
+        steps = not isinstance(self.subject, Job) or self.subject.spec.phase == "training"
+        ordered = not self.run.lowered.traces.unordered_streams
+        return self.how.mode == "flattened" and plain and steps and ordered
+
+    @cached_property
+    def _slow(self) -> TraceSet:
+        """The traces of the machine all of whose GPUs are slower."""
+        slower = [Fault(gpu=gpu, compute=self.derate, hbm=self.derate) for gpu in sorted(self.gpus)]
+        machine = self.machine.with_faults(slower)
+        if isinstance(self.subject, Job):
+            return price(self.subject, machine, cache=self.cache).traces
+        return stretched(self.subject, machine)
 
     def ranked(self, parts: Sequence[MachinePart]) -> Criticality:
         rows: dict[MachinePart, RankedPart] = {}
@@ -278,21 +288,29 @@ class _CriticalityStudy:
             for part in alike:
                 yield RankedPart(part, self.healthy, 0, "carries nothing")
             return
-        result = self._degraded(first)
-        yield self._row(first, result, "simulated")
+        step = self._degraded(first)
+        yield self._row(first, step, "simulated")
         for part in alike[1:]:
             same = self._signature(part) == self._signature(first)
-            yield self._row(part, result, f"{'the links of' if same else 'mirrors'} {first.name}")
+            yield self._row(part, step, f"{'the links of' if same else 'mirrors'} {first.name}")
 
-    def _row(self, part: MachinePart, result: Result, source: str) -> RankedPart:
-        return RankedPart(part, result.step_time, result.step_time - self.healthy, source)
+    def _row(self, part: MachinePart, step: Duration, source: str) -> RankedPart:
+        return RankedPart(part, step, step - self.healthy, source)
 
-    def _degraded(self, part: MachinePart) -> Result:
+    def _degraded(self, part: MachinePart) -> Duration:
+        """Return the step time if a part is slower."""
         self.simulations += 1
         machine = self.machine.with_faults([part.fault(self.derate)])
-        if self.priced is not None and not part.gpus:
-            return replay(self.priced, machine, engine=self.how.engine)
-        return step_of(self.subject, machine, self.how, self.cache)
+        if not self._again:
+            return step_of(self.subject, machine, self.how, self.cache).step_time
+        healthy = self.run.lowered
+        traces = healthy.traces
+        if part.gpus:
+            traces = on_slow_gpus(traces, dict.fromkeys(part.gpus, self._slow))
+        lowered = lower_again(healthy, traces, machine) if part.gpus else healthy
+        lowered = slowed(lowered, machine, lambda on: lower(traces, on, cache=self.cache))
+        records = execute(lowered.program, self.how.engine, name=lowered.name).records
+        return Duration(records.makespan)
 
 
 def _moved(permutation: Int64s, ids: frozenset[int]) -> frozenset[int]:

@@ -81,7 +81,7 @@ class Front(Struct):
     """How many rows are looked for: what comes after so many that are certain is not asked for."""
     workers: int
     due: Callable[[], bool]
-    queue: list[Entry]
+    queue: list[Entry] = msgspec.field(default_factory=list)
     """Those that nothing is being found out about, and that need no simulation for the next bound."""
     ready: list[tuple[int, Entry]] = msgspec.field(default_factory=list)
     """Those that do need one, and by what they take their turn."""
@@ -131,9 +131,11 @@ class Front(Struct):
 
     def _note(self, entry: Entry, parts: list[Entry | Out]) -> None:
         self.known[entry.key] = parts
+        self.add(part for part in parts if isinstance(part, Entry))
+
+    def add(self, parts: Iterable[Entry]) -> None:
+        """Put entries where they belong by what is known of them."""
         for part in parts:
-            if isinstance(part, Out):
-                continue
             if part.certain:
                 insort(self.rows, part)
             elif part.level < WALKED:

@@ -52,7 +52,7 @@ class PlanRow:
     settings: Mapping[str, Any] = field(hash=False)
     result: Result = field(repr=False)
     certain: bool
-    """Whether no candidate that is not listed before it is faster, as far as simulated steps tell."""
+    """Whether no layout that is not listed before it is faster, as far as simulated steps tell."""
 
     @property
     def step_time(self) -> Duration:
@@ -203,7 +203,7 @@ class Wanted:
     gpus: int | None = None
     """Unset: all of the machine."""
     top: int = 5
-    """How many rows are to be certain."""
+    """The number of rows."""
     vary: Mapping[str, Sequence[Any] | None] = field(default_factory=dict, hash=False)
     """By choice (`splits.CHOICES`) the values to take; None: all. Others take their usual ones."""
     mode: str = AUTO
@@ -294,7 +294,7 @@ class _Search(Struct, dict=True):
             self._nothing_fits(candidates)
         others = self._so_far() if stopped else []
         rows = [
-            *(_row(entry, certain=True) for entry in refinement.rows),
+            *(_row(entry, certain=refinement.is_certain(entry)) for entry in refinement.rows),
             *(_row(entry, certain=False) for entry in others),
         ]
         if not rows:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
+from math import exp, floor
 
 from msgspec import Struct, field
 
@@ -22,6 +23,7 @@ from rapid_des.frontend.build import in_passes
 from rapid_des.frontend.memory import shortage, shown
 from rapid_des.frontend.routing import places
 from rapid_des.machine import Machine
+from rapid_des.report.evidence import resolution
 from rapid_des.report.result import Result
 from rapid_des.studies.deadline import Deadline, TimeIsUp
 from rapid_des.studies.earliest import fullest_stages
@@ -47,6 +49,9 @@ from rapid_des.values import replace
 
 OnProgress = Callable[[str, int, int], None]
 _ROUNDED, _BESIDE = 1e-5, 0.0025
+_RANKS, _TWICE = 1024, 2
+"""The ranks of all simulations by closed forms, and these for each row, up to which all rows are made
+certain."""
 
 
 class _TooLarge(Struct, frozen=True):
@@ -84,6 +89,10 @@ class Refinement(Struct, dict=True):
     counts: Counter[str] = field(default_factory=Counter)
     all_seen: bool = True
     """Whether every family was looked at: the time may be up before."""
+    limit: int = 1 << 62
+    """Picoseconds: a layout that takes more is not shown to be faster than the first by measurements."""
+    aside: list[Entry] = field(default_factory=list)
+    """Those that are not looked at while rows are chosen among what was simulated."""
 
     def __post_init__(self) -> None:
         self.floors = Floors(self.machine, self.cache)
@@ -92,6 +101,7 @@ class Refinement(Struct, dict=True):
         self.capacity = int(self.share * self.machine.device.spec.hbm.capacity)
         self.fitting = partial(_fitting, self.share)
         self.bounded = self.trains and not self.machine.faults
+        self.exact = _RANKS // self.space.gpus
 
     def fill(self, on_progress: OnProgress) -> int:
         """Put all candidates in the queue that may fit into memory, by family; return how many there are.
@@ -120,11 +130,35 @@ class Refinement(Struct, dict=True):
     def search(self, executor: Executor, top: int) -> Iterator[None]:
         """Find so many rows, the fastest first; yield after every simulation.
 
+        All rows are certain if that takes few simulations. Else it ends where only the first is, as far as
+        measurements distinguish layouts; the rows behind it are the best of what was simulated.
+        """
+        yield from self._refined(executor, top)
+        while self._settled(top) and not self.deadline.over:
+            self.aside = [entry for entry in self.queue if entry.result is None]
+            self.queue = sorted(entry for entry in self.queue if entry.result is not None)
+            try:
+                yield from self._refined(executor, top)
+            finally:
+                self.queue, self.aside = sorted(self.queue + self.aside), []
+            self.exact = self.counts["analytical"] + top
+            yield from self._refined(executor, top)
+
+    def _settled(self, top: int) -> bool:
+        """Return whether the first is certain enough, and enough is simulated to choose rows behind it."""
+        if len(self.rows) == top or self.aside or self.counts["analytical"] < max(self.exact, _TWICE * top):
+            return False
+        return bool(self.queue) and self.queue[0].least >= self.limit
+
+    def _refined(self, executor: Executor, top: int) -> Iterator[None]:
+        """Take the queue apart until so many rows are certain, or the first is enough; yield as `search`.
+
         Workers simulate ahead of what is known. What they find is taken in where it is asked for, in order:
         so the same are looked at, and counted, however many workers there are.
         """
         over = self.deadline
-        front = Front(self._closer, top, executor.workers, lambda: over.over, list(self.queue))
+        front = Front(self._closer, top - len(self.rows), executor.workers, lambda: over.over)
+        front.add(self.queue)
         meanwhile = over.while_waiting(front.look_ahead)
         try:
             while self._take_in(front, top) and not over.over:
@@ -137,7 +171,7 @@ class Refinement(Struct, dict=True):
         except TimeIsUp:
             pass
         finally:
-            if len(self.rows) < top:
+            if len(self.rows) < top and not self._settled(top):
                 self._keep(front)
 
     def _point(self, entry: Entry) -> Point:
@@ -145,7 +179,7 @@ class Refinement(Struct, dict=True):
 
     def _take_in(self, front: Front, top: int) -> bool:
         """Put what is known of those who come first in their place; tell whether more has to be found out."""
-        while self.queue and len(self.rows) < top:
+        while self.queue and len(self.rows) < top and not self._settled(top):
             entry = self.queue[0]
             if entry.certain:
                 self.rows.append(heapq.heappop(self.queue))
@@ -209,6 +243,10 @@ class Refinement(Struct, dict=True):
             if number and self.deadline.over:
                 return
 
+    def is_certain(self, row: Entry) -> bool:
+        """Return whether no layout that is left is faster than a row."""
+        return not self.queue or row.least <= min(self.queue).least
+
     def say_why(self) -> None:
         """Say of all that is left in the queue why it is no row."""
         for entry in sorted(self.queue):
@@ -224,6 +262,8 @@ class Refinement(Struct, dict=True):
                 continue
             if part.result is not None:
                 self.counts[part.result.mode] += 1
+                if part.certain:
+                    self.limit = min(self.limit, _distinguished_below(part.result))
             heapq.heappush(self.queue, part)
 
     def _left(self, entry: Entry) -> list[Family]:
@@ -328,6 +368,13 @@ class Refinement(Struct, dict=True):
         if why == "refused":
             self.space.refused[text] += len(family)
         self.dropped(family, why, text)
+
+
+def _distinguished_below(result: Result) -> int:
+    """Return below how many picoseconds measurements show that a layout is faster than a result."""
+    works, origin = (result.work, result.work), result.origin
+    ratio = None if origin is None else resolution(works, origin)
+    return floor(int(result.step_time) * exp(-(ratio or 0.0)))
 
 
 def _refused(family: Family) -> Out | None:

@@ -3,12 +3,16 @@
 import numpy as np
 import pytest
 
+from rapid_des.errors import ConfigError
+from rapid_des.frontend import load_job
 from rapid_des.serving.admission import Habits
+from rapid_des.serving.drafts import Drafts
 from rapid_des.serving.engine import Engine
-from rapid_des.serving.fleet import ROUTERS, Fleet
+from rapid_des.serving.fleet import Fleet
 from rapid_des.serving.policies import POLICIES
-from rapid_des.serving.result import ServeResult
-from rapid_des.serving.workload import Workload, draw, parse_arrivals, parse_lengths
+from rapid_des.serving.result import ServeResult, Slo
+from rapid_des.serving.routers import ROUTERS
+from rapid_des.serving.workload import Marks, Workload, draw, parse_arrivals, parse_lengths
 
 SERVICE = 10**9
 """A millisecond."""
@@ -89,9 +93,24 @@ def test_steps_that_pass_at_once_are_those_that_are_waited_for(pages, policy):
         )
         outcomes.append({name: column.tolist() for name, column in result.requests.items()})
         outcomes[-1]["gaps"] = result.gaps.tolist()
+        outcomes[-1]["held"] = held_over_time(result)
+        outcomes[-1]["occupancy"] = [round(share, 12) for share in result.kv_occupancy.values()]
     assert outcomes[0] == outcomes[1]
     evicts = policy != "trtllm_guaranteed_no_evict"
     assert (sum(outcomes[0]["preemptions"]) > 0) == (pages == 60 and evicts)
+
+
+def held_over_time(result):
+    """Return when how many requests wait and run and how many pages are held: equal rows are put together."""
+    rows, spans = result.loads[0], []
+    for began, duration, *sizes in zip(
+        *(rows[name].tolist() for name in ("began", "duration", "waiting", "running", "pages")), strict=True
+    ):
+        if spans and spans[-1][1:] == [began, sizes]:
+            spans[-1][1] += duration
+        else:
+            spans.append([began, began + duration, sizes])
+    return spans
 
 
 HABITS = [{"receive_interval": 7}, {"ahead": True}, {"receive_interval": 7, "ahead": True},
@@ -156,6 +175,20 @@ def test_one_front_end_takes_requests_one_after_the_other():
     assert sorted(ttft) == pytest.approx([(5 + 2 * place) * SERVICE for place in range(1, 9)], rel=1e-6)
 
 
+@pytest.mark.parametrize(("front_ends", "waits_ms"), [(0, [0, 0, 2, 2]), (1, [0, 2, 4, 6]), (4, [0] * 4)])
+def test_each_replica_has_a_front_end_unless_their_number_is_stated(front_ends, waits_ms):
+    # four requests at once to two replicas, 2 ms each at a front end
+    engine = Engine(policy=POLICIES["vllm_v1"], costs=Affine(base=1), pages=10**6, page_size=16,
+                    max_batched_tokens=8192, max_sequences=256)  # fmt: skip
+    work = from_columns([0] * 4, [10] * 4, [1] * 4)
+    fleet = Fleet(engine, work, ROUTERS["round_robin"], replicas=2, client=2 * SERVICE, front_ends=front_ends)
+    assert fleet.run()
+    requests = ServeResult.of(fleet, name="test", gpus=2).requests
+    assert sorted(requests["front_end_queue"]) == [wait * SERVICE for wait in waits_ms]
+    at_front_ends = requests["received"] - requests["arrival"] - requests["front_end_queue"]
+    assert set(at_front_ends) == {2 * SERVICE}
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("pages", [10**6, 60])
 def test_tokens_and_pages_are_conserved(pages, policy):
@@ -188,6 +221,22 @@ def test_requests_that_are_swapped_out_and_in_all_come_to_their_ends(pages, poli
     assert len(result) == 60
     assert fleet.members[0].sizes == (0, 0, 0)
     assert result.loads[0]["pages"].max() <= pages
+
+
+def test_the_steady_rate_leaves_out_the_start_and_the_drain():
+    # 100 requests/s for 4 s, whose answers take 2 s each: the last 2 s only drain
+    _, result = served("constant rate=100/s", 400, output="2000", max_sequences=10**4)
+    plain = result.as_json(Slo.parse("e2e=1h"))
+    assert plain["throughput"]["requests_per_s"] == pytest.approx(100 * 4 / 6, rel=0.01)
+    assert plain["steady_requests_per_s"] == plain["goodput"]["steady_requests_per_s"]
+    assert plain["steady_requests_per_s"] == pytest.approx(100, rel=0.01)
+    assert plain["steady_output_tokens_per_s"] == pytest.approx(200_000, rel=0.01)
+    # a server that is offered twice of what it takes answers what it takes
+    _, result = served("poisson rate=2000/s", 2000, max_sequences=1)
+    low, high = result.as_json()["throughput_interval"]
+    assert result.steady.rate() == pytest.approx(1000, rel=0.01) and low <= 1000 <= high < 1.05 * low
+    _, result = served("poisson rate=2000/s", 20)
+    assert result.as_json()["steady_requests_per_s"] is None
 
 
 def test_clients_of_a_closed_loop_have_one_request_each():
@@ -259,6 +308,22 @@ def test_more_important_requests_are_taken_first():
     assert np.argsort(result.requests["started"]).tolist() == [0, 2, 3, 1]
 
 
+@pytest.mark.parametrize("policy", ["vllm_v1", "trtllm_max_utilization"])
+def test_the_least_important_request_makes_room_whoever_came_last(policy):
+    # both answers take 4 pages of 16 tokens, 6 are there: the second came last and matters more
+    work = from_columns([0, 1], [20, 20], [40, 40], priority=[0, 5])
+    _, result = served(work, 0, pages=6, order="priority", policy=policy)
+    assert result.requests["preemptions"].tolist() == [1, 0]
+    _, result = served(work, 0, pages=6, policy=policy)
+    assert result.requests["preemptions"].tolist() == [0, 1]
+
+
+def test_the_router_by_free_pages_has_the_name_of_what_it_does():
+    with pytest.raises(ConfigError, match="serving.router: 'kv_aware' is not .*most_free_pages"):
+        load_job("llama3_1_70b_serve", settings={"serving.router": "kv_aware"})
+    assert "most_free_pages" in ROUTERS
+
+
 def test_a_user_who_asks_much_does_not_starve_one_who_asks_little():
     # user 0 has 200 requests at once, user 1 one each 100 ms, an answer takes 10 ms: first come first served
     # makes user 1 wait for all 200, fair ones for the one that runs
@@ -283,6 +348,45 @@ def test_stated_prefixes_are_not_computed():
     work = from_columns([0], [100], [1], prefix=[64])
     _, result = served(work, 0, costs=costs)
     assert result.ttft[0] == 36 * SERVICE
+
+
+def test_a_shared_prefix_takes_its_pages_once():
+    # of 80 tokens four pages of 16 are shared, one is each request's: ten fit into 14 pages at once
+    work = from_columns([0] * 10, [80] * 10, [1] * 10, prefix=[64] * 10)
+    fleet, result = served(work, 0, pages=14)
+    assert set(result.ttft) == {SERVICE}
+    assert result.loads[0]["pages"].max() == 14 and fleet.members[0].sizes == (0, 0, 0)
+
+
+@pytest.mark.parametrize("rest", [{"swap": 10**5}, {"pages": 10**6}, {"drafts": Drafts((0.8, 0.5), 1)}, {}])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_requests_that_share_parts_of_a_prefix_give_all_pages_back(policy, rest):
+    random = np.random.default_rng(3)
+    marks = {"prefix": random.integers(0, 90, 80), "session": random.integers(0, 9, 80)}
+    work = from_columns(np.arange(80) * 5, random.integers(1, 200, 80), random.integers(1, 90, 80), **marks)
+    outcomes = []
+    for stepwise in (False, True):
+        keys = {"pages": 40, "policy": policy, "costs": Affine(token=10**6), "stepwise": stepwise} | rest
+        fleet, result = served(work, 0, **keys)
+        assert fleet.members[0].sizes[:2] == (0, 0) and fleet.members[0].shared_pages == 0
+        assert fleet.members[0].free_pages == keys["pages"] >= result.loads[0]["pages"].max()
+        outcomes.append(result.requests["finished"].tolist())
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("arrivals", ["poisson rate=200/s", "clients count=12"])
+def test_a_turn_is_sent_after_the_answer_before_it_and_repeats_what_was_said(arrivals):
+    marks = Marks(sessions=10, think=3 * SERVICE, most=4000)
+    lengths = parse_lengths("uniform low=5 high=90", "p"), parse_lengths("uniform low=5 high=90", "o")
+    work = draw(parse_arrivals(arrivals), lengths, 95, 1, marks)
+    fleet, result = served(work, 0, costs=Affine(token=10**6))
+    columns, session = result.requests, work.marks["session"]
+    assert len(result) == 95 and fleet.members[0].sizes == (0, 0, 0) and result.turns_waited > 40
+    for each in set(session):
+        turns = {name: column[session == each] for name, column in columns.items()}
+        assert (turns["arrival"][1:] - turns["finished"][:-1] >= 3 * SERVICE).all()
+        new = np.diff(turns["prompt"], prepend=0)[1:] - turns["output"][:-1]
+        assert ((new >= 5) & (new <= 90)).all()
 
 
 def test_sessions_go_on_from_what_their_replica_still_holds():

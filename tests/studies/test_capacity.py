@@ -79,6 +79,18 @@ def test_a_fleet_of_one_is_a_gpu(job, node):
     assert list(lines)[-1].endswith("1 GPU")
 
 
+def test_front_ends_limit_a_replica_and_a_stated_number_of_them_the_fleet(node):
+    # 64 tokens of 10 ms each: a front end takes at most 1.56 requests/s
+    slow = load_job("llama2_7b_inference", settings=SMALL | {"host.prompt_token": "10 ms"})
+    demand = ServerLoad(Slo.parse("ttft=3s"), requests=60)
+    found = capacity(slow, node, demand)
+    assert found.full == pytest.approx(1.5625, rel=1e-3)
+    assert found.rate < found.full and found.broken == "ttft (queue at front ends)"
+    three = load_job(slow, settings={"serving.front_ends": 3})
+    with pytest.raises(ConfigError, match="front_ends: 3 take at most 4.69 requests/s.*50/s; it needs 33"):
+        fleets(three, node, demand, (), load=50)
+
+
 def test_a_limit_of_no_time_is_refused():
     with pytest.raises(ConfigError, match="--slo 'ttft=0s': ttft: 0s: no request takes no time"):
         Slo.parse("ttft=0s")

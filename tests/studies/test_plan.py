@@ -345,6 +345,23 @@ def test_layouts_take_memory_up_to_the_stated_share():
         Wanted(headroom=1.1)
 
 
+def test_after_many_simulations_the_first_row_is_enough_and_others_say_whether_they_are_certain(monkeypatch):
+    vary = {**FEW, "tp": [1, 2, 4], "cp": [1], "micro_batch": [1], "schedule": ["1f1b"], "pp": [1, 2]}
+    whole = plan(job_of(), machine_of(), Wanted(gpus=4, top=4, vary=vary))
+    monkeypatch.setattr("rapid_des.studies.refinement._RANKS", 0)
+    monkeypatch.setattr("rapid_des.studies.refinement._TWICE", 1)
+    found = plan(job_of(), machine_of(), Wanted(gpus=4, top=4, vary=vary))
+    assert found.rows[0].step_time == whole.rows[0].step_time
+    assert (len(found.rows), found.floor) == (4, None)
+    assert found.counts["analytical"] <= whole.counts["analytical"]
+    assert not found.rows[-1].certain
+    known = [row.step_time for row in whole.rows]
+    assert all(row.step_time in known for row in found.rows if row.certain)
+    assert "? a layout that was not simulated" in "\n".join(
+        text(plan_report(found.as_json(), "job", "machine"))
+    )
+
+
 def test_a_plan_that_is_stopped_says_what_all_others_take_at_least():
     job, machine = job_of(), machine_of()
     vary = {**FEW, "tp": [1, 2, 4], "cp": [1], "micro_batch": [1], "schedule": ["1f1b"], "pp": [1, 2]}

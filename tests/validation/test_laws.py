@@ -24,7 +24,7 @@ def test_laws_hold(trials, law):
     assert counts[law, "held"], counts
 
 
-@pytest.mark.parametrize("seed", [63, 70152, 70860, 90206, 300793, 710064])
+@pytest.mark.parametrize("seed", [63, 70152, 70860, 90068, 90206, 300793, 710064])
 def test_bounds_hold_where_a_campaign_once_found_a_step_outside(seed):
     trial = attempt(draw(seed), Counter())
     assert trial is not None

@@ -12,8 +12,9 @@ from validation.laws.trial import DoesNotApplyError, Trial, differ
 
 _MANY_HOPS = 6_000
 """Hops up to which a case is interpreted too."""
-_NEARLY = 0.02
-"""What turns taken in another order may change, and latencies of packets that a timetable does not slow."""
+_NEARLY = 0.04
+"""What turns taken in another order may change, and latencies of packets that a timetable does not slow:
+2.8 % of a step with many small messages over links that keep 3 % of their bandwidth."""
 
 
 def lasting(trial: Trial) -> str:

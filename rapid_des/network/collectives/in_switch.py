@@ -7,13 +7,14 @@ sends copies of it down; it stores and starts nothing by itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 
 from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
-from rapid_des.network.collectives.schedule import Demand, Draft, Payload, Schedule
+from rapid_des.network.collectives.schedule import Demand, Draft, Payload, Schedule, demand, together
 from rapid_des.network.collectives.trees import NO_PARENT, tree_broadcast, tree_reduce
 from rapid_des.values import replace
 
@@ -44,6 +45,37 @@ def nvls(demand: Demand, chunks: int = 1) -> Schedule:
         if demand.collective not in _REDUCE_SCATTERS:
             _multicast(draft, bounds, owners=np.arange(demand.members), after=fetched[-1:])
     return draft.seal()
+
+
+def nvls_each(parts: Sequence[Demand]) -> Schedule:
+    """Return `nvls` of each part of a demand, side by side.
+
+    Parts whose blocks all have bytes differ in these alone: one part's transfers stand for the others'.
+    """
+    first = parts[0]
+    if first.collective is C.BROADCAST or not all(part.size.all() for part in parts):
+        return together([nvls(part) for part in parts])
+    shape = _of_unit_blocks(first.collective, first.members)
+    count, transfers, awaited = len(parts), len(shape), len(shape.dependencies)
+    begins = np.repeat(np.arange(count), awaited)
+    starts = shape.dependency_starts[:-1] + awaited * np.arange(count)[:, None]
+    return replace(
+        shape,
+        source=np.tile(shape.source, count),
+        destination=np.tile(shape.destination, count),
+        size=np.concatenate([part.size[shape.offset] for part in parts]),
+        reduces=np.tile(shape.reduces, count),
+        offset=np.concatenate([part.offset[shape.offset] for part in parts]),
+        dependency_starts=np.append(starts, count * awaited),
+        dependencies=np.tile(shape.dependencies, count) + (begins * transfers).astype(np.int32),
+    )
+
+
+@cache
+def _of_unit_blocks(collective: CollectiveType, members: int) -> Schedule:
+    """Return `nvls` of blocks of one byte: the offset of a transfer is the number of its block."""
+    size = 1 if collective is C.ALL_GATHER else members
+    return nvls(demand(collective, members, size))
 
 
 def _fetch(draft: Draft, bounds: Int64s, *, after: Sequence[Int64s]) -> Int64s:

@@ -42,7 +42,7 @@ from rapid_des.network.specs import (
 )
 from rapid_des.program.collectives.pacing import TransferPaths, crossings, paced, paced_ring
 from rapid_des.program.collectives.plans import AxisPhase, ServedCollective
-from rapid_des.program.collectives.templates import like_template, one_transfer, transfer_template
+from rapid_des.program.collectives.templates import bytes_of, like_template, one_transfer, transfer_template
 from rapid_des.program.program import Template
 from rapid_des.program.replicas import cut_of
 from rapid_des.program.services import MessageSizes
@@ -245,9 +245,22 @@ class Libraries:
 
     def template(self, laid: LaidOut, ranks: Sequence[int], sizes: MessageSizes) -> Template:
         """Return the transfers of a collective among these GPUs, with the library's lags."""
+        machine = self._machine
+        key = ("laid", machine.unfaulted, machine.dead, laid, tuple(ranks))
+        template, sent = self._memory.get_or_make(
+            key, lambda: self._template(laid, ranks), weight=lambda made: bytes_of(made[0])
+        )
+        return replace(template, size=sizes.rows(sent, whole=laid.chunked))
+
+    def _template(self, laid: LaidOut, ranks: Sequence[int]) -> tuple[Template, Int64s]:
+        """Return `template`, and the bytes of its transfers."""
         schedule = laid.schedule()
-        template = like_template(schedule, sizes, self._memory, name=laid.name, whole=laid.chunked)
+        template = like_template(schedule, MessageSizes(), self._memory, name=laid.name, whole=laid.chunked)
         template = replace(template, below=laid.below)
+        return self._paced(template, schedule, laid, ranks), schedule.size
+
+    def _paced(self, template: Template, schedule: Schedule, laid: LaidOut, ranks: Sequence[int]) -> Template:
+        """Return a template with the library's lags."""
         if not len(template.pair_source):
             return template
         if laid.plain_ring:

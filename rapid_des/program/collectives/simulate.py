@@ -41,6 +41,8 @@ Coming: TypeAlias = tuple[int, int, int, int, int, int, int]
 """(time, part, rank, injected, task, hop, size row): a part that asks a link, or with hop NONE has arrived.
 
 In the order in which links take them (R3)."""
+NEVER = 1 << 62
+"""A time after all others."""
 _CHOOSES = -2
 """Hop of the entry that makes a link, given in place of the task, choose."""
 _LAST = 1 << 62
@@ -143,8 +145,8 @@ class LinkSimulation:
             self._templates[id(schedule)] = template
         return self._templates[id(schedule)]
 
-    def duration(self) -> int:
-        """Return when the last member is done."""
+    def duration(self, most: int = NEVER) -> int:
+        """Return when the last member is done; once that must be after `most`, some time after it."""
         sizes = self._sizes.all()
         whole = range(len(sizes)) if self._whole else ()
         fabric = self._machine.fabric
@@ -162,6 +164,8 @@ class LinkSimulation:
         while self._coming:
             coming = heapq.heappop(self._coming)
             end, task, hop = coming[0], coming[4], coming[5]
+            if end > most:
+                break
             if hop == _CHOOSES:
                 self._choose(end, task)
                 continue
@@ -288,8 +292,8 @@ class ChoiceSimulator:
         self._in_parts = cache(self._with_parts)
         self._in_segments = cache(self._with_segments)
 
-    def time(self, choice: Choice, asked: GroupCollective) -> int:
-        """Return the picoseconds until all groups are done."""
+    def time(self, choice: Choice, asked: GroupCollective, most: int = NEVER) -> int:
+        """Return the picoseconds until all groups are done; of more than `most`, that they are more."""
         call = CollectiveCall(asked.collective, asked.size, asked.extents, ())
         plan, made = as_chosen(choice, call), cache(self._lines)
         chunks = [[made(phase, asked.extents) for phase in chunk] for chunk in plan]
@@ -300,7 +304,7 @@ class ChoiceSimulator:
         if not whole and parts > 1 and play.visits > MOST_VISITS:
             fewer = max(1, parts * MOST_VISITS // play.visits)
             play = LinkSimulation(chunks, self._in_parts(fewer), whole=whole, in_order=True)
-        return play.duration()
+        return play.duration(most)
 
     def _lines(self, phase: AxisPhase, extents: tuple[int, ...]) -> ScheduledLines:
         """Return the schedule of a phase for all groups, or for all their lines along its axis."""

@@ -107,10 +107,11 @@ def _message_name(size: int) -> str:
 def _weight(made: tuple[bytes, Template, Int64s]) -> int:
     """Return roughly the bytes of a cached template; templates may share a shape."""
     _, shape, sizes = made
-    return sizes.nbytes + _bytes_of(shape)
+    return sizes.nbytes + bytes_of(shape)
 
 
-def _bytes_of(template: Template) -> int:
+def bytes_of(template: Template) -> int:
+    """Return roughly the bytes of a template's columns."""
     columns = (getattr(template, name) for name in fields(template))
     return 1000 + sum(column.nbytes for column in columns if isinstance(column, np.ndarray))
 
@@ -183,7 +184,7 @@ def like_template(
     cut = _cut(schedule, None)
     key = ("transfers", _structure(schedule, cut))
     shape = memory.get_or_make(
-        key, lambda: _template(schedule, cut, MessageSizes(), name="", whole=False), weight=_bytes_of
+        key, lambda: _template(schedule, cut, MessageSizes(), name="", whole=False), weight=bytes_of
     )
     return replace(shape, size=sizes.rows(cut.size, whole=whole), name=name)
 

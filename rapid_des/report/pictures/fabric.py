@@ -225,7 +225,7 @@ def _draw_links(axes: Any, collections: Any, picture: Picture, points: Points) -
     fabric = picture.fabric
     cables, first = cables_of(fabric)
     dead, derated = broken(picture, cables, first)
-    lines = _curves(fabric, first, points, straight=on_circle(picture))
+    lines = cable_lines(fabric, first, points, straight=on_circle(picture))
     plain = ~dead & ~derated
     if picture.load is not None:
         shares = busier(picture.load, cables)[~dead]
@@ -344,7 +344,7 @@ def _any(cables: Int64s, first: Int64s, links: Sequence[int] | frozenset[int]) -
     return hit
 
 
-def _curves(fabric: Fabric, first: Int64s, points: Points, *, straight: bool) -> Points:
+def cable_lines(fabric: Fabric, first: Int64s, points: Points, *, straight: bool) -> Points:
     """Return a polyline a cable, bent where a straight one would run through other nodes."""
     start, end = points[fabric.source[first]][:, None, :], points[fabric.destination[first]][:, None, :]
     along = end - start

@@ -15,33 +15,19 @@ from rapid_des.errors import InputError
 from rapid_des.frontend.memory import CATEGORIES, JobMemory, StageMemory
 from rapid_des.frontend.trace import JobTrace
 from rapid_des.modes.execution import Run
+from rapid_des.report.colours import colour
 from rapid_des.report.pictures import new_figure, save
 from rapid_des.report.pictures.schedule import Box, whole_segments
 from rapid_des.units import PS_PER_S
 
 _GIB = 2**30
-_Steps = tuple[list[int], list[Mapping[str, int]]]
+MemorySteps = tuple[list[int], list[Mapping[str, int]]]
 """Times in picoseconds, and the bytes by category from each time on."""
 _WIDTH, _DPI = 12.0, 150
 _STAGES = 8
 """Up to this many stages are all drawn; of more the first and the last ones, and the fullest."""
-_MOVING = frozenset(("activations", "logits", "temporary", "fragmentation"))
-"""Categories that are drawn above the constant ones."""
-_COLOURS: Mapping[str, tuple[float, float, float]] = {
-    "weights": (0.17, 0.36, 0.68),
-    "gradients": (0.40, 0.60, 0.85),
-    "optimizer": (0.10, 0.50, 0.52),
-    "unsharded": (0.45, 0.75, 0.75),
-    "activations": (0.80, 0.58, 0.10),
-    "logits": (0.93, 0.78, 0.35),
-    "temporary": (0.75, 0.30, 0.20),
-    "communication": (0.55, 0.35, 0.65),
-    "kv_cache": (0.30, 0.65, 0.30),
-    "workspace": (0.75, 0.65, 0.80),
-    "fragmentation": (0.88, 0.70, 0.68),
-    "framework": (0.60, 0.60, 0.60),
-    "reserve": (0.80, 0.80, 0.80),
-}
+MOVING = frozenset(("activations", "logits", "temporary", "fragmentation"))
+"""Categories that vary, which are drawn above the constant ones."""
 
 
 def draw_memory(
@@ -54,15 +40,15 @@ def draw_memory(
     drawn: dict[int, list[Box]] = {}
     for box in whole_segments(trace, run):
         drawn.setdefault(box.stage, []).append(box)
-    stages = _chosen(memory)
+    stages = drawn_stages(memory)
     end = run.execution.records.makespan
     unit, name = (1e9, "ms") if end < 10 * PS_PER_S else (1e12, "s")
     figure = new_figure(path, figsize=(_WIDTH, 1.9 * len(stages) + 1.2), layout="constrained")
     panels = figure.subplots(len(stages), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     there = [each for each in CATEGORIES if any(m.categories[each] for s in stages for m in s.timeline)]
-    names = sorted(there, key=_MOVING.__contains__)
+    names = sorted(there, key=MOVING.__contains__)
     for axes, stage in zip(panels, stages, strict=True):
-        _draw_stage(axes, _steps(stage, drawn.get(stage.stage, []), end), names, unit=unit)
+        _draw_stage(axes, memory_steps(stage, drawn.get(stage.stage, []), end), names, unit=unit)
         axes.set_ylabel(f"stage {stage.stage}, GiB", fontsize=8)
         axes.axhline(capacity / _GIB, color="black", linewidth=0.8, linestyle="--")
     panels[0].set_xlim(0, end / unit)
@@ -75,24 +61,25 @@ def draw_memory(
     return len(stages)
 
 
-def _chosen(memory: JobMemory) -> list[StageMemory]:
+def drawn_stages(memory: JobMemory) -> list[StageMemory]:
+    """Return the stages that a picture shows: the first and the last ones, and the fullest."""
     if len(memory.stages) <= _STAGES:
         return list(memory.stages)
     ends = {*range(_STAGES // 2), *range(len(memory.stages) - _STAGES // 2 + 1, len(memory.stages))}
     return [memory.stages[stage] for stage in sorted(ends | {memory.fullest.stage})]
 
 
-def _draw_stage(axes: Any, steps: _Steps, names: Sequence[str], *, unit: float) -> None:
+def _draw_stage(axes: Any, steps: MemorySteps, names: Sequence[str], *, unit: float) -> None:
     times, sizes = steps
     levels = np.array([[held[name] / _GIB for held in sizes] for name in names])
-    colours = [_COLOURS[name] for name in names]
+    colours = [colour(name) for name in names]
     axes.stackplot(np.array(times) / unit, levels, labels=names, colors=colours, step="post", linewidth=0)
     axes.tick_params(labelsize=8)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
 
 
-def _steps(stage: StageMemory, ran: Sequence[Box], end: int) -> _Steps:
+def memory_steps(stage: StageMemory, ran: Sequence[Box], end: int) -> MemorySteps:
     """Return from when on a stage holds how many bytes by category, from the step's start to its end."""
     at = {(moment.name, moment.micro_batch, moment.chunk): moment for moment in stage.timeline}
     times, sizes = [0], [stage.timeline[-1].left]

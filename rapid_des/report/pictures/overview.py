@@ -71,8 +71,8 @@ def draw(picture: Picture, path: Path) -> None:
 
 
 def _draw_overview(picture: Picture, path: Path) -> None:
-    rows = _rows(picture.healthy)
-    cells = _cells(picture, rows)
+    rows = fabric_rows(picture.healthy)
+    cells = fabric_cells(picture, rows)
     seen = picture.load is not None or picture.gpu_load or picture.node_load
     wide = bool(seen) or any(np.isin(cells.faults, (1, 2)).ravel())
     size = (13.0 if wide else 7.0, 0.42 * len(rows) + 1.6)
@@ -87,7 +87,7 @@ def _draw_overview(picture: Picture, path: Path) -> None:
     save(figure, path, dpi=130)
 
 
-def _rows(fabric: Fabric) -> list[_FabricRow]:
+def fabric_rows(fabric: Fabric) -> list[_FabricRow]:
     """Return tiers from below, each followed by the cables to itself and to those above."""
     level = layers(fabric)[0] if fabric.nodes > fabric.gpus else np.zeros(fabric.nodes, np.int64)
     kind = np.searchsorted([fabric.gpus, fabric.gpus + fabric.nics], np.arange(fabric.nodes), side="right")
@@ -127,7 +127,8 @@ class _Cells(Struct, frozen=True, eq=False):
     """Number of GPUs per column."""
 
 
-def _cells(picture: Picture, rows: list[_FabricRow]) -> _Cells:
+def fabric_cells(picture: Picture, rows: list[_FabricRow]) -> _Cells:
+    """Return the load and the faults of each row over groups of neighbouring GPUs."""
     fabric = picture.fabric
     group = picture.per_server or 1
     group *= -(-fabric.gpus // (group * _MOST_COLUMNS))

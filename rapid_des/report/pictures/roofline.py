@@ -28,7 +28,7 @@ _LABEL, _DOT = (9.0, 8.0), (7.0, 7.0)
 """Width and height in points of a number and of a dot."""
 
 
-class _Mark(NamedTuple):
+class RooflineMark(NamedTuple):
     """An operator in the roofline picture."""
 
     label: str
@@ -37,6 +37,8 @@ class _Mark(NamedTuple):
     rate: float
     """Arithmetic rate in FLOP/s."""
     bound: str
+    name: str
+    """The operator's name in the trace."""
 
 
 def draw_roofline(job: Job, machine: Machine, path: Path, *, title: str) -> int:
@@ -54,7 +56,7 @@ def draw_roofline(job: Job, machine: Machine, path: Path, *, title: str) -> int:
     True
     """
     device = as_used(job, machine, machine.device)
-    marks = _marks(price(job, machine).operators)
+    marks = marks_of(price(job, machine).operators)
     dots = _dots(marks)
     figure = new_figure(path, figsize=(9, max(6.0, 0.15 * (len(marks) + len(dots)))))
     axes = figure.subplots()
@@ -78,25 +80,26 @@ def _colour(bound: str) -> str:
     return f"C{list(_SHAPES).index(bound)}"
 
 
-def _marks(operators: Sequence[PricedOperator]) -> list[_Mark]:
+def marks_of(operators: Sequence[PricedOperator]) -> list[RooflineMark]:
     """Return the operators that have FLOPs and bytes, one a name, kind of layer and pass."""
     last = max((operator.step for operator in operators), default=0)
     passes = {0: "prefill ", 1: "decode step 1 ", last: f"decode step {last} "} if last else {0: ""}
     kinds = len({operator.kind for operator in operators}) > 1
-    marks: dict[tuple[str, int, int], _Mark] = {}
+    marks: dict[tuple[str, int, int], RooflineMark] = {}
     for operator in operators:
         if operator.flops and operator.bytes.get("hbm") and operator.step in passes:
             layer = f" (layer kind {operator.kind})" if kinds and operator.section == "block" else ""
             rate = operator.flops * PS_PER_S / max(operator.duration, 1)
             label = passes[operator.step] + operator.name.removeprefix("forward." if last else "") + layer
-            mark = _Mark(label, operator.flops / operator.bytes["hbm"], rate, operator.bound)
+            intensity = operator.flops / operator.bytes["hbm"]
+            mark = RooflineMark(label, intensity, rate, operator.bound, operator.name)
             marks.setdefault((operator.name, operator.kind, operator.step), mark)
     return list(marks.values())
 
 
-def _dots(marks: Sequence[_Mark]) -> list[list[_Mark]]:
+def _dots(marks: Sequence[RooflineMark]) -> list[list[RooflineMark]]:
     """Group operators of one bound at one place; the groups from left to right, then upwards."""
-    dots: list[list[_Mark]] = []
+    dots: list[list[RooflineMark]] = []
     for mark in sorted(marks, key=lambda mark: (mark.intensity, mark.rate)):
         for dot in dots:
             first = dot[0]
@@ -109,7 +112,7 @@ def _dots(marks: Sequence[_Mark]) -> list[list[_Mark]]:
     return dots
 
 
-def _rows(dots: Sequence[Sequence[_Mark]]) -> Iterator[str]:
+def _rows(dots: Sequence[Sequence[RooflineMark]]) -> Iterator[str]:
     for number, dot in enumerate(dots, start=1):
         first = dot[0]
         yield f"{number}  {FlopRate(round(first.rate))}, {first.intensity:.3g} FLOP/B, {first.bound}"

@@ -9,7 +9,7 @@ pair that runs as one has a forward above a backward. The axis ends where the st
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,21 +20,15 @@ from rapid_des.errors import InputError
 from rapid_des.frontend.trace import JobTrace, Segment
 from rapid_des.modes.execution import Run
 from rapid_des.report.breakdown import RankTimes, rank_times
+from rapid_des.report.colours import colour
 from rapid_des.report.pictures import new_figure, save
 from rapid_des.units import PS_PER_S, Duration
 
 _OPTIMIZER, _EXCHANGE = "optimizer", "exchange"
-_PASSLESS = (_OPTIMIZER, _EXCHANGE)
+PASSLESS = (_OPTIMIZER, _EXCHANGE)
 """Boxes without a micro-batch."""
-_COLOURS: Mapping[str, tuple[float, float, float]] = {
-    "forward": (0.17, 0.36, 0.68),
-    "backward": (0.13, 0.50, 0.25),
-    "input_gradient": (0.10, 0.50, 0.52),
-    "weight_gradient": (0.80, 0.58, 0.10),
-    _OPTIMIZER: (0.45, 0.45, 0.45),
-    _EXCHANGE: (0.75, 0.25, 0.22),
-}
-_NAMES = {
+_ORDER = ("forward", "backward", "input_gradient", "weight_gradient", _OPTIMIZER, _EXCHANGE)
+NAMES = {
     "forward": "forward",
     "backward": "backward",
     "input_gradient": "backward for inputs",
@@ -163,8 +157,8 @@ def draw_schedule(trace: JobTrace, run: Run, path: Path, *, title: str) -> int:
     figure = new_figure(path, figsize=(_WIDTH, 0.36 * trace.job.stages + 1.5), layout="constrained")
     axes = figure.subplots()
     unit, name = (1e9, "ms") if end < 10 * PS_PER_S else (1e12, "s")
-    for colour, alike in _by_colour(drawn).items():
-        _draw_boxes(axes, alike, colour, unit=unit)
+    for shade, alike in _by_colour(drawn).items():
+        _draw_boxes(axes, alike, shade, unit=unit)
     _number(axes, drawn, end, unit=unit)
     axes.set_xlim(0, end / unit)
     axes.set_xticks(*_ticks(end / unit))
@@ -192,7 +186,8 @@ def _ticks(end: float) -> tuple[list[float], list[str]]:
 
 def _colour(box: Box) -> tuple[float, float, float]:
     """Return a box's colour: lighter for later chunks, never white."""
-    base, light = _COLOURS[box.name], min(0.45 * box.chunk, 0.72)
+    light = min(0.45 * box.chunk, 0.72)
+    base = (value / 255 for value in bytes.fromhex(colour(box.name)[1:]))
     red, green, blue = (part + (1 - part) * light for part in base)
     return red, green, blue
 
@@ -204,14 +199,14 @@ def _by_colour(drawn: Sequence[Box]) -> dict[tuple[float, float, float], list[Bo
     return alike
 
 
-def _draw_boxes(axes: Any, alike: Sequence[Box], colour: tuple[float, float, float], *, unit: float) -> None:
+def _draw_boxes(axes: Any, alike: Sequence[Box], shade: tuple[float, float, float], *, unit: float) -> None:
     for middle, height in sorted({(box.middle, box.height) for box in alike}):
         at_middle = [box for box in alike if box.middle == middle]
         spans = [(box.start / unit, (box.finish - box.start) / unit) for box in at_middle]
         axes.broken_barh(
             spans,
             (middle - height / 2, height),
-            facecolors=[colour],
+            facecolors=[shade],
             edgecolors="white",
             linewidth=0.4 if len(spans) < _FEW else 0,
         )
@@ -219,7 +214,7 @@ def _draw_boxes(axes: Any, alike: Sequence[Box], colour: tuple[float, float, flo
 
 def _number(axes: Any, drawn: Sequence[Box], end: int, *, unit: float) -> None:
     """Write micro-batches into the boxes that have room for them, if most do."""
-    passes = [box for box in drawn if box.name not in _PASSLESS]
+    passes = [box for box in drawn if box.name not in PASSLESS]
     rooms = [_room(box, end) for box in passes]
     if float(np.median(rooms)) < _SMALLEST:
         return
@@ -243,7 +238,7 @@ def _legend(drawn: Sequence[Box]) -> Iterator[Any]:
     from matplotlib.patches import Patch
 
     chunks = {box.chunk for box in drawn}
-    kinds = {(list(_COLOURS).index(box.name), box.chunk): box for box in drawn}
+    kinds = {(_ORDER.index(box.name), box.chunk): box for box in drawn}
     for (_, chunk), box in sorted(kinds.items()):
-        several = len(chunks) > 1 and box.name not in _PASSLESS
-        yield Patch(color=_colour(box), label=_NAMES[box.name] + (f", chunk {chunk}" if several else ""))
+        several = len(chunks) > 1 and box.name not in PASSLESS
+        yield Patch(color=_colour(box), label=NAMES[box.name] + (f", chunk {chunk}" if several else ""))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -95,23 +95,37 @@ def _shares(axes: Any, times: NDArray[np.float64], name: str) -> None:
         axes.plot(np.sort(times), np.linspace(0, 1, len(times)), label=name)
 
 
+def over_time(result: Drawn) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
+    """Return seconds, and for each the means of what happens around it, all replicas together.
+
+    `running` and `waiting` count requests, `KV cache` is the percentage of pages that are held, `tokens/s`
+    counts decoded tokens.
+    """
+    edges = np.linspace(0, max(result.elapsed, 1), _POINTS + 1)
+
+    def whole(value: Callable[[Mapping[str, Int64s]], Int64s | NDArray[np.float64]]) -> NDArray[np.float64]:
+        return sum((_mean(each, value(each), edges) for each in result.loads), np.zeros(_POINTS))
+
+    return (edges[:-1] + edges[1:]) / 2 / PS_PER_S, {
+        "running": whole(lambda load: load["running"]),
+        "waiting": whole(lambda load: load["waiting"]),
+        "KV cache": 100 * whole(lambda load: load["pages"]) / sum(result.pages),
+        "tokens/s": whole(_decoded_per_second) * (result.tokens_a_step or 1.0),
+    }
+
+
 def _over_time(result: Drawn, load: Any, rate: Any) -> None:
     """Draw requests that run and wait and pages held, all replicas together, and tokens put out."""
-    edges = np.linspace(0, max(result.elapsed, 1), _POINTS + 1)
-    middles = (edges[:-1] + edges[1:]) / 2 / PS_PER_S
+    middles, means = over_time(result)
     for name in ("running", "waiting"):
-        means = sum(_mean(each, each[name], edges) for each in result.loads)
-        load.plot(middles, means, label=name, linewidth=1)
-    held = sum(_mean(each, each["pages"], edges) for each in result.loads)
+        load.plot(middles, means[name], label=name, linewidth=1)
     share = load.twinx()
-    share.plot(middles, 100 * held / (sum(result.pages)), color="C2", linewidth=1)
+    share.plot(middles, means["KV cache"], color="C2", linewidth=1)
     share.set_ylabel("KV cache held (%)", color="C2")
     share.set_ylim(0, None)
     load.set_ylabel("requests")
     load.set_ylim(0, None)
-    steps = sum(_mean(each, _decoded_per_second(each), edges) for each in result.loads)
-    made = steps * (result.tokens_a_step or 1.0)
-    rate.plot(middles, made, linewidth=1)
+    rate.plot(middles, means["tokens/s"], linewidth=1)
     rate.set_ylabel("decoded tokens/s")
     rate.set_ylim(0, None)
     for axes in (load, rate):

@@ -10,7 +10,7 @@ from rapid_des.errors import InputError
 from rapid_des.machine import load_machine
 from rapid_des.network.faults import parse_fault
 from rapid_des.report.pictures.fabric import busy_colours, node_positions, on_circle, picture
-from rapid_des.report.pictures.overview import _cells, _rows, draw
+from rapid_des.report.pictures.overview import draw, fabric_cells, fabric_rows
 
 pytest.importorskip("matplotlib")
 
@@ -87,8 +87,8 @@ def test_an_overview_marks_faults_and_shows_the_load_where_it_is():
     machine = load_machine("dgx_h100_superpod_128", faults=[parse_fault("link=gpu8-nic8 down=true")])
     first = machine.fabric.link(8, machine.fabric.gpus + 8)
     shown = picture(machine, {first + 1: 0.5, 0: 0.25})
-    rows = _rows(shown.healthy)
-    cells = _cells(shown, rows)
+    rows = fabric_rows(shown.healthy)
+    cells = fabric_cells(shown, rows)
     assert cells.group == 8
     nics = next(index for index, row in enumerate(rows) if "63 GB/s" in row.label)
     assert np.argwhere(cells.faults == 2).tolist() == [[nics, 1]]

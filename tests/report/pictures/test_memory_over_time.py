@@ -5,7 +5,7 @@ import pytest
 from rapid_des.errors import InputError
 from rapid_des.frontend import load_job, memory
 from rapid_des.machine import load_machine
-from rapid_des.report.pictures.memory import _steps
+from rapid_des.report.pictures.memory import memory_steps
 from rapid_des.report.pictures.schedule import whole_segments
 from rapid_des.simulation import simulate
 
@@ -26,7 +26,7 @@ def test_it_is_drawn_in_every_format_and_mode(result, tmp_path, name):
 def test_a_stage_begins_and_ends_with_what_stands(result):
     stage = result.figures.memory.stages[0]
     ran = [box for box in whole_segments(result.trace, result.blocks.run) if box.stage == 0]
-    times, sizes = _steps(stage, ran, result.step_time)
+    times, sizes = memory_steps(stage, ran, result.step_time)
     assert times == sorted(times)
     assert (times[0], times[-1]) == (0, result.step_time)
     assert sizes[0] == sizes[-1]

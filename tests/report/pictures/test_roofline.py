@@ -6,14 +6,14 @@ import pytest
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
 from rapid_des.modes.pricing import price
-from rapid_des.report.pictures.roofline import _DOT, _LABEL, _dots, _marks, _number, _overlaps, _rows
+from rapid_des.report.pictures.roofline import _DOT, _LABEL, _dots, _number, _overlaps, _rows, marks_of
 
 JOBS = ["llama2_7b_train", "llama2_7b_inference"]
 
 
 @pytest.fixture(params=JOBS)
 def marks(request):
-    return _marks(price(load_job(request.param), load_machine("dgx_a100")).operators)
+    return marks_of(price(load_job(request.param), load_machine("dgx_a100")).operators)
 
 
 def test_every_operator_stands_in_one_row_whose_dot_is_where_the_operator_is(marks):

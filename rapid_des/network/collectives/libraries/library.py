@@ -20,7 +20,7 @@ from msgspec import Struct
 from rapid_des.arrays import rows_of
 from rapid_des.chakra.trace import CollectiveType, Exchange
 from rapid_des.errors import ConfigError, InputError
-from rapid_des.network.collectives.in_switch import IN_SWITCH, nvls
+from rapid_des.network.collectives.in_switch import IN_SWITCH, nvls_each
 from rapid_des.network.collectives.libraries.nccl import (
     GroupPlacement,
     LibraryCost,
@@ -56,7 +56,7 @@ from rapid_des.network.collectives.libraries.serving_kernels import (
 )
 from rapid_des.network.collectives.on_fabric import ShapedCollective, build_schedule, collectives_of
 from rapid_des.network.collectives.ring import ring_reduction
-from rapid_des.network.collectives.schedule import Schedule, demand, together
+from rapid_des.network.collectives.schedule import Schedule, demand
 from rapid_des.network.collectives.token_exchange import exchange_schedule, imbalance
 from rapid_des.network.fabric import Fabric
 from rapid_des.network.specs import (
@@ -239,9 +239,7 @@ def schedule_of(cost: LibraryCost, request: CollectiveRequest) -> Schedule:
     if cost.algorithm == "ring" and collective not in (C.BROADCAST, C.REDUCE):
         return _ring(request)
     if cost.algorithm == "nvls":
-        return together(
-            [nvls(part) for part in demand(collective, place.ranks, size).chunks(chunks_of(size))]
-        )
+        return nvls_each(demand(collective, place.ranks, size).chunks(chunks_of(size)))
     if cost.algorithm == "ring":
         return _chain(request)
     return _direct(request, cost)

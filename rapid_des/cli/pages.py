@@ -1,0 +1,83 @@
+"""The option `--report` of commands, and what writes the pages."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rapid_des.cli.main import command_words, progress
+from rapid_des.errors import InputError
+from rapid_des.report.writing import check_outputs, write_text
+
+if TYPE_CHECKING:
+    from rapid_des.bounded_cache import BoundedCache
+    from rapid_des.frontend import Job
+    from rapid_des.machine import Machine
+    from rapid_des.modes.execution import EngineChoice
+    from rapid_des.report.page.charts import PageSection
+    from rapid_des.report.result import Result
+
+report_option = click.option(
+    "--report",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="OUT.html",
+    help="Write a page that explains the result, in one HTML file.",
+)
+
+
+def check_report(path: Path | None, *, force: bool) -> None:
+    """Raise `InputError` if a page can not be written; called before the work."""
+    if path is None:
+        return
+    if path.suffix not in (".html", ".htm"):
+        raise InputError(f"{path}: allowed: a name that ends in .html")
+    check_outputs([path], replace=force)
+
+
+def write_page(
+    path: Path, title: str, sections: Sequence[PageSection], plain: object, lead: str = ""
+) -> None:
+    """Write a page with the command that makes it."""
+    from rapid_des.report.page.document import page
+
+    command = shlex.join(["rapid-des", *command_words()])
+    write_text(path, page(title, sections, plain, lead=lead, command=command))
+
+
+def write_run_page(
+    path: Path,
+    title: str,
+    result: Result,
+    inputs: tuple[Job, Machine],
+    how: tuple[EngineChoice, BoundedCache | None],
+) -> None:
+    """Write the page of a job's run; the changes that would help the most are simulated for it."""
+    with progress(f"{title}: changes that would help"):
+        sections = run_page(result, inputs, how)
+    write_page(path, title, sections, result.as_json())
+
+
+def run_page(
+    result: Result, inputs: tuple[Job, Machine], how: tuple[EngineChoice, BoundedCache | None]
+) -> list[PageSection]:
+    """Return the sections of a job's run."""
+    from rapid_des.modes.pricing import price
+    from rapid_des.report.critical_path import critical_path
+    from rapid_des.report.job_structure import explain
+    from rapid_des.report.page.charts import TextFile
+    from rapid_des.report.page.whole_run import Explained, run_sections
+    from rapid_des.studies.changes import best_changes
+
+    job, machine = inputs
+    path = critical_path(result)
+    files = [
+        TextFile(f"job {job.name}", job.as_yaml()),
+        TextFile(f"machine {machine.name}", machine.as_yaml()),
+    ]
+    changes = best_changes(job, machine, result, path, how[0])
+    structure = explain(price(job, machine, cache=how[1]))
+    return run_sections(result, Explained(path, changes, structure, files))

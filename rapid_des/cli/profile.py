@@ -1,0 +1,38 @@
+"""`rapid-des profile`: what measured runs say of themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from rapid_des.cli.main import progress
+from rapid_des.cli.options import echo, json_option
+from rapid_des.profiles import profile_report, read_profile
+from rapid_des.report.profile_text import profile_text
+
+
+@click.group()
+def profile() -> None:
+    """Explain profiles that PyTorch's profiler wrote (JSON, plain or gzip)."""
+
+
+@profile.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE…", type=click.Path(path_type=Path))
+@click.option(
+    "--top", type=click.IntRange(1, 10_000), default=5, show_default=True, help="How many kernels are shown."
+)
+@json_option
+def show(files: tuple[Path, ...], top: int, *, as_json: bool) -> None:
+    r"""Show where the time of profiled steps goes; each FILE is the profile of one rank.
+
+    \b
+    rapid-des profile show trace_rank_0.json.gz trace_rank_1.json.gz
+    """
+    with progress("profiles") as report:
+        profiles = []
+        for number, file in enumerate(files):
+            profiles.append(read_profile(file))
+            report(number + 1, len(files))
+    plain = profile_report(profiles).as_json()
+    echo(as_json, plain, profile_text(plain, top=top))

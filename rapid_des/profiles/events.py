@@ -1,0 +1,244 @@
+"""Reading a PyTorch profiler trace (Kineto JSON, plain or gzip): what a GPU did, and when it was launched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from zlib import error as ZlibError  # noqa: N812 - the module has no other name for it
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from rapid_des.arrays import Int32s, Int64s
+from rapid_des.errors import TraceError
+from rapid_des.inputs import Kind, read_input, unpack_input
+from rapid_des.profiles.kernel_classes import class_of
+
+PROFILE = Kind("a profile", 1 << 31)
+NS_PER_US = 1000
+_GZIP = b"\x1f\x8b"
+_MOST_NS = 1 << 62
+_ON_DEVICE = {"kernel": "", "gpu_memcpy": "copy", "memcpy": "copy", "gpu_memset": "fill", "memset": "fill"}
+"""Categories of device events and their class if it is known; older profilers wrote them with a capital."""
+_LAUNCHES = {"cuda_runtime", "cuda_driver", "runtime", "hip_runtime"}
+_STEP = "ProfilerStep"
+
+
+class _Arguments(Struct, frozen=True, gc=False):
+    """What this module reads of an event's arguments; profilers of several years differ in their types."""
+
+    stream: Any = None
+    correlation: Any = None
+    external: Any = msgspec.field(default=None, name="External id")
+    collective: Any = msgspec.field(default=None, name="Collective name")
+    elements: Any = msgspec.field(default=None, name="In msg nelems")
+    group_size: Any = msgspec.field(default=None, name="Group size")
+    dtype: Any = None
+    group: Any = msgspec.field(default=None, name="Process Group Name")
+
+
+class _Event(Struct, frozen=True, gc=False):
+    """An event of the trace. Times are in microseconds."""
+
+    ph: str = ""
+    cat: str | None = None
+    name: str = ""
+    ts: float = 0.0
+    dur: float | None = None
+    args: _Arguments | None = None
+
+
+class _Ranks(Struct, frozen=True):
+    rank: int | None = None
+    world_size: int | None = None
+
+
+class _Device(Struct, frozen=True):
+    name: str = ""
+
+
+class _File(Struct, frozen=True):
+    events: list[_Event] = msgspec.field(name="traceEvents")
+    ranks: _Ranks | None = msgspec.field(default=None, name="distributedInfo")
+    devices: list[_Device] = msgspec.field(default_factory=list, name="deviceProperties")
+
+
+class Collective(NamedTuple):
+    """What an NCCL kernel's arguments say of its collective."""
+
+    name: str
+    elements: int | None
+    dtype: str
+    group: str
+    group_size: int | None
+
+
+class DeviceEvents(Struct, frozen=True):
+    """Kernels, copies and fills of one GPU by their start; times in nanoseconds of the profiler's clock."""
+
+    names: Sequence[str]
+    classes: Sequence[str]
+    """[name]: the class of the kernel; empty if it is not known."""
+    name: Int32s
+    """[event]: the row of `names`."""
+    stream: Int64s
+    start: Int64s
+    end: Int64s
+    launched: Int64s
+    """[event]: when the host's launching call ended; -1 where the trace has no such call."""
+    collectives: Mapping[int, Collective]
+    """What events were collectives of which arguments are known, by event."""
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+class HostStep(NamedTuple):
+    """A step as the training loop marked it, in nanoseconds."""
+
+    name: str
+    start: int
+    end: int
+
+
+class Profile(Struct, frozen=True):
+    """What one rank's profile tells."""
+
+    path: Path
+    rank: int | None
+    world_size: int | None
+    device: str
+    events: DeviceEvents
+    steps: Sequence[HostStep]
+    """The steps that `torch.profiler` marked (`ProfilerStep#7`), in order; none if the loop marked none."""
+    span: tuple[int, int]
+    """The first and the last nanosecond of any event."""
+
+
+def read_profile(path: Path) -> Profile:
+    """Read a trace of PyTorch's profiler; `TraceError` names the file and what is wrong."""
+    found = _decoded(path)
+    events = [event for event in found.events if event.ph == "X"]
+    if not events:
+        raise TraceError(f"{path}: has no events with a duration (ph X); a profile of PyTorch has some")
+    times = [_checked(event, path) for event in events]
+    ranks = found.ranks or _Ranks()
+    return Profile(
+        path=path,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        device=next((device.name for device in found.devices if device.name), ""),
+        events=_device_events(events, times),
+        steps=_steps(events, times),
+        span=(min(start for start, _ in times), max(end for _, end in times)),
+    )
+
+
+def _decoded(path: Path) -> _File:
+    content = _content(path)
+    try:
+        found = msgspec.json.decode(content, type=_File | list[_Event], strict=False)
+    except msgspec.ValidationError as problem:
+        what, _, place = str(problem).partition(" - at ")
+        where = place.strip("`").removeprefix("$.") or "the file"
+        raise TraceError(f"{path}: is no profile of PyTorch: {where}: {what}") from None
+    except msgspec.DecodeError as problem:
+        raise TraceError(f"{path}: is no JSON: {problem}") from None
+    except RecursionError:
+        raise TraceError(f"{path}: is JSON nested deeper than a profile") from None
+    return _File(found) if isinstance(found, list) else found
+
+
+def _content(path: Path) -> bytes:
+    content = read_input(path, PROFILE)
+    if not content.startswith(_GZIP):
+        return content
+    try:
+        return unpack_input(path, PROFILE)
+    except (EOFError, OSError, ZlibError) as problem:
+        raise TraceError(f"{path}: the gzip file is damaged or cut off ({problem})") from None
+
+
+def _checked(event: _Event, path: Path) -> tuple[int, int]:
+    """Return when an event started and ended, in nanoseconds."""
+    duration = event.dur or 0.0
+    if not (math.isfinite(event.ts) and math.isfinite(duration)) or abs(event.ts) * NS_PER_US > _MOST_NS:
+        raise TraceError(f"{path}: event {event.name[:80]!r}: ts {event.ts} is no time in microseconds")
+    if duration < 0 or duration * NS_PER_US > _MOST_NS:
+        raise TraceError(f"{path}: event {event.name[:80]!r}: dur {duration} us; allowed: 0 or more")
+    start = round(event.ts * NS_PER_US)
+    return start, start + round(duration * NS_PER_US)
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _device_events(events: Sequence[_Event], times: Sequence[tuple[int, int]]) -> DeviceEvents:
+    launched: dict[int, int] = {}
+    operators: dict[int, str] = {}
+    on_device: list[int] = []
+    for number, event in enumerate(events):
+        category = (event.cat or "").lower()
+        if category in _ON_DEVICE:
+            on_device.append(number)
+        elif event.args is not None:
+            if category in _LAUNCHES and (key := _number(event.args.correlation)) is not None:
+                launched[key] = times[number][1]
+            elif category == "cpu_op" and (key := _number(event.args.external)) is not None:
+                operators[key] = event.name
+    on_device.sort(key=lambda number: times[number])
+    rows: dict[tuple[str, str], int] = {}
+    columns = [_row(events[number], rows, operators, launched) for number in on_device]
+    table = np.array(columns, np.int64).reshape(-1, 3)
+    span = np.array([times[number] for number in on_device], np.int64).reshape(-1, 2)
+    return DeviceEvents(
+        names=[name for name, _ in rows],
+        classes=[kind for _, kind in rows],
+        name=table[:, 0].astype(np.int32),
+        stream=table[:, 1],
+        start=span[:, 0],
+        end=span[:, 1],
+        launched=table[:, 2],
+        collectives=dict(_collectives(events, on_device)),
+    )
+
+
+def _row(
+    event: _Event, rows: dict[tuple[str, str], int], operators: Mapping[int, str], launched: Mapping[int, int]
+) -> tuple[int, int, int]:
+    """Return the row of a device event's name, its stream, and when it was launched."""
+    arguments = event.args or _Arguments()
+    operator = operators.get(_number(arguments.external) or -1, "")
+    kind = _ON_DEVICE[(event.cat or "").lower()]
+    if not kind:
+        kind = "communication" if arguments.collective else class_of(event.name, operator)
+    name = rows.setdefault((event.name, kind), len(rows))
+    stream = _number(arguments.stream)
+    when = launched.get(_number(arguments.correlation) or -1, -1)
+    return name, -1 if stream is None else stream, when
+
+
+def _collectives(events: Sequence[_Event], on_device: Sequence[int]) -> Iterator[tuple[int, Collective]]:
+    for place, number in enumerate(on_device):
+        said = events[number].args
+        if said is not None and said.collective:
+            group = "" if said.group is None else str(said.group)
+            size = _number(said.group_size)
+            yield (
+                place,
+                Collective(str(said.collective), _number(said.elements), str(said.dtype), group, size),
+            )
+
+
+def _steps(events: Sequence[_Event], times: Sequence[tuple[int, int]]) -> Sequence[HostStep]:
+    """Return the marked steps on the host, each once."""
+    marks = {
+        HostStep(event.name, *span)
+        for event, span in zip(events, times, strict=True)
+        if event.name.startswith(_STEP) and not (event.cat or "").startswith("gpu")
+    }
+    return sorted(marks, key=lambda step: step.start)

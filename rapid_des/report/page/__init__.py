@@ -1,0 +1,10 @@
+"""A report as one HTML file that needs nothing else: no network, no fonts, no library.
+
+charts     what charts show, without drawing
+svg        charts as SVG and HTML
+lanes      what ran when, as SVG and as data for the zoom
+document   the page: sections, tables, style, script
+run        the sections of a run
+fabric     the fabric of a run with its utilisation
+studies    the sections of comparisons and of studies
+"""

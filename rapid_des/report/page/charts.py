@@ -1,0 +1,169 @@
+"""What charts show: plain values and texts, without drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+from msgspec import Struct
+
+from rapid_des.report.tables import Part
+
+
+class Tile(Struct, frozen=True):
+    """A figure in the headline of a page."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+class Tiles(Struct, frozen=True):
+    """The figures that answer the first questions."""
+
+    tiles: Sequence[Tile]
+
+
+class HorizontalBar(Struct, frozen=True):
+    """A horizontal bar with its name on the left and its text on the right."""
+
+    name: str
+    value: float
+    text: str
+    colour: str
+    """The category whose colour it has."""
+
+
+class Bars(Struct, frozen=True):
+    """Bars on one scale, which begins at 0."""
+
+    title: str
+    bars: Sequence[HorizontalBar]
+    most: float = 0.0
+    """The value of the longest possible bar; 0: the largest value."""
+
+
+class PlotAxis(Struct, frozen=True):
+    """An axis of a plot."""
+
+    label: str
+    """The quantity with its unit."""
+    log: bool = False
+    low: float | None = None
+    """The least value that is shown; None: that of the data."""
+    high: float | None = None
+    """The largest value that is shown; None: that of the data."""
+
+
+class Series(Struct, frozen=True):
+    """Values of one name: a line, dots, or the area between a line and its base."""
+
+    name: str
+    colour: str
+    """The category whose colour it has; empty: the colour of text."""
+    points: Sequence[tuple[float, float]]
+    kind: Literal["line", "area", "dots"] = "line"
+    base: Sequence[float] = ()
+    """The lower ends of an area, a value a point."""
+    titles: Sequence[str] = ()
+    """A text a point, shown when it is pointed at."""
+    radii: Sequence[float] = ()
+    """A radius a dot."""
+    dashed: bool = False
+    legend: bool = True
+    """Whether its name stands in the legend; else it stands at the end of the line."""
+
+
+class Plot(Struct, frozen=True):
+    """Series over two axes."""
+
+    title: str
+    x: PlotAxis
+    y: PlotAxis
+    series: Sequence[Series]
+    height: int = 320
+
+
+class Span(NamedTuple):
+    """A stretch of time in a lane, in picoseconds."""
+
+    start: int
+    length: int
+    name: str
+    colour: str
+    """The category whose colour it has."""
+
+
+class Lane(Struct, frozen=True):
+    """What ran one after another in one place."""
+
+    name: str
+    spans: Sequence[Span]
+
+
+class Lanes(Struct, frozen=True):
+    """Places over one axis of time, which a reader can zoom."""
+
+    title: str
+    end: int
+    """The end of the axis in picoseconds."""
+    lanes: Sequence[Lane]
+    legend: Sequence[tuple[str, str]] = ()
+    """Names and the categories whose colours they have."""
+
+
+class DiagramShape(Struct, frozen=True):
+    """A node or a cable of a diagram."""
+
+    points: Sequence[tuple[float, float]]
+    """The place of a node, or the line of a cable."""
+    level: int | None
+    """The number of its colour among those of utilisation; None: that of `state`."""
+    title: str
+    state: Literal["", "down", "derated"] = ""
+    kind: str = ""
+    """Empty for cables; `gpu`, `nic` or `switch`."""
+    label: str = ""
+
+
+class Diagram(Struct, frozen=True):
+    """A fabric as nodes and cables."""
+
+    title: str
+    cables: Sequence[DiagramShape]
+    nodes: Sequence[DiagramShape]
+    scale: Sequence[str] = ()
+    """The texts of the colours of utilisation, from the lowest."""
+
+
+class CellGrid(Struct, frozen=True):
+    """A matrix of cells that are coloured by utilisation."""
+
+    title: str
+    rows: Sequence[str]
+    cells: Sequence[Sequence[int | None]]
+    """The number of each cell's colour; None: an empty place."""
+    titles: Sequence[Sequence[str]]
+    across: str
+    """What the columns are."""
+    scale: Sequence[str] = ()
+
+
+Chart: TypeAlias = Tiles | Bars | Plot | Lanes | Diagram | CellGrid
+"""What a page shows besides the parts of a report."""
+
+
+class TextFile(Struct, frozen=True):
+    """A text that is shown as it is, in a box that opens."""
+
+    title: str
+    text: str
+
+
+class PageSection(Struct, frozen=True):
+    """A part of a page under a heading."""
+
+    title: str
+    parts: Sequence[Part | Chart | TextFile]
+    lead: str = ""
+    """A sentence under the heading."""

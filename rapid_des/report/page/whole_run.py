@@ -1,0 +1,114 @@
+"""The page of a run that is still in memory: all sections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from rapid_des.report.critical_path import CriticalPath
+from rapid_des.report.explain_text import explain_report
+from rapid_des.report.job_structure import Explanation
+from rapid_des.report.page.charts import Chart, Lane, Lanes, PageSection, TextFile
+from rapid_des.report.page.details import (
+    memory_plots,
+    path_spans,
+    roofline_section,
+    run_of,
+    timeline_section,
+)
+from rapid_des.report.page.fabric import fabric_section
+from rapid_des.report.page.run import (
+    basis_section,
+    breakdown_section,
+    changes_section,
+    headline,
+    memory_bars,
+    path_parts,
+)
+from rapid_des.report.result import Result
+from rapid_des.report.rows import utilisation
+from rapid_des.report.tables import Column, Part, Table, columns
+from rapid_des.report.why_text import SimulatedChange
+
+_TABLES = {
+    "process groups": "Process groups",
+    "messages": "Messages",
+    "operators": "Operators",
+    "memory": "Memory",
+}
+"""The sections that tables of `run --explain` belong to, by the beginning of their titles."""
+
+
+class Explained(Struct, frozen=True):
+    """What is known of a run besides its result."""
+
+    path: CriticalPath
+    changes: Sequence[SimulatedChange]
+    structure: Explanation
+    inputs: Sequence[TextFile]
+
+
+def run_sections(result: Result, explained: Explained) -> list[PageSection]:
+    """Return the sections of a run in the order of a reader's questions."""
+    plain, path, changes = result.as_json(), explained.path, explained.changes
+    tables = _tables(result, explained.structure)
+    memory: list[Part | Chart | TextFile] = [memory_bars(plain)] if "memory_bytes" in plain else []
+    memory += [*memory_plots(result), *tables["Memory"]]
+    return [
+        headline(plain, changes),
+        breakdown_section(plain),
+        changes_section(int(result.step_time), changes),
+        PageSection("Critical path", [*path_parts(path), *_path_alone(result, path)]),
+        timeline_section(result, path),
+        PageSection("Memory", memory),
+        roofline_section(result),
+        PageSection("Operators", tables["Operators"] or [_operators(result)]),
+        _fabric(result),
+        PageSection("Messages", tables["Messages"]),
+        PageSection("Process groups", tables["Process groups"]),
+        PageSection("Structure", tables["Structure"]),
+        basis_section(plain, explained.inputs),
+    ]
+
+
+def _tables(result: Result, structure: Explanation) -> dict[str, list[Part | Chart | TextFile]]:
+    """Return what `run --explain` prints, by section."""
+    found: dict[str, list[Part | Chart | TextFile]] = {name: [] for name in (*_TABLES.values(), "Structure")}
+    section = "Structure"
+    for part in explain_report(result, structure):
+        if isinstance(part, Table):
+            section = next(
+                (name for begin, name in _TABLES.items() if part.title.startswith(begin)), "Structure"
+            )
+        found[section].append(part)
+    return found
+
+
+def _operators(result: Result) -> Table:
+    """Return the operators of the critical rank by their time, which is all that modes of blocks know."""
+    whole = max(sum(result.computed.values()), 1)
+    times = sorted(result.computed.items(), key=lambda entry: (-entry[1], entry[0]))
+    rows = [{"operator": name, "time_ps": time, "share": time / whole} for name, time in times]
+    names = (*columns("operator"), Column("time_ps", "time"), *columns(share=("share", ".2%")))
+    return Table(f"operators of rank {result.critical_rank}; share of its compute", names, rows)
+
+
+def _path_alone(result: Result, path: CriticalPath) -> Iterator[Lanes]:
+    """Yield the critical path on an axis of its own where the simulated part is not the whole step."""
+    run = run_of(result)
+    if run is None or path.step_time != run.execution.records.makespan:
+        legend = [(cause, cause) for cause in path.by_cause]
+        yield Lanes(
+            "the critical path over the whole step",
+            int(path.step_time),
+            [Lane("critical path", path_spans(path.parts))],
+            legend,
+        )
+
+
+def _fabric(result: Result) -> PageSection:
+    if result.run is None:
+        return PageSection("Fabric", [f"Mode {result.mode} has no links; the mode flattened has them."])
+    records = result.run.execution.records
+    return fabric_section(result.run.machine, utilisation(records), result.links())

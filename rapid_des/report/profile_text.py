@@ -1,0 +1,72 @@
+"""`profile show` in ten lines: steps, where the time goes, the slowest kernels, the slowest rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rapid_des.report.tables import Column, Part, Table, columns, counted, seconds_text
+from rapid_des.units import PS_PER_S
+
+_WORDS = {
+    "compute": "compute",
+    "exposed_communication": "exposed communication",
+    "exposed_copies": "exposed copies of memory",
+    "host": "host (not launched yet)",
+    "waiting": "waiting for another stream, an event or a launch",
+}
+_LONGEST_NAME = 70
+"""Letters of a kernel's name that are shown: template arguments make some thousands long."""
+
+
+def profile_text(plain: Mapping[str, Any], *, top: int) -> Iterator[Part]:
+    """Yield the report of `ProfileReport.as_json`."""
+    steps, step = plain["steps_s"], plain["step_time_s"]
+    ranks = plain["ranks"]
+    yield f"{counted(len(ranks), 'rank')}, {counted(len(steps), 'step')}: {seconds_text(step)} a step" + (
+        f" (rank {_rank(ranks[0])}, the slowest)" if len(ranks) > 1 else ""
+    )
+    steady = [steps[number] for number in plain["steady_steps"]]
+    facts = {"steps": f"{seconds_text(min(steady))} to {seconds_text(max(steady))}"}
+    if len(steady) < len(steps):
+        facts["left out"] = (
+            f"{counted(len(steps) - len(steady), 'step')} without device work, or far from the median"
+        )
+    facts["classified"] = f"{plain['classified_share']:.1%} of device time has a known class"
+    if not plain["operators"]:
+        facts["classified"] = "no device event: this rank's trace is of the host alone"
+    yield facts
+    yield _shares("where a step's time goes", {_WORDS[k]: v for k, v in plain["breakdown_s"].items()}, step)
+    yield _shares("kernels by class, streams together", plain["classes_s"], step)
+    yield _shares("collectives", plain["communication_s"], step)
+    rows = [
+        {"name": _shortened(row["name"]), **{key: row[key] for key in ("class", "count", "time_s")}}
+        for row in plain["operators"][:top]
+    ]
+    yield Table("slowest kernels, of all steady steps", columns("name", "class", "count", "time_s"), rows)
+    if len(ranks) > 1:
+        each = [{"rank": _rank(row), **{key: row[key] for key in ("file", "step_time_s")}} for row in ranks]
+        yield Table("ranks, the slowest first", columns("rank", "step_time_s", "file"), each)
+
+
+def _rank(row: Mapping[str, Any]) -> str:
+    return "?" if row["rank"] is None else str(row["rank"])
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+
+
+def _four_digits(seconds: float) -> int:
+    """Return picoseconds of which four digits are shown."""
+    return round(float(f"{seconds:.4g}") * PS_PER_S)
+
+
+def _shares(title: str, times: Mapping[str, float], step: float) -> Table:
+    rows = [
+        {"name": name, "time_ps": _four_digits(time), "share": time / step if step else 0.0}
+        for name, time in times.items()
+        if time > 0
+    ]
+    named = [Column("name", "", width=45), Column("time_ps", ""), Column("share", "", ".1%", 6)]
+    return Table(title, named, rows)

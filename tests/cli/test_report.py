@@ -1,0 +1,40 @@
+"""`rapid-des report` and `--report`: pages of runs, of saved results, of two side by side."""
+
+import json
+
+import pytest
+
+from tests.cli.shell import call
+
+RUN = ("llama2_7b_train", "--on", "dgx_a100", "--set", "job.model.layers=4", "--mode", "analytical")
+
+
+def test_a_run_leaves_a_page_with_its_command(tmp_path):
+    answer = call("run", *RUN, "--report", tmp_path / "a.html")
+    assert answer.code == 0, answer.err
+    text = (tmp_path / "a.html").read_text()
+    assert "rapid-des run llama2_7b_train --on dgx_a100 --set job.model.layers=4" in text
+    assert "What helps most" in text
+    assert call("run", *RUN, "--report", tmp_path / "a.html").err.endswith("--force writes over it\n")
+    assert call("run", *RUN, "--report", tmp_path / "a.pdf").err.endswith("ends in .html\n")
+
+
+def test_a_saved_result_and_two_sides_are_pages(tmp_path):
+    saved = tmp_path / "a.json"
+    saved.write_text(call("run", *RUN, "--json").out)
+    assert call("report", saved, "-o", tmp_path / "one.html").code == 0
+    assert call("report", saved, " ".join(RUN), "-o", tmp_path / "two.html").code == 0
+    step = json.loads(saved.read_text())["step_time_s"]
+    assert f'"step_time_s":{step!r}' in (tmp_path / "one.html").read_text()
+    assert f'"before_s":{step!r},"after_s":{step!r}' in (tmp_path / "two.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [('{"step_time_ps": 1}', "missing key"), ("[1]", "not a result"), ("{", "a.json")]
+)
+def test_a_file_that_is_no_result_is_refused(tmp_path, content, says):
+    (tmp_path / "a.json").write_text(content)
+    answer = call("report", tmp_path / "a.json", "-o", tmp_path / "one.html")
+    assert answer.code == 2
+    assert says in answer.err
+    assert not (tmp_path / "one.html").exists()
