@@ -13,6 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from statistics import fmean
 
 from validation import all_topics
@@ -89,7 +90,7 @@ def _rows(jobs: partial[Jobs]) -> list[Row]:
 
 
 def _row(name: str, layouts: Sequence[_Layout]) -> Row:
-    chosen = [min(layouts, key=by).measured for by in (lambda one: one.simulated, lambda one: one.forecast)]
+    chosen = [min(layouts, key=attrgetter(figure)).measured for figure in ("simulated", "forecast")]
     measured = [layout.measured for layout in layouts]
     return Row(name, min(measured), chosen[0], fmean(measured), forecast=chosen[1])
 
