@@ -66,6 +66,7 @@ PROVIDERS: dict[str, str] = {
     "inference.traces:topics": "inference/vllm-traces",
     "runs:topics": "goodput/",
     "ranking:topics": "ranking/",
+    "profiles:topics": "profiles/",
 }
 """Module and function here, and what its topics' names start with: a provider is asked only if a wanted
 prefix may be its."""

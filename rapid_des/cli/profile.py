@@ -8,8 +8,11 @@ import click
 
 from rapid_des.cli.main import progress
 from rapid_des.cli.options import echo, json_option
-from rapid_des.profiles import profile_report, read_profile
-from rapid_des.report.profile_text import profile_text
+from rapid_des.errors import InputError
+from rapid_des.machine import Machine
+from rapid_des.profiles import profile_report, read_profile, replay_step
+from rapid_des.profiles.kernel_classes import CLASSES
+from rapid_des.report.profile_text import profile_text, replayed_text
 
 
 @click.group()
@@ -36,3 +39,24 @@ def show(files: tuple[Path, ...], top: int, *, as_json: bool) -> None:
             report(number + 1, len(files))
     plain = profile_report(profiles).as_json()
     echo(as_json, plain, profile_text(plain, top=top))
+
+
+def replay_profile(file: str, machine: Machine, speeds: tuple[str, ...], *, as_json: bool) -> None:
+    """Replay a step of a profile, and print it beside what was measured."""
+    scaled = dict(map(_speed, speeds))
+    plain = replay_step(read_profile(Path(file)), machine, scaled).as_json()
+    echo(as_json, plain, replayed_text(plain, file))
+
+
+def _speed(text: str) -> tuple[str, float]:
+    """Return the class and the factor of `gemm=1.3x`."""
+    kind, _, factor = text.partition("=")
+    if kind not in CLASSES:
+        raise InputError(f"--speed {text!r}: {kind!r} is not one of {', '.join(CLASSES)}")
+    try:
+        value = float(factor.removesuffix("x"))
+    except ValueError:
+        value = 0.0
+    if not 1e-3 <= value <= 1e3:
+        raise InputError(f"--speed {text!r}: {factor!r} is not a factor from 0.001x to 1000x, such as 1.3x")
+    return kind, value

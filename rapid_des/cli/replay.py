@@ -23,7 +23,9 @@ from rapid_des.cli.options import (
     trace_options,
     write_outputs,
 )
+from rapid_des.cli.profile import replay_profile
 from rapid_des.errors import DeadlockError, InputError
+from rapid_des.profiles.events import is_profile
 from rapid_des.report.result import Result
 from rapid_des.report.result_text import astra_report, result_report
 from rapid_des.report.rows import write_links
@@ -45,6 +47,9 @@ _astra_options = together(
     click.option("--astra-dialect", default="stock", metavar="stock|extended", help="Rule of message sizes."),
 )
 
+_NAMES = {"faults": "fault"}
+_ASTRA = ("astra_network", "astra_system", "astra_groups", "astra_memory")
+
 
 @click.command()
 @click.argument("prefix", shell_complete=names_or_files("trace"))
@@ -61,9 +66,26 @@ _astra_options = together(
 @engine_options
 @output_options
 @_astra_options
+@click.option(
+    "--speed",
+    multiple=True,
+    metavar="CLASS=FACTORx",
+    help="For a profile: how much faster kernels of a class are, as gemm=1.3x.",
+)
 def replay(prefix: str, machine: str | None, reading: ReadOptions, **options: Any) -> None:
-    """Replay the Chakra traces PREFIX.<rank>.et on a machine."""
+    """Replay the Chakra traces PREFIX.<rank>.et on a machine, or a profile of PyTorch (a JSON file)."""
     require_outputs(options)
+    if is_profile(Path(prefix)):
+        for option in ("faults", "timeline", "links", "links_plot", *_ASTRA):
+            if options[option]:
+                raise InputError(
+                    f"--{_NAMES.get(option, option.replace('_', '-'))} does not go with a profile"
+                )
+        loaded = open_machine(machine or "dgx_a100", options["settings"], ())
+        replay_profile(prefix, loaded, options["speed"], as_json=options["as_json"])
+        return
+    if options["speed"]:
+        raise InputError("--speed scales the kernels of a profile of PyTorch; a machine's device has --set")
     files = _astra_files(options)
     if files is not None:
         _replay_on_astra_files(prefix, files, options | {"machine": machine}, reading)

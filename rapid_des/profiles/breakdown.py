@@ -167,7 +167,7 @@ def _windows(profile: Profile) -> Iterator[tuple[int, int]]:
     if not profile.steps:
         yield (int(events.start[0]), int(events.end.max())) if len(events) else profile.span
         return
-    owner = np.searchsorted([step.start for step in profile.steps], events.launched, side="right") - 1
+    owner = np.searchsorted([step.start for step in profile.steps], events.called, side="right") - 1
     firsts = [events.start[owner == number] for number in range(len(profile.steps))]
     begins = [
         int(first[0]) if len(first) else step.start for first, step in zip(firsts, profile.steps, strict=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import decompressobj
 from zlib import error as ZlibError  # noqa: N812 - the module has no other name for it
 
 import msgspec
@@ -14,16 +16,20 @@ from msgspec import Struct
 
 from rapid_des.arrays import Int32s, Int64s
 from rapid_des.errors import TraceError
-from rapid_des.inputs import Kind, read_input, unpack_input
+from rapid_des.inputs import Kind, open_input, read_input, unpack_input
 from rapid_des.profiles.kernel_classes import class_of
 
 PROFILE = Kind("a profile", 1 << 31)
 NS_PER_US = 1000
+_HEAD = 1 << 16
+_FIRST_KEYS = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"')
 _GZIP = b"\x1f\x8b"
 _MOST_NS = 1 << 62
 _ON_DEVICE = {"kernel": "", "gpu_memcpy": "copy", "memcpy": "copy", "gpu_memset": "fill", "memset": "fill"}
 """Categories of device events and their class if it is known; older profilers wrote them with a capital."""
 _LAUNCHES = {"cuda_runtime", "cuda_driver", "runtime", "hip_runtime"}
+_WAITING = ("Synchronize", "udaMemcpy", "ipMemcpy")
+"""The ends of names of calls that return once the GPU is done: cudaStreamSynchronize, cudaMemcpy."""
 _STEP = "ProfilerStep"
 
 
@@ -87,8 +93,10 @@ class DeviceEvents(Struct, frozen=True):
     stream: Int64s
     start: Int64s
     end: Int64s
+    called: Int64s
+    """[event]: when the host's launching call began; -1 where the trace has no such call."""
     launched: Int64s
-    """[event]: when the host's launching call ended; -1 where the trace has no such call."""
+    """[event]: when that call ended, or -1."""
     collectives: Mapping[int, Collective]
     """What events were collectives of which arguments are known, by event."""
 
@@ -114,6 +122,8 @@ class Profile(Struct, frozen=True):
     events: DeviceEvents
     steps: Sequence[HostStep]
     """The steps that `torch.profiler` marked (`ProfilerStep#7`), in order; none if the loop marked none."""
+    waits: Int64s
+    """[call, 2]: when calls of the host that wait for the GPU began and ended, in order of their ends."""
     span: tuple[int, int]
     """The first and the last nanosecond of any event."""
 
@@ -133,8 +143,20 @@ def read_profile(path: Path) -> Profile:
         device=next((device.name for device in found.devices if device.name), ""),
         events=_device_events(events, times),
         steps=_steps(events, times),
+        waits=_waits(events, times),
         span=(min(start for start, _ in times), max(end for _, end in times)),
     )
+
+
+def is_profile(path: Path) -> bool:
+    """Return whether a file begins as PyTorch's profiles do, plain or packed."""
+    if not path.is_file():
+        return False
+    with open_input(path, PROFILE) as file:
+        head = file.read(_HEAD)
+    with suppress(ZlibError):
+        head = decompressobj(31).decompress(head, _HEAD) if head.startswith(_GZIP) else head
+    return any(key in head for key in _FIRST_KEYS)
 
 
 def _decoded(path: Path) -> _File:
@@ -178,7 +200,7 @@ def _number(value: object) -> int | None:
 
 
 def _device_events(events: Sequence[_Event], times: Sequence[tuple[int, int]]) -> DeviceEvents:
-    launched: dict[int, int] = {}
+    launched: dict[int, tuple[int, int]] = {}
     operators: dict[int, str] = {}
     on_device: list[int] = []
     for number, event in enumerate(events):
@@ -187,13 +209,13 @@ def _device_events(events: Sequence[_Event], times: Sequence[tuple[int, int]]) -
             on_device.append(number)
         elif event.args is not None:
             if category in _LAUNCHES and (key := _number(event.args.correlation)) is not None:
-                launched[key] = times[number][1]
+                launched[key] = times[number]
             elif category == "cpu_op" and (key := _number(event.args.external)) is not None:
                 operators[key] = event.name
     on_device.sort(key=lambda number: times[number])
     rows: dict[tuple[str, str], int] = {}
     columns = [_row(events[number], rows, operators, launched) for number in on_device]
-    table = np.array(columns, np.int64).reshape(-1, 3)
+    table = np.array(columns, np.int64).reshape(-1, 4)
     span = np.array([times[number] for number in on_device], np.int64).reshape(-1, 2)
     return DeviceEvents(
         names=[name for name, _ in rows],
@@ -202,15 +224,19 @@ def _device_events(events: Sequence[_Event], times: Sequence[tuple[int, int]]) -
         stream=table[:, 1],
         start=span[:, 0],
         end=span[:, 1],
-        launched=table[:, 2],
+        called=table[:, 2],
+        launched=table[:, 3],
         collectives=dict(_collectives(events, on_device)),
     )
 
 
 def _row(
-    event: _Event, rows: dict[tuple[str, str], int], operators: Mapping[int, str], launched: Mapping[int, int]
-) -> tuple[int, int, int]:
-    """Return the row of a device event's name, its stream, and when it was launched."""
+    event: _Event,
+    rows: dict[tuple[str, str], int],
+    operators: Mapping[int, str],
+    launched: Mapping[int, tuple[int, int]],
+) -> tuple[int, int, int, int]:
+    """Return the row of a device event's name, its stream, and when its launching call began and ended."""
     arguments = event.args or _Arguments()
     operator = operators.get(_number(arguments.external) or -1, "")
     kind = _ON_DEVICE[(event.cat or "").lower()]
@@ -218,8 +244,8 @@ def _row(
         kind = "communication" if arguments.collective else class_of(event.name, operator)
     name = rows.setdefault((event.name, kind), len(rows))
     stream = _number(arguments.stream)
-    when = launched.get(_number(arguments.correlation) or -1, -1)
-    return name, -1 if stream is None else stream, when
+    when = launched.get(_number(arguments.correlation) or -1, (-1, -1))
+    return name, -1 if stream is None else stream, *when
 
 
 def _collectives(events: Sequence[_Event], on_device: Sequence[int]) -> Iterator[tuple[int, Collective]]:
@@ -232,6 +258,15 @@ def _collectives(events: Sequence[_Event], on_device: Sequence[int]) -> Iterator
                 place,
                 Collective(str(said.collective), _number(said.elements), str(said.dtype), group, size),
             )
+
+
+def _waits(events: Sequence[_Event], times: Sequence[tuple[int, int]]) -> Int64s:
+    waits = [
+        span
+        for event, span in zip(events, times, strict=True)
+        if (event.cat or "").lower() in _LAUNCHES and event.name.endswith(_WAITING)
+    ]
+    return np.array(sorted(waits, key=lambda span: span[1]), np.int64).reshape(-1, 2)
 
 
 def _steps(events: Sequence[_Event], times: Sequence[tuple[int, int]]) -> Sequence[HostStep]:

@@ -26,10 +26,10 @@ _BY_NAME = (
     ("gemm", r"gemm|gemv|cutlass|cublas|splitk|xmma|matmul|\bmm_|tensile|^cijk_|nvjet|wmma|cutedsl|magma"
              r"|dot_kernel|hipblas|_mm\b"),
     ("pooling", r"pool"),
-    ("sort and index", r"sort|scan|cub::|index|gather|scatter|topk|unique|permute|reducebykey|select"
+    ("sort_and_index", r"sort|scan|cub::|index|gather|scatter|topk|unique|permute|reducebykey|select"
                        r"|where|masked|bincount|histogram|nonzero|range|triu|tril|moe_align|expand"),
     ("reduction", r"reduce|reduction|cumsum|argmax|\bsum_|\bmean_"),
-    ("cast and quantise", r"quantiz|fp8|fp4|int8|cast|convert|dequant"),
+    ("quantise", r"quantiz|fp8|fp4|int8|cast|convert|dequant"),
     ("elementwise", r"elementwise|silu|gelu|relu|swiglu|sigmoid|tanh|rope|rotary|add|mul|copy|fill|pointwise"
                     r"|_poi_|transpose|catarray|concat|stack|bias|vectorized|unrolled|clamp|activation|tensor_apply|lerp"
                     r"|epilogue"),
@@ -45,7 +45,7 @@ _BY_OPERATOR = (
     ("optimizer", r"optimizer|_foreach|fused_adam"),
     ("communication", r"c10d|nccl|all_reduce|all_gather|reduce_scatter"),
     ("reduction", r"sum|mean|max|min|norm$"),
-    ("sort and index", r"sort|index|gather|scatter|topk|unique|cumsum|nonzero|arange|select"),
+    ("sort_and_index", r"sort|index|gather|scatter|topk|unique|cumsum|nonzero|arange|select"),
     ("elementwise", r"^aten::(add|mul|div|sub|copy_|fill_|zero_|cat|relu|gelu|silu|tanh|exp|pow|where"
                     r"|clamp|_to_copy)"),
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rapid_des.report.tables import Column, Part, Table, columns, counted, seconds_text
+from rapid_des.report.tables import Column, Part, Table, change_text, columns, counted, seconds_text
 from rapid_des.units import PS_PER_S
 
 _WORDS = {
@@ -47,6 +47,19 @@ def profile_text(plain: Mapping[str, Any], *, top: int) -> Iterator[Part]:
     if len(ranks) > 1:
         each = [{"rank": _rank(row), **{key: row[key] for key in ("file", "step_time_s")}} for row in ranks]
         yield Table("ranks, the slowest first", columns("rank", "step_time_s", "file"), each)
+
+
+def replayed_text(plain: Mapping[str, Any], title: str) -> Iterator[Part]:
+    """Yield the report of `ReplayedStep.as_json`."""
+    measured, simulated = plain["measured_s"], plain["step_time_s"]
+    yield f"{title}: step {plain['step']} of the profile, {counted(plain['device_events'], 'device event')}"
+    changed = ", ".join(f"{kind} {factor:g}x" for kind, factor in plain["speed"].items())
+    yield {
+        "measured": seconds_text(measured),
+        "replayed": f"{seconds_text(simulated)} ({change_text(simulated, measured)})",
+        **({"faster": changed} if changed else {}),
+    }
+    yield "messages take what they took, waits for other ranks included"
 
 
 def _rank(row: Mapping[str, Any]) -> str:

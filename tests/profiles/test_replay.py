@@ -1,0 +1,80 @@
+"""Replayed steps of profiles: as measured unless kernels are scaled, and then as what waits for them says."""
+
+import pytest
+
+from rapid_des.machine import load_machine
+from rapid_des.profiles import is_profile, read_profile, replay_step
+from tests.cli.shell import ROOT, call
+from tests.profiles.test_profiles import SAMPLES, event, launch, written
+from validation import open_folder, validate
+
+WITH_GPU = ["sampled_rank_0", "mi250_train", "event_sync_multi_stream", "triton"]
+
+
+@pytest.fixture(scope="module")
+def machine():
+    return load_machine("dgx_a100")
+
+
+@pytest.mark.skipif(not SAMPLES.is_dir(), reason="the samples are in a checkout only")
+@pytest.mark.parametrize("name", WITH_GPU)
+def test_a_replay_of_what_was_measured_takes_as_long(name, machine):
+    found = replay_step(read_profile(SAMPLES / f"{name}.json.gz"), machine)
+    assert found.simulated == pytest.approx(found.measured, rel=1e-4)
+
+
+def chain(at=0):
+    """Two products, launched ahead, a message of another stream behind them, and a host that waits for it."""
+    return [
+        *(launch(number, at + 2 * number) for number in (1, 2, 3)),
+        event("sgemm", at + 10, 100, stream=7, correlation=1),
+        event("sgemm", at + 110, 100, stream=7, correlation=2),
+        event("ncclDevKernel_AllReduce", at + 213, 50, stream=9, correlation=3),
+        event("cudaStreamSynchronize", at + 20, 250, "cuda_runtime"),  # returns at 270, 7 after the message
+        launch(4, at + 280),
+        event("gelu_kernel", at + 285, 20, stream=7, correlation=4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("scaled", "length"),
+    [
+        ({}, 295),
+        ({"gemm": 2.0}, 195),  # the message, the host behind it and what that launches come 100 us earlier
+        ({"communication": 5.0}, 255),
+        ({"elementwise": 4.0}, 280),
+        ({"gemm": 100.0, "communication": 1.0}, 97),
+    ],
+)
+def test_what_waits_for_faster_kernels_comes_earlier(tmp_path, machine, scaled, length):
+    profile = read_profile(written(tmp_path, chain()))
+    assert replay_step(profile, machine, scaled).simulated == pytest.approx(length * 1_000_000, rel=1e-7)
+
+
+def test_the_command_prints_both_times_and_refuses_what_does_not_go_with_a_profile(tmp_path):
+    path = str(written(tmp_path, chain()))
+    plain = call("replay", path, "--speed", "gemm=2x", "--json").json
+    assert plain["measured_s"] == pytest.approx(295e-6) and plain["step_time_s"] == pytest.approx(195e-6)
+    assert "(-33.90%)" in call("replay", path, "--speed", "gemm=2x").out
+    for words, said in {
+        ("--speed", "gem=2x"): "'gem' is not one of communication",
+        ("--speed", "gemm=0x"): "is not a factor from 0.001x to 1000x",
+        ("--fault", "gpu=0 compute=0.5"): "--fault does not go with a profile",
+    }.items():
+        answer = call("replay", path, *words)
+        assert answer.code == 2 and said in answer.err
+    trace = str(ROOT / "workloads" / "traces" / "all_reduce_4")
+    assert call("replay", trace, "--on", "dgx_a100", "--speed", "gemm=2x").code == 2
+    assert not is_profile(tmp_path) and is_profile(tmp_path / "rank.json")
+
+
+@pytest.mark.skipif(not SAMPLES.is_dir(), reason="the samples are in a checkout only")
+def test_validation_scores_profiles_and_names_files_that_are_none(tmp_path):
+    (tmp_path / "profiles").mkdir()
+    written(tmp_path / "profiles", chain())
+    (tmp_path / "profiles" / "other.json").write_text("{}")
+    topics = validate(open_folder(tmp_path), ["profiles"])["topics"]
+    assert topics["profiles/replay"]["rows"] == topics["profiles/classified"]["rows"] == 1
+    assert topics["profiles/replay"]["mean_abs_pct"] < 0.01
+    (reason,) = topics["profiles/replay"]["unsupported"]
+    assert "no profile of PyTorch" in str(reason)
