@@ -42,6 +42,7 @@ from rapid_des.report.result import Result as Result
 from rapid_des.report.rows import LinkRow as LinkRow
 from rapid_des.report.rows import MessageRow as MessageRow
 from rapid_des.report.rows import OperatorRow as OperatorRow
+from rapid_des.report.timeline import Extract as Extract
 from rapid_des.runs.goodput import goodput as goodput
 from rapid_des.runs.loading import load_reliability as load_reliability
 from rapid_des.runs.result import GoodputResult as GoodputResult
@@ -66,6 +67,7 @@ from rapid_des.studies.fault_sample import faults_sample as faults_sample
 from rapid_des.studies.faults import How as How
 from rapid_des.studies.faults import Scenario as Scenario
 from rapid_des.studies.faults import scenario as scenario
+from rapid_des.studies.model_jobs import training_job as training_job
 from rapid_des.studies.plan import Plan as Plan
 from rapid_des.studies.plan import Wanted as Wanted
 from rapid_des.studies.plan import plan as plan

@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
-from msgspec import Meta, Struct, structs
+from msgspec import Meta, Struct, field, structs
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.config import (
@@ -36,6 +36,7 @@ from rapid_des.network.faults.effects import GpuFactors, apply_static, on_links,
 from rapid_des.network.faults.specs import Fault, check_fault
 from rapid_des.network.jitter import Jitter, check_jitter, gpu_speeds
 from rapid_des.network.metrics import RouteCheck, Summary, check_routes, summary
+from rapid_des.network.protocol import Protocol
 from rapid_des.network.routing import AnyNodeRouter, DimensionOrderRouter, FaultAwareRouter, by_waypoints
 from rapid_des.network.specs import (
     AnyDimension,
@@ -50,7 +51,20 @@ from rapid_des.network.specs import (
     Switching,
 )
 from rapid_des.network.switches import SwitchTrees
+from rapid_des.units import Size
 from rapid_des.values import replace
+
+_PACKETS = Switching(
+    mode="cut_through",
+    parts=12,
+    protocol=Protocol(
+        payload=Size(256),
+        header=Size(16),
+        acknowledgement=Size(0),
+        packets_per_acknowledgement=1,
+        packet_time="exact",
+    ),
+)
 
 
 class MachineSpec(Spec, frozen=True, kw_only=True):
@@ -70,10 +84,14 @@ class MachineSpec(Spec, frozen=True, kw_only=True):
     """
     fabric: tuple[AnyDimension, ...]
     """The dimensions of the fabric, innermost first: rank id = a0 + n0·(a1 + n1·(a2 + …))."""
-    routing: Routing
-    """The rules by which a message finds its route and chooses between equal routes."""
-    switching: Switching
-    """The rules by which links forward messages."""
+    routing: Routing = Routing(order="innermost_first", tie="positive")
+    """The rules by which a message finds its route and chooses between equal routes. Unset: the innermost
+    dimension first, and the positive direction.
+    """
+    switching: Switching = field(default_factory=lambda: _PACKETS)
+    """The rules by which links forward messages. Unset: `cut_through`, messages in 12 parts, packets of 256 B
+    with headers of 16 B, as on NVLink.
+    """
     gpus_per_node: Count | None = None
     """The number of GPUs in a server; their ids are consecutive. It defines `node` in faults."""
     collectives: Collectives = Collectives()
@@ -120,6 +138,45 @@ class Machine(Struct, frozen=True, eq=False, dict=True):
     """The GPUs that are down for the whole run; no job may use them."""
     faults: tuple[Fault, ...]
     """The faults of the file, then those of the call."""
+
+    @staticmethod
+    def switched(
+        gpus: int, *, device: str | Mapping[str, Any], bandwidth: str, latency: str, **keys: Any
+    ) -> Machine:
+        """Return a server whose GPUs hang on one switch; other keys are those of a machine file.
+
+        >>> server = Machine.switched(8, device="h100_sxm", bandwidth="450 GB/s", latency="350 ns")
+        >>> server.joined(4, bandwidth="50 GB/s", latency="2 us").fabric.gpus
+        32
+        """
+        links = {"name": "gpus", "shape": "switch", "size": gpus, "bandwidth": bandwidth, "latency": latency}
+        stated = {"name": "machine", "device": device, "gpus_per_node": gpus, "fabric": [links]}
+        return load_machine(stated | keys)
+
+    @staticmethod
+    def torus(
+        *size: int, device: str | Mapping[str, Any], bandwidth: str, latency: str, **keys: Any
+    ) -> Machine:
+        """Return GPUs on a ring or torus, one number for each axis; other keys are those of a machine file.
+
+        >>> Machine.torus(4, 4, device="a100_sxm_80gb", bandwidth="50 GB/s", latency="1 us").fabric.gpus
+        16
+        """
+        links = {"name": "torus", "shape": "torus", "size": [*size], "bandwidth": bandwidth}
+        stated = {"name": "machine", "device": device, "fabric": [{**links, "latency": latency}]}
+        return load_machine(stated | keys)
+
+    def joined(
+        self, count: int, *, bandwidth: str, latency: str, shape: str = "switch", **keys: Any
+    ) -> Machine:
+        """Return this many of the machine with a further dimension of the fabric between them.
+
+        GPUs of the same position in each machine are joined. `keys` are those of the dimension in a file.
+        """
+        tree = to_tree(self.as_spec(), "machine")
+        name = f"servers{len(tree['fabric'])}"
+        further = {"name": name, "shape": shape, "size": count, "bandwidth": bandwidth, "latency": latency}
+        return load_machine(tree | {"fabric": [*tree["fabric"], further | keys]})
 
     def __eq__(self, other: object) -> bool:
         """Return whether two machines are equal by content, whatever the location of their files."""

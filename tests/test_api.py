@@ -44,7 +44,7 @@ def test_an_editor_completes_what_results_machines_and_jobs_have():
             "links",
             "write_timeline",
             "write_links",
-            "draw_links",
+            "plot_links",
             "as_json",
         ),
         rd.Machine: ("route", "check", "summary", "with_faults", "as_yaml"),
@@ -230,3 +230,27 @@ def test_a_topology_is_shown_without_compilers_and_engines():
 def test_a_small_job_runs_without_compilers_and_file_readers():
     small = ["run", "llama2_7b_train", "--on", "dgx_a100", "--engine", "simpy"]
     assert modules_after(*small) == ["numpy", "simpy"]
+
+
+def test_print_shows_the_report_and_figures_come_back_as_objects(tmp_path):
+    pytest.importorskip("matplotlib")
+    result = rd.simulate(rd.load_job("llama2_7b_train"), rd.load_machine("dgx_a100"))
+    assert str(result).splitlines()[0] == "llama2_7b_train on DGX A100"
+    assert len(str(result).splitlines()) < 40 and len(repr(result)) < 100
+    streams = [label.get_text() for label in result.plot_timeline().axes[0].get_yticklabels()]
+    assert streams[:2] == [f"rank {result.critical_rank}  compute", f"rank {result.critical_rank}  tp"]
+    for draw in (result.plot_breakdown, result.plot_schedule, result.plot_memory):
+        assert draw(tmp_path / "picture.svg").axes and (tmp_path / "picture.svg").exists()
+
+
+LINKS = {"device": "h100_sxm", "bandwidth": "450 GB/s", "latency": "350 ns"}
+
+
+def test_a_first_machine_takes_its_device_and_its_links():
+    server = rd.Machine.switched(8, **LINKS)
+    assert server.switching == rd.load_machine("dgx_h100").switching
+    joined = server.joined(2, bandwidth="50 GB/s", latency="2 us")
+    assert joined.route(0, 9) == ("gpu0>switch0", "switch0>gpu1", "gpu1>switch3", "switch3>gpu9")
+    assert joined.fabric.gpus == rd.Machine.torus(4, 4, **LINKS).fabric.gpus == 16
+    with pytest.raises(rd.ConfigError, match="bandwidth"):
+        rd.Machine.switched(8, **LINKS | {"bandwidth": "450"})

@@ -47,7 +47,6 @@ HELD = (
     "studies/database.py",
     "studies/deadline.py",
     "studies/difference.py",
-    "studies/draw_results.py",
     "studies/draw_statistics.py",
     "studies/effects.py",
     "studies/executors.py",

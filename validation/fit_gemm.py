@@ -17,12 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from rapid_des.device.calibration import MeasuredGemms, error, pattern_search
-from rapid_des.device.gemm import MOE_NAMES, gated_ffn_us
 from rapid_des.device.gemm.candidates import NAMES, UTILISATIONS, GemmConstants, gemm_constants
 from validation import DataFolder, is_calibration
 from validation.measurements import device_for
 from validation.operators.gemm import measured_gemms
-from validation.operators.moe import kernels_of, moe_device, products
+from validation.operators.moe import MOE_NAMES, gated_ffn_us, kernels_of, moe_device, products
 
 QUANTISE = ("quantise_row_us", "quantise_element_ns")
 GEMV = ("gemv_start_us", "vector")

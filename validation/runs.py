@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 from statistics import fmean
 from typing import Any
 
-from rapid_des.runs.clock import RunPlan, replicate
+from rapid_des.runs.clock import replicate
 from rapid_des.runs.failures import FailingParts, failures
 from rapid_des.runs.loading import load_reliability, mean_time, treatments
-from rapid_des.runs.stretch import TrainingStretch
+from rapid_des.runs.stretch import CheckpointLevel, TrainingStretch
+from rapid_des.runs.treatment import RunPlan
 from rapid_des.units import PS_PER_S
 from validation.measurements import DataFolder, Record
 from validation.scoring import Row, Topic
@@ -110,8 +111,7 @@ def useful(reference: str | Mapping[str, Any], gpus: int, reading: Mapping[str, 
     ]
     every = reading["minutes"] * 60 // STEP_S
     plan = RunPlan(
-        TrainingStretch(STEP_S * PS_PER_S, every, STALL_S * PS_PER_S),
-        0,
+        TrainingStretch(STEP_S * PS_PER_S, (CheckpointLevel(every, STALL_S * PS_PER_S),)),
         DAYS * 86_400 * PS_PER_S,
         treatments(reliability, gpus_per_node=GPUS_PER_NODE),
         {"start": reliability.time("restart", reading["restart"])},

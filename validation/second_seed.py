@@ -32,10 +32,9 @@ import numpy as np
 import rapid_des as rd
 from rapid_des.device.operators import Operator, OperatorModel
 from rapid_des.device.pricing import operator_model
-from rapid_des.learned import LearnedFile
+from rapid_des.learned import LearnedFile, shape_of
 from rapid_des.learned.decomposition import PARTS, WITHOUT_MEANING, convert, kernels_of
 from rapid_des.learned.fit import fit_decomposed, fit_regressor
-from rapid_des.learned.samples import shape_of
 from rapid_des.units import PS_PER_S, PS_PER_US
 from validation import DataFolder
 from validation.measurements import Record

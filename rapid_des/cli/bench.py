@@ -22,7 +22,7 @@ def bench(cases: tuple[str, ...], large: bool, check: bool, as_json: bool) -> No
     """
     names = chosen_cases(cases, large=large)
     with progress("bench") as bar:
-        measured, interrupted = until_interrupted(measure_apart(names, bar))
+        measured, interrupted = until_interrupted(measure_apart(names, bar.part))
     plain = tree(measured)
     echo(as_json, plain, speed_report(plain))
     require_right(measured)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,10 @@ import click
 
 from rapid_des.cli.main import progress
 from rapid_des.cli.options import Amount, echo_marked, job_options, json_option, open_job, plot_option
+from rapid_des.cli.pages import check_report, report_option, write_study_page
 from rapid_des.cli.serve import workload_option, workload_texts
 from rapid_des.errors import InputError
+from rapid_des.report.page.study_charts import capacity_charts
 from rapid_des.report.writing import check_outputs
 from rapid_des.serving.result import Slo
 from rapid_des.studies.capacity import LoadPoint, ServerLoad, all_layouts, curve, fleets, layouts, with_splits
@@ -48,11 +49,12 @@ from rapid_des.units import EventRate
     "--seed", type=click.IntRange(0, 2**32), default=0, show_default=True, help="Seed of all draws."
 )
 @plot_option
+@report_option
 @json_option
 def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> None:
     """Find the highest rate that JOB serves on a machine within limits, and the fleet for a load.
 
-    --plot draws what users see against what a GPU yields, of every layout.
+    --plot and --report draw what users see against what a GPU yields, of every layout.
     """
     stated = {name: options[name] for name in ("share", "requests", "seed")}
     stated |= {name: text for name, text in workload_texts(options).items() if name != "arrivals"}
@@ -62,6 +64,7 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
         raise InputError("--splits is of layouts: state --layout or --all-layouts too")
     path: Path | None = options["plot"]
     check_outputs([], pictures=[path], replace=options["force"])
+    check_report(options["report"], force=options["force"])
     wanted, loaded = open_job(job, machine, settings, serves=True)
     texts = (*options["texts"], *(all_layouts(loaded) if options["all_layouts"] else ()))
     texts = with_splits(texts, options["splits"]) if options["splits"] else texts
@@ -69,22 +72,24 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
     with progress(title) as bar:
         plans = fleets(wanted, loaded, demand, texts, load=load, price=options["price"], on_progress=bar.name)
         points = list[LoadPoint]()
-        if path is not None and not plans.interrupted:
+        if (path or options["report"]) and not plans.interrupted:
             chosen = [layout for layout in layouts(wanted, loaded, [row.name for row in plans.rows])
                       if not isinstance(layout, tuple)]  # fmt: skip
             for layout in chosen:
                 bar.name("curves")
                 points += curve(layout, loaded, demand)
-            draw_front(points, path, title=title)
+            if path is not None:
+                draw_front(points, path, title=title)
     plain = plans.as_json()
     if points:
         plain |= {
             "points": [point.as_json() for point in points],
             "front": [point.as_json() for point in front(points)],
         }
-    drawn = [f"wrote {path}"] if points else []
-    parts = chain(capacity_report(plans, demand, title), drawn)
-    echo_marked(options["as_json"], plain, parts, [(wanted, loaded)])
+    drawn = [f"wrote {path}"] if points and path else []
+    parts = list(capacity_report(plans, demand, title))
+    echo_marked(options["as_json"], plain, [*parts, *drawn], [(wanted, loaded)])
+    write_study_page(options["report"], title, parts, plain, capacity_charts(plain))
 
 
 def _rate(text: str) -> float:

@@ -94,7 +94,7 @@ def _conditions(texts: tuple[str, ...]) -> dict[str, str]:
 @json_option
 def sample(output: Path, backend: Any, l2: Any, as_json: bool, **options: Any) -> None:
     """Measure operators through PyTorch and write the table OUTPUT (CSV)."""
-    from rapid_des.learned.samples import write_samples
+    from rapid_des.learned import write_samples
     from rapid_des.learned.sampling import Sampling, choose, default_operators
     from rapid_des.learned.sampling import sample as measure
 

@@ -14,17 +14,25 @@ from rapid_des.simulation import MODES
 from rapid_des.studies.executors import Executor
 from rapid_des.studies.worker_pools import EXECUTORS, executor_of
 
-executor_options = together(
-    click.option(
-        "--executor",
-        type=click.Choice(EXECUTORS),
-        default=EXECUTORS[0],
-        show_default=True,
-        help="Where simulations run: processes of this machine, this process, or a Ray cluster.",
-    ),
-    click.option("--workers", type=click.IntRange(1), help="Number of them; all cores if absent."),
-    click.option("--address", metavar="HOST:PORT", help="With ray: of a cluster; else one is started here."),
-)
+
+def executor_options_of(default: str) -> Callable[[Command], Command]:
+    """Return the options that choose where simulations run."""
+    return together(
+        click.option(
+            "--executor",
+            type=click.Choice(EXECUTORS),
+            default=default,
+            show_default=True,
+            help="Where simulations run: processes of this machine, this process, or a Ray cluster.",
+        ),
+        click.option("--workers", type=click.IntRange(1), help="Number of them; all cores if absent."),
+        click.option(
+            "--address", metavar="HOST:PORT", help="With ray: of a cluster; else one is started here."
+        ),
+    )
+
+
+executor_options = executor_options_of(EXECUTORS[0])
 
 
 def chosen_executor(options: Mapping[str, Any]) -> Executor:

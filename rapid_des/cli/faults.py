@@ -23,9 +23,11 @@ from rapid_des.cli.options import (
     plot_option,
     together,
 )
+from rapid_des.cli.pages import check_report, report_option, write_study_page
 from rapid_des.errors import InputError
 from rapid_des.network.faults import parse_fault
 from rapid_des.network.faults.models import FaultDraws, Variates, parse_model
+from rapid_des.report.page.study_charts import sample_charts
 from rapid_des.report.pictures.overview import draw
 from rapid_des.report.pictures.studies import draw_sample
 from rapid_des.report.study_text import criticality_report, sample_report, scenario_report
@@ -73,6 +75,7 @@ _draw_options = together(
     ),
     executor_options,
     plot_option,
+    report_option,
     json_option,
 )
 _sample_options = together(
@@ -156,6 +159,7 @@ def sample(
         --fault 'random=links count=1 bandwidth=normal(0.5,0.1)'
     """
     check_outputs([], pictures=[options["plot"]], replace=options["force"])
+    check_report(options["report"], force=options["force"])
     if options["replay"] is not None:
         _replay(job, machine, settings, faults, options)
         return
@@ -175,6 +179,7 @@ def study(study: Path, faults: tuple[str, ...], **options: Any) -> None:
         --fault 'random=gpus count=1 compute=uniform(0.5,0.9)'
     """
     check_outputs([], pictures=[options["plot"]], replace=options["force"])
+    check_report(options["report"], force=options["force"])
     with progress(study.stem):
         points = study_points(study)
     _sampled(points, faults, options)
@@ -193,9 +198,11 @@ def _sampled(points: dict[str, Point], faults: Sequence[str], options: dict[str,
             executor=executor,
             on_progress=bar.part,
         )
-    parts, cache = sample_report(sampled.as_json(options["top"])), BoundedCache()
+    parts, cache = list(sample_report(sampled.as_json(options["top"]))), BoundedCache()
     jobs = (points[name].resolved(cache) for name in sampled.configurations)  # without those refused
     echo_marked(options["as_json"], sampled.as_json(), parts, jobs)
+    plain = sampled.as_json()
+    write_study_page(options["report"], "; ".join(faults), parts, plain, sample_charts(plain))
     if options["plot"] is not None:
         draw_sample(sampled.as_json(), options["plot"])
     if sampled.left:

@@ -1,7 +1,8 @@
 """The entry point, and what all commands share: errors, announcements and progress bars.
 
 A command is imported only when it is called. An error becomes one line and an exit code. A progress bar is
-drawn only on a terminal. Rich draws it; it is imported only if a command still runs after two seconds.
+drawn on a terminal; elsewhere a line now and then says what a command is doing. Rich draws the bar; it is
+imported only if a command still runs after two seconds.
 NO_COLOR switches colours off.
 """
 
@@ -17,7 +18,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from threading import Lock, Timer
+from threading import Event, Lock, Thread, Timer
 from typing import Any, TypeVar
 
 import click
@@ -68,6 +69,8 @@ _MOST_LINES = 40
 _FRAMES = 6
 AFTER_S = 2.0
 """Seconds after which a command's progress bar is drawn."""
+LINES_S = (10.0, 60.0)
+"""Seconds after which a command that runs without a terminal says what it is doing, and then each time."""
 
 _Item = TypeVar("_Item")
 
@@ -204,6 +207,12 @@ class Bar:
         self.title, self._done, self._expected = title, number, parts
         self._update()
 
+    def said(self) -> str:
+        """Return what is going on as a line."""
+        if not self._done:
+            return self.title
+        return f"{self.title}: {self._done:,}" + (f" of {self._expected:,}" if self._expected else "")
+
     def draw(self) -> None:
         """Start drawing."""
         from rich import progress
@@ -218,7 +227,7 @@ class Bar:
                 progress.BarColumn(),
                 progress.TextColumn("{task.fields[share]}", justify="right"),
                 progress.TextColumn("{task.fields[rate]}"),
-                progress.TimeRemainingColumn(elapsed_when_finished=True),
+                progress.TimeElapsedColumn(),
                 console=Console(stderr=True),
                 transient=True,
             )
@@ -248,21 +257,34 @@ class Bar:
 
 @contextmanager
 def progress(title: str) -> Iterator[Bar]:
-    """Show a bar while the block lasts, if stderr is a terminal.
+    """Show a bar while the block lasts; where stderr is no terminal, a line now and then.
 
     What others print meanwhile, as Ray does when a node dies, goes to stderr: stdout is for the answer.
     """
     bar = Bar(title)
     timer = Timer(AFTER_S, bar.draw)
     timer.daemon = True
+    ended = Event()
     if sys.stderr.isatty():
         timer.start()
+    elif sys.stderr is sys.__stderr__:
+        Thread(target=_lines, args=(bar, ended), daemon=True).start()
     try:
         with redirect_stdout(sys.stderr):
             yield bar
     finally:
         timer.cancel()
+        ended.set()
         bar.close()
+
+
+def _lines(bar: Bar, ended: Event) -> None:
+    """Say now and then what is going on, until it has ended."""
+    first, later = LINES_S
+    wait = first
+    while not ended.wait(wait):
+        announce(f"… {bar.said()}")
+        wait = later
 
 
 def until_interrupted(items: Iterable[_Item]) -> tuple[list[_Item], bool]:

@@ -355,12 +355,12 @@ def timeline_extract(options: dict[str, Any]) -> Extract:
 
 def write_outputs(result: Result, options: dict[str, Any]) -> None:
     """Write the files of `output_options` that were asked for."""
-    writers: dict[str, Callable[[str], None]] = {
+    writers: dict[str, Callable[[str], object]] = {
         "timeline": lambda path: result.write_timeline(
             path, timeline_extract(options), bounded=not options["force"]
         ),
         "links": result.write_links,
-        "links_plot": result.draw_links,
+        "links_plot": result.plot_links,
     }
     for name, write in writers.items():
         if options[name] is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from rapid_des.frontend import Job
     from rapid_des.machine import Machine
     from rapid_des.modes.execution import EngineChoice
-    from rapid_des.report.page.charts import PageSection
+    from rapid_des.report.page.charts import Chart, PageSection
     from rapid_des.report.result import Result
+    from rapid_des.report.tables import Part
 
 report_option = click.option(
     "--report",
@@ -46,6 +47,18 @@ def write_page(
 
     command = shlex.join(["rapid-des", *command_words()])
     write_text(path, page(title, sections, plain, lead=lead, command=command))
+
+
+def write_study_page(
+    path: Path | None, title: str, parts: Iterable[Part], plain: object, charts: Iterable[Chart] = ()
+) -> None:
+    """Write the page of a command's report with charts above it, if one is asked for."""
+    if path is None:
+        return
+    from rapid_des.report.page.charts import PageSection
+    from rapid_des.report.page.studies import sections_of
+
+    write_page(path, title, [PageSection("In pictures", list(charts)), *sections_of(parts)], plain)
 
 
 def write_run_page(

@@ -18,9 +18,11 @@ from rapid_des.cli.options import (
     open_job,
     plot_option,
 )
+from rapid_des.cli.pages import check_report, report_option, write_study_page
 from rapid_des.cli.plan_rows import Found, check_asked, row_options
 from rapid_des.cli.run import model_options
 from rapid_des.cli.run_command import Named
+from rapid_des.report.page.study_charts import plan_charts
 from rapid_des.report.pictures.studies import draw_tornado
 from rapid_des.report.plan_text import part_speedup_report, plan_report, sensitivity_report
 from rapid_des.report.tables import Part
@@ -86,6 +88,7 @@ if TYPE_CHECKING:
     "part of the machine; 0: do not.",
 )
 @row_options
+@report_option
 @executor_options
 @json_option
 def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> None:
@@ -103,6 +106,7 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
     rapid-des plan llama2_7b_train --on dgx_a100 --why 2 --plot layouts.png
     """
     check_asked(options)
+    check_report(options["report"], force=options["force"])
     source = job_of(job, options["tokens"], options["sequence"])
     vary = choices_of(options["vary"])
     wanted, loaded = open_job(source, machine, settings)
@@ -119,7 +123,9 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
     words = [job, *stated, "--on", machine]
     parts += found.parts(Named(words, source, settings, wanted))
     echo_marked(options["as_json"], found.plain, parts, [(wanted, loaded)])
-    found.write(f"{wanted.name} over {best.gpus} GPUs of {loaded.name}")
+    title = f"{wanted.name} over {best.gpus} GPUs of {loaded.name}"
+    found.write(title)
+    write_study_page(options["report"], title, parts, found.plain, plan_charts(found.plain))
     if best.interrupted:
         raise KeyboardInterrupt
 

@@ -13,9 +13,8 @@ from rapid_des.cli.main import announce
 from rapid_des.cli.options import plot_option, together
 from rapid_des.cli.run_command import Named, run_command
 from rapid_des.errors import ConfigError
-from rapid_des.report.pictures.bars import StepBar, draw_bars
-from rapid_des.report.plan_text import command_text, differing_text, row_difference_report
-from rapid_des.report.tables import Part, shown
+from rapid_des.report.plan_text import command_text, row_difference_report
+from rapid_des.report.tables import Part
 from rapid_des.report.writing import check_outputs, write_text
 from rapid_des.studies.difference import difference
 from rapid_des.studies.plan import Plan
@@ -82,11 +81,4 @@ class Found(Struct):
             write_text(file, self.plan.rows[number - 1].job.as_yaml())
             announce(f"{'the best layout' if number == 1 else f'row {number}'} as a job: {file}")
         if self.options["plot"] is not None:
-            draw_bars([*self._bars()], self.options["plot"], title=title)
-
-    def _bars(self) -> Iterator[StepBar]:
-        rows = self.plain["rows"]
-        for number, (found, row) in enumerate(zip(self.plan.rows, rows, strict=True), 1):
-            parts = found.result.as_json()["breakdown_s"]
-            label = f"{number}  {differing_text(rows, row)}"
-            yield StepBar(label, row["step_time_s"], parts, f"MFU {shown('mfu', row['mfu'])}")
+            self.plan.plot(self.options["plot"], title=title)

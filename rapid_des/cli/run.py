@@ -142,7 +142,7 @@ _PICTURES = ("schedule_plot", "memory_plot")
 
 
 def _draw(result: Result, options: dict[str, Any], title: str) -> None:
-    for name, draw in zip(_PICTURES, (result.draw_schedule, result.draw_memory), strict=True):
+    for name, draw in zip(_PICTURES, (result.plot_schedule, result.plot_memory), strict=True):
         if options[name] is not None:
             draw(options[name], title=title)
 

@@ -9,12 +9,15 @@ import click
 
 from rapid_des.cli.main import announce, progress
 from rapid_des.cli.options import echo_marked, fault_option, force_option, job_options, json_option, open_job
+from rapid_des.cli.pages import check_report, report_option, write_study_page
 from rapid_des.frontend import load_job
+from rapid_des.report.page.study_charts import served_charts
 from rapid_des.report.serve_text import serve_report
 from rapid_des.report.writing import check_outputs
 from rapid_des.serving.result import Slo
 from rapid_des.serving.server import serve as run_server
 from rapid_des.serving.workload import WORKLOADS
+from rapid_des.units import seconds
 
 workload_option = click.option(
     "--workload",
@@ -59,6 +62,7 @@ def workload_texts(options: Mapping[str, Any]) -> dict[str, str | None]:
 @click.option("--rows", metavar="OUT.csv", help="Write a row a request: CSV, or Parquet if so named.")
 @click.option("--plot", metavar="OUT.png", help="Draw latencies, and the load over time.")
 @click.option("--timeline", metavar="OUT.json[.gz]", help="Write a track a request for ui.perfetto.dev.")
+@report_option
 @force_option
 @json_option
 def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> None:
@@ -66,6 +70,7 @@ def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> 
     check_outputs(
         [options["rows"], options["timeline"]], pictures=[options["plot"]], replace=options["force"]
     )
+    check_report(options["report"], force=options["force"])
     slo = None if options["slo"] is None else Slo.parse(options["slo"])
     wanted, loaded = open_job(job, machine, settings, options["faults"], serves=True)
     if options["outages"]:
@@ -80,7 +85,9 @@ def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> 
         if options[name] is not None:
             write(options[name])
     if options["plot"] is not None:
-        result.draw(options["plot"], title=title)
+        result.plot(options["plot"], title=title)
     plain = result.as_json(slo)
-    parts = serve_report(plain, title, len(result.loads))
+    parts = list(serve_report(plain, title, len(result.loads)))
     echo_marked(options["as_json"], plain, parts, [(wanted, loaded)])
+    limits = {} if slo is None else {name: seconds(limit) for name, limit in slo.limits.items()}
+    write_study_page(options["report"], title, parts, plain, served_charts(result, limits))

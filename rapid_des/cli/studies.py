@@ -15,19 +15,23 @@ from rapid_des.cli.main import progress
 from rapid_des.cli.options import (
     echo,
     echo_marked,
+    force_option,
     json_option,
     plot_option,
     together,
 )
+from rapid_des.cli.pages import check_report, report_option, write_page, write_study_page
 from rapid_des.cli.sources import source_of
 from rapid_des.errors import InputError
 from rapid_des.report.evidence import unmeasured_in, unmeasured_lines
+from rapid_des.report.page.studies import difference_sections
+from rapid_des.report.page.study_charts import sample_charts, sweep_charts
 from rapid_des.report.study_text import sample_report, search_report
 from rapid_des.report.sweep_text import difference_report, points_table, sweep_report
 from rapid_des.report.tables import Part, shown
 from rapid_des.report.writing import check_outputs
 from rapid_des.studies.difference import difference
-from rapid_des.studies.draw_results import kept_points, kept_sample, rerun_draw
+from rapid_des.studies.fault_rows import kept_points, kept_sample, rerun_draw
 from rapid_des.studies.points import FIGURES, OK, Rerun
 from rapid_des.studies.results import Sweep
 from rapid_des.studies.search import PRUNERS, SAMPLERS
@@ -60,6 +64,7 @@ _report_options = together(
         help="Figures of the Pareto front.",
     ),
     plot_option,
+    report_option,
     json_option,
 )
 
@@ -81,6 +86,7 @@ def sweep(study: Path, output: Path | None, **options: Any) -> None:
     rapid-des sweep llama2_7b_splits -o results --plot splits.png
     """
     check_outputs([], pictures=[options["plot"]], replace=options["force"])
+    check_report(options["report"], force=options["force"])
     with progress(study.stem) as bar:
         done = run_sweep(
             study,
@@ -123,6 +129,7 @@ def show(results: Path, **options: Any) -> None:
     rapid-des show results --where 'tp <= 4' --sort=-mfu --columns tp,pp,dp,mfu
     """
     check_outputs([], pictures=[options["plot"]], replace=options["force"])
+    check_report(options["report"], force=options["force"])
     store = ResultStore.open(results)
     if store.manifest["kind"] == "faults":
         _show_draws(store, options)
@@ -158,20 +165,20 @@ def _show_draws(store: ResultStore, options: dict[str, Any]) -> None:
         return
     sample, cache = kept_sample(store), BoundedCache()
     jobs = (point.resolved(cache) for point in kept_points(store).values())
-    echo_marked(options["as_json"], sample.as_json(), sample_report(sample.as_json(options["top"])), jobs)
+    plain, parts = sample.as_json(), list(sample_report(sample.as_json(options["top"])))
+    echo_marked(options["as_json"], plain, parts, jobs)
+    write_study_page(options["report"], store.folder.name, parts, plain, sample_charts(plain))
     if options["plot"] is not None:
-        from rapid_des.report.pictures.studies import draw_sample
-
-        draw_sample(sample.as_json(), options["plot"])
+        sample.plot(options["plot"])
 
 
 def _report(done: Sweep, title: str, options: dict[str, Any]) -> None:
     plain = done.as_json(options["top"], options["pareto"])
-    echo(options["as_json"], plain, sweep_report(plain, title))
+    parts = list(sweep_report(plain, title))
+    echo(options["as_json"], plain, parts)
+    write_study_page(options["report"], title, parts, plain, sweep_charts(plain, done.columns))
     if options["plot"] is not None:
-        from rapid_des.report.pictures.studies import draw_sweep
-
-        draw_sweep(plain, done.columns, options["plot"], title=title)
+        done.plot(options["plot"], title=title)
 
 
 def _point_report(whole: dict[str, Any]) -> Iterator[Part]:
@@ -202,8 +209,10 @@ def _again_lines(plain: dict[str, Any]) -> Iterator[str]:
 @click.command("compare")
 @click.argument("a")
 @click.argument("b")
+@report_option
+@force_option
 @json_option
-def compare(a: str, b: str, as_json: bool) -> None:
+def compare(a: str, b: str, *, as_json: bool, force: bool, report: Path | None) -> None:
     r"""Line up two results and say which operators, collectives and waiting make the difference.
 
     A and B are each a file that `run --json` wrote, a point of a study (FOLDER#12), or what follows `run`,
@@ -213,8 +222,12 @@ def compare(a: str, b: str, as_json: bool) -> None:
     rapid-des compare "llama2_7b_train --on dgx_a100" "llama2_7b_train --on dgx_h100"
     rapid-des compare 'results#1' 'results#5'
     """
-    plain = difference(source_of(a).plain, source_of(b).plain).as_json()
+    check_report(report, force=force)
+    sides = [source_of(text).plain for text in (a, b)]
+    plain = difference(*sides).as_json()
     echo(as_json, plain, difference_report(plain, (a, b)))
+    if report is not None:
+        write_page(report, f"{a} against {b}", difference_sections(plain, sides, (a, b)), plain)
 
 
 @click.command("search")

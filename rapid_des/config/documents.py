@@ -14,10 +14,11 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from msgspec import Struct
 
 from rapid_des.config.texts import Tree, parse_text
 from rapid_des.errors import ConfigError, InputError
@@ -27,15 +28,17 @@ Settings: TypeAlias = Mapping[str, Any] | Iterable[tuple[str, str]]
 """Settings over a file: key paths with Python values, or with the YAML text of `--set`."""
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(Struct, frozen=True):
     """A file's tree with the path that errors name and references are relative to."""
 
     path: Path
-    tree: Tree = field(hash=False)
+    tree: Tree
     settings: tuple[tuple[str, str], ...] = ()
     """The settings that were applied, as (the text as written, the key path in the tree); errors quote them.
     """
+
+    def __hash__(self) -> int:
+        return hash((self.path, self.settings))
 
     @property
     def folder(self) -> Path:

@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
@@ -55,8 +54,7 @@ from rapid_des.values import replace
 _FAMILY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(Struct, frozen=True, dict=True):
     """One device as it is used.
 
     Attributes:
@@ -68,11 +66,14 @@ class Device:
     """
 
     spec: DeviceSpec
-    family: FamilySpec = field(repr=False)
+    family: FamilySpec
 
     def __hash__(self) -> int:
         chip = self.spec.name, self.spec.sms, self.spec.clock.sustained, self.spec.l2, self.spec.hbm
         return hash((*chip, self.conditions, self.family.name))
+
+    def __repr__(self) -> str:
+        return f"Device(spec={self.spec!r})"
 
     def as_yaml(self) -> str:
         """Return a device file, its family's constants in it, that loads to an equal device."""

@@ -113,7 +113,7 @@ class Attention(Struct, frozen=True):
 
     @property
     def group_size(self) -> int:
-        """How many query heads share one KV head."""
+        """The number of query heads that share one KV head."""
         return self.heads // self.kv_heads
 
     @property

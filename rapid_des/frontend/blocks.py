@@ -33,7 +33,7 @@ host moves within the block.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import NotRequired, TypedDict, cast
@@ -41,10 +41,10 @@ from typing import NotRequired, TypedDict, cast
 import numpy as np
 from msgspec import Struct
 
+from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import BOUNDS, UNSTATED, NodeKind, NodeTable, TraceSet
 from rapid_des.device.operators import OperatorModel
 from rapid_des.errors import UnsupportedByEngine
-from rapid_des.frontend.block_groups import followed_groups, groups_run_together, inner_axes
 from rapid_des.frontend.build import PricedJob, price_job
 from rapid_des.frontend.groups import GROUP_SLOTS, GROUPS
 from rapid_des.frontend.inference import ServingPass, pass_key, passes
@@ -62,6 +62,58 @@ from rapid_des.frontend.template import (
 )
 from rapid_des.frontend.trace import FinishedProgram, JobTrace, ProgramWriter, Segment, assemble
 from rapid_des.values import replace
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+def inner_axes(job: Job, *, exchanges: bool) -> frozenset[str]:
+    """Return the axes whose messages stand inside blocks; with `exchanges` those among experts too.
+
+    Ranks that share experts are inside where they are of one tp group.
+    """
+    axes = {"tp", "cp"} if job.spec.parallelism.passes_blocks else {"tp"}
+    if exchanges:
+        return frozenset(axes | {"etp", "ep"})
+    of_tp = job.layout.group_numbers(("tp",))[job.expert_layout.rows(("etp",))]
+    return frozenset(axes | {"etp"} if (of_tp == of_tp[:, :1]).all() else axes)
+
+
+def followed_groups(job: Job) -> Groups:
+    """Return groups of ranks of which the graph around blocks follows one each, ascending by first rank.
+
+    Ranks of a tp group do the same there, unless experts are split otherwise than all else.
+    """
+    alike = not job.model.has_experts or job.spec.parallelism.expert_degree == job.members("tp")
+    return job.layout.groups(("tp",)) if alike else tuple((rank,) for rank in range(job.gpus))
+
+
+def groups_run_together(job: Job, axes: frozenset[str]) -> Groups:
+    """Return for each rank those whose messages inside blocks are with it, or with each other, ascending."""
+    dense = tuple(axis for axis in job.layout.axes if axis in axes)
+    tables = [job.layout.rows(dense)]
+    if job.model.has_experts:
+        tables.append(job.expert_layout.rows(tuple(axes & {"etp", "ep"})))
+    return _joined(job.gpus, tables)
+
+
+def _joined(ranks: int, tables: Sequence[Int64s]) -> Groups:
+    """Return for each rank all that groups of the tables join to it, step by step."""
+    first = np.arange(ranks)
+    while True:
+        before = first.copy()
+        for table in tables:
+            first[table] = first[table].min(axis=1, keepdims=True)
+        if np.array_equal(before, first):
+            break
+    order = np.argsort(first, kind="stable")
+    parts = np.split(order, np.flatnonzero(np.diff(first[order])) + 1)
+    return _of_each(ranks, (tuple(part.tolist()) for part in parts))
+
+
+def _of_each(ranks: int, groups: Iterable[tuple[int, ...]]) -> Groups:
+    group_of = {rank: group for group in groups for rank in group}
+    return tuple(group_of[rank] for rank in range(ranks))
+
 
 OUTER_LINES = (("cp",), ("cp", "dp"), ("pp",))
 """The axes along which ranks exchange data outside blocks; cp alone unless blocks contain its messages."""
@@ -152,7 +204,7 @@ class JobBlocks(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def run_groups(self) -> tuple[tuple[int, ...], ...]:
-        """For each inner group, the ranks on which its blocks are simulated."""
+        """The ranks on which the blocks of each inner group are simulated."""
         together = groups_run_together(self.job, self.inside)
         return tuple(together[group[0]] for group in self.inner_groups)
 
@@ -213,7 +265,7 @@ class JobBlocks(Struct, frozen=True, eq=False, dict=True):
             current = self._passes[segment.step]
             keys = {pass_key(each, current): count for each, count in placed}
         else:
-            keys = {PieceKey(each, cast(PassKind, segment.name)): count for each, count in placed}
+            keys = {PieceKey(each, cast("PassKind", segment.name)): count for each, count in placed}
         return Counter({key: count for key, count in keys.items() if key in self.blocks})
 
     @cached_property

@@ -66,7 +66,7 @@ class PricedJob(Struct, frozen=True, dict=True):
 
     @cached_property
     def sections(self) -> tuple[Counter[ModelSection], ...]:
-        """How often each section occurs in each part of the model."""
+        """The number of times that each section occurs in each part of the model."""
         return tuple(section_counts(self.job, part) for part in range(self.job.parts))
 
     def program(self, stage: int, pieces: Pieces) -> FinishedProgram:

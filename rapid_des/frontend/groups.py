@@ -44,7 +44,7 @@ class RankLayout(Struct, frozen=True, dict=True):
 
     @property
     def ranks(self) -> int:
-        """How many ranks the job has."""
+        """The number of ranks of the job."""
         return prod(self.sizes)
 
     def size(self, axis: str) -> int:

@@ -360,7 +360,7 @@ class _ServingStage(Struct):
     first: int
     """The step number of the first pass of prompts; 0 if there is only one."""
     tokens: dict[int, int] = field(default_factory=dict)
-    """For a micro-batch, the position of the node that makes, or receives, its newest token."""
+    """The position of the node that makes, or receives, the newest token of each micro-batch."""
 
 
 def serving_program(job: Job, stage: int, pieces: Pieces) -> FinishedProgram:

@@ -178,7 +178,7 @@ class Job:
 
     @cached_property
     def kind_of_layer(self) -> tuple[int, ...]:
-        """For each layer its index in `kinds`."""
+        """The index of each layer in `kinds`."""
         return numbered(self._pattern)[1]
 
     @property

@@ -62,7 +62,7 @@ class Model:
 
     @cached_property
     def kind_of_layer(self) -> tuple[int, ...]:
-        """For each layer its index in `kinds`."""
+        """The index of each layer in `kinds`."""
         numbers = {kind: number for number, kind in enumerate(self.kinds)}
         return tuple(numbers[layer] for layer in self.pattern)
 

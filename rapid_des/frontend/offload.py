@@ -30,9 +30,9 @@ class Activations(Struct, dict=True):
     stage: int
     operators: OperatorModel
     stored: dict[tuple[int, int, int], int] = field(default_factory=dict)
-    """For (micro-batch, chunk, layer): the position at which they have arrived in the host's memory."""
+    """The position by (micro-batch, chunk, layer) at which they have arrived in the host's memory."""
     fetched: dict[tuple[int, int, int], int] = field(default_factory=dict)
-    """For (micro-batch, chunk, layer): the position at which they are back on the GPU."""
+    """The position by (micro-batch, chunk, layer) at which they are back on the GPU."""
 
     def __post_init__(self) -> None:
         self._sizes = {section: memory.away for section, memory in section_memory(self.job).items()}

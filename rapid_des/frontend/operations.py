@@ -284,9 +284,9 @@ class Operation(Struct, frozen=True):
     size: int = 0
     """Bytes of the message (comm_size)."""
     sends: bool = False
-    """For a message between two ranks: whether it is sent; otherwise it is received."""
+    """Whether a message between two ranks is sent; otherwise it is received."""
     step: int = 0
-    """For a message between two ranks: distance of the other rank in the group; 0: a collective."""
+    """The distance in the group to the other rank of a message; 0: a collective."""
     saved: int = 0
     """Bytes kept from this forward operation to the backward."""
     core: int = 0

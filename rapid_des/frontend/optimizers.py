@@ -155,7 +155,7 @@ class Reduction(NamedTuple):
     """The messages that reduce one bucket, and the last mark that completes it."""
 
     messages: tuple[tuple[str, str, int, str | None, int], ...]
-    """In sequence: name, role, size, group if not the role's, number of replicas whose parts it sums."""
+    """The name, role, size, group if not the role's, and number of replicas whose parts it sums."""
     last_mark: int
 
 

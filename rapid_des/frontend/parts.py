@@ -51,7 +51,7 @@ class ModelSection(NamedTuple):
 
     name: SectionName
     kind: int = 0
-    """For a block: the index of its layer kind in `Job.kinds`."""
+    """The index in `Job.kinds` of a block's layer kind."""
 
 
 EMBEDDING, HEAD = ModelSection("embedding"), ModelSection("head")

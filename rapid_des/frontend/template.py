@@ -102,7 +102,7 @@ class PieceNode(Struct, frozen=True):
     issue: int = 0
     """Picoseconds to issue it; for a node of the host itself, picoseconds before its first issue."""
     lead: int = 0
-    """How long before its issue is done it may start."""
+    """The time before the end of its issue at which it may start."""
     bound: int = UNSTATED
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
@@ -165,8 +164,7 @@ def _used(column: Int64s) -> tuple[list[int], Int64s]:
     return used.tolist(), numbers
 
 
-@dataclasses.dataclass(frozen=True)
-class PricedOperator:
+class PricedOperator(Struct, frozen=True):
     """One kernel of a job as it was priced, the same in all layers of a kind and all micro-batches."""
 
     name: str
@@ -174,7 +172,7 @@ class PricedOperator:
     section: SectionName
     """The section of the model, or `optimizer`."""
     kind: int
-    """For a block: the index of the model's layer kind."""
+    """The index of a block's layer kind in the model."""
     stage: int
     """The pipeline stage where stages differ; -1: the same in all."""
     step: int
@@ -184,7 +182,7 @@ class PricedOperator:
     flops: int
     arithmetic: Dtype
     """The number format of its arithmetic."""
-    bytes: Mapping[str, int] = dataclasses.field(hash=False)
+    bytes: Mapping[str, int]
     """Bytes moved at each memory level: hbm, l2, shared."""
     bound: str
     model: str

@@ -17,8 +17,7 @@ from msgspec import Struct, field
 
 from rapid_des.device.operators import Attention, Dtype, Gemm, Operator, OperatorModel, Vector
 from rapid_des.errors import InputError
-from rapid_des.learned import LeftOut
-from rapid_des.learned.samples import Shape, shape_of
+from rapid_des.learned import LeftOut, Shape, shape_of
 
 VOCABULARY = 50257
 """The vocabulary of GPT-NeoX, which it pads to a multiple of 128·mp."""

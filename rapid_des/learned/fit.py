@@ -22,7 +22,7 @@ from rapid_des.device.device import load_device
 from rapid_des.device.operators import OperatorModel
 from rapid_des.device.pricing import operator_model
 from rapid_des.errors import InputError
-from rapid_des.learned import LearnedFile, LeftOut
+from rapid_des.learned import SIZES, LearnedFile, LeftOut, number_in, read_samples, shape_of
 from rapid_des.learned.decomposition import (
     COLUMNS,
     PARTS,
@@ -33,7 +33,6 @@ from rapid_des.learned.decomposition import (
     convert,
 )
 from rapid_des.learned.regressors import LEAF, Forest, Regressor, Trend, features, positive
-from rapid_des.learned.samples import SIZES, number_in, read_samples, shape_of
 
 FOLDS = 3
 LEAST_ROWS = 12

@@ -19,7 +19,7 @@ from msgspec import Struct
 from rapid_des.device.operators import DTYPE_BITS, Attention, Gemm, Operator, Vector
 from rapid_des.device.vector import vector_bytes
 from rapid_des.errors import InputError
-from rapid_des.learned.samples import shape_of
+from rapid_des.learned import shape_of
 
 Backend = Literal["cuda", "cpu"]
 L2 = Literal["cold", "warm"]

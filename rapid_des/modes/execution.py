@@ -17,7 +17,7 @@ from rapid_des.compiling import CompiledKernel
 from rapid_des.engines.deadlock import why_unfinished
 from rapid_des.errors import InputError
 from rapid_des.machine import Machine
-from rapid_des.program.collectives.alone import Play
+from rapid_des.program.collectives.plans import Play
 from rapid_des.program.lowering import lower
 from rapid_des.program.program import NONE, Namer, Program, Progress, Records
 from rapid_des.values import replace
@@ -51,16 +51,15 @@ class Execution(Struct, frozen=True):
     engine: EngineName
     wall_s: float
     folded: float = 1.0
-    """How many ranks each simulated rank stood for."""
+    """The number of ranks that each simulated rank stood for."""
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(Struct, frozen=True):
     """A program, what an engine saw of it, and the machine: what results and timelines are read from."""
 
-    lowered: Lowered = field(repr=False)
-    execution: Execution = field(repr=False)
-    machine: Machine = field(repr=False)
+    lowered: Lowered
+    execution: Execution
+    machine: Machine
 
     @property
     def nbytes(self) -> int:
@@ -85,7 +84,7 @@ class EngineChoice:
     """auto takes the one that is faster for the program's size."""
     announce: Announce | None = None
     programs: int = 1
-    """How many programs about as large are run: loading a kernel pays for all of them."""
+    """The number of programs about as large that are run: loading a kernel pays for all of them."""
     fold: bool = True
     """Simulate ranks that provably live alike once."""
     progress: Callable[[int, int], None] | None = field(default=None, compare=False)

@@ -29,7 +29,7 @@ class ModeBound(msgspec.Struct, frozen=True):
 
     @property
     def width(self) -> int:
-        """From the low end to the high one."""
+        """The difference between the high end and the low one."""
         return self.high - self.low
 
     def as_json(self) -> dict[str, float]:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from rapid_des.arrays import (
@@ -171,8 +170,7 @@ def _check_gpus(fabric: Fabric, pairs: Int64s) -> None:
         raise TopologyError(f"{fabric.name}: there is no GPU {wrong[0]}; allowed: 0 to {fabric.gpus - 1}")
 
 
-@dataclass(frozen=True, eq=False)
-class AnyNodeRouter:
+class AnyNodeRouter(Struct, frozen=True, eq=False, dict=True):
     """Routes between GPUs as `between_gpus` has them, and between any other nodes the shortest path.
 
     Such a path leads through no GPU, from the lower node to the higher one over the lowest nodes, and back
@@ -181,7 +179,7 @@ class AnyNodeRouter:
 
     fabric: Fabric
     between_gpus: Router
-    known: BoundedCache = field(init=False, repr=False, default_factory=lambda: BoundedCache(_ROOM))
+    known: BoundedCache = field(default_factory=lambda: BoundedCache(_ROOM))
     """The hops of each node to a destination, by destination, and routes, by their ends."""
 
     def joins_arms(self, gpus: Int64s) -> bool:
@@ -317,8 +315,7 @@ def _avoiding(fabric: Fabric, planned: Router, ends: tuple[int, int], nodes: Int
     return router.route(*ends)
 
 
-@dataclass(frozen=True, eq=False)
-class FaultAwareRouter:
+class FaultAwareRouter(Struct, frozen=True, eq=False, dict=True):
     """Routes around dead links.
 
     A route whose links all live is taken as planned. Otherwise, among the shortest surviving paths, the one
@@ -329,7 +326,7 @@ class FaultAwareRouter:
     fabric: Fabric
     planned: Router
     dead: frozenset[int]
-    descents: BoundedCache = field(init=False, repr=False, default_factory=lambda: BoundedCache(_ROOM))
+    descents: BoundedCache = field(default_factory=lambda: BoundedCache(_ROOM))
     """The hops of each node to a destination, and its link to the lowest nearer neighbour; by destination."""
 
     @cached_property

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 
 from rapid_des.arrays import Bools, Int32s
 from rapid_des.bounded_cache import BoundedCache
@@ -30,8 +29,7 @@ class SwitchTree(Struct, frozen=True):
     """The fabric's node of each switch, in the order in which the members first reach them."""
 
 
-@dataclass(frozen=True, eq=False)
-class SwitchTrees:
+class SwitchTrees(Struct, frozen=True, eq=False, dict=True):
     """Chooses trees over the links that live; no path leads through a GPU, so that GPUs take no part.
 
     The root is the switch nearest to the member farthest from it, then the one with the fewest hops to all,
@@ -42,9 +40,9 @@ class SwitchTrees:
     fabric: Fabric
     dead: frozenset[int]
     routing: Routing
-    hops: BoundedCache = field(init=False, repr=False, default_factory=lambda: BoundedCache(_ROOM))
+    hops: BoundedCache = field(default_factory=lambda: BoundedCache(_ROOM))
     """The hops of every node to a switch and from it, by switch."""
-    trees: BoundedCache = field(init=False, repr=False, default_factory=lambda: BoundedCache(_ROOM))
+    trees: BoundedCache = field(default_factory=lambda: BoundedCache(_ROOM))
     """The tree of each group."""
 
     @cached_property

@@ -60,9 +60,9 @@ class Occupancy(Struct, frozen=True, order=True):
     traffic: int = 0
     """Bytes per second that the kernel reads from and writes to HBM."""
     chip: int = 0
-    """For a kernel on another stream: how much of the arithmetic units it uses, in 1 / `contention.WHOLE`."""
+    """The share of the arithmetic units that a kernel on another stream uses, in 1 / `contention.WHOLE`."""
     memory: int = 0
-    """For a kernel on another stream: how much of the memory bandwidth it uses, in 1 / `contention.WHOLE`."""
+    """The share of the memory bandwidth that a kernel on another stream uses, in 1 / `contention.WHOLE`."""
 
 
 NOTHING = Occupancy()

@@ -119,7 +119,7 @@ class Expansions:
         self._trees = trees
         self.slots = SlotNumbers(map(Whole, range(len(geometries))))
         self.distinct: list[NodeExpansion] = []
-        """By call."""
+        """The expansion of each call, in the order of their numbers."""
         for row in calls.collectives:
             self._collective_call(*row)
         for row in calls.messages:

@@ -13,10 +13,9 @@ from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, Tra
 from rapid_des.errors import InputError
 from rapid_des.machine import Machine
 from rapid_des.program.builders import NodeExpansion
-from rapid_des.program.collectives.alone import Play
 from rapid_des.program.collectives.library import libraries_of
 from rapid_des.program.collectives.lower import Communication, Plans
-from rapid_des.program.collectives.plans import ServedCollective
+from rapid_des.program.collectives.plans import Play, ServedCollective
 from rapid_des.program.delays import delay_table
 from rapid_des.program.expansions import Calls, Expanded, Expansions
 from rapid_des.program.groups import GroupTable, Routed, SlotTable
@@ -53,7 +52,7 @@ class Lowered(Struct, frozen=True):
 
     @property
     def copies(self) -> int:
-        """How many copies of the simulated ranks there are."""
+        """The number of copies of the simulated ranks."""
         return 1 if self.replicas is None else self.replicas.count
 
     def of_every_rank(self, values: Sequence[int]) -> dict[int, int]:

@@ -31,7 +31,7 @@ from rapid_des.program.routes import signatures
 
 
 class Replicas(Struct, frozen=True):
-    """How many copies of a part a job has, and how they map onto each other."""
+    """The copies of a part of a job, and how they map onto each other."""
 
     count: int
     image: Int64s

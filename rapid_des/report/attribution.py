@@ -19,7 +19,7 @@ from rapid_des.frontend.schedules.schedule import direction_of
 from rapid_des.report.breakdown import COMPUTE, RankRun, in_whole_step, inside_of, operator_names, uses_of
 
 if TYPE_CHECKING:
-    from rapid_des.modes.blocks.block_run import BlockRun
+    from rapid_des.modes.blocks.inner import BlockRun
     from rapid_des.modes.blocks.steady import Repetition
     from rapid_des.modes.execution import Run
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from rapid_des.arrays import distinct, rows_of
@@ -22,7 +21,7 @@ from rapid_des.program.lowering import Lowered
 from rapid_des.program.program import NONE, Records, VisitKind
 
 if TYPE_CHECKING:
-    from rapid_des.modes.blocks.block_run import BlockRun
+    from rapid_des.modes.blocks.inner import BlockRun
     from rapid_des.modes.blocks.steady import Repetition
     from rapid_des.modes.execution import Run
 
@@ -92,8 +91,7 @@ class TimeIntervals(Struct, frozen=True):
     """End of each interval; before `start` where it is empty."""
 
 
-@dataclass(frozen=True, eq=False)
-class RankRun:
+class RankRun(Struct, frozen=True, eq=False, dict=True):
     """One rank of a run: the times of its nodes and the parts of its time, cached.
 
     `kinds` maps streams to kinds, by default a stream is its own kind; given them, compute on a stream of
@@ -104,7 +102,7 @@ class RankRun:
     records: Records
     position: int
     kinds: Mapping[str, str] | None = None
-    _paintings: dict[int, tuple[dict[str, Int64s], int]] = field(default_factory=dict, repr=False)
+    _paintings: dict[int, tuple[dict[str, Int64s], int]] = field(default_factory=dict)
 
     @cached_property
     def times(self) -> RankTimes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,19 +40,20 @@ from rapid_des.report.figures import (
     until_last_token,
 )
 from rapid_des.report.forecast import JobKind, intervals_of, kind_of
-from rapid_des.report.tables import html, share_table
-from rapid_des.units import Duration, Size, seconds
+from rapid_des.report.plotted import Plotted
+from rapid_des.report.tables import Part, Report
+from rapid_des.units import Duration, seconds
 from rapid_des.values import replace
 
 if TYPE_CHECKING:  # what few ask of a result is imported when they do
-    from rapid_des.modes.blocks.block_run import BlockRun
+    from rapid_des.modes.blocks.inner import BlockRun
     from rapid_des.report.attribution import Attribution
     from rapid_des.report.rows import LinkRow, MessageRow, OperatorRow
     from rapid_des.report.timeline import Extract
 
 
-@dataclass(frozen=True)
-class Result:
+@dataclass(frozen=True, repr=False)
+class Result(Plotted, Report):
     """A predicted step: how long, and where the time of its critical rank goes.
 
     Attributes:
@@ -63,8 +65,10 @@ class Result:
         figures: what the step means for the job, if there is one.
         run: the flattened program with what an engine saw; None in the other modes.
 
-    Times are picoseconds that print themselves; `as_json` and rows have seconds. Rows and pictures of links
-    are `UnsupportedByEngine` in modes without a flattened run; a rank that is not there an `InputError`.
+    `print` shows the report of `rapid-des run`. Each `plot_…` returns a matplotlib figure, and writes it as
+    PNG, SVG or PDF if a path is given. Times are picoseconds that print themselves; `as_json` and rows have
+    seconds. Modes without a flattened run refuse rows and pictures of links (`UnsupportedByEngine`). A rank
+    that is not there is an `InputError`.
 
     >>> from rapid_des.machine import load_machine
     >>> from rapid_des.simulation import load_trace, replay
@@ -114,6 +118,9 @@ class Result:
     """The run of the critical rank."""
     attributed: Attribution | None = field(default=None, repr=False, compare=False)
     """The attribution, computed in advance, of a result without its run."""
+
+    def __repr__(self) -> str:
+        return f"<Result: {self.title}, {self.mode}, {self.step_time}>"
 
     def __hash__(self) -> int:
         return hash((self.step_time, self.mode, self.switching, *self.breakdown.items()))
@@ -201,16 +208,19 @@ class Result:
             figures=None if self.figures is None else replace(self.figures, memory=self.figures.memory.light),
         )
 
-    def _repr_html_(self) -> str:
-        """Return the result for a notebook: the step, and where its time goes."""
-        facts = {"step time": str(self.step_time)}
-        if self.mode_bound is not None:
-            facts |= self.mode_bound.row(self.step_time)
-        if self.figures is not None:
-            facts["tokens/s"] = f"{self.figures.tokens_per_s:,.0f}, MFU {self.figures.mfu:.1%}"
-            facts["memory"] = f"{Size(self.figures.memory.fullest.peak)} {self.figures.shortage}".rstrip()
-        spent = {part: time for part, time in self.breakdown.items() if time}
-        return html([f"{self.mode}, bound by {self.bound}", facts, share_table("", spent, self.step_time)])
+    @property
+    def title(self) -> str:
+        """The job and the machine, as far as the result knows them."""
+        run = self.run if self.blocks is None else self.blocks.run
+        job = "" if self.trace is None else self.trace.job.name
+        machine = "" if run is None else run.machine.name
+        return " on ".join(name for name in (job, machine) if name) or "a run"
+
+    def report(self) -> Iterator[Part]:
+        """Yield the report that `rapid-des run` prints."""
+        text = import_module("rapid_des.report.result_text")  # it knows this class; no circle of imports
+        parts: Iterator[Part] = text.result_report(self, self.title)
+        return parts
 
     def rank_breakdown(self, rank: int) -> dict[str, Duration]:
         """Return where a rank's time goes until it ends, as `breakdown` says of the critical rank."""
@@ -241,35 +251,6 @@ class Result:
 
         run = self._run("link table")
         write_links(Path(path), run.lowered.program, run.execution.records, run.machine.fabric)
-
-    def draw_links(self, path: str | Path) -> None:
-        """Draw the fabric with the links' utilisation as colour: PNG, SVG or PDF."""
-        from rapid_des.report.pictures.fabric import picture
-        from rapid_des.report.pictures.overview import draw
-        from rapid_des.report.rows import utilisation
-
-        run = self._run("link table")
-        draw(picture(run.machine, utilisation(run.execution.records)), Path(path))
-
-    def draw_schedule(self, path: str | Path, *, title: str = "pipeline schedule") -> None:
-        """Draw a training step's passes as they ran, stages as rows: PNG, SVG or PDF; in every mode."""
-        from rapid_des.report.pictures.schedule import draw_schedule
-
-        run = self.run if self.blocks is None else self.blocks.run
-        if run is None or self.trace is None:
-            raise InputError("a schedule's picture is of a job: this is a foreign trace")
-        draw_schedule(self.trace, run, Path(path), title=title)
-
-    def draw_memory(self, path: str | Path, *, title: str = "memory") -> None:
-        """Draw a training step's memory over its time, categories stacked, a panel a stage, in every mode."""
-        from rapid_des.report.pictures.memory import draw_memory
-
-        run = self.run if self.blocks is None else self.blocks.run
-        if run is None or self.trace is None or self.figures is None:
-            raise InputError("a picture of memory is of a job: this is a foreign trace")
-        figures = self.figures
-        steps = self.trace, run
-        draw_memory(figures.memory, figures.memory_capacity, steps, Path(path), title=title)
 
     def operators(self, rank: int | None = None) -> tuple[OperatorRow, ...]:
         """Return the compute operators of a rank (the critical one), the longest first."""

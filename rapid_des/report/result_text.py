@@ -24,7 +24,7 @@ from rapid_des.report.tables import Part, Plain, Table, columns, share_table
 from rapid_des.units import Size
 
 if TYPE_CHECKING:
-    from rapid_des.importers.astra_sim.front_door import AstraResult
+    from rapid_des.importers.astra_sim import AstraResult
 
 _PARTS = {
     "compute": "compute",

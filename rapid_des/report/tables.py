@@ -187,6 +187,27 @@ def share_table(title: str, times: Mapping[str, int], step: int, *, bars: bool =
     return Table(title, [*names, bar] if bars else names, rows)
 
 
+class Report:
+    """A result that prints the report of its command; a notebook shows the report as HTML."""
+
+    __slots__ = ()
+
+    def report(self) -> Iterable[Part]:
+        """Return the parts of the report."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return "\n".join(text(self.report()))
+
+    def __repr__(self) -> str:
+        first = next(text(self.report()), "")
+        return f"<{type(self).__name__}: {first}>"
+
+    def _repr_html_(self) -> str:
+        """Return the report for a notebook."""
+        return html(self.report())
+
+
 def split_shared(table: Table) -> tuple[str, list[Column]]:
     """Return what all rows share as text, and the other columns."""
     if not table.shared or len(table.rows) < 2:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Callable, Sequence
 from math import exp, inf
 
 from msgspec import Struct
 
 from rapid_des.frontend import Job
 from rapid_des.frontend.memory.checkpoints import checkpoint_bytes
-from rapid_des.runs.loading import Reliability
+from rapid_des.machine import Machine
+from rapid_des.network.faults import Fault
+from rapid_des.runs.loading import Reliability, gpus_of_node
+from rapid_des.runs.spec import NearCheckpointSpec
+from rapid_des.runs.stretch import EVERYTHING, NODE, PROCESSES, CheckpointLevel
+from rapid_des.runs.times import constant
 from rapid_des.units import PS_PER_US, LongDuration, Size, serialization_time
 
 _GOLDEN: float = (math.sqrt(5) - 1) / 2
 _NARROWINGS = 80
+SURVIVES = {"host": PROCESSES, "peer": NODE, "storage": EVERYTHING}
+"""What a checkpoint at each place survives."""
 
 
 class CheckpointCost(Struct, frozen=True):
@@ -27,10 +36,63 @@ class CheckpointCost(Struct, frozen=True):
     """The time from the end of the stall until the checkpoint can be loaded, in picoseconds."""
     load: int | None
     """The time to read it from its storage, in picoseconds; None: the storage's bandwidth is not stated."""
+    place: str = "storage"
+    """The place of the checkpoint: host, peer or storage."""
+
+
+def checkpoint_costs(
+    reliability: Reliability, job: Job, machine: Machine, step_of: Callable[[Machine], int]
+) -> tuple[CheckpointCost, ...]:
+    """Return what each level of checkpoints costs the job, that in storage last.
+
+    `step_of` returns the duration of a step on a machine.
+    """
+    spec = reliability.spec.checkpoint
+    if spec is None:
+        return ()
+    if len({each.place for each in spec.nearer}) < len(spec.nearer):
+        reliability.refuse("checkpoint.nearer", "two levels have one place; allowed: one host, one peer")
+    stored = checkpoint_cost(reliability, job)
+    copies = CopiedState(job, machine, step_of)
+    near = [
+        _near_cost(reliability, f"checkpoint.nearer[{place}]", each, copies)
+        for place, each in enumerate(spec.nearer)
+    ]
+    return (*sorted(near, key=lambda cost: SURVIVES[cost.place]), stored)
+
+
+class CopiedState(Struct, frozen=True):
+    """What copies into memory depend on."""
+
+    job: Job
+    machine: Machine
+    step_of: Callable[[Machine], int]
+    """Returns the duration of a step on a machine."""
+
+
+def _near_cost(
+    reliability: Reliability, key: str, near: NearCheckpointSpec, copies: CopiedState
+) -> CheckpointCost:
+    """Return what a checkpoint in memory costs."""
+    wanted, other = ("host_link", "share") if near.place == "host" else ("share", "host_link")
+    if not getattr(near, wanted):
+        reliability.refuse(f"{key}.{wanted}", f"a level in the memory of a {near.place} needs it, above 0")
+    if getattr(near, other) is not None:
+        reliability.refuse(f"{key}.{other}", f"no level in the memory of a {near.place} has it")
+    sizes = checkpoint_bytes(copies.job)
+    if near.host_link is not None:
+        copied = serialization_time(sizes.largest, int(near.host_link))
+        return CheckpointCost(sizes.total, copied, 0, copied, "host")
+    if copies.job.gpus <= gpus_of_node(copies.machine):
+        reliability.refuse(f"{key}.place", "the job has one node; allowed: host")
+    assert near.share is not None, "it was asked for"
+    peers = PeerCopies(copies.machine, copies.job.gpus, near.share)
+    stall, write = peers.cost(sizes.largest, copies.step_of)
+    return CheckpointCost(sizes.total, stall, write, peers.alone(sizes.largest), "peer")
 
 
 def checkpoint_cost(reliability: Reliability, job: Job) -> CheckpointCost:
-    """Return what the reliability file's checkpoint costs the job."""
+    """Return what the reliability file's checkpoint in storage costs the job."""
     spec, sizes = reliability.spec.checkpoint, checkpoint_bytes(job)
     assert spec is not None, "the caller checks this"
     if spec.capacity is not None and sizes.total > spec.capacity:
@@ -60,21 +122,72 @@ def _stated(reliability: Reliability, name: str, bandwidth: str, derived: int | 
     return derived
 
 
-def steps_between(reliability: Reliability, cost: CheckpointCost, step: int, failure_rate: float) -> int:
-    """Return the number of steps between two checkpoints; `failure_rate` is that of the run a picosecond."""
-    spec = reliability.spec.checkpoint
-    assert spec is not None, "the caller checks this"
-    least = max(cost.stall, cost.write)
-    if spec.interval == "auto":
+class PeerCopies:
+    """CopiedState from every GPU of a job to the GPU at its place in the next node, all at one time."""
+
+    def __init__(self, machine: Machine, gpus: int, share: float) -> None:
+        self._machine, self._share = machine, share
+        per_node = gpus_of_node(machine)
+        self._flows = [(gpu, (gpu + per_node) % gpus) for gpu in range(gpus)]
+        routes = [machine.router.route(*flow) for flow in self._flows]
+        self._most = max(Counter(link for route in routes for link in route).values())
+        bandwidth = machine.fabric.bandwidth
+        self._slowest = min(int(bandwidth[link]) for route in routes for link in route)
+
+    def alone(self, size: int) -> int:
+        """Return the picoseconds to copy a number of bytes of each GPU while nothing else moves."""
+        return serialization_time(size * self._most, self._slowest)
+
+    def cost(self, size: int, step_of: Callable[[Machine], int]) -> tuple[int, int]:
+        """Return the time that steps take longer beside the copies, and the time of the copies."""
+        flows = ";".join(f"{source}>{target}" for source, target in self._flows)
+        fault = Fault(flow=flows, load=self._share / self._most)
+        slower, healthy = step_of(self._machine.with_faults([fault])), step_of(self._machine)
+        write = int(self.alone(size) / self._share)
+        return max(write * (slower - healthy) // slower, 0), write
+
+
+def checkpoint_levels(
+    reliability: Reliability, costs: Sequence[CheckpointCost], step: int, rates: Sequence[float]
+) -> tuple[CheckpointLevel, ...]:
+    """Return the levels of checkpoints as a stretch of training needs them.
+
+    `rates` are those of the failures a picosecond that need a level which survives them: failures that
+    replace no node, one, and more. The nearest level that survives a failure answers for it.
+    """
+    spec, levels = reliability.spec.checkpoint, []
+    left = list(rates)
+    for cost in costs:
+        assert spec is not None, "there are costs"
+        near = [(place, each) for place, each in enumerate(spec.nearer) if each.place == cost.place]
+        key = f"checkpoint.nearer[{near[0][0]}].interval" if near else "checkpoint.interval"
+        text = near[0][1].interval if near else spec.interval
+        survived = SURVIVES[cost.place]
+        own, left[: survived + 1] = sum(left[: survived + 1]), [0.0] * (survived + 1)
+        every = steps_between(reliability, (key, text), cost, step, own)
+        load = None if cost.load is None else constant(cost.load)
+        levels.append(CheckpointLevel(every, cost.stall, cost.write, survived, load))
+    return tuple(levels)
+
+
+def steps_between(
+    reliability: Reliability, stated: tuple[str, str], cost: CheckpointCost, step: int, failure_rate: float
+) -> int:
+    """Return the number of steps between two checkpoints by a key and its text.
+
+    `failure_rate` is that of the failures which load such a checkpoint, a picosecond.
+    """
+    (key, text), least = stated, max(cost.stall, cost.write)
+    if text == "auto":
         return max(-(-cost.write // step), 1, round(best_interval(cost.stall, failure_rate) / step))
     try:
-        interval = LongDuration.parse(spec.interval)
+        interval = LongDuration.parse(text)
     except ValueError as error:
-        reliability.refuse("checkpoint.interval", f"{error}, or auto")
+        reliability.refuse(key, f"{error}, or auto")
     if interval.picoseconds < max(least, 1):
         needed = LongDuration(-(-least // PS_PER_US))
         problem = f"{interval} is shorter than a checkpoint takes; allowed: {needed} or more, above 0 s"
-        reliability.refuse("checkpoint.interval", problem)
+        reliability.refuse(key, problem)
     return -(-interval.picoseconds // step)
 
 

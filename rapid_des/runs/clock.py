@@ -9,71 +9,31 @@ restart and begins an incident of its own.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import simpy
-from msgspec import Struct, field
+from msgspec import Struct, structs
 
 from rapid_des.errors import CannotFinishError
-from rapid_des.runs.failures import Failure
-from rapid_des.runs.stretch import TrainingStretch
-from rapid_des.runs.times import Time
+from rapid_des.runs.effects import EFFECTS, Incident, Process, Struck
+from rapid_des.runs.failures import Failure, again
+from rapid_des.runs.policies import POLICIES
+from rapid_des.runs.progress import Progress
+from rapid_des.runs.spares import Spares
+from rapid_des.runs.steps import MISSING, State, StateKey
+from rapid_des.runs.stretch import EVERYTHING, NODE, PROCESSES, CheckpointLevel, TrainingStretch
+from rapid_des.runs.treatment import NOTHING, RunPlan
 from rapid_des.units import PS_PER_US, LongDuration
 
-Process: TypeAlias = Generator[simpy.Event, Any, None]
+Stopped: TypeAlias = Generator[simpy.Event, Any, Struck | None]
 _MOST_FRUITLESS = 1000
 """The number of incidents in a row without a new checkpoint after which a run is said never to progress."""
-
-
-class Treatment(Struct, frozen=True):
-    """What a failure of one class leads to."""
-
-    name: str
-    detection: Time
-    diagnosis: Time
-    repair: Time
-    nodes: int
-    """The number of nodes that are replaced."""
-
-
-class Tier(Struct, frozen=True):
-    """Spare nodes that need equally long to be ready."""
-
-    count: int
-    start: Time
-
-
-class RunPlan(Struct, frozen=True):
-    """A run as its clock needs it; times are picoseconds."""
-
-    course: TrainingStretch
-    write: int
-    """The time from the end of a checkpoint's stall until it can be loaded."""
-    horizon: int | None
-    """The time at which the run is stopped; None: it ends after its last step."""
-    treatments: tuple[Treatment, ...]
-    """The treatment of a failure of each class, in the order of the classes."""
-    restart: Mapping[str, Time]
-    """The phases of a restart by name."""
-    tiers: tuple[Tier, ...] = ()
-    """The spares in the order in which they are taken: hot, warm, cold; none: one is always at hand."""
-
-    @property
-    def causes(self) -> tuple[str, ...]:
-        """The names of all causes of a run's wall time."""
-        phases = (f"restart_{phase}" for phase in self.restart)
-        return ("steps", "checkpoints", "rework", "detection", "diagnosis", "spare_wait", *phases)
-
-
-class Incident(Struct):
-    """A failure, and the times that it cost in picoseconds."""
-
-    at: int
-    name: str
-    part: int
-    times: dict[str, int] = field(default_factory=dict)
-    """The times of the run's standstill and the lost work by cause; empty: it joined the one before."""
+_CHANGE = "other parts are slow"
+_DETECTION, _DIAGNOSIS, _REPAIR, _START, _PHASES = range(5)
+_MISDIAGNOSIS, _WRONG, _PAUSE = 13, 14, 12
+"""The places of the uniform numbers of a failure."""
 
 
 class Replication(Struct, frozen=True):
@@ -91,6 +51,12 @@ class Replication(Struct, frozen=True):
     """The mean number of nodes in repair."""
     most_out: int
     """The largest number of nodes in repair at a time."""
+    retired: int = 0
+    """The number of nodes that were not repaired again."""
+    counts: Mapping[str, int] = {}
+    """The number of incidents by class."""
+    states: frozenset[StateKey] = frozenset()
+    """The states other than the healthy one in which steps were simulated."""
 
 
 def replicate(plan: RunPlan, failures: Iterator[Failure], number: int) -> Replication:
@@ -108,14 +74,19 @@ class _Clock:
         self.plan, self.env = plan, simpy.Environment()
         self.times = dict.fromkeys(plan.causes, 0)
         self.incidents: list[Incident] = []
-        self.spares = _Spares(self.env, plan.tiers)
-        self._failures, self._joined = failures, list[Failure]()
-        self._done = self._saved = self._loaded = self._fruitless = 0
-        self._unsaved: list[tuple[int, int, int]] = []  # from and to which step, at which duration of a step
-        self._partial = 0
+        self.spares = Spares(self.env, plan.tiers, plan.retire_after)
+        self.progress = Progress(plan.course.step)
+        self.state: State = frozenset()
+        self._states = set[StateKey]()
+        self._failures, self._joined, self._due = failures, list[Struck](), list[Struck]()
+        self._returning = list[Failure]()
+        self._policy, self._loads, self._replaced = POLICIES[plan.policy](), True, False
+        self._missing, self._back = frozenset[int](), frozenset[int]()
+        self._furthest = self._fruitless = 0
+        self._level: CheckpointLevel | None = None
+        self._stoppable = self._training = False
         self._job = self._run()
         self._process = self.env.process(self._job)
-        self._stoppable = False
 
     def run(self, number: int) -> Replication:
         """Return what a run from its start to its end counts."""
@@ -125,12 +96,47 @@ class _Clock:
         except RuntimeError:
             raise CannotFinishError("the run waits for a node that no repair gives back") from None
         self._job.close()  # books the time of what was going on
-        self._settle(self._done)
-        self.times["steps"] += self._partial
+        healthy, beyond = self.progress.useful()
+        self.times["steps"] += healthy
+        for cause, time in beyond.items():
+            self.times[cause] += time
         wall = self._now
         assert sum(self.times.values()) == wall, "every instant has one cause"
         mean, most = self.spares.usage(wall)
-        return Replication(number, wall, self._done, self.times, tuple(self.incidents), mean, most)
+        return Replication(
+            number,
+            wall,
+            self.progress.done,
+            self.times,
+            tuple(self.incidents),
+            mean,
+            most,
+            self.spares.retired,
+            Counter(incident.name for incident in self.incidents),
+            frozenset(self._states),
+        )
+
+    def stop(self, struck: Struck) -> None:
+        """Stop the job, or join what it is stopped by."""
+        if self._stoppable:
+            self._stoppable = self._training = False
+            self._process.interrupt(struck)
+        elif self._process.is_alive:
+            self._joined.append(struck)
+
+    def pause(self, struck: Struck) -> None:
+        """Stop the job as soon as it trains."""
+        if self._training:
+            self.stop(struck)
+        else:
+            self._due.append(struck)
+
+    def change(self, state: State) -> None:
+        """State which parts are slow from the next step on."""
+        if state != self.state:
+            self.state = state
+            if self._training:
+                self._process.interrupt(_CHANGE)
 
     @property
     def _now(self) -> int:
@@ -139,64 +145,104 @@ class _Clock:
 
     def _run(self) -> Process:
         while True:
-            failure = yield from self._train()
-            while failure is not None:
-                incident = self._opened(failure)
-                self._lose(incident)
-                treatment = self.plan.treatments[failure.fleet]
-                yield from self._spend("detection", treatment.detection.at(failure.uniforms[0]), incident)
-                yield from self._spend("diagnosis", treatment.diagnosis.at(failure.uniforms[1]), incident)
-                yield from self._replace([failure], incident)
-                failure = yield from self._restart(failure, incident)
-            if self._done == self.plan.course.last:
+            struck = yield from self._train()
+            while struck is not None:
+                paused = struck.treatment.effect == "pauses"
+                yield from self._pause(struck) if paused else self._recover(struck)
+                struck = yield from self._restart(struck)
+            if self.progress.done == self.plan.course.last:
                 return
 
-    def _train(self) -> Generator[simpy.Event, Any, Failure | None]:
-        """Train until the end or a failure, which is returned."""
-        course, began, done = self.plan.course, self._now, self._done
-        self._stoppable = True
-        try:
-            if course.last is None:
-                yield self.env.event()
-            else:
-                yield self.env.timeout(course.time_to(done, course.last))
-        except simpy.Interrupt as interrupt:
-            return _failure(interrupt)
-        finally:
-            self._stoppable = False
-            self._book(done, self._now - began)
+    def _train(self) -> Stopped:
+        """Train until the end or until something stops the job, which is returned."""
+        while self._returning:
+            self._open(again(self._returning.pop(), self._now))
+        while self._due:
+            due = self._due.pop(0)
+            if self._back or due.treatment.lasts is not None:  # else the job has grown meanwhile
+                return due
+        while self.progress.done != self.plan.course.last:
+            struck = yield from self._train_at_one_speed()
+            if struck is not None:
+                return struck
         return None
 
-    def _book(self, done: int, elapsed: int) -> None:
-        course = self.plan.course
-        travelled = course.after(done, elapsed)
-        self.times["checkpoints"] += travelled.stalled
-        self._partial, self._done = travelled.partial, done + travelled.steps
-        self._unsaved.append((done, self._done, course.step))
-        self._saved = max(self._saved, course.saved(done, elapsed - self.plan.write))
+    def _course(self) -> TrainingStretch:
+        healthy = self.plan.course
+        if not self.state:
+            return healthy
+        self._states.add(self.plan.steps.key(self.state))
+        cause = "fewer_replicas" if self._missing else "slow_steps"
+        return structs.replace(healthy, step=self.plan.steps.of(self.state), cause=cause)
 
-    def _settle(self, saved: int) -> int:
-        """Count steps up to `saved` as done and return the time of the others."""
-        lost = 0
-        for first, last, step in self._unsaved:
-            kept = min(max(saved - first, 0), last - first)
-            self.times["steps"] += kept * step
-            lost += (last - first - kept) * step
-        self._unsaved.clear()
-        return lost
+    def _train_at_one_speed(self) -> Stopped:
+        course, began, done = self._course(), self._now, self.progress.done
+        lasts = None if course.last is None else course.time_to(done, course.last)
+        self._stoppable = self._training = True
+        try:
+            while True:
+                try:
+                    left = None if lasts is None else began + lasts - self._now
+                    yield self.env.event() if left is None else self.env.timeout(left)
+                    return None
+                except simpy.Interrupt as interrupt:
+                    if isinstance(interrupt.cause, Struck):
+                        return interrupt.cause
+                    elapsed = self._now - began
+                    rest = elapsed + course.rest(done, elapsed)
+                    lasts = rest if lasts is None else min(rest, lasts)
+        finally:
+            self._stoppable = self._training = False
+            self.times["checkpoints"] += self.progress.book(course, began, self._now)
 
-    def _lose(self, incident: Incident) -> None:
-        """Go back to the last checkpoint; the time since then is rework."""
-        fruitful = self._saved > self._loaded
-        lost = self._settle(self._saved) + self._partial
+    def _recover(self, struck: Struck) -> Process:
+        """Go from a failure to the beginning of a restart."""
+        treatment, drawn, incident = struck.treatment, struck.failure.uniforms, struck.incident
+        nodes = self._lose(struck)
+        self._require_progress()
+        if treatment.effect in ("stops", "hangs"):
+            cause = "hang" if treatment.effect == "hangs" else "detection"
+            yield from self._spend(cause, treatment.detection.at(drawn[_DETECTION]), incident)
+        yield from self._spend("diagnosis", treatment.diagnosis.at(drawn[_DIAGNOSIS]), incident)
+        yield from self._replace(struck, nodes)
+
+    def _pause(self, struck: Struck) -> Process:
+        """Make a checkpoint and stand still for a planned time; the step that was going on is lost."""
+        incident, lasts = struck.incident, struck.treatment.lasts or NOTHING
+        levels = self.plan.course.levels
+        self._count("rework", self.progress.lose(self.progress.done if levels else 0), incident)
+        if levels:
+            self._level = levels[-1]
+            yield from self._spend("checkpoints", self._level.stall + self._level.write, incident)
+            self.progress.hold(self.plan.course, self._now)
+        yield from self._spend("maintenance", lasts.at(struck.failure.uniforms[_PAUSE]), incident)
+        yield from self._replace(struck, 0)
+
+    def _lose(self, struck: Struck, before: int = 0) -> int:
+        """Go back to the last checkpoint; the time since then is rework. Return how many nodes are out.
+
+        `before` is the number of nodes that are out already.
+        """
+        nodes = before + struck.treatment.nodes
+        needed = PROCESSES if nodes == 0 else NODE if nodes == 1 else EVERYTHING
+        since = self._now if struck.since is None else struck.since
+        saved, self._level, self._loads = self._policy.kept(self.progress, since, needed)
+        self._count("rework", self.progress.lose(saved), struck.incident)
+        if self._loads:
+            survives = self._level.survives if self._level else EVERYTHING
+            self.progress.hold(self.plan.course, self._now, survives)
+        return nodes
+
+    def _require_progress(self) -> None:
+        """Raise `CannotFinishError` after too many failures without a new checkpoint."""
+        fruitful = self.progress.done > self._furthest
         self._fruitless = 0 if fruitful else self._fruitless + 1
-        self._partial, self._done, self._loaded = 0, self._saved, self._saved
-        self._count("rework", lost, incident)
+        self._furthest = max(self._furthest, self.progress.done)
         if self._fruitless == _MOST_FRUITLESS:
             between = LongDuration(self._now // len(self.incidents) // PS_PER_US)
             raise CannotFinishError(
                 f"the run does not progress: {_MOST_FRUITLESS:,} failures in a row, {between} apart on "
-                f"average, left no new checkpoint behind step {self._saved:,}"
+                f"average, left no new checkpoint behind step {self._furthest:,}"
             )
 
     def _spend(self, cause: str, duration: int, incident: Incident) -> Process:
@@ -207,34 +253,85 @@ class _Clock:
             self._count(cause, self._now - began, incident)
 
     def _count(self, cause: str, time: int, incident: Incident) -> None:
-        self.times[cause] += time
-        incident.times[cause] = incident.times.get(cause, 0) + time
+        if time:
+            self.times[cause] += time
+            incident.times[cause] = incident.times.get(cause, 0) + time
 
-    def _replace(self, failed: list[Failure], incident: Incident) -> Process:
+    def _replace(self, struck: Struck, nodes: int) -> Process:
         """Wait until other nodes stand in for those of all failures so far."""
         began = self._now
+        self._miss(self._missing - self._back)
+        self._back = frozenset()
         try:
-            failed, self._joined = failed + self._joined, []
-            while failed:
-                for failure in failed:
-                    treatment = self.plan.treatments[failure.fleet]
-                    self.spares.release(treatment.nodes, treatment.repair.at(failure.uniforms[2]))
-                for failure in failed:
-                    for _ in range(self.plan.treatments[failure.fleet].nodes):
-                        yield from self.spares.take(failure.uniforms[3])
-                failed, self._joined = self._joined, []
+            treated = [struck]
+            while treated := treated + self._joined:
+                self._joined = []
+                wanted = [(place, each) for each in treated for place in self._released(each)]
+                for each in treated:
+                    if each is not struck:
+                        nodes = self._lose(each, nodes)
+                self._replaced = bool(wanted)
+                for place, each in wanted:
+                    if self._shrinks(place):
+                        self._miss(self._missing | {place})
+                        self.env.process(self._grow(place, each))
+                    else:
+                        yield from self.spares.take(place, each.failure.uniforms[_START])
+                treated = []
         finally:
-            self._count("spare_wait", self._now - began, incident)
+            self._count("spare_wait", self._now - began, struck.incident)
 
-    def _restart(self, failure: Failure, incident: Incident) -> Generator[simpy.Event, Any, Failure | None]:
-        """Go through the phases of a restart; return the failure that ends it before its end."""
+    def _shrinks(self, place: int) -> bool:
+        """Return whether the job goes on without the node at a place until another one is ready."""
+        left = self.plan.replicas.count - self.plan.replicas.hit(self._missing | {place})
+        return self._policy.shrinks and bool(self.plan.tiers) and not self.spares.left and left > 0
+
+    def _miss(self, places: frozenset[int]) -> None:
+        """State the places without a node."""
+        self._missing = places
+        slow = frozenset(each for each in self.state if each[0] != MISSING)
+        hit = self.plan.replicas.hit(places) if places else 0
+        self.change(slow | {(MISSING, hit)} if hit else slow)
+
+    def _grow(self, place: int, struck: Struck) -> Process:
+        """Wait for a node for a place, and let the job grow again."""
+        yield from self.spares.take(place, struck.failure.uniforms[_START])
+        self._back |= {place}
+        planned = structs.replace(struck.treatment, effect="pauses", lasts=None, nodes=0)
+        self.pause(structs.replace(struck, treatment=planned))
+
+    def _released(self, struck: Struck) -> range:
+        """Send the nodes of a failure to repair, or wrong ones, and return their places."""
+        failure, treatment = struck.failure, struck.treatment
+        places = treatment.places(failure.part)
+        if failure.uniforms[_MISDIAGNOSIS] < treatment.misdiagnosis:
+            self._returning.append(failure)
+            wrong = int(failure.uniforms[_WRONG] * max(self.plan.nodes - len(places), 1))
+            places = range(wrong, wrong + len(places))
+        self.spares.release(places, treatment.repair.at(failure.uniforms[_REPAIR]))
+        slow = [each for each in self.state if each[0] != MISSING]
+        replaced = {each for each in slow if self.plan.treatments[each[0]].place(each[1]) in places}
+        self.change(self.state - replaced - {(failure.fleet, failure.part)})
+        return places
+
+    def _restart(self, struck: Struck) -> Stopped:
+        """Go through the phases of a restart; return what ends it before its end."""
+        levels = self.plan.course.levels
+        level = self._level or (levels[-1] if levels else None)
+        load = level.load if level else None
+        skipped = (frozenset() if self._replaced else self._policy.without) | (
+            frozenset() if self._loads else {"load"}
+        )
         self._stoppable = True
         try:
-            for place, (phase, time) in enumerate(self.plan.restart.items()):
-                duration = time.at(failure.uniforms[4 + place])
-                yield from self._spend(f"restart_{phase}", duration, incident)
+            for place, phase in enumerate(self.plan.phases):
+                if phase in skipped:
+                    continue
+                time = self.plan.restart.get(phase) or load or NOTHING
+                duration = time.at(struck.failure.uniforms[_PHASES + place])
+                yield from self._spend(f"restart_{phase}", duration, struck.incident)
         except simpy.Interrupt as interrupt:
-            return _failure(interrupt)
+            return _struck(interrupt)
         finally:
             self._stoppable = False
         return None
@@ -244,60 +341,16 @@ class _Clock:
             yield self.env.timeout(failure.at - self._now)
             if not self._process.is_alive:
                 return
-            if self._stoppable:
-                self._stoppable = False
-                self._process.interrupt(failure)
-            else:
-                self._opened(failure)
-                self._joined.append(failure)
+            self._open(failure)
 
-    def _opened(self, failure: Failure) -> Incident:
-        name = self.plan.treatments[failure.fleet].name
-        self.incidents.append(Incident(failure.at, name, failure.part))
-        return self.incidents[-1]
+    def _open(self, failure: Failure) -> None:
+        treatment = self.plan.treatments[failure.fleet]
+        incident = Incident(failure.at, treatment.name, failure.part)
+        self.incidents.append(incident)
+        self.env.process(EFFECTS[treatment.effect](self, Struck(failure, treatment, incident)))
 
 
-def _failure(interrupt: simpy.Interrupt) -> Failure:
-    """Return the failure that interrupted the job."""
-    assert isinstance(interrupt.cause, Failure), "nothing else interrupts it"
+def _struck(interrupt: simpy.Interrupt) -> Struck:
+    """Return what interrupted a restart."""
+    assert isinstance(interrupt.cause, Struck), "nothing else interrupts it"
     return interrupt.cause
-
-
-class _Spares:
-    """The nodes that can replace others, and those in repair."""
-
-    def __init__(self, env: simpy.Environment, tiers: tuple[Tier, ...]) -> None:
-        self._env, self._tiers = env, tiers
-        self._ready = simpy.PriorityStore(env)
-        self._ready.items = [tier for tier, nodes in enumerate(tiers) for _ in range(nodes.count)]
-        self._out = self._most = self._changed = self._node_time = 0
-
-    def release(self, nodes: int, repair: int) -> None:
-        """Send broken nodes to repair."""
-        if nodes:
-            self._count(nodes)
-            self._env.process(self._repaired(nodes, repair))
-
-    def take(self, uniform: float) -> Process:
-        """Wait for a spare node and its start."""
-        if self._tiers:
-            tier = yield self._ready.get()
-            yield self._env.timeout(self._tiers[tier].start.at(uniform))
-
-    def usage(self, wall: int) -> tuple[float, int]:
-        """Return the mean and the largest number of nodes in repair."""
-        self._count(0)
-        return self._node_time / max(wall, 1), self._most
-
-    def _repaired(self, nodes: int, repair: int) -> Process:
-        yield self._env.timeout(repair)
-        self._count(-nodes)
-        for _ in range(nodes if self._tiers else 0):
-            yield self._ready.put(0)
-
-    def _count(self, nodes: int) -> None:
-        now = int(self._env.now)
-        self._node_time += self._out * (now - self._changed)
-        self._changed = now
-        self._out += nodes
-        self._most = max(self._most, self._out)

@@ -20,8 +20,8 @@ from msgspec import Struct
 from rapid_des.runs.laws import Law, Log
 from rapid_des.units import PS_PER_US
 
-_DRAWN = 12
-"""The number of uniform numbers of a failure."""
+_DRAWN, _RENEWAL = 16, 11
+"""The number of uniform numbers of a failure, and the place of the one that decides the next failure."""
 _FIRST_WINDOW = 10**12
 """The end of the first stretch of time that is searched for failures, in microseconds; it doubles."""
 
@@ -69,6 +69,12 @@ def failures(fleets: Sequence[FailingParts], *, seed: int, replication: int) -> 
         begin, end = end, 2 * end
 
 
+def again(failure: Failure, at: int) -> Failure:
+    """Return a failure that strikes once more at another time, with numbers of its own."""
+    drawn = _uniforms((failure.fleet, failure.part, *(int(number * 2**53) for number in failure.uniforms)))
+    return Failure(at, failure.fleet, failure.part, failure.ordinal, drawn)
+
+
 class _Source:
     """The failures of one fleet."""
 
@@ -100,7 +106,7 @@ class _Source:
         """Yield the next failure of the part that took the place of a failed one."""
         law = self._fleet.law
         if not isinstance(law, Log):
-            hazard = np.array([-log1p(-failure.uniforms[-1])])
+            hazard = np.array([-log1p(-failure.uniforms[_RENEWAL])])
             time = float(law.ages(hazard, self._fleet.mean)[0])
             yield self._failure(
                 failure.at + max(1, round(time * PS_PER_US)), failure.part, failure.ordinal + 1

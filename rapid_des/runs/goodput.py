@@ -2,71 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal, InvalidOperation
+import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from rapid_des import errors
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.errors import CannotFinishError, InputError
+from rapid_des.errors import InputError
 from rapid_des.frontend import Job
 from rapid_des.machine import Machine
-from rapid_des.runs.checkpoints import CheckpointCost, checkpoint_cost, steps_between
-from rapid_des.runs.clock import Replication, RunPlan, replicate
-from rapid_des.runs.failures import FailingParts, failures
-from rapid_des.runs.laws import Log
-from rapid_des.runs.loading import Reliability, fleets, load_reliability, tiers, treatments
+from rapid_des.runs.changes import RunChange, changes_of
+from rapid_des.runs.clock import Replication, replicate
+from rapid_des.runs.failures import failures
+from rapid_des.runs.length import Length
+from rapid_des.runs.loading import Reliability, load_reliability
+from rapid_des.runs.planning import PlannedRun, Subject, planned, require_bounded
 from rapid_des.runs.result import GoodputResult
-from rapid_des.runs.stretch import TrainingStretch
-from rapid_des.runs.times import Time
-from rapid_des.simulation import FINEST, require_kind, simulate
-from rapid_des.units import PS_PER_S, PS_PER_US, LongDuration, ceil_divide
+from rapid_des.simulation import FINEST, require_kind
+from rapid_des.studies.executors import Executor, Failed, InProcess
 
-_PS_PER_DAY = 86_400 * PS_PER_S
-_LARGE = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
-_MOST_STEPS = 10**12
-_MOST_FAILURES = 10**7
-"""The failures of all replications together: minutes, and a gigabyte."""
+MOST_REPLICATIONS = 10**6
+_ROUND = 20
+"""The replications between two looks at an interval."""
+_UNTIL = re.compile(r"(goodput|tokens_per_day|wall_s)\s*(?:±|\+-|\+/-)\s*(\d{1,4}(?:\.\d{1,9})?)\s*%\Z")
 
 
-class Length(Struct, frozen=True):
-    """How long a run is: a time in picoseconds, or a number of steps."""
+class RunRequest(Struct, frozen=True):
+    """A run whose replications are asked for by number."""
 
-    horizon: int | None = None
-    steps: int | None = None
+    job: Job
+    machine: Machine
+    reliability: Reliability
+    length: Length
+    mode: str
+    seed: int
+    change: str = ""
+    """The name of a change that is made (`rapid_des.runs.changes`)."""
+
+    def subject(self, cache: BoundedCache) -> Subject:
+        """Return the job on the machine, with its step."""
+        key = "goodput", self.job, self.machine, self.mode
+        return cache.get_or_make(key, lambda: Subject(self.job, self.machine, self.mode, cache))
+
+    def planned(self, cache: BoundedCache) -> PlannedRun:
+        """Return the run as it is played."""
+        return cache.get_or_make(("goodput", self), lambda: self._planned(cache))
+
+    def _planned(self, cache: BoundedCache) -> PlannedRun:
+        change = changes_of(self.reliability)[self.change] if self.change else RunChange("none")
+        return change.of_run(planned(self.subject(cache), change.of_file(self.reliability), self.length))
+
+
+class Replications(Struct, frozen=True):
+    """How many replications are played: a number, or until a figure is known to a share of itself."""
+
+    most: int
+    figure: str = ""
+    share: float = 0.0
+    first: int = 0
+    """The number of the first one."""
 
     @classmethod
-    def parse(
-        cls, job: Job, *, days: float | str | None, steps: int | None, tokens: int | str | None
-    ) -> Length:
-        """Return the length that exactly one of three figures states; `InputError` says what is allowed."""
-        stated = {"days": days, "steps": steps, "tokens": tokens}
-        names = [name for name, value in stated.items() if value is not None]
-        if len(names) != 1:
-            raise InputError(f"{' and '.join(names) or 'none'} of days, steps and tokens: state exactly one")
-        number = _number(names[0], str(stated[names[0]]))
-        if days is not None:
-            return cls(horizon=max(1, int(number * _PS_PER_DAY)))
-        count = int(number) if steps is not None else ceil_divide(int(number), job.tokens)
-        if not 1 <= count <= _MOST_STEPS or (steps is not None and count != number):
-            raise InputError(
-                f"{names[0]}: {stated[names[0]]!r}; allowed: a whole number of 1 to {_MOST_STEPS:,} steps"
-            )
-        return cls(steps=count)
+    def parse(cls, text: int | str, first: int = 0) -> Replications:
+        """Return what a text states; `InputError` says what is allowed.
+
+        >>> Replications.parse("goodput ±0.2%").share
+        0.002
+        """
+        matched = _UNTIL.match(str(text).strip())
+        if matched is not None and float(matched[2]):
+            return cls(MOST_REPLICATIONS, matched[1], float(matched[2]) / 100, first)
+        if str(text).isascii() and str(text).isdecimal() and 1 <= int(text) <= MOST_REPLICATIONS:
+            return cls(int(text), first=first)
+        allowed = f"1 to {MOST_REPLICATIONS:,}, or such as 'goodput ±0.2%'"
+        raise InputError(f"replications: {text!r}; allowed: {allowed}")
+
+    def enough(self, result: GoodputResult) -> bool:
+        """Whether the figure is known well enough."""
+        if not self.figure:
+            return False
+        estimate = result.figures[self.figure]
+        return estimate.high - estimate.mean <= self.share * estimate.mean
 
 
-def _number(name: str, text: str) -> Decimal:
-    digits, suffix = (text[:-1], text[-1]) if text[-1:].isalpha() else (text, "")
-    try:
-        number = Decimal(digits) * _LARGE[suffix.upper()] if name == "tokens" else Decimal(text)
-        if not 0 < number < 10**18:
-            raise InputError(f"{name}: {text!r}; allowed: a number above 0")
-    except (InvalidOperation, KeyError):
-        example = "15T, 300B or 1e12" if name == "tokens" else "54"
-        raise InputError(f"{name}: {text!r} is no number; allowed: such as {example}") from None
-    return number
+def requested(  # noqa: PLR0913 - options by name
+    job: Job,
+    machine: Machine,
+    reliability: str | Path | Mapping[str, Any] | Reliability,
+    *,
+    days: float | str | None = None,
+    steps: int | None = None,
+    tokens: int | str | None = None,
+    seed: int = 0,
+    mode: str = FINEST,
+) -> RunRequest:
+    """Return the run that `goodput` plays; `InputError` for what is no run."""
+    require_kind(job, Job, "load_job")
+    require_kind(machine, Machine, "load_machine")
+    if job.spec.phase != "training":
+        raise InputError(f"{job.file}: phase: {job.spec.phase!r} has no steps; allowed: training")
+    length = Length.parse(job, days=days, steps=steps, tokens=tokens)
+    return RunRequest(job, machine, load_reliability(reliability), length, mode, seed)
 
 
 def goodput(  # noqa: PLR0913 - options by name
@@ -77,10 +116,11 @@ def goodput(  # noqa: PLR0913 - options by name
     days: float | str | None = None,
     steps: int | None = None,
     tokens: int | str | None = None,
-    replications: int = 100,
+    replications: int | str = 100,
     seed: int = 0,
     mode: str = FINEST,
     first: int = 0,
+    executor: Executor | None = None,
     cache: BoundedCache | None = None,
     on_progress: Callable[[int, int], None] = lambda *_: None,
 ) -> GoodputResult:
@@ -88,6 +128,7 @@ def goodput(  # noqa: PLR0913 - options by name
 
     The duration of a step is that of `simulate` in a mode. Replication n draws from the seed and n alone:
     `first=n, replications=1` plays it by itself. Equal seeds have equal failures, whatever else differs.
+    `replications` such as "goodput ±0.2%" plays as many as that takes. ^C leaves what is finished.
     Raises `ConfigError` for what does not fit the job or the machine, `CannotFinishError` for a run that
     never progresses.
 
@@ -98,103 +139,60 @@ def goodput(  # noqa: PLR0913 - options by name
     >>> all(sum(each.times.values()) == each.wall for each in result.replications)
     True
     """
-    require_kind(job, Job, "load_job")
-    require_kind(machine, Machine, "load_machine")
-    if job.spec.phase != "training":
-        raise InputError(f"{job.file}: phase: {job.spec.phase!r} has no steps; allowed: training")
-    if not 1 <= replications <= 10**6:
-        raise InputError(f"replications: {replications}; allowed: 1 to 1,000,000")
-    length = Length.parse(job, days=days, steps=steps, tokens=tokens)
-    stated = load_reliability(reliability)
-    parts = fleets(stated, job, machine)
-    step = simulate(job, machine, mode=mode, cache=cache)
-    assert step.figures is not None, "jobs have figures"
-    plan, cost = run_plan(stated, (job, machine), int(step.step_time), length)
-    _require_progress(stated, plan, parts)
-    _require_bounded(plan, parts, replications)
+    wanted = Replications.parse(replications, first)
+    run = requested(job, machine, reliability, days=days, steps=steps, tokens=tokens, mode=mode, seed=seed)
+    return play(run, wanted, executor=executor, cache=cache, on_progress=on_progress)
+
+
+def play(
+    request: RunRequest,
+    wanted: Replications,
+    *,
+    executor: Executor | None = None,
+    cache: BoundedCache | None = None,
+    on_progress: Callable[[int, int], None] = lambda *_: None,
+) -> GoodputResult:
+    """Play the replications of a run; those that ^C leaves out are counted in the result."""
+    cache = BoundedCache() if cache is None else cache
+    subject, run = request.subject(cache), request.planned(cache)
+    rounds = _ROUND if wanted.figure else wanted.most
+    require_bounded(run.plan, run.parts, rounds)
     found = list[Replication]()
-    for number in range(first, first + replications):
-        found.append(replicate(plan, failures(parts, seed=seed, replication=number), number))
-        on_progress(len(found), replications)
-    return GoodputResult(job.gpus, job.tokens, step.figures.mfu, plan, cost, tuple(found), seed)
+
+    def result(left: int = 0) -> GoodputResult:
+        ordered = tuple(sorted(found, key=lambda each: each.number))
+        return GoodputResult(request.job.gpus, request.job.tokens, subject.mfu, run, ordered,
+                             request.seed, left)  # fmt: skip
+
+    try:
+        with executor or InProcess(cache) as opened:
+            while len(found) < wanted.most:
+                begin = wanted.first + len(found)
+                items = [(request, number) for number in range(begin, begin + rounds)]
+                for each in _outcomes(opened, items):
+                    found.append(each)
+                    on_progress(len(found), wanted.most if not wanted.figure else len(found) + 1)
+                if wanted.enough(result()):
+                    break
+                require_bounded(run.plan, run.parts, len(found) + _ROUND if wanted.figure else 0)
+    except KeyboardInterrupt:
+        if not found:
+            raise
+        return result(left=wanted.most - len(found))
+    return result()
 
 
-def run_plan(
-    reliability: Reliability, where: tuple[Job, Machine], step: int, length: Length
-) -> tuple[RunPlan, CheckpointCost | None]:
-    """Return the run as its clock needs it, and what its checkpoints cost."""
-    job, machine = where
-    gpus_per_node = machine.spec.gpus_per_node or machine.fabric.gpus
-    _require_nodes(reliability, job, machine, gpus_per_node)
-    cost, every = None, 0
-    if reliability.spec.checkpoint is not None:
-        cost = checkpoint_cost(reliability, job)
-        rate = failure_rate(fleets(reliability, job, machine))
-        every = steps_between(reliability, cost, step, rate)
-    course = TrainingStretch(step, every, 0 if cost is None else cost.stall, length.steps)
-    treated = treatments(reliability, machine, gpus_per_node=gpus_per_node)
-    plan = RunPlan(
-        course,
-        0 if cost is None else cost.write,
-        length.horizon,
-        treated,
-        _phases(reliability, job, cost),
-        tiers(reliability),
-    )
-    return plan, cost
+def _outcomes(executor: Executor, items: Iterable[tuple[RunRequest, int]]) -> Iterable[Replication]:
+    for _, outcome in executor.map(replication, items):
+        if isinstance(outcome, Failed):
+            kind = getattr(errors, outcome.error, errors.RapidDesError)
+            raise kind(outcome.text)
+        yield outcome.value
 
 
-def failure_rate(parts: Sequence[FailingParts]) -> float:
-    """Return the number of failures a picosecond of all parts together, by their means."""
-    return sum(fleet.parts / fleet.mean for fleet in parts if not isinstance(fleet.law, Log)) / PS_PER_US
-
-
-def _require_nodes(reliability: Reliability, job: Job, machine: Machine, gpus_per_node: int) -> None:
-    spares, nodes = reliability.spec.spares, machine.fabric.gpus // gpus_per_node
-    if spares is None:
-        return
-    used, waiting = ceil_divide(job.gpus, gpus_per_node), spares.hot + spares.warm + spares.cold
-    if used + waiting > max(nodes, used):
-        problem = f"{waiting} spare nodes and {used} of the job, {machine.name} has {nodes}"
-        reliability.refuse("spares", f"{problem}; allowed: up to {max(nodes - used, 0)}")
-
-
-def _phases(reliability: Reliability, job: Job, cost: CheckpointCost | None) -> dict[str, Time]:
-    """Return the phases of a restart by name, without those that take no time."""
-    restart = reliability.spec.restart
-    texts = {name: str(getattr(restart, name)) for name in ("allocate", "image", "start", "communicators")}
-    phases = {name: reliability.time(f"restart.{name}", text) for name, text in texts.items()}
-    if each := int(restart.communicators_per_gpu or 0) * job.gpus:
-        fixed = phases["communicators"].quantile
-        phases["communicators"] = Time("", lambda uniform: fixed(uniform) + each)
-    if restart.load is not None:
-        phases["load"] = reliability.time("restart.load", restart.load)
-    elif cost is not None and cost.load is not None:
-        loaded = -(-cost.load // PS_PER_US)
-        phases["load"] = Time("", lambda _: float(loaded))
-    phases["warm_up"] = reliability.time("restart.warm_up", restart.warm_up)
-    return {name: time for name, time in phases.items() if time.mean > 0}
-
-
-def _require_progress(reliability: Reliability, plan: RunPlan, parts: Sequence[FailingParts]) -> None:
-    """Raise `CannotFinishError` where failures come faster than restarts end."""
-    rate, restart = failure_rate(parts), sum(time.mean for time in plan.restart.values())
-    if rate * restart >= 1:
-        between = LongDuration(round(1 / rate / PS_PER_US))
-        takes = LongDuration(round(restart / PS_PER_US))
-        raise CannotFinishError(
-            f"{reliability.file}: the run does not progress: the mean time between failures is {between}, "
-            f"a restart takes {takes}"
-        )
-
-
-def _require_bounded(plan: RunPlan, parts: Sequence[FailingParts], replications: int) -> None:
-    """Refuse runs with more failures than can be played, given how long they last at least."""
-    least = plan.horizon or (plan.course.last or 0) * plan.course.step
-    expected = failure_rate(parts) * least * replications
-    if expected > _MOST_FAILURES:
-        each = f"{replications:,} runs of {LongDuration(least // PS_PER_US)}"
-        raise InputError(
-            f"{each} have about {expected:,.0f} failures; allowed: {_MOST_FAILURES:,} (a shorter run, or "
-            "fewer replications)"
-        )
+def replication(item: tuple[RunRequest, int], cache: BoundedCache) -> Replication:
+    """Play one replication of a run by its number; its incidents are played again where they are wanted."""
+    request, number = item
+    run = request.planned(cache)
+    found = replicate(run.plan, failures(run.parts, seed=request.seed, replication=number), number)
+    return structs.replace(found, incidents=())

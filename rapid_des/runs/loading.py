@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from typing import Any, NoReturn
 
 from msgspec import Struct
 
 from rapid_des.config import Settings, apply_overrides, as_pairs, decode, open_document
-from rapid_des.errors import ConfigError
+from rapid_des.errors import ConfigError, InputError
 from rapid_des.frontend import Job
 from rapid_des.machine import Machine
-from rapid_des.runs.clock import Tier, Treatment
+from rapid_des.network.faults import parse_fault
 from rapid_des.runs.failures import FailingParts
 from rapid_des.runs.laws import Empirical, Log
+from rapid_des.runs.spares import Tier
 from rapid_des.runs.spec import PartClass, ReliabilitySpec, RestartSpec
+from rapid_des.runs.steps import SlowClass
 from rapid_des.runs.times import Time, parse_time
+from rapid_des.runs.treatment import Treatment
 from rapid_des.units import LongDuration, ceil_divide
+
+_TOLERATE = re.compile(r"step_slower\s*<\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*%\Z")
 
 
 class Reliability(Struct, frozen=True):
@@ -26,6 +33,9 @@ class Reliability(Struct, frozen=True):
     name: str
     file: str
     spec: ReliabilitySpec
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.file, len(self.spec.classes)))  # the spec's mappings have no hash
 
     def refuse(self, key: str, problem: str) -> NoReturn:
         """Raise the `ConfigError` of a key of the file."""
@@ -57,6 +67,8 @@ def load_reliability(
             reliability.refuse(f"classes[{place}].name", f"{part.name!r} stands twice")
         mean_time(reliability, place)
         _check_log(reliability, place)
+        _check_effect(reliability, place)
+    tolerated(reliability)
     treatments(reliability, gpus_per_node=1)
     tiers(reliability)
     for name in RestartSpec.__struct_fields__:
@@ -115,9 +127,14 @@ def fleets(reliability: Reliability, job: Job, machine: Machine) -> tuple[Failin
     return tuple(found)
 
 
+def gpus_of_node(machine: Machine) -> int:
+    """Return the number of GPUs of a node; a machine that states none is one node."""
+    return machine.spec.gpus_per_node or machine.fabric.gpus
+
+
 def _gpus(reliability: Reliability, place: int, key: str, machine: Machine) -> int:
     """Return the number of GPUs of the unit that a key of a class names."""
-    known = {"gpu": 1, "node": machine.spec.gpus_per_node or machine.fabric.gpus} | reliability.spec.domains
+    known = {"gpu": 1, "node": gpus_of_node(machine)} | reliability.spec.domains
     name = getattr(reliability.spec.classes[place], key)
     if name not in known:
         others = "job" if key == "per" else "nothing"
@@ -129,22 +146,86 @@ def _gpus(reliability: Reliability, place: int, key: str, machine: Machine) -> i
     return known[name]
 
 
+def _check_effect(reliability: Reliability, place: int) -> None:
+    """Refuse a class whose effect lacks a key, or that has a key of another effect."""
+    part, key = reliability.spec.classes[place], f"classes[{place}]"
+    needed = {"slows": ("fault",), "pauses": ("lasts",)}.get(part.effect, ())
+    allowed = {"slows": ("fault", "lasts"), "pauses": ("lasts",)}.get(part.effect, ())
+    for name in ("fault", "lasts"):
+        stated = getattr(part, name) is not None
+        if name in needed and not stated:
+            reliability.refuse(f"{key}.{name}", f"the effect {part.effect} needs it")
+        if stated and name not in allowed:
+            reliability.refuse(f"{key}.{name}", f"the effect {part.effect} has none; allowed: left out")
+    if part.fault is not None:
+        try:
+            SlowClass(part.fault, 1, part.count, 1)
+        except ConfigError as error:
+            reliability.refuse(f"{key}.fault", str(error))
+
+
+def tolerated(reliability: Reliability) -> float:
+    """Return the share by which steps may be slower before slow parts are replaced."""
+    text = reliability.spec.tolerate
+    if text is None:
+        return inf
+    match = _TOLERATE.match(text)
+    if match is None:
+        reliability.refuse("tolerate", f"{text!r} is no condition; allowed: such as step_slower < 3%")
+    return float(match[1]) / 100
+
+
 def treatments(
-    reliability: Reliability, machine: Machine | None = None, *, gpus_per_node: int
+    reliability: Reliability, machine: Machine | None = None, *, gpus_per_node: int = 1
 ) -> tuple[Treatment, ...]:
     """Return what is done after a failure of each class; without a machine the units are not looked up."""
-    found = []
+    found, gpus_per_node = [], gpus_per_node if machine is None else gpus_of_node(machine)
     for place, part in enumerate(reliability.spec.classes):
-        times = {}
-        for key in ("detection", "diagnosis", "repair"):
-            own = getattr(part, key)
-            where = key if own is None else f"classes[{place}].{key}"
-            times[key] = reliability.time(where, getattr(reliability.spec, key) if own is None else own)
-        nodes = 0
-        if machine is not None and part.takes != "nothing":
+        times = {key: _own_time(reliability, place, key) for key in ("detection", "diagnosis", "repair")}
+        lasts = None if part.lasts is None else reliability.time(f"classes[{place}].lasts", part.lasts)
+        nodes, unit = 0, 1
+        if machine is not None and part.takes != "nothing" and part.effect != "pauses":
             nodes = ceil_divide(_gpus(reliability, place, "takes", machine), gpus_per_node)
-        found.append(Treatment(part.name, **times, nodes=nodes))
+        if machine is not None and part.per != "job":
+            unit = _gpus(reliability, place, "per", machine)
+        found.append(
+            Treatment(
+                part.name,
+                **times,
+                nodes=nodes,
+                effect=part.effect,
+                lasts=lasts,
+                misdiagnosis=part.misdiagnosis,
+                parts_per_node=part.count * gpus_per_node / unit,
+            )
+        )
     return tuple(found)
+
+
+def _own_time(reliability: Reliability, place: int, key: str) -> Time:
+    """Return a time of a class, or that of the whole file."""
+    part = reliability.spec.classes[place]
+    own, shared = getattr(part, key), key
+    if key == "detection" and part.effect == "hangs":
+        shared = "time_out"
+    text = own or getattr(reliability.spec, shared)
+    if text is None:
+        reliability.refuse(shared, f"unset, and classes[{place}] hangs; allowed: a time")
+    return reliability.time(shared if own is None else f"classes[{place}].{key}", text)
+
+
+def slow_classes(reliability: Reliability, machine: Machine) -> dict[int, SlowClass]:
+    """Return the classes that slow steps, by their places; their faults hit something on the machine."""
+    found = {}
+    for place, part in enumerate(reliability.spec.classes):
+        if part.fault is not None:
+            gpus = machine.fabric.gpus if part.per == "job" else _gpus(reliability, place, "per", machine)
+            found[place] = SlowClass(part.fault, gpus, part.count, gpus_of_node(machine))
+            try:
+                machine.with_faults([parse_fault(found[place].at(0))])
+            except InputError as error:
+                reliability.refuse(f"classes[{place}].fault", str(error))
+    return found
 
 
 def tiers(reliability: Reliability) -> tuple[Tier, ...]:

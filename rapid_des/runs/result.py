@@ -14,11 +14,17 @@ from typing import Any
 
 from msgspec import Struct
 
+from rapid_des.report.tables import Part, Report
 from rapid_des.report.writing import write_text
-from rapid_des.runs.checkpoints import CheckpointCost
-from rapid_des.runs.clock import Replication, RunPlan
+from rapid_des.runs.clock import Replication, replicate
+from rapid_des.runs.failures import failures
+from rapid_des.runs.planning import PlannedRun
+from rapid_des.runs.treatment import RunPlan
 from rapid_des.studies.draw_statistics import student
-from rapid_des.units import PS_PER_S, Duration, seconds
+from rapid_des.units import PS_PER_S, Duration, ceil_divide, seconds
+
+_NO_INCIDENT = ("steps", "checkpoints", "slow_steps")
+"""The causes of time that belong to no single incident."""
 
 
 class MeanInterval(Struct, frozen=True):
@@ -45,7 +51,7 @@ class MeanInterval(Struct, frozen=True):
         return {"mean": self.mean, "low": self.low if known else None, "high": self.high if known else None}
 
 
-class GoodputResult(Struct, frozen=True, dict=True):
+class GoodputResult(Report, Struct, frozen=True, dict=True):
     """The replications of a run and what follows from them.
 
     >>> import rapid_des as rd
@@ -59,20 +65,31 @@ class GoodputResult(Struct, frozen=True, dict=True):
     tokens_per_step: int
     step_mfu: float
     """The model FLOPs utilization of a step without failures."""
-    plan: RunPlan
-    checkpoint: CheckpointCost | None
+    run: PlannedRun
     replications: tuple[Replication, ...]
     seed: int
+    left: int = 0
+    """The number of replications that were not played before the run was interrupted."""
+
+    @property
+    def plan(self) -> RunPlan:
+        """The run as its clock needs it."""
+        return self.run.plan
 
     @property
     def step_time(self) -> Duration:
         """The duration of a step without failures."""
         return Duration(self.plan.course.step)
 
+    @property
+    def goodputs(self) -> list[float]:
+        """The goodput of each replication."""
+        return [each.times["steps"] / each.wall for each in self.replications]
+
     @cached_property
     def figures(self) -> dict[str, MeanInterval]:
         """Estimates by name: the goodput (useful time over wall time) and what is made of it."""
-        useful = [each.times["steps"] / each.wall for each in self.replications]
+        useful = self.goodputs
         rates = [
             each.steps * self.tokens_per_step * 86_400 / seconds(each.wall) for each in self.replications
         ]
@@ -83,20 +100,24 @@ class GoodputResult(Struct, frozen=True, dict=True):
             "tokens_per_day": rates,
             "wall_s": [seconds(each.wall) for each in self.replications],
             "steps": [float(each.steps) for each in self.replications],
-            "incidents": [float(len(each.incidents)) for each in self.replications],
+            "incidents": [float(sum(each.counts.values())) for each in self.replications],
             "nodes_in_repair": [each.nodes_out for each in self.replications],
         }
         return {name: MeanInterval.of(values) for name, values in samples.items()}
+
+    def report(self) -> Iterator[Part]:
+        """Yield the report that `rapid-des goodput` prints."""
+        from rapid_des.report.goodput_text import goodput_report
+
+        return goodput_report(self.as_json(), f"{self.gpus:,} GPUs")
 
     def gain(self, other: GoodputResult) -> MeanInterval:
         """Return by how much the goodput of another result is larger, replication by replication.
 
         Runs of equal numbers have the same failures, so that the interval is that of the difference alone.
         """
-        pairs = zip(self.replications, other.replications, strict=True)
-        return MeanInterval.of(
-            [theirs.times["steps"] / theirs.wall - mine.times["steps"] / mine.wall for mine, theirs in pairs]
-        )
+        pairs = zip(self.goodputs, other.goodputs, strict=False)
+        return MeanInterval.of([theirs - mine for mine, theirs in pairs])
 
     def time_by_cause(self) -> dict[str, int]:
         """Return the picoseconds of all replications by cause; they add up to all wall time."""
@@ -107,13 +128,24 @@ class GoodputResult(Struct, frozen=True, dict=True):
 
     def incidents_by_class(self) -> dict[str, float]:
         """Return the mean number of incidents of a replication by class."""
-        counts = Counter(incident.name for each in self.replications for incident in each.incidents)
+        counts = Counter[str]()
+        for each in self.replications:
+            counts.update(each.counts)
         return {each.name: counts[each.name] / len(self.replications) for each in self.plan.treatments}
 
-    def as_json(self) -> dict[str, Any]:
-        """Return plain data for JSON; times in seconds, means over the replications."""
+    @property
+    def gpus_held(self) -> int:
+        """The number of GPUs of the job and of its spare nodes."""
+        spares = sum(tier.count for tier in self.plan.tiers)
+        return self.gpus + spares * ceil_divide(self.gpus, self.plan.nodes)
+
+    def as_json(self, price: float | None = None) -> dict[str, Any]:
+        """Return plain data for JSON; times in seconds, means over the replications.
+
+        `price` of a GPU and hour adds the cost of a run, spare nodes included.
+        """
         figures, count = self.figures, len(self.replications)
-        exact = self.time_by_cause()
+        exact, saved = self.time_by_cause(), self._checkpoints_json()
         plain: dict[str, Any] = {
             name: figures[name].as_json() for name in ("goodput", "ettr", "mfu", "tokens_per_day")
         }
@@ -127,32 +159,43 @@ class GoodputResult(Struct, frozen=True, dict=True):
             "step_time_s": seconds(self.step_time),
             "gpus": self.gpus,
             "tokens_per_step": self.tokens_per_step,
-            "checkpoint": self._checkpoint_json(),
+            "checkpoint": saved[-1] if saved else None,
+            "nearer_checkpoints": saved[:-1],
             "nodes_in_repair": {
                 **figures["nodes_in_repair"].as_json(),
                 "most": max(each.most_out for each in self.replications),
             },
+            "simulations": 1 + len(frozenset().union(*(each.states for each in self.replications))),
             "replications": count,
+            "nodes_retired": sum(each.retired for each in self.replications) / count,
+            **({} if price is None else {"cost": self._cost(price).as_json()}),
+            "left": self.left,
             "seed": self.seed,
         }
 
-    def _checkpoint_json(self) -> dict[str, float] | None:
-        if self.checkpoint is None:
-            return None
-        course = self.plan.course
-        return {
-            "bytes": self.checkpoint.size,
-            "stall_s": seconds(self.checkpoint.stall),
-            "write_s": seconds(self.checkpoint.write),
-            "steps_between": course.every,
-            "interval_s": seconds(course.every * course.step),
-        }
+    def _cost(self, price: float) -> MeanInterval:
+        hours = [seconds(each.wall) / 3600 for each in self.replications]
+        return MeanInterval.of([price * self.gpus_held * each for each in hours])
+
+    def _checkpoints_json(self) -> list[dict[str, float | str]]:
+        return [
+            {
+                "place": cost.place,
+                "bytes": cost.size,
+                "stall_s": seconds(cost.stall),
+                "write_s": seconds(cost.write),
+                "steps_between": level.every,
+                "interval_s": seconds(level.every * self.plan.course.step),
+            }
+            for cost, level in zip(self.run.costs, self.plan.course.levels, strict=True)
+        ]
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield a row for each incident of each replication; times in seconds."""
-        causes = [cause for cause in self.plan.causes if cause not in ("steps", "checkpoints")]
+        """Yield a row for each incident of each replication, which is played again; times in seconds."""
+        causes = [cause for cause in self.plan.causes if cause not in _NO_INCIDENT]
         for each in self.replications:
-            for number, incident in enumerate(each.incidents):
+            drawn = failures(self.run.parts, seed=self.seed, replication=each.number)
+            for number, incident in enumerate(replicate(self.plan, drawn, each.number).incidents):
                 yield {
                     "replication": each.number,
                     "incident": number,
@@ -165,7 +208,7 @@ class GoodputResult(Struct, frozen=True, dict=True):
     def write_rows(self, path: str | Path) -> None:
         """Write the incident log as CSV."""
         text = io.StringIO()
-        causes = [cause for cause in self.plan.causes if cause not in ("steps", "checkpoints")]
+        causes = [cause for cause in self.plan.causes if cause not in _NO_INCIDENT]
         named = (
             "replication",
             "incident",

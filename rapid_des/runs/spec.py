@@ -47,6 +47,22 @@ class PartClass(Spec, frozen=True):
     """The age of all parts at the start of the run; unset: new. A part that has failed is replaced by a new
     one.
     """
+    effect: Literal["stops", "hangs", "corrupts", "slows", "pauses"] = "stops"
+    """The effect of a failure. stops: the job stands still until a restart. hangs: likewise, but only
+    `time_out` notices it. corrupts: training goes on until the detection, and a checkpoint from before the
+    failure is loaded. slows: steps take longer under `fault`. pauses: a planned stop of `lasts`, with a
+    checkpoint before it.
+    """
+    fault: str | None = None
+    """With `slows`: the fault in the words of `--fault`. {gpu}, {node}, {unit} and {part} stand for the
+    numbers of the unit's first GPU, of its node, of the unit and of the part.
+    """
+    lasts: str | None = None
+    """With `slows`: the time until the part recovers by itself; unset: never. With `pauses`: the time of the
+    pause.
+    """
+    misdiagnosis: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    """The probability that wrong nodes are replaced: the failure returns as soon as the job trains again."""
     takes: str = "node"
     """The unit that is replaced after a failure: node, nothing (the same nodes go on), or a name in
     `domains`, whose nodes are all replaced.
@@ -57,6 +73,21 @@ class PartClass(Spec, frozen=True):
     """The time from the detection until the broken part is known; unset: as for the whole file."""
     repair: str | None = None
     """The time until a replaced node is back among the spares; unset: as for the whole file."""
+
+
+class NearCheckpointSpec(Spec, frozen=True):
+    """Checkpoints in memory, which are quicker than those in storage and survive less."""
+
+    place: Literal["host", "peer"]
+    """The memory. host: of the GPU's own node, which survives failures that replace no node. peer: of the
+    next node, which survives failures that replace one; the copies go over the fabric while training goes on.
+    """
+    interval: str
+    """The training time between two of them, as for those in storage."""
+    host_link: Bandwidth | None = None
+    """With `host`: the bandwidth between a GPU and its host's memory, for which training waits."""
+    share: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    """With `peer`: the share of the links' rate that the copies take. What that costs steps is simulated."""
 
 
 class CheckpointSpec(Spec, frozen=True):
@@ -82,6 +113,8 @@ class CheckpointSpec(Spec, frozen=True):
     """The size of the storage; unset: not checked."""
     host_link: Bandwidth | None = None
     """The bandwidth between a GPU and its host's memory."""
+    nearer: tuple[NearCheckpointSpec, ...] = ()
+    """Checkpoints in memory besides; a restart loads the last one that survived."""
 
 
 class RestartSpec(Spec, frozen=True):
@@ -116,6 +149,9 @@ class SparesSpec(Spec, frozen=True):
     """The time until a warm node is ready."""
     cold_start: str = "0 s"
     """The time until a cold node is ready."""
+    retire_after: Count | None = None
+    """The number of failures of a node after which it does not come back from repair; unset: it always does.
+    """
 
 
 class ReliabilitySpec(Spec, frozen=True):
@@ -129,6 +165,18 @@ class ReliabilitySpec(Spec, frozen=True):
     """The time from the detection until the broken part is known."""
     repair: str
     """The time until a replaced node is back among the spares."""
+    time_out: str | None = None
+    """The time after which a job that hangs is noticed."""
+    tolerate: str | None = None
+    """The condition under which slow parts stay, as in: step_slower < 3%. Others are replaced after their
+    detection. Unset: all stay.
+    """
+    policy: Literal["restart", "in_place", "replica", "shrink"] = "restart"
+    """The treatment of a failure. restart: all processes start again. in_place: likewise, without allocation
+    and image where no node is replaced. replica: the replicas that failed get the state from the others,
+    which lose the step that was going on. shrink: where no spare is ready the job goes on with fewer
+    replicas and more micro-batches of each, and grows again after a repair.
+    """
     domains: dict[str, Count] = {}
     """The number of GPUs in each named unit, such as a rack or a pod; their ids are consecutive."""
     checkpoint: CheckpointSpec | None = None

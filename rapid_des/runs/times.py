@@ -37,6 +37,12 @@ class Time(Struct, frozen=True):
         return sum(map(self.quantile, points)) / _POINTS * PS_PER_US
 
 
+def constant(duration: int) -> Time:
+    """Return the time of a number of picoseconds, rounded up to microseconds."""
+    microseconds = float(-(-duration // PS_PER_US))
+    return Time("", lambda _: microseconds)
+
+
 def parse_time(text: str, *, file: str = "", key: str = "") -> Time:
     """Return the time that a text states; a `ConfigError` names the place and what is allowed."""
     if is_distribution(text, key):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from rapid_des.arrays import Int64s
 from rapid_des.errors import ConfigError
 from rapid_des.report.evidence import FIRST_TOKEN, PER_TOKEN, Interval
 from rapid_des.report.pictures.serving import draw_served, write_served
+from rapid_des.report.tables import Part, Report
 from rapid_des.report.writing import replacing, require_extra
 from rapid_des.serving.engine import Engine
 from rapid_des.serving.records import Stop, gap_quantiles, mean_gap
@@ -50,7 +51,7 @@ class FleetRecord(Protocol):
     turns: Turns
 
 
-class ServeResult(Struct, frozen=True, eq=False, dict=True):
+class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
     """A served workload; times are picoseconds unless a name says seconds (`_s`).
 
     >>> from rapid_des.frontend import load_job
@@ -340,9 +341,15 @@ class ServeResult(Struct, frozen=True, eq=False, dict=True):
                 writer.writerow(table)
                 writer.writerows(zip(*table.values(), strict=True))
 
-    def draw(self, path: str | Path, *, title: str = "") -> None:
-        """Draw latencies, and the load over time: PNG, SVG or PDF."""
-        draw_served(self, Path(path), title=title or self.name)
+    def plot(self, path: str | Path | None = None, *, title: str = "") -> Any:
+        """Return a figure of latencies, and of the load over time; written as PNG, SVG or PDF to a path."""
+        return draw_served(self, None if path is None else Path(path), title=title or self.name)
+
+    def report(self) -> Iterator[Part]:
+        """Yield the report that `rapid-des serve` prints."""
+        from rapid_des.report.serve_text import serve_report
+
+        return serve_report(self.as_json(), self.name, len(self.loads))
 
     def write_timeline(self, path: str | Path) -> None:
         """Write a timeline for ui.perfetto.dev: a track a request, counters a replica."""

@@ -134,12 +134,14 @@ def measure(name: str) -> Measurement:
     )
 
 
-def measure_apart(names: Sequence[str], on_progress: Callable[[int, int], None]) -> Iterator[Measurement]:
+def measure_apart(
+    names: Sequence[str], on_progress: Callable[[str, int, int], None]
+) -> Iterator[Measurement]:
     """Yield each case's measurement; each runs in a new process, so that its peak memory is its own."""
-    for done, name in enumerate(names, 1):
+    for done, name in enumerate(names):
+        on_progress(f"bench: {name}", done, len(names))
         with Worker() as worker:
             measurement: Measurement = worker.submit(measure, name).result()
-        on_progress(done, len(names))
         yield measurement
 
 

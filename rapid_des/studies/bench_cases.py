@@ -14,8 +14,8 @@ from msgspec import Struct
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import CollectiveType, TraceSet, one_collective
 from rapid_des.frontend import load_job
+from rapid_des.importers.astra_sim import replay_traces
 from rapid_des.importers.astra_sim.files import Dialect, Files, NetworkFile, Setup, Shape, SystemFile
-from rapid_des.importers.astra_sim.front_door import replay_traces
 from rapid_des.machine import load_machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.simulation import simulate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from rapid_des.config.specs import decode
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.report.evidence import unmeasured_in
 from rapid_des.report.result import Result
-from rapid_des.report.tables import html
+from rapid_des.report.tables import Part, Report
 from rapid_des.units import PS_PER_S, seconds
 
 _OTHER = "other"
@@ -66,7 +66,7 @@ class Term(Struct, frozen=True):
         return self.after - self.before
 
 
-class Difference(Struct, frozen=True):
+class Difference(Report, Struct, frozen=True):
     """The time that the second of two steps spends more or less than the first, by name.
 
     Attributes:
@@ -95,11 +95,11 @@ class Difference(Struct, frozen=True):
             parts[term.part] = parts.get(term.part, 0) + term.added
         return parts
 
-    def _repr_html_(self) -> str:
-        """Return the report of `rapid-des compare` for a notebook."""
+    def report(self) -> Iterator[Part]:
+        """Yield the report that `rapid-des compare` prints."""
         from rapid_des.report.sweep_text import difference_report
 
-        return html(difference_report(self.as_json(), ("first", "second")))
+        return difference_report(self.as_json(), ("first", "second"))
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data for JSON; times in seconds."""

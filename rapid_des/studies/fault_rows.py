@@ -1,18 +1,32 @@
-"""The costs of draws of faults: a row for each draw, and statistics for each configuration."""
+"""The costs of draws of faults: a row for each draw, and statistics for each configuration.
+
+A folder of draws has a manifest from which they can be run again.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import msgspec
+
+from rapid_des.bounded_cache import BoundedCache
+from rapid_des.config import to_tree
+from rapid_des.errors import InputError
+from rapid_des.frontend import load_job
+from rapid_des.machine import Machine, load_machine
+from rapid_des.network.faults import parse_fault
 from rapid_des.network.faults.models import ROUND
-from rapid_des.report.tables import html
+from rapid_des.report.tables import Part, Report
 from rapid_des.report.writing import require_extra
 from rapid_des.studies.draw_statistics import SampleStatistics
+from rapid_des.studies.points import Point, Rerun, evaluate, source_content
+from rapid_des.studies.store import ResultStore
 from rapid_des.units import seconds
-from rapid_des.values import asdict
+from rapid_des.values import asdict, replace
 
 if TYPE_CHECKING:
     import pandas
@@ -65,8 +79,8 @@ class DrawRow:
         }
 
 
-@dataclass(frozen=True)
-class FaultSample:
+@dataclass(frozen=True, repr=False)
+class FaultSample(Report):
     """The costs of draws of faults, by configuration.
 
     `faults_sample` makes one.
@@ -123,11 +137,17 @@ class FaultSample:
 
         return pandas.DataFrame([row.as_json() for row in self.rows])
 
-    def _repr_html_(self) -> str:
-        """Return the sample for a notebook: each configuration's healthy step, and its spread."""
+    def report(self) -> Iterator[Part]:
+        """Yield the report that `rapid-des faults sample` prints, with the slowest draw alone."""
         from rapid_des.report.study_text import sample_report
 
-        return html(sample_report(self.as_json(top=1)))
+        return sample_report(self.as_json(top=1))
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Return a figure of the draws' steps; written as PNG, SVG or PDF to a path."""
+        from rapid_des.report.pictures.studies import draw_sample
+
+        return draw_sample(self.as_json(), None if path is None else Path(path))
 
     def _configuration(self, name: str, top: int | None) -> dict[str, Any]:
         rows, spread = self.of(name), self.spread(name)
@@ -186,3 +206,86 @@ def read(row: Mapping[str, Any]) -> DrawRow:
         row["faster"],
         row["error"],
     )
+
+
+class _Configuration(msgspec.Struct):
+    job: dict[str, Any]
+    machine: int
+    """The position of the machine in the manifest's list."""
+    mode: str
+    strict: bool
+    allow_oom: bool
+
+
+class _Drawn(msgspec.Struct):
+    source: str
+    faults: tuple[str, ...]
+    seed: int
+    sampling: Sampling
+    points: dict[str, str]
+
+
+class _FaultManifest(msgspec.Struct):
+    """The manifest of a sample."""
+
+    study: _Drawn
+    configurations: dict[str, _Configuration]
+    machines: list[dict[str, Any]]
+
+
+def inputs_of(points: Mapping[str, Point], cache: BoundedCache) -> dict[str, Any]:
+    """Return the part of a manifest from which draws can be run again: each job, and each machine once."""
+    machines = list[Machine]()
+    configurations = dict[str, Any]()
+    for name, point in points.items():
+        job, machine = point.resolved(cache)
+        if machine not in machines:
+            machines.append(machine)
+        how = {"mode": point.mode, "strict": point.strict, "allow_oom": point.allow_oom}
+        configurations[name] = {"job": to_tree(job.spec, "job"), "machine": machines.index(machine), **how}
+    stated = [to_tree(machine.as_spec(), "machine") for machine in machines]
+    return {"configurations": configurations, "machines": stated}
+
+
+def kept_points(store: ResultStore) -> dict[str, Point]:
+    """Return the configurations in a folder, by name."""
+    manifest = store.require(_FaultManifest)
+    machines = [load_machine(tree) for tree in manifest.machines]
+    return {
+        name: Point(
+            load_job(stated.job),
+            machines[stated.machine],
+            mode=stated.mode,
+            strict=stated.strict,
+            allow_oom=stated.allow_oom,
+        )
+        for name, stated in manifest.configurations.items()
+    }
+
+
+def kept_sample(store: ResultStore) -> FaultSample:
+    """Return the draws in a folder."""
+    manifest = store.require(_FaultManifest)
+    rows = tuple(read(row) for row in store.table().to_pylist())
+    drawn = manifest.study
+    return FaultSample(tuple(manifest.configurations), rows, drawn.faults, drawn.seed, drawn.sampling)
+
+
+def rerun_draw(store: ResultStore, number: int) -> Rerun:
+    """Simulate the draw of a row and its healthy step again, from the manifest."""
+    row, cache = store.row(number), BoundedCache()
+    name, manifest = row["configuration"], store.require(_FaultManifest)
+    point = kept_points(store)[name]
+    drawn = read(row)
+    if drawn.error:
+        raise InputError(f"{store.folder}: draw {drawn.draw} of {name} failed: {drawn.error}")
+    healthy = evaluate(point, cache)
+    faulty = evaluate(replace(point, faults=tuple(map(parse_fault, drawn.faults))), cache)
+    again = {
+        "step_time_ps": int(faulty.step_time),
+        "step_time_s": seconds(faulty.step_time),
+        "healthy_ps": int(healthy.step_time),
+        "critical_rank": faulty.critical_rank,
+    }
+    same = manifest.study.source == source_content() and manifest.study.points.get(name) == point.key(cache)
+    return Rerun(row, again, same, tuple(key for key, value in again.items() if row[key] != value))

@@ -24,10 +24,18 @@ from rapid_des.network.faults.models import Draw, FaultDraws, FaultModel, Variat
 from rapid_des.report.result import Result
 from rapid_des.simulation import simulate
 from rapid_des.studies.criticality import PLURALS, alike_places
-from rapid_des.studies.draw_results import inputs_of
 from rapid_des.studies.draw_statistics import Until
 from rapid_des.studies.executors import Done, Executor, InProcess, Outcome
-from rapid_des.studies.fault_rows import COLUMNS, NO_DRAW, DrawRow, FaultSample, Sampling, read, written
+from rapid_des.studies.fault_rows import (
+    COLUMNS,
+    NO_DRAW,
+    DrawRow,
+    FaultSample,
+    Sampling,
+    inputs_of,
+    read,
+    written,
+)
 from rapid_des.studies.faults import How, why_faster
 from rapid_des.studies.points import Point, source_content
 from rapid_des.studies.spaces import load_study

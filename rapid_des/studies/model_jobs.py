@@ -10,7 +10,7 @@ from rapid_des.config.specs import expanded, preset_names
 from rapid_des.config.texts import Tree, parse_text
 from rapid_des.errors import ConfigError
 from rapid_des.extensions import IMPORTERS, find
-from rapid_des.frontend import load_model
+from rapid_des.frontend import Job, load_job, load_model
 from rapid_des.importers import Importer
 
 SEQUENCE = 4096
@@ -48,16 +48,28 @@ def job_of(reference: str, tokens: str | None, sequence: int | None) -> str | Do
     if tokens is None:
         example = f"rapid-des plan {reference} --on MACHINE --tokens-per-batch 4M"
         raise ConfigError(f"{reference} is a model: say how many tokens a step has, as in `{example}`")
-    return training_job(reference, parse_tokens(tokens), sequence)
+    return training_document(reference, parse_tokens(tokens), sequence)
 
 
-def training_job(reference: str, tokens: int, sequence: int | None = None) -> Document:
+def training_job(
+    model: str, tokens_per_batch: int | str, sequence: int | None = None, **split: object
+) -> Job:
+    """Return a job that trains a model (a preset, a file or a `config.json`); `split` as in `Job.replace`.
+
+    >>> training_job("llama3_1_8b", "1M", 8192, tp=2, dp=4, zero_stage=2).gpus
+    8
+    """
+    document = training_document(model, parse_tokens(str(tokens_per_batch)), sequence)
+    return load_job(document).replace(**split)
+
+
+def training_document(reference: str, tokens: int, sequence: int | None = None) -> Document:
     """Return a training job of a model, as a job file has it: `tokens` a step, all else by default.
 
     Without `sequence` a sequence has 4,096 tokens, or as many as the model has positions. A `ConfigError`
     names tokens that are no whole number of sequences.
 
-    >>> training_job("llama3_1_8b", 2**22).tree["training"]
+    >>> training_document("llama3_1_8b", 2**22).tree["training"]
     {'global_batch': 1024, 'micro_batch': 1, 'sequence_length': 4096, 'zero_stage': 1}
     """
     model = _model(reference)

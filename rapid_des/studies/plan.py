@@ -7,8 +7,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,6 +20,7 @@ from rapid_des.frontend import Job, check_memory
 from rapid_des.frontend.build import in_passes
 from rapid_des.machine import Machine
 from rapid_des.report.result import Result
+from rapid_des.report.tables import Part, Report
 from rapid_des.report.writing import require_extra
 from rapid_des.simulation import FINEST, FLATTENED, MODES, require_kind
 from rapid_des.studies.deadline import Deadline
@@ -105,8 +107,8 @@ class Pruned:
     text: str
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Report):
     """The best layouts of a job over GPUs, best first; `plan` makes one.
 
     >>> sorted(Plan.__match_args__)[:3]
@@ -184,12 +186,28 @@ class Plan:
 
         return pandas.DataFrame([row.as_json(self.price) for row in self.rows])
 
-    def _repr_html_(self) -> str:
-        """Return the rows for a notebook."""
-        from rapid_des.report.plan_text import plan_table
-        from rapid_des.report.tables import html
+    def report(self) -> Iterator[Part]:
+        """Yield the report that `rapid-des plan` prints."""
+        from rapid_des.report.plan_text import plan_report
 
-        return html([plan_table(self.as_json()["rows"])])
+        return plan_report(self.as_json(), self.job.name, self.rows[0].result.title)
+
+    def plot(self, path: str | Path | None = None, *, title: str = "") -> Any:
+        """Return a figure of the rows as bars, stacked by where the time goes; written to a path."""
+        from rapid_des.report.pictures.bars import StepBar, draw_bars
+        from rapid_des.report.plan_text import differing_text
+
+        rows = self.as_json()["rows"]
+        bars = [
+            StepBar(
+                f"{number}  {differing_text(rows, plain)}",
+                plain["step_time_s"],
+                row.result.as_json()["breakdown_s"],
+                f"MFU {plain['mfu']:.1%}",
+            )
+            for number, (row, plain) in enumerate(zip(self.rows, rows, strict=True), 1)
+        ]
+        return draw_bars(bars, None if path is None else Path(path), title=title or self.job.name)
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ class Refinement(Struct, dict=True):
                 self.all_seen = False
                 break
             candidates += len(family)
-            on_progress("bounds from below", candidates, candidates)
+            on_progress("lower bounds of layouts", candidates, 0)
             alike = _but_micro_batch(family.base)
             if alike not in full:
                 needed = self._least_memory(family)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,7 +15,7 @@ from rapid_des.arrays import Int64s
 from rapid_des.config.texts import parse_json
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.report.evidence import unmeasured_in
-from rapid_des.report.tables import html
+from rapid_des.report.tables import Part, Report
 from rapid_des.report.writing import require_extra
 from rapid_des.studies import effects
 from rapid_des.studies.effects import Columns, Effect, Interaction
@@ -39,7 +39,7 @@ class _SweepColumns(msgspec.Struct):
     objective: str
 
 
-class Sweep(Struct, frozen=True):
+class Sweep(Report, Struct, frozen=True):
     """The results of a study.
 
     `len` is the number of points; `to_pandas` has a row for each; `result` returns all data of one.
@@ -203,11 +203,17 @@ class Sweep(Struct, frozen=True):
         wholes = (self.result(number)["result"] for number in points)
         return list(dict.fromkeys(name for whole in wholes for name in unmeasured_in(whole)))
 
-    def _repr_html_(self) -> str:
-        """Return the report of `rapid-des sweep` for a notebook."""
+    def report(self) -> Iterator[Part]:
+        """Yield the report that `rapid-des sweep` prints."""
         from rapid_des.report.sweep_text import sweep_report
 
-        return html(sweep_report(self.as_json(top=20), "study"))
+        return sweep_report(self.as_json(top=20), "study")
+
+    def plot(self, path: str | Path | None = None, *, title: str = "study") -> Any:
+        """Return a figure of the front and of what each axis does; written as PNG, SVG or PDF to a path."""
+        from rapid_des.report.pictures.studies import draw_sweep
+
+        return draw_sweep(self.as_json(), self.columns, None if path is None else Path(path), title=title)
 
 
 def whole_result(row: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -62,6 +62,16 @@ def test_nothing_is_drawn_in_a_pipe_and_nothing_before_it_takes_long(monkeypatch
     assert (answer.code, answer.err) == (0, "")
 
 
+def test_a_command_without_a_terminal_says_now_and_then_what_it_does(monkeypatch):
+    lines, ended = [], main.Event()
+    monkeypatch.setattr(main, "LINES_S", (0.0, 0.0))
+    monkeypatch.setattr(main, "announce", lambda line: (lines.append(line), ended.set()))
+    bar = main.Bar("plan")
+    bar.part("simulating", 3, 5)
+    main._lines(bar, ended)
+    assert lines == ["… simulating: 3 of 5"]
+
+
 def test_rich_is_imported_only_to_draw():
     assert "rich" not in vars(main)
 

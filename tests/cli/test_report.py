@@ -1,6 +1,7 @@
 """`rapid-des report` and `--report`: pages of runs, of saved results, of two side by side."""
 
 import json
+import re
 
 import pytest
 
@@ -38,3 +39,43 @@ def test_a_file_that_is_no_result_is_refused(tmp_path, content, says):
     assert answer.code == 2
     assert says in answer.err
     assert not (tmp_path / "one.html").exists()
+
+
+PAGES = {
+    "plan": (
+        "plan",
+        *RUN[:5],
+        "--mode",
+        "analytical",
+        "--top",
+        "2",
+        "--sensitivity",
+        "0",
+        "--executor",
+        "local",
+    ),
+    "sweep": ("sweep", "llama2_7b_splits", "--limit", "2", "--executor", "local"),
+    "compare": ("compare", " ".join(RUN), " ".join(RUN).replace("a100", "h100")),
+    "faults": (
+        "faults",
+        "sample",
+        *RUN,
+        "--draws",
+        "2",
+        "--executor",
+        "local",
+        "--fault",
+        "random=gpus count=1 compute=uniform(0.5,0.9)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_studies_leave_a_page_with_their_numbers(name, tmp_path):
+    path = tmp_path / "a.html"
+    answer = call(*PAGES[name], "--report", path, "--json")
+    assert answer.code == 0, answer.err
+    embedded = re.search(r'id="plain">(.*?)</script>', path.read_text(), re.DOTALL)[1]
+    shown = json.loads(embedded)
+    assert shown.items() <= answer.json.items() or shown.keys() == answer.json.keys()
+    assert "In pictures" in path.read_text() or name == "compare"

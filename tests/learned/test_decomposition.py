@@ -8,9 +8,8 @@ import pytest
 from rapid_des.device import load_device
 from rapid_des.device.operators import Attention, Gemm
 from rapid_des.device.pricing import operator_model
-from rapid_des.learned import LearnedOperators, load_learned
+from rapid_des.learned import LearnedOperators, load_learned, shape_of
 from rapid_des.learned.decomposition import OPERATORS, SampleSizes, attention, convert
-from rapid_des.learned.samples import shape_of
 from tests.cli.shell import call
 
 DEVICE = "a100_sxm_40gb"

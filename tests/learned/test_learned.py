@@ -9,10 +9,9 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.device import Attention, Gemm, GroupedGemm, Vector, load_device
 from rapid_des.device.pricing import operator_model
 from rapid_des.errors import InputError
-from rapid_des.learned import LeftOut, load_learned
+from rapid_des.learned import LeftOut, load_learned, shape_of, write_samples
 from rapid_des.learned.fit import fit_decomposed, fit_file, fit_modules, fit_regressor
 from rapid_des.learned.regressors import Forest
-from rapid_des.learned.samples import shape_of, write_samples
 from rapid_des.report.devices import learned_as_plain, learned_report
 from rapid_des.report.tables import text
 from tests.device.prices import estimate_of

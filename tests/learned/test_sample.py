@@ -6,7 +6,7 @@ from click.testing import CliRunner
 from rapid_des.device import Attention, Gemm
 from rapid_des.device.vector_kinds import KINDS
 from rapid_des.errors import InputError
-from rapid_des.learned.samples import shape_of
+from rapid_des.learned import shape_of
 from rapid_des.learned.sampling import (
     VECTORS,
     Sampling,

@@ -12,8 +12,8 @@ pytest.importorskip("sklearn")
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory):
     """A machine whose device has samples of GEMMs, and of a kernel whose name is spelled wrongly."""
+    from rapid_des.learned import write_samples
     from rapid_des.learned.fit import fit_file
-    from rapid_des.learned.samples import write_samples
 
     folder = tmp_path_factory.mktemp("sampled")
     sizes = [

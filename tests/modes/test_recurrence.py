@@ -12,8 +12,8 @@ from rapid_des.chakra.trace import CollectiveType
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
 from rapid_des.modes import execution
+from rapid_des.modes.periodicity import drop_periods, periodic_ranges
 from rapid_des.modes.symmetry import recurrence
-from rapid_des.modes.symmetry.periodic_ranges import drop_periods, periodic_ranges
 from rapid_des.modes.symmetry.recurrence import run_shortened, shortened
 from rapid_des.program.lowering import lower
 from rapid_des.simulation import simulate

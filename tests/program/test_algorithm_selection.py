@@ -12,11 +12,10 @@ from rapid_des.machine import load_machine
 from rapid_des.network.collectives import PER_DIMENSION, ShapedCollective, build_schedule
 from rapid_des.network.faults import parse_fault
 from rapid_des.network.specs import Choice
-from rapid_des.program.collectives.alone import alone
 from rapid_des.program.collectives.candidates import GroupCollective, GroupLinks, candidates, first_of_best
 from rapid_des.program.collectives.estimates import MOST_PAIRS, GroupLines
 from rapid_des.program.collectives.lower import planner_of
-from rapid_des.program.collectives.plans import CollectiveCall
+from rapid_des.program.collectives.plans import CollectiveCall, alone
 from rapid_des.program.collectives.select import Planner
 from rapid_des.program.routes import geometry
 from rapid_des.simulation import replay, simulate

@@ -7,11 +7,13 @@ import pytest
 
 from rapid_des.errors import CannotFinishError
 from rapid_des.runs.checkpoints import best_interval
-from rapid_des.runs.clock import RunPlan, Tier, Treatment, replicate
+from rapid_des.runs.clock import replicate
 from rapid_des.runs.failures import FailingParts, Failure, failures
 from rapid_des.runs.laws import Exponential, Weibull
-from rapid_des.runs.stretch import TrainingStretch
+from rapid_des.runs.spares import Tier
+from rapid_des.runs.stretch import CheckpointLevel, TrainingStretch
 from rapid_des.runs.times import parse_time
+from rapid_des.runs.treatment import RunPlan, Treatment
 
 S = 10**12
 """A second in picoseconds."""
@@ -20,8 +22,7 @@ S = 10**12
 def plan(*, every=0, stall=0, write=0, last=None, horizon=None, nodes=0, tiers=(), restart="0 s", **times):
     stated = {name: parse_time(times.get(name, "0 s")) for name in ("detection", "diagnosis", "repair")}
     return RunPlan(
-        TrainingStretch(10 * S, every, stall * S, last),
-        write * S,
+        TrainingStretch(10 * S, (CheckpointLevel(every, stall * S, write * S),), last),
         horizon,
         (Treatment("part", **stated, nodes=nodes),),
         {"start": parse_time(restart)},
@@ -30,7 +31,7 @@ def plan(*, every=0, stall=0, write=0, last=None, horizon=None, nodes=0, tiers=(
 
 
 def at(*seconds):
-    return iter([Failure(int(second * S), 0, part, 1, (0.5,) * 12) for part, second in enumerate(seconds)])
+    return iter([Failure(int(second * S), 0, part, 1, (0.5,) * 16) for part, second in enumerate(seconds)])
 
 
 def seconds(replication):
@@ -47,7 +48,8 @@ def walls(run, mean_s, count, law=None):
 @pytest.mark.parametrize("every", [0, 1, 3, 7])
 @pytest.mark.parametrize("last", [None, 20, 21])
 def test_a_stretch_of_training_is_what_stepping_through_it_gives(every, last):
-    course = TrainingStretch(10, every, 4, last)
+    level = CheckpointLevel(every, 4)
+    course = TrainingStretch(10, (level,), last)
     for done in range(8):
         ends, moment = [(0, "step", done)], 0  # when each step and each stall ends
         for step in range(done + 1, (last or 40) + 1):
@@ -63,7 +65,7 @@ def test_a_stretch_of_training_is_what_stepping_through_it_gives(every, last):
             assert travelled.steps * 10 + travelled.partial + travelled.stalled == elapsed
             if last is None or elapsed < moment:
                 saved = [step for _, kind, step in passed if kind == "stall" and step % max(every, 1) == 0]
-                assert course.saved(done, elapsed) == max(saved, default=0)
+                assert course.saved(done, elapsed, level) == max(saved, default=0)
         assert course.time_to(done, last or 40) == moment
 
 

@@ -72,7 +72,7 @@ def test_a_checkpoint_has_the_bytes_of_the_job_once(where):
 
 def test_an_interval_is_rounded_up_to_steps_and_auto_follows_the_failures(where):
     result = run(where, replications=1)
-    every, step = result.plan.course.every, int(result.step_time)
+    every, step = result.plan.course.levels[-1].every, int(result.step_time)
     assert (every - 1) * step < 1800 * 10**12 <= every * step
     often, seldom = (
         run(
@@ -82,7 +82,9 @@ def test_an_interval_is_rounded_up_to_steps_and_auto_follows_the_failures(where)
         )
         for mtbf in ("500 h", "2000 h")
     )
-    assert seldom.plan.course.every == pytest.approx(2 * often.plan.course.every, rel=0.05)
+    assert seldom.plan.course.levels[-1].every == pytest.approx(
+        2 * often.plan.course.levels[-1].every, rel=0.05
+    )
 
 
 @pytest.mark.parametrize(
@@ -167,3 +169,30 @@ def test_runs_with_more_failures_than_can_be_played_are_refused():
     said = refused(call(*COMMAND, "--reliability", "llama3_h100", "--days", "1e9"))
     assert "100 runs of 1000000000 d have about" in said
     assert "allowed: 10,000,000 (a shorter run, or fewer replications)" in said
+
+
+def test_replications_go_on_until_the_figure_is_known_so_well(where):
+    result = run(where, replications="goodput ±0.5%")
+    estimate = result.figures["goodput"]
+    assert (estimate.high - estimate.mean) / estimate.mean <= 0.005
+    assert len(result.replications) % 20 == 0
+    assert result.replications[3].times == run(where, replications=5).replications[3].times
+    with pytest.raises(InputError, match="or such as 'goodput"):
+        run(where, replications="step ±1%")
+
+
+def test_a_run_that_is_interrupted_keeps_what_is_finished(where):
+    def stop(done, _):
+        if done == 3:
+            raise KeyboardInterrupt
+
+    result = run(where, replications=10, on_progress=stop)
+    assert (len(result.replications), result.left) == (3, 7)
+
+
+def test_a_price_and_a_picture(where, tmp_path):
+    plain = run(where, FILE | {"spares": None}, days=10, replications=2).as_json(2.0)
+    assert plain["cost"]["mean"] == 2.0 * 8 * 240
+    path = tmp_path / "run.svg"
+    call(*COMMAND, "--reliability", "llama3_h100", "--days", 3, "--replications", 2, "--plot", path)
+    assert "<svg" in path.read_text()[:2000]

@@ -8,7 +8,7 @@ from rapid_des.errors import ConfigError, InfeasibleJobError
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
 from rapid_des.network.faults import parse_fault
-from rapid_des.program.collectives.alone import message_alone
+from rapid_des.program.collectives.plans import message_alone
 from rapid_des.serving.outages import events, parse_outage
 from rapid_des.serving.resharding import ReshardingTraffic, as_traces
 from rapid_des.serving.server import serve

@@ -6,7 +6,7 @@ import pytest
 
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import load_job
-from rapid_des.studies.model_jobs import names_model, parse_tokens, training_job
+from rapid_des.studies.model_jobs import names_model, parse_tokens, training_document
 from tests.cli.shell import call, refused
 
 CONFIG = dict(
@@ -38,9 +38,9 @@ def test_models_and_jobs_are_known_apart(config, model_file):
 
 
 def test_a_sequence_has_as_many_tokens_as_the_model_has_positions_for(config):
-    job = load_job(training_job(str(config), 2**16))
+    job = load_job(training_document(str(config), 2**16))
     assert (job.training.sequence_length, job.training.global_batch) == (2048, 32)
-    assert load_job(training_job(str(config), 2**16, 512)).training.global_batch == 128
+    assert load_job(training_document(str(config), 2**16, 512)).training.global_batch == 128
 
 
 @pytest.mark.parametrize(("text", "tokens"), [("4M", 2**22), ("1.5K", 1536), ("7", 7), ("1G", 2**30)])

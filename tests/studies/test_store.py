@@ -57,7 +57,7 @@ def test_a_manifest_that_is_none_is_named_with_the_place(kept, keys, said):
     answer = refused(call(*command))
     assert len(answer.splitlines()) == 1
     assert "manifest.json" in answer
-    assert (said or "missing key 'folder'") in answer
+    assert (said or "missing keys 'folder', 'files', 'source'") in answer
 
 
 def test_a_manifest_with_a_figure_of_another_type_is_refused(kept):

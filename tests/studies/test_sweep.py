@@ -334,7 +334,7 @@ def test_parts_without_the_manifest_that_says_of_what_are_not_gone_on_with(kept,
     folder = tmp_path / "out"
     shutil.copytree(kept.store.folder, folder)
     (folder / "manifest.json").write_text('{"format": 1, "kind": "sweep"}')
-    assert "missing key 'study'" in refused(call("show", folder))
+    assert "missing keys 'study', 'columns'" in refused(call("show", folder))
     (folder / "manifest.json").unlink()
     with pytest.raises(rd.InputError, match="results without the manifest"):
         sweep(SPLITS, folder=folder, executor="local")

@@ -18,7 +18,7 @@ from typing import cast
 
 from rapid_des.device.gemm import gemm_times_us
 from rapid_des.device.operators import DTYPE_BITS, Dtype, Gemm
-from rapid_des.device.roofline import gemm_bytes
+from rapid_des.device.pricing import gemm_bytes
 from rapid_des.errors import RapidDesError
 from rapid_des.values import replace
 from validation.measurements import (

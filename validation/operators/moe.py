@@ -8,16 +8,18 @@ measured on the hottest rank.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import cast
 
 import numpy as np
 
-from rapid_des.device import Device, GroupedGemm
-from rapid_des.device.gemm import gated_ffn_us
-from rapid_des.device.operators import Dtype
-from rapid_des.device.roofline import price_grouped_gemm
+from rapid_des.arrays import Floats
+from rapid_des.device.device import Device
+from rapid_des.device.gemm import grouped_model, grouped_work
+from rapid_des.device.operators import Dtype, GroupedGemm
+from rapid_des.device.pricing import roofline_grouped_gemm
+from rapid_des.units import PS_PER_US
 from validation.measurements import (
     DTYPES,
     PRESETS,
@@ -124,7 +126,7 @@ def _by_device(rows: Sequence[Record]) -> list[list[int]]:
 
 
 def _null(rows: Sequence[Record], split: bool) -> list[float]:
-    parts = [[price_grouped_gemm(gemm, moe_device(row)) for gemm in products(row)] for row in rows]
+    parts = [[roofline_grouped_gemm(gemm, moe_device(row)) for gemm in products(row)] for row in rows]
     basis = [
         (float(sum(part.flops for part in pair)), float(sum(part.bytes["hbm"] for part in pair)))
         for pair in parts
@@ -181,3 +183,30 @@ def hottest_rank(rows: tuple[int, ...], ranks: int, *, sorted_experts: bool = Fa
     ((9, 2), (9, 5))
     """
     return rows[: len(rows) // ranks] if sorted_experts else rows[::ranks]
+
+
+def gated_ffn_us(
+    pairs: Sequence[tuple[GroupedGemm, GroupedGemm]],
+    device: Device,
+    changes: Mapping[str, float] | None = None,
+) -> Floats:
+    """Return the microseconds of fused gated feed-forwards: route, gate and up, SwiGLU, down, combine.
+
+    Each pair is the gate-and-up and the down product of one rank. `changes` replaces constants (calibration).
+    """
+    changes = changes or {}
+    first = pairs[0][0]
+    model = grouped_model(device, first.dtype, {k: v for k, v in changes.items() if k not in MOE_NAMES})
+    moe = {**device.constants("moe", first.dtype), **{k: v for k, v in changes.items() if k in MOE_NAMES}}
+    up, down = (grouped_work([pair[index] for pair in pairs], model.tiles) for index in (0, 1))
+    gathered = up.rows * up.k * 2 * 2 + up.rows * up.n * 1.5 * 2 + down.rows * down.n * 2 * 2
+    moving = 1e6 * gathered[:, 0] / (model.rates.hbm * moe["move"])
+    products: Floats = model.price(up).kernel_us + model.price(down).kernel_us
+    routing = moe["route_us"] + moe["row_ns"] / 1000 * up.rows[:, 0]
+    return products + moving + routing + device.launch_overhead / PS_PER_US
+
+
+MOE_NAMES = ("route_us", "row_ns", "move")
+"""The constants of section `moe`: the fixed time of the routing, permutation and combination kernels (µs),
+their time for a row (ns), and the share of the HBM bandwidth at which they move the activations.
+"""

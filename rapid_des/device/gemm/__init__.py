@@ -295,30 +295,3 @@ def gemm_times_us(gemms: Sequence[Gemm], device: Device, fit: GemmConstants | No
 def _kernels_us(gemms: Sequence[Gemm], model: GemmModel) -> Floats:
     chunks = [gemms[first : first + _CHUNK] for first in range(0, len(gemms), _CHUNK)]
     return np.concatenate([model.price(gemm_work(chunk)).kernel_us for chunk in chunks])
-
-
-def gated_ffn_us(
-    pairs: Sequence[tuple[GroupedGemm, GroupedGemm]],
-    device: Device,
-    changes: Mapping[str, float] | None = None,
-) -> Floats:
-    """Return the microseconds of fused gated feed-forwards: route, gate and up, SwiGLU, down, combine.
-
-    Each pair is the gate-and-up and the down product of one rank. `changes` replaces constants (calibration).
-    """
-    changes = changes or {}
-    first = pairs[0][0]
-    model = grouped_model(device, first.dtype, {k: v for k, v in changes.items() if k not in MOE_NAMES})
-    moe = {**device.constants("moe", first.dtype), **{k: v for k, v in changes.items() if k in MOE_NAMES}}
-    up, down = (grouped_work([pair[index] for pair in pairs], model.tiles) for index in (0, 1))
-    gathered = up.rows * up.k * 2 * 2 + up.rows * up.n * 1.5 * 2 + down.rows * down.n * 2 * 2
-    moving = 1e6 * gathered[:, 0] / (model.rates.hbm * moe["move"])
-    products: Floats = model.price(up).kernel_us + model.price(down).kernel_us
-    routing = moe["route_us"] + moe["row_ns"] / 1000 * up.rows[:, 0]
-    return products + moving + routing + device.launch_overhead / PS_PER_US
-
-
-MOE_NAMES = ("route_us", "row_ns", "move")
-"""The constants of section `moe`: the fixed time of the routing, permutation and combination kernels (µs),
-their time for a row (ns), and the share of the HBM bandwidth at which they move the activations.
-"""

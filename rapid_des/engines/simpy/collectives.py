@@ -17,7 +17,7 @@ from rapid_des.engines.deadlock import explain_disagreement
 from rapid_des.engines.simpy.fluid_links import FluidLinks, Shared
 from rapid_des.engines.simpy.link_closures import legs_of, shared_of
 from rapid_des.engines.simpy.links import Links, Steps
-from rapid_des.engines.simpy.pieces import InFlightMessage, Parts
+from rapid_des.engines.simpy.servers import InFlightMessage, Parts
 from rapid_des.errors import TraceError
 from rapid_des.program.builders import LINK_ORDERS
 from rapid_des.program.delays import NOISE, RETRIES, draw_of, limit_above

@@ -10,8 +10,7 @@ from msgspec import Struct
 from simpy.events import Timeout
 
 from rapid_des.engines.simpy.links import NO_TIMETABLE, Links
-from rapid_des.engines.simpy.pieces import InFlightMessage
-from rapid_des.engines.simpy.servers import Arbiter
+from rapid_des.engines.simpy.servers import Arbiter, InFlightMessage
 from rapid_des.network.fluid import (
     NEVER,
     Fluid,

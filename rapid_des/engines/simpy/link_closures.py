@@ -20,8 +20,7 @@ from simpy.exceptions import Interrupt
 
 from rapid_des.engines.simpy.fluid_links import Flow, FluidLinks, Shared
 from rapid_des.engines.simpy.links import NO_TIMETABLE, Links
-from rapid_des.engines.simpy.pieces import Hop, InFlightMessage, Legs, Parts, Piece
-from rapid_des.engines.simpy.servers import Arbiter, Chooser
+from rapid_des.engines.simpy.servers import Arbiter, Chooser, Hop, InFlightMessage, Legs, Parts, Piece
 from rapid_des.network.fluid import remaining
 from rapid_des.network.fluid.state import bytes_out
 from rapid_des.program.faults.closures import Closures, Remaining, Stopped, down_at, new_routes, route_around

@@ -17,8 +17,17 @@ from msgspec import Struct
 
 from rapid_des.arrays import Int64s
 from rapid_des.engines.simpy.links import NO_TIMETABLE, Links, RoutedParts, TieCounter
-from rapid_des.engines.simpy.pieces import Hop, InFlightMessage, LinkServer, Parts, Piece, service_time_of
-from rapid_des.engines.simpy.servers import Arbiter, Key, PicosecondEnvironment
+from rapid_des.engines.simpy.servers import (
+    Arbiter,
+    Hop,
+    InFlightMessage,
+    Key,
+    LinkServer,
+    Parts,
+    PicosecondEnvironment,
+    Piece,
+    service_time_of,
+)
 from rapid_des.program import rates
 from rapid_des.program.delays import draw_of
 from rapid_des.program.program import (

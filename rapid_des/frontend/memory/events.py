@@ -121,20 +121,22 @@ class Timeline(Sequence[Moment]):
         return Moment(item.phase, *self.sizes(self.passed[number]), item.micro_batch, item.chunk)
 
 
-@dataclass(frozen=True)
-class StageMemory:
+class StageMemory(Struct, frozen=True):
     """The peak memory of one rank of a pipeline stage, in bytes."""
 
     stage: int
     parameters: int
-    categories: Mapping[str, int] = field(hash=False)
+    categories: Mapping[str, int]
     """Bytes at the peak by category; keys are `CATEGORIES`."""
     tensors: tuple[Tensor, ...] = ()
     """Tensors at the peak, largest first; their sizes add up to `peak`."""
     activations: int = 0
     """Training: the largest sum of activations kept for backwards, without logits, in bytes."""
-    timeline: Sequence[Moment] = field(default=(), hash=False)
+    timeline: Sequence[Moment] = ()
     """Training: the peak of each pass in the order of the schedule, then of the optimizer's step."""
+
+    def __hash__(self) -> int:
+        return hash((self.stage, self.parameters, self.tensors, self.activations))
 
     @property
     def peak(self) -> int:
@@ -216,7 +218,7 @@ class SectionMemory(Struct, frozen=True, dict=True):
     deferred: tuple[Tensor, ...] = ()
     """Tensors kept from the first half of a backward to the second."""
     remade: tuple[Tensor, ...] = ()
-    """For a layer that is recomputed with later ones: tensors kept from then until its backward."""
+    """The tensors of a layer recomputed with later ones that are kept from then until its backward."""
     others: int = 0
     """Number of preceding layers that its backward recomputes for their backwards."""
     away: int = 0

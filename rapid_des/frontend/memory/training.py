@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
+
+from msgspec import Struct, field
 
 from rapid_des.device.operators import width
 from rapid_des.frontend.groups import EXPERT_AXES, GROUPS, PARTS, State, byte_count
@@ -81,8 +82,7 @@ _State: TypeAlias = tuple[dict[tuple[ModelSection, bool], int], dict[ModelSectio
 """Numbers of sections held and lent (see `_MemoryWalk`), their bytes with and without logits, outputs."""
 
 
-@dataclass
-class _MemoryWalk:
+class _MemoryWalk(Struct, dict=True):
     """The activations of one stage while it runs its items in order."""
 
     job: Job
@@ -95,9 +95,9 @@ class _MemoryWalk:
     items: list[Item] = field(default_factory=list)
     passed: list[MemoryOfItem] = field(default_factory=list)
     """The states that each item left."""
-    _held: dict[tuple[ModelSection, bool], int] = field(init=False)
+    _held: dict[tuple[ModelSection, bool], int] = field(default_factory=dict)
     """Numbers of sections between forward and backward, or (True) between halves of a backward."""
-    _lent: dict[ModelSection, int] = field(init=False)
+    _lent: dict[ModelSection, int] = field(default_factory=dict)
     """Numbers of sections that were recomputed with later layers and wait for their backward."""
     _base: int = 0
     """Bytes that held and lent sections keep."""

@@ -109,7 +109,7 @@ class StageOrders(Struct, frozen=True, dict=True):
 
     @cached_property
     def holders(self) -> Mapping[int, tuple[tuple[int, int], ...]]:
-        """For each part: stage and chunk of each of its copies."""
+        """The stage and the chunk of each copy of each part."""
         stages: dict[int, tuple[tuple[int, int], ...]] = {}
         for stage, chunks in enumerate(self.placement):
             for chunk, part in enumerate(chunks):
@@ -118,7 +118,7 @@ class StageOrders(Struct, frozen=True, dict=True):
 
     @cached_property
     def _copy_of(self) -> Mapping[tuple[int, int], tuple[int, int]]:
-        """For each (part, micro-batch): stage and chunk of the copy that it passes."""
+        """The stage and the chunk of the copy that each (part, micro-batch) passes."""
         return {
             (self.placement[stage][item.chunk], item.micro_batch): (stage, item.chunk)
             for stage, order in enumerate(self.orders)

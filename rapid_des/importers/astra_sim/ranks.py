@@ -41,7 +41,7 @@ _COMMUNICATES = (_SEND, _RECV, _COLLECTIVE, *_MEMORY)
 
 
 class IssueOrder(Struct, frozen=True):
-    """In which order a rank prefers its nodes, and in which it would issue them if all took equal time."""
+    """The order in which a rank prefers its nodes, and that of their issue if all took equal time."""
 
     position: Int64s
     """[node, by ascending id] its place in the order."""

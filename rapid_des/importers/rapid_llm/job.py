@@ -7,8 +7,16 @@ from math import ceil, prod
 
 from rapid_des.frontend.job_checks import MOST_GPUS, MOST_NODES, NODES_A_LAYER
 from rapid_des.importers.keys import Tree, shortened, sparse
-from rapid_des.importers.rapid_llm.device import NOT_READ, OF_INFERENCE, OF_TRAINING, Section, known
-from rapid_des.importers.rapid_llm.model import load_of, model_of, sparse_layers
+from rapid_des.importers.rapid_llm.device import (
+    NOT_READ,
+    OF_INFERENCE,
+    OF_TRAINING,
+    Section,
+    known,
+    load_of,
+    model_of,
+    sparse_layers,
+)
 from rapid_des.importers.rapid_llm.network import Split
 
 FORMATS = {"mxfp4": "fp4", "int4": "fp4", "fp8": "fp8", "int8": "fp8", "fp16": "fp16", "bf16": "bf16",

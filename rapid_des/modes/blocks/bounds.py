@@ -15,8 +15,7 @@ from msgspec import Struct
 from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import NodeKind, NodeTable
 from rapid_des.errors import UnsupportedByEngine
-from rapid_des.modes.blocks.block_run import BlockRun
-from rapid_des.modes.blocks.inner import BlockTimes, times_alone, visits_of_nodes
+from rapid_des.modes.blocks.inner import BlockRun, BlockTimes, times_alone, visits_of_nodes
 from rapid_des.modes.blocks.reach import Sharing
 from rapid_des.modes.execution import Run
 from rapid_des.modes.mode_bound import ModeBound

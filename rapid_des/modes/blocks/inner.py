@@ -1,9 +1,8 @@
-"""The inner half: every distinct block on every kind of inner group, once; who represents the others."""
+"""The inner half: every distinct block on every kind of inner group, once; what a block mode returns."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
@@ -16,9 +15,12 @@ from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, TraceSet
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.blocks import Cuts, JobBlocks, PipelineBlock
 from rapid_des.frontend.parts import PieceKey
+from rapid_des.frontend.trace import JobTrace
 from rapid_des.machine import Machine
 from rapid_des.modes.blocks.reach import Outside, basis_of, group_keys, keys_beside_health, lowered_on
-from rapid_des.modes.execution import EngineChoice, execute, on_idle_links
+from rapid_des.modes.blocks.steady import Repetition
+from rapid_des.modes.execution import EngineChoice, Run, execute, on_idle_links
+from rapid_des.modes.mode_bound import UNBOUNDED, ModeBound
 from rapid_des.program.collectives.plans import ServedCollective
 from rapid_des.program.faults.slow_gpus import on_slow_gpus
 from rapid_des.program.lowering import Lowered, lower
@@ -40,15 +42,15 @@ class BlockTimes(Struct, frozen=True):
     """The compute time of the first rank in it; the rest is exposed communication inside the block."""
     hops: int
     served: frozenset[ServedCollective]
-    """Which algorithms the block's collectives got."""
+    """The algorithms that the block's collectives got."""
     busiest: int = 0
-    """How long its busiest link serves, at most."""
+    """The longest time that its busiest link serves."""
     skew: int = 0
     """Its first rank is done this many picoseconds before its last."""
 
     @property
     def duration(self) -> int:
-        """From the start of the block to its last cut, once all is issued."""
+        """The time from the start of the block to its last cut, once all is issued."""
         return sum(self.cuts.steps)
 
 
@@ -152,13 +154,12 @@ def _traces(block: PipelineBlock, inputs: _Inputs, *, hosted: bool) -> TraceSet:
     return on_slow_gpus(block.on(inputs.ranks, hosted=hosted), slowed)
 
 
-@dataclass(frozen=True)
-class _Passed:
+class _Passed(Struct, frozen=True, eq=False):
     """One run of a block: when it passed its cuts, and the rest as in `BlockTimes`."""
 
     passed: tuple[int, ...]
-    starts: Int64s = field(compare=False)
-    """When its nodes started, each on the rank that was first."""
+    starts: Int64s
+    """The times at which its nodes started, each on the rank that was first."""
     compute: int
     hops: int
     served: frozenset[ServedCollective]
@@ -296,3 +297,88 @@ def places_notes(places: Sequence[int], steps: Sequence[int]) -> tuple[str, ...]
         f"simulated alone, for {Duration(min(steps))} to {Duration(max(steps))}, and the slowest is shown: "
         "how they delay each other is left out",
     )
+
+
+class BlockMode(Struct, frozen=True):
+    """One mode: which half is simulated on the fabric, which is priced by closed forms."""
+
+    name: str
+    inner_analytic: bool
+    outer_analytic: bool
+    leaves_out: str
+
+    @property
+    def note(self) -> str:
+        """What a report says of the mode."""
+        return f"mode {self.name}: {self.leaves_out}"
+
+
+_MODES = (
+    BlockMode(
+        name="hierarchical",
+        inner_analytic=False,
+        outer_analytic=False,
+        leaves_out="each block runs alone, as if all ranks of its inner group entered it together; traffic "
+        "inside blocks does not meet the traffic between them; the gradient norm is summed over one rank of "
+        "each inner group",
+    ),
+    BlockMode(
+        name="hybrid",
+        inner_analytic=False,
+        outer_analytic=True,
+        leaves_out="as hierarchical, and messages between blocks do not wait for one another",
+    ),
+    BlockMode(
+        name="analytical",
+        inner_analytic=True,
+        outer_analytic=True,
+        leaves_out="no collective or message waits for another; a large collective takes the longer of its "
+        "zero-load chain and its busiest link",
+    ),
+)
+
+BLOCK_MODES: Mapping[str, BlockMode] = {mode.name: mode for mode in _MODES}
+
+
+class BlockRun(Struct, frozen=True):
+    """A run of a block mode: the outer graph as executed, and the blocks behind its compute nodes."""
+
+    mode: BlockMode
+    blocks: JobBlocks
+    slow: Mapping[int, JobBlocks]
+    trace: JobTrace
+    run: Run
+    kinds: Sequence[bytes]
+    """The kind of the inner group of each outer rank that was lowered."""
+    times: Mapping[tuple[bytes, PieceKey], BlockTimes]
+    wall_s: float
+    repeated: Repetition | None = None
+    """The stretch of the run that stands for more of the same; None: the run is the whole step."""
+    bound: ModeBound = UNBOUNDED
+    """The bound of the flattened step."""
+
+    @property
+    def step(self) -> int:
+        """The whole step, in picoseconds."""
+        return self.run.execution.records.makespan + (self.repeated.left_out if self.repeated else 0)
+
+    @property
+    def simulated_hops(self) -> int:
+        """Link hops of all simulations together."""
+        return self.run.execution.records.hops + sum(block.hops for block in self.times.values())
+
+    @property
+    def served(self) -> frozenset[ServedCollective]:
+        """The algorithms that collectives got, inside blocks and between them."""
+        return self.run.lowered.served.union(*(block.served for block in self.times.values()))
+
+    def followed(self, rank: int) -> int:
+        """Return the rank of the outer graph that does what a rank does; the rank itself if none does."""
+        lowered = self.run.lowered
+        present = {binding.rank for binding in lowered.program.bindings}
+        group = next((group for group in self.blocks.inner_groups if rank in group), (rank,))
+        while present.isdisjoint(group) and lowered.replicas is not None:
+            group = tuple(lowered.replicas.image[list(group)].tolist())
+            if rank in group:
+                break
+        return next((member for member in group if member in present), rank)

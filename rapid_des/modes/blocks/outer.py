@@ -21,9 +21,10 @@ from rapid_des.frontend.job import Job
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.frontend.trace import FinishedProgram, JobTrace
 from rapid_des.machine import Machine
-from rapid_des.modes.blocks.block_run import BlockMode, BlockRun
 from rapid_des.modes.blocks.bounds import Meetings, bound_of, meetings
 from rapid_des.modes.blocks.inner import (
+    BlockMode,
+    BlockRun,
     BlockTimes,
     block_times,
     places_notes,
@@ -45,8 +46,8 @@ from rapid_des.modes.execution import EngineChoice, Run, alone, execute, on_idle
 from rapid_des.modes.pricing import PricedBlocks
 from rapid_des.network.jitter import draws_delays
 from rapid_des.network.specs import AUTO
-from rapid_des.program.collectives.alone import MOST_MEMBERS
 from rapid_des.program.collectives.library import libraries_of
+from rapid_des.program.collectives.plans import MOST_MEMBERS
 from rapid_des.program.lowering import Lowered, lower
 from rapid_des.values import replace
 

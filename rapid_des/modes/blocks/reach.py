@@ -234,11 +234,11 @@ class Sharing(Struct, frozen=True):
     """Which links carry what block modes simulate apart: for each link of the fabric who takes it."""
 
     inside: Int64s
-    """How many inner groups' blocks take it."""
+    """The number of inner groups whose blocks take it."""
     places: Int64s
     """The number of places of inner groups whose pipelines and data-parallel groups use it."""
     groups: Mapping[str, Int64s]
-    """How many groups outside blocks take it, by what they are of: pp, dp, cp, ep."""
+    """The number of groups outside blocks that take it, by what they are of: pp, dp, cp, ep."""
     direct: Bools
     """Whether it joins two GPUs, which pass on what is not for them."""
     passed_on: frozenset[str]

@@ -18,10 +18,9 @@ from rapid_des.frontend.groups import PARTS, RankLayout
 from rapid_des.frontend.trace import JobTrace
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice, Execution, Run, execute, on_idle_links
-from rapid_des.program.collectives.alone import Play
 from rapid_des.program.collectives.library import libraries_of
 from rapid_des.program.collectives.lower import Communication, TimeAlone
-from rapid_des.program.collectives.plans import CollectiveCall
+from rapid_des.program.collectives.plans import CollectiveCall, Play
 from rapid_des.program.groups import GroupTable
 from rapid_des.program.lowering import lower
 from rapid_des.program.replicas import Mates, Replicas

@@ -3,7 +3,6 @@
 `rotation`: the cyclic shifts of the ranks that map a program onto itself.
 `collective`: the permutations of its members that map a collective onto itself, and its tasks up to them.
 `folding`: the program with one rank for each orbit, and its records for all ranks.
-`periodic_ranges`: visits of a program that repeat with a period (layers), and the program with fewer of them.
 `recurrence`: a run of few periods, the proof that they repeat, and the records of all.
 """
 

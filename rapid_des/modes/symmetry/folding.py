@@ -80,7 +80,7 @@ class Folding(Struct, frozen=True):
 
     @property
     def factor(self) -> float:
-        """How many ranks one simulated rank stands for, on average."""
+        """The average number of ranks that one simulated rank stands for."""
         return len(self.stands_for) / len(self.program.bindings)
 
     def unfolded(self, whole: Program, records: Records) -> Records:
@@ -199,9 +199,9 @@ class _Quotient:
         self.positions, self.stands_for = np.unique(positions, return_inverse=True)
         self.templates: list[Template] = list(program.templates)
         self.orbits: dict[int, MemberOrbits] = {}
-        """By permuted group."""
+        """The orbits of the members of each permuted group."""
         self.template_of: dict[int, dict[int, int]] = {}
-        """By permuted group: what each of its templates becomes."""
+        """The template that each template of a permuted group becomes."""
         self._known_orbits: dict[bytes, MemberOrbits] = {}
         self._numbers: dict[tuple[int, bytes], int] = {}
         self._shapes = shapes(program.templates)

@@ -26,8 +26,7 @@ from msgspec import Struct
 from rapid_des.arrays import Bools, Int64s, distinct
 from rapid_des.engines.compiled.engine import CompiledSimulation
 from rapid_des.errors import TraceError
-from rapid_des.modes.periodicity import Periodicity
-from rapid_des.modes.symmetry.periodic_ranges import PeriodicRange, drop_periods, edge_ends, periodic_ranges
+from rapid_des.modes.periodicity import Periodicity, PeriodicRange, drop_periods, edge_ends, periodic_ranges
 from rapid_des.program.program import NONE, LinkTrail, Program, Progress, RankProgram, Records, VisitKind
 from rapid_des.program.timetable import FOREVER
 from rapid_des.values import fields, replace

@@ -86,7 +86,7 @@ class GroupSlots:
         self.used = np.flatnonzero(self.group != NONE)
         self.first_member = starts_of([len(group.bindings) for group in groups])
         self.position = np.concatenate([np.zeros(0, np.int32), *(group.bindings for group in groups)])
-        """Of the members of all groups, one group after the other."""
+        """The positions of the members of all groups, one group after the other."""
         numbers: dict[object, int] = {}
         kinds = ((len(group.bindings), group.label, tuple(group.routes)) for group in groups)
         self.kind = np.array([numbers.setdefault(kind, len(numbers)) for kind in kinds], np.int64)
@@ -198,7 +198,7 @@ class Uses:
 
     @cached_property
     def injectors(self) -> tuple[Int64s, Int32s]:
-        """Where each template's pairs begin, and by pair the member that injects what goes over it."""
+        """The start of each template's pairs, and the member that injects what goes over each pair."""
         columns = [injectors(template) for template in self.program.templates]
         members: Int32s = np.concatenate([np.zeros(0, np.int32), *columns])
         return starts_of([len(column) for column in columns]), members
@@ -261,7 +261,7 @@ class Rotation(Struct, frozen=True):
 
     @property
     def position(self) -> Int64s:
-        """Where each rank's position goes."""
+        """The position to which each rank's position goes."""
         return self.shift.image(np.arange(self.ranks))
 
 

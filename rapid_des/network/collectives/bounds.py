@@ -48,7 +48,7 @@ class Bounds(Struct, frozen=True):
 
     @property
     def kind(self) -> Literal["bandwidth", "latency", "bisection"]:
-        """Which one that is."""
+        """The name of the longest bound."""
         if self.time == self.bandwidth:
             return "bandwidth"
         return "bisection" if self.time == self.bisection else "latency"

@@ -45,7 +45,7 @@ class WrittenTransfer(Spec, frozen=True, kw_only=True):
     block: int
     """The first block that is sent."""
     count: int = 1
-    """How many blocks are sent, one after the other."""
+    """The number of blocks that are sent, one after the other."""
     reduces: bool = False
     """Whether the receiver adds the data to its own; else it replaces that."""
     after: tuple[int, ...] = ()

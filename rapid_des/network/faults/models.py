@@ -11,14 +11,13 @@ into the number. What is drawn is named: `link=gpu3-gpu4 bandwidth=0.48731`, so 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeAlias, cast, get_args
 from zlib import crc32
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 
 from rapid_des.config import Document, decode
 from rapid_des.errors import ConfigError, TopologyError
@@ -92,7 +91,7 @@ class FaultModel(Struct, frozen=True):
 
     @property
     def count(self) -> int | Distribution:
-        """How many are drawn."""
+        """The number that is drawn."""
         stated_count = dict(self.numbers).get("count", dict(self.stated).get("count", 1))
         return stated_count if isinstance(stated_count, Distribution) else int(cast(int, stated_count))
 
@@ -170,8 +169,7 @@ def _check_places(
         raise ConfigError(problem, file=file, key="within")
 
 
-@dataclass(frozen=True)
-class FaultDraws:
+class FaultDraws(Struct, frozen=True, eq=False, dict=True):
     """Several fault models on one fabric, ready to be drawn from.
 
     `TopologyError` where nothing meets a model.
@@ -186,7 +184,7 @@ class FaultDraws:
     models: tuple[FaultModel, ...]
     fabric: Fabric
     gpus_per_node: int | None = None
-    _places: list[tuple[tuple[_Part, ...], ...]] = field(default_factory=list, compare=False)
+    _places: list[tuple[tuple[_Part, ...], ...]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for number, model in enumerate(self.models):

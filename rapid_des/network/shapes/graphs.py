@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from rapid_des.arrays import Int32s, Int64s
 from rapid_des.bounded_cache import BoundedCache
@@ -49,15 +49,14 @@ def graph(dimension: Graph | InfraGraph, routing: Routing) -> Block:
     return block(dimension.size, len(names), laid, next_node, nics=read.nics)
 
 
-@dataclass(frozen=True, eq=False)
-class _ShortestPaths:
+class _ShortestPaths(Struct, frozen=True, eq=False, dict=True):
     """One of the neighbours that are nearer to the destination: ECMP among them, in ascending order."""
 
     source: Int64s
     destination: Int64s
     names: tuple[str, ...]
     routing: Routing
-    hops: BoundedCache = field(init=False, repr=False, default_factory=lambda: BoundedCache(_ROOM))
+    hops: BoundedCache = field(default_factory=lambda: BoundedCache(_ROOM))
     """The hops of each node to a destination, by destination."""
 
     @cached_property

@@ -68,7 +68,7 @@ class PhaseEstimate(Struct, frozen=True, eq=False):
 
     @property
     def time(self) -> float:
-        """How long the phase takes alone."""
+        """The time that the phase takes alone."""
         return max(self.chain, self.load.busiest)
 
 
@@ -132,7 +132,7 @@ class GroupLines:
 
     @property
     def size(self) -> int:
-        """How many members a line has."""
+        """The number of members of a line."""
         return int(self._members.shape[1])
 
     def traffic(

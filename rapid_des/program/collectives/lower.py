@@ -23,22 +23,20 @@ from rapid_des.network.collectives.token_exchange import exchange_schedule
 from rapid_des.network.specs import LibraryChoice, Nccl
 from rapid_des.program.builders import Occupancy
 from rapid_des.program.collectives import library
-from rapid_des.program.collectives.alone import (
-    MOST_MEMBERS,
-    IdleTimes,
-    Play,
-    alone,
-    message_alone,
-    plan_alone,
-    plan_schedules,
-)
 from rapid_des.program.collectives.library import LaidOut, Libraries
 from rapid_des.program.collectives.plans import (
+    MOST_MEMBERS,
     SEND,
     AxisPhase,
     CollectiveCall,
     CollectivePlan,
+    IdleTimes,
+    Play,
     ServedCollective,
+    alone,
+    message_alone,
+    plan_alone,
+    plan_schedules,
     served_by,
 )
 from rapid_des.program.collectives.templates import Templates, fixed_message, fixed_template

@@ -31,7 +31,7 @@ from rapid_des.program.collectives.candidates import (
     first_of_best,
 )
 from rapid_des.program.collectives.plans import CollectiveCall, CollectivePlan, plan
-from rapid_des.program.collectives.simulate import NEVER, ChoiceSimulator, Groups, can_be_simulated
+from rapid_des.program.collectives.simulate import ChoiceSimulator, Groups, can_be_simulated
 from rapid_des.program.replicas import has_cut
 from rapid_des.program.routes import COMPARED, all_pairs, distinguishing_pairs, route_keys
 from rapid_des.values import replace
@@ -282,8 +282,7 @@ def fastest_simulated(
     """Return by size the picoseconds of those choices that may be the fastest at one of the sizes.
 
     They are simulated at all sizes, in the order of their estimates, equal ones as they come. Those whose own
-    lower bound exceeds the fastest time are left out, and so are those that another beats by more than `TIE`
-    at all sizes, as far as that shows.
+    lower bound exceeds the fastest time are left out.
     """
     first = [min(at.time for at in of_size.values()) for of_size in estimates]
 
@@ -296,11 +295,6 @@ def fastest_simulated(
         leasts = [of_size[choice].least for of_size in estimates]
         if times[0] and all(least >= min(known.values()) for least, known in zip(leasts, times, strict=True)):
             continue
-        best = min(times[0], key=times[0].__getitem__, default=None)
-        limits = [int(known[best] * (1 + TIE)) if best else NEVER for known in times]
-        taken = [simulator.time(choice, *each) for each in zip(sizes, limits, strict=True)]
-        if all(took > most for took, most in zip(taken, limits, strict=True)):
-            continue
-        for asked, known, took, most in zip(sizes, times, taken, limits, strict=True):
-            known[choice] = took if took <= most else simulator.time(choice, asked)
+        for asked, known in zip(sizes, times, strict=True):
+            known[choice] = simulator.time(choice, asked)
     return [{choice: known[choice] for choice in estimates[0] if choice in known} for known in times]

@@ -21,9 +21,14 @@ from rapid_des.arrays import Int64s
 from rapid_des.machine import Machine
 from rapid_des.network.collectives.schedule import Schedule
 from rapid_des.network.specs import Choice, Switching
-from rapid_des.program.collectives.alone import chain_and_load
 from rapid_des.program.collectives.candidates import GroupCollective
-from rapid_des.program.collectives.plans import AxisPhase, CollectiveCall, as_chosen, cut_in_chunks
+from rapid_des.program.collectives.plans import (
+    AxisPhase,
+    CollectiveCall,
+    as_chosen,
+    chain_and_load,
+    cut_in_chunks,
+)
 from rapid_des.program.collectives.templates import template_of
 from rapid_des.program.program import NONE, Template
 from rapid_des.program.services import MessageSizes, hop_table, services_of, uncongested
@@ -41,8 +46,6 @@ Coming: TypeAlias = tuple[int, int, int, int, int, int, int]
 """(time, part, rank, injected, task, hop, size row): a part that asks a link, or with hop NONE has arrived.
 
 In the order in which links take them (R3)."""
-NEVER = 1 << 62
-"""A time after all others."""
 _CHOOSES = -2
 """Hop of the entry that makes a link, given in place of the task, choose."""
 _LAST = 1 << 62
@@ -145,8 +148,8 @@ class LinkSimulation:
             self._templates[id(schedule)] = template
         return self._templates[id(schedule)]
 
-    def duration(self, most: int = NEVER) -> int:
-        """Return when the last member is done; once that must be after `most`, some time after it."""
+    def duration(self) -> int:
+        """Return when the last member is done."""
         sizes = self._sizes.all()
         whole = range(len(sizes)) if self._whole else ()
         fabric = self._machine.fabric
@@ -157,15 +160,13 @@ class LinkSimulation:
         self._busy: dict[int, int] = {}
         self._coming: list[Coming] = []
         self._waiting: dict[int, list[tuple[int, Coming]]] = {}
-        """By link that is busy, or chooses at this instant: who waits, with the chunk before all else."""
+        """What waits at each link that is busy or chooses at this instant, with the chunk before all else."""
         end = 0
         for target, lag in (edge for begins in self._first for edge in begins):
             self._pass(target, lag)
         while self._coming:
             coming = heapq.heappop(self._coming)
             end, task, hop = coming[0], coming[4], coming[5]
-            if end > most:
-                break
             if hop == _CHOOSES:
                 self._choose(end, task)
                 continue
@@ -292,8 +293,8 @@ class ChoiceSimulator:
         self._in_parts = cache(self._with_parts)
         self._in_segments = cache(self._with_segments)
 
-    def time(self, choice: Choice, asked: GroupCollective, most: int = NEVER) -> int:
-        """Return the picoseconds until all groups are done; of more than `most`, that they are more."""
+    def time(self, choice: Choice, asked: GroupCollective) -> int:
+        """Return the picoseconds until all groups are done."""
         call = CollectiveCall(asked.collective, asked.size, asked.extents, ())
         plan, made = as_chosen(choice, call), cache(self._lines)
         chunks = [[made(phase, asked.extents) for phase in chunk] for chunk in plan]
@@ -304,7 +305,7 @@ class ChoiceSimulator:
         if not whole and parts > 1 and play.visits > MOST_VISITS:
             fewer = max(1, parts * MOST_VISITS // play.visits)
             play = LinkSimulation(chunks, self._in_parts(fewer), whole=whole, in_order=True)
-        return play.duration(most)
+        return play.duration()
 
     def _lines(self, phase: AxisPhase, extents: tuple[int, ...]) -> ScheduledLines:
         """Return the schedule of a phase for all groups, or for all their lines along its axis."""

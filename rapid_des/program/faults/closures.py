@@ -39,7 +39,7 @@ class Closure(Struct, frozen=True):
     start: int
     end: int | None
     noticed: int
-    """When the closure is detected: then new transfers avoid the link and stopped ones are rerouted."""
+    """The time of detection: from then on new transfers avoid the link, and stopped ones are rerouted."""
     together: bool
     """Policy `replan`: what remains is planned as a whole, and collectives that begin later are replanned;
     else each transfer is routed on its own."""

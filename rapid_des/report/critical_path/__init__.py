@@ -1,7 +1,6 @@
 """The critical path of a simulated step: which work, messages and waits decide when it ends.
 
-instances    which visits met in a collective
-walk         the chain of visits from the end back to time 0
+walk         the chain of visits from the end back to time 0, and which visits met in a collective
 here         what each step of the chain is called, and the part of the step that a run left out
 """
 
@@ -76,7 +75,7 @@ class CriticalPath(Struct, frozen=True):
 
     @property
     def crossings(self) -> int:
-        """How often the path goes on at another rank, because it waits for that one's work."""
+        """The number of times that the path goes on at another rank, because it waits for that one's work."""
         return sum(before.rank != after.rank for before, after in pairwise(self.parts))
 
     def as_json(self) -> dict[str, Any]:

@@ -95,11 +95,11 @@
         pen.fillStyle = look.colours[lane.colours[at]];
         pen.fillRect(x, top, width > 4 ? width - 1 / look.sharp : width, row - 4);
         if (width > 14) {
-          const text = data.names[lane.names[at]], fits = Math.floor((width - 4) / 6.2);
+          const text = data.names[lane.names[at]], fits = Math.floor((width - 2) / 6.2);
           const short = /^\d+ /.test(text) ? text.split(" ")[0] : text;
           if (short.length <= fits || fits > 5) {
             pen.fillStyle = bright(pen.fillStyle) ? "#000" : "#fff";
-            pen.fillText(short.slice(0, fits), x + 3, top + 14);
+            pen.fillText(short.slice(0, fits), x + 2, top + 14);
           }
         }
         if (chosen && chosen.lane === lane && chosen.at === at) {

@@ -9,6 +9,7 @@ import numpy as np
 
 from rapid_des.report.page.charts import Bars, HorizontalBar, Plot, PlotAxis, Series
 from rapid_des.report.pictures.serving import Drawn, over_time
+from rapid_des.report.plan_text import differing_text
 from rapid_des.report.tables import Plain, heading, seconds_text, shown
 from rapid_des.units import PS_PER_S
 
@@ -20,7 +21,7 @@ _POINTS = 300
 def plan_charts(plan: Plain) -> Iterator[Bars | Plot]:
     """Yield the steps of a plan's rows, and their memory against their step."""
     rows = plan["rows"]
-    names = [f"{number}: {_layout(row)}" for number, row in enumerate(rows, 1)]
+    names = [f"{number}: {differing_text(rows, row)}".rstrip(": ") for number, row in enumerate(rows, 1)]
     bars = [
         HorizontalBar(
             name,
@@ -36,13 +37,8 @@ def plan_charts(plan: Plain) -> Iterator[Bars | Plot]:
     points = [(row["step_time_s"], row["memory_bytes"] / _GIB) for row in rows]
     dots = Series("layouts", "before", points, "dots", titles=names)
     first = Series("the first", "after", points[:1], "dots", titles=names[:1], radii=[7])
-    x, y = PlotAxis("step time, s", low=0), PlotAxis("memory of the fullest GPU, GiB", low=0)
+    x, y = PlotAxis("step time, s"), PlotAxis("memory of the fullest GPU, GiB", low=0)
     yield Plot("memory against step time", x, y, [dots, first])
-
-
-def _layout(row: Plain) -> str:
-    axes = ("tp", "cp", "ep", "pp", "dp", "micro_batch")
-    return " ".join(f"{name.replace('micro_batch', 'mb')} {row[name]}" for name in axes if row.get(name))
 
 
 def _mark(row: Plain, *, first: bool) -> str:

@@ -16,6 +16,8 @@ WIDTH = 760
 """The width of a chart in its own units, in which its fonts have 12."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 10, 42
 _TICKS = 7
+_ROOM = 0.03
+"""The share of the values' range that stays free at an end of an axis which is not stated."""
 _KINDS = {"gpu": "circle", "nic": "triangle", "switch": "square"}
 
 
@@ -82,8 +84,9 @@ class Scale:
 
     def __init__(self, axis: PlotAxis, values: Sequence[float], ends: tuple[float, float]) -> None:
         kept = [value for value in values if value > 0 or not axis.log]
-        low = min(kept, default=0.0) if axis.low is None else axis.low
-        high = max(kept, default=1.0) if axis.high is None else axis.high
+        room = 0.0 if axis.log else _ROOM * (max(kept, default=0.0) - min(kept, default=0.0))
+        low = min(kept, default=0.0) - room if axis.low is None else axis.low
+        high = max(kept, default=1.0) + room if axis.high is None else axis.high
         if axis.log:
             low, high = low or 1e-12, max(high, low * 1.0001, 1e-12)
         elif high <= low:

@@ -9,14 +9,11 @@ from typing import Any
 from msgspec import Struct
 
 from rapid_des.report.breakdown import KIND_ORDER
+from rapid_des.report.colours import colour
 from rapid_des.report.pictures import new_figure, save
-from rapid_des.report.pictures.fabric import PALETTE
 from rapid_des.report.tables import seconds_text
 from rapid_des.units import PS_PER_S, time_text
 
-_COLOURS = {"compute": "#8DA0B3", "bubble": "#D9D9D9", "idle": "#F0F0F0", "host": "#B8860B"}
-_COLOURS |= dict(zip(KIND_ORDER, PALETTE, strict=True))
-_OTHER = "#555555"
 _FIRST = ("compute", *KIND_ORDER)
 _LAST = ("host", "bubble", "idle")
 
@@ -33,12 +30,11 @@ class StepBar(Struct, frozen=True):
     """What stands behind the bar after its time."""
 
 
-def draw_bars(bars: Sequence[StepBar], path: Path, *, title: str) -> None:
-    """Write steps as bars, the first on top: PNG, SVG or PDF.
+def draw_bars(bars: Sequence[StepBar], path: Path | None = None, *, title: str) -> Any:
+    """Return steps as bars, the first on top, written as PNG, SVG or PDF if there is a path.
 
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     draw_bars([StepBar("1", 2.0, {"compute": 1.5, "tp": 0.5})], Path(folder) / "x.svg", title="steps")
+    >>> len(draw_bars([StepBar("1", 2.0, {"compute": 1.5, "tp": 0.5})], title="steps").axes)
+    1
     """
     figure = new_figure(path, figsize=(10, 1.4 + 0.42 * max(len(bars), 1)), layout="constrained")
     axes = figure.subplots()
@@ -46,8 +42,7 @@ def draw_bars(bars: Sequence[StepBar], path: Path, *, title: str) -> None:
     ends = [0.0] * len(bars)
     for part in _parts(bars):
         lengths = [bar.parts.get(part, 0.0) for bar in bars]
-        colour = _COLOURS.get(part, _OTHER)
-        axes.barh(places, lengths, left=ends, height=0.7, color=colour, edgecolor="white", label=part)
+        axes.barh(places, lengths, left=ends, height=0.7, color=colour(part), edgecolor="white", label=part)
         ends = [end + length for end, length in zip(ends, lengths, strict=True)]
     longest = max([bar.step_s for bar in bars], default=1.0)
     for place, bar in zip(places, bars, strict=True):
@@ -55,7 +50,7 @@ def draw_bars(bars: Sequence[StepBar], path: Path, *, title: str) -> None:
         axes.text(bar.step_s + 0.01 * longest, place, text, va="center", fontsize=9)
     _finish(axes, [bar.label for bar in bars], longest)
     figure.suptitle(title, fontsize=11)
-    save(figure, path, dpi=130)
+    return save(figure, path, dpi=130)
 
 
 def _parts(bars: Sequence[StepBar]) -> list[str]:

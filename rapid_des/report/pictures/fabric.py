@@ -194,8 +194,8 @@ def picture(machine: Machine, load: Mapping[int, float] | None = None) -> Pictur
     )
 
 
-def draw_nodes(picture: Picture, path: Path) -> None:
-    """Write the drawing of every node and link as PNG, SVG or PDF, by the file's suffix."""
+def draw_nodes(picture: Picture, path: Path | None) -> Any:
+    """Draw every node and link; return the figure."""
     fabric = picture.fabric
     points = node_positions(fabric, on_circle=on_circle(picture))
     span = np.maximum(points.max(axis=0) - points.min(axis=0), 1.0)
@@ -211,7 +211,7 @@ def draw_nodes(picture: Picture, path: Path) -> None:
     axes.margins(0.04)
     axes.axis("off")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncol=3, fontsize=8, frameon=False)
-    save(figure, path, dpi=130, bbox_inches="tight")
+    return save(figure, path, dpi=130, bbox_inches="tight")
 
 
 def on_circle(picture: Picture) -> bool:

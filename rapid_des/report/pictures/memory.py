@@ -31,9 +31,9 @@ MOVING = frozenset(("activations", "logits", "temporary", "fragmentation"))
 
 
 def draw_memory(
-    memory: JobMemory, capacity: int, steps: tuple[JobTrace, Run], path: Path, *, title: str
-) -> int:
-    """Write the picture as PNG, SVG or PDF; return how many stages it has. `InputError` for requests."""
+    memory: JobMemory, capacity: int, steps: tuple[JobTrace, Run], path: Path | None, *, title: str
+) -> Any:
+    """Return the figure, written as PNG, SVG or PDF if there is a path; `InputError` if of requests."""
     trace, run = steps
     if trace.job.spec.training is None:
         raise InputError(f"{trace.job.name}: memory over time is drawn of training, this serves requests")
@@ -57,8 +57,7 @@ def draw_memory(
     figure.suptitle(f"{title}: memory of a rank of each stage (dashed: what there is)", fontsize=10)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=7, fontsize=8, frameon=False)
-    save(figure, path, dpi=_DPI)
-    return len(stages)
+    return save(figure, path, dpi=_DPI)
 
 
 def drawn_stages(memory: JobMemory) -> list[StageMemory]:

@@ -51,26 +51,23 @@ class _FabricRow(Struct, frozen=True, eq=False):
     kind: int
     """Kind of nodes: 0 GPUs, 1 NICs, 2 switches."""
     joins: tuple[int, int] | None = None
-    """For cables: the tiers at their ends, by number from below."""
+    """The tiers at the ends of cables, by number from below."""
     dimension: int = 0
 
 
-def draw(picture: Picture, path: Path) -> None:
-    """Write the drawing as PNG, SVG or PDF, by the file's suffix; `InputError` if it can not be drawn.
+def draw(picture: Picture, path: Path | None = None) -> Any:
+    """Return the drawing as a figure, written as PNG, SVG or PDF if there is a path.
 
-    >>> import tempfile
     >>> from rapid_des.machine import load_machine
     >>> from rapid_des.report.pictures.fabric import picture
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     draw(picture(load_machine("dgx_a100")), Path(folder) / "fabric.svg")
+    >>> draw(picture(load_machine("dgx_a100"))).axes[0].get_title()[:8]
+    'DGX A100'
     """
-    if picture.fabric.nodes <= MOST_NODES:
-        draw_nodes(picture, path)
-    else:
-        _draw_overview(picture, path)
+    chosen = draw_nodes if picture.fabric.nodes <= MOST_NODES else _draw_overview
+    return chosen(picture, path)
 
 
-def _draw_overview(picture: Picture, path: Path) -> None:
+def _draw_overview(picture: Picture, path: Path | None) -> Any:
     rows = fabric_rows(picture.healthy)
     cells = fabric_cells(picture, rows)
     seen = picture.load is not None or picture.gpu_load or picture.node_load
@@ -84,7 +81,7 @@ def _draw_overview(picture: Picture, path: Path) -> None:
         scheme = figure.subplots()
     _draw_scheme(scheme, rows)
     figure.suptitle(picture.title, fontsize=11)
-    save(figure, path, dpi=130)
+    return save(figure, path, dpi=130)
 
 
 def fabric_rows(fabric: Fabric) -> list[_FabricRow]:

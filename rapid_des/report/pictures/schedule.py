@@ -129,14 +129,14 @@ def _after_passes(stage: int, segment: Segment, seen: _NodeTimes, shown: tuple[i
     for name, chosen, half in ((_OPTIMIZER, seen.computes, 1), (_EXCHANGE, seen.collectives, 2)):
         rows = segment.start + np.flatnonzero(chosen[here])
         spans = zip(seen.times.start[rows].tolist(), seen.times.finish[rows].tolist(), strict=True)
-        for start, finish in _joined(spans, begin, gap):
+        for start, finish in joined_spans(spans, begin, gap):
             yield Box(stage, name, 0, 0, start, finish, half)
 
 
-def _joined(spans: Iterable[tuple[int, int]], begin: int, gap: int) -> list[tuple[int, int]]:
+def joined_spans(spans: Iterable[tuple[int, int]], begin: int, gap: int) -> list[tuple[int, int]]:
     """Return the parts of (start, finish) spans after `begin`, merged if at most `gap` apart.
 
-    >>> _joined([(0, 4), (5, 6), (2, 3), (20, 21)], begin=1, gap=1)
+    >>> joined_spans([(0, 4), (5, 6), (2, 3), (20, 21)], begin=1, gap=1)
     [(1, 6), (20, 21)]
     """
     joined: list[tuple[int, int]] = []
@@ -148,8 +148,8 @@ def _joined(spans: Iterable[tuple[int, int]], begin: int, gap: int) -> list[tupl
     return joined
 
 
-def draw_schedule(trace: JobTrace, run: Run, path: Path, *, title: str) -> int:
-    """Write the picture as PNG, SVG or PDF; return how many boxes it has. `InputError` if of requests."""
+def draw_schedule(trace: JobTrace, run: Run, path: Path | None, *, title: str) -> Any:
+    """Return the figure, written as PNG, SVG or PDF if there is a path; `InputError` if of requests."""
     if trace.job.spec.training is None:
         raise InputError(f"{trace.job.name}: a schedule's picture is of training, this serves requests")
     drawn = [box for box in boxes(trace, run) if box.stage < trace.job.stages]
@@ -172,8 +172,7 @@ def draw_schedule(trace: JobTrace, run: Run, path: Path, *, title: str) -> int:
     kinds = len({box.name for box in drawn})
     handles = list(_legend(drawn))
     figure.legend(handles=handles, loc="outside lower center", ncols=kinds, fontsize=8, frameon=False)
-    save(figure, path, dpi=_DPI)
-    return len(drawn)
+    return save(figure, path, dpi=_DPI)
 
 
 def _ticks(end: float) -> tuple[list[float], list[str]]:

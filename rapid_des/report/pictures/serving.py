@@ -29,7 +29,7 @@ class Drawn(Protocol):
 
     @property
     def loads(self) -> Sequence[Mapping[str, Int64s]]:
-        """For each replica, the columns of its iterations."""
+        """The columns of the iterations of each replica."""
         ...
 
     @property
@@ -68,8 +68,8 @@ class Drawn(Protocol):
         ...
 
 
-def draw_served(result: Drawn, path: Path, *, title: str) -> None:
-    """Draw latencies as shares of requests, and batch, queue, pages and tokens over time: PNG, SVG or PDF."""
+def draw_served(result: Drawn, path: Path | None, *, title: str) -> Any:
+    """Return a figure of latencies as shares of requests, and of batch, queue, pages and tokens over time."""
     figure = new_figure(path, figsize=(11, 6.5), layout="constrained")
     (waits, gaps), (load, rate) = figure.subplots(2, 2)
     for name, times in (("first token", result.ttft), ("end to end", result.e2e), ("queue", result.queue)):
@@ -87,7 +87,7 @@ def draw_served(result: Drawn, path: Path, *, title: str) -> None:
     for axes in (waits, gaps, load):
         axes.legend(fontsize=8)
     figure.suptitle(title, fontsize=10)
-    save(figure, path, dpi=120)
+    return save(figure, path, dpi=120)
 
 
 def _shares(axes: Any, times: NDArray[np.float64], name: str) -> None:

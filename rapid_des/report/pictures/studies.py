@@ -22,8 +22,11 @@ from rapid_des.units import PS_PER_S, Size, time_text
 _MOST_TICKS = 14
 
 
-def draw_sweep(plain: Mapping[str, Any], columns: Mapping[str, Any], path: Path, *, title: str) -> None:
-    """Write a study's picture: `plain` is what `--json` prints, `columns` have an entry for each point."""
+def draw_sweep(plain: Mapping[str, Any], columns: Mapping[str, Any], path: Path | None, *, title: str) -> Any:
+    """Return a study's picture, written if there is a path.
+
+    `plain` is what `--json` prints; `columns` have an entry for each point.
+    """
     ratios = (1.1, 1, 1) if plain["interactions"] else (1.1, 1)
     figure = new_figure(path, figsize=(5 * len(ratios), 4.8), layout="constrained")
     front, axes, *pair = figure.subplots(1, len(ratios), width_ratios=ratios)
@@ -32,7 +35,7 @@ def draw_sweep(plain: Mapping[str, Any], columns: Mapping[str, Any], path: Path,
     for panel in pair:
         _draw_pair(figure, panel, plain, columns)
     figure.suptitle(f"{title}: {plain['points']:,} points{_failed(plain)}")
-    save(figure, path, dpi=130)
+    return save(figure, path, dpi=130)
 
 
 def _failed(plain: Mapping[str, Any]) -> str:
@@ -136,16 +139,15 @@ def _more(plain: Mapping[str, Any]) -> bool:
 _MOST_HISTOGRAMS, _FEW_DRAWS = 4, 40
 
 
-def draw_sample(sample: Mapping[str, Any], path: Path) -> None:
-    """Draw what `FaultSample.as_json` holds: PNG, SVG or PDF."""
+def draw_sample(sample: Mapping[str, Any], path: Path | None) -> Any:
+    """Draw what `FaultSample.as_json` holds; return the figure."""
     shown = [configuration for configuration in sample["configurations"] if configuration["rows"]]
     if len(shown) <= _MOST_HISTOGRAMS:
-        _histograms(shown, sample, path)
-    else:
-        _dots(shown, sample, path)
+        return _histograms(shown, sample, path)
+    return _dots(shown, sample, path)
 
 
-def _histograms(shown: Sequence[Mapping[str, Any]], sample: Mapping[str, Any], path: Path) -> None:
+def _histograms(shown: Sequence[Mapping[str, Any]], sample: Mapping[str, Any], path: Path | None) -> Any:
     figure = new_figure(path, figsize=(8, 1 + 2.6 * max(len(shown), 1)))
     for axes, configuration in zip(
         figure.subplots(max(len(shown), 1), 1, squeeze=False)[:, 0], shown, strict=False
@@ -168,10 +170,10 @@ def _histograms(shown: Sequence[Mapping[str, Any]], sample: Mapping[str, Any], p
         axes.legend(fontsize=8)
     figure.suptitle("; ".join(sample["faults"]), fontsize=9)
     figure.tight_layout()
-    save(figure, path, dpi=130)
+    return save(figure, path, dpi=130)
 
 
-def _dots(shown: Sequence[Mapping[str, Any]], sample: Mapping[str, Any], path: Path) -> None:
+def _dots(shown: Sequence[Mapping[str, Any]], sample: Mapping[str, Any], path: Path | None) -> Any:
     ordered = sorted(
         shown, key=lambda configuration: (configuration["healthy_s"], configuration["configuration"])
     )
@@ -209,18 +211,17 @@ def _dots(shown: Sequence[Mapping[str, Any]], sample: Mapping[str, Any], path: P
     axes.grid(axis="y", alpha=0.3)
     axes.set_xlabel("split and its healthy step, the fastest first")
     axes.legend(fontsize=8)
-    save(figure, path, dpi=130, bbox_inches="tight")
+    return save(figure, path, dpi=130, bbox_inches="tight")
 
 
-def draw_collective(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
-    """Draw time and its bound, and bus bandwidth, over the size; the rows are those that `--json` prints.
+def draw_collective(rows: Sequence[Mapping[str, Any]], title: str, path: Path | None = None) -> Any:
+    """Return a figure of time, its bound and bus bandwidth over the size, from the rows that `--json` prints.
 
-    >>> import tempfile
     >>> from rapid_des.machine import load_machine
     >>> from rapid_des.studies.collective_bench import bench
     >>> rows = [row.as_json() for row in bench(load_machine("dgx_a100"), "all_reduce", [2**20, 2**21])]
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     draw_collective(rows, "all_reduce", Path(folder) / "all_reduce.svg")
+    >>> len(draw_collective(rows, "all_reduce").axes)
+    2
     """
     figure = new_figure(path, figsize=(10, 4.2), layout="constrained")
     sizes = [row["size_bytes"] for row in rows]
@@ -240,7 +241,7 @@ def draw_collective(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -
         axes.set_xlabel("size")
         axes.grid(visible=True, alpha=0.3)
     figure.suptitle(title)
-    save(figure, path)
+    return save(figure, path)
 
 
 _RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 20, 50, 100)
@@ -285,8 +286,8 @@ def _draw_residuals(name: str, figures: Mapping[str, Any], path: Path) -> None:
     save(figure, path, dpi=110, bbox_inches="tight")
 
 
-def draw_tornado(sensitivities: Mapping[str, Any], path: Path, title: str, top: int) -> None:
-    """Write a tornado plot of a sensitivity: the step's change with each parameter lower and higher."""
+def draw_tornado(sensitivities: Mapping[str, Any], path: Path | None, title: str, top: int) -> Any:
+    """Return a tornado plot of a sensitivity: the step's change with each parameter lower and higher."""
     rows = list(reversed(sensitivities["rows"][:top]))
     figure = new_figure(path, figsize=(8, 1.2 + 0.28 * len(rows)))
     axes = figure.subplots()
@@ -302,4 +303,4 @@ def draw_tornado(sensitivities: Mapping[str, Any], path: Path, title: str, top: 
     axes.set_xlabel("change of the step (%)")
     axes.set_title(title, fontsize=10)
     axes.legend(fontsize=8, loc="lower right")
-    save(figure, path, dpi=110, bbox_inches="tight")
+    return save(figure, path, dpi=110, bbox_inches="tight")

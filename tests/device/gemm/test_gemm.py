@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from rapid_des.device import Gemm, GroupedGemm, load_device
 from rapid_des.device.gemm import gemm_times_us
-from rapid_des.device.roofline import gemm_bytes
+from rapid_des.device.pricing import gemm_bytes
 from tests.device.prices import estimate_of
 
 A100, H100 = load_device("a100_sxm_80gb"), load_device("h100_sxm")

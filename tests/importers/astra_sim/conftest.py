@@ -10,8 +10,7 @@ import pytest
 
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.engines.simpy.engine import run
-from rapid_des.importers.astra_sim import Files, lower, read_setup
-from rapid_des.importers.astra_sim.front_door import result_of
+from rapid_des.importers.astra_sim import Files, lower, read_setup, result_of
 
 _COLUMNS = {
     "ids": (np.uint64, None),

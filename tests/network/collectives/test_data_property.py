@@ -18,7 +18,7 @@ from rapid_des.network.collectives import (
     flatten,
     prove,
 )
-from rapid_des.network.collectives.hierarchical import HIERARCHICAL
+from rapid_des.network.collectives.on_fabric import HIERARCHICAL
 
 from .in_place import play_in_place
 

@@ -19,7 +19,7 @@ def result():
 
 @pytest.mark.parametrize("name", ["memory.png", "memory.svg"])
 def test_it_is_drawn_in_every_format_and_mode(result, tmp_path, name):
-    result.draw_memory(tmp_path / name, title="small")
+    result.plot_memory(tmp_path / name, title="small")
     assert (tmp_path / name).stat().st_size > 5_000
 
 
@@ -46,4 +46,4 @@ def test_requests_have_no_picture_of_memory_over_time(tmp_path):
     served = simulate(load_job("llama2_7b_inference"), load_machine("dgx_a100"), mode="hybrid")
     assert memory(served.trace.job).stages[0].timeline == ()
     with pytest.raises(InputError, match="drawn of training"):
-        served.draw_memory(tmp_path / "x.png")
+        served.plot_memory(tmp_path / "x.png")

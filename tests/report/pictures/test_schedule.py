@@ -34,14 +34,14 @@ def test_a_picture_is_drawn_alike_twice(tmp_path):
     pytest.importorskip("matplotlib")
     result = simulate(job("zb_h1"), load_machine("dgx_a100"), mode="hierarchical")
     for name in ("one.svg", "two.svg"):
-        result.draw_schedule(tmp_path / name, title="zb_h1")
+        result.plot_schedule(tmp_path / name, title="zb_h1")
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
 
 
 def test_requests_have_no_schedule(tmp_path):
     result = simulate(load_job("llama2_7b_inference"), load_machine("dgx_a100"), mode="analytical")
     with pytest.raises(InputError, match="a schedule's picture is of training"):
-        result.draw_schedule(tmp_path / "x.png")
+        result.plot_schedule(tmp_path / "x.png")
 
 
 def test_both_halves_of_dualpipe_run_as_mirror_images():

@@ -114,7 +114,7 @@ class CollectiveRequest(Struct, frozen=True, dict=True):
 
     @cached_property
     def place(self) -> GroupPlacement:
-        """Where the ranks are."""
+        """The places of the ranks."""
         return GroupPlacement(sum(self.counts), len(self.counts), min(self.counts), self.nic_blocks)
 
     @property

@@ -102,7 +102,7 @@ class RingData(Struct, frozen=True):
 
     @property
     def steps(self) -> int:
-        """How often each rank passes something on."""
+        """The number of times that each rank passes something on."""
         return self.rounds * (self.ranks - 1)
 
     @property

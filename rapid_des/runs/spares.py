@@ -1,0 +1,77 @@
+"""The nodes that can replace others, and those in repair: a SimPy store and a process for each repair."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator
+from typing import Any, TypeAlias
+
+import simpy
+from msgspec import Struct
+
+from rapid_des.runs.times import Time
+
+Process: TypeAlias = Generator[simpy.Event, Any, None]
+
+
+class Tier(Struct, frozen=True):
+    """Spare nodes that need equally long to be ready."""
+
+    count: int
+    start: Time
+
+
+class Spares:
+    """The spare nodes of one replication; without tiers one is always at hand."""
+
+    def __init__(self, env: simpy.Environment, tiers: tuple[Tier, ...], retire_after: int | None) -> None:
+        self._env, self._tiers, self._retire_after = env, tiers, retire_after
+        ready = [tier for tier, nodes in enumerate(tiers) for _ in range(nodes.count)]
+        # a spare is its tier and the number of the node; those of the job have numbers from 0
+        self._ready = simpy.PriorityStore(env)
+        self._ready.items = [(tier, -1 - number) for number, tier in enumerate(ready)]
+        self._placed = dict[int, int]()  # the node at a place in the job, where it is not the first one
+        self._repairs = Counter[int]()
+        self._out = self._most = self._changed = self._node_time = 0
+        self.retired = 0
+        """The number of nodes that were not repaired again."""
+
+    def release(self, places: range, repair: int) -> None:
+        """Send the nodes at these places of the job to repair."""
+        if places:
+            self._count(len(places))
+            self._env.process(self._repaired([self._placed.get(place, place) for place in places], repair))
+
+    def take(self, place: int, uniform: float) -> Process:
+        """Wait for a spare node and its start."""
+        if self._tiers:
+            tier, node = yield self._ready.get()
+            self._placed[place] = node
+            yield self._env.timeout(self._tiers[tier].start.at(uniform))
+
+    @property
+    def left(self) -> int:
+        """The number of nodes that are ready."""
+        return len(self._ready.items)
+
+    def usage(self, wall: int) -> tuple[float, int]:
+        """Return the mean and the largest number of nodes in repair."""
+        self._count(0)
+        return self._node_time / max(wall, 1), self._most
+
+    def _repaired(self, nodes: list[int], repair: int) -> Process:
+        yield self._env.timeout(repair)
+        self._count(-len(nodes))
+        for node in nodes if self._tiers else ():
+            self._repairs[node] += 1
+            if self._retire_after is not None and self._repairs[node] >= self._retire_after:
+                self.retired += 1
+            else:
+                yield self._ready.put((0, node))
+
+    def _count(self, nodes: int) -> None:
+        now = int(self._env.now)
+        self._node_time += self._out * (now - self._changed)
+        self._changed = now
+        self._out += nodes
+        self._most = max(self._most, self._out)

@@ -1,0 +1,123 @@
+"""What is done after a failure: in-place restarts, one replica's replacement, fewer replicas."""
+
+import pytest
+
+from rapid_des import goodput
+from rapid_des.errors import ConfigError
+from rapid_des.frontend import load_job
+from rapid_des.machine import load_machine
+from rapid_des.runs.clock import replicate
+from rapid_des.runs.failures import Failure
+from rapid_des.runs.policies import ReplicaPlaces
+from rapid_des.runs.spares import Tier
+from rapid_des.runs.steps import with_fewer_replicas
+from rapid_des.runs.stretch import CheckpointLevel, TrainingStretch
+from rapid_des.runs.times import parse_time
+from rapid_des.runs.treatment import NOTHING, RunPlan, Treatment
+
+S = 10**12
+"""A second in picoseconds."""
+
+
+class Steps:
+    """Steps that each missing replica makes 2 s longer."""
+
+    def key(self, state):
+        return 0, tuple(map(str, sorted(state)))
+
+    def of(self, state):
+        return (10 + 2 * sum(count for _, count in state)) * S
+
+
+def spent(policy, *struck, tiers=(), repair="0 s"):
+    treatments = tuple(
+        Treatment(f"{nodes} nodes", NOTHING, NOTHING, parse_time(repair), nodes) for nodes in (0, 1)
+    )
+    level = CheckpointLevel(6, 3 * S, load=parse_time("7 s"))
+    plan = RunPlan(
+        TrainingStretch(10 * S, (level,), 30), None, treatments,
+        {"allocate": parse_time("20 s"), "start": parse_time("5 s")},
+        tuple(Tier(count, NOTHING) for count in tiers), policy=policy, steps=Steps(), nodes=4,
+        replicas=ReplicaPlaces(4, tuple(frozenset({place}) for place in range(4))),
+    )  # fmt: skip
+    events = [Failure(at * S, nodes, place, 1, (0.5,) * 16) for at, nodes, place in struck]
+    found = replicate(plan, iter(events), 0)
+    assert sum(found.times.values()) == found.wall
+    return {cause: time / S for cause, time in found.times.items() if time}
+
+
+STEPS = {"steps": 300, "checkpoints": 15}
+
+
+def test_a_restart_in_place_allocates_only_where_a_node_was_replaced():
+    restart = {"rework": 5, "restart_start": 5, "restart_load": 7}
+    assert spent("in_place", (68, 0, 0)) == STEPS | restart
+    assert spent("in_place", (68, 1, 0)) == STEPS | restart | {"restart_allocate": 20}
+
+
+def test_other_replicas_hold_the_state_of_one_that_failed():
+    # 9 steps and a checkpoint have ended after 93 s
+    assert spent("replica", (98, 1, 0)) == STEPS | {"rework": 5, "restart_allocate": 20, "restart_start": 5}
+    assert spent("restart", (98, 1, 0))["rework"] == 35
+
+
+def test_a_job_without_spares_goes_on_with_fewer_replicas_until_a_repair():
+    # at 68 s back to step 6; 32 s of restart; training at 12 s a step from 100 s to the repair at 228 s:
+    # six steps and a checkpoint of 3 s, then four steps, and 5 s of the next one, which are lost
+    found = spent("shrink", (68, 1, 0), tiers=(0,), repair="160 s")
+    assert found == STEPS | {
+        "rework": 5 + 5, "restart_allocate": 40, "restart_start": 10, "restart_load": 14,
+        "fewer_replicas": 10 * 2, "checkpoints": 15 + 3,
+    }  # fmt: skip
+    waits = spent("restart", (68, 1, 0), tiers=(0,), repair="160 s")
+    assert waits["spare_wait"] == 160
+
+
+def test_the_last_replica_waits():
+    found = spent("shrink", *((10 + place, 1, place) for place in range(4)), tiers=(0,), repair="100 s")
+    assert found["spare_wait"] > 0
+
+
+@pytest.fixture(scope="module")
+def where():
+    return load_job("llama2_7b_train", settings={"parallelism.dp": 4}), load_machine("dgx_a100_x2")
+
+
+def test_fewer_replicas_keep_the_batch(where):
+    job = with_fewer_replicas(where[0], 1)
+    assert job.spec.parallelism.dp == 3
+    assert job.training.global_batch >= where[0].training.global_batch > job.training.global_batch - 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "policy", "said"),
+    [
+        ({"parallelism.dp": 1}, "shrink", "policy: shrink needs replicas, the job has dp 1"),
+        (
+            {"parallelism.dp": 4, "training.zero_stage": 1},
+            "replica",
+            "policy: replica needs replicas with the",
+        ),
+    ],
+)
+def test_policies_that_need_what_the_job_has_not_are_refused(settings, policy, said):
+    tree = {"classes": [], "detection": "0 s", "diagnosis": "0 s", "repair": "0 s", "policy": policy}
+    job, machine = load_job("llama2_7b_train", settings=settings), load_machine("dgx_a100_x2")
+    with pytest.raises(ConfigError) as refusal:
+        goodput(job, machine, tree, days=1, replications=1, mode="analytical")
+    assert said in str(refusal.value)
+
+
+def test_a_job_shrinks_by_the_replicas_of_a_node_at_simulated_steps(where):
+    tree = {
+        "classes": [{"name": "node", "per": "node", "law": {"kind": "log", "at": ["5 h"], "parts": [1]}}],
+        "detection": "0 s", "diagnosis": "0 s", "repair": "10 h", "policy": "shrink",
+        "checkpoint": {"interval": "1 h", "stall": "1 s"}, "spares": {"hot": 0},
+    }  # fmt: skip
+    job = load_job(where[0], settings={"parallelism.tp": 8, "parallelism.pp": 1, "parallelism.dp": 2})
+    result = goodput(job, where[1], tree, days=1, replications=1, mode="analytical")
+    times = result.replications[0].times
+    assert times["fewer_replicas"] > 4 * 3600 * S
+    waits = goodput(job, where[1], tree | {"policy": "restart"}, days=1, replications=1, mode="analytical")
+    assert waits.replications[0].times["spare_wait"] == 10 * 3600 * S
+    assert result.goodputs > waits.goodputs
