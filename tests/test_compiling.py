@@ -16,6 +16,7 @@ import pytest
 
 import rapid_des
 from rapid_des.compiling import CompiledKernel, Words, library
+from rapid_des.compiling.emit import object_code
 from rapid_des.compiling.kinds import (
     COMPILABLE,
     BoolColumn,
@@ -24,7 +25,7 @@ from rapid_des.compiling.kinds import (
     Int64Column,
     kinds_of,
 )
-from rapid_des.compiling.library import PACKAGE, KernelLibrary, object_code
+from rapid_des.compiling.library import PACKAGE, KernelLibrary
 from tests.engines.test_compiled_kernel import python
 
 AGAIN = """
