@@ -58,11 +58,14 @@ PROVIDERS: dict[str, str] = {
     "training.bridge:topics": "training/megatron-bridge",
     "training.nanotron:topics": "training/nanotron",
     "training.small:topics": "training/",
+    "training.nanotron:memory_topics": "memory/nanotron",
+    "training.tables:memory_topics": "memory/torchtitan",
     "inference.trtllm:topics": "inference/trtllm",
     "inference.tables:topics": "inference/",
     "inference.silicon:topics": "inference/silicon",
     "inference.traces:topics": "inference/vllm-traces",
     "runs:topics": "goodput/",
+    "ranking:topics": "ranking/",
     "profiles:topics": "profiles/",
 }
 """Module and function here, and what its topics' names start with: a provider is asked only if a wanted

@@ -23,7 +23,7 @@ from rapid_des.frontend import memory
 from rapid_des.frontend.schedules import SCHEDULES
 from rapid_des.studies.executors import Done
 from rapid_des.studies.floors import Floors
-from rapid_des.studies.plan import Wanted, plan
+from rapid_des.studies.plan import HEADROOM, Wanted, plan
 from rapid_des.studies.points import Point, evaluate
 from rapid_des.studies.refinement import margin
 from rapid_des.studies.splits import Space, checked
@@ -130,7 +130,8 @@ class Way:
 
 def ways(case: Case, job: rd.Job, machine: rd.Machine) -> Iterator[tuple[rd.Job, Way]]:
     """Yield every way of a space, those that fit simulated in all modes."""
-    floors, capacity = Floors(machine, BoundedCache(1 << 28)), int(machine.device.spec.hbm.capacity)
+    floors = Floors(machine, BoundedCache(1 << 28))
+    capacity = int(HEADROOM * machine.device.spec.hbm.capacity)
     legal = [checked(one, lambda _: None) for one in Space(job, machine, case.gpus, case.vary)]
     fitting, steps = [], dict[tuple[int, str], int]()
     for one in legal:

@@ -138,10 +138,21 @@ def table(report: Report, area: str) -> Iterator[str]:
             median(row["pct"] for row in rows),
             fmean(signed),
             max(errors),
-            null_of(report, one),
         ]
         cells = "".join(" – |" if figure is None else f" {figure:.1f} |" for figure in figures)
-        yield f"| {one.name} | {len(rows)} | {not_run(report, one)} |{cells} {one.target} |"
+        null = null_text(null_of(report, one), fmean(errors))
+        yield f"| {one.name} | {len(rows)} | {not_run(report, one)} |{cells} {null} | {one.target} |"
+
+
+def null_text(null: float | None, mean: float) -> str:
+    """Return the null model's error, in bold where it is nearer.
+
+    >>> null_text(8.71, 13.1), null_text(9.5, 2.3), null_text(None, 2.3)
+    ('**8.7**', '9.5', '–')
+    """
+    if null is None:
+        return "–"
+    return f"**{null:.1f}**" if null < mean else f"{null:.1f}"
 
 
 def silicon_table(report: Report) -> Iterator[str]:

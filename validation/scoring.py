@@ -20,6 +20,8 @@ from rapid_des.report.forecast import JobKind
 
 Report = dict[str, object]
 
+RANKED = 3
+"""Predictions that make a ranking, at least."""
 _STEPS = np.array([2.0, 1.3, 1.1, 1.03, 1.01])
 """The factors of the null model's coordinate search."""
 
@@ -90,6 +92,10 @@ class Topic:
     """Whether rows are configurations to choose from: the rank correlation is reported too."""
     job_errors: Callable[[Callable[[str], bool]], Sequence[JobError]] | None = None
     """Of measured jobs: the errors of wanted cases with what these may come from; for fits of intervals."""
+    layouts: Callable[[], Mapping[str, str]] | None = None
+    """Of measured jobs: each case's job, which layouts of one job have in common; nothing is run."""
+    correlations: Callable[[], Mapping[str, float]] | None = None
+    """Rank correlations by name, of rows that are jobs with several layouts."""
     shares: Callable[[], Mapping[str, float]] | None = None
     """Percent of the predicted time by part, of a topic `…/parts`, which has no rows."""
     blamed: Callable[[], Mapping[str, float]] | None = None
@@ -108,7 +114,10 @@ def score(topic: Topic, *, split: bool = True) -> Report:
     report["unit"], report["floor_us"] = topic.unit, topic.floor_us
     report["residuals"] = [_residual(row, topic.floor_us) for row in held if row.predicted is not None]
     if topic.ranked:
-        report["rank_correlation"] = _rank_correlation(held)
+        pairs = [(row.measured, row.predicted) for row in held if row.predicted is not None]
+        report["rank_correlation"] = rank_correlation(pairs) if len(pairs) >= RANKED else None
+    if topic.correlations is not None:
+        report |= topic.correlations()
     if topic.shares is not None:
         report["shares_pct"] = dict(topic.shares())
     if topic.blamed is not None:
@@ -116,11 +125,10 @@ def score(topic: Topic, *, split: bool = True) -> Report:
     return report
 
 
-def _rank_correlation(rows: Sequence[Row]) -> float | None:
-    """Return Spearman's coefficient of predictions and measurements; None of fewer than three rows."""
-    pairs = [(row.measured, row.predicted) for row in rows if row.predicted is not None]
-    if len(pairs) < 3:
-        return None
+def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
+    """Return Spearman's coefficient of pairs of a measurement and a prediction; 0 if either is one number."""
+    if any(len(set(side)) == 1 for side in zip(*pairs, strict=True)):
+        return 0.0
     measured, predicted = (_ranks(np.array(side, float)) for side in zip(*pairs, strict=True))
     return float(np.corrcoef(measured, predicted)[0, 1])
 

@@ -31,7 +31,7 @@ from rapid_des.simulation import MODES
 from rapid_des.studies.choices import CHOICES, choices_of
 from rapid_des.studies.executors import Executor, InProcess
 from rapid_des.studies.model_jobs import job_of
-from rapid_des.studies.plan import AUTO, Wanted, plan
+from rapid_des.studies.plan import AUTO, HEADROOM, Wanted, plan
 from rapid_des.studies.sensitivity import SensitivityOptions, part_speedups, sensitivity
 from rapid_des.studies.worker_pools import executor_of
 
@@ -62,6 +62,15 @@ if TYPE_CHECKING:
 @click.option("--pruned", is_flag=True, help="List every other layout with the reason why it is no row.")
 @click.option(
     "--price", type=Amount(0), help="Price of a GPU for an hour, in any currency: adds what a step costs."
+)
+@click.option(
+    "--headroom",
+    metavar="SHARE",
+    type=Amount(0, 1, min_open=True),
+    default=HEADROOM,
+    show_default=True,
+    help="Share of a GPU's memory up to which layouts for training are taken; of measured layouts up to 0.9 "
+    "all ran.",
 )
 @click.option(
     "--within",
@@ -102,7 +111,7 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
     vary = choices_of(options["vary"])
     wanted, loaded = open_job(source, machine, settings)
     with progress("plan") as bar, _interruptible(options) as crew:
-        names = ("gpus", "top", "mode", "pruned", "price", "within_s")
+        names = ("gpus", "top", "mode", "pruned", "price", "headroom", "within_s")
         asked = Wanted(**{name: options[name] for name in names}, vary=vary, on_progress=bar.part)
         best = plan(wanted, loaded, asked, crew)
         found = Found(best, best.as_json(), options)

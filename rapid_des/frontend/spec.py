@@ -314,11 +314,16 @@ class PrecisionSpec(Spec, frozen=True):
     """In which parameters travel where replicas gather them (zero_stage 3: narrower than products take them,
     they are widened); unset: as activations."""
     master_weights: Dtype | None = "fp32"
-    """Format of the optimizer's own copy of the weights; null: none."""
+    """Format of the optimizer's own copy of the weights; null, or that of activations: it has none."""
     optimizer: Dtype = "fp32"
     """Format of each optimizer state."""
     kv_cache: Dtype | None = None
     """Format of cached keys and values; unset: as activations."""
+
+    @property
+    def own_weights(self) -> Dtype | None:
+        """The format of the optimizer's own copy of the weights; None where it has none."""
+        return None if self.master_weights == self.activations else self.master_weights
 
     @property
     def gathers(self) -> Dtype:

@@ -281,7 +281,7 @@ def host_line(host: HostSpec) -> str:
 class Interval(Struct, frozen=True):
     """An interval in which a predicted time's measurement is expected, for similar jobs.
 
-    >>> Interval(Duration(100), Duration(90), Duration(120), 12, "vLLM 0.x on A100").holds(1.1)
+    >>> Interval(Duration(100), Duration(90), Duration(120), 12, "vLLM on A100", Duration(105)).holds(1.1)
     True
     """
 
@@ -292,8 +292,8 @@ class Interval(Struct, frozen=True):
     """Number of measured jobs behind it."""
     source: str
     """Software and device of those jobs."""
-    median: Duration = Duration(0)
-    """Above and below which a measurement is as likely; 0: not known."""
+    median: Duration
+    """The forecast: a measurement is as likely above as below."""
 
     def holds(self, ratio: float) -> bool:
         """Return whether the time times this, a measured ratio to it, lies inside."""
@@ -302,7 +302,7 @@ class Interval(Struct, frozen=True):
     def widened(self, low: float, high: float) -> Interval:
         """Return the interval of a time that may itself be `low` to `high` times what it is.
 
-        >>> interval = Interval(Duration(100), Duration(90), Duration(120), 12, "vLLM 0.x on A100")
+        >>> interval = Interval(Duration(100), Duration(90), Duration(120), 12, "vLLM on A100", Duration(105))
         >>> interval.widened(0.5, 1.5).low, interval.widened(0.5, 1.5).high
         (Duration('45 ps'), Duration('180 ps'))
         """
@@ -313,6 +313,20 @@ class Interval(Struct, frozen=True):
         """Return plain data for JSON; times in seconds."""
         ends = [seconds(self.low), seconds(self.high)]
         return {"level": LEVEL, "seconds": ends, "cases": self.cases, "source": self.source}
+
+    def forecast(self) -> dict[str, float]:
+        """Return the forecast and the interval's ends as plain data, in seconds."""
+        return {name: seconds(getattr(self, name)) for name in ("median", "low", "high")}
+
+    def rates(self, rate: float) -> dict[str, float]:
+        """Return what a rate at the predicted time is at the forecast, its low and its high.
+
+        >>> half = Interval(Duration(100), Duration(100), Duration(400), 12, "vLLM on A100", Duration(200))
+        >>> half.rates(8.0)
+        {'median': 4.0, 'low': 2.0, 'high': 8.0}
+        """
+        times = {"median": self.median, "low": self.high, "high": self.low}
+        return {name: rate * self.time / max(time, 1) for name, time in times.items()}
 
 
 class Origin(Struct, frozen=True):

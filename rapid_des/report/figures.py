@@ -23,6 +23,8 @@ from rapid_des.frontend.spec import RequestsSpec
 from rapid_des.program.lowering import Lowered
 from rapid_des.program.program import Records
 from rapid_des.report.breakdown import rank_times
+from rapid_des.report.evidence import Interval
+from rapid_des.report.memory_forecast import MemoryForecast, memory_forecast
 from rapid_des.units import Duration, FlopRate, Power, seconds
 
 _PJ = 10**12
@@ -96,6 +98,7 @@ class JobFigures(Struct, frozen=True):
     energy: EnergyFigures | None = None
     kv_cache: KvCapacity | None = None
     """The KV pool of an inference job; None in training."""
+    software: str = ""
 
     @property
     def shortage(self) -> str:
@@ -104,20 +107,31 @@ class JobFigures(Struct, frozen=True):
             return shortage(self.memory, self.memory_capacity)
         return "" if self.kv_cache is None else self.kv_cache.shortage
 
-    def as_json(self) -> dict[str, Any]:
-        """Return plain data for JSON; times in seconds."""
-        fullest = self.memory.fullest
+    @property
+    def memory_forecast(self) -> MemoryForecast | None:
+        """Where the measured peak of the fullest GPU is expected; None of requests, which fill their pool."""
+        if self.requests is not None:
+            return None
+        return memory_forecast(self.memory, self.memory_capacity, self.software)
+
+    def as_json(self, expected: Interval | None = None) -> dict[str, Any]:
+        """Return plain data for JSON; times in seconds. `expected` is the forecast of the step's time."""
+        fullest, peak = self.memory.fullest, self.memory_forecast
         plain: dict[str, Any] = {
             "gpus": self.gpus,
             "tokens": self.tokens,
             "tokens_per_s": self.tokens_per_s,
             "tokens_per_s_per_gpu": self.tokens_per_s / self.gpus,
+            "tokens_per_s_forecast": expected and expected.rates(self.tokens_per_s),
             "mfu": self.mfu,
+            "mfu_forecast": expected and expected.rates(self.mfu),
             "mfu_peak_flop_per_s": int(self.peak),
             "mfu_attention": "causal",
             "memory_bytes": fullest.peak,
             "memory_capacity_bytes": self.memory_capacity,
             "memory_fits": self.shortage == "",
+            "memory_forecast_bytes": peak and peak.as_json(),
+            "fits": peak and peak.fits,
             "memory_breakdown_bytes": dict(fullest.categories),
             "energy": None if self.energy is None else self.energy.as_json(),
         }
@@ -140,8 +154,7 @@ def job_figures(
     job = trace.job
     precision = job.spec.precision
     dtype = precision.gemm or precision.activations
-    stated = device.spec.tensor_peak.get(dtype, 0)
-    rate = FlopRate(max(stated, round(device.tensor_rate(dtype))))
+    rate = FlopRate(max(device.spec.tensor_peak.get(dtype, 0), round(device.tensor_rate(dtype))))
     duration = seconds(step_time)
     return JobFigures(
         gpus=job.gpus,
@@ -154,6 +167,7 @@ def job_figures(
         requests=requests,
         energy=energy_figures(trace, device, step_time),
         kv_cache=None if requests is None else kv_capacity(job, int(device.spec.hbm.capacity)),
+        software=job.software.name,
     )
 
 

@@ -27,7 +27,7 @@ from msgspec import Struct, convert, structs, to_builtins
 from rapid_des.arrays import Floats
 from rapid_des.modes.mode_bound import ModeBound
 from rapid_des.report.evidence import COMMUNICATION, ROUTER, STEP, Basis, Interval, Origin, intervals
-from rapid_des.units import Duration, seconds
+from rapid_des.units import Duration
 
 CLASSES = ("attention", "vector", "experts", "tp", "dp", "ep", "bubble", "host")
 """Classes of work with a slope; matrix products are what is left of a step."""
@@ -93,22 +93,6 @@ class Published(Struct, frozen=True):
     def sources(self) -> int:
         """Number of sources."""
         return len({cell.source for cell in self.cells})
-
-
-class Forecast(Struct, frozen=True):
-    """Where a time's measurement is expected: the median, and the ends that hold it in 80 % of sources."""
-
-    median: Duration
-    low: Duration
-    high: Duration
-    jobs: int
-    """Number of measured jobs behind it."""
-    source: str
-    """What those jobs were."""
-
-    def as_json(self) -> dict[str, float]:
-        """Return plain data for JSON, in seconds."""
-        return {name: seconds(getattr(self, name)) for name in ("median", "low", "high")}
 
 
 class Posterior(Struct, frozen=True):
@@ -193,13 +177,6 @@ def step_interval(time: int, kind: JobKind) -> Interval | None:
     return Interval(Duration(time), low, high, known.jobs, f"{known.sources} published sources", median)
 
 
-def of_interval(expected: Interval | None) -> Forecast | None:
-    """Return the forecast that an interval of measured errors holds."""
-    if expected is None:
-        return None
-    return Forecast(expected.median, expected.low, expected.high, expected.cases, expected.source)
-
-
 def posterior_of(known: Published, *, without: Collection[str] = ()) -> Posterior:
     """Return what the cells of a table say, without those of some sources."""
     cells = [cell for cell in known.cells if cell.source not in without]
@@ -241,11 +218,15 @@ def _row(kind: JobKind, members: Sequence[tuple[str, str]]) -> Floats:
     return np.array([1.0, *shares, *(float(kind.group(name) == member) for name, member in members)])
 
 
+def read(name: str) -> Published:
+    """Return a table that ships."""
+    return convert(json.loads(files(__package__).joinpath(name).read_text("utf-8")), Published)
+
+
 @cache
 def table() -> Published:
-    """Return the published jobs."""
-    text = files(__package__).joinpath("forecast.json").read_text("utf-8")
-    return convert(json.loads(text), Published)
+    """Return the published steps."""
+    return read("forecast.json")
 
 
 @cache
@@ -254,9 +235,14 @@ def posterior() -> Posterior:
     return posterior_of(table())
 
 
-def write(path: Path, known: Published) -> None:
-    """Write a table, a cell a line, and have forecasts read it."""
+def as_text(known: Published) -> str:
+    """Return a table as its file holds it, a cell a line."""
     text = json.dumps(to_builtins(known), separators=(",", ":"))
-    path.write_text(text.replace('{"source"', '\n{"source"') + "\n", encoding="utf-8")
+    return text.replace('{"source"', '\n{"source"') + "\n"
+
+
+def write(path: Path, known: Published) -> None:
+    """Write a table, and have forecasts read it."""
+    path.write_text(as_text(known), encoding="utf-8")
     table.cache_clear()
     posterior.cache_clear()

@@ -14,7 +14,8 @@ _CHOICES = columns(
     order="order",
 )  # fmt: skip
 _COLUMNS = columns(
-    row="", step_time_s="step", mfu="mfu", memory_bytes=("GiB", lambda size: f"{size / _GIB:.1f}"),
+    row="", forecast=("forecast", seconds_text), step_time_s="simulated", mfu="mfu",
+    memory_bytes=("GiB", lambda size: f"{size / _GIB:.1f}"), fits=("fits", ".0%"),
     bound="bound", energy_j=("kJ", lambda energy: f"{energy / 1e3:.4g}"), cost=("cost", ".4g"),
 )  # fmt: skip
 _COLUMNS += (*_CHOICES, *columns(flattened="flattened"))
@@ -46,6 +47,7 @@ def plan_table(rows: Sequence[Plain]) -> Table:
     cells = [
         {
             **row,
+            **_forecasts(row),
             "row": f"{number}{_marks(row, first=number == 1)}",
             "flattened": _range(row) if bounded else None,
         }
@@ -53,6 +55,12 @@ def plan_table(rows: Sequence[Plain]) -> Table:
     ]
     given = {name for row in cells for name, value in row.items() if value is not None}
     return Table("best first", [column for column in _COLUMNS if column.key in given], cells, shared=True)
+
+
+def _forecasts(row: Plain) -> Plain:
+    """Return the figures that a measurement is expected to show, of those that have a forecast."""
+    found = {"forecast": row["forecast_s"], "mfu": row["mfu_forecast"], "cost": row.get("cost_forecast")}
+    return {name: ends["median"] for name, ends in found.items() if ends}
 
 
 def differing_text(rows: Sequence[Plain], row: Plain) -> str:

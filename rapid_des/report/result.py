@@ -39,7 +39,7 @@ from rapid_des.report.figures import (
     request_times,
     until_last_token,
 )
-from rapid_des.report.forecast import Forecast, JobKind, intervals_of, kind_of, of_interval
+from rapid_des.report.forecast import JobKind, intervals_of, kind_of
 from rapid_des.report.plotted import Plotted
 from rapid_des.report.tables import Part, Report
 from rapid_des.units import Duration, seconds
@@ -170,9 +170,12 @@ class Result(Plotted, Report):
         return None if served else kind_of(self.basis, self.work, self.breakdown)
 
     @property
-    def forecast(self) -> Forecast | None:
-        """What a measurement of the step or of whole requests is expected to show; None without evidence."""
-        return of_interval(self.intervals.get(evidence.STEP))
+    def forecast(self) -> evidence.Interval | None:
+        """What a measurement of the step or of whole requests is expected to show; None without evidence.
+
+        Its `median`, `low` and `high` are picoseconds.
+        """
+        return self.intervals.get(evidence.STEP)
 
     @property
     def origin(self) -> evidence.Origin | None:
@@ -291,7 +294,7 @@ class Result(Plotted, Report):
         plain: dict[str, Any] = {
             "step_time_s": seconds(self.step_time),
             "step_time_ps": int(self.step_time),
-            "forecast_s": None if self.forecast is None else self.forecast.as_json(),
+            "forecast_s": None if self.forecast is None else self.forecast.forecast(),
             "breakdown_s": {part: seconds(spent) for part, spent in self.breakdown.items()},
             "attribution_ps": {
                 part: {name: int(spent) for name, spent in names.items()}
@@ -312,7 +315,7 @@ class Result(Plotted, Report):
             "priced_with": {} if self.basis is None else self.basis.as_json(),
             "notes": list(self.notes),
         }
-        return plain | (self.figures.as_json() if self.figures else {})
+        return plain | (self.figures.as_json(self.forecast) if self.figures else {})
 
 
 def result_of(

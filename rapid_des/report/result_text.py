@@ -18,7 +18,7 @@ from rapid_des.report.evidence import (
     validation_text,
 )
 from rapid_des.report.figures import JobFigures, RequestTimes
-from rapid_des.report.forecast import Forecast
+from rapid_des.report.memory_forecast import MemoryForecast
 from rapid_des.report.result import Result
 from rapid_des.report.tables import Part, Plain, Table, columns, share_table
 from rapid_des.units import Size
@@ -105,21 +105,16 @@ def _figures(result: Result, figures: JobFigures) -> Iterator[Part]:
     rows = {"GPUs": f"{figures.gpus:,}"}
     if result.forecast is not None:
         rows["forecast"] = _forecast_text(result.forecast)
-    if figures.requests is None:
-        rows["step time"] = f"{result.step_time}{_simulated(result)}"
-    else:
-        rows |= _request_rows(result, figures.requests)
-    if result.mode_bound is not None:
-        rows |= result.mode_bound.row(result.step_time)
-    if figures.requests is not None:
-        rows |= _interval_rows(result.intervals)
+    rows |= _times(result, figures)
     fullest = figures.memory.fullest
     slower = 1.0 if result.forecast is None else result.step_time / max(result.forecast.median, 1)
-    rate, simulated = slower * figures.tokens_per_s, f"{figures.tokens_per_s:,.0f}"
+    rate = slower * figures.tokens_per_s
+    simulated = "" if result.forecast is None else f" ({figures.tokens_per_s:,.0f} simulated)"
     each = "" if figures.requests is None else f", {rate / figures.gpus:,.1f} a GPU"
-    rows["tokens/s"] = f"{rate:,.0f}{each}" + f" ({simulated} simulated)" * (result.forecast is not None)
+    rows["tokens/s"] = f"{rate:,.0f}{each}{simulated}"
     rows["MFU"] = f"{slower * figures.mfu:.1%} of {figures.peak}, attention as far as causal"
     rows["memory"] = f"{fullest.peak / _GIB:.1f} of {figures.memory_capacity / _GIB:.1f} GiB"
+    rows |= _peak_row(figures.memory_forecast)
     if figures.kv_cache is not None:
         pool = figures.kv_cache
         held = f"{pool.size / _GIB:.1f} GiB hold {pool.tokens:,} tokens in pages of {pool.page}"
@@ -134,10 +129,27 @@ def _figures(result: Result, figures: JobFigures) -> Iterator[Part]:
         yield {"out of memory": f"{figures.shortage}; simulated all the same"}
 
 
-def _forecast_text(expected: Forecast) -> str:
+def _forecast_text(expected: Interval) -> str:
     """Return where a measurement is expected, and by what evidence."""
-    evidence = f"{expected.jobs} measured jobs of {expected.source}"
+    evidence = f"{expected.cases} measured jobs of {expected.source}"
     return f"{expected.median}, {LEVEL:.0%} between {expected.low} and {expected.high} ({evidence})"
+
+
+def _times(result: Result, figures: JobFigures) -> dict[str, str]:
+    """Return the times as simulated, with the bounds of the mode."""
+    bounds = {} if result.mode_bound is None else result.mode_bound.row(result.step_time)
+    if figures.requests is None:
+        return {"step time": f"{result.step_time}{_simulated(result)}"} | bounds
+    return _request_rows(result, figures.requests) | bounds | _interval_rows(result.intervals)
+
+
+def _peak_row(expected: MemoryForecast | None) -> dict[str, str]:
+    """Return where the measured peak of memory is expected."""
+    if expected is None:
+        return {}
+    median, low, high = (f"{size / _GIB:.1f}" for size in (expected.median, expected.low, expected.high))
+    fits = f"fits with a probability of {expected.fits:.0%}"
+    return {"  forecast": f"{median} GiB, {LEVEL:.0%} between {low} and {high}; {fits}"}
 
 
 def _simulated(result: Result) -> str:

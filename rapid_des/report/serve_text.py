@@ -31,7 +31,7 @@ def serve_report(plain: Plain, title: str, replicas: int) -> Iterator[Part]:
         "requests": answered + (", interrupted" if plain["interrupted"] else ""),
         **_throughput(plain),
         **_attained(plain["goodput"]),
-        **_intervals(plain["intervals"]),
+        **_expected(plain),
         **_sampling(plain["ci95"]),
         "KV cache": f"{held['mean']:.1%} of its pages held on average, at most {held['max']:.1%}",
     }
@@ -105,17 +105,20 @@ def _sampling(plain: Plain) -> dict[str, str]:
     return {"95% of draws": f"of means: {'; '.join(widths)}"} if widths else {}
 
 
-def _intervals(plain: Mapping[str, Any]) -> dict[str, str]:
-    names = {"first_token": "first token", "per_token": "per token"}
+def _expected(plain: Mapping[str, Any]) -> dict[str, str]:
+    """Return the forecasts of mean times, if there is evidence."""
+    names = {"ttft": "first token", "tpot": "per token"}
     spans = [
-        f"{name} {' to '.join(map(seconds_text, plain[key]['seconds']))}"
+        f"{name} {{median}} ({{low}} to {{high}})".format_map(
+            {end: seconds_text(time) for end, time in plain["forecast_s"][key].items()}
+        )
         for key, name in names.items()
-        if key in plain
+        if plain["forecast_s"][key]
     ]
     if not spans:
         return {}
-    last = plain["per_token"] if "per_token" in plain else plain["first_token"]
-    return {"80% intervals": f"of means: {'; '.join(spans)} (as {last['cases']} sets of measured servers)"}
+    cases = max(each["cases"] for each in plain["intervals"].values())
+    return {"forecast": f"of means, 80%: {'; '.join(spans)} (as {cases} sets of measured servers)"}
 
 
 def _latencies(plain: Plain) -> Iterator[Plain]:

@@ -313,7 +313,9 @@ def _remarks(name: str, figures: Plain) -> Iterator[str]:
         shares = ", ".join(f"{part} {share:.1f} %" for part, share in figures["shares_pct"].items())
         yield f"{name}: {shares}{_blame(figures.get('bias_by_part_pct'))}"
     if "rank_correlation" in figures:
-        yield f"{name}: rank correlation {_score(figures['rank_correlation'])}"
+        by_forecast = figures.get("forecast_rank_correlation")
+        also = "" if by_forecast is None else f", by forecast {_score(by_forecast)}"
+        yield f"{name}: rank correlation {_score(figures['rank_correlation'])}{also}"
     for why, rows in figures["unsupported"].items():
         yield f"{name}: {rows} rows not supported: {why}"
 

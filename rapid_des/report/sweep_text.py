@@ -75,9 +75,10 @@ def difference_parts(plain: Plain) -> Iterator[Part]:
     """Yield how B differs from A, without their names."""
     before, after = plain["before_s"], plain["after_s"]
     change = f"{added_text(plain['added_ps'])} ({change_text(after, before)})"
+    yield from _forecast(plain["forecast_s"])
     yield f"step time {seconds_text(before)} to {seconds_text(after)}: {change}"
     sides = (Column("before", "A", side=">"), Column("after", "B", side=">"))
-    yield Table("figures", (Column("name", ""), *sides), list(_figures(plain["figures"])))
+    yield Table("figures", (Column("name", ""), *sides), list(_figures(_as_expected(plain))))
     parts = [part for part in plain["parts"] if part["added_ps"]]
     added = ("added", added_text)
     yield Table("where the difference is; the rows add up to it", columns("part", added_ps=added), parts)
@@ -85,6 +86,27 @@ def difference_parts(plain: Plain) -> Iterator[Part]:
     named = columns("part", "name", before_s="A", after_s="B", added_ps=added)
     yield Table("what makes it", named, [*terms[:_TERMS], *_rest(terms[_TERMS:])])
     yield from unmeasured_lines(plain["not_validated"])
+
+
+def _forecast(forecasts: Mapping[str, Plain | None]) -> Iterator[str]:
+    """Yield what measurements of both steps are expected to show, if there is evidence for both."""
+    one, two = (forecasts[side] for side in ("before", "after"))
+    if one is not None and two is not None:
+        before, after = one["median"], two["median"]
+        change = change_text(after, before)
+        yield f"forecast {seconds_text(before)} to {seconds_text(after)}: {change}"
+
+
+def _as_expected(plain: Plain) -> dict[str, Plain]:
+    """Return the figures, those that go with the time as forecast if there is evidence for both results."""
+    figures, forecasts = dict(plain["figures"]), plain["forecast_s"]
+    if None not in forecasts.values():
+        for name in ("tokens_per_s", "mfu"):
+            figures[name] = {
+                side: value and value * plain[f"{side}_s"] / forecasts[side]["median"]
+                for side, value in figures[name].items()
+            }
+    return figures
 
 
 def _figures(figures: Mapping[str, Plain]) -> Iterator[Plain]:

@@ -26,6 +26,7 @@ from rapid_des.serving.replica import Replica
 from rapid_des.serving.requests import Request
 from rapid_des.serving.sampling import INTERVALS, SHARES, SteadyWindow, half_widths, spread
 from rapid_des.serving.sessions import Turns
+from rapid_des.serving.uncertainty import forecasts
 from rapid_des.serving.uncertainty import intervals as intervals_of
 from rapid_des.units import PS_PER_S, Duration
 
@@ -259,6 +260,7 @@ class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
                 for replica, begin, end, fault in self.stops
             ],
             "intervals": {name: interval.as_json() for name, interval in self.intervals.items()},
+            "forecast_s": forecasts(self.intervals),
             "ci95": {
                 "method": INTERVALS,
                 **{name: half_widths(times) for name, times in self._times.items()},

@@ -13,9 +13,10 @@ import math
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
+from statistics import median
 from typing import Any
 
-from rapid_des.report.evidence import Interval, quantiles
+from rapid_des.report.evidence import FIRST_TOKEN, PER_TOKEN, Interval, quantiles
 from rapid_des.units import Duration
 
 
@@ -26,9 +27,21 @@ def intervals(means: Mapping[str, float], device: str) -> dict[str, Interval]:
         return {}
     intervals = {}
     for figure, mean in means.items():
-        ends = [Duration(round(mean * math.exp(error))) for error in quantiles(known["errors"][figure])]
-        intervals[figure] = Interval(Duration(round(mean)), ends[0], ends[1], known["cases"], known["source"])
+        errors = known["errors"][figure]
+        places = (*quantiles(errors), median(errors))
+        low, high, middle = (Duration(round(mean * math.exp(error))) for error in places)
+        intervals[figure] = Interval(
+            Duration(round(mean)), low, high, known["cases"], known["source"], middle
+        )
     return intervals
+
+
+def forecasts(expected: Mapping[str, Interval]) -> dict[str, dict[str, float] | None]:
+    """Return where measured means are expected as plain data, in seconds; None without evidence."""
+    figures = {"ttft": FIRST_TOKEN, "tpot": PER_TOKEN}
+    return {
+        name: expected[figure].forecast() if figure in expected else None for name, figure in figures.items()
+    }
 
 
 @cache

@@ -25,6 +25,7 @@ from rapid_des.serving.pools import pools_of, server_gpus
 from rapid_des.serving.result import ServeResult, Slo
 from rapid_des.serving.sampling import spread
 from rapid_des.serving.server import serve, workload_of
+from rapid_des.serving.uncertainty import forecasts
 from rapid_des.studies.attainment import Trial, highest_rate
 from rapid_des.studies.draw_statistics import student
 from rapid_des.units import PS_PER_S
@@ -136,6 +137,7 @@ class Layout:
         }
         if self.at is not None:
             plain |= {"ttft_s": spread(self.at.ttft), "tpot_s": spread(self.at.tpot)}
+            plain["forecast_s"] = forecasts(self.at.intervals)
         plain["energy"] = None if self.energy is None else self.energy.as_json()
         if price is not None:
             plain["cost_per_million_tokens"] = self.cost_per_million_tokens(price)

@@ -36,6 +36,7 @@ class _Result(msgspec.Struct):
     tokens_per_s: float | None = None
     mfu: float | None = None
     memory_bytes: int | None = None
+    forecast_s: dict[str, float] | None = None
     bound: str | None = None
     critical_rank: int | None = None
     mode: str | None = None
@@ -84,6 +85,8 @@ class Difference(Report, Struct, frozen=True):
     figures: Mapping[str, tuple[Any, Any]]
     not_validated: tuple[str, ...] = ()
     """The devices of both results for which there are no measurements as they were stated."""
+    forecasts: tuple[Mapping[str, float] | None, Mapping[str, float] | None] = (None, None)
+    """Where measurements of both steps are expected, in seconds."""
 
     def parts(self) -> dict[str, int]:
         """Return the picoseconds that each part of the breakdown adds."""
@@ -105,6 +108,7 @@ class Difference(Report, Struct, frozen=True):
             "after_s": seconds(self.after),
             "added_s": seconds(self.after - self.before),
             "added_ps": self.after - self.before,
+            "forecast_s": dict(zip(("before", "after"), self.forecasts, strict=True)),
             "figures": {name: {"before": one, "after": two} for name, (one, two) in self.figures.items()},
             "not_validated": list(self.not_validated),
             "parts": [{"part": part, "added_ps": added} for part, added in self.parts().items()],
@@ -147,6 +151,7 @@ def difference(one: Result | Mapping[str, Any], two: Result | Mapping[str, Any])
         terms=tuple(sorted(terms, key=lambda term: (-abs(term.added), term.part, term.name))),
         figures={name: (sides[0].get(name), sides[1].get(name)) for name in _FIGURES},
         not_validated=tuple(dict.fromkeys(name for side in sides for name in unmeasured_in(side))),
+        forecasts=(sides[0].get("forecast_s"), sides[1].get("forecast_s")),
     )
 
 

@@ -12,6 +12,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from math import exp, floor
 
 from msgspec import Struct, field
@@ -59,13 +60,13 @@ class _TooLarge(Struct, frozen=True):
     text: str
 
 
-def _fitting(point: Point, cache: BoundedCache) -> Result | _TooLarge:
-    """Return the result of a point, or what its job needs where that is not there."""
+def _fitting(share: float, point: Point, cache: BoundedCache) -> Result | _TooLarge:
+    """Return the result of a point, or what its job needs where this share of memory does not hold it."""
     job, machine = point.resolved(cache)
     capacity = int(machine.device.spec.hbm.capacity)
     needed = cache.get_or_make(("memory", job, None), lambda: memory(in_passes(job, capacity)))
-    if needed.fullest.peak > capacity:
-        return _TooLarge(shortage(needed, capacity))
+    if needed.fullest.peak > int(share * capacity):
+        return _TooLarge(shortage(needed, int(share * capacity)))
     return evaluate(point, cache)
 
 
@@ -78,6 +79,8 @@ class Refinement(Struct, dict=True):
     """Of the last figures."""
     dropped: Callable[[Family, Why, str], None]
     """Told of candidates that are none, and why."""
+    headroom: float
+    """The share of a GPU's memory that layouts for training may take."""
     deadline: Deadline = field(default_factory=Deadline)
     cache: BoundedCache = field(default_factory=lambda: BoundedCache(1 << 28))
     queue: list[Entry] = field(default_factory=list)
@@ -93,8 +96,10 @@ class Refinement(Struct, dict=True):
 
     def __post_init__(self) -> None:
         self.floors = Floors(self.machine, self.cache)
-        self.capacity = int(self.machine.device.spec.hbm.capacity)
         self.trains = self.space.job.spec.training is not None
+        self.share = self.headroom if self.trains else 1.0
+        self.capacity = int(self.share * self.machine.device.spec.hbm.capacity)
+        self.fitting = partial(_fitting, self.share)
         self.bounded = self.trains and not self.machine.faults
         self.exact = _RANKS // self.space.gpus
 
@@ -157,7 +162,7 @@ class Refinement(Struct, dict=True):
         meanwhile = over.while_waiting(front.look_ahead)
         try:
             while self._take_in(front, top) and not over.over:
-                with closing(executor.map(_fitting, map(self._point, front), meanwhile)) as outcomes:
+                with closing(executor.map(self.fitting, map(self._point, front), meanwhile)) as outcomes:
                     for place, outcome in outcomes:
                         front.learn(place, self._found(front.asked[place], outcome))
                         yield
@@ -203,7 +208,7 @@ class Refinement(Struct, dict=True):
                     entry.part(place, one, level=WALKED, least=0) for place, one in enumerate(ones)
                 ])  # fmt: skip
                 continue
-            outcome = attempt(_fitting, self._point(entry), self.cache)
+            outcome = attempt(self.fitting, self._point(entry), self.cache)
             self._put([_refused(entry.family) or self._found(entry, outcome)])
 
     def nearest(self) -> Job | None:

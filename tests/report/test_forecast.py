@@ -17,7 +17,9 @@ from rapid_des.report.forecast import (
     step_interval,
     table,
 )
+from rapid_des.report.memory_forecast import memory_forecast
 from rapid_des.simulation import simulate
+from rapid_des.studies.plan import PlanRow
 from validation.fit_forecast import Measured, cells_of, fitted, left_out, width_of
 
 SCALES = Scales(
@@ -70,11 +72,31 @@ def test_the_forecast_of_a_run_lies_in_its_interval_and_stands_beside_what_is_si
     assert expected.low < expected.median < expected.high
     assert result.as_json()["forecast_s"]["median"] == pytest.approx(expected.median / 1e12)
     assert result.as_json()["step_time_ps"] == result.step_time
+    row = PlanRow(load_job("llama2_7b_train"), {}, result, True).as_json(2.0)
+    slower = expected.median / result.step_time
+    assert row["cost_forecast"]["median"] == pytest.approx(slower * row["cost"])
+    assert row["mfu_forecast"]["median"] == pytest.approx(row["mfu"] / slower)
+    assert row["tokens_per_s_forecast"]["low"] == pytest.approx(
+        row["tokens_per_s"] * result.step_time / expected.high
+    )
     assert result.light.forecast == expected
-    assert expected.jobs == table().jobs and len(table().cells) > 100
+    assert expected.cases == table().jobs and len(table().cells) > 100
     hypothetical = load_machine("dgx_a100", device_settings=[("hbm.bandwidth", "9 TB/s")])
     unknown = simulate(load_job("llama2_7b_train"), hypothetical)
     assert unknown.forecast is None and unknown.as_json()["forecast_s"] is None
+
+
+def test_a_peak_is_forecast_by_software_and_fits_with_the_probability_that_it_has_room():
+    result = simulate(load_job("llama2_7b_train"), load_machine("dgx_a100"))
+    figures, plain = result.figures, result.as_json()
+    peak = figures.memory_forecast
+    assert peak.low < figures.memory.fullest.peak < peak.median < peak.high  # peaks are more than simulated
+    assert plain["memory_forecast_bytes"]["median"] == peak.median and plain["fits"] == peak.fits
+    whole = memory_forecast(figures.memory, peak.median, "Megatron-LM 2025")
+    assert whole.fits == pytest.approx(0.5, abs=0.01)
+    assert memory_forecast(figures.memory, peak.high, "Megatron-LM 2025").fits == pytest.approx(0.9, abs=0.01)
+    known = memory_forecast(figures.memory, peak.high, "nanotron")
+    assert known.high - known.low < peak.high - peak.low  # its own peaks are published
 
 
 def test_kinds_of_devices_without_measured_jobs_have_no_forecast():

@@ -17,7 +17,7 @@ def test_an_interval_is_the_mean_times_the_quantiles_of_measured_errors():
     low, high = quantiles(errors)
     found = intervals({"per_token": 10**10}, "H100-SXM-80GB")["per_token"]
     assert (found.low, found.high) == (round(10**10 * math.exp(low)), round(10**10 * math.exp(high)))
-    assert found.low < found.time < found.high
+    assert found.low < found.median < found.high
     inside = np.mean([low <= error <= high for error in errors])
     assert inside == pytest.approx(0.8, abs=0.03)
 
@@ -33,4 +33,7 @@ def test_devices_without_measured_servers_have_none():
 
 
 def test_first_tokens_that_are_mostly_queue_have_none():
-    assert set(served("dgx_h100", "constant rate=100000/s").as_json()["intervals"]) == {"per_token"}
+    plain = served("dgx_h100", "constant rate=100000/s").as_json()
+    assert set(plain["intervals"]) == {"per_token"}
+    per_token = plain["forecast_s"]["tpot"]
+    assert plain["forecast_s"]["ttft"] is None and per_token["low"] < per_token["median"] < per_token["high"]

@@ -325,13 +325,24 @@ def test_the_best_is_what_trying_everything_finds():
     every, cache = [], BoundedCache()
     for way in Space(job, machine, 4, vary):
         legal = checked(way, str)
-        if legal is not None and memory(legal).fullest.peak <= machine.device.spec.hbm.capacity:
+        if legal is not None and memory(legal).fullest.peak <= 0.9 * machine.device.spec.hbm.capacity:
             every.append(simulate(legal, machine, cache=cache).step_time)
     assert [row.step_time for row in found.rows] == sorted(every)[:3]
     assert found.ways > 2 * found.counts["flattened"]
     assert found.within == 0
     assert all(row.certain and row.job.gpus == 4 for row in found.rows)
     assert [row["tp"] for row in found.as_json()["rows"]] == [row.settings["tp"] for row in found.rows]
+
+
+def test_layouts_take_memory_up_to_the_stated_share():
+    vary = {**FEW, "tp": [1], "pp": [1], "micro_batch": [1], "schedule": ["1f1b"]}
+    found = plan(job_of(), machine_of(), Wanted(gpus=4, top=1, vary=vary))
+    taken = found.rows[0].memory_bytes / machine_of().device.spec.hbm.capacity
+    assert taken <= 0.9 and found.as_json()["rows"][0]["fits"] > 0.5
+    with pytest.raises(InfeasibleJobError, match=r"into \d+% of memory \(--headroom\)"):
+        plan(job_of(), machine_of(), Wanted(gpus=4, top=1, vary=vary, headroom=taken / 100))
+    with pytest.raises(InputError, match="headroom 1.1"):
+        Wanted(headroom=1.1)
 
 
 def test_after_many_simulations_the_first_row_is_enough_and_others_say_whether_they_are_certain(monkeypatch):
@@ -462,6 +473,7 @@ def test_every_other_way_says_why_it_is_no_row():
     assert {one.why for one in found.pruned} == {"memory", "bound"}
     row = found.rows[0].as_json(2.0)
     assert row["cost"] == pytest.approx(2.0 * 4 * row["step_time_s"] / 3600)
+    assert row["forecast_s"] is row["cost_forecast"] is row["mfu_forecast"] is None  # not a measured device
 
 
 def test_a_pass_that_another_one_fills_is_bound_by_its_kernels_alone():

@@ -107,7 +107,7 @@ class Outcome:
     """Where the measurements of its times are expected, by figure."""
     work: Mapping[str, int] = field(default_factory=dict)
     origin: Origin | None = None
-    """Of a step or a static batch: whose errors its times are expected to have."""
+    """Whose errors its times are expected to have, or its memory."""
     kind: JobKind | None = None
     """Of a training step: what a forecast of it depends on."""
     memory: StageMemory | None = None
@@ -211,7 +211,8 @@ def _to_first(job: Job, machine: Machine, result: ServeResult) -> dict[str, floa
 
 def _with_memory(job: Job) -> Outcome:
     needed = memory(job)
-    return Outcome(memory_bytes=float(needed.fullest.peak), memory=needed.stages[0])
+    origin = Origin("", job.software.name)
+    return Outcome(memory_bytes=float(needed.fullest.peak), memory=needed.stages[0], origin=origin)
 
 
 @cache

@@ -17,12 +17,14 @@ from rapid_des.report.evidence import FIRST_TOKEN, PER_TOKEN, STEP
 from rapid_des.values import replace
 from validation.jobs.blame import Taken, errors_by_part
 from validation.jobs.cases import FIRST, TOO_LARGE, Case, Outcome
-from validation.jobs.sources import ratios_of
+from validation.jobs.sources import memory_ratios_of, ratios_of
 from validation.jobs.workers import Runs, Watch
 from validation.measurements import Record, UnsupportedRow
 from validation.scoring import JobError, Row, Topic
 
 Figure = Callable[[Outcome], float]
+MEMORY = "memory"
+"""The figure of peaks."""
 _GIB = 1 << 30
 
 
@@ -77,8 +79,9 @@ _NAMES: Mapping[Figure, str] = {
     step_ms: STEP,
     first_token_ms: FIRST_TOKEN,
     per_token_ms: PER_TOKEN,
+    reserved_gib: MEMORY,
 }
-"""Figures of which a run gives intervals."""
+"""Figures that are forecast."""
 
 
 @dataclass(frozen=True)
@@ -146,8 +149,9 @@ def job_topics(
         rows = partial(_rows, runs, members, split=split)
         errors = partial(_job_errors, runs, members)
         yield Topic(
-            name, rows, unit=unit, begin=begin, abandon=runs.abandon, ranked=ranked, job_errors=errors
-        )
+            name, rows, unit=unit, begin=begin, abandon=runs.abandon, ranked=ranked, job_errors=errors,
+            layouts=partial(_layouts, members),
+        )  # fmt: skip
         figure = next((row.figure for row in members if row.cases), None)
         if figure in (step_s, step_ms, per_token_ms) or _first_of_served(members):
             shares, blamed = partial(_shares, runs, members), partial(_blamed, runs, members)
@@ -186,15 +190,18 @@ def _row(runs: Runs, row: MeasuredJob, null: float | None) -> Row:
     alone = None if row.alone is None else runs.outcome(row.alone)
     simple = None if alone is None or alone.refusal else row.figure(alone)
     found = Row(row.case_id, row.measured, predicted, null, alone=simple)
-    if outcome.kind is None or outcome.origin is None or row.figure is not step_s:
+    if row.figure is reserved_gib and outcome.origin is not None:
+        middle, low, high = memory_ratios_of(outcome.origin.software)
+    elif outcome.kind is not None and outcome.origin is not None and row.figure is step_s:
+        middle, low, high = ratios_of(row.topic, outcome.kind)
+    else:
         return found
-    middle, low, high = ratios_of(row.topic, outcome.kind)
     covered = low <= row.measured / predicted <= high
     return replace(found, covered=covered, forecast=middle * predicted)
 
 
 def _job_errors(runs: Runs, members: Sequence[MeasuredJob], wanted: Callable[[str], bool]) -> list[JobError]:
-    """Return the errors of wanted rows whose figure a run gives intervals of."""
+    """Return the errors of wanted rows whose figure is forecast."""
     chosen = [row for row in members if row.figure in _NAMES and wanted(row.case_id)]
     runs.begin(case for row in chosen for case in row.cases)
     outcomes = [(row, _best(runs, row)) for row in chosen]
@@ -212,6 +219,13 @@ def _job_errors(runs: Runs, members: Sequence[MeasuredJob], wanted: Callable[[st
         for row, outcome in outcomes
         if not isinstance(outcome, str) and outcome.origin is not None
     ]
+
+
+def _layouts(members: Sequence[MeasuredJob]) -> Mapping[str, str]:
+    """Return each case's job: what its layouts have in common, formats included."""
+    cases = {row.case_id: row.cases[0] for row in members if row.cases}
+    formats = {name: json.loads(case.job).get("precision") for name, case in cases.items()}
+    return {name: _alike(case) + json.dumps(formats[name], sort_keys=True) for name, case in cases.items()}
 
 
 def _alike(case: Case) -> str:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from functools import cache
 
+from rapid_des.report import memory_forecast
 from rapid_des.report.forecast import JobKind, Posterior, posterior_of, table
 
 SOURCES: Mapping[str, str] = {
@@ -51,7 +52,16 @@ def source_of(topic: str) -> str:
 
 def ratios_of(topic: str, kind: JobKind) -> tuple[float, float, float]:
     """Return measured over simulated times by the other sources: the median and the interval's ends."""
-    posterior = _without(source_of(topic))
+    return _ratios(_without(source_of(topic)), kind)
+
+
+def memory_ratios_of(software: str) -> tuple[float, float, float]:
+    """Return measured over simulated peaks by other software: the median and the interval's ends."""
+    known = posterior_of(memory_forecast.posterior().table, without=(software,))
+    return _ratios(known, memory_forecast.kind_of(software))
+
+
+def _ratios(posterior: Posterior, kind: JobKind) -> tuple[float, float, float]:
     middle, spread = posterior.ratio(kind)
     half = posterior.table.scales.width * spread
     return math.exp(middle), math.exp(middle - half), math.exp(middle + half)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import accumulate
 
+from rapid_des.values import replace
 from validation.jobs.cases import Case, Outcome
 from validation.jobs.decoders import LLAMA, Dimensions, Style, decoder, training_flops
 from validation.jobs.origins import SOFTWARE, place
@@ -44,6 +45,17 @@ def topics(data: DataFolder) -> Iterator[Topic]:
     yield from job_topics(fits, runs(), unit="fits", split=data.split)
     memory = (row for kind in _KINDS for row in read_rows(ran, partial(_memory, kind), partial(_of, kind)))
     yield from job_topics(memory, runs(), unit="GiB", split=data.split)
+
+
+def memory_topics(data: DataFolder) -> Iterator[Topic]:
+    """Yield `memory/nanotron`, the peaks that PyTorch held."""
+    ran = [record for record in data.read(FILE) if record["status"] == "Success"]
+    rows = read_rows(ran, _held, lambda record: ("memory/nanotron", record["name"]))
+    yield from job_topics(rows, runs(), unit="GiB", split=data.split)
+
+
+def _held(record: Record) -> MeasuredJob:
+    return replace(_memory("Res", record), topic="memory/nanotron")
 
 
 def _named(record: Record) -> tuple[str, str]:

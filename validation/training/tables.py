@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from rapid_des.values import replace
 from validation.jobs.cases import Case
 from validation.jobs.decoders import Dimensions, training_flops
 from validation.jobs.models import Models, models_of
 from validation.jobs.origins import SOFTWARE, place
-from validation.jobs.rows import MeasuredJob, Named, job_topics, read_rows
+from validation.jobs.rows import MeasuredJob, Named, job_topics, read_rows, reserved_gib
 from validation.jobs.training_trees import MEGATRON_2025_JOB, Batch, Layout, training_job
 from validation.measurements import DataFolder, Names, Record, UnsupportedRow
 from validation.scoring import Topic
@@ -27,6 +29,7 @@ _TITAN_CHUNKS: Mapping[str, tuple[int, ...]] = {"1F1B": (1,), "Interleaved-1F1B"
 """By the end of a row's name; where the schedule is not printed, both."""
 _LLAMA_3_CHUNKS = 8
 """Chunks of a stage of Llama 3 405B."""
+_PEAK = re.compile(r"\bmem ([\d.]+) GiB")
 _NEMO_GPUS: Mapping[str, str] = Names("GPU", {"DGX-B200": "B200-SXM", "DGX-GB200": "GB200-NVL72"})
 
 
@@ -37,6 +40,23 @@ def topics(data: DataFolder) -> Iterator[Topic]:
         mine = [record for record in records if record["source"] == source]
         rows = read_rows(mine, partial(read, models), named, alone_of(data, source))
         yield from job_topics(rows, runs(), unit="s", split=data.split)
+
+
+def memory_topics(data: DataFolder) -> Iterator[Topic]:
+    """Yield `memory/torchtitan`, the peaks that PyTorch held, which the tables' notes have."""
+    records = [record for record in data.read(FILE) if _PEAK.search(record["notes"])]
+    read = partial(_titan_peak, models_of(data))
+    rows = read_rows(records, read, lambda record: ("memory/torchtitan", record["case_id"]))
+    yield from job_topics(rows, runs(), unit="GiB", split=data.split)
+
+
+def _titan_peak(models: Models, record: Record) -> Iterator[MeasuredJob]:
+    """Yield the peak of a row for each schedule that it may have had."""
+    stated = _PEAK.search(record["notes"])
+    assert stated is not None, "rows without were left out"
+    for row in _titan(models, record):
+        cases = tuple(replace(case, only_memory=True) for case in row.cases)
+        yield MeasuredJob("memory/torchtitan", row.case_id, float(stated[1]), reserved_gib, cases)
 
 
 def _titan(models: Models, record: Record) -> Iterator[MeasuredJob]:

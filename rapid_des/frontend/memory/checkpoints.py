@@ -46,6 +46,6 @@ def _share(job: Job, stage: int, domain: Domain, elements: int) -> int:
 
     weights = byte_count(sharding.held("parameters", elements), precision.activations)
     kept = sum(size for _, size in states(job, stage, domain, elements))
-    if precision.master_weights is not None:
-        kept += byte_count(sharding.held("optimizer", elements), precision.master_weights)
+    if precision.own_weights is not None:
+        kept += byte_count(sharding.held("optimizer", elements), precision.own_weights)
     return ceil_divide(weights, copies("parameters")) + ceil_divide(kept, copies("optimizer"))

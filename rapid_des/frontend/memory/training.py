@@ -273,8 +273,8 @@ def _model(job: Job, stage: int, domain: Domain, elements: int) -> Iterator[Tens
     yield Tensor(f"{of}gradients", "gradients", byte_count(held("gradients"), precision.gradients))
     if job.training.offload_optimizer:
         return
-    if precision.master_weights is not None:
-        bytes_held = byte_count(held("optimizer"), precision.master_weights)
+    if precision.own_weights is not None:
+        bytes_held = byte_count(held("optimizer"), precision.own_weights)
         yield Tensor(f"{of}master weights", "optimizer", bytes_held)
     for name, size in states(job, stage, domain, elements):
         yield Tensor(f"{of}{name}", "optimizer", size)
