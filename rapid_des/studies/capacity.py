@@ -118,8 +118,7 @@ class Layout:
             tokens = load * float(self.at.requests["output"].mean()) * 3600
             fleet["cost_per_hour"] = gpus * price
             fleet["cost_per_million_tokens"] = gpus * price / tokens * 1e6
-            costs = [None if end is None else end * price / tokens * 1e6 for end in ends]
-            fleet["cost_per_million_tokens_interval"] = costs
+            fleet["cost_per_million_tokens_interval"] = [end and end * price / tokens * 1e6 for end in ends]
         return fleet
 
     def as_json(self, price: float | None = None) -> dict[str, Any]:
@@ -184,9 +183,7 @@ def capacity(job: Job, machine: Machine, demand: ServerLoad, *, cache: BoundedCa
         return Trial.of(rate, runs[rate], demand.slo, demand.share)
 
     found = highest_rate(tried, full)
-    interval = found.low, found.high
-    if found.above is None:
-        interval = _full_interval(full, job, machine, demand, cache)
+    interval = (found.low, found.high) if found.above else _full_interval(full, job, machine, demand, cache)
     near = min(runs, key=lambda each: abs(each - found.rate))
     at = runs[near] if found.rate else None
     return Layout(
