@@ -40,7 +40,7 @@ from rapid_des.units import EventRate
 @click.option("--load", metavar="RATE", help="Size a fleet for this load, as in: 20/s.")
 @click.option("--price", type=Amount(0), metavar="PRICE", help="Price of a GPU for an hour.")
 @click.option(
-    "--requests", type=click.IntRange(10, 10**6), default=1000, show_default=True, help="A simulation."
+    "--requests", type=click.IntRange(10, 10**6), default=1000, show_default=True, help="Of a short run."
 )
 @workload_option
 @click.option("--prompt", metavar="'KIND KEY=VALUE …'", help="Tokens of prompts, as of serve.")

@@ -1,17 +1,16 @@
 """The load that a server takes within limits, and the layout that serves a load at the least cost.
 
 The capacity of a layout is the highest rate of Poisson arrivals at which a stated share of the requests keeps
-all limits. Its upper bound is the rate at which requests leave a server that always has requests waiting;
-bisection finds it below. Every rate sees the same requests in the same order (common random numbers), so that
-the share falls with the rate, except for effects of batching. One replica is simulated: replicas share a load
-evenly and are independent.
+all limits in the long run (`attainment`). Its upper bound is the rate at which requests leave a server that
+always has requests waiting; bisection finds it below, with an interval. One replica is simulated: replicas
+share a load evenly and are independent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
 import numpy as np
@@ -27,13 +26,13 @@ from rapid_des.serving.result import ServeResult, Slo
 from rapid_des.serving.sampling import spread
 from rapid_des.serving.server import serve, workload_of
 from rapid_des.serving.uncertainty import forecasts
+from rapid_des.studies.attainment import Trial, highest_rate
+from rapid_des.studies.draw_statistics import student
 from rapid_des.units import PS_PER_S
 from rapid_des.values import replace
 
-_CLOSE = 1.03
-"""The search ends when the next higher rate that fails is nearer than this factor."""
-_LOWEST = 2**-10
-"""The lowest rate that is tried, over the rate of a full server: at this rate requests run alone."""
+_FULL_DRAWS = 4
+"""Number of runs behind the interval of a full server's rate."""
 _AXES = ("tp", "pp", "ep", "dp", "prefill", "decode", "prefill_tp")
 CONCURRENCIES = (1, 4, 16, 64, 256)
 """The numbers of concurrent requests of one replica for which `curve` has a point."""
@@ -47,7 +46,7 @@ class ServerLoad(Struct, frozen=True):
     share: float = 0.99
     """The share of the requests that must keep all limits."""
     requests: int = 1000
-    """The number of requests of each simulation."""
+    """The number of requests of a short run; the longest has eight times as many."""
     prompt: str | None = None
     """The lengths of prompts in tokens, as for `serve`; None: those of the job."""
     output: str | None = None
@@ -65,10 +64,6 @@ class ServerLoad(Struct, frozen=True):
             raise KeyboardInterrupt
         return result
 
-    def attainment(self, result: ServeResult) -> float:
-        """Return the share of the requests that keep all limits."""
-        return float(self.slo.met_by(result).mean())
-
 
 @dataclass(frozen=True)
 class Layout:
@@ -79,16 +74,18 @@ class Layout:
     gpus: int
     rate: float
     """The capacity in requests a second; 0 if a request alone breaks the limits."""
+    interval: tuple[float, float]
+    """The 95 % interval of the capacity."""
     full: float
     """The rate at which a server answers that always has requests waiting."""
     at: ServeResult | None
-    """The result of serving at the capacity; None if the capacity is 0."""
+    """The result of serving at the tried rate that is nearest; None if the capacity is 0."""
     attainment: float
-    """The share of them that kept the limits."""
+    """The share of the requests that kept the limits in the last run, the nearest to the capacity."""
     broken: str
     """The limit that most requests break above the capacity; empty: none up to the full rate."""
     above: float | None = None
-    """The lowest simulated rate that breaks the limits."""
+    """The lowest tried rate that breaks the limits; None: none did."""
     energy: ServedEnergy | None = None
     """The energy of the requests at the capacity; None if the device file has no energy constants."""
 
@@ -113,12 +110,15 @@ class Layout:
         """Return the fleet for a load in requests a second; `price` of a GPU and hour."""
         if not self.rate:
             return {}
-        replicas = ceil(load / self.rate)
-        fleet: dict[str, Any] = {"replicas": replicas, "gpus": replicas * self.gpus}
+        low, high = self.interval
+        replicas, fewest = ceil(load / self.rate), ceil(load / high)
+        gpus, ends = replicas * self.gpus, [fewest * self.gpus, ceil(load / low) * self.gpus if low else None]
+        fleet: dict[str, Any] = {"replicas": replicas, "gpus": gpus, "gpus_interval": ends}
         if price is not None and self.at is not None:
             tokens = load * float(self.at.requests["output"].mean()) * 3600
-            fleet["cost_per_hour"] = fleet["gpus"] * price
-            fleet["cost_per_million_tokens"] = fleet["cost_per_hour"] / tokens * 1e6
+            fleet["cost_per_hour"] = gpus * price
+            fleet["cost_per_million_tokens"] = gpus * price / tokens * 1e6
+            fleet["cost_per_million_tokens_interval"] = [end and end * price / tokens * 1e6 for end in ends]
         return fleet
 
     def as_json(self, price: float | None = None) -> dict[str, Any]:
@@ -127,6 +127,7 @@ class Layout:
             "layout": dict(self.settings),
             "gpus": self.gpus,
             "rate_per_s": self.rate,
+            "rate_interval_per_s": list(self.interval),
             "full_rate_per_s": self.full,
             "kept": self.attainment,
             "broken_above": self.broken,
@@ -163,7 +164,7 @@ class LoadPoint(Struct, frozen=True):
 
 
 def capacity(job: Job, machine: Machine, demand: ServerLoad, *, cache: BoundedCache | None = None) -> Layout:
-    """Return the highest rate that one replica of a job serves within the limits, to 3 %.
+    """Return the highest rate that one replica of a job serves within the limits.
 
     >>> from rapid_des.machine import load_machine
     >>> job = load_job("llama2_7b_inference", settings={"model.layers": 2})
@@ -173,26 +174,24 @@ def capacity(job: Job, machine: Machine, demand: ServerLoad, *, cache: BoundedCa
     """
     cache, job = BoundedCache() if cache is None else cache, _one_replica(job)
     full = _full_rate(job, machine, demand, cache)
-    layout = Layout(_degrees(job), server_gpus(job), rate=0.0, full=full, at=None, attainment=0.0, broken="")
 
-    def tried(rate: float) -> tuple[ServeResult, float]:
-        result = demand.served(job, machine, f"poisson rate={rate:.6g}/s", cache, demand.requests)
-        return result, demand.attainment(result)
+    runs = dict[float, ServeResult]()
 
-    low, high = 0.0, full
-    rate = full
-    while True:
-        result, attained = tried(rate)
-        if attained >= demand.share:
-            layout = replace(layout, rate=rate, at=result, attainment=attained)
-            low = rate
-        else:
-            layout = replace(layout, broken=_worst(demand.slo, result), above=rate)
-            high = rate
-        if low == full or (low and high / low < _CLOSE) or high < full * _LOWEST:
-            spent = None if layout.at is None else served_energy(layout.at, job, machine, cache=cache)
-            return replace(layout, energy=spent)
-        rate = (low * high) ** 0.5 if low else high / 4
+    def tried(rate: float, lengths: int) -> Trial:
+        arrivals = f"poisson rate={rate:.6g}/s"
+        runs[rate] = demand.served(job, machine, arrivals, cache, demand.requests * lengths)
+        return Trial.of(rate, runs[rate], demand.slo, demand.share)
+
+    found = highest_rate(tried, full)
+    interval = (found.low, found.high) if found.above else _full_interval(full, job, machine, demand, cache)
+    near = min(runs, key=lambda each: abs(each - found.rate))
+    at = runs[near] if found.rate else None
+    return Layout(
+        _degrees(job), server_gpus(job), rate=found.rate, interval=interval, full=full, at=at,
+        attainment=found.share, broken=_worst(demand.slo, runs[found.above]) if found.above else "",
+        above=found.above,
+        energy=None if at is None else served_energy(at, job, machine, cache=cache),
+    )  # fmt: skip
 
 
 def _one_replica(job: Job) -> Job:
@@ -228,6 +227,16 @@ def _full_rate(job: Job, machine: Machine, demand: ServerLoad, cache: BoundedCac
     finished = np.sort(result.requests["finished"])
     first, last = len(finished) // 4, 3 * len(finished) // 4
     return (last - first) / (max(int(finished[last] - finished[first]), 1) / PS_PER_S)
+
+
+def _full_interval(
+    full: float, job: Job, machine: Machine, demand: ServerLoad, cache: BoundedCache
+) -> tuple[float, float]:
+    """Return where the rate of a full server lies, by draws of other seeds."""
+    seeds = (demand.seed + (number << 32) for number in range(1, _FULL_DRAWS))
+    draws = [_full_rate(job, machine, replace(demand, seed=seed), cache) for seed in seeds]
+    width = student(_FULL_DRAWS - 1) * float(np.std([full, *draws], ddof=1))
+    return max(full - width, 0.0), full + width
 
 
 def _worst(slo: Slo, result: ServeResult) -> str:
@@ -332,10 +341,25 @@ class Fleets(Struct, frozen=True):
     price: float | None
     interrupted: bool = False
 
+    def as_good(self, row: Layout) -> bool:
+        """Return whether a layout may be as good as the first: the intervals of what orders them meet."""
+        first, other = (self._ordering(each) for each in (self.rows[0], row))
+        return other[0] <= first[1]
+
+    def _ordering(self, row: Layout) -> tuple[float, float]:
+        """Return the interval of what orders layouts: GPUs for the load, or for a request a second."""
+        slow, fast = row.interval
+        if self.load is None:
+            return row.gpus / max(fast, 1e-12), row.gpus / max(slow, 1e-12)
+        fewest, most = row.fleet(self.load, None).get("gpus_interval", (inf, inf))
+        return fewest or inf, most or inf
+
     def as_json(self) -> dict[str, Any]:
         """Return plain data."""
         rows = [
-            row.as_json(self.price) | ({"fleet": row.fleet(self.load, self.price)} if self.load else {})
+            row.as_json(self.price)
+            | {"as_good_as_first": self.as_good(row)}
+            | ({"fleet": row.fleet(self.load, self.price)} if self.load else {})
             for row in self.rows
         ]
         return {"rows": rows, "refused": [{"layout": text, "why": why} for text, why in self.refused],

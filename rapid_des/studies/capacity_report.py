@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rapid_des.report.tables import Part, Table, columns, counted
+from rapid_des.studies.attainment import LONG
 from rapid_des.studies.capacity import Fleets, Layout, LoadPoint, ServerLoad
 
 
@@ -54,15 +55,18 @@ def draw_front(points: Sequence[LoadPoint], path: Path, *, title: str) -> None:
 def capacity_report(fleets: Fleets, demand: ServerLoad, title: str) -> Iterator[Part]:
     """Yield the fleets as a table, and the layouts that were refused."""
     yield title
-    asked = f"{demand.share:.0%} of {demand.requests:,} requests within {demand.slo.text}"
-    yield f"{asked}; one replica of each layout" + (", interrupted" if fleets.interrupted else "")
-    names = columns("layout", "gpus", rate=("requests/s", ".3g"), tokens=("tokens/s/GPU", ",.0f"))
+    asked = f"{demand.share:.0%} of requests within {demand.slo.text}"
+    drawn = f"runs of {demand.requests:,} and {LONG * demand.requests:,} requests, 95% intervals"
+    yield f"{asked}; one replica of each layout; {drawn}" + (", interrupted" if fleets.interrupted else "")
+    names = columns("layout", "gpus", rate="requests/s", tokens=("tokens/s/GPU", ",.0f"))
     names += columns(joules=("J/token", ".3g"), limit="limited by")
     if fleets.load:
-        names += columns(fleet=("fleet", lambda gpus: counted(gpus, "GPU")))
+        names += columns(fleet="fleet")
     if fleets.price is not None:
         names += columns(cost=("cost/Mtoken", ".3f"))
     yield Table("", names, [_row(row, fleets) for row in fleets.rows])
+    if any(map(fleets.as_good, fleets.rows[1:])):
+        yield "~ may be as good as the first: the intervals meet; more --requests narrow them"
     yield from (f"{text} can not serve: {why}" for text, why in fleets.refused)
 
 
@@ -73,12 +77,18 @@ def _row(row: Layout, fleets: Fleets) -> dict[str, Any]:
         alone = row.cost_per_million_tokens(fleets.price)
         cost = fleet.get("cost_per_million_tokens") if fleets.load else alone
     return {
-        "layout": row.name,
+        "layout": row.name + " ~" * (row is not fleets.rows[0] and fleets.as_good(row)),
         "gpus": row.gpus,
-        "rate": row.rate,
+        "rate": f"{row.rate:.3g}{_between(row.interval, '.3g')}",
         "tokens": row.output_tokens_per_gpu,
         "joules": None if row.energy is None else row.energy.joules_per_output_token,
         "limit": row.broken or "throughput",
-        "fleet": fleet.get("gpus"),
+        "fleet": counted(fleet["gpus"], "GPU") + _between(fleet["gpus_interval"], ",") if fleet else None,
         "cost": cost,
     }
+
+
+def _between(interval: Sequence[float | None], form: str) -> str:
+    """Return an interval in parentheses, or nothing if its ends are alike; None: there is no upper end."""
+    low, high = ("any number" if end is None else format(end, form) for end in interval)
+    return f" ({low} to {high})" if low != high else ""
