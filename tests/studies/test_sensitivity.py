@@ -106,7 +106,10 @@ def sensitivity_step(job, machine):
     return simulate(job, machine, mode="analytical").step_time
 
 
-def test_the_command_draws_what_it_tells(tmp_path):
+def test_the_command_draws_what_it_tells(tmp_path, found, monkeypatch):
+    monkeypatch.setattr(
+        "rapid_des.cli.plan.sensitivity", lambda *_: found
+    )  # what the fixture takes seconds for
     target = tmp_path / "tornado.png"
     sets = [part for key, value in SMALL.items() for part in ("--set", f"job.{key}={value}")]
     asked = [

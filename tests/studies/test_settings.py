@@ -24,8 +24,8 @@ def opened(job, machine, settings):
 
 def report(job, machine, settings):
     plain = rd.simulate(*opened(job, machine, settings), cache=CACHE).as_json()
-    basis = ("simulation_wall_s", "priced_with", "intervals", "forecast_s")  # what stands behind the answer
-    return {name: value for name, value in plain.items() if name not in basis}
+    basis = ("simulation_wall_s", "priced_with", "intervals")  # what stands behind the answer
+    return {name: value for name, value in plain.items() if name not in basis and "forecast" not in name}
 
 
 IDLE = [
