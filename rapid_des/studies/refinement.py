@@ -370,11 +370,16 @@ class Refinement(Struct, dict=True):
         self.dropped(family, why, text)
 
 
+_MOST_APART = 0.05
+"""The largest share by which an unsimulated layout may be faster when a search ends: measurements of experts
+distinguish less, and a search that ended there would leave seconds of a step."""
+
+
 def _distinguished_below(result: Result) -> int:
     """Return below how many picoseconds measurements show that a layout is faster than a result."""
     works, origin = (result.work, result.work), result.origin
     ratio = None if origin is None else resolution(works, origin)
-    return floor(int(result.step_time) * exp(-(ratio or 0.0)))
+    return floor(int(result.step_time) * exp(-min(ratio or 0.0, _MOST_APART)))
 
 
 def _refused(family: Family) -> Out | None:
