@@ -167,7 +167,8 @@ def _decoded(path: Path) -> _File:
     except msgspec.ValidationError as problem:
         raise TraceError(f"{path}: is no profile of PyTorch: {_in_words(str(problem))}") from None
     except msgspec.DecodeError as problem:
-        raise TraceError(f"{path}: is no JSON: {problem}") from None
+        what = str(problem).removeprefix("JSON is malformed: ")
+        raise TraceError(f"{path}: is no JSON: {what}") from None
     except RecursionError:
         raise TraceError(f"{path}: is JSON nested deeper than a profile") from None
     return _File(found) if isinstance(found, list) else found
