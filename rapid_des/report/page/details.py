@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -15,9 +14,9 @@ from rapid_des.report.breakdown import BUBBLE, COMPUTE, RankTimes, rank_times
 from rapid_des.report.critical_path import CriticalPath, PathPart
 from rapid_des.report.page.charts import Lane, Lanes, PageSection, Plot, PlotAxis, Series, Span
 from rapid_des.report.page.lanes import unit_of
-from rapid_des.report.pictures.memory import MOVING, MemorySteps, drawn_stages, memory_steps
-from rapid_des.report.pictures.roofline import RooflineMark, marks_of
-from rapid_des.report.pictures.schedule import NAMES, PASSLESS, Box, boxes, whole_segments
+from rapid_des.report.pictures.memory import MOVING, MemorySteps, steps_of_stages
+from rapid_des.report.pictures.roofline import RooflineMark, marks_of, peaks_of
+from rapid_des.report.pictures.schedule import NAMES, PASSLESS, Box, boxes
 from rapid_des.report.result import Result
 from rapid_des.report.why_text import cause_name
 from rapid_des.units import FlopRate
@@ -139,18 +138,12 @@ def memory_plots(result: Result) -> Iterator[Plot]:
     run, trace, figures = run_of(result), result.trace, result.figures
     if run is None or trace is None or figures is None or trace.job.spec.training is None:
         return
-    ran: dict[int, list[Box]] = {}
-    for box in whole_segments(trace, run):
-        ran.setdefault(box.stage, []).append(box)
-    memory = figures.memory
-    chosen = drawn_stages(memory)
-    wanted = dict.fromkeys((chosen[0].stage, memory.fullest.stage, chosen[-1].stage))
-    end = run.execution.records.makespan
-    for stage in (each for each in chosen if each.stage in wanted):
-        steps = _thinned(memory_steps(stage, ran.get(stage.stage, []), end), end)
+    memory, end = figures.memory, run.execution.records.makespan
+    numbers = sorted({0, memory.fullest.stage, len(memory.stages) - 1})
+    for stage, steps in steps_of_stages((memory.stages[number] for number in numbers), trace, run):
         fullest = " (the fullest)" if stage.stage == memory.fullest.stage else ""
         title = f"memory of a rank of stage {stage.stage}{fullest} over the step"
-        yield _memory_plot(title, steps, end, figures.memory_capacity)
+        yield _memory_plot(title, _thinned(steps, end), end, figures.memory_capacity)
 
 
 def _thinned(steps: MemorySteps, end: int) -> MemorySteps:
@@ -205,7 +198,7 @@ def roofline_section(result: Result) -> PageSection:
     top = max(device.spec.tensor_peak.values()) * device.clock_ratio / _TERA
     y = PlotAxis("TFLOP/s", log=True, low=min(mark.rate for mark in marks) / 2 / _TERA, high=2 * top)
     lines = []
-    for peak, dtypes in _peaks(device.spec.tensor_peak).items():
+    for peak, dtypes in peaks_of(device).items():
         rate, bandwidth = peak * device.clock_ratio / _TERA, device.spec.hbm.bandwidth / _TERA
         bend = min(max(rate / bandwidth, x[0]), x[1])
         points = [(at, min(rate, at * bandwidth)) for at in (x[0], bend, x[1])]
@@ -220,15 +213,6 @@ def roofline_section(result: Result) -> PageSection:
 
 def _ends(intensities: Sequence[float]) -> tuple[float, float]:
     return min(0.3, *intensities) / 2, max(3e3, *intensities) * 2
-
-
-def _peaks(stated: Mapping[Any, FlopRate]) -> dict[int, list[str]]:
-    """Return the number formats of each peak that language models use."""
-    peaks: dict[int, list[str]] = {}
-    for dtype, peak in stated.items():
-        if dtype not in {"fp64", "int8", "int4"}:
-            peaks.setdefault(int(peak), []).append(dtype)
-    return peaks
 
 
 def _dots(bound: str, marks: Sequence[RooflineMark], result: Result) -> Series:
