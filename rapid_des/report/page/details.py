@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -25,7 +26,7 @@ _GIB = 2**30
 _BINS = 400
 """The largest number of steps of memory that a plot shows; the fullest of those in between stand for them."""
 _SPANS = 150_000
-"""The largest number of boxes of a rank on a timeline."""
+"""The largest number of boxes of a stream on a timeline; its lead says where some are left out."""
 _TERA = 10**12
 
 
@@ -47,6 +48,8 @@ def timeline_section(result: Result, path: CriticalPath | None) -> PageSection:
     lead = "Stages with their passes, the streams of the rank that ends last, and the critical path."
     if not whole:
         lead += " The timeline shows the part of the step that was simulated."
+    if any(len(lane.spans) == _SPANS for lane in streams):
+        lead += f" Of a stream it shows the first {_SPANS:,} boxes."
     if result.blocks is not None:
         lead += f" In mode {result.mode} a block of the model is one box."
     legend = _legend(stages, streams, path if whole else None)
@@ -98,13 +101,14 @@ def _streams(result: Result, run: Run) -> list[Lane]:
     lanes = []
     for number, stream in enumerate(nodes.streams):
         rows = np.flatnonzero((nodes.stream == number) & (times.finish > times.start) & ~nodes.on_cpu)
-        rows = rows[np.argsort(times.start[rows], kind="stable")][:_SPANS]
+        rows = rows[np.argsort(times.start[rows], kind="stable")]
         kind = (result.stream_kinds or {}).get(stream, stream)
-        spans = [
+        found = (
             span
             for row in rows.tolist()
             for span in _node_spans(nodes.names[nodes.name[row]], row, times, kind if talks[row] else COMPUTE)
-        ]
+        )
+        spans = list(islice(found, _SPANS))
         if spans:
             lanes.append(Lane(f"rank {ranks[position]}: {stream}", spans))
     return lanes
