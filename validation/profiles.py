@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 from rapid_des.errors import RapidDesError
-from rapid_des.machine import load_machine
 from rapid_des.profiles import Profile, profile_report, read_profile, replay_step
 from rapid_des.units import seconds
 from validation.measurements import DataFolder
@@ -45,7 +44,7 @@ def _row(path: Path, score: Callable[[Profile], tuple[float, float]]) -> Row:
 
 
 def _replayed(profile: Profile) -> tuple[float, float]:
-    found = replay_step(profile, load_machine("dgx_a100"))
+    found = replay_step(profile)
     return 1e3 * seconds(found.measured), 1e3 * seconds(found.simulated)
 
 

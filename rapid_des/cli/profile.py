@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
 from rapid_des.cli.main import progress
 from rapid_des.cli.options import echo, json_option
 from rapid_des.errors import InputError
-from rapid_des.machine import Machine
+from rapid_des.modes.execution import EngineChoice
 from rapid_des.profiles import profile_report, read_profile, replay_step
 from rapid_des.profiles.kernel_classes import CLASSES
-from rapid_des.report.profile_text import profile_text, replayed_text
+from rapid_des.report.profile_text import profile_text
 
 
 @click.group()
@@ -41,11 +43,9 @@ def show(files: tuple[Path, ...], top: int, *, as_json: bool) -> None:
     echo(as_json, plain, profile_text(plain, top=top))
 
 
-def replay_profile(file: str, machine: Machine, speeds: tuple[str, ...], *, as_json: bool) -> None:
-    """Replay a step of a profile, and print it beside what was measured."""
-    scaled = dict(map(_speed, speeds))
-    plain = replay_step(read_profile(Path(file)), machine, scaled).as_json()
-    echo(as_json, plain, replayed_text(plain, file))
+def replayed(file: str, speeds: tuple[str, ...], engine: EngineChoice) -> Mapping[str, Any]:
+    """Return a replayed step of a profile beside what was measured, as `replay FILE --json` prints it."""
+    return replay_step(read_profile(Path(file)), dict(map(_speed, speeds)), engine=engine).as_json()
 
 
 def _speed(text: str) -> tuple[str, float]:

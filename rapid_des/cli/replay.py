@@ -23,9 +23,10 @@ from rapid_des.cli.options import (
     trace_options,
     write_outputs,
 )
-from rapid_des.cli.profile import replay_profile
+from rapid_des.cli.profile import replayed
 from rapid_des.errors import DeadlockError, InputError
 from rapid_des.profiles.events import is_profile
+from rapid_des.report.profile_text import replayed_text
 from rapid_des.report.result import Result
 from rapid_des.report.result_text import astra_report, result_report
 from rapid_des.report.rows import write_links
@@ -47,8 +48,13 @@ _astra_options = together(
     click.option("--astra-dialect", default="stock", metavar="stock|extended", help="Rule of message sizes."),
 )
 
-_NAMES = {"faults": "fault"}
-_ASTRA = ("astra_network", "astra_system", "astra_groups", "astra_memory")
+_OF_MACHINES = {"machine": "on", "faults": "fault", "timeline": "timeline", "links_plot": "links-plot"}
+_OF_TRACES = _OF_MACHINES | {
+    "settings": "set",
+    "links": "links",
+    **{f"astra_{key}": f"astra-{key}" for key in ("network", "system", "groups", "memory")},
+}
+"""Options of replays on machines, and those that profiles have no use for, by their names in the command."""
 
 
 @click.command()
@@ -76,13 +82,12 @@ def replay(prefix: str, machine: str | None, reading: ReadOptions, **options: An
     """Replay the Chakra traces PREFIX.<rank>.et on a machine, or a profile of PyTorch (a JSON file)."""
     require_outputs(options)
     if is_profile(Path(prefix)):
-        for option in ("faults", "timeline", "links", "links_plot", *_ASTRA):
-            if options[option]:
-                raise InputError(
-                    f"--{_NAMES.get(option, option.replace('_', '-'))} does not go with a profile"
-                )
-        loaded = open_machine(machine or "dgx_a100", options["settings"], ())
-        replay_profile(prefix, loaded, options["speed"], as_json=options["as_json"])
+        _refuse(
+            options | {"machine": machine}, _OF_TRACES, "a profile: what it measured is replayed as it is"
+        )
+        with progress(prefix) as bar:
+            plain = replayed(prefix, options["speed"], run_choice(options, bar))
+        echo(options["as_json"], plain, replayed_text(plain, prefix))
         return
     if options["speed"]:
         raise InputError("--speed scales the kernels of a profile of PyTorch; a machine's device has --set")
@@ -103,6 +108,12 @@ def replay(prefix: str, machine: str | None, reading: ReadOptions, **options: An
     title = f"{prefix} on {loaded.name}: {len(result.finish)} ranks"
     echo(options["as_json"], _with_ranks(result), result_report(result, title))
     write_outputs(result, options)
+
+
+def _refuse(options: dict[str, Any], names: dict[str, str], what: str) -> None:
+    for key, option in names.items():
+        if options[key]:
+            raise InputError(f"--{option} does not go with {what}")
 
 
 def _with_ranks(result: Result) -> dict[str, Any]:
@@ -133,10 +144,7 @@ def _replay_on_astra_files(prefix: str, files: Files, options: dict[str, Any], r
     """Replay and print every rank's finish and exposed communication in nanoseconds."""
     from rapid_des.importers.astra_sim import replay_astra
 
-    elsewhere = {"machine": "on", "timeline": "timeline", "faults": "fault", "links_plot": "links-plot"}
-    for key, option in elsewhere.items():
-        if options[key]:
-            raise InputError(f"--{option} does not go with --astra-network")
+    _refuse(options, _OF_MACHINES, "--astra-network")
     with progress(f"{prefix} on {files.network}") as bar:
         result = replay_astra(prefix, files, engine=run_choice(options, bar), reading=reading)
     if options["links"] is not None:

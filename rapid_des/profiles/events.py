@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,9 +29,19 @@ _MOST_NS = 1 << 62
 _ON_DEVICE = {"kernel": "", "gpu_memcpy": "copy", "memcpy": "copy", "gpu_memset": "fill", "memset": "fill"}
 """Categories of device events and their class if it is known; older profilers wrote them with a capital."""
 _LAUNCHES = {"cuda_runtime", "cuda_driver", "runtime", "hip_runtime"}
-_WAITING = ("Synchronize", "udaMemcpy", "ipMemcpy")
-"""The ends of names of calls that return once the GPU is done: cudaStreamSynchronize, cudaMemcpy."""
+_WAITING = ("Synchronize", "cudaMemcpy", "hipMemcpy")
+"""The ends of names of calls that return once the GPU is done, as cudaStreamSynchronize."""
 _STEP = "ProfilerStep"
+_EXPECTED = re.compile(r"`(\w+)[^`]*`")
+_KINDS = {
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "object": "a mapping",
+    "array": "a list",
+    "null": "nothing",
+}
 
 
 class _Arguments(Struct, frozen=True, gc=False):
@@ -40,10 +51,7 @@ class _Arguments(Struct, frozen=True, gc=False):
     correlation: Any = None
     external: Any = msgspec.field(default=None, name="External id")
     collective: Any = msgspec.field(default=None, name="Collective name")
-    elements: Any = msgspec.field(default=None, name="In msg nelems")
     group_size: Any = msgspec.field(default=None, name="Group size")
-    dtype: Any = None
-    group: Any = msgspec.field(default=None, name="Process Group Name")
 
 
 class _Event(Struct, frozen=True, gc=False):
@@ -59,7 +67,6 @@ class _Event(Struct, frozen=True, gc=False):
 
 class _Ranks(Struct, frozen=True):
     rank: int | None = None
-    world_size: int | None = None
 
 
 class _Device(Struct, frozen=True):
@@ -76,9 +83,6 @@ class Collective(NamedTuple):
     """What an NCCL kernel's arguments say of its collective."""
 
     name: str
-    elements: int | None
-    dtype: str
-    group: str
     group_size: int | None
 
 
@@ -117,13 +121,12 @@ class Profile(Struct, frozen=True):
 
     path: Path
     rank: int | None
-    world_size: int | None
     device: str
     events: DeviceEvents
     steps: Sequence[HostStep]
     """The steps that `torch.profiler` marked (`ProfilerStep#7`), in order; none if the loop marked none."""
     waits: Int64s
-    """[call, 2]: when calls of the host that wait for the GPU began and ended, in order of their ends."""
+    """[call]: when calls of the host that wait for the GPU ended."""
     span: tuple[int, int]
     """The first and the last nanosecond of any event."""
 
@@ -135,11 +138,9 @@ def read_profile(path: Path) -> Profile:
     if not events:
         raise TraceError(f"{path}: has no events with a duration (ph X); a profile of PyTorch has some")
     times = [_checked(event, path) for event in events]
-    ranks = found.ranks or _Ranks()
     return Profile(
         path=path,
-        rank=ranks.rank,
-        world_size=ranks.world_size,
+        rank=found.ranks.rank if found.ranks else None,
         device=next((device.name for device in found.devices if device.name), ""),
         events=_device_events(events, times),
         steps=_steps(events, times),
@@ -164,14 +165,22 @@ def _decoded(path: Path) -> _File:
     try:
         found = msgspec.json.decode(content, type=_File | list[_Event], strict=False)
     except msgspec.ValidationError as problem:
-        what, _, place = str(problem).partition(" - at ")
-        where = place.strip("`").removeprefix("$.") or "the file"
-        raise TraceError(f"{path}: is no profile of PyTorch: {where}: {what}") from None
+        raise TraceError(f"{path}: is no profile of PyTorch: {_in_words(str(problem))}") from None
     except msgspec.DecodeError as problem:
-        raise TraceError(f"{path}: is no JSON: {problem}") from None
+        what = str(problem).removeprefix("JSON is malformed: ")
+        raise TraceError(f"{path}: is no JSON: {what}") from None
     except RecursionError:
         raise TraceError(f"{path}: is JSON nested deeper than a profile") from None
     return _File(found) if isinstance(found, list) else found
+
+
+def _in_words(problem: str) -> str:
+    """Return what msgspec says of a file in the field's words."""
+    if "missing required field" in problem:
+        return "it has no 'traceEvents'"
+    place = problem.partition(" - at ")[2].strip("`").removeprefix("$.") or "the file"
+    wanted, got = (_KINDS.get(kind, "something else") for kind in _EXPECTED.findall(problem)[:2])
+    return f"{place}: {got}; allowed: {wanted}"
 
 
 def _content(path: Path) -> bytes:
@@ -252,21 +261,16 @@ def _collectives(events: Sequence[_Event], on_device: Sequence[int]) -> Iterator
     for place, number in enumerate(on_device):
         said = events[number].args
         if said is not None and said.collective:
-            group = "" if said.group is None else str(said.group)
-            size = _number(said.group_size)
-            yield (
-                place,
-                Collective(str(said.collective), _number(said.elements), str(said.dtype), group, size),
-            )
+            yield place, Collective(str(said.collective), _number(said.group_size))
 
 
 def _waits(events: Sequence[_Event], times: Sequence[tuple[int, int]]) -> Int64s:
-    waits = [
-        span
-        for event, span in zip(events, times, strict=True)
+    ends = [
+        end
+        for event, (_, end) in zip(events, times, strict=True)
         if (event.cat or "").lower() in _LAUNCHES and event.name.endswith(_WAITING)
     ]
-    return np.array(sorted(waits, key=lambda span: span[1]), np.int64).reshape(-1, 2)
+    return np.array(ends, np.int64)
 
 
 def _steps(events: Sequence[_Event], times: Sequence[tuple[int, int]]) -> Sequence[HostStep]:

@@ -9,17 +9,17 @@ scaled kernels move what depends on them. A message takes what it took, its wait
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
-from rapid_des.arrays import Int64s, starts_of
-from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
+from rapid_des.arrays import Int64s
+from rapid_des.chakra.trace import NodeKind, NodeTable, RankTrace, TraceSet, node_table
 from rapid_des.errors import TraceError
-from rapid_des.machine import Machine
+from rapid_des.machine import load_machine
 from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.profiles.breakdown import profile_report
 from rapid_des.profiles.events import Profile
@@ -28,8 +28,12 @@ from rapid_des.program.program import NONE
 from rapid_des.units import seconds
 
 _PS_PER_NS = 1000
-_HOST, _AT_ONCE = "host", 2_000
-"""Gaps up to so many nanoseconds are launches that take effect, and not waits for other streams."""
+_HOST = "host"
+_TAKES_EFFECT = 2_000
+"""Nanoseconds that a launch may take to start a kernel; a longer gap is a wait for another stream. It is
+chosen, not measured: any value replays what was measured alike."""
+_PLACE = "dgx_a100"
+"""A machine that gives the rank a place: all durations are measured, and nothing crosses a link."""
 
 
 class ReplayedStep(Struct, frozen=True):
@@ -55,149 +59,115 @@ class ReplayedStep(Struct, frozen=True):
         }
 
 
-class _ReplayNodes:
-    """The nodes of the replay: (name, stream, duration, what they wait for, host node that issues them)."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[str, str, int, Sequence[int], int]] = []
-
-    def add(self, name: str, stream: str, duration: int, after: Sequence[int], issuer: int = NONE) -> int:
-        self.rows.append((name, stream, duration, after, issuer))
-        return len(self.rows) - 1
-
-    def table(self) -> NodeTable:
-        """Return the node table; an issued node starts when its issuer is done."""
-        count, (names, streams, lengths, after, issuer) = len(self.rows), zip(*self.rows, strict=True)
-        known, lanes = {name: n for n, name in enumerate(dict.fromkeys(names))}, list(dict.fromkeys(streams))
-        duration = _PS_PER_NS * np.array(lengths, np.int64)
-        issuers = np.array(issuer, np.int32)
-        unstated, zero = np.full(count, UNSTATED, np.int32), np.zeros(count, np.int64)
-        return NodeTable(
-            ids=np.arange(count, dtype=np.uint64),
-            kind=np.full(count, NodeKind.COMPUTE, np.int8),
-            name=np.array([known[name] for name in names], np.int32),
-            stream=np.array([lanes.index(stream) for stream in streams], np.int32),
-            duration=duration,
-            size=zero,
-            collective=unstated.astype(np.int8),
-            group=unstated,
-            peer=unstated,
-            tag=zero,
-            priority=zero,
-            flops=zero,
-            tensor_bytes=zero,
-            on_cpu=np.array([stream == _HOST for stream in streams]),
-            issuer=issuers,
-            issued=np.where(issuers == NONE, 0, duration[issuers]),
-            bound=unstated.astype(np.int8),
-            dependency_starts=starts_of([len(row) for row in after]),
-            dependencies=np.array([node for row in after for node in row], np.int32),
-            names=tuple(known),
-            streams=tuple(lanes),
-        )
-
-
 def replay_step(
-    profile: Profile, machine: Machine, scaled: Mapping[str, float] | None = None
+    profile: Profile, scaled: Mapping[str, float] | None = None, *, engine: str | EngineChoice = "auto"
 ) -> ReplayedStep:
-    """Replay the steady step nearest to the mean, with kernels of some classes `scaled` times as fast.
-
-    The machine only gives the rank a place: all durations are measured.
-    """
-    (rank,) = profile_report([profile]).ranks
-    if not len(profile.events):
+    """Replay the steady step nearest to the mean, with kernels of some classes `scaled` times as fast."""
+    events = profile.events
+    if not len(events):
         raise TraceError(f"{profile.path}: has no device events, so there is nothing to replay")
+    (rank,) = profile_report([profile]).ranks
     number = min(rank.steady, key=lambda step: abs(rank.steps[step] - rank.mean))
     begin, end = rank.windows[number]
-    events = profile.events
-    chosen = np.flatnonzero((events.start >= begin) & (events.start < end))
-    nodes, first, last = _placed(profile, chosen, (begin, end), scaled or {})
-    traces = TraceSet((RankTrace(0, nodes.table()),), {"world": (0,)})
-    lowered = lower(traces, machine)
-    records = execute(lowered.program, EngineChoice(), name=lowered.name).records
+    chosen = np.flatnonzero((events.start >= begin) & (events.start < end)).tolist()
+    following = np.flatnonzero(events.start >= end)[:1].tolist()
+    step = _Step(profile, begin, scaled or {})
+    nodes = step.place([*chosen, *following])
+    traces = TraceSet((RankTrace(0, step.table()),), {"world": (0,)})
+    lowered = lower(traces, load_machine(_PLACE))
+    records = execute(lowered.program, EngineChoice.of(engine), name=lowered.name).records
     visits = np.flatnonzero(lowered.program.programs[0].node != NONE)
-    done = int(records.finish[visits[last]].max())
-    simulated = done - int(records.start[visits[first]])
-    if not (events.start >= end).any():  # what the host does after the last event stays as it was
-        simulated += _PS_PER_NS * (end - int(events.end[chosen].max()))
+    first = int(records.start[visits[nodes[0]]])
+    if following:  # the next step begins as its first event does
+        simulated = int(records.start[visits[nodes[-1]]]) - first
+    else:  # what the host does after the last event stays as it was
+        tail = end - int(events.end[chosen].max())
+        simulated = int(records.finish[visits[nodes]].max()) - first + _PS_PER_NS * tail
     return ReplayedStep((end - begin) * _PS_PER_NS, simulated, number, scaled or {}, len(chosen))
 
 
 class _Step:
-    """What a replay has placed of a step so far, in the order of time."""
+    """The nodes of a step, placed in the order of time."""
 
     def __init__(self, profile: Profile, begin: int, scaled: Mapping[str, float]) -> None:
-        self.nodes = _ReplayNodes()
-        self.events, self.scaled, self._begin = profile.events, scaled, begin
-        self._ends, self._ended = list[int](), list[int]()  # of device events, ascending, with their nodes
-        self._on_stream: dict[int, tuple[int, int]] = {}
-        self._host: tuple[int, int] = (NONE, begin)
+        events = self._events = profile.events
+        self._scaled, self._begin = scaled, begin
+        self._rows: list[tuple[str, str, int, Sequence[int], int]] = []
+        """(name, stream, nanoseconds, what it waits for, the host's node that issues it) by node."""
+        self._ended: list[tuple[int, int]] = []
+        """(measured end, node) of device events, ascending."""
+        self._free: dict[int, int] = {}
+        """When each stream was done with what is placed."""
+        self._host = begin
+        """When the host was done with what is placed."""
         self._calls: dict[int, int] = {}
         # a call that returned after its own event was done waited for it: copies from pageable memory
-        events = self.events
-        waited = np.flatnonzero((events.called >= 0) & (events.launched >= events.end))
-        ends = np.sort(np.concatenate((profile.waits[:, 1], events.launched[waited])))
-        self._waits: Int64s = ends
+        waited = events.launched[(events.called >= 0) & (events.launched >= events.end)]
+        self._waits: Int64s = np.sort(np.concatenate((profile.waits, waited)))
 
-    def call(self, when: int) -> None:
-        """Place the host's work up to a launching call, which waits for the GPU where it was seen to wait."""
-        before, since = self._host
-        after, ready = list[int](), since
-        place = int(np.searchsorted(self._waits, when, side="right")) - 1
-        if place >= 0 and self._waits[place] > since:
-            found = self._last_ended(int(self._waits[place]))
-            if found is not None and found[0] > since:
-                ready, after = found[0], [found[1]]
-        since = max(since, ready)
-        self._calls[when] = node = self.nodes.add(_HOST, _HOST, max(when - since, 0), after)
-        self._host = node, max(when, since) if before == NONE or when >= since else since
+    def place(self, events: Sequence[int]) -> list[int]:
+        """Place device events, and before each the calls of the host up to its start; return their nodes."""
+        called = self._events.called[events]
+        calls = np.unique(called[called >= 0]).tolist()[::-1]
+        placed = list[int]()
+        for event in events:
+            while calls and calls[-1] <= self._events.start[event]:
+                self._call(calls.pop())
+            placed.append(self._event(event))
+        return placed
 
-    def event(self, event: int, *, is_end: bool = False) -> int:
-        """Place a device event behind all that it waits for; the end of a step is the start of the next."""
-        start, stop, stream, called = (
-            int(column[event])
-            for column in (self.events.start, self.events.end, self.events.stream, self.events.called)
+    def table(self) -> NodeTable:
+        """Return the node table; an issued node starts when its issuer is done."""
+        names, streams, lengths, waits, issuer = zip(*self._rows, strict=True)
+        known, lanes = ({text: n for n, text in enumerate(dict.fromkeys(each))} for each in (names, streams))
+        duration, issuers = _PS_PER_NS * np.array(lengths, np.int64), np.array(issuer, np.int32)
+        return node_table(
+            [NodeKind.COMPUTE] * len(names),
+            [0] * len(names),
+            streams=tuple(lanes),
+            names=tuple(known),
+            waits=waits,
+            name=[known[name] for name in names],
+            stream=[lanes[stream] for stream in streams],
+            duration=duration,
+            on_cpu=[stream == _HOST for stream in streams],
+            issuer=issuers,
+            issued=np.where(issuers == NONE, 0, duration[issuers]),
         )
+
+    def _add(self, name: str, stream: str, length: int, waits: Sequence[int], issuer: int = NONE) -> int:
+        self._rows.append((name, stream, max(length, 0), waits, issuer))
+        return len(self._rows) - 1
+
+    def _call(self, when: int) -> None:
+        """Place the host's work up to a launching call, which waits for the GPU where it was seen to wait."""
+        since, waits = self._host, list[int]()
+        place = bisect_right(self._waits, when) - 1
+        if place >= 0 and self._waits[place] > since:
+            since, waits = self._behind_last_ended(int(self._waits[place]), since)
+        self._calls[when] = self._add(_HOST, _HOST, when - since, waits)
+        self._host = max(when, since)
+
+    def _event(self, event: int) -> int:
+        """Place a device event behind all that it waits for."""
+        columns = self._events.start, self._events.end, self._events.stream, self._events.called
+        start, end, stream, called = (int(column[event]) for column in columns)
         issuer = self._calls.get(called, NONE)
-        before, free = self._on_stream.get(stream, (NONE, self._begin))
-        ready, after = max(free, called if issuer != NONE else free), list[int]()
-        if start - ready > _AT_ONCE:
-            found = self._last_ended(start)
-            if found is not None and found[0] > ready:
-                ready, after = found[0], [found[1]]
-        row, lane = int(self.events.name[event]), f"stream {stream}"
-        lag = self.nodes.add("lag", lane, max(start - ready, 0), after, issuer)
-        if is_end:
-            return lag
-        length = stop - (start if before == NONE else max(start, free))
-        scaled = round(max(length, 0) / self.scaled.get(self.events.classes[row], 1.0))
-        node = self.nodes.add(self.events.names[row], lane, scaled, (lag,))
-        self._on_stream[stream] = node, max(stop, free)
-        place = bisect_right(self._ends, stop)
-        self._ends.insert(place, stop)
-        self._ended.insert(place, node)
+        ready, waits = max(self._free.get(stream, self._begin), called), list[int]()
+        begun = max(start, self._free.get(stream, start))
+        if start - ready > _TAKES_EFFECT:
+            ready, waits = self._behind_last_ended(start, ready)
+        row, lane = int(self._events.name[event]), f"stream {stream}"
+        lag = self._add("lag", lane, start - ready, waits, issuer)
+        faster = self._scaled.get(self._events.classes[row], 1.0)
+        node = self._add(self._events.names[row], lane, round((end - begun) / faster), (lag,))
+        self._free[stream] = max(end, begun)
+        insort(self._ended, (end, node))
         return node
 
-    def _last_ended(self, when: int) -> tuple[int, int] | None:
-        """Return when the last device event up to a time ended, and its node."""
-        place = bisect_right(self._ends, when) - 1
-        return None if place < 0 else (self._ends[place], self._ended[place])
-
-
-def _placed(
-    profile: Profile, chosen: Int64s, window: tuple[int, int], scaled: Mapping[str, float]
-) -> tuple[_ReplayNodes, int, Sequence[int]]:
-    """Return the nodes, that of the first device event, and those of which the last to end ends the step."""
-    events, step, last = profile.events, _Step(profile, window[0], scaled), list[int]()
-    following = np.flatnonzero(events.start >= window[1])[:1].tolist()
-    calls = sorted({int(when) for when in events.called[[*chosen.tolist(), *following]] if when >= 0})
-    starts = [(int(events.start[event]), event) for event in (*chosen.tolist(), *following)]
-    first, call = NONE, 0
-    for start, event in starts:
-        while call < len(calls) and calls[call] <= start:
-            step.call(calls[call])
-            call += 1
-        node = step.event(event, is_end=event in following)
-        first = node if first == NONE else first
-        last.append(node)
-    return step.nodes, first, last[-1:] if following else last
+    def _behind_last_ended(self, when: int, since: int) -> tuple[int, list[int]]:
+        """Return the end of the last device event up to a time, and its node; `since` if that is later."""
+        place = bisect_right(self._ended, when, key=lambda pair: pair[0]) - 1
+        if place < 0 or self._ended[place][0] <= since:
+            return since, []
+        return self._ended[place][0], [self._ended[place][1]]

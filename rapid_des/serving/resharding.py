@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct, field
 
-from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
+from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet, node_table
 from rapid_des.frontend import Job
 from rapid_des.frontend.groups import byte_count
 from rapid_des.frontend.parts import EMBEDDING, HEAD, ModelSection, section_parameters
@@ -200,30 +200,15 @@ def _table(nodes: Sequence[tuple[NodeKind, int, int]]) -> NodeTable:
     amounts = np.array([amount for _, _, amount in nodes], np.int64).reshape(count)
     copies = kinds == NodeKind.COMPUTE
     slots = np.array([peers[peer] for _, peer, _ in nodes], np.int32).reshape(count)
-    zeros = np.zeros(count, np.int64)
     streams = tuple(f"{_STREAMS[kind]}{'' if kind is NodeKind.COMPUTE else peer}" for kind, peer, _ in nodes)
-    return NodeTable(
-        ids=np.arange(count, dtype=np.uint64),
-        kind=kinds,
-        name=np.zeros(count, np.int32),
-        stream=np.arange(count, dtype=np.int32),
-        duration=np.where(copies, amounts, 0),
-        size=np.where(copies, 0, amounts),
-        collective=np.full(count, UNSTATED, np.int8),
-        group=np.full(count, UNSTATED, np.int32),
-        peer=np.where(copies, UNSTATED, slots).astype(np.int32),
-        tag=zeros,
-        priority=zeros,
-        flops=zeros,
-        tensor_bytes=zeros,
-        on_cpu=np.zeros(count, np.bool_),
-        issuer=np.full(count, UNSTATED, np.int32),
-        issued=zeros,
-        bound=np.full(count, UNSTATED, np.int8),
-        dependency_starts=np.zeros(count + 1, np.int64),
-        dependencies=np.zeros(0, np.int32),
-        names=("weights",),
+    return node_table(
+        kinds,
+        np.where(copies, 0, amounts),
         streams=streams,
+        names=("weights",),
+        stream=np.arange(count),
+        duration=np.where(copies, amounts, 0),
+        peer=np.where(copies, UNSTATED, slots),
     )
 
 
