@@ -153,7 +153,8 @@ def _require(options: dict[str, Any]) -> None:
     if options["compare_modes"]:
         _refuse_with_modes(options)
     require_outputs(options)
-    check_report(options["report"], force=options["force"])
+    if options["report"]:
+        check_report(options["report"], force=options["force"])
     pictures = [options[name] for name in _PICTURES if options[name]]
     if pictures:
         check_outputs([], pictures=pictures, replace=options["force"])
