@@ -39,14 +39,12 @@ def check_report(path: Path | None, *, force: bool) -> None:
     check_outputs([path], replace=force)
 
 
-def write_page(
-    path: Path, title: str, sections: Sequence[PageSection], plain: object, lead: str = ""
-) -> None:
+def write_page(path: Path, title: str, sections: Sequence[PageSection], plain: object) -> None:
     """Write a page with the command that makes it."""
     from rapid_des.report.page.document import page
 
     command = shlex.join(["rapid-des", *command_words()])
-    write_text(path, page(title, sections, plain, lead=lead, command=command))
+    write_text(path, page(title, sections, plain, command=command))
 
 
 def write_study_page(
@@ -61,23 +59,10 @@ def write_study_page(
     write_page(path, title, [PageSection("In pictures", list(charts)), *sections_of(parts)], plain)
 
 
-def write_run_page(
-    path: Path,
-    title: str,
-    result: Result,
-    inputs: tuple[Job, Machine],
-    how: tuple[EngineChoice, BoundedCache | None],
-) -> None:
-    """Write the page of a job's run; the changes that would help the most are simulated for it."""
-    with progress(f"{title}: changes that would help"):
-        sections = run_page(result, inputs, how)
-    write_page(path, title, sections, result.as_json())
-
-
 def run_page(
     result: Result, inputs: tuple[Job, Machine], how: tuple[EngineChoice, BoundedCache | None]
 ) -> list[PageSection]:
-    """Return the sections of a job's run."""
+    """Return the sections of a job's run; the changes that would help the most are simulated for it."""
     from rapid_des.modes.pricing import price
     from rapid_des.report.critical_path import critical_path
     from rapid_des.report.job_structure import explain
@@ -91,6 +76,7 @@ def run_page(
         TextFile(f"job {job.name}", job.as_yaml()),
         TextFile(f"machine {machine.name}", machine.as_yaml()),
     ]
-    changes = best_changes(job, machine, result, path, how[0])
+    with progress(f"{result.title}: changes that would help"):
+        changes = best_changes(job, machine, result, path, how[0])
     structure = explain(price(job, machine, cache=how[1]))
     return run_sections(result, Explained(path, changes, structure, files))

@@ -1,4 +1,4 @@
-"""`rapid-des report`: a page of a result, of two results side by side, or of a study."""
+"""`rapid-des report`: a page of a result, or of two results side by side."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from rapid_des.cli.main import progress
 from rapid_des.cli.options import echo, force_option, json_option
 from rapid_des.cli.pages import check_report, write_page
 from rapid_des.cli.sources import Simulated, source_of
@@ -47,14 +46,9 @@ def report(sources: tuple[str, ...], output: Path, *, force: bool, as_json: bool
     if len(read) == 2:
         sides = [each.plain for each in read]
         plain: Mapping[str, Any] = difference(*sides).as_json()
-        title, sections = (
-            " against ".join(sources),
-            difference_sections(plain, sides, (sources[0], sources[1])),
-        )
+        sections = difference_sections(plain, sides, (sources[0], sources[1]))
     else:
-        plain, title = read[0].plain, sources[0]
-        with progress(f"{title}: changes that would help"):
-            (one,) = read
-            sections = one.sections() if isinstance(one, Simulated) else saved_run(plain, title)
-    write_page(output, title, sections, plain)
+        one, plain = read[0], read[0].plain
+        sections = one.sections() if isinstance(one, Simulated) else saved_run(plain, sources[0])
+    write_page(output, " against ".join(sources), sections, plain)
     echo(as_json, plain, [f"wrote {output}"])

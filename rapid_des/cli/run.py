@@ -22,7 +22,7 @@ from rapid_des.cli.options import (
     together,
     write_outputs,
 )
-from rapid_des.cli.pages import check_report, report_option, write_run_page
+from rapid_des.cli.pages import check_report, report_option, run_page, write_page
 from rapid_des.errors import InputError
 from rapid_des.report.result_text import modes_report, result_report
 from rapid_des.report.writing import check_outputs
@@ -124,7 +124,8 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
     write_outputs(result, options)
     _draw(result, options, title)
     if options["report"]:
-        write_run_page(options["report"], title, result, (wanted, loaded), (engine, cache))
+        sections = run_page(result, (wanted, loaded), (engine, cache))
+        write_page(options["report"], title, sections, result.as_json())
 
 
 def _compare_modes(job: Job, machine: Machine, title: str, options: dict[str, Any]) -> None:

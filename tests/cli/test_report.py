@@ -30,6 +30,15 @@ def test_a_saved_result_and_two_sides_are_pages(tmp_path):
     assert f'"before_s":{step!r},"after_s":{step!r}' in (tmp_path / "two.html").read_text()
 
 
+def test_a_file_without_memory_capacity_is_refused(tmp_path):
+    saved = tmp_path / "a.json"
+    plain = json.loads(call("run", *RUN, "--json").out)
+    saved.write_text(json.dumps(plain | {"memory_capacity_bytes": 0}))
+    answer = call("report", saved, "-o", tmp_path / "one.html")
+    assert answer.code == 2
+    assert "a.json: not a result as `run --json` prints it: memory_capacity_bytes: " in answer.err
+
+
 @pytest.mark.parametrize(
     ("content", "says"), [('{"step_time_ps": 1}', "missing key"), ("[1]", "not a result"), ("{", "a.json")]
 )

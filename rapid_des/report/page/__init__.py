@@ -4,7 +4,11 @@ charts     what charts show, without drawing
 svg        charts as SVG and HTML
 lanes      what ran when, as SVG and as data for the zoom
 document   the page: sections, tables, style, script
-run        the sections of a run
+run        the sections that need what `run --json` prints
+details    the sections that need the run itself
+whole_run  the page of a run, from both
+saved      the page of a file of `run --json`
 fabric     the fabric of a run with its utilisation
 studies    the sections of comparisons and of studies
+study_charts  the charts of studies, plans and servers
 """

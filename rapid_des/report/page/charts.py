@@ -117,9 +117,9 @@ class DiagramShape(Struct, frozen=True):
 
     points: Sequence[tuple[float, float]]
     """The place of a node, or the line of a cable."""
-    level: int | None
-    """The number of its colour among those of utilisation; None: that of `state`."""
     title: str
+    level: int = 0
+    """The number of a cable's colour among those of utilisation."""
     state: Literal["", "down", "derated"] = ""
     kind: str = ""
     """Empty for cables; `gpu`, `nic` or `switch`."""

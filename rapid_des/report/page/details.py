@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from itertools import islice
 
 import numpy as np
 
@@ -15,9 +15,9 @@ from rapid_des.report.breakdown import BUBBLE, COMPUTE, RankTimes, rank_times
 from rapid_des.report.critical_path import CriticalPath, PathPart
 from rapid_des.report.page.charts import Lane, Lanes, PageSection, Plot, PlotAxis, Series, Span
 from rapid_des.report.page.lanes import unit_of
-from rapid_des.report.pictures.memory import MOVING, MemorySteps, drawn_stages, memory_steps
-from rapid_des.report.pictures.roofline import RooflineMark, marks_of
-from rapid_des.report.pictures.schedule import NAMES, PASSLESS, Box, boxes, whole_segments
+from rapid_des.report.pictures.memory import MOVING, MemorySteps, steps_of_stages
+from rapid_des.report.pictures.roofline import RooflineMark, marks_of, peaks_of
+from rapid_des.report.pictures.schedule import NAMES, PASSLESS, Box, boxes
 from rapid_des.report.result import Result
 from rapid_des.report.why_text import cause_name
 from rapid_des.units import FlopRate
@@ -26,7 +26,7 @@ _GIB = 2**30
 _BINS = 400
 """The largest number of steps of memory that a plot shows; the fullest of those in between stand for them."""
 _SPANS = 150_000
-"""The largest number of boxes of a rank on a timeline."""
+"""The largest number of boxes of a stream on a timeline; its lead says where some are left out."""
 _TERA = 10**12
 
 
@@ -48,6 +48,8 @@ def timeline_section(result: Result, path: CriticalPath | None) -> PageSection:
     lead = "Stages with their passes, the streams of the rank that ends last, and the critical path."
     if not whole:
         lead += " The timeline shows the part of the step that was simulated."
+    if any(len(lane.spans) == _SPANS for lane in streams):
+        lead += f" Of a stream it shows the first {_SPANS:,} boxes."
     if result.blocks is not None:
         lead += f" In mode {result.mode} a block of the model is one box."
     legend = _legend(stages, streams, path if whole else None)
@@ -99,13 +101,14 @@ def _streams(result: Result, run: Run) -> list[Lane]:
     lanes = []
     for number, stream in enumerate(nodes.streams):
         rows = np.flatnonzero((nodes.stream == number) & (times.finish > times.start) & ~nodes.on_cpu)
-        rows = rows[np.argsort(times.start[rows], kind="stable")][:_SPANS]
+        rows = rows[np.argsort(times.start[rows], kind="stable")]
         kind = (result.stream_kinds or {}).get(stream, stream)
-        spans = [
+        found = (
             span
             for row in rows.tolist()
             for span in _node_spans(nodes.names[nodes.name[row]], row, times, kind if talks[row] else COMPUTE)
-        ]
+        )
+        spans = list(islice(found, _SPANS))
         if spans:
             lanes.append(Lane(f"rank {ranks[position]}: {stream}", spans))
     return lanes
@@ -139,18 +142,12 @@ def memory_plots(result: Result) -> Iterator[Plot]:
     run, trace, figures = run_of(result), result.trace, result.figures
     if run is None or trace is None or figures is None or trace.job.spec.training is None:
         return
-    ran: dict[int, list[Box]] = {}
-    for box in whole_segments(trace, run):
-        ran.setdefault(box.stage, []).append(box)
-    memory = figures.memory
-    chosen = drawn_stages(memory)
-    wanted = dict.fromkeys((chosen[0].stage, memory.fullest.stage, chosen[-1].stage))
-    end = run.execution.records.makespan
-    for stage in (each for each in chosen if each.stage in wanted):
-        steps = _thinned(memory_steps(stage, ran.get(stage.stage, []), end), end)
+    memory, end = figures.memory, run.execution.records.makespan
+    numbers = sorted({0, memory.fullest.stage, len(memory.stages) - 1})
+    for stage, steps in steps_of_stages((memory.stages[number] for number in numbers), trace, run):
         fullest = " (the fullest)" if stage.stage == memory.fullest.stage else ""
         title = f"memory of a rank of stage {stage.stage}{fullest} over the step"
-        yield _memory_plot(title, steps, end, figures.memory_capacity)
+        yield _memory_plot(title, _thinned(steps, end), end, figures.memory_capacity)
 
 
 def _thinned(steps: MemorySteps, end: int) -> MemorySteps:
@@ -205,7 +202,7 @@ def roofline_section(result: Result) -> PageSection:
     top = max(device.spec.tensor_peak.values()) * device.clock_ratio / _TERA
     y = PlotAxis("TFLOP/s", log=True, low=min(mark.rate for mark in marks) / 2 / _TERA, high=2 * top)
     lines = []
-    for peak, dtypes in _peaks(device.spec.tensor_peak).items():
+    for peak, dtypes in peaks_of(device).items():
         rate, bandwidth = peak * device.clock_ratio / _TERA, device.spec.hbm.bandwidth / _TERA
         bend = min(max(rate / bandwidth, x[0]), x[1])
         points = [(at, min(rate, at * bandwidth)) for at in (x[0], bend, x[1])]
@@ -220,15 +217,6 @@ def roofline_section(result: Result) -> PageSection:
 
 def _ends(intensities: Sequence[float]) -> tuple[float, float]:
     return min(0.3, *intensities) / 2, max(3e3, *intensities) * 2
-
-
-def _peaks(stated: Mapping[Any, FlopRate]) -> dict[int, list[str]]:
-    """Return the number formats of each peak that language models use."""
-    peaks: dict[int, list[str]] = {}
-    for dtype, peak in stated.items():
-        if dtype not in {"fp64", "int8", "int4"}:
-            peaks.setdefault(int(peak), []).append(dtype)
-    return peaks
 
 
 def _dots(bound: str, marks: Sequence[RooflineMark], result: Result) -> Series:

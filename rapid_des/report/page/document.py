@@ -36,9 +36,7 @@ _FILTERED = 12
 _MOST_ROWS = 2000
 
 
-def page(
-    title: str, sections: Sequence[PageSection], plain: object, *, lead: str = "", command: str = ""
-) -> str:
+def page(title: str, sections: Sequence[PageSection], plain: object, *, command: str = "") -> str:
     """Return the HTML file of a report; `plain` is what `--json` prints, which the page can save.
 
     >>> text = page("<i>", [PageSection("Groups", ["one"])], {"a": 1})
@@ -57,8 +55,7 @@ def page(
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         f"<title>{escaped(title)}</title><style>{_colours()}{style}</style></head><body>"
-        f'<a class="skip" href="#main">Skip to the report</a><header><h1>{escaped(title)}</h1>'
-        f"{html_text(lead) if lead else ''}</header>"
+        f'<a class="skip" href="#main">Skip to the report</a><header><h1>{escaped(title)}</h1></header>'
         f'<nav aria-label="Sections"><ul>{links}</ul></nav><main id="main">{body}</main>'
         f'<footer><p>{made}</p><button type="button" id="save" hidden>Save the numbers as JSON</button>'
         f'</footer><script type="application/json" id="plain">{script_json(plain)}</script>'

@@ -97,8 +97,8 @@ def _diagram(drawn: Picture) -> Diagram:
     shapes = [
         DiagramShape(
             [(float(x), float(y)) for x, y in _straight(lines[cable])],
-            _level(float(shares[cable]), drawn.most),
             f"{fabric.link_name(int(first[cable]))}: {_state(str(states[cable]), float(shares[cable]))}",
+            _level(float(shares[cable]), drawn.most),
             states[cable].item(),
         )
         for cable in order.tolist()
@@ -122,7 +122,7 @@ def _nodes(drawn: Picture, points: np.ndarray) -> Iterator[DiagramShape]:
     for node, (x, y) in enumerate(points.tolist()):
         kind = _KINDS[(node >= fabric.gpus) + (node >= fabric.gpus + fabric.nics)]
         label = str(node) if kind == "gpu" else ""
-        yield DiagramShape([(x, y)], None, f"{kind.replace('gpu', 'GPU')} {node}", kind=kind, label=label)
+        yield DiagramShape([(x, y)], f"{kind.replace('gpu', 'GPU')} {node}", kind=kind, label=label)
 
 
 def _grid(drawn: Picture) -> CellGrid:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -54,7 +54,7 @@ class _OfJob(msgspec.Struct):
     tokens_per_s_per_gpu: float
     mfu: float
     memory_bytes: int
-    memory_capacity_bytes: int
+    memory_capacity_bytes: Annotated[int, msgspec.Meta(gt=0)]
     memory_fits: bool
     memory_breakdown_bytes: dict[str, int]
 

@@ -18,7 +18,6 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 10, 42
 _TICKS = 7
 _ROOM = 0.03
 """The share of the values' range that stays free at an end of an axis which is not stated."""
-_KINDS = {"gpu": "circle", "nic": "triangle", "switch": "square"}
 
 
 def fill(name: str) -> str:
@@ -39,9 +38,11 @@ def property_of(name: str) -> str:
 
 def legend(names: Iterable[tuple[str, str]]) -> str:
     """Return a list of names beside the colours of their categories."""
-    items = "".join(
-        f'<li><i style="background:{fill(category)}"></i>{escaped(name)}</li>' for name, category in names
-    )
+    return _legend((name, fill(category)) for name, category in names)
+
+
+def _legend(colours: Iterable[tuple[str, str]]) -> str:
+    items = "".join(f'<li><i style="background:{css}"></i>{escaped(name)}</li>' for name, css in colours)
     return f'<ul class="legend">{items}</ul>' if items else ""
 
 
@@ -51,9 +52,9 @@ def figure(title: str, svg: str, below: str = "") -> str:
     return f"<figure><figcaption>{escaped(title)}</figcaption>{region}{below}</figure>"
 
 
-def svg_element(title: str, height: float, marks: Iterable[str], width: float = WIDTH) -> str:
+def svg_element(title: str, height: float, marks: Iterable[str]) -> str:
     """Return an SVG of a height that screen readers see as one picture with a title."""
-    box = f'viewBox="0 0 {width:g} {height:g}"'
+    box = f'viewBox="0 0 {WIDTH} {height:g}"'
     return f'<svg {box} role="img" aria-label="{escaped(title)}">{"".join(marks)}</svg>'
 
 
@@ -202,7 +203,7 @@ def diagram_svg(diagram: Diagram) -> str:
 
     marks = [_cable(shape, [place(point) for point in shape.points]) for shape in diagram.cables]
     marks += [_node(shape, place(shape.points[0]), radius) for shape in diagram.nodes]
-    return figure(diagram.title, svg_element(diagram.title, height, marks), scale_legend(diagram.scale))
+    return figure(diagram.title, svg_element(diagram.title, height, marks), _scale_legend(diagram.scale))
 
 
 def _cable(shape: DiagramShape, places: Sequence[tuple[float, float]]) -> str:
@@ -214,9 +215,9 @@ def _cable(shape: DiagramShape, places: Sequence[tuple[float, float]]) -> str:
 def _node(shape: DiagramShape, place: tuple[float, float], radius: float) -> str:
     x, y = place
     title = f"<title>{escaped(shape.title)}</title>"
-    if _KINDS[shape.kind] == "circle":
+    if shape.kind == "gpu":
         mark = f'<circle class="node" cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}">{title}</circle>'
-    elif _KINDS[shape.kind] == "square":
+    elif shape.kind == "switch":
         side = 2 * radius
         mark = (
             f'<rect class="node switch" x="{x - radius:.1f}" y="{y - radius:.1f}" '
@@ -230,17 +231,13 @@ def _node(shape: DiagramShape, place: tuple[float, float], radius: float) -> str
     return mark
 
 
-def _level(level: int | None) -> str:
-    return "currentColor" if level is None else f"var(--u-{level})"
+def _level(level: int) -> str:
+    return f"var(--u-{level})"
 
 
-def scale_legend(texts: Sequence[str]) -> str:
+def _scale_legend(texts: Sequence[str]) -> str:
     """Return the legend of the colours of utilisation."""
-    items = "".join(
-        f'<li><i style="background:{_level(level)}"></i>{escaped(text)}</li>'
-        for level, text in enumerate(texts)
-    )
-    return f'<ul class="legend">{items}</ul>' if items else ""
+    return _legend((text, _level(level)) for level, text in enumerate(texts))
 
 
 def grid_svg(grid: CellGrid) -> str:
@@ -260,4 +257,4 @@ def grid_svg(grid: CellGrid) -> str:
         ]
     height = len(grid.rows) * (side + gap) + 20
     marks.append(f'<text x="{left}" y="{height - 5}">{escaped(grid.across)}</text>')
-    return figure(grid.title, svg_element(grid.title, height, marks), scale_legend(grid.scale))
+    return figure(grid.title, svg_element(grid.title, height, marks), _scale_legend(grid.scale))

@@ -5,7 +5,7 @@ Each pass is drawn at its fullest moment for as long as it runs, and what it lea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +37,15 @@ def draw_memory(
     trace, run = steps
     if trace.job.spec.training is None:
         raise InputError(f"{trace.job.name}: memory over time is drawn of training, this serves requests")
-    drawn: dict[int, list[Box]] = {}
-    for box in whole_segments(trace, run):
-        drawn.setdefault(box.stage, []).append(box)
-    stages = drawn_stages(memory)
+    stages = _drawn_stages(memory)
     end = run.execution.records.makespan
     unit, name = (1e9, "ms") if end < 10 * PS_PER_S else (1e12, "s")
     figure = new_figure(path, figsize=(_WIDTH, 1.9 * len(stages) + 1.2), layout="constrained")
     panels = figure.subplots(len(stages), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     there = [each for each in CATEGORIES if any(m.categories[each] for s in stages for m in s.timeline)]
     names = sorted(there, key=MOVING.__contains__)
-    for axes, stage in zip(panels, stages, strict=True):
-        _draw_stage(axes, memory_steps(stage, drawn.get(stage.stage, []), end), names, unit=unit)
+    for axes, (stage, held) in zip(panels, steps_of_stages(stages, trace, run), strict=True):
+        _draw_stage(axes, held, names, unit=unit)
         axes.set_ylabel(f"stage {stage.stage}, GiB", fontsize=8)
         axes.axhline(capacity / _GIB, color="black", linewidth=0.8, linestyle="--")
     panels[0].set_xlim(0, end / unit)
@@ -60,7 +57,7 @@ def draw_memory(
     return save(figure, path, dpi=_DPI)
 
 
-def drawn_stages(memory: JobMemory) -> list[StageMemory]:
+def _drawn_stages(memory: JobMemory) -> list[StageMemory]:
     """Return the stages that a picture shows: the first and the last ones, and the fullest."""
     if len(memory.stages) <= _STAGES:
         return list(memory.stages)
@@ -76,6 +73,17 @@ def _draw_stage(axes: Any, steps: MemorySteps, names: Sequence[str], *, unit: fl
     axes.tick_params(labelsize=8)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+
+
+def steps_of_stages(
+    stages: Iterable[StageMemory], trace: JobTrace, run: Run
+) -> Iterator[tuple[StageMemory, MemorySteps]]:
+    """Yield each stage with what it holds over time."""
+    ran: dict[int, list[Box]] = {}
+    for box in whole_segments(trace, run):
+        ran.setdefault(box.stage, []).append(box)
+    for stage in stages:
+        yield stage, memory_steps(stage, ran.get(stage.stage, []), run.execution.records.makespan)
 
 
 def memory_steps(stage: StageMemory, ran: Sequence[Box], end: int) -> MemorySteps:

@@ -148,14 +148,19 @@ def _overlaps(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
     return all(abs(one[axis] - other[axis]) * 2 < one[axis + 2] + other[axis + 2] for axis in (0, 1))
 
 
-def _roofs(axes: Any, device: Device, intensities: list[float]) -> None:
-    low, high = min([0.3, *intensities]) / 3, max([3e3, *intensities]) * 3
-    x = np.geomspace(low, high, 200)
+def peaks_of(device: Device) -> dict[int, list[str]]:
+    """Return each peak in FLOP/s with its number formats, of those that language models use."""
     peaks: dict[int, list[str]] = {}
     for dtype, peak in device.spec.tensor_peak.items():
         if dtype not in {"fp64", "int8", "int4"}:
             peaks.setdefault(int(peak), []).append(dtype)
-    for top, dtypes in peaks.items():
+    return peaks
+
+
+def _roofs(axes: Any, device: Device, intensities: list[float]) -> None:
+    low, high = min([0.3, *intensities]) / 3, max([3e3, *intensities]) * 3
+    x = np.geomspace(low, high, 200)
+    for top, dtypes in peaks_of(device).items():
         roof = np.minimum(top * device.clock_ratio, x * device.spec.hbm.bandwidth)
         axes.loglog(x, roof, linewidth=1, color="black", alpha=0.6)
         axes.annotate(", ".join(dtypes), (high, roof[-1]), fontsize=7, ha="right", va="bottom")

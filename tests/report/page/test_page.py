@@ -14,6 +14,7 @@ from rapid_des.modes.pricing import price
 from rapid_des.report.critical_path import critical_path
 from rapid_des.report.job_structure import explain
 from rapid_des.report.page.charts import Lane, Lanes, PageSection, PlotAxis, Span, TextFile
+from rapid_des.report.page.details import timeline_section
 from rapid_des.report.page.document import page
 from rapid_des.report.page.lanes import lanes_html
 from rapid_des.report.page.saved import saved_run
@@ -129,6 +130,16 @@ def test_lanes_carry_each_span_to_the_nanosecond():
     assert data["end"] == 2_000
     assert data["names"] == ["a", "b"]
     assert data["lanes"] == [{"name": "rank 0", "spans": [0, 5, 0, 0, 2, 1000, 1, 1, 0, 1, 0, 0]}]
+
+
+def test_a_timeline_says_that_it_leaves_boxes_out(monkeypatch):
+    _, _, result = small("training", "flattened")
+    assert "the first" not in timeline_section(result, None).lead
+    monkeypatch.setattr("rapid_des.report.page.details._SPANS", 5)
+    section = timeline_section(result, None)
+    assert "Of a stream it shows the first 5 boxes." in section.lead
+    streams = [lane for lane in section.parts[0].lanes if lane.name.startswith("rank")]
+    assert max(len(lane.spans) for lane in streams) == 5
 
 
 def test_a_saved_result_has_the_sections_that_it_holds():
