@@ -7,10 +7,10 @@ the quantile of the wanted share says by how much limits are kept or broken. Its
 share, of means of batches of consecutive requests (Woodruff, "Confidence intervals for medians and other
 position measures", 1952).
 
-Bisection with short runs finds about where that part is one. Longer runs go on from there until one keeps
-the limits and one breaks them, and a last one is between these; the logarithm of the part is linear in that
-of the rate between two runs. All runs have the same requests, as far as they go, at all rates and for all
-layouts.
+Bisection with short runs finds about where that part is one. Longer runs go on from there, or from the
+highest rate, until one keeps the limits and one breaks them, and a last one is between these; the logarithm
+of the part is linear in that of the rate between two runs. All runs have the same requests, as far as they
+go, at all rates and for all layouts.
 """
 
 from __future__ import annotations
@@ -34,8 +34,14 @@ LONG = 8
 _STEP = 1.12
 """Factor from the rate of the first long run to the next; it is squared for each further one."""
 _MOST_BATCHES, _FEWEST_BATCHES = 8, 5
-_WIDER = 1.3
-"""Factor of intervals for the errors of slopes: they then hold M/M/1 queues' rates nine times of ten."""
+_WIDER = 2.0
+"""Factor of intervals for the errors of slopes, set on seeds 100 to 299 of queues of 1,000 services a second.
+
+On seeds 1000 to 1999 and runs of 1,000 and 8,000 requests, 99 % within 20 services, intervals hold the rate
+of M/M/1 queues in 96 % and of M/D/1 queues in 92 %; within 10 services in 99 % and 98 %. They hold 87 % of
+M/M/1 queues within 60 services (at 92 % utilization), where runs are too short. Rates that are missed are
+nearly always below the interval.
+"""
 _LEAST_SLOPE = 0.05
 """The least slope by which an error is divided: the interval is then as wide as the rates are."""
 
@@ -124,8 +130,7 @@ def highest_rate(tried: Callable[[float, int], Trial], highest: float) -> Highes
     `tried` runs a rate for a number of lengths of a short run.
     """
     low, high = _bracket(lambda rate: tried(rate, 1), highest)
-    if high is not None:
-        low, high = _bracket_long(lambda rate: tried(rate, LONG), low, high, highest)
+    low, high = _bracket_long(lambda rate: tried(rate, LONG), low, high, highest)
     if high is None:
         assert low is not None
         return HighestRate(highest, highest, highest, low.share, None)
@@ -164,12 +169,12 @@ def _bracket(tried: Callable[[float], Trial], highest: float) -> tuple[Trial | N
 
 
 def _bracket_long(
-    tried: Callable[[float], Trial], low: Trial | None, high: Trial, highest: float
+    tried: Callable[[float], Trial], low: Trial | None, high: Trial | None, highest: float
 ) -> tuple[Trial | None, Trial | None]:
     """Return long runs that keep and break the limits, begun between short ones."""
     if low is None:
         return None, high
-    last, step = tried((low.rate * high.rate) ** 0.5), _STEP
+    last, step = tried((low.rate * high.rate) ** 0.5 if high else highest), _STEP
     while True:
         rate = min(last.rate * step, highest) if last.keeps else last.rate / step
         if rate == last.rate:
