@@ -123,7 +123,7 @@ def _stated(reliability: Reliability, name: str, bandwidth: str, derived: int | 
 
 
 class PeerCopies:
-    """CopiedState from every GPU of a job to the GPU at its place in the next node, all at one time."""
+    """Copies of the state from every GPU to the GPU at its place in the next node, all at one time."""
 
     def __init__(self, machine: Machine, gpus: int, share: float) -> None:
         self._machine, self._share = machine, share

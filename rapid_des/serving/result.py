@@ -14,7 +14,7 @@ import simpy
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from rapid_des.arrays import Int64s
+from rapid_des.arrays import Floats, Int64s
 from rapid_des.errors import ConfigError
 from rapid_des.report.evidence import FIRST_TOKEN, PER_TOKEN, Interval
 from rapid_des.report.pictures.serving import draw_served, write_served
@@ -30,7 +30,6 @@ from rapid_des.serving.uncertainty import forecasts
 from rapid_des.serving.uncertainty import intervals as intervals_of
 from rapid_des.units import PS_PER_S, Duration
 
-Floats = NDArray[np.float64]
 _QUEUED = 0.5
 _COUNTS = ("number", "replica", "prompt", "output", "preemptions")
 _COLUMNS = ("number", "arrival", "prompt", "output", "replica", "front_end_queue", "received",

@@ -1,4 +1,4 @@
-"""Routers: one small function a rule says which replica gets a request.
+"""Routers: a small function for each rule, which says which replica gets a request.
 
 - `round_robin`: in turn.
 - `random`: any, by a hash of the request's number.

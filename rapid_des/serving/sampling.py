@@ -6,10 +6,9 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from rapid_des.arrays import Int64s
+from rapid_des.arrays import Floats, Int64s
 from rapid_des.units import PS_PER_S
 
-Floats = NDArray[np.float64]
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _BATCHES, _STUDENT = 20, 2.093
 """Batches of consecutive requests, and Student's quantile of 19 degrees of freedom."""

@@ -31,9 +31,8 @@ import msgspec
 import numpy as np
 from msgspec import Struct, field
 from numpy.random import Generator, default_rng
-from numpy.typing import NDArray
 
-from rapid_des.arrays import Int64s
+from rapid_des.arrays import Floats, Int64s
 from rapid_des.config import Document, Spec, decode
 from rapid_des.errors import ConfigError
 from rapid_des.serving.requests import NEVER, Request
@@ -87,7 +86,6 @@ Faster: TypeAlias = Annotated[float, msgspec.Meta(ge=1e-6, le=1e6)]
 Burstiness: TypeAlias = Annotated[float, msgspec.Meta(ge=1e-3, le=100)]
 """A coefficient of variation. Below the least, times are constant; above the most, nearly all are zero."""
 Share: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Floats = NDArray[np.float64]
 LATEST_S = 8_640_000
 LATEST_PS = LATEST_S * PS_PER_S
 """The latest time of a server's clock, 100 days, in picoseconds."""
