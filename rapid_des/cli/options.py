@@ -306,14 +306,10 @@ def open_job_with_notes(
 
     `analytic`: of a run in the mode of closed forms.
     """
-    from rapid_des.frontend import load_job
-
     faults = tuple(faults)
 
     def opened(chosen: Sequence[str]) -> tuple[Job, Machine]:
-        split = split_settings(chosen)
-        loaded = _machine(machine, split, faults)
-        return load_job(job, settings=split["job"]), loaded
+        return read_job(job, machine, chosen, faults)
 
     wanted, loaded = opened(settings)
     if not settings:
@@ -321,6 +317,17 @@ def open_job_with_notes(
     from rapid_des.studies.settings import idle_settings
 
     return wanted, loaded, idle_settings(settings, opened, (wanted, loaded), analytic=analytic)
+
+
+def read_job(
+    job: str | Document, machine: str, settings: Iterable[str], faults: Iterable[str]
+) -> tuple[Job, Machine]:
+    """Return the job and the machine with --set and --fault."""
+    from rapid_des.frontend import load_job
+
+    split = split_settings(settings)
+    loaded = _machine(machine, split, faults)
+    return load_job(job, settings=split["job"]), loaded
 
 
 def _machine(machine: str, chosen: Settings, faults: Iterable[str]) -> Machine:
