@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from collections import deque
 from collections.abc import Iterator
 
 import msgspec
@@ -76,6 +77,25 @@ def keys_below(spec: type[Spec], path: str) -> dict[str, bool]:
         for struct in described
         for field in struct.fields
     }
+
+
+def paths_to(spec: type[Spec], name: str) -> Iterator[str]:
+    """Yield the paths at which a file format has a key of a name, the shortest first.
+
+    >>> from rapid_des.machine import MachineSpec
+    >>> list(paths_to(MachineSpec, "order"))
+    ['routing.order']
+    """
+    waiting = deque([("", types.type_info(spec))])
+    seen: set[type] = set()  # a mapping that stands in several places is named at the first
+    while waiting:
+        path, kind = waiting.popleft()
+        for struct in _flat(kind):
+            if struct.cls not in seen:
+                seen.add(struct.cls)
+                if name in _keys(struct):
+                    yield f"{path}{name}"
+                waiting += [(f"{path}{field.encode_name}.", field.type) for field in struct.fields]
 
 
 def structs(kind: types.Type) -> Iterator[types.StructType]:
