@@ -13,8 +13,9 @@ from msgspec import Struct
 from msgspec import inspect as types
 
 from rapid_des.config.allowed import in_words, parts_of
-from rapid_des.config.specs import Spec, json_schema, types_at
+from rapid_des.config.specs import Spec, json_schema
 from rapid_des.config.texts import Tree
+from rapid_des.config.type_paths import types_at
 from rapid_des.errors import ConfigError
 
 
