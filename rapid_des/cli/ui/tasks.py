@@ -57,7 +57,8 @@ class Task:
             return known | {"progress": self.read(PROGRESS)}
         ended = self.read(ENDED) if self.state == "ended" else None
         if ended:
-            return known | ended | {"error": self.error(ended["code"])}
+            known |= ended
+            known["error"] = self.error(ended["code"])
         return known
 
     def error(self, code: int) -> str:
