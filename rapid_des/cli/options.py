@@ -260,7 +260,7 @@ def open_machine(
     faults = tuple(faults)
 
     def opened(chosen: Sequence[str]) -> Machine:
-        return _machine(machine, split_settings((*chosen, *besides), ("machine", "device")), faults)
+        return read_machine(machine, split_settings((*chosen, *besides), ("machine", "device")), faults)
 
     loaded = opened(settings)
     if settings and not priced:
@@ -306,10 +306,14 @@ def open_job_with_notes(
 
     `analytic`: of a run in the mode of closed forms.
     """
+    from rapid_des.frontend import load_job
+
     faults = tuple(faults)
 
     def opened(chosen: Sequence[str]) -> tuple[Job, Machine]:
-        return read_job(job, machine, chosen, faults)
+        split = split_settings(chosen)
+        loaded = read_machine(machine, split, faults)
+        return load_job(job, settings=split["job"]), loaded
 
     wanted, loaded = opened(settings)
     if not settings:
@@ -319,18 +323,8 @@ def open_job_with_notes(
     return wanted, loaded, idle_settings(settings, opened, (wanted, loaded), analytic=analytic)
 
 
-def read_job(
-    job: str | Document, machine: str, settings: Iterable[str], faults: Iterable[str]
-) -> tuple[Job, Machine]:
-    """Return the job and the machine with --set and --fault."""
-    from rapid_des.frontend import load_job
-
-    split = split_settings(settings)
-    loaded = _machine(machine, split, faults)
-    return load_job(job, settings=split["job"]), loaded
-
-
-def _machine(machine: str, chosen: Settings, faults: Iterable[str]) -> Machine:
+def read_machine(machine: str, chosen: Settings, faults: Iterable[str]) -> Machine:
+    """Return the machine with settings and --fault."""
     from rapid_des.machine import load_machine
 
     return load_machine(

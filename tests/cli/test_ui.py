@@ -17,16 +17,15 @@ import pytest
 pytest.importorskip("starlette", reason="the extra ui is not installed")
 uvicorn = pytest.importorskip("uvicorn", reason="the extra ui is not installed")
 
-from rapid_des.cli.options import read_job  # noqa: E402
-from rapid_des.cli.ui import server, tasks, words  # noqa: E402
+from rapid_des.cli.ui import answers, server, tasks, words  # noqa: E402
 from rapid_des.cli.ui.command import _listening  # noqa: E402
 from rapid_des.errors import InputError  # noqa: E402
 from rapid_des.simulation import simulate  # noqa: E402
 from tests.cli.shell import call  # noqa: E402
 
 TOKEN = "a-token"
-JOB = {"job": "llama2_7b_train", "machine": "dgx_a100", "settings": ["job.model.layers=4"]}
-SHORT = ("llama2_7b_train", "--on", "dgx_a100", "--set=job.model.layers=4")
+JOB = {"job": "llama2_7b_train", "machine": "dgx_a100", "settings": ["job.model.layers=2"]}
+SHORT = ("llama2_7b_train", "--on", "dgx_a100", "--set=job.model.layers=2")
 
 
 class Here:
@@ -74,7 +73,7 @@ class Asking:
         headers = {"content-type": "application/json"} | {k.replace("_", "-"): v for k, v in headers.items()}
         request = urllib.request.Request(f"{self.address}{path}", data, headers)
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=300) as answer:
                 return answer.status, answer.read().decode(), answer.headers
         except urllib.error.HTTPError as refused:
             return refused.code, refused.read().decode(), refused.headers
@@ -114,7 +113,7 @@ def ended(asking, number):
 
 
 def step(settings, mode="flattened"):
-    job, machine = read_job("llama2_7b_train", "dgx_a100", settings, [])
+    job, machine = answers.opened(("llama2_7b_train", "dgx_a100", settings, []))
     return simulate(job, machine, mode=mode, allow_oom=True).as_json()["step_time_s"]
 
 
@@ -181,7 +180,7 @@ def test_answers_are_those_of_the_command_line(asking, tmp_path):
     assert asking.json("api/keep", {"command": "run", **JOB, "name": "mine"}) == {"name": "mine.yaml"}
     assert "mine.yaml" in asking.json("api/names")["job"]
     assert asking.json("api/keep", {"command": "run", **JOB, "name": "mine"})["error"]
-    other = asking.json("api/start", {"command": "run", **JOB, "settings": ["job.model.layers=6"]})
+    other = asking.json("api/start", {"command": "run", **JOB, "settings": ["job.model.layers=4"]})
     ended(asking, other["number"])
     page = asking.ask(f"api/compare?a={told['number']}&b={other['number']}")
     assert page[0] == 200

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rapid_des.cli.options import read_job
+from rapid_des.cli.options import read_machine, split_settings
 from rapid_des.cli.ui.form import form
 from rapid_des.cli.ui.worker import CACHE, Reply
-from rapid_des.frontend import Job
+from rapid_des.frontend import Job, load_job
 from rapid_des.machine import Machine
 from rapid_des.report.page.charts import PageSection
 from rapid_des.report.page.document import page, sections_html
@@ -24,32 +24,36 @@ Subject = tuple[str, str, Sequence[str], Sequence[str]]
 """The names of a job and a machine, settings and faults."""
 
 
-def _opened(subject: Subject) -> tuple[Job, Machine]:
-    return read_job(*subject)
+def opened(subject: Subject) -> tuple[Job, Machine]:
+    """Return a job and a machine with settings and faults, as commands read them."""
+    job, machine, settings, faults = subject
+    split = split_settings(settings)
+    loaded = read_machine(machine, split, faults)
+    return load_job(job, settings=split["job"]), loaded
 
 
 def quick(subject: Subject) -> Reply:
     """Return a step by closed forms at once."""
-    job, machine = _opened(subject)
+    job, machine = opened(subject)
     plain = simulate(job, machine, mode=QUICK, allow_oom=True, cache=CACHE).as_json()
     return {"plain": plain, "html": run_html(plain)}
 
 
 def keys(subject: Subject) -> Reply:
     """Return the form of a job and a machine."""
-    job, machine = _opened(subject)
+    job, machine = opened(subject)
     return {"keys": form(job, machine), "gpus": machine.fabric.gpus, "serves": job.spec.inference is not None}
 
 
 def fabric(subject: Subject) -> Reply:
     """Return the machine's fabric as a drawing whose cables have names."""
-    _, machine = _opened(subject)
+    _, machine = opened(subject)
     return {"html": sections_html([PageSection("Fabric", [fabric_chart(machine, {})])])}
 
 
 def file_text(subject: Subject, kind: str) -> Reply:
     """Return the job or the machine as a file states it."""
-    job, machine = _opened(subject)
+    job, machine = opened(subject)
     return {"text": job.as_yaml() if kind == "job" else machine.as_yaml(), "name": kind}
 
 

@@ -22,7 +22,7 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rapid_des.cli.ui import answers
-from rapid_des.cli.ui.tasks import Tasks
+from rapid_des.cli.ui.tasks import TaskFolder
 from rapid_des.cli.ui.words import REPORT, Asked, check_asked, file_name, names
 from rapid_des.cli.ui.worker import answered, begin
 from rapid_des.config.documents import Document
@@ -94,7 +94,7 @@ class Page:
 
     def __init__(self, folder: Path, workers: int) -> None:
         self.folder = folder
-        self.tasks = Tasks(folder / "runs", workers)
+        self.tasks = TaskFolder(folder / "runs", workers)
         self._quick: Worker | None = None
         self._lock = Lock()
 
@@ -165,12 +165,12 @@ class Page:
     def keep(self, plain: Any) -> Any:
         """Write the job or the machine on the screen into the page's folder."""
         name = file_name(str(plain.pop("name", "")))
-        told = self.file(plain)
-        if "error" in told:
-            return told
+        reply = self.file(plain)
+        if "error" in reply:
+            return reply
         if (self.folder / name).exists():
             raise InputError(f"{name} is there already; choose another name")
-        write_text(self.folder / name, told["text"])
+        write_text(self.folder / name, reply["text"])
         return {"name": name}
 
     def cancel(self, plain: Any) -> Any:
@@ -216,8 +216,10 @@ class Page:
         numbers = [request.query_params.get(side, "") for side in "ab"]
         sides = [self.tasks.result(number) for number in numbers]
         paths = [f"runs/{number}/out.json" for number in numbers]
-        told = answered(answers.compared, (sides[0], sides[1]), (paths[0], paths[1]))
-        return HTMLResponse(told["html"], headers=_OF_REPORTS) if "html" in told else JSONResponse(told, 400)
+        reply = answered(answers.compared, (sides[0], sides[1]), (paths[0], paths[1]))
+        return (
+            HTMLResponse(reply["html"], headers=_OF_REPORTS) if "html" in reply else JSONResponse(reply, 400)
+        )
 
 
 def _looked(function: Callable[[Request], Response]) -> Callable[[Request], Any]:

@@ -67,7 +67,7 @@ class Task:
         return lines[-1].removeprefix("error: ") if lines else ""
 
 
-class Tasks:
+class TaskFolder:
     """All tasks of a page, in a folder: as many run at once as there are processes, others wait."""
 
     def __init__(self, folder: Path, workers: int) -> None:

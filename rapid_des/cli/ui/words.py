@@ -19,7 +19,7 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "serve": ("arrivals", "workload", "requests", "prompt", "output", "seed", "slo"),
     "report": (),
 }
-"""By command the options that the page may state."""
+"""The options that the page may state, by command."""
 MOST_LISTED = 200
 REPORT = "report.html"
 """The page that a command writes, in the folder of its task."""
@@ -33,11 +33,11 @@ class Asked(Spec, frozen=True):
     job: str
     machine: str
     settings: tuple[str, ...] = ()
-    """As after --set."""
+    """The values of --set."""
     faults: tuple[str, ...] = ()
-    """As after --fault."""
+    """The values of --fault."""
     options: dict[str, str] = {}
-    """By name, without dashes."""
+    """Options by their names, without dashes."""
 
     def subject(self) -> list[str]:
         """Return the words that name the job, the machine, and what is changed in them."""
