@@ -282,14 +282,31 @@ class DragonflyPlus(LowDiameter, frozen=True, kw_only=True, tag="dragonfly_plus"
     """The rate of each cable between two groups."""
 
 
+class Edge(Spec, frozen=True, kw_only=True):
+    """An edge of a graph."""
+
+    source: str
+    """The name of a node: gpu0, nic0, switch0."""
+    destination: str
+    """The name of another node."""
+    bandwidth: Bandwidth | None = None
+    """The bandwidth of each direction; unset: the dimension's."""
+    latency: Duration | None = None
+    """The latency of each direction; unset: the dimension's."""
+    direction: Literal["both", "one"] = "both"
+    """Whether the edge is a link each way or one from source to destination."""
+
+
 class Graph(Dimension, frozen=True, kw_only=True, tag="graph"):
-    """Any graph from an edge-list CSV or NetworkX node-link JSON; rates stated there go first."""
+    """Any graph from a file or a list of edges; rates stated there go first."""
 
     built_by = "graphs.graph"
     size: Count
-    """The number of GPUs that the file must have."""
-    file: str
-    """Edge-list CSV or node-link JSON; relative to the machine file."""
+    """The number of GPUs that the graph must have."""
+    file: str | None = None
+    """Edge-list CSV or NetworkX node-link JSON; relative to the machine file."""
+    edges: tuple[Edge, ...] = ()
+    """The edges themselves, instead of a file."""
 
 
 class InfraGraph(Spec, frozen=True, kw_only=True, tag_field="shape", tag="infragraph"):
