@@ -31,6 +31,7 @@ from rapid_des.inputs import html_text
 from rapid_des.network.build import FabricLayout, build, override_links
 from rapid_des.network.collectives.in_switch import IN_SWITCH
 from rapid_des.network.collectives.libraries.library import check_on_fabric, check_stated, named_algorithms
+from rapid_des.network.dimensions import AnyDimension, Count, Graph, InfraGraph
 from rapid_des.network.exchange import fabric_graph, graph_dimension
 from rapid_des.network.fabric import Fabric, Router
 from rapid_des.network.faults.effects import GpuFactors, apply_static, on_links, require_hits
@@ -39,18 +40,7 @@ from rapid_des.network.jitter import Jitter, check_jitter, gpu_speeds
 from rapid_des.network.metrics import RouteCheck, Summary, check_routes, summary
 from rapid_des.network.protocol import Protocol
 from rapid_des.network.routing import AnyNodeRouter, DimensionOrderRouter, FaultAwareRouter, by_waypoints
-from rapid_des.network.specs import (
-    AnyDimension,
-    Collectives,
-    Count,
-    Graph,
-    InfraGraph,
-    LibraryChoice,
-    LinkOverride,
-    Measured,
-    Routing,
-    Switching,
-)
+from rapid_des.network.specs import Collectives, LibraryChoice, LinkOverride, Measured, Routing, Switching
 from rapid_des.network.switches import SwitchTrees
 from rapid_des.units import Size
 from rapid_des.values import replace
@@ -175,7 +165,8 @@ class Machine(Struct, frozen=True, eq=False, dict=True):
         """Return the machine of a networkx graph with nodes named gpu0, …, nic0, … and switches of any name.
 
         Edges have attributes `bandwidth` and `latency` as a machine file states them (or bytes a second and
-        seconds as numbers); those of an undirected graph are links both ways. Messages take shortest paths.
+        seconds as numbers); those of an undirected graph are links in both directions. Messages take shortest
+        paths.
 
         >>> import networkx
         >>> ring = networkx.relabel_nodes(networkx.cycle_graph(4), "gpu{}".format)

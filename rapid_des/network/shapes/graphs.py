@@ -19,9 +19,10 @@ from rapid_des.config.texts import parse_json
 from rapid_des.errors import ConfigError, FabricCutError
 from rapid_des.extensions import FABRICS, find
 from rapid_des.network.build import GraphReader, NamedGraph, NamedLink
+from rapid_des.network.dimensions import Graph, GraphEdge, InfraGraph
 from rapid_des.network.fabric import Block, Wires, block
 from rapid_des.network.routing import UNREACHED, compressed, levels, pick
-from rapid_des.network.specs import Edge, Graph, InfraGraph, Routing
+from rapid_des.network.specs import Routing
 from rapid_des.units import Bandwidth, Duration
 
 _ROOM = 2**25
@@ -192,7 +193,7 @@ def _edges(row: Mapping[str, str], dimension: Graph, where: str) -> Iterator[Nam
         latency = Duration.parse(row["latency"]) if "latency" in row else dimension.latency
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
-    edge = Edge(
+    edge = GraphEdge(
         source=row["source"],
         destination=row["destination"],
         bandwidth=bandwidth,
@@ -202,7 +203,7 @@ def _edges(row: Mapping[str, str], dimension: Graph, where: str) -> Iterator[Nam
     yield from _links(edge, dimension, where)
 
 
-def _links(edge: Edge, dimension: Graph, where: str = "") -> Iterator[NamedLink]:
+def _links(edge: GraphEdge, dimension: Graph, where: str = "") -> Iterator[NamedLink]:
     """Yield the one or two links of an edge."""
     where = where or f"{dimension.name}: edge {edge.source}-{edge.destination}"
     bandwidth = dimension.bandwidth if edge.bandwidth is None else edge.bandwidth
