@@ -14,7 +14,7 @@ from rapid_des.importers.infragraph import idle_keys
 from rapid_des.importers.infragraph.expansion import Expansion, indices, read
 from rapid_des.machine import load_machine
 from rapid_des.network.build import build
-from rapid_des.network.specs import InfraGraph
+from rapid_des.network.dimensions import InfraGraph
 from rapid_des.simulation import replay
 from rapid_des.testing.importers import ReadFile, silent
 from tests.network.fabrics import INNER
