@@ -132,8 +132,6 @@ def join_parts(operations: OperatorList, shard: Shard, heads: int, width: int) -
     `heads` and `width` are a token's. Each rank weighs its result by the softmax statistics of all parts
     (Dao et al. 2023, Flash-Decoding, over ranks; Yang et al. 2024, arXiv 2411.01783, section 3.6).
     """
-    if shard.cache_parts == 1:
-        return
     rows = shard.tokens * heads
     statistics = shard.message("cp.statistics", rows, "fp32")
     operations.message("attention.statistics.gather", "cp.statistics", statistics)

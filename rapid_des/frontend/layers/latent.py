@@ -165,7 +165,8 @@ class LatentAttention(Struct, frozen=True):
             core_forward(core, operations, shard, name, **counts)
         else:
             core.append(operations, shard, name, **counts)
-            join_parts(operations, shard, core.local_heads(shard), core.result_width(shard))
+            if shard.cache_parts > 1:
+                join_parts(operations, shard, core.local_heads(shard), core.result_width(shard))
 
     def _absorbed(self, operations: OperatorList, shard: Shard, name: str) -> None:
         """Append the products with the up-projection, a batch of one a head, around a core over latents."""
@@ -181,7 +182,8 @@ class LatentAttention(Struct, frozen=True):
             fused=shard.flash, shared_latent=True,
         )  # fmt: skip
         operations.kernel(name, core, output=latent, sees_cache=True)
-        join_parts(operations, shard, heads, heads * self.kv_rank)
+        if shard.cache_parts > 1:
+            join_parts(operations, shard, heads, heads * self.kv_rank)
         values = Gemm(tokens, self.core.value_dim, self.kv_rank, batch=heads, dtype=dtype)
         output = shard.activation_bytes(tokens * self.core.result_width(shard))
         operations.kernel("attention.value", values, output=output)

@@ -105,7 +105,8 @@ class GroupedQueryAttention(Struct, frozen=True):
             core_forward(core, operations, shard, **counts)
         else:
             core.append(operations, shard, CORE, **counts)
-            join_parts(operations, shard, core.local_heads(shard), core.result_width(shard))
+            if shard.cache_parts > 1:
+                join_parts(operations, shard, core.local_heads(shard), core.result_width(shard))
         self._scale(operations, shard)
         row_forward(operations, shard, self._output(shard), saved=inner)
 
