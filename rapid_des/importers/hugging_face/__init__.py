@@ -88,7 +88,7 @@ REFUSED: Mapping[str, str] = {
         ("vit", "clip", "siglip", "dinov2", "bert", "roberta"), "an encoder (attention to both sides)"
     ),
 }
-"""What is not simulated of well-known architectures, by `model_type`."""
+"""The feature that is not simulated of each refused architecture, by `model_type`."""
 
 
 class ImportedModel(Struct, frozen=True):
@@ -135,7 +135,7 @@ def import_hugging_face(path: str | Path, *, ignore: Collection[str] = ()) -> Im
     if not isinstance(tree, Mapping):
         raise ConfigError("holds no JSON object", file=str(file))
     name = tree.get("model_type")
-    if name in REFUSED:
+    if isinstance(name, str) and name in REFUSED:
         raise ConfigError(f"{name}: {REFUSED[name]} is not simulated", file=str(file), key="model_type")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)

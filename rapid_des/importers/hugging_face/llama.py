@@ -211,7 +211,8 @@ def minimax_m2(keys: Keys) -> Tree:
     model = llama(keys, qk_norm="whole" if keys.flag("use_qk_norm", default=True) else "none")
     width = model["attention"].get("head_dim", model["hidden"] // model["attention"]["heads"])
     model["attention"]["rotary"] = keys.count("rotary_dim", width, most=width) / width
-    if set(keys.names("attn_type_list", model["layers"]) or [1]) != {1}:
+    kinds: list[Any] = keys.names("attn_type_list", model["layers"]) or [1]
+    if any(kind != 1 for kind in kinds):
         raise keys.error(
             "lightning attention (0) is not simulated; allowed: 1 for each layer", "attn_type_list"
         )
