@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rapid_des.errors import InputError
-from rapid_des.importers import Ignored
+from rapid_des.importers.keys import Ignored
 
 Steps = tuple[str | int, ...]
 UNKNOWN = "nobody-knows-this"
