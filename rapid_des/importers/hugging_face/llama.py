@@ -200,6 +200,33 @@ def deepseek_v3(keys: Keys) -> Tree:
     return deepseek(keys, corrected=True)
 
 
+def minimax_m2(keys: Keys) -> Tree:
+    """Read MiniMax-M2: experts in every layer, part of each head rotated, norms of all queries and keys."""
+    keys.choice("qk_norm_type", {"per_layer": None}, default="per_layer")
+    keys.choice("shared_intermediate_size", {0: None}, default=0)
+    keys.choice("mtp_transformer_layers", {1: None}, default=1)
+    model = llama(keys, qk_norm="whole" if keys.flag("use_qk_norm", default=True) else "none")
+    width = model["attention"].get("head_dim", model["hidden"] // model["attention"]["heads"])
+    model["attention"]["rotary"] = keys.count("rotary_dim", width, most=width) / width
+    kinds: list[Any] = keys.names("attn_type_list", model["layers"]) or [1]
+    if any(kind != 1 for kind in kinds):
+        raise keys.error(
+            "lightning attention (0) is not simulated; allowed: 1 for each layer", "attn_type_list"
+        )
+    if keys.flag("use_mtp", default=False):
+        model["predictions"] = keys.count("num_mtp_modules", 0)
+        keys.notes.append("num_mtp_modules: modules that predict further tokens are not among the parameters")
+    keys.ignore("use_mtp is false", "num_mtp_modules")
+    keys.ignore("every layer has experts", "mlp_intermediate_size", "mlp_bias")
+    keys.ignore("it bounds or scales what layers add", *(f"layernorm_{half}_beta" for half in _HALVES))
+    keys.ignore("it says which experts tokens choose, not how many", "use_grouped_topk", "shared_moe_mode")
+    experts = _everywhere(keys, keys.count("num_local_experts"), model["feed_forward"]["hidden"])
+    return model | {"feed_forward": experts | {"router_bias": keys.flag("use_routing_bias", default=False)}}
+
+
+_HALVES = ("full_attention", "linear_attention", "mlp")
+
+
 def gpt_oss(keys: Keys) -> Tree:
     """Read gpt-oss: a sink a head, every other layer a window, experts and router with biases."""
     model = llama(keys)
