@@ -32,6 +32,7 @@ class Here:
     """A worker in the test's process: commands wait for a word of the test, questions do not."""
 
     go = threading.Event()
+    one = threading.Lock()  # as in a process of its own, one thing is done at a time
 
     def submit(self, function, *arguments):
         future = Future()
@@ -41,10 +42,9 @@ class Here:
         def work():
             if function.__name__ == "execute":
                 self.go.wait(30)
-            try:
-                future.set_result(function(*arguments))
-            except BaseException as error:  # noqa: BLE001
-                future.set_exception(error)
+            with self.one:
+                reply = function(*arguments)
+            future.set_result(reply)
 
         threading.Thread(target=work, daemon=True).start()
         return future

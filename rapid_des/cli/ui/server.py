@@ -97,6 +97,7 @@ class Page:
         self.tasks = TaskFolder(folder / "runs", workers)
         self._quick: Worker | None = None
         self._lock = Lock()
+        self._decoding = Lock()  # msgspec prepares a type in one thread alone
 
     def routes(self) -> list[Route]:
         """Return the addresses below the token."""
@@ -137,7 +138,8 @@ class Page:
             }
 
     def _asked(self, plain: Any) -> Asked:
-        asked = decode(Document(Path("request"), plain), Asked)
+        with self._decoding:
+            asked = decode(Document(Path("request"), plain), Asked)
         check_asked(asked, self.folder)
         return asked
 
@@ -203,7 +205,8 @@ class Page:
         known = task.status()
         if known["state"] == "ended" and not known.get("error") and known["words"][0] == "run":
             plain = self.tasks.result(task.number)
-            known |= {"plain": plain, "html": answers.run_html(plain)}
+            with self._decoding:
+                known |= {"plain": plain, "html": answers.run_html(plain)}
         return JSONResponse(known)
 
     def report(self, request: Request) -> Response:
@@ -216,7 +219,8 @@ class Page:
         numbers = [request.query_params.get(side, "") for side in "ab"]
         sides = [self.tasks.result(number) for number in numbers]
         paths = [f"runs/{number}/out.json" for number in numbers]
-        reply = answered(answers.compared, (sides[0], sides[1]), (paths[0], paths[1]))
+        with self._decoding:
+            reply = answered(answers.compared, (sides[0], sides[1]), (paths[0], paths[1]))
         return (
             HTMLResponse(reply["html"], headers=_OF_REPORTS) if "html" in reply else JSONResponse(reply, 400)
         )
