@@ -39,8 +39,7 @@ def by_link(fabric: Fabric, routes: Routes) -> tuple[list[Profile], Int32s]:
 
 def by_route(fabric: Fabric, routes: Routes) -> tuple[list[Profile], Int32s]:
     """Return the distinct profiles, and as a hop's class its profile's base plus its position."""
-    used = np.zeros(len(fabric), np.bool_)
-    used[routes.links] = True
+    used = _used(routes.links, len(fabric))
     # Number the distinct (bandwidth, latency) of the links in use; the kind of unused links is never read.
     kinds, kind = np.unique(
         np.stack([fabric.bandwidth[used], fabric.latency[used]], 1), axis=0, return_inverse=True
@@ -65,6 +64,15 @@ def by_route(fabric: Fabric, routes: Routes) -> tuple[list[Profile], Int32s]:
         classes[starts[0] : starts[-1]] = np.repeat(base[profile[begin : begin + _BATCH]], lengths) + hop
     rates = [(int(bandwidth), int(latency)) for bandwidth, latency in kinds]
     return [tuple(rates[link] for link in firsts[number][1]) for number in order], classes
+
+
+def _used(links: Int64s, number: int) -> Int64s:
+    """Return the different ones of some links, ascending, of `number` links in all."""
+    if 8 * len(links) < number:  # sorting few is faster than marking among many
+        return distinct(links)
+    used = np.zeros(number, np.bool_)
+    used[links] = True
+    return np.flatnonzero(used)
 
 
 def _kinds_of_routes(
