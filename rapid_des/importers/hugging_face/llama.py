@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from rapid_des.errors import ConfigError
 from rapid_des.importers.hugging_face.ignored import DROPOUT
