@@ -19,7 +19,7 @@ from rapid_des.errors import ConfigError
 from rapid_des.frontend.loading import load_model
 from rapid_des.frontend.model import Model
 from rapid_des.importers import Importer
-from rapid_des.importers.hugging_face import gemma, gpt, hybrid, llama, multimodal
+from rapid_des.importers.hugging_face import gpt, hybrid, llama, multimodal
 from rapid_des.importers.hugging_face.hub import HUB_ID, hub_config
 from rapid_des.importers.hugging_face.ignored import OF_CONFIGS
 from rapid_des.importers.keys import Ignored, Keys, Outcomes, bounded, by_reason, commented
@@ -57,10 +57,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "falcon": gpt.falcon,
     "cohere": llama.cohere,
     "cohere2": llama.cohere2,
-    "gemma": gemma.gemma,
-    "gemma2": gemma.gemma2,
+    "gemma": llama.gemma,
+    "gemma2": llama.gemma2,
     "gemma3": multimodal.gemma3_with_images,
-    "gemma3_text": gemma.gemma3,
+    "gemma3_text": llama.gemma3,
     "glm": llama.glm,
     "glm4": llama.glm4,
     "glm4_moe": llama.glm4_moe,

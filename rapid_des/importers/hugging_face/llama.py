@@ -7,9 +7,7 @@ from typing import Any
 
 from rapid_des.errors import ConfigError
 from rapid_des.importers.hugging_face.ignored import DROPOUT
-from rapid_des.importers.keys import Keys, spread
-
-Tree = dict[str, Any]
+from rapid_des.importers.keys import Keys, Tree, spread
 
 ANGLES = "it changes by which angles positions rotate, no shape"
 """Reason why keys of rotary embeddings have no effect, except the rotated share of a head."""
@@ -340,3 +338,50 @@ def phi3(keys: Keys) -> Tree:
     """Read Phi-3: Llama with a window in every layer."""
     keys.ignore(ANGLES, "original_max_position_embeddings")
     return windowed(keys, llama(keys), lambda _: True)
+
+
+def gemma(keys: Keys, *, norms: str = "before") -> Tree:
+    """Read Gemma: a GELU gate, heads wider than the stream, one table."""
+    keys.ignore("hidden_activation says it, which Gemma's code reads", "hidden_act")
+    bias = keys.flag("attention_bias", default=False)
+    attention = attention_of(keys) | {"qkv_bias": bias, "output_bias": bias}
+    gate = {"gelu": "geglu", "gelu_pytorch_tanh": "geglu"}
+    activation = keys.choice("hidden_activation", gate | {None: "geglu"}, "gelu_pytorch_tanh")
+    return {
+        "hidden": keys.count("hidden_size"),
+        "layers": keys.count("num_hidden_layers", least=1),
+        "attention": attention,
+        "feed_forward": {"activation": activation, "hidden": keys.count("intermediate_size")},
+        "norm": "rms_norm",
+        "norms": norms,
+        "position": "rope",
+        "vocabulary": keys.count("vocab_size"),
+        "max_positions": keys.count("max_position_embeddings"),
+        "tied_embeddings": keys.flag("tie_word_embeddings", default=True),
+    }
+
+
+def gemma2(keys: Keys) -> Tree:
+    """Read Gemma 2: four norms a layer, scores and logits capped, every other layer a window."""
+    model = gemma(keys, norms="both")
+    keys.ignore("sliding_window says it", "sliding_window_size")
+    _cap(keys, model, 50, 30)
+    return windowed(keys, model, lambda layer: layer % 2 == 0, default=4096)
+
+
+def _cap(keys: Keys, model: Tree, scores: float, logits: float) -> None:
+    """Cap scores and logits, if the file does so or says nothing and its code does."""
+    names = ("attn_logit_softcapping", "final_logit_softcapping")
+    model["attention"]["softcap"] = keys.nullable(names[0], scores) > 0
+    model["logit_softcap"] = keys.nullable(names[1], logits) > 0
+    keys.overrule("that it is capped changes kernels, at what value does not", *names)
+
+
+def gemma3(keys: Keys) -> Tree:
+    """Read Gemma 3's text model: norms of queries and keys, one layer of six without a window."""
+    model = gemma(keys, norms="both")
+    model["attention"]["qk_norm"] = "head"
+    _cap(keys, model, 0, 0)
+    keys.choice("use_bidirectional_attention", {False: None}, default=False)
+    pattern = keys.count("sliding_window_pattern", keys.count("_sliding_window_pattern", 6, least=1), least=1)
+    return windowed(keys, model, lambda layer: (layer + 1) % pattern != 0, default=4096)
