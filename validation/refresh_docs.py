@@ -13,6 +13,7 @@ import re
 import shlex
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,9 +77,26 @@ def refreshed(text: str) -> str:
     """Return a page with the output of its commands as of now; they run where the files that it shows are."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         Path("validation").symlink_to(ROOT / "validation")
-        for name, content in FILE.findall(text):
-            Path(name).write_text(content, encoding="utf-8")
+        write_files(text, Path(folder))
+        sys.path.insert(0, folder)
         return BLOCK.sub(lambda block: f"{block[1]}{_printed(block)}{block[4]}", text)
+
+
+def write_files(text: str, folder: Path) -> None:
+    """Write the files that a page shows; a `pyproject.toml` among them is installed as pip would do it."""
+    for name, content in FILE.findall(text):
+        (folder / name).write_text(content, encoding="utf-8")
+    if (folder / "pyproject.toml").is_file():
+        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        package, groups = project["name"].replace("-", "_"), project["entry-points"]
+        information = folder / f"{package}-{project['version']}.dist-info"
+        information.mkdir()
+        head = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+        (information / "METADATA").write_text(head, encoding="utf-8")
+        rows = [
+            row for group, parts in groups.items() for row in (f"[{group}]", *map(" = ".join, parts.items()))
+        ]
+        (information / "entry_points.txt").write_text("\n".join(rows), encoding="utf-8")
 
 
 def _printed(block: re.Match[str]) -> str:
