@@ -117,10 +117,10 @@ def _check_place(path: Path, *, named: Path | None = None) -> None:
 
 def _why_not(path: Path) -> str | None:
     """Return why a file can not be written; None if it can."""
-    target = path.resolve()
-    folder = next(part for part in target.parents if part.exists())
     if path.is_dir():
         return "it is a folder"
+    target = path.resolve()
+    folder = next(part for part in target.parents if part.exists())
     if not folder.is_dir():
         return f"{folder} is no folder"
     if path.exists() and not path.is_file():
@@ -142,3 +142,6 @@ def field_lines(key: str, kinds: Mapping[str, Sequence[Field]]) -> Iterator[str]
                 f"allowed: {field.allowed}", 100, initial_indent="    ", subsequent_indent="      "
             )
             yield f"    {f'default: {field.default}' if field.default else 'must be given'}"
+            yield from textwrap.wrap(
+                f"example: {field.example}", 100, initial_indent="    ", subsequent_indent="      "
+            )
