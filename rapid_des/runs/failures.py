@@ -11,6 +11,7 @@ import hashlib
 import heapq
 import struct
 from collections.abc import Iterator, Sequence
+from enum import IntEnum
 from math import log1p
 from zlib import crc32
 
@@ -20,10 +21,30 @@ from msgspec import Struct
 from rapid_des.runs.laws import Law, Log
 from rapid_des.units import PS_PER_US
 
-_DRAWN, _RENEWAL = 16, 11
-"""The number of uniform numbers of a failure, and the place of the one that decides the next failure."""
+_DRAWN = 16
+"""The number of uniform numbers of a failure."""
 _FIRST_WINDOW = 10**12
 """The end of the first stretch of time that is searched for failures, in microseconds; it doubles."""
+
+
+class Draws(IntEnum):
+    """What each of a failure's uniform numbers decides, by its place."""
+
+    DETECTION = 0
+    DIAGNOSIS = 1
+    REPAIR = 2
+    START = 3
+    """The start of a spare node."""
+    PHASES = 4
+    """The first phase of a restart; those of the others follow."""
+    RENEWAL = 11
+    """The next failure of the part."""
+    LASTS = 12
+    MISDIAGNOSIS = 13
+    WRONG = 14
+    """The node that a wrong diagnosis names."""
+    BURST = 15
+    """Whether another failure follows, and when."""
 
 
 class FailingParts(Struct, frozen=True):
@@ -106,7 +127,7 @@ class _Source:
         """Yield the next failure of the part that took the place of a failed one."""
         law = self._fleet.law
         if not isinstance(law, Log):
-            hazard = np.array([-log1p(-failure.uniforms[_RENEWAL])])
+            hazard = np.array([-log1p(-failure.uniforms[Draws.RENEWAL])])
             time = float(law.ages(hazard, self._fleet.mean)[0])
             yield self._failure(
                 failure.at + max(1, round(time * PS_PER_US)), failure.part, failure.ordinal + 1

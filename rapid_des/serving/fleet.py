@@ -24,7 +24,7 @@ from rapid_des.serving.transfers import Transfer
 from rapid_des.serving.workload import LATEST_PS, LATEST_S, Workload
 
 if TYPE_CHECKING:
-    from rapid_des.serving.outages import Event
+    from rapid_des.serving.failures import Event
 
 Watch = Callable[[int, int], None]
 """Called with the number of finished requests and the number of all."""
