@@ -112,7 +112,7 @@ def _check_log(reliability: Reliability, place: int) -> None:
 
 
 def fleets(reliability: Reliability, gpus: int, machine: Machine) -> tuple[FailingParts, ...]:
-    """Return the parts of each class that so many GPUs have; classes that never fail have none."""
+    """Return the parts of each class that a number of GPUs have; classes that never fail have none."""
     found = []
     for place, part in enumerate(reliability.spec.classes):
         units = (
