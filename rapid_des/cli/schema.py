@@ -8,7 +8,7 @@ import click
 
 from rapid_des.cli.options import echo, json_option, setting_keys
 from rapid_des.config import Spec, preset_file, preset_names
-from rapid_des.config.descriptions import Field, described_schema, explain
+from rapid_des.config.descriptions import Field, described_schema, explain, paths_to
 from rapid_des.config.documents import read_text
 from rapid_des.config.specs import KINDS, trace_names
 from rapid_des.device.spec import DeviceSpec, FamilySpec
@@ -55,6 +55,11 @@ def explain_key(key: str, as_json: bool) -> None:
         root = key.partition(".")[0]
         if root in SCHEMAS:
             explain(SCHEMAS[root], key.partition(".")[2])  # says which keys there are
+        deeper = dict.fromkeys(
+            f"{kind}.{path}" for kind, spec in SCHEMAS.items() for path in paths_to(spec, key)
+        )
+        if deeper:
+            raise ConfigError(f"no file kind has the key {key!r} at its top level; try {', '.join(deeper)}")
         raise ConfigError(f"no file kind has the key {key!r}; `rapid-des schema` lists {', '.join(SCHEMAS)}")
     plain = {kind: [asdict(field) for field in fields] for kind, fields in kinds.items()}
     echo(as_json, plain, ["\n".join(field_lines(key, kinds))])

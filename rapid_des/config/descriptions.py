@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from collections import deque
 from collections.abc import Iterator
 
 import msgspec
@@ -12,8 +13,9 @@ from msgspec import Struct
 from msgspec import inspect as types
 
 from rapid_des.config.allowed import in_words, parts_of
-from rapid_des.config.specs import Spec, json_schema, types_at
+from rapid_des.config.specs import Spec, json_schema
 from rapid_des.config.texts import Tree
+from rapid_des.config.type_paths import types_at
 from rapid_des.errors import ConfigError
 
 
@@ -76,6 +78,25 @@ def keys_below(spec: type[Spec], path: str) -> dict[str, bool]:
         for struct in described
         for field in struct.fields
     }
+
+
+def paths_to(spec: type[Spec], name: str) -> Iterator[str]:
+    """Yield the paths at which a file format has a key of a name, the shortest first.
+
+    >>> from rapid_des.machine import MachineSpec
+    >>> list(paths_to(MachineSpec, "order"))
+    ['routing.order']
+    """
+    waiting = deque([("", types.type_info(spec))])
+    seen: set[type] = set()  # a mapping that stands in several places is named at the first
+    while waiting:
+        path, kind = waiting.popleft()
+        for struct in _flat(kind):
+            if struct.cls not in seen:
+                seen.add(struct.cls)
+                if name in _keys(struct):
+                    yield f"{path}{name}"
+                waiting += [(f"{path}{field.encode_name}.", field.type) for field in struct.fields]
 
 
 def structs(kind: types.Type) -> Iterator[types.StructType]:

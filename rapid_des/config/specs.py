@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
+from copy import copy
 from functools import cache, lru_cache
 from pathlib import Path
 from types import UnionType
@@ -20,6 +21,7 @@ from msgspec import inspect
 from rapid_des.config.allowed import in_words
 from rapid_des.config.documents import Document, load_document
 from rapid_des.config.texts import Tree
+from rapid_des.config.type_paths import choices_of, key_names, missing_keys, type_at
 from rapid_des.errors import ConfigError
 from rapid_des.units import Quantity
 
@@ -139,6 +141,8 @@ def _is_file(path: Path) -> bool:
 _PLACE = re.compile(r"(?P<what>.*?)(?: - at `(?P<key>(?:key )?[^`]*)`)?\Z", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _FIELD = re.compile(r"field `([^`]*)`")
+_ANY_KEY = "..."
+"""The step of a path that stands for any key of a mapping."""
 
 
 class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -233,18 +237,47 @@ def _explain(message: str, document: Document, spec: type[msgspec.Struct]) -> Co
     assert match is not None
     what, path = match["what"], (match["key"] or "$").removeprefix("key ")
     steps = [name or index for name, index in _STEP.findall(path)]
+    for at in [at for at, step in enumerate(steps) if step == _ANY_KEY]:
+        steps[at] = _refused_key(message, document.tree, spec, steps[:at])
+        path = path.replace(f"[{_ANY_KEY}]", f".{steps[at]}", 1)
     named = _FIELD.search(what)
     if named and "unknown" in what:
-        known = _field_names(inspect.type_info(spec), steps, _value_at(document.tree, steps))
+        known = key_names(inspect.type_info(spec), steps, _value_at(document.tree, steps))
         near = difflib.get_close_matches(named[1], known, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         what = f"unknown key {named[1]!r}; {hint}allowed: {', '.join(known)}"
     elif named:
-        absent = _missing(inspect.type_info(spec), steps, _value_at(document.tree, steps)) or [named[1]]
+        absent = missing_keys(inspect.type_info(spec), steps, _value_at(document.tree, steps)) or [named[1]]
         what = f"missing key{'s' * (len(absent) > 1)} {', '.join(map(repr, absent))}"
     else:
-        what = _with_value(what, document.tree, steps, _type_at(inspect.type_info(spec), steps))
+        what = _with_value(what, document.tree, steps, type_at(inspect.type_info(spec), steps))
     return ConfigError(what, file=str(document.path), key=path.removeprefix("$").removeprefix("."))
+
+
+def _refused_key(message: str, tree: Tree, spec: type[msgspec.Struct], above: list[str]) -> str:
+    """Return the key of the mapping at `above` whose value is refused; msgspec names the mapping alone."""
+    mapping = _value_at(tree, above)
+    keys = list(mapping) if isinstance(mapping, dict) else ["?"]
+    while len(keys) > 1:  # by halves: a file may hold many
+        half = keys[: len(keys) // 2]
+        try:
+            alone = _with_item(tree, above, {key: mapping[key] for key in half})
+            msgspec.convert(alone, spec, dec_hook=_from_text)
+            refused = False
+        except msgspec.ValidationError as error:
+            refused = str(error) == message
+        keys = half if refused else keys[len(half) :]
+    return str(keys[0])
+
+
+def _with_item(tree: Any, steps: list[str], item: object) -> Any:
+    """Return a tree with another value at `steps`."""
+    if not steps:
+        return item
+    at = int(steps[0]) if isinstance(tree, list) else steps[0]
+    changed = copy(tree)
+    changed[at] = _with_item(tree[at], steps[1:], item)
+    return changed
 
 
 def _with_value(what: str, tree: object, steps: list[str], kind: inspect.Type) -> str:
@@ -252,7 +285,7 @@ def _with_value(what: str, tree: object, steps: list[str], kind: inspect.Type) -
     if value is msgspec.UNSET:
         return what
     shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "..."
-    choices = _choices(kind)
+    choices = choices_of(kind)
     if choices and ("enum value" in what or what.startswith("Invalid value")):
         near = difflib.get_close_matches(str(value), choices, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
@@ -273,97 +306,6 @@ def _value_at(tree: object, steps: list[str]) -> Any:
         else:
             return msgspec.UNSET
     return value
-
-
-def _choices(kind: inspect.Type) -> list[str]:
-    if isinstance(kind, inspect.LiteralType):
-        return [str(value) for value in kind.values]
-    if isinstance(kind, inspect.UnionType):
-        return [choice for part in kind.types for choice in _choices(part)]
-    return []
-
-
-def _structs(kind: inspect.Type) -> list[inspect.StructType]:
-    if isinstance(kind, inspect.StructType):
-        return [kind]
-    if isinstance(kind, inspect.UnionType):
-        return [struct for part in kind.types for struct in _structs(part)]
-    return []
-
-
-def _structs_at(kind: inspect.Type, steps: list[str], value: object) -> list[inspect.StructType]:
-    """Return the structs that may stand at `steps`: of a union, those whose tag `value` has, if any."""
-    structs = _structs(_type_at(kind, steps))
-    mapping = value if isinstance(value, Mapping) else {}
-    tagged = [
-        struct for struct in structs if struct.tag_field and mapping.get(struct.tag_field) == struct.tag
-    ]
-    return tagged or structs
-
-
-def _missing(kind: inspect.Type, steps: list[str], value: object) -> list[str]:
-    """Return all keys that the mapping at `steps` lacks; none if several structs may stand there."""
-    structs, given = _structs_at(kind, steps, value), value if isinstance(value, Mapping) else {}
-    fields = structs[0].fields if len(structs) == 1 else ()
-    return [field.encode_name for field in fields if field.required and field.encode_name not in given]
-
-
-def _field_names(kind: inspect.Type, steps: list[str], value: object) -> list[str]:
-    """Return the keys of the struct at `steps`, its tag first."""
-    structs = _structs_at(kind, steps, value)
-    tags = [struct.tag_field for struct in structs if struct.tag_field]
-    return list(dict.fromkeys([*tags, *(field.encode_name for struct in structs for field in struct.fields)]))
-
-
-def _type_at(kind: inspect.Type, steps: list[str]) -> inspect.Type:
-    """Follow `steps` through the type; where unions leave a choice, the first part that has the step.
-
-    A key that several structs of a union have with words of their own has all their words as choices.
-    """
-    for step in steps:
-        below = _step_into(kind, step)
-        words = [word for part in below if isinstance(part, inspect.LiteralType) for word in part.values]
-        literal = inspect.LiteralType(tuple(dict.fromkeys(words)))
-        kind = literal if len(below) > 1 and words else next(iter(below), inspect.AnyType())
-    return kind
-
-
-def types_at(kind: inspect.Type, steps: list[str]) -> list[inspect.Type]:
-    """Follow keys through every part of every union; items of lists are not counted as steps."""
-    kinds = [kind]
-    for step in steps:
-        kinds = [part for each in kinds for part in _step_into(_item(each), step)]
-    return [_item(each) for each in kinds]
-
-
-def _item(kind: inspect.Type) -> inspect.Type:
-    """Return the type of a list's items; other types are returned unchanged."""
-    match kind:
-        case inspect.ListType() | inspect.VarTupleType():
-            return _item(kind.item_type)
-        case inspect.UnionType():
-            return inspect.UnionType(tuple(_item(part) for part in kind.types))
-        case inspect.Metadata():
-            return _item(kind.type)
-    return kind
-
-
-def _step_into(kind: inspect.Type, step: str) -> list[inspect.Type]:
-    if isinstance(kind, inspect.Metadata):
-        return _step_into(kind.type, step)
-    if isinstance(kind, inspect.UnionType):
-        return [inner for part in kind.types for inner in _step_into(part, step)]
-    if isinstance(kind, inspect.StructType):
-        if step == kind.tag_field:
-            return [inspect.LiteralType((kind.tag,))]
-        return [field.type for field in kind.fields if field.encode_name == step]
-    if isinstance(kind, inspect.DictType):
-        return [kind.value_type]
-    if isinstance(kind, inspect.ListType | inspect.VarTupleType):
-        return [kind.item_type]
-    if isinstance(kind, inspect.TupleType) and step.isdigit():
-        return [kind.item_types[int(step)]]
-    return []
 
 
 def check_setting(spec: type[Spec], key: str, value: object) -> None:
@@ -428,7 +370,7 @@ def _refusal(kind: Any, value: object) -> str:
     try:
         msgspec.convert(value, kind, dec_hook=_from_text)
     except (msgspec.ValidationError, ValueError) as error:
-        words = _choices(inspect.type_info(kind))
+        words = choices_of(inspect.type_info(kind))
         if words or not str(error).startswith(repr(value)):
             allowed = in_words(inspect.type_info(kind))
             return f"{value!r} is not one of {', '.join(words)}" if words else f"{value!r} is not {allowed}"

@@ -166,6 +166,8 @@ def _decoded(path: Path) -> _File:
         found = msgspec.json.decode(content, type=_File | list[_Event], strict=False)
     except msgspec.ValidationError as problem:
         raise TraceError(f"{path}: is no profile of PyTorch: {_in_words(str(problem))}") from None
+    except UnicodeDecodeError:
+        raise TraceError(f"{path}: is no JSON: a text in it is not UTF-8") from None
     except msgspec.DecodeError as problem:
         what = str(problem).removeprefix("JSON is malformed: ")
         raise TraceError(f"{path}: is no JSON: {what}") from None
@@ -178,9 +180,10 @@ def _in_words(problem: str) -> str:
     """Return what msgspec says of a file in the field's words."""
     if "missing required field" in problem:
         return "it has no 'traceEvents'"
-    place = problem.partition(" - at ")[2].strip("`").removeprefix("$.") or "the file"
-    wanted, got = (_KINDS.get(kind, "something else") for kind in _EXPECTED.findall(problem)[:2])
-    return f"{place}: {got}; allowed: {wanted}"
+    what, _, place = problem.partition(" - at ")
+    place = place.strip("`").removeprefix("$.") or "the file"
+    kinds = [_KINDS.get(kind, "something else") for kind in _EXPECTED.findall(what)]
+    return f"{place}: {kinds[1]}; allowed: {kinds[0]}" if len(kinds) == 2 else f"{place}: {what}"
 
 
 def _content(path: Path) -> bytes:
@@ -205,7 +208,7 @@ def _checked(event: _Event, path: Path) -> tuple[int, int]:
 
 
 def _number(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
 
 
 def _device_events(events: Sequence[_Event], times: Sequence[tuple[int, int]]) -> DeviceEvents:

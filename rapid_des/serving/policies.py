@@ -35,6 +35,8 @@ from typing import Protocol
 
 from msgspec import Struct, field
 
+from rapid_des.extensions import POLICIES as GROUP
+from rapid_des.extensions import find
 from rapid_des.serving.requests import Request
 
 _WATERMARK = 0.01
@@ -133,7 +135,10 @@ Admits = Callable[[Request], bool]
 
 
 class Policy(Struct, frozen=True):
-    """How an engine schedules."""
+    """How an engine schedules.
+
+    Other distributions add policies by entry points of the group `rapid_des.policies`.
+    """
 
     select: Select
     victim: Callable[[Iterable[Request]], Request]
@@ -144,14 +149,14 @@ class Policy(Struct, frozen=True):
 
 def vllm_v1(view: View) -> Selection:
     """Take decodes first, then prompts in chunks, first come first served."""
-    return Selection(tuple(_chunks(view, view.max_batched_tokens - view.decoding_tokens)))
+    return Selection(tuple(chunks(view, view.max_batched_tokens - view.decoding_tokens)))
 
 
 def vllm_v0(view: View) -> Selection:
     """Take whole prompts by themselves, else decodes."""
     reserved = int(_WATERMARK * view.pages)
-    chunks = tuple(_chunks(view, view.max_batched_tokens, whole=True, reserved=reserved))
-    return Selection(chunks, decodes=not chunks)
+    prompts = tuple(chunks(view, view.max_batched_tokens, whole=True, reserved=reserved))
+    return Selection(prompts, decodes=not prompts)
 
 
 def sglang(view: View) -> Selection:
@@ -164,8 +169,8 @@ def sglang(view: View) -> Selection:
         room -= request.missing + min(request.output - request.generated, _LONGEST_GUESS)
         return room >= 0 or not (view.decoding or view.prefilling)
 
-    chunks = tuple(_chunks(view, view.max_batched_tokens, admits))
-    return Selection(chunks, decodes=not chunks)
+    prompts = tuple(chunks(view, view.max_batched_tokens, admits))
+    return Selection(prompts, decodes=not prompts)
 
 
 def trtllm_guaranteed_no_evict(view: View) -> Selection:
@@ -178,22 +183,22 @@ def trtllm_guaranteed_no_evict(view: View) -> Selection:
         shared = max(shared, request.shared)
         return promised + shared <= view.pages
 
-    return Selection(tuple(_chunks(view, view.max_batched_tokens - view.decoding_tokens, admits, whole=True)))
+    return Selection(tuple(chunks(view, view.max_batched_tokens - view.decoding_tokens, admits, whole=True)))
 
 
 def trtllm_max_utilization(view: View) -> Selection:
     """Take decodes and whole prompts that fit now."""
-    return Selection(tuple(_chunks(view, view.max_batched_tokens - view.decoding_tokens, whole=True)))
+    return Selection(tuple(chunks(view, view.max_batched_tokens - view.decoding_tokens, whole=True)))
 
 
 def static(view: View) -> Selection:
     """Take a batch when the one before is answered, its prompts before its decodes."""
     closed = view.decoding > 0 and not view.prefilling
-    chunks = () if closed else tuple(_chunks(view, view.max_batched_tokens))
-    return Selection(chunks, decodes=not chunks)
+    prompts = () if closed else tuple(chunks(view, view.max_batched_tokens))
+    return Selection(prompts, decodes=not prompts)
 
 
-def _chunks(
+def chunks(
     view: View, budget: int, admits: Admits = lambda _: True, *, whole: bool = False, reserved: int = 0
 ) -> Iterator[tuple[Request, int]]:
     """Yield prompts in their order and how much of each fits into the budget, the sequences and the pages.
@@ -239,6 +244,11 @@ POLICIES: Mapping[str, Policy] = {
     "trtllm_max_utilization": Policy(trtllm_max_utilization, latest),
     "static": Policy(static, latest),
 }
+
+
+def policy_of(name: str) -> Policy:
+    """Return a policy by the name that a job file states, also one of another distribution."""
+    return POLICIES.get(name) or find(GROUP, name, Policy)
 
 
 _PROMPT, _OUTPUT = 1, 2

@@ -21,7 +21,7 @@ from rapid_des.serving.costs import PassCosts
 from rapid_des.serving.drafts import Drafts
 from rapid_des.serving.engine import Engine
 from rapid_des.serving.fleet import Fleet, Watch
-from rapid_des.serving.policies import POLICIES
+from rapid_des.serving.policies import policy_of
 from rapid_des.serving.pools import Pool, of_replica, pools_of, sharing
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.routers import ROUTERS
@@ -201,7 +201,7 @@ def _engine(job: Job, machine: Machine, workload: Workload, cache: BoundedCache 
     adapters = 0 if lora is None else lora.slots * lora.bytes
     costs = iteration_costs(alone, machine, cache)
     return Engine(
-        policy=POLICIES[spec.policy],
+        policy=policy_of(spec.policy),
         costs=costs,
         shares=costs.shares,
         pages=_pages(alone, machine, limits, workload, adapters),

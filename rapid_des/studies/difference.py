@@ -45,6 +45,9 @@ class _Result(msgspec.Struct):
 
 def check_result(plain: Any, where: str) -> None:
     """Raise `InputError` unless plain data is a result as `run --json` prints it."""
+    if isinstance(plain, Mapping) and "step_time_ps" not in plain:
+        why = "it has no 'step_time_ps'; pages of other commands are written by their --report OUT.html"
+        raise InputError(f"{where}: not a result as `run --json` prints it: {why}")
     try:
         decode(Document(Path(where), plain), _Result)
     except ConfigError as error:

@@ -65,6 +65,7 @@ def test_explain_finds_a_key_in_every_kind_of_file():
     assert list(call("explain", "clock.sustained", "--json").json) == ["device"]
     assert "hours of matrix work" in call("explain", "device.clock.sustained").out
     assert "no file kind has the key 'nothing.here'" in refused(call("explain", "nothing.here"))
+    assert "try machine.routing.order, job.parallelism.order" in refused(call("explain", "order"))
 
 
 def test_a_preset_is_printed_and_traces_are_listed():

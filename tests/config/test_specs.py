@@ -78,7 +78,7 @@ def test_a_tree_becomes_a_frozen_spec_with_integers_for_quantities():
             {"links": [{"kind": "cable", "bandwidth": 3}]},
             "p.yaml: links[0].bandwidth: 3 is not a quantity such as '450 GB/s'",
         ),
-        ({"stores": {"a": "1 us"}}, "p.yaml: stores[...]: '1 us' has unit 'us'; allowed: B, kB"),
+        ({"stores": {"a": "1 us"}}, "p.yaml: stores.a: '1 us' has unit 'us'; allowed: B, kB"),
     ],
 )
 def test_a_refusal_names_file_place_value_and_what_is_allowed(change, said):

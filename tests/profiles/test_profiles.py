@@ -128,6 +128,8 @@ def test_unions_are_what_a_loop_finds():
         (b'[{"ph": "X", "name": "a", "ts": 1, "dur": -4}]', "dur -4.0 us; allowed: 0 or more"),
         (b'[{"ph": "X", "name": "a", "ts": 1e300, "dur": 4}]', "is no time"),
         (b'[{"ph": "X", "name": 7, "ts": 1}]', "[0].name: a whole number; allowed: text"),
+        (b'[{"ph": "X", "name": "a", "ts": 1e999}]', "[0].ts: Number out of range"),
+        (b'[{"ph": "X", "name": "\x80", "ts": 1}]', "is no JSON: a text in it is not UTF-8"),
         (gzip.compress(b"[" * 999, mtime=0)[:-9], "damaged or cut off"),
         (b"[" * 100_000, ""),
     ],
@@ -140,3 +142,8 @@ def test_a_file_that_is_no_profile_is_one_line(tmp_path, content, said):
     assert str(problem.value).startswith(f"{path}: ") and said in str(problem.value)
     answer = call("profile", "show", str(path))
     assert answer.code == 2 and answer.err.count("\n") == 1
+
+
+def test_a_number_that_no_stream_has_counts_as_none(tmp_path):
+    wide = event("sgemm", 10, 20, stream=10**22, correlation=1)
+    assert read_profile(written(tmp_path, [launch(1, 0), wide])).events.stream.tolist() == [-1]

@@ -17,6 +17,7 @@ from validation.hostile.drawn import drawn
 from validation.hostile.foreign import importers, servers, studies
 from validation.hostile.notebooks import notebooks
 from validation.hostile.sample import Sample, of
+from validation.hostile.whole_runs import whole_runs
 
 _ROOT = Path(__file__).parents[2]
 _TRACES = _ROOT / "workloads" / "traces"
@@ -237,7 +238,7 @@ def _learned() -> bytes:
 @cache
 def samples() -> dict[str, Sample]:
     """Return every kind by name."""
-    return own() | importers() | servers() | studies() | notebooks(MACHINE) | drawn(MACHINE)
+    return own() | importers() | servers() | studies() | whole_runs() | notebooks(MACHINE) | drawn(MACHINE)
 
 
 def own() -> dict[str, Sample]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Protocol, Unpack
+from typing import Protocol, Unpack, runtime_checkable
 
 from msgspec import Struct
 
@@ -54,6 +54,7 @@ class Parameters(Struct, frozen=True):
         return self.matrices + self.split_vectors + self.whole_vectors + self.experts
 
 
+@runtime_checkable
 class Sublayer(Protocol):
     """One half of a layer, between a norm and the residual addition; a value that is hashed by content.
 
@@ -99,6 +100,7 @@ class Sublayer(Protocol):
         ...
 
 
+@runtime_checkable
 class Mixer(Sublayer, Protocol):
     """The half of a layer in which positions see one another, and which serving keeps a cache for."""
 

@@ -1,0 +1,114 @@
+"""Good inputs of runs over weeks, of profiles of real runs, and of pages that explain results; see `samples`."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tempfile
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from rapid_des.cli.main import cli
+from validation.hostile.sample import Sample, of
+
+_RELIABILITY = """source: a test
+detection: uniform(1 min, 3 min)
+diagnosis: exponential(2 min)
+repair: lognormal(24 h, 1)
+tolerate: step_slower < 50%
+checkpoint: {interval: 30 min, storage: 200 GB/s}
+restart: {start: "uniform(5 min, 20 min)"}
+spares: {hot: 0}
+classes:
+  - {name: GPU, per: gpu, observed: {failures: 148, parts: 16384, period: 54 d}}
+  - {name: software, per: job, mtbf: 2 d, takes: nothing}
+  - {name: optic, per: node, rate: 0.1 /d, effect: slows, fault: "gpu={gpu} compute=0.9", lasts: "uniform(1 h, 2 h)", misdiagnosis: 0.1}
+  - {name: power, per: node, mtbf: 30 d, law: {kind: weibull, shape: 0.8}}
+"""
+_JOB = """phase: training
+parallelism: {tp: 8}
+training: {global_batch: 8, micro_batch: 1, sequence_length: 1024}
+model:
+  hidden: 1024
+  layers: 4
+  attention: {heads: 16, kv_heads: 8, head_dim: 64}
+  feed_forward: {activation: swiglu, hidden: 2816}
+  norm: rms_norm
+  position: rope
+  vocabulary: 32000
+  max_positions: 4096
+  tied_embeddings: false
+"""
+
+
+_ALL_REDUCE: dict[str, Any] = {
+    "Collective name": "allreduce",
+    "In msg nelems": 8,
+    "Group size": 4,
+    "dtype": "BFloat16",
+}
+
+
+def _event(name: str, start: int, length: int, category: str = "kernel", **arguments: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": 7, "ts": start, "dur": length,
+            "args": arguments}  # fmt: skip
+
+
+def _profile() -> str:
+    """Return two steps of a rank as PyTorch writes them."""
+    events = []
+    for step, at in ((10, 1000), (11, 1100), (12, 1200)):
+        launched = [_event("cudaLaunchKernel", at + when, 1, "cuda_runtime", correlation=10 * step + when)
+                    for when in (0, 5, 7)]  # fmt: skip
+        events += [
+            _event(f"ProfilerStep#{step}", at - 2, 100, "user_annotation"),
+            *launched,
+            _event("ampere_bf16_s16816gemm_bf16_128x128_tn", at + 10, 20, stream=7, correlation=10 * step),
+            _event("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", at + 20, 40, stream=9, correlation=10 * step + 5,
+                   **_ALL_REDUCE),
+            _event("Memcpy HtoD (Pinned -> Device)", at + 62, 5, "gpu_memcpy", stream=7, correlation=10 * step + 7),
+        ]  # fmt: skip
+    return json.dumps(
+        {"schemaVersion": 1, "distributedInfo": {"rank": 0, "world_size": 4}, "traceEvents": events}
+    )
+
+
+def _printed(line: str, files: Mapping[str, bytes]) -> str:
+    """Return what a command prints on stdout."""
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()) as out:
+        for name, content in files.items():
+            Path(folder, name).write_bytes(content)
+        cli([word.replace("@", folder) for word in line.split("|")], standalone_mode=False)
+    return out.getvalue()
+
+
+def whole_runs() -> dict[str, Sample]:
+    """Return the kinds."""
+    goodput = (
+        "goodput|@/j.yaml|--on|dgx_a100|--mode|analytical|--days|2|--replications|3|--reliability|@/r.yaml"
+    )
+    files = {"r.yaml": _RELIABILITY.encode(), "j.yaml": _JOB.encode()}
+    simulated = _printed("run|@/j.yaml|--on|dgx_a100|--mode|analytical|--json", files)
+    kept = frozenset({0, 1, 7, 8, 9, 10})
+    packed = gzip.compress(_profile().encode(), mtime=0)
+    return {
+        "reliability": Sample(tuple(goodput.split("|")), files),
+        "reliability set": Sample(
+            (*goodput.split("|"), "--set", "reliability.checkpoint.interval=auto"),
+            files,
+            line=True,
+            kept=kept,
+        ),
+        "profile": of("profile|show|@/rank0.json", rank0_dot_json=_profile()),
+        "profile replay": of("replay|@/rank0.json|--speed|gemm=1.3x", rank0_dot_json=_profile()),
+        "profile gzip": of("profile|show|@/rank0.json.gz", binary=True, rank0_dot_json_dot_gz=packed),
+        "why": of("why|@/j.yaml|--on|dgx_a100", j_dot_yaml=_JOB),
+        "new": Sample(
+            ("new", "job", "-o", "@/n.yaml", "--set", "model=llama3_1_8b", "--set", "parallelism.tp=4"),
+            line=True,
+        ),
+        "page": of("report|@/a.json|-o|@/page.html", a_dot_json=simulated),
+    }
