@@ -1,5 +1,6 @@
 """Parts of other distributions are found by name, refused in one line, and left alone unless asked for."""
 
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -68,6 +69,21 @@ def install(tmp_path, monkeypatch):
 def test_parts_of_the_package_are_the_entry_points_that_pyproject_states():
     stated = PROJECT["project"]["entry-points"]
     assert {group: dict(parts) for group, parts in BUILT_IN.items() if parts} == stated
+
+
+def test_the_lock_file_is_that_of_the_dependencies():
+    packages = tomllib.loads((Path(__file__).parents[1] / "uv.lock").read_text())["package"]
+    (own,) = [each for each in packages if each["name"] == "rapid-des"]
+    locked = {(each["name"], each.get("specifier", "")) for each in own["metadata"]["requires-dist"]}
+    project = PROJECT["project"]
+    stated = [
+        *project["dependencies"],
+        *(each for extra in project["optional-dependencies"].values() for each in extra),
+    ]
+    parts = [re.fullmatch(r"([\w-]+)(.*)", each).groups() for each in stated]
+    assert locked == {
+        (name.lower(), ",".join(sorted(limits.split(","), reverse=True))) for name, limits in parts
+    }
 
 
 def test_importers_of_the_package_stand_in_the_contract_that_keeps_them_apart():

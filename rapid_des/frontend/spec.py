@@ -237,7 +237,7 @@ class ParallelismSpec(Spec, frozen=True):
     tp: Count = 1
     """Tensor parallel: number of ranks that split matrices."""
     cp: Count = 1
-    """Context parallel: number of ranks that split sequences."""
+    """Context parallel: number of ranks that split sequences, and the KV cache of what decodes."""
     cp_kind: ContextKind = "all_gather"
     """How attention sees all of a sequence. `all_gather`: keys and values are gathered (Grattafiori et al.
     2024, section 3.3.2). `ring`: they pass from rank to rank beside the attention to those that are there

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from rapid_des.importers import Ignored
 from rapid_des.importers.hugging_face import import_hugging_face
+from rapid_des.importers.keys import Ignored
 from rapid_des.importers.megatron import import_megatron
 from rapid_des.importers.rapid_llm import import_rapid_llm
 from rapid_des.importers.torchtitan import import_torchtitan

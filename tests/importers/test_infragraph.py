@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from rapid_des.errors import ConfigError
-from rapid_des.importers import Ignored
 from rapid_des.importers.infragraph import idle_keys
 from rapid_des.importers.infragraph.expansion import Expansion, indices, read
+from rapid_des.importers.keys import Ignored
 from rapid_des.machine import load_machine
 from rapid_des.network.build import build
 from rapid_des.network.dimensions import InfraGraph
