@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 from rapid_des.errors import CannotFinishError
 from rapid_des.runs.effects import EFFECTS, Incident, Process, Struck
 from rapid_des.runs.failures import Draws, Failure, again
-from rapid_des.runs.policies import POLICIES
+from rapid_des.runs.policies import POLICIES, Restart
 from rapid_des.runs.progress import Progress
 from rapid_des.runs.spares import Spares
 from rapid_des.runs.steps import MISSING, State, StateKey
@@ -223,7 +223,9 @@ class _Clock:
         nodes = before + struck.treatment.nodes
         needed = PROCESSES if nodes == 0 else NODE if nodes == 1 else EVERYTHING
         since = self._now if struck.since is None else struck.since
-        saved, self._level, self._loads = self._policy.kept(self.progress, since, needed)
+        out = self._missing | frozenset(struck.treatment.places(struck.failure.part))
+        policy = self._policy if self.plan.replicas.compute_all(out) else Restart()
+        saved, self._level, self._loads = policy.kept(self.progress, since, needed)
         self._count("rework", self.progress.lose(saved), struck.incident)
         if self._loads:
             survives = self._level.survives if self._level else EVERYTHING
@@ -280,8 +282,9 @@ class _Clock:
 
     def _shrinks(self, place: int) -> bool:
         """Return whether the job goes on without the node at a place until another one is ready."""
-        left = self.plan.replicas.count - self.plan.replicas.hit(self._missing | {place})
-        return self._policy.shrinks and bool(self.plan.tiers) and not self.spares.left and left > 0
+        policy, replicas, out = self._policy, self.plan.replicas, self._missing | {place}
+        waits = bool(self.plan.tiers) and (policy.with_spares or not self.spares.left)
+        return policy.shrinks and waits and replicas.hit(out) < replicas.count and replicas.compute_all(out)
 
     def _miss(self, places: frozenset[int]) -> None:
         """State the places without a node."""

@@ -67,6 +67,8 @@ def load_reliability(
         mean_time(reliability, place)
         _check_log(reliability, place)
         _check_effect(reliability, place)
+        if part.burst is not None:
+            _burst_time(reliability, place)
     tolerated(reliability)
     treatments(reliability, gpus_per_node=1)
     tiers(reliability)
@@ -122,10 +124,16 @@ def fleets(reliability: Reliability, gpus: int, machine: Machine) -> tuple[Faili
         if isinstance(part.law, Log) and (high := max(part.law.parts, default=0)) >= parts:
             reliability.refuse(f"classes[{place}].law.parts", f"there is no part {high}, the job has {parts}")
         never = mean is None and not isinstance(part.law, Log)
-        found.append(
-            FailingParts(part.name, 0 if never else parts, part.law, float(mean or 1), int(part.age or 0))
-        )
+        follow, within = (part.burst.share, _burst_time(reliability, place)) if part.burst else (0.0, None)
+        own = (part.law, float(mean or 1), int(part.age or 0), follow, within)
+        found.append(FailingParts(part.name, 0 if never else parts, *own))
     return tuple(found)
+
+
+def _burst_time(reliability: Reliability, place: int) -> Time:
+    burst = reliability.spec.classes[place].burst
+    assert burst is not None, "the caller checks this"
+    return reliability.time(f"classes[{place}].burst.within", burst.within)
 
 
 def gpus_of_node(machine: Machine) -> int:

@@ -92,23 +92,29 @@ def planned(subject: Subject, reliability: Reliability, length: Length) -> Plann
 def _replicas(reliability: Reliability, job: Job, machine: Machine) -> ReplicaPlaces:
     """Return where the replicas stand, if the policy needs to know; refuse a job that has only one."""
     policy, count = reliability.spec.policy, job.spec.parallelism.dp
-    if policy not in ("replica", "shrink"):
+    redundancy = reliability.spec.redundancy
+    if (policy == "redundant") != (redundancy is not None):
+        reliability.refuse("redundancy", "goes with the policy redundant, which needs it; allowed: 2 or more")
+    if policy not in ("replica", "shrink", "redundant"):
         return ReplicaPlaces()
     if count == 1:
         reliability.refuse("policy", f"{policy} needs replicas, the job has dp 1; allowed: restart, in_place")
-    if policy == "replica" and job.training.zero_stage:
+    if redundancy is not None and redundancy > count:
+        reliability.refuse("redundancy", f"the job has {count} replicas; allowed: 2 to {count}")
+    if policy in ("replica", "redundant") and job.training.zero_stage:
         problem = (
-            f"replica needs replicas with the whole state, the job has zero_stage {job.training.zero_stage}"
+            f"{policy} needs replicas with the whole state, the job has zero_stage {job.training.zero_stage}"
         )
         reliability.refuse("policy", f"{problem}; allowed: restart, in_place, shrink")
-    if policy == "shrink":
+    if POLICIES[policy].shrinks:
         try:
             with_fewer_replicas(job, 1)
         except InputError as error:
             reliability.refuse("policy", f"the job can not shrink: {error}")
     gpus, replica = gpus_of_node(machine), job.layout.coordinates("dp").tolist()
     places = range(0, job.gpus, gpus)
-    return ReplicaPlaces(count, tuple(frozenset(replica[place : place + gpus]) for place in places))
+    of_place = tuple(frozenset(replica[place : place + gpus]) for place in places)
+    return ReplicaPlaces(count, of_place, redundancy or 1)
 
 
 def _rates(parts: Sequence[FailingParts], treated: Sequence[Treatment]) -> tuple[float, float, float]:
@@ -170,7 +176,8 @@ def _require_progress(reliability: Reliability, plan: RunPlan, parts: Sequence[F
 def require_bounded(plan: RunPlan, parts: Sequence[FailingParts], replications: int) -> None:
     """Refuse runs with more failures than can be played, given how long they last at least."""
     least = plan.horizon or (plan.course.last or 0) * plan.course.step
-    expected = failure_rate(parts) * least * replications
+    starts = [(fleet, 1 / (1 - fleet.follow)) for fleet in parts]
+    expected = sum(failure_rate([fleet]) * each for fleet, each in starts) * least * replications
     if expected > _MOST_FAILURES:
         each = f"{replications:,} runs of {LongDuration(least // PS_PER_US)}"
         raise InputError(

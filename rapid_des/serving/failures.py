@@ -76,7 +76,8 @@ class ServerFailures:
                 continue
             hit = sum(len(self._hit(gpus, unit)) if unit else 1 for gpus in self._replicas) / replicas
             lasts = treated.lasts.mean if treated.lasts else treated.detection.mean + treated.diagnosis.mean
-            down += hit * count / (fleet.mean * PS_PER_US) * (lasts + startup)
+            each = 1 / (1 - fleet.follow)
+            down += each * hit * count / (fleet.mean * PS_PER_US) * (lasts + startup)
         return 1 / (1 + down)
 
     @staticmethod
