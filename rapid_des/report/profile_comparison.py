@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from rapid_des.profiles import ProfileReport
 from rapid_des.profiles.breakdown import NS_PER_S, PARTS, UNKNOWN
-from rapid_des.report.breakdown import BUBBLE, COMPUTE, HOST, IDLE
+from rapid_des.report.colours import BUBBLE, COMPUTE, HOST, IDLE
 from rapid_des.report.result import Result
 from rapid_des.units import seconds
 

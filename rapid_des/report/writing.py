@@ -117,10 +117,10 @@ def _check_place(path: Path, *, named: Path | None = None) -> None:
 
 def _why_not(path: Path) -> str | None:
     """Return why a file can not be written; None if it can."""
-    target = path.resolve()
-    folder = next(part for part in target.parents if part.exists())
     if path.is_dir():
         return "it is a folder"
+    target = path.resolve()
+    folder = next(part for part in target.parents if part.exists())
     if not folder.is_dir():
         return f"{folder} is no folder"
     if path.exists() and not path.is_file():

@@ -209,6 +209,7 @@ STARTED_IN = {
     "rapid_des/compiling/library.py": {"multiprocessing"},  # asks for its own name alone
     "rapid_des/studies/ray_cluster.py": {"ray"},
     "validation/hostile/campaign.py": {"multiprocessing"},  # for developers, in a checkout
+    "validation/pages.py": {"subprocess"},  # asks git which commit is checked out
 }
 
 

@@ -14,7 +14,7 @@ from rapid_des.studies.parameters import Parameter, ParameterScaler, grouped_by_
 from rapid_des.studies.points import Point
 from rapid_des.studies.sensitivity import MACHINE_PARTS, SensitivityOptions, sensitivity
 
-SMALL = {"model.layers": "2", "training.global_batch": "4", "training.sequence_length": "2048"}
+SMALL = {"model.layers": "2", "training.global_batch": "8", "training.sequence_length": "2048"}
 
 
 @pytest.fixture(scope="module")

@@ -424,5 +424,6 @@ def build_schedule(name: str, shaped: ShapedCollective) -> Schedule:
     """
     if name in ON_FABRIC:
         return on_fabric(name, shaped)
+    collectives_of(name)  # refuses what neither registry has
     members = prod(shaped.extents)
     return algorithm(name)(shaped.collective, members, shaped.size, root=shaped.root, chunks=shaped.chunks)
