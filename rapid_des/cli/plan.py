@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -32,7 +32,7 @@ from rapid_des.report.writing import check_outputs
 from rapid_des.simulation import MODES
 from rapid_des.studies.choices import CHOICES, choices_of
 from rapid_des.studies.model_jobs import job_of
-from rapid_des.studies.plan import AUTO, HEADROOM, Wanted, plan
+from rapid_des.studies.plan import AUTO, HEADROOM, PlanRow, Wanted, plan
 from rapid_des.studies.plan_runs import runs_of
 from rapid_des.studies.sensitivity import SensitivityOptions, part_speedups, sensitivity
 from rapid_des.studies.worker_pools import executor_of
@@ -123,7 +123,12 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
     wanted, loaded = open_job(source, machine, settings)
     with progress("plan") as bar, _interruptible(options) as crew:
         names = ("gpus", "top", "mode", "pruned", "price", "headroom", "within_s")
-        asked = Wanted(**{name: options[name] for name in names}, vary=vary, on_progress=bar.part)
+        asked = Wanted(
+            **{name: options[name] for name in names},
+            vary=vary,
+            on_progress=bar.part,
+            on_start=lambda so_far: _show(bar, so_far),
+        )
         best = plan(wanted, loaded, asked, crew)
         found = Found(best, best.as_json(), options)
         if run is not None:
@@ -141,6 +146,10 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
     write_study_page(options["report"], title, parts, found.plain, plan_charts(found.plain))
     if best.interrupted:
         raise KeyboardInterrupt
+
+
+def _show(bar: Bar, so_far: Callable[[], list[PlanRow]]) -> None:
+    bar.rows = lambda: [row.as_json() for row in so_far()]
 
 
 def _what_helps(found: Found, loaded: Machine, crew: Executor, bar: Bar) -> Iterator[Part]:

@@ -142,7 +142,8 @@ class ServingSpec(Spec, frozen=True):
     output: str | None = None
     """Tokens that requests generate, as --output. Unset: all `inference.output_length`."""
     startup: StartupSpec | None = None
-    """What a replica needs before it serves again after an outage. Unset: nothing."""
+    """What a replica needs before it serves again after an outage, as in
+    `{initialise: 30 s, storage: 5 GB/s}`. Unset: nothing."""
     outages: tuple[str, ...] = ()
     """When replicas are out, or slow, as --outage: "replica=1 at=30s down=60s"."""
     on_outage: Literal["retry", "lose"] = "retry"

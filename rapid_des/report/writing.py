@@ -142,3 +142,6 @@ def field_lines(key: str, kinds: Mapping[str, Sequence[Field]]) -> Iterator[str]
                 f"allowed: {field.allowed}", 100, initial_indent="    ", subsequent_indent="      "
             )
             yield f"    {f'default: {field.default}' if field.default else 'must be given'}"
+            yield from textwrap.wrap(
+                f"example: {field.example}", 100, initial_indent="    ", subsequent_indent="      "
+            )
