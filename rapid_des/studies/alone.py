@@ -18,7 +18,6 @@ from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.program.collectives.lower import TimeAlone
 from rapid_des.program.lowering import lower
 from rapid_des.program.replicas import Mates
-from rapid_des.studies.likeness import stride
 from rapid_des.values import replace
 
 _SIMPY = EngineChoice("simpy", fold=False)
@@ -92,7 +91,7 @@ def message_between(job: Job, stages: tuple[int, int], machine: Machine, cache: 
     programs[source].send("message", to=target, size=job.message_bytes, tag=0, after=0)
     programs[target].receive("message", source=source, size=job.message_bytes, tag=0)
     line = job.rows("stages")
-    ranks = line[(line == stride(job, "pp") * source).any(axis=1)][0].tolist()
+    ranks = line[(line == job.layout.stride("pp") * source).any(axis=1)][0].tolist()
     traces = assemble(job, [program.finish() for program in programs], ranks=ranks)
     lowered = lower(traces, machine, analytic=True, cache=cache)
     return execute(lowered.program, _SIMPY).records.makespan

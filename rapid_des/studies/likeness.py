@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from math import prod
 
 from rapid_des.frontend import Job
 from rapid_des.frontend.routing import places
@@ -69,17 +68,11 @@ def layer_key(job: Job) -> tuple[Hashable, ...]:
     """Return what the passes of a layer follow from; of ranks' places what their groups notice."""
     split, training = job.spec.parallelism, job.training
     spread = split.cp > 1 or split.order[0] != "tp" or job.model.has_experts
-    where: tuple[int, ...] = (stride(job, "tp"), stride(job, "cp")) if spread else ()
+    where: tuple[int, ...] = (job.layout.stride("tp"), job.layout.stride("cp")) if spread else ()
     if job.model.has_experts:
-        where = (*where, stride(job, "dp"), split.dp)
+        where = (*where, job.layout.stride("dp"), split.dp)
     chosen = split.sequence_parallel, training.micro_batch, *halves_key(job), copies_key(job)
     return (*model_key(job), *chosen, *again_key(job), where)
-
-
-def stride(job: Job, axis: str) -> int:
-    """Return how far neighbours along an axis are apart."""
-    sizes = dict(zip(job.layout.axes, job.layout.sizes, strict=True))
-    return prod(sizes[inner] for inner in job.layout.axes[: job.layout.axes.index(axis)])
 
 
 def stages_key(job: Job) -> tuple[Hashable, ...]:

@@ -19,7 +19,7 @@ from rapid_des.frontend.trace import ProgramWriter
 from rapid_des.modes.pricing import as_used
 from rapid_des.program.routes import signatures
 from rapid_des.studies.alone import members_of_first, message_between, program_alone
-from rapid_des.studies.likeness import kernels_key, layer_key, layout_key, model_key, stride
+from rapid_des.studies.likeness import kernels_key, layer_key, layout_key, model_key
 from rapid_des.studies.memory_floors import MemoryFloors
 from rapid_des.studies.pair_walk import Timed
 from rapid_des.studies.stand_ins import on_machine
@@ -109,7 +109,7 @@ class PieceFloors(MemoryFloors):
         durations: dict[tuple[int, int], int] = {}
         if job.stages == 1:
             return durations
-        firsts = stride(job, "pp") * np.arange(job.stages)
+        firsts = job.layout.stride("pp") * np.arange(job.stages)
         for source in range(job.stages):
             for target in {(source + 1) % job.stages, (source - 1) % job.stages}:
                 ends = int(firsts[source]), int(firsts[target])

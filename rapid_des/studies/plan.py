@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from rapid_des.errors import CannotFinishError, InfeasibleJobError, InputError
+from rapid_des.executors import Executor, InProcess
 from rapid_des.frontend import Job, check_memory
 from rapid_des.frontend.build import in_passes
 from rapid_des.machine import Machine
@@ -24,7 +25,6 @@ from rapid_des.report.tables import Part, Report
 from rapid_des.report.writing import require_extra
 from rapid_des.simulation import FINEST, FLATTENED, MODES, require_kind
 from rapid_des.studies.deadline import Deadline
-from rapid_des.studies.executors import Executor, InProcess
 from rapid_des.studies.front import Entry, Why
 from rapid_des.studies.refinement import Refinement
 from rapid_des.studies.splits import Candidate, Family, Space
