@@ -14,10 +14,12 @@ from rapid_des.cli.main import cli
 from rapid_des.errors import ConfigError, InfeasibleJobError, InputError
 from rapid_des.frontend import load_job, memory
 from rapid_des.frontend.memory import shown
+from rapid_des.frontend.parts import pass_lists, stage_parameters
 from rapid_des.machine import load_machine
 from rapid_des.report.plan_text import plan_report
 from rapid_des.report.tables import text
 from rapid_des.simulation import simulate
+from rapid_des.studies.alone import members_of_first
 from rapid_des.studies.choices import choices_of
 from rapid_des.studies.deadline import Deadline, TimeIsUp
 from rapid_des.studies.earliest import held
@@ -28,6 +30,7 @@ from rapid_des.studies.orders import told_apart
 from rapid_des.studies.pass_walk import walked_micro_batches
 from rapid_des.studies.plan import Plan, Wanted, plan
 from rapid_des.studies.splits import Space, checked
+from rapid_des.studies.stand_ins import in_place, of_groups, of_layers, of_state, without_recomputation
 
 SMALL = {"model.layers": 8, "training.global_batch": 16, "training.sequence_length": 2048}
 FEW = {"recompute": ["none", "full"], "zero_stage": [0, 1, 3], "order": [("tp", "cp", "ep", "dp", "pp")]}
@@ -81,6 +84,26 @@ def test_no_way_is_faster_or_smaller_than_its_bounds(job, machine, gpus):
             step = simulate(legal, machine, mode=mode, allow_oom=True, cache=cache).step_time
             assert max(floors.step(legal), floors.walked(legal)) <= step, (mode, way.settings)
     assert len(refusals) < 8
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_a_stand_in_has_what_is_worked_out_for_it_in_common_with_its_jobs(experts):
+    changed = {"model": "qwen3_30b_a3b", "parallelism": "{dp: 8, ep: 4}"} if experts else {}
+    vary = {"order": None, "schedule": ["1f1b", "interleaved_1f1b", "zb_v", "dualpipe"]}
+    families = list(Space(job_of(**changed), machine_of("dgx_a100_x2"), 16, vary).families())
+    for way in random.Random(2).sample([way for family in families for way in family], 24):
+        job, groups = way.job, of_groups(way.job)
+        layers, placed, state = of_layers(job), in_place(job), of_state(job)
+        assert pass_lists(layers) == pass_lists(job)
+        assert of_layers(placed) == layers
+        assert members_of_first(placed, "tp") == members_of_first(job, "tp")
+        assert members_of_first(placed, "cp") == members_of_first(job, "cp")
+        replicas = ["gradient", "expert_gradient", "ep"] if experts else ["gradient"]
+        for group in replicas:
+            assert members_of_first(groups, group) == members_of_first(job, group)
+        plain = without_recomputation(job)
+        each = range(job.stages)
+        assert [stage_parameters(state, at) for at in each] == [stage_parameters(plain, at) for at in each]
 
 
 @pytest.mark.parametrize("overlap", ["true", "false"])
