@@ -16,6 +16,7 @@ from rapid_des.frontend import load_job, memory
 from rapid_des.frontend.memory import shown
 from rapid_des.frontend.parts import pass_lists, stage_parameters
 from rapid_des.machine import load_machine
+from rapid_des.network.faults import parse_fault
 from rapid_des.report.plan_text import plan_report
 from rapid_des.report.tables import text
 from rapid_des.simulation import simulate
@@ -599,6 +600,13 @@ def test_where_nothing_fits_the_nearest_is_named():
     ) as refused:
         plan(load_job("llama3_1_70b_train_64"), machine_of(), Wanted(gpus=1))
     assert refused.value.exit_code == 4
+
+
+def test_where_no_layout_can_be_simulated_it_says_why():
+    faults = [parse_fault(f"link=1>{other} down=true") for other in (0, 2, 5)]  # all that GPU 1 sends through
+    cut, vary = machine_of("mesh_2d_a100").with_faults(faults), {"recompute": ["none"], "micro_batch": [1]}
+    with pytest.raises(InfeasibleJobError, match="layouts can be simulated; as in .*gpu1 can not reach gpu0"):
+        plan(job_of(), cut, Wanted(gpus=2, vary={**vary, "zero_stage": [1]}))
 
 
 @pytest.mark.parametrize(
