@@ -24,6 +24,12 @@ OPERATORS = "rapid_des.operators"
 """The group of `operators: NAME:FILE` in device files; each is a `device.pricing.OperatorSource`."""
 FABRICS = "rapid_des.fabrics"
 """The group of graph files; each entry is a `rapid_des.network.build.GraphReader`."""
+COLLECTIVES = "rapid_des.collectives"
+"""The group of collective algorithms; each entry is a `rapid_des.network.collectives.Algorithm`."""
+LAYERS = "rapid_des.layers"
+"""The group of layer kinds of model files; each entry is a `rapid_des.frontend.layers.LayerSource`."""
+POLICIES = "rapid_des.policies"
+"""The group of `serving.policy` of job files; each entry is a `rapid_des.serving.policies.Policy`."""
 
 BUILT_IN: Mapping[str, Mapping[str, str]] = {
     IMPORTERS: {
@@ -34,8 +40,14 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
     },
     OPERATORS: {"learned": "rapid_des.learned:OPERATORS"},
     FABRICS: {"infragraph": "rapid_des.importers.infragraph:READER"},
+    COLLECTIVES: {},
+    LAYERS: {},
+    POLICIES: {},
 }
-"""The place of each part of this distribution, by group and name; nobody else can take these names."""
+"""The place of each part of this distribution, by group and name; nobody else can take these names.
+
+Algorithms, layer kinds and policies of this distribution are looked up first, in tables where they stand.
+"""
 
 
 def names(group: str) -> tuple[str, ...]:
@@ -74,6 +86,21 @@ def find(group: str, name: str, kind: type[T]) -> T:
     if not isinstance(loaded, kind):
         raise InputError(f"{_named(entry)} is of type {type(loaded).__name__}; allowed: {kind.__name__}")
     return loaded
+
+
+def failure_of_part(error: Exception) -> str:
+    """Return, in one line, which part of another distribution raised an error; empty: none did."""
+    trace, places = error.__traceback__, {}
+    while trace is not None:
+        frame = trace.tb_frame
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        places[package] = f"{frame.f_code.co_filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    for part in (entry for group in BUILT_IN for entry in _foreign(group)):
+        if place := places.get(part.module.partition(".")[0]):
+            return f"{_named(part)} failed: {what:.300} ({place})"
+    return ""
 
 
 def owner(entry: EntryPoint) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta, Struct, field, structs
 
@@ -31,6 +31,8 @@ from rapid_des.inputs import html_text
 from rapid_des.network.build import FabricLayout, build, override_links
 from rapid_des.network.collectives.in_switch import IN_SWITCH
 from rapid_des.network.collectives.libraries.library import check_on_fabric, check_stated, named_algorithms
+from rapid_des.network.dimensions import AnyDimension, Count, Graph, InfraGraph
+from rapid_des.network.exchange import fabric_graph, graph_dimension
 from rapid_des.network.fabric import Fabric, Router
 from rapid_des.network.faults.effects import GpuFactors, apply_static, on_links, require_hits
 from rapid_des.network.faults.specs import Fault, check_fault
@@ -38,21 +40,13 @@ from rapid_des.network.jitter import Jitter, check_jitter, gpu_speeds
 from rapid_des.network.metrics import RouteCheck, Summary, check_routes, summary
 from rapid_des.network.protocol import Protocol
 from rapid_des.network.routing import AnyNodeRouter, DimensionOrderRouter, FaultAwareRouter, by_waypoints
-from rapid_des.network.specs import (
-    AnyDimension,
-    Collectives,
-    Count,
-    Graph,
-    InfraGraph,
-    LibraryChoice,
-    LinkOverride,
-    Measured,
-    Routing,
-    Switching,
-)
+from rapid_des.network.specs import Collectives, LibraryChoice, LinkOverride, Measured, Routing, Switching
 from rapid_des.network.switches import SwitchTrees
 from rapid_des.units import Size
 from rapid_des.values import replace
+
+if TYPE_CHECKING:
+    import networkx
 
 _PACKETS = Switching(
     mode="cut_through",
@@ -165,6 +159,36 @@ class Machine(Struct, frozen=True, eq=False, dict=True):
         links = {"name": "torus", "shape": "torus", "size": [*size], "bandwidth": bandwidth}
         stated = {"name": "machine", "device": device, "fabric": [{**links, "latency": latency}]}
         return load_machine(stated | keys)
+
+    @staticmethod
+    def from_graph(graph: networkx.Graph[Any], *, device: str | Mapping[str, Any], **keys: Any) -> Machine:
+        """Return the machine of a networkx graph with nodes named gpu0, …, nic0, … and switches of any name.
+
+        Edges have attributes `bandwidth` and `latency` as a machine file states them (or bytes a second and
+        seconds as numbers); those of an undirected graph are links in both directions. Messages take shortest
+        paths.
+
+        >>> import networkx
+        >>> ring = networkx.relabel_nodes(networkx.cycle_graph(4), "gpu{}".format)
+        >>> networkx.set_edge_attributes(ring, "50 GB/s", "bandwidth")
+        >>> networkx.set_edge_attributes(ring, 1e-6, "latency")
+        >>> Machine.from_graph(ring, device="a100_sxm_80gb").route(0, 3)
+        ('gpu0>gpu3',)
+        """
+        stated = {"name": graph.name or "machine", "device": device, "fabric": [graph_dimension(graph)]}
+        return load_machine(stated | keys)
+
+    def graph(self) -> networkx.DiGraph[str]:
+        """Return the fabric under the constant faults as a networkx graph, without links that are down.
+
+        Nodes have `kind` (gpu, nic, switch) and, where they have one, `position`; links have `bandwidth` and
+        `latency` as text, `bytes_per_s`, `latency_ps` and `dimension`. `from_graph` reads it.
+
+        >>> graph = load_machine("torus_2d_a100").graph()
+        >>> graph.edges["gpu0", "gpu1"]["bandwidth"], graph.nodes["gpu9"]["position"]
+        ('75 GB/s', (1, 1))
+        """
+        return fabric_graph(self.fabric, self.dead)
 
     def joined(
         self, count: int, *, bandwidth: str, latency: str, shape: str = "switch", **keys: Any
@@ -458,7 +482,7 @@ def _plan(spec: MachineSpec, document: Document) -> FabricLayout:
 
 
 def _located(dimension: AnyDimension, folder: Path) -> AnyDimension:
-    if isinstance(dimension, Graph | InfraGraph):
+    if isinstance(dimension, Graph | InfraGraph) and dimension.file is not None:
         return structs.replace(dimension, file=str(beside(folder, dimension.file, key=dimension.name)))
     return dimension
 

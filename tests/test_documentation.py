@@ -1,6 +1,7 @@
 """README and docs: commands print what is shown, snippets run, what is named is there, the site builds."""
 
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -12,12 +13,12 @@ import pytest
 
 from rapid_des.cli.main import cli
 from tests.cli.shell import call
+from validation.refresh_docs import write_files
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXTS = {path: path.read_text(encoding="utf-8") for path in PAGES if "generated" not in path.parts}
 CONSOLE = re.compile(r"```console\n\$ rapid-des ([^\n|]+?)(?: \| head -\d+)?\n(.*?)```", re.DOTALL)
-CAPTIONED = re.compile(r"```\{code-block\} \w+\n:caption: (\S+)\n\n(.*?)```", re.DOTALL)
 SHOWN = [(words, shown, path) for path, text in TEXTS.items() for words, shown in CONSOLE.findall(text)]
 BLOCKS = {words: list(found) for words, found in groupby(sorted(SHOWN), key=lambda each: each[0])}
 """The pages that show a command, by the command, which runs once."""
@@ -39,16 +40,16 @@ def masked(line):
 
 
 def with_its_files(page, folder):
-    """Write the files that a page shows under their names."""
+    """Write the files that a page shows under their names, and install the package that they make."""
     (folder / "validation").symlink_to(ROOT / "validation")  # whose data commands read
-    for name, text in CAPTIONED.findall(TEXTS[page]):
-        (folder / name).write_text(text, encoding="utf-8")
+    write_files(TEXTS[page], folder)
 
 
 @pytest.mark.parametrize("words", BLOCKS)
 def test_commands_print_what_is_shown(words, tmp_path, monkeypatch):
     with_its_files(BLOCKS[words][0][2], tmp_path)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     answer = call(*shlex.split(words))
     assert answer.code == 0, answer.err
     printed = [masked(line) for line in answer.out.splitlines()]
@@ -56,6 +57,19 @@ def test_commands_print_what_is_shown(words, tmp_path, monkeypatch):
         lines = [masked(line) for line in shown.splitlines()]
         assert lines, f"{page}: python -m validation.refresh_docs fills in what {words!r} prints"
         assert printed[: len(lines)] == lines, page
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in TEXTS if page.name.startswith("own-")], ids=lambda page: page.stem
+)
+def test_the_parts_that_pages_show_pass_their_own_tests(page, tmp_path, monkeypatch):
+    with_its_files(page, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for test in tmp_path.glob("test_my_*.py"):
+        for name, function in runpy.run_path(str(test)).items():
+            if name.startswith("test_"):
+                function(**{"tmp_path": tmp_path} if function.__code__.co_argcount else {})
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

@@ -1,5 +1,6 @@
 """Parts of other distributions are found by name, refused in one line, and left alone unless asked for."""
 
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -10,7 +11,17 @@ from rapid_des.device import load_device
 from rapid_des.device.operators import Gemm
 from rapid_des.device.pricing import estimate
 from rapid_des.errors import ConfigError, InputError
-from rapid_des.extensions import BUILT_IN, FABRICS, IMPORTERS, OPERATORS, find, names
+from rapid_des.extensions import (
+    BUILT_IN,
+    COLLECTIVES,
+    FABRICS,
+    IMPORTERS,
+    LAYERS,
+    OPERATORS,
+    POLICIES,
+    find,
+    names,
+)
 from rapid_des.importers import Importer
 from tests.cli.shell import call, refused
 
@@ -57,7 +68,22 @@ def install(tmp_path, monkeypatch):
 
 def test_parts_of_the_package_are_the_entry_points_that_pyproject_states():
     stated = PROJECT["project"]["entry-points"]
-    assert {group: dict(parts) for group, parts in BUILT_IN.items()} == stated
+    assert {group: dict(parts) for group, parts in BUILT_IN.items() if parts} == stated
+
+
+def test_the_lock_file_is_that_of_the_dependencies():
+    packages = tomllib.loads((Path(__file__).parents[1] / "uv.lock").read_text())["package"]
+    (own,) = [each for each in packages if each["name"] == "rapid-des"]
+    locked = {(each["name"], each.get("specifier", "")) for each in own["metadata"]["requires-dist"]}
+    project = PROJECT["project"]
+    stated = [
+        *project["dependencies"],
+        *(each for extra in project["optional-dependencies"].values() for each in extra),
+    ]
+    parts = [re.fullmatch(r"([\w-]+)(.*)", each).groups() for each in stated]
+    assert locked == {
+        (name.lower(), ",".join(sorted(limits.split(","), reverse=True))) for name, limits in parts
+    }
 
 
 def test_importers_of_the_package_stand_in_the_contract_that_keeps_them_apart():
@@ -150,3 +176,47 @@ def test_a_name_that_two_distributions_have_is_refused_with_both(install):
 def test_a_name_that_nobody_has_is_refused_with_those_there_are():
     with pytest.raises(InputError, match="'nobody' is not there; allowed: infragraph"):
         find(FABRICS, "nobody", Importer)
+
+
+LOSSY = """
+from rapid_des.chakra.trace import CollectiveType
+from rapid_des.network.collectives import Algorithm, Draft
+
+PART = Algorithm("lossy", {CollectiveType.ALL_GATHER: lambda demand: Draft(demand).seal()})
+"""
+LAYER = """
+from rapid_des.config import Spec
+from rapid_des.frontend.layers import LayerSource
+
+class Keys(Spec, frozen=True):
+    heads: int
+
+PART = LayerSource(Keys, lambda keys, model: 1 // keys.heads)
+"""
+
+
+def test_an_algorithm_that_loses_data_is_refused_by_name(install):
+    install(COLLECTIVES, LOSSY, name="lossy")
+    answer = refused(call("topology", "bench", "dgx_a100", "--op", "all_gather", "--algorithm", "lossy"))
+    assert "rapid_des.collectives: 'lossy' does not do all_gather of 2 members" in answer
+
+
+def test_keys_of_a_layer_kind_are_those_that_it_states(install):
+    install(LAYERS, LAYER, name="strange")
+    stated = "job.model.attention={{kind: extension, name: strange, keys: {}}}".format
+    for keys, problem in (
+        ("{width: 1}", "strange.keys: unknown key 'width'; allowed: heads"),
+        ("{heads: two}", "strange.keys.heads: 'two' is not a whole number"),
+        ("{heads: 1}", "rapid_des.layers: 'strange' made 1; it must make a Sublayer"),
+        ("{heads: 0}", "'strange' of their-package (their_module:PART) failed: ZeroDivisionError"),
+    ):
+        answer = call("run", "llama2_7b_train", "--on", "dgx_a100", "--set", stated(keys))
+        assert answer.code == 2 and len(answer.err.splitlines()) == 1
+        assert problem in answer.err
+
+
+def test_a_policy_that_nobody_has_is_refused_with_those_there_are(install):
+    install(POLICIES, "raise RuntimeError", name="mine")
+    answer = call("serve", "llama3_1_70b_serve", "--on", "dgx_h100", "--set", "job.serving.policy=nobody")
+    assert "policy: 'nobody' is not one of vllm_v1, " in refused(answer)
+    assert "static, mine" in answer.err

@@ -14,8 +14,7 @@ from rapid_des.modes.blocks.inner import block_times
 from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.modes.pricing import price, price_blocks
 from rapid_des.network.faults import parse_fault
-from rapid_des.program.lowering import lower
-from rapid_des.report.breakdown import rank_times
+from rapid_des.program.lowering import lower, rank_times
 from rapid_des.report.result_text import result_report
 from rapid_des.report.tables import text
 from rapid_des.simulation import MODES, compare, replay, simulate

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 MODULES = sorted((ROOT / "rapid_des").rglob("*.py"))
 ENTERED = 77
 """Modules on the way of a healthy run, at most: to follow it is to read these."""
-CHAIN = 43
+CHAIN = 40
 """Modules of which each imports the next, at most."""
 
 DEFINED_TWICE = {"_Stage", "_Travel", "_Walk"}

@@ -67,6 +67,7 @@ PROVIDERS: dict[str, str] = {
     "runs:topics": "goodput/",
     "ranking:topics": "ranking/",
     "profiles:topics": "profiles/",
+    "peers:topics": "peers/",
 }
 """Module and function here, and what its topics' names start with: a provider is asked only if a wanted
 prefix may be its."""

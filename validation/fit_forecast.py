@@ -3,8 +3,8 @@
     python -m validation.fit_forecast [DATA_FOLDER]
 
 runs the measured training jobs, puts those alike together, finds the scales under which the other sources
-predict each source best, writes the file, and prints how far off each source is when it is left out. Takes
-half an hour of two cores.
+predict each source best, writes the file, and how far off each source is when it is left out into
+`validation/README.md`. Takes half an hour of two cores.
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ from rapid_des.report.forecast import (
 )
 from validation import all_topics, open_folder
 from validation.fit_intervals import SAMPLED, is_sampled
-from validation.jobs.sources import source_of
+from validation.jobs.sources import WORKED_ON, source_of
+from validation.pages import NOTES, as_of, fill
 
 FILE = Path(forecast.__file__).with_name("forecast.json")
 START = Scales(
-    slope=0.03, software=0.06, family=0.03, format=0.03, experts=0.03, source=0.08, rest=0.06, within=0.0
-)
+    slope=0.03, software=0.06, family=0.03, format=0.03, experts=0.03, source=0.08, rest=0.06, within=0.0,
+    worked=0.06,
+)  # fmt: skip
 LEAST, MOST = 0.0003, 0.5
 _GAIN, _LAST_STEP = 1e-4, 1.1
 _DIGITS = 4
@@ -72,7 +74,7 @@ def cells_of(jobs: Sequence[Measured]) -> tuple[tuple[Cell, ...], float]:
         means = {name: fmean(job.kind.shares.get(name, 0.0) for job in members) for name in CLASSES}
         shares = {name: round(share, _DIGITS) for name, share in means.items() if share}
         kind = structs.replace(members[0].kind, shares=shares)
-        cells.append(Cell(source, kind, len(members), round(error, _DIGITS)))
+        cells.append(Cell(source, kind, len(members), round(error, _DIGITS), source in WORKED_ON))
         within += [abs(job.error - error) for job in members if len(members) > 2]
     return tuple(cells), round(1.4826 * median(within), _DIGITS)
 
@@ -100,7 +102,7 @@ def fitted(cells: Sequence[Cell], within: float) -> Scales:
     most, step = predictive(cells, best), 2.0
     while step > _LAST_STEP:
         improved = False
-        for name in ("slope", *GROUPS, "source", "rest"):
+        for name in ("slope", *GROUPS, "source", "rest", "worked"):
             for factor in (step, 1 / step):
                 value = min(max(getattr(best, name) * factor, LEAST), MOST)
                 trial = structs.replace(best, **{name: value})
@@ -137,27 +139,41 @@ def width_of(found: Sequence[tuple[Measured, float, float]]) -> float:
 
 
 def lines(found: Sequence[tuple[Measured, float, float]], width: float) -> Iterator[str]:
-    """Yield the lines of a table: sources left out, simulated and forecast, dense jobs and experts apart."""
-    names = ("source left out", "rows", "simulated", "bias", "own factor", "forecast", "bias", "worst row")
-    yield f"| {' | '.join(names)} | in the interval |"
-    yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|"
+    """Yield the lines of a table: sources left out, simulated and forecast, dense jobs and experts apart.
+
+    The last line of each kind is the mean of its sources, of which each weighs the same.
+    """
+    names = ("rows", "simulated", "bias", "median", "p90", "worst", "own factor", "forecast", "bias", "worst")
+    yield f"| source left out | {' | '.join(names)} | in the interval |"
+    yield f"|---{'|---:' * (len(names) + 1)}|"
     for experts, kind in ((False, "dense"), (True, "experts")):
         mine = [each for each in found if each[0].kind.experts is experts]
-        for source in sorted({job.source for job, _, _ in mine}):
-            yield _line(f"{source}, {kind}", [each for each in mine if each[0].source == source], width)
-        yield _line(f"**all {kind}, by row**", mine, width)
+        sources = {
+            source: _figures([each for each in mine if each[0].source == source], width)
+            for source in sorted({job.source for job, _, _ in mine})
+        }
+        for source, figures in sources.items():
+            yield _line(f"{source}, {kind}", figures)
+        if sources:
+            yield _line(f"**all {kind}, by row**", _figures(mine, width))
+            means = [fmean(column) for column in zip(*sources.values(), strict=True)]
+            yield _line(f"**all {kind}, by source**", [float(len(mine)), *means[1:]])
 
 
-def _line(name: str, found: Sequence[tuple[Measured, float, float]], width: float) -> str:
-    off = {
-        what: [100 * math.expm1(factor * middle - job.error) for job, middle, _ in found]
-        for what, factor in (("simulated", 0.0), ("forecast", 1.0))
-    }
+def _figures(found: Sequence[tuple[Measured, float, float]], width: float) -> list[float]:
+    simulated = [100 * math.expm1(-job.error) for job, _, _ in found]
+    expected = [100 * math.expm1(middle - job.error) for job, middle, _ in found]
+    off = np.abs(simulated)
     held = fmean(100.0 * (abs(job.error - middle) <= width * spread) for job, middle, spread in found)
-    simulated, expected = (f"{fmean(map(abs, errors)):.1f} | {fmean(errors):+.1f}" for errors in off.values())
-    own = own_factor([job.error for job, _, _ in found])
-    worst = max(off["forecast"], key=abs)
-    return f"| {name} | {len(found)} | {simulated} | {own:.1f} | {expected} | {worst:+.0f} | {held:.0f} |"
+    figures = [float(len(found)), fmean(off), fmean(simulated), *np.quantile(off, (0.5, 0.9)), off.max()]
+    figures += [own_factor([job.error for job, _, _ in found]), fmean(map(abs, expected)), fmean(expected)]
+    return [*map(float, figures), max(map(abs, expected)), held]
+
+
+def _line(name: str, figures: Sequence[float]) -> str:
+    formats = (".0f", ".1f", "+.1f", ".1f", ".1f", ".0f", ".1f", ".1f", "+.1f", ".0f", ".0f")
+    cells = (format(figure, form) for figure, form in zip(figures, formats, strict=True))
+    return f"| {name} | {' | '.join(cells)} |"
 
 
 def own_factor(errors: Sequence[float]) -> float:
@@ -189,13 +205,13 @@ def main() -> None:
 
 
 def write(jobs: Sequence[Measured]) -> None:
-    """Write the file of forecasts and print what they are worth."""
+    """Write the file of forecasts, and what they are worth."""
     cells, within = cells_of(jobs)
     found = list(left_out(jobs))
     width = width_of(found)
     scales = structs.replace(fitted(cells, within), width=width)
     forecast.write(FILE, Published(scales, cells))
-    print(scales, *lines(found, width), sep="\n")
+    fill(NOTES, "forecast", [*lines(found, width), "", f"As of {as_of()}."])
 
 
 if __name__ == "__main__":

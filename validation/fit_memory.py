@@ -3,8 +3,9 @@
     python -m validation.fit_memory [DATA_FOLDER]
 
 computes the memory of the training jobs whose peaks are published (of nanotron every eighth) and half of a
-GPU or more, writes the file, and prints how far off each software is when it is left out. Takes a minute of
-a core. Software without peaks of its own lies as far from the mean as those that have some lie apart.
+GPU or more, writes the file, and how far off each software is when it is left out into
+`validation/README.md`. Takes a minute of a core. Software without peaks of its own lies as far from the mean
+as those that have some lie apart.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from rapid_des.report.memory_forecast import kind_of
 from validation import all_topics, open_folder
 from validation.fit_forecast import Measured
 from validation.fit_intervals import SAMPLED, is_sampled
+from validation.pages import NOTES, as_of, fill
 
 FILE = Path(memory_forecast.__file__).with_name("memory.json")
 _NONE, _DIGITS = 0.0003, 4
@@ -77,7 +79,7 @@ def main() -> None:
     jobs = list(measured(Path(sys.argv[1]) if len(sys.argv) > 1 else None))
     known = fitted(jobs)
     memory_forecast.write(FILE, known)
-    print(known.scales, *lines(jobs, known), sep="\n")
+    fill(NOTES, "memory", [*lines(jobs, known), "", f"As of {as_of()}."])
 
 
 if __name__ == "__main__":

@@ -13,22 +13,22 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rapid_des.cli.main import main
 from validation import open_folder, validate
+from validation.pages import ACCURACY, ROOT, as_of, fill
 
-ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-KERNELS = ROOT / "docs" / "accuracy" / "kernels.md"
+KERNELS = ACCURACY / "kernels.md"
 BLOCK = re.compile(
     r"(```console\n\$ rapid-des (?P<words>[^\n|]+)(?:\| head -(?P<lines>\d+))?\n).*?(```)", re.DOTALL
 )
 FILE = re.compile(r"```\{code-block\} \w+\n:caption: (\S+)\n\n(.*?)```", re.DOTALL)
 """A file that a page shows and its commands read."""
-TABLE = re.compile(r"(<!-- accuracy:[^\n]*-->\n).*?(<!-- end -->)", re.DOTALL)
 TOPICS = {
     "GEMM bf16, A100 SXM": "operators/gemm/A100-SXM4-80GB/bfloat16",
     "GEMM bf16, H100 SXM": "operators/gemm/H100-SXM-80GB/bfloat16",
@@ -64,22 +64,39 @@ TOPICS = {
     "ns-3, ruled by congestion control, `fluid`": "network/ns3/cc-dominated",
 }
 SHORT = (
-    ("GEMM bf16, H100 SXM", 3, 5),
-    ("attention prefill bf16, H100 SXM", 3, 5),
-    ("NCCL as run on 1 to 10 H100 nodes, from 256 MiB", 3, 5),
-    ("NVIDIA dgxc, H100, bf16", 4, 8),
-    ("vLLM under closed loops, time a token", 4, 8),
+    "GEMM bf16, H100 SXM",
+    "attention prefill bf16, H100 SXM",
+    "NCCL as run on 1 to 10 H100 nodes, from 256 MiB",
+    "NVIDIA dgxc, H100, bf16",
+    "vLLM under closed loops, time a token",
 )
-"""The README's rows: the name in `docs/accuracy`, the columns of the error and of the null model's."""
+"""The README's rows, by their name in `docs/accuracy`."""
 
 
 def refreshed(text: str) -> str:
     """Return a page with the output of its commands as of now; they run where the files that it shows are."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         Path("validation").symlink_to(ROOT / "validation")
-        for name, content in FILE.findall(text):
-            Path(name).write_text(content, encoding="utf-8")
+        write_files(text, Path(folder))
+        sys.path.insert(0, folder)
         return BLOCK.sub(lambda block: f"{block[1]}{_printed(block)}{block[4]}", text)
+
+
+def write_files(text: str, folder: Path) -> None:
+    """Write the files that a page shows; a `pyproject.toml` among them is installed as pip would do it."""
+    for name, content in FILE.findall(text):
+        (folder / name).write_text(content, encoding="utf-8")
+    if (folder / "pyproject.toml").is_file():
+        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        package, groups = project["name"].replace("-", "_"), project["entry-points"]
+        information = folder / f"{package}-{project['version']}.dist-info"
+        information.mkdir()
+        head = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+        (information / "METADATA").write_text(head, encoding="utf-8")
+        rows = [
+            row for group, parts in groups.items() for row in (f"[{group}]", *map(" = ".join, parts.items()))
+        ]
+        (information / "entry_points.txt").write_text("\n".join(rows), encoding="utf-8")
 
 
 def _printed(block: re.Match[str]) -> str:
@@ -90,40 +107,40 @@ def _printed(block: re.Match[str]) -> str:
     return "".join(f"{line.rstrip()}\n" for line in lines[: int(block["lines"] or len(lines))])
 
 
-def short() -> str:
-    """Return the README's rows, each as `docs/accuracy` has it."""
-    pages = [path.read_text(encoding="utf-8") for path in sorted(KERNELS.parent.glob("*.md"))]
-    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for page in pages for line in page.splitlines()]
-    known = {row[0]: row for row in cells if row}
-    rows = ["| what | error, % | simplest model, % |", "|---|---:|---:|"]
-    rows += [f"| {name} | {known[name][error]} | {known[name][null]} |" for name, error, null in SHORT]
-    return "".join(f"{row}\n" for row in rows)
+def short() -> Iterator[str]:
+    """Yield the README's rows, each as `docs/accuracy` has it."""
+    known: dict[str, dict[str, str]] = {}
+    for page in sorted(ACCURACY.glob("*.md")):
+        names: list[str] = []
+        for line in page.read_text(encoding="utf-8").splitlines():
+            cells = [cell.strip() for cell in line.split("|")[1:-1]]
+            names = cells if "null" in cells else names if cells else []
+            known |= {cells[0]: dict(zip(names, cells, strict=True))} if names else {}
+    yield from ("| what | error, % | simplest model, % |", "|---|---:|---:|")
+    for name in SHORT:
+        row = known[name]
+        yield f"| {name} | {row.get('mean') or row['error']} | {row['null']} |"
 
 
-def accuracy(report: Mapping[str, Any]) -> str:
-    """Return the table of a validation report's chosen topics."""
-    rows = ["| what | topic | rows | error | p90 | null |", "|---|---|---|---|---|---|"]
+def accuracy(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the table of a validation report's chosen topics."""
+    yield from ("| what | topic | rows | error | p90 | null |", "|---|---|---|---|---|---|")
     for what, topic in TOPICS.items():
         found = report["topics"][topic]
         figures = [found[key] for key in ("mean_abs_pct", "p90_abs_pct", "null_mean_abs_pct")]
         cells = [what, f"`{topic}`", f"{found['rows']:,}", *(f"{figure:.1f}" for figure in figures)]
-        rows.append(f"| {' | '.join(cells)} |")
-    return "".join(f"{row}\n" for row in rows)
+        yield f"| {' | '.join(cells)} |"
+    yield from ("", f"As of {as_of()}.")
 
 
-def _main(pages: list[Path]) -> None:
+def refresh(pages: Sequence[Path] = ()) -> None:
+    """Rewrite the blocks of pages; of all, and the tables, where none is named."""
     for page in pages or [README, *sorted((ROOT / "docs").rglob("*.md"))]:
         page.write_text(refreshed(page.read_text(encoding="utf-8")), encoding="utf-8")
     if not pages:
-        report = validate(open_folder(None), tuple(TOPICS.values()))
-        _fill(KERNELS, accuracy(report))
-        _fill(README, short())
-
-
-def _fill(page: Path, rows: str) -> None:
-    text = page.read_text(encoding="utf-8")
-    page.write_text(TABLE.sub(lambda found: f"{found[1]}{rows}{found[2]}", text), encoding="utf-8")
+        fill(KERNELS, "accuracy", accuracy(validate(open_folder(None), tuple(TOPICS.values()))))
+        fill(README, "accuracy", short())
 
 
 if __name__ == "__main__":
-    _main([Path(name).resolve() for name in sys.argv[1:]])
+    refresh([Path(name).resolve() for name in sys.argv[1:]])

@@ -1,35 +1,31 @@
 """Score every set of measured jobs as a whole: the tables of them in docs/accuracy, and a picture a set.
 
-`python -m validation.refresh_jobs` runs all of `validate training inference` (minutes on two cores) and
-writes `validation/figures/SET.png` and what stands between the markers of `docs/accuracy/training.md` and
-`inference.md`. Given reports of `rapid-des validate TOPICS --data validation/data --json`, it takes those
-sets from there and leaves the others. No constant is fitted on these rows but hosts of engines (nanotron,
-NIM), on calibration halves: both splits count; the mean of the test split stands beside.
+`python -m validation.refresh_jobs` runs all of `validate training inference ranking` (an hour of two cores)
+and writes `validation/figures/SET.png`, the parts of `docs/accuracy/training.md` and `inference.md`, and the
+table of servers in `validation/README.md`. Given reports of `rapid-des validate TOPICS --data validation/data
+--json`, it takes those sets from there and leaves the others. No constant is fitted on these rows but hosts
+of engines (nanotron, NIM), on calibration halves: both splits count. Every figure is by row.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from rapid_des.report.pictures import new_figure, save
-from validation import DataFolder, is_calibration, validate
+from validation import DataFolder, validate
 from validation.measurements import CHECKOUT_DATA
+from validation.pages import ACCURACY, NOTES, as_of, fill, part
+from validation.scoring import Row, by_source
 
-ACCURACY = Path(__file__).parents[1] / "docs" / "accuracy"
 FIGURES = Path(__file__).parent / "figures"
-TABLES = {area: re.compile(rf"(<!-- {area}:[^\n]*-->\n)(.*?)(<!-- end -->)", re.DOTALL)
-          for area in ("training", "inference")}  # fmt: skip
+AREAS = ("training", "inference")
 Report = Mapping[str, Any]
-NOTES = Path(__file__).parent / "README.md"
-SILICON = re.compile(r"(<!-- silicon:[^\n]*-->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -38,8 +34,6 @@ class Set:
 
     name: str
     topics: tuple[str, ...]
-    target: str
-    """Mean and worst case that are aimed at, percent."""
     area: str = "training"
     unit: str = "s"
 
@@ -58,61 +52,58 @@ H100, GB200 = "H100-SXM-80GB", "GB200-NVL72"
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM 1.x"}
 SYSTEMS = ("h100_sxm", "h200_sxm", "b200_sxm", "b300_sxm", "gb200", "gb300")
 SETS = (
-    Set("Korthikanti 2022, Table 5, A100", ("korthikanti",), "2.5 / 5.5"),
-    Set("Megatron SC'21, Tables 1 and 2, A100", ("sc21",), "5 / 12"),
-    Set("NVIDIA dgxc, H100, bf16", (f"dgxc/{H100}/bf16",), "3 / 6"),
-    Set("NVIDIA dgxc, H100, fp8", (f"dgxc/{H100}/fp8",), "5 / 9"),
-    Set("NVIDIA dgxc, GB200, bf16", (f"dgxc/{GB200}/bf16",), "8"),
-    Set("NVIDIA dgxc, GB200, fp8", (f"dgxc/{GB200}/fp8",), "8"),
-    Set("dgxc, times over the smallest run's", ("dgxc-slope",), "2"),
-    Set("Megatron-Bridge, H100, dense", ("megatron-bridge/DGX-H100/dense",), "6 / 10"),
-    Set("Megatron-Bridge, H100, experts", ("megatron-bridge/DGX-H100/moe",), "12 / 20"),
+    Set("Korthikanti 2022, Table 5, A100", ("korthikanti",)),
+    Set("Megatron SC'21, Tables 1 and 2, A100", ("sc21",)),
+    Set("NVIDIA dgxc, H100, bf16", (f"dgxc/{H100}/bf16",)),
+    Set("NVIDIA dgxc, H100, fp8", (f"dgxc/{H100}/fp8",)),
+    Set("NVIDIA dgxc, GB200, bf16", (f"dgxc/{GB200}/bf16",)),
+    Set("NVIDIA dgxc, GB200, fp8", (f"dgxc/{GB200}/fp8",)),
+    Set("dgxc, times over the smallest run's", ("dgxc-slope",)),
+    Set("Megatron-Bridge, H100, dense", ("megatron-bridge/DGX-H100/dense",)),
+    Set("Megatron-Bridge, H100, experts", ("megatron-bridge/DGX-H100/moe",)),
     Set(
         "Megatron-Bridge, Blackwell, dense",
         tuple(f"megatron-bridge/DGX-{gpu}/dense" for gpu in ("B200", "GB200", "GB300")),
-        "10 / 18",
     ),
     Set(
         "Megatron-Bridge, Blackwell, experts",
         tuple(f"megatron-bridge/DGX-{gpu}/moe" for gpu in ("B200", "B300", "GB200", "GB300")),
-        "12 / 20",
     ),
-    Set("NeMo 25.02 and 25.04, B200 and GB200", ("nemo/DGX-B200", "nemo/DGX-GB200"), "10 / 18"),
-    Set("torchtitan, H100 of 500 W", ("torchtitan",), "6 / 10"),
-    Set("Llama 3 405B, 16,384 H100", ("llama3",), "6"),
-    Set("MLPerf Training, H100 to GB300", ("mlperf",), "7"),
-    Set("MLPerf, adapters of Llama 2 70B", ("mlperf/lora",), "12"),
-    Set("MegaScale's baseline, A100", ("megascale",), "10"),
-    Set("MT-NLG 530B, A100", ("mt-nlg",), "–"),
-    Set("llm-foundry MPT, A100 40 GB", ("llm-foundry/a100_40gb",), "6"),
-    Set("llm-foundry MPT, A100 80 GB", ("llm-foundry/a100_80gb",), "6"),
-    Set("llm-foundry MPT, H100", ("llm-foundry/h100_80gb",), "6"),
-    Set("UCI, Llama 2 7B, 4 A100 PCIe", ("uci",), "10 / 20"),
-    Set("Megatron's MoE folding, H100", ("folding",), "6 / 12"),
-    Set("nanotron sweep, H100", ("nanotron/step",), "median 15"),
-    Set("Kundu et al. 2024, 200 + 200 tokens, A100", ("kundu/A100",), "8 / 15", "inference", "ms"),
-    Set("Kundu et al. 2024, H100", ("kundu/H100",), "8 / 15", "inference", "ms"),
-    Set("Koyeb, Llama 3.1 8B, A100, time a token", ("koyeb",), "8 / 20", "inference", "ms"),
-    Set("LMDeploy, A100, time a token", ("lmdeploy/tpot",), "10", "inference", "ms"),
-    Set("LMDeploy, A100, first token", ("lmdeploy/ttft",), "15", "inference", "ms"),
-    Set("NVIDIA NIM, single requests, time a token", ("nim/itl",), "8", "inference", "ms"),
-    Set("NVIDIA NIM, single requests, first token", ("nim/ttft",), "20", "inference", "ms"),
-    Set("NVIDIA NIM, 2 to 50 clients, tokens/s", ("nim/throughput",), "10", "inference", "tokens/s"),
-    Set("NVIDIA NIM, 2 to 50 clients, first token", ("nim/ttft/clients",), "20", "inference", "ms"),
+    Set("NeMo 25.02 and 25.04, B200 and GB200", ("nemo/DGX-B200", "nemo/DGX-GB200")),
+    Set("torchtitan, H100 of 500 W", ("torchtitan",)),
+    Set("Llama 3 405B, 16,384 H100", ("llama3",)),
+    Set("MLPerf Training, H100 to GB300", ("mlperf",)),
+    Set("MLPerf, adapters of Llama 2 70B", ("mlperf/lora",)),
+    Set("MegaScale's baseline, A100", ("megascale",)),
+    Set("MT-NLG 530B, A100", ("mt-nlg",)),
+    Set("llm-foundry MPT, A100 40 GB", ("llm-foundry/a100_40gb",)),
+    Set("llm-foundry MPT, A100 80 GB", ("llm-foundry/a100_80gb",)),
+    Set("llm-foundry MPT, H100", ("llm-foundry/h100_80gb",)),
+    Set("UCI, Llama 2 7B, 4 A100 PCIe", ("uci",)),
+    Set("Megatron's MoE folding, H100", ("folding",)),
+    Set("nanotron sweep, H100", ("nanotron/step",)),
+    Set("Kundu et al. 2024, 200 + 200 tokens, A100", ("kundu/A100",), "inference", "ms"),
+    Set("Kundu et al. 2024, H100", ("kundu/H100",), "inference", "ms"),
+    Set("Koyeb, Llama 3.1 8B, A100, time a token", ("koyeb",), "inference", "ms"),
+    Set("LMDeploy, A100, time a token", ("lmdeploy/tpot",), "inference", "ms"),
+    Set("LMDeploy, A100, first token", ("lmdeploy/ttft",), "inference", "ms"),
+    Set("NVIDIA NIM, single requests, time a token", ("nim/itl",), "inference", "ms"),
+    Set("NVIDIA NIM, single requests, first token", ("nim/ttft",), "inference", "ms"),
+    Set("NVIDIA NIM, 2 to 50 clients, tokens/s", ("nim/throughput",), "inference", "tokens/s"),
+    Set("NVIDIA NIM, 2 to 50 clients, first token", ("nim/ttft/clients",), "inference", "ms"),
     *(
         Set(
             f"{name} under closed loops, {what}",
             tuple(f"silicon/{engine}/{gpu}/{figure}" for gpu in SYSTEMS),
-            f"median {target}",
             "inference",
             "ms",
         )
         for engine, name in ENGINES.items()
-        for figure, what, target in (("tpot", "time a token", 18), ("ttft", "first token", 25))
+        for figure, what in (("tpot", "time a token"), ("ttft", "first token"))
     ),
-    Set("TensorRT-LLM 0.9, time a token", ("trtllm-static/tpot",), "8", "inference", "ms"),
-    Set("TensorRT-LLM 0.9, first token", ("trtllm-static/ttft",), "7", "inference", "ms"),
-    Set("TensorRT-LLM 0.9, end to end", ("trtllm-static/e2e",), "7", "inference", "ms"),
+    Set("TensorRT-LLM 0.9, time a token", ("trtllm-static/tpot",), "inference", "ms"),
+    Set("TensorRT-LLM 0.9, first token", ("trtllm-static/ttft",), "inference", "ms"),
+    Set("TensorRT-LLM 0.9, end to end", ("trtllm-static/e2e",), "inference", "ms"),
 )
 
 
@@ -121,38 +112,78 @@ def residuals(report: Report, topic: str) -> list[Mapping[str, Any]]:
     return list(report["topics"].get(topic, {}).get("residuals", []))
 
 
-def table(report: Report, area: str) -> Iterator[str]:
-    """Yield a page's lines of an area: a set a row, errors in percent."""
-    yield "| set | rows | not run | mean | test split | median | bias | worst | null | target |"
-    yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|"
+COLUMNS: Mapping[str, str] = {
+    "mean": "mean_abs_pct",
+    "bias": "bias_pct",
+    "median": "median_abs_pct",
+    "p90": "p90_abs_pct",
+    "worst row": "worst_row_pct",
+    "forecast": "forecast_mean_abs_pct",
+    "its bias": "forecast_bias_pct",
+    "in interval": "covered_pct",
+    "profile alone": "profile_alone_mean_abs_pct",
+    "null": "in_sample_null_mean_abs_pct",
+}
+"""A set's columns: figures over its rows, as `validate` has them of sources."""
+ONLY_OF_STEPS = ("forecast", "its bias", "in interval", "profile alone")
+"""Columns that inference has not."""
+
+
+def columns_of(area: str) -> Mapping[str, str]:
+    """Return the columns of an area's table."""
+    return {name: key for name, key in COLUMNS.items() if area == "training" or name not in ONLY_OF_STEPS}
+
+
+def table(report: Report, area: str, known: Mapping[str, str]) -> Iterator[str]:
+    """Yield an area's lines: a set a row, errors in percent; sets that it lacks as they are known."""
+    columns = columns_of(area)
+    yield f"| set | rows | not run | {' | '.join(columns)} | as of |"
+    yield f"|---|---:|---:|{'---:|' * len(columns)}---|"
     for one in SETS:
-        rows = [row for topic in one.keys for row in residuals(report, topic)]
-        if not rows or one.area != area:
-            continue
-        held = [row for row in rows if not is_calibration(row["case_id"])]
-        errors = by_case(rows)
-        signed = by_case(rows, signed=True)
-        figures = [
-            fmean(errors),
-            fmean(by_case(held)) if held else None,
-            median(row["pct"] for row in rows),
-            fmean(signed),
-            max(errors),
-        ]
-        cells = "".join(" – |" if figure is None else f" {figure:.1f} |" for figure in figures)
-        null = null_text(null_of(report, one), fmean(errors))
-        yield f"| {one.name} | {len(rows)} | {not_run(report, one)} |{cells} {null} | {one.target} |"
+        rows = [_row(row) for topic in one.keys for row in residuals(report, topic)]
+        if one.area == area and rows:
+            figures = by_source(rows)
+            cells = " | ".join(_cell(figures, name) for name in columns)
+            yield f"| {one.name} | {len(rows)} | {not_run(report, one)} | {cells} | {as_of()} |"
+        elif one.area == area and one.name in known:
+            yield known[one.name]
 
 
-def null_text(null: float | None, mean: float) -> str:
-    """Return the null model's error, in bold where it is nearer.
+def _row(residual: Mapping[str, Any]) -> Row:
+    stated: dict[str, Any] = {key: residual.get(key) for key in ("null", "covered", "forecast", "alone")}
+    return Row(residual["case_id"], residual["measured"], residual["predicted"], **stated)
 
-    >>> null_text(8.71, 13.1), null_text(9.5, 2.3), null_text(None, 2.3)
-    ('**8.7**', '9.5', '–')
+
+def _cell(figures: Mapping[str, Any], column: str) -> str:
+    """Return a figure, the null model's in bold where it is nearer than the simulation.
+
+    >>> _cell({"in_sample_null_mean_abs_pct": 8.71, "null_is_better": True}, "null"), _cell({}, "mean")
+    ('**8.7**', '–')
     """
-    if null is None:
+    value = figures.get(COLUMNS[column])
+    if value is None:
         return "–"
-    return f"**{null:.1f}**" if null < mean else f"{null:.1f}"
+    text = f"{value:+.1f}" if "bias" in column else f"{value:.1f}"
+    return f"**{text}**" if column == "null" and figures["null_is_better"] else text
+
+
+def ranking_table(report: Report) -> Iterator[str]:
+    """Yield the lines of rankings: a source a row, of its jobs with three layouts and more."""
+    names = ("jobs", "rank correlation", "by forecast", "regret, %", "by forecast", "worst", "blind")
+    yield f"| source | {' | '.join(names)} | as of |"
+    yield f"|---|{'---:|' * len(names)}---|"
+    for topic, found in report["topics"].items():
+        if topic.startswith("ranking/"):
+            rows: Mapping[str, Any] = by_source([_row(row) for row in found["residuals"]])
+            ranks = [found.get(f"{by}rank_correlation") for by in ("", "forecast_")]
+            keys = ("mean_abs_pct", "forecast_mean_abs_pct", "worst_row_pct", "in_sample_null_mean_abs_pct")
+            cells = [*(_number(rank, 2) for rank in ranks), *(_number(rows[key], 1) for key in keys)]
+            name = topic.removeprefix("ranking/")
+            yield f"| {name} | {rows['rows']} | {' | '.join(cells)} | {as_of()} |"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
 
 
 def silicon_table(report: Report) -> Iterator[str]:
@@ -187,23 +218,6 @@ def not_run(report: Report, one: Set) -> int:
     """Return how many rows of a set were not run, for whatever reason."""
     reasons = (report["topics"].get(topic, {}).get("unsupported", {}) for topic in one.keys)
     return sum(sum(counts.values()) for counts in reasons)
-
-
-def by_case(rows: Sequence[Mapping[str, Any]], *, signed: bool = False) -> list[float]:
-    """Return the mean error of each case, in percent."""
-    cases: dict[str, list[float]] = {}
-    for row in rows:
-        sign = -1 if signed and row["predicted"] < row["measured"] else 1
-        cases.setdefault(row["case_id"], []).append(sign * row["pct"])
-    return [fmean(errors) for errors in cases.values()]
-
-
-def null_of(report: Report, one: Set) -> float | None:
-    """Return the null model's error of a set: of its topics by their cases."""
-    topics = [report["topics"].get(topic, {}) for topic in one.keys]
-    known = [(topic["null_mean_abs_pct"], topic["cases"]) for topic in topics if topic.get("cases")]
-    known = [(null, cases) for null, cases in known if null is not None]
-    return sum(null * cases for null, cases in known) / sum(cases for _, cases in known) if known else None
 
 
 def draw(report: Report, folder: Path, area: str) -> list[Path]:
@@ -245,34 +259,13 @@ def _draw(report: Report, sets: Sequence[Set], path: Path) -> None:
     save(figure, path, dpi=80, bbox_inches="tight")
 
 
-def refreshed(text: str, report: Report) -> str:
-    """Return a page with the tables of a report, and their pictures below; areas it lacks stay."""
-    for area, where in TABLES.items():
-        if any(topic.startswith(f"{area}/") for topic in report["topics"]):
-            text = where.sub(partial(_filled, report, area), text)
-    return text
-
-
-def _filled(report: Report, area: str, there: re.Match[str]) -> str:
-    """Return an area's table and pictures; sets that the report has not keep what stands there."""
+def refreshed(page: Path, report: Report, area: str) -> None:
+    """Write an area's table and pictures into a page; sets that the report has not keep what stands there."""
     draw(report, FIGURES, area)
-    known = {line.split(" | ")[0]: line for line in there[2].splitlines()}
-    made = list(table(report, area))
-    lines = made[:2]
-    rows = {line.split(" | ")[0]: line for line in made[2:]}
-    sets = [one for one in SETS if one.area == area]
-    for name in (f"| {one.name}" for one in sets):
-        lines += [line for line in (rows.get(name, known.get(name)),) if line]
-    files = dict.fromkeys(one.file for one in sets if (FIGURES / one.file).is_file())
-    lines += ["", *(f"![{Path(file).stem}](../../validation/figures/{file})" for file in files)]
-    return there[1] + "\n".join(lines) + "\n" + there[3]
-
-
-def annotated(text: str, report: Report) -> str:
-    """Return validation/README with the table of servers under closed loops, if the report has them."""
-    lines = [*silicon_table(report), "", ranking(report)]
-    found = any(topic.startswith("inference/silicon/") for topic in report["topics"])
-    return SILICON.sub(lambda place: place[1] + "\n".join(lines) + "\n" + place[2], text) if found else text
+    known = {line.split(" | ")[0].removeprefix("| "): line for line in part(page, area).splitlines()}
+    files = dict.fromkeys(one.file for one in SETS if one.area == area and (FIGURES / one.file).is_file())
+    pictures = (f"![{Path(file).stem}](../../validation/figures/{file})" for file in files)
+    fill(page, area, [*table(report, area, known), "", *pictures])
 
 
 def reports(paths: Sequence[str]) -> Report:
@@ -283,10 +276,18 @@ def reports(paths: Sequence[str]) -> Report:
     return {"topics": topics}
 
 
+def main(paths: Sequence[str] = ()) -> None:
+    """Write the tables of reports that are there, or of a run of all."""
+    folder = DataFolder(CHECKOUT_DATA, split=False)
+    found: Mapping[str, Any] = reports(paths) if paths else validate(folder, (*AREAS, "ranking"))
+    for area in AREAS:
+        if any(topic.startswith(f"{area}/") for topic in found["topics"]):
+            refreshed(ACCURACY / f"{area}.md", found, area)
+    if any(topic.startswith("ranking/") for topic in found["topics"]):
+        fill(ACCURACY / "training.md", "ranking", ranking_table(found))
+    if any(topic.startswith("inference/silicon/") for topic in found["topics"]):
+        fill(NOTES, "silicon", [*silicon_table(found), "", ranking(found)])
+
+
 if __name__ == "__main__":
-    measured = DataFolder(CHECKOUT_DATA, split=False)
-    found = reports(sys.argv[1:]) if len(sys.argv) > 1 else validate(measured, tuple(TABLES))
-    for area in TABLES:
-        page = ACCURACY / f"{area}.md"
-        page.write_text(refreshed(page.read_text(), found))
-    NOTES.write_text(annotated(NOTES.read_text(), found))
+    main(sys.argv[1:])

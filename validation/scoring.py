@@ -225,12 +225,14 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _residual(row: Row, floor: float) -> Report:
     assert row.predicted is not None
+    stated = {key: getattr(row, key) for key in ("null", "covered", "forecast", "alone")}
     return {
         "case_id": row.case_id,
         "measured": row.measured,
         "predicted": row.predicted,
         "pct": abs(error_pct(row, row.predicted, floor)),
         "raw_pct": abs(error_pct(row, row.predicted, 0.0)),
+        **{key: value for key, value in stated.items() if value is not None},
     }
 
 

@@ -26,6 +26,7 @@ import click
 from rapid_des import __version__
 from rapid_des.cli.interrupts import end
 from rapid_des.errors import RapidDesError
+from rapid_des.extensions import failure_of_part
 from rapid_des.inputs import printable
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -138,7 +139,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except MemoryError:
         _leave("error: out of memory; a smaller job, fewer ranks or --mode hierarchical needs less", 3)
     except Exception as defect:  # noqa: BLE001 - the last door: what gets here is a defect of ours
-        _leave(_report(defect), 1)
+        part = failure_of_part(defect)
+        _leave(f"error: {part}" if part else _report(defect), 2 if part else 1)
 
 
 def command_words() -> tuple[str, ...]:

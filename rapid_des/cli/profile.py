@@ -9,12 +9,23 @@ from typing import Any
 import click
 
 from rapid_des.cli.main import progress
-from rapid_des.cli.options import echo, json_option
+from rapid_des.cli.options import (
+    echo,
+    engine_choice,
+    engine_option,
+    fault_option,
+    json_option,
+    names_or_files,
+    open_job,
+    set_option,
+)
 from rapid_des.errors import InputError
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.profiles import profile_report, read_profile, replay_step
 from rapid_des.profiles.kernel_classes import CLASSES
-from rapid_des.report.profile_text import profile_text
+from rapid_des.report.profile_comparison import compare_with_profile
+from rapid_des.report.profile_text import comparison_text, profile_text
+from rapid_des.simulation import simulate
 
 
 @click.group()
@@ -41,6 +52,47 @@ def show(files: tuple[Path, ...], top: int, *, as_json: bool) -> None:
             report(number + 1, len(files))
     plain = profile_report(profiles).as_json()
     echo(as_json, plain, profile_text(plain, top=top))
+
+
+@profile.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE…", type=click.Path(path_type=Path))
+@click.option(
+    "--job",
+    required=True,
+    help="The job that was profiled: a file or preset.",
+    shell_complete=names_or_files("job"),
+)
+@click.option(
+    "--on", "machine", required=True, help="Machine file or preset.", shell_complete=names_or_files("machine")
+)
+@set_option
+@fault_option
+@engine_option
+@json_option
+def compare(
+    files: tuple[Path, ...],
+    job: str,
+    machine: str,
+    settings: tuple[str, ...],
+    faults: tuple[str, ...],
+    **options: Any,
+) -> None:
+    r"""Compare profiled steps with the prediction of their job, part by part and class by class.
+
+    The parts of each side add up to its step. Each FILE is the profile of one rank; the slowest is compared.
+
+    \b
+    rapid-des profile compare rank_0.json.gz --job llama2_7b_train --on dgx_a100
+    """
+    report = profile_report(list(map(read_profile, files)))
+    wanted, loaded = open_job(job, machine, settings, faults)
+    title = f"{files[0]} beside {job} on {loaded.name}"
+    with progress(title) as bar:
+        result = simulate(
+            wanted, loaded, engine=engine_choice(options["engine"], progress=bar), allow_oom=True
+        )
+    plain = compare_with_profile(report, result).as_json()
+    echo(options["as_json"], plain, comparison_text(plain, title))
 
 
 def replayed(file: str, speeds: tuple[str, ...], engine: EngineChoice) -> Mapping[str, Any]:

@@ -24,8 +24,9 @@ from rapid_des.importers.infragraph import idle_keys
 from rapid_des.importers.keys import Ignored, by_reason, shortened
 from rapid_des.machine import Machine
 from rapid_des.network.build import find_gpu
+from rapid_des.network.dimensions import InfraGraph
 from rapid_des.network.metrics import check_routes, summary
-from rapid_des.network.specs import MOST_CHUNKS, InfraGraph
+from rapid_des.network.specs import MOST_CHUNKS
 from rapid_des.report.fabric_text import (
     check_report,
     fabric_report,

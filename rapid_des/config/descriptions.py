@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec import inspect as types
 
 from rapid_des.config.allowed import in_words, parts_of
+from rapid_des.config.examples import example_line
 from rapid_des.config.specs import Spec, json_schema
 from rapid_des.config.texts import Tree
 from rapid_des.config.type_paths import types_at
@@ -28,6 +29,8 @@ class Field(Struct, frozen=True):
     """The kind of value, its unit and its range, as text."""
     default: str
     """The default as a file would state it; empty if the key is required."""
+    example: str = ""
+    """A line of a file that states the key."""
 
 
 def described_schema(spec: type[Spec]) -> Tree:
@@ -152,16 +155,18 @@ def _keys(struct: types.StructType) -> list[str]:
 def _tag(struct: types.StructType) -> Field:
     """Return the key whose value selects a struct of a union."""
     about = (struct.cls.__doc__ or "").partition("\n")[0]
-    return Field(str(struct.tag_field), f"{struct.tag}: {about}", str(struct.tag), "")
+    example = f"{struct.tag_field}: {struct.tag}"
+    return Field(str(struct.tag_field), f"{struct.tag}: {about}", str(struct.tag), "", example)
 
 
 def _field(struct: types.StructType, field: types.Field) -> Field:
-    default = ""
+    default, value = "", None
     if not field.required:
         value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
         default = "unset" if value is None else _as_written(value)
     meaning = meanings_of(struct.cls).get(field.name, "")
-    return Field(field.encode_name, meaning, in_words(field.type), default)
+    example = example_line(field.encode_name, meaning, field.type, value)
+    return Field(field.encode_name, meaning, in_words(field.type), default, example)
 
 
 def _as_written(value: object) -> str:

@@ -182,6 +182,8 @@ TRAFFIC: Mapping[str, Role] = {
     "cp.heads": Role(
         _EXCHANGE, "cp", "cp_heads", _whole, "queries, keys and values to those of their heads, results back"
     ),
+    "cp.statistics": Role(_GATHER, "cp", "cp", _shard, "softmax statistics of all parts of the KV cache"),
+    "cp.sum": Role(_REDUCE, "cp", "cp", _whole, "results of attention to parts of the KV cache"),
     "dp.reduce": Role(_REDUCE, "dp", "gradient", _whole, "a bucket of gradients"),
     "dp.scatter": Role(_SCATTER, "dp", "gradient", _whole, "a bucket of gradients, each rank keeps its part"),
     "dp.gather": Role(_GATHER, "dp", "gradient", _shard, "updated parameters"),

@@ -238,13 +238,14 @@ def serving_shard(job: Job, current: ServingPass) -> Shard:
 def shard_of_groups(job: Job, groups: tuple[RequestGroup, ...]) -> Shard:
     """Return a rank's dimensions in a pass of these requests."""
     queries, keys = (max(getattr(group, f"{what}_length") for group in groups) for what in ("query", "key"))
-    shard = job.shard(
-        sum(group.count for group in groups), ceil_divide(queries, job.spec.parallelism.cp), keys
-    )
+    count, cp = sum(group.count for group in groups), job.spec.parallelism.cp
+    if all_decode := all(group.cached and group.decodes for group in groups):
+        shard = replace(job.shard(count, queries, keys), cp=1, cp_heads=1, cache_parts=cp)
+    else:
+        shard = job.shard(count, ceil_divide(queries, cp), keys)
     unlike = groups if len(groups) > 1 or groups[0].samples != 1 else ()
     tokens = sum(group.count * group.query_length for group in unlike) if unlike else shard.tokens
-    decodes = job.host is not None and all(group.cached and group.decodes for group in groups)
-    padding = job.host.padding(tokens) if job.host is not None and decodes else 0
+    padding = job.host.padding(tokens) if job.host is not None and all_decode else 0
     few = job.inference.shared_stream
     shard = replace(shard, groups=unlike, padding=padding, absorbs=job.inference.absorbs)
     aside = shard.decodes if isinstance(few, str) else shard.tokens <= few

@@ -13,6 +13,7 @@ from rapid_des.frontend import adapters
 from rapid_des.frontend.groups import ZERO_STAGES
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.layers.latent import LatentAttention
+from rapid_des.frontend.layers.transformer import GroupedQueryAttention
 from rapid_des.frontend.recompute import refusals
 from rapid_des.frontend.schedules import SCHEDULES, pairs_refusal
 from rapid_des.frontend.speculation import speculation_refusals
@@ -230,10 +231,7 @@ def _context_of_requests(job: Job) -> Iterator[tuple[str, str]]:
     """Yield why prompts can not be split over cp."""
     spec, cp = job.inference, job.spec.parallelism.cp
     if spec.steps > 1:
-        problem = (
-            f"cp {cp} splits prompts; a token that decodes has one position: output_length 1, and tp or dp"
-        )
-        yield "parallelism.cp", f"{problem} for what goes on"
+        yield from _context_of_decoding(job)
     kinds = spec.kinds
     if len(kinds) > 1 or kinds[0].cached:
         yield "parallelism.cp", f"cp {cp} splits prompts of one length of which nothing is cached"
@@ -242,6 +240,19 @@ def _context_of_requests(job: Job) -> Iterator[tuple[str, str]]:
     if kinds[0].prompt_length % (2 * cp):
         problem = f"prompt_length {kinds[0].prompt_length} does not divide by two pieces for each of cp {cp}"
         yield "parallelism.cp", problem
+
+
+def _context_of_decoding(job: Job) -> Iterator[tuple[str, str]]:
+    """Yield why the KV cache can not be split over cp while tokens decode."""
+    split, alone = job.spec.parallelism, "output_length 1, or tp or dp instead"
+    if not all(isinstance(layer.mixer, GroupedQueryAttention | LatentAttention) for layer in job.model.kinds):
+        problem = f"cp {split.cp} splits a KV cache, and not the state of a recurrent layer; allowed: {alone}"
+        yield "parallelism.cp", problem
+    if split.ep > 1:
+        problem = f"ranks of cp {split.cp} decode the same tokens, which ep {split.ep} would send twice"
+        yield "parallelism.ep", f"{problem}; allowed: {alone}"
+    if job.inference.speculative is not None:
+        yield "inference.speculative", f"no drafts with cp {split.cp}; allowed: {alone}"
 
 
 def _check_length(job: Job, key: str, length: int) -> None:

@@ -1,7 +1,7 @@
 """What a model file says of a layer's halves: the mixer, and the feed-forward after it.
 
 A kind is a spec with a tag that is listed in `Mixer` or in `FeedForward`. Its `made_by` names the function in
-`rapid_des.frontend.layers` that makes it.
+`rapid_des.frontend.layers` that makes it. Kinds of other distributions are all an `ExtensionSpec`.
 """
 
 from __future__ import annotations
@@ -159,5 +159,21 @@ class ExpertsSpec(Spec, frozen=True, tag_field="kind", tag="experts"):
     Unset: dropless."""
 
 
-Mixer: TypeAlias = AttentionSpec | LatentAttentionSpec | MambaSpec | GatedDeltaSpec | AbsentSpec
-FeedForward: TypeAlias = FeedForwardSpec | ExpertsSpec | AbsentSpec
+class ExtensionSpec(Spec, frozen=True, tag_field="kind", tag="extension"):
+    """A layer kind of another package, which has an entry point of the group `rapid_des.layers`."""
+
+    made_by = "extension.extension"
+
+    name: str
+    """The name of the entry point, such as retention."""
+    keys: dict[str, bool | int | float | str] = {}
+    """The keys that the layer kind has, such as {heads: 32, head_dim: 128}."""
+
+    def __hash__(self) -> int:
+        return hash((self.name, *sorted(self.keys.items())))
+
+
+Mixer: TypeAlias = (
+    AttentionSpec | LatentAttentionSpec | MambaSpec | GatedDeltaSpec | ExtensionSpec | AbsentSpec
+)
+FeedForward: TypeAlias = FeedForwardSpec | ExpertsSpec | ExtensionSpec | AbsentSpec

@@ -71,6 +71,8 @@ class Shard(Struct, frozen=True):
     cp_kind: ContextKind = "all_gather"
     cp_heads: int = 1
     """The degree of cp by which attention is split by heads, not by blocks of keys."""
+    cache_parts: int = 1
+    """While decoding: number of ranks (cp) of which each holds a part of the cached positions."""
     overlap_tp: TensorOverlap = "none"
     overlap_tp_gradients: bool = True
     cross_entropy: str = "one_pass"

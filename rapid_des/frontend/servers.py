@@ -7,12 +7,12 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from rapid_des.config import Spec
+from rapid_des.extensions import POLICIES, is_known, names
 from rapid_des.units import Bandwidth, Duration, Size
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
-ServingPolicy: TypeAlias = Literal[
-    "vllm_v1", "vllm_v0", "sglang", "trtllm_guaranteed_no_evict", "trtllm_max_utilization", "static"
-]
+ENGINES = ("vllm_v1", "vllm_v0", "sglang", "trtllm_guaranteed_no_evict", "trtllm_max_utilization", "static")
+"""The policies of this distribution; `rapid_des.serving.policies` has the function of each."""
 Router: TypeAlias = Literal[
     "round_robin", "random", "least_requests", "least_tokens", "most_free_pages", "session"
 ]
@@ -79,8 +79,9 @@ class PromptLayoutSpec(Spec, frozen=True):
 class ServingSpec(Spec, frozen=True):
     """A server that takes requests as they come (`rapid-des serve`); the job's `dp` are its replicas."""
 
-    policy: ServingPolicy = "vllm_v1"
-    """How an engine picks what an iteration computes (`rapid_des.serving.policies`)."""
+    policy: str = "vllm_v1"
+    """How an engine picks what an iteration computes: `vllm_v1`, `vllm_v0`, `sglang`,
+    `trtllm_guaranteed_no_evict`, `trtllm_max_utilization`, `static`, or a policy of another package."""
     max_batched_tokens: Count | None = None
     """Tokens of one iteration at most, over all its requests (vLLM: max_num_batched_tokens). Unset: as
     `memory.kv_pool`, which says how large the KV cache is too, has them."""
@@ -141,8 +142,14 @@ class ServingSpec(Spec, frozen=True):
     output: str | None = None
     """Tokens that requests generate, as --output. Unset: all `inference.output_length`."""
     startup: StartupSpec | None = None
-    """What a replica needs before it serves again after an outage. Unset: nothing."""
+    """What a replica needs before it serves again after an outage, as in
+    `{initialise: 30 s, storage: 5 GB/s}`. Unset: nothing."""
     outages: tuple[str, ...] = ()
     """When replicas are out, or slow, as --outage: "replica=1 at=30s down=60s"."""
     on_outage: Literal["retry", "lose"] = "retry"
     """Whether requests of a replica that stops are served elsewhere, from the start, or never."""
+
+    def __post_init__(self) -> None:
+        if self.policy not in ENGINES and not is_known(POLICIES, self.policy):
+            allowed = ", ".join((*ENGINES, *names(POLICIES)))
+            raise ValueError(f"policy: {self.policy!r} is not one of {allowed}")

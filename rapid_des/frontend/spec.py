@@ -237,7 +237,7 @@ class ParallelismSpec(Spec, frozen=True):
     tp: Count = 1
     """Tensor parallel: number of ranks that split matrices."""
     cp: Count = 1
-    """Context parallel: number of ranks that split sequences."""
+    """Context parallel: number of ranks that split sequences, and the KV cache of what decodes."""
     cp_kind: ContextKind = "all_gather"
     """How attention sees all of a sequence. `all_gather`: keys and values are gathered (Grattafiori et al.
     2024, section 3.3.2). `ring`: they pass from rank to rank beside the attention to those that are there
@@ -540,7 +540,8 @@ class InferenceSpec(Spec, frozen=True):
     experts: those that decode, or that have at most this many tokens. Where the tokens of all ranks are
     gathered they run beside the products alone; dispatchers that send tokens once leave them in line."""
     speculative: SpeculativeSpec | None = None
-    """Drafted tokens that a step checks. Unset: a step makes one token."""
+    """Drafted tokens that a step checks, as in `{method: mtp, tokens: 1, acceptance: [0.8]}`. Unset: a step
+    makes one token."""
 
     def __post_init__(self) -> None:
         alike = {name: getattr(self, name) for name in ("batch", "prompt_length", "output_length")}
@@ -598,9 +599,10 @@ class JobSpec(Spec, frozen=True):
     training: TrainingSpec | None = None
     """One optimizer step; with phase training."""
     inference: InferenceSpec | None = None
-    """A batch of requests; with phase inference."""
+    """A batch of requests, as in `{batch: 8, prompt_length: 512, output_length: 128}`; in phase inference."""
     serving: ServingSpec | None = None
-    """How a server takes requests as they come; with phase inference. Unset: by the defaults of its keys."""
+    """How a server takes requests as they come, as in `{policy: sglang, router: session}`; with phase
+    inference. Unset: by the defaults of its keys."""
     fusion: Policy = "megatron"
     """Which small kernels are fused (the lists of `rapid_des.device.vector`)."""
     norm_in_sum: Size | None = None

@@ -36,6 +36,8 @@ SMALL, SMALL_COLD = 1_000, 60_000
 to which, taking 2 s, it goes before compiling that (half a minute) for the first time."""
 _INTERPRETED_S, _COMPILED_S = 30e-6, 0.5e-6
 """What a transfer takes, about."""
+_MANY_LINKS, _FEWER = 4096, 4
+"""A program with more links, and so many times more than hops of routes, runs on the links that it uses."""
 _WORTH_FOLDING_S = 0.1
 """Shorter runs are not searched for a symmetry: importing and searching would take as long as they do."""
 
@@ -225,6 +227,12 @@ def _run(program: Program, engine: str, choice: EngineChoice, *, trail: bool, ti
 
     With `ties` the records count them, as whoever folds must know; the compiled engine always does.
     """
+    if program.links > max(_MANY_LINKS, _FEWER * len(program.route_links)):
+        from rapid_des.modes.used_links import UsedLinks
+
+        used = UsedLinks.of(program)
+        if used is not None:
+            return used.whole(_run(used.program, engine, choice, trail=trail, ties=ties))
     if engine == "simpy":
         from rapid_des.engines.simpy import engine as simpy_engine
 

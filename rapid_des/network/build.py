@@ -16,18 +16,10 @@ from msgspec import Struct, structs
 
 from rapid_des.arrays import Int64s
 from rapid_des.errors import TopologyError
+from rapid_des.network.dimensions import AnyDimension, Dimension, InfraGraph, LowDiameter, Rate, Switched
 from rapid_des.network.fabric import Block, Fabric, check_bandwidth, endpoints_of_a_plane, with_lanes
 from rapid_des.network.protocol import MOST_LATENCY
-from rapid_des.network.specs import (
-    AnyDimension,
-    Dimension,
-    InfraGraph,
-    LinkOverride,
-    LowDiameter,
-    Rate,
-    Routing,
-    Switched,
-)
+from rapid_des.network.specs import LinkOverride, Routing
 from rapid_des.units import Duration, whole_number
 from rapid_des.values import replace
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from rapid_des.arrays import Bools, Int32s, Int64s, frozen, hashed, starts_by, starts_of
 from rapid_des.errors import TopologyError
+from rapid_des.network.dimensions import Dimension, Nic, Rate, Switched
 from rapid_des.network.protocol import MOST_LATENCY
-from rapid_des.network.specs import Dimension, Nic, Rate, Switched
 from rapid_des.units import Bandwidth, Duration
 from rapid_des.values import fields, replace
 

@@ -19,9 +19,9 @@ from msgspec import Struct
 
 from rapid_des.arrays import Bools, Floats, Int64s, distinct
 from rapid_des.errors import FabricCutError, TopologyError
+from rapid_des.network.dimensions import AnyDimension, FullyConnected, Hypercube, Mesh, Ring, Switch, Torus
 from rapid_des.network.fabric import Fabric, Router
 from rapid_des.network.routing import UNREACHED, hops_from
-from rapid_des.network.specs import AnyDimension, FullyConnected, Hypercube, Mesh, Ring, Switch, Torus
 
 _MOST_HOPS_LOOKED_AT = 2**26
 """The most links that the searches for the diameter visit, all together."""

@@ -208,7 +208,7 @@ def _checked(event: _Event, path: Path) -> tuple[int, int]:
 
 
 def _number(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
 
 
 def _device_events(events: Sequence[_Event], times: Sequence[tuple[int, int]]) -> DeviceEvents:

@@ -8,6 +8,7 @@ from functools import cache as remembered
 import numpy as np
 from msgspec import Struct, field
 
+from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, RankTrace, TraceSet
 from rapid_des.errors import InputError
@@ -25,7 +26,9 @@ from rapid_des.program.program import (
     Program,
     QueuePairTable,
     RankProgram,
+    Records,
     Template,
+    VisitKind,
 )
 from rapid_des.program.queue_pairs import queue_pair_table
 from rapid_des.program.replicas import Replicas, link_orbits
@@ -257,3 +260,27 @@ class _Lowering:
         ranks = self.groups.members(name)
         extents, _ = self.geometry(name)
         return self.trees.of(name, ranks, extents, ranks[0] if self.communication.analytic else rank)
+
+
+class RankTimes(Struct, frozen=True):
+    """The times of one rank's nodes in a run, in picoseconds; arrays with one entry per node of its table."""
+
+    start: Int64s
+    finish: Int64s
+    met: Int64s
+    """The time at which the last member of the node's collective or message arrived; NONE for other nodes."""
+
+
+def rank_times(lowered: Lowered, records: Records, position: int) -> RankTimes:
+    """Return the times of the nodes of the rank at `position` of the bindings."""
+    program = lowered.program
+    binding = program.bindings[position]
+    table = program.programs[binding.program]
+    offset = int(program.visits()[position])
+    visits = np.flatnonzero(table.node != NONE)
+    first_step = np.where(table.kind[visits] == VisitKind.HOLD, visits + 1, visits)
+    return RankTimes(
+        start=records.start[offset + visits],
+        finish=records.finish[offset + visits],
+        met=records.met[offset + first_step],
+    )

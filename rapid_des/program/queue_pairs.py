@@ -24,8 +24,7 @@ from rapid_des.network.protocol import (
 from rapid_des.network.specs import Switching
 from rapid_des.program import rates
 from rapid_des.program.program import NONE, HopTable, PauseTable, QueuePairTable, RateTable, TailTable
-from rapid_des.program.routes import by_route
-from rapid_des.program.services import packets
+from rapid_des.program.services import by_route, packets
 from rapid_des.program.timetable import FULL_RATE
 from rapid_des.units import PS_PER_S, ceil_divide
 from rapid_des.values import replace

@@ -16,7 +16,9 @@ import numpy as np
 
 from rapid_des.chakra.trace import UNSTATED, NodeKind
 from rapid_des.frontend.schedules.schedule import direction_of
-from rapid_des.report.breakdown import COMPUTE, RankRun, in_whole_step, inside_of, operator_names, uses_of
+from rapid_des.report.breakdown import RankRun, in_whole_step, inside_of, uses_of
+from rapid_des.report.colours import COMPUTE
+from rapid_des.report.rows import operator_names
 
 if TYPE_CHECKING:
     from rapid_des.modes.blocks.inner import BlockRun

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -17,8 +16,7 @@ from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.frontend.schedules.schedule import direction_of
 from rapid_des.frontend.trace import Segment
-from rapid_des.program.lowering import Lowered
-from rapid_des.program.program import NONE, Records, VisitKind
+from rapid_des.program.program import NONE, Records
 
 if TYPE_CHECKING:
     from rapid_des.modes.blocks.inner import BlockRun
@@ -26,43 +24,18 @@ if TYPE_CHECKING:
     from rapid_des.modes.execution import Run
 
 
+from rapid_des.program.lowering import Lowered, RankTimes, rank_times
+from rapid_des.report.colours import BUBBLE, COMPUTE, HOST, IDLE, KIND_ORDER
+from rapid_des.report.rows import operator_names
 from rapid_des.units import Duration
 
-KIND_ORDER = ("tp", "cp", "ep", "dp", "pp", "offload")
-"""The kinds of exposed communication by precedence, for instants at which several are in progress."""
-BUBBLE, HOST, IDLE, COMPUTE = "bubble", "host", "idle", "compute"
 _BOUND = 0.2
 """The share of a step above which a report explains that the GPU waits for its host."""
 _SLOWED = 1e-3
 """The share of a rank's time above which a report says that kernels are slowed."""
-_LAYER = re.compile(r"\.L\d+(?=\.)")
 
 Int64s = NDArray[np.int64]
 _Key = TypeVar("_Key", str, tuple[str, str])
-
-
-class RankTimes(Struct, frozen=True):
-    """The times of one rank's nodes in a run, in picoseconds; arrays with one entry per node of its table."""
-
-    start: Int64s
-    finish: Int64s
-    met: Int64s
-    """The time at which the last member of the node's collective or message arrived; NONE for other nodes."""
-
-
-def rank_times(lowered: Lowered, records: Records, position: int) -> RankTimes:
-    """Return the times of the nodes of the rank at `position` of the bindings."""
-    program = lowered.program
-    binding = program.bindings[position]
-    table = program.programs[binding.program]
-    offset = int(program.visits()[position])
-    visits = np.flatnonzero(table.node != NONE)
-    first_step = np.where(table.kind[visits] == VisitKind.HOLD, visits + 1, visits)
-    return RankTimes(
-        start=records.start[offset + visits],
-        finish=records.finish[offset + visits],
-        met=records.met[offset + first_step],
-    )
 
 
 def finish_times(lowered: Lowered, records: Records) -> Int64s:
@@ -232,21 +205,6 @@ def painted(parts: Mapping[str, TimeIntervals], end: int) -> tuple[dict[str, Int
         ends = np.bincount(np.maximum(begun, ended), minlength=len(edges))
         bare &= np.cumsum(np.bincount(begun, minlength=len(edges)) - ends)[:-1] <= 0
     return result, int(lengths[bare].sum())
-
-
-def operator_name(node: str) -> str:
-    """Return a node's name without its layer.
-
-    >>> operator_name("backward.L16.ffn.in.weight_gradient")
-    'backward.ffn.in.weight_gradient'
-    """
-    return _LAYER.sub("", node)
-
-
-@lru_cache(maxsize=256)
-def operator_names(nodes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return `operator_name` of all names of a table, of which runs have few."""
-    return tuple(map(operator_name, nodes))
 
 
 def operator_times(rank: RankRun, *, end: int | None = None) -> Counter[str]:

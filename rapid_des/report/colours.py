@@ -1,4 +1,4 @@
-"""The colour of each category, the same in every picture and on every page.
+"""The categories of a step's time, and the colour of each, the same in every picture and on every page.
 
 The hues are those of Okabe and Ito (2008), which people with colour blindness distinguish.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from zlib import crc32
 
-from rapid_des.report.breakdown import BUBBLE, COMPUTE, HOST, IDLE
-
+KIND_ORDER = ("tp", "cp", "ep", "dp", "pp", "offload")
+"""The kinds of exposed communication by precedence, for instants at which several are in progress."""
+BUBBLE, HOST, IDLE, COMPUTE = "bubble", "host", "idle", "compute"
 _BLUE, _SKY, _GREEN, _YELLOW = "#0072B2", "#56B4E9", "#009E73", "#E69F00"
 _RED, _PINK, _PURPLE, _BROWN = "#D55E00", "#CC79A7", "#8C6BB1", "#8C6D31"
 _GREY, _LIGHT = "#8A8A8A", "#C4C4C4"

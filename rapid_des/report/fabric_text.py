@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from rapid_des.network.dimensions import AnyDimension
 from rapid_des.network.fabric import Fabric
 from rapid_des.network.metrics import RouteCheck, Summary
-from rapid_des.network.specs import AnyDimension
 from rapid_des.report.tables import Part, Table, columns, names_text, seconds_text
 from rapid_des.units import Bandwidth, seconds
 from rapid_des.values import asdict

@@ -20,9 +20,8 @@ from rapid_des.frontend.inference import decode_time, passes
 from rapid_des.frontend.memory import KvCapacity, kv_capacity, shortage
 from rapid_des.frontend.parts import ModelSection, stage_sections
 from rapid_des.frontend.spec import RequestsSpec
-from rapid_des.program.lowering import Lowered
+from rapid_des.program.lowering import Lowered, rank_times
 from rapid_des.program.program import Records
-from rapid_des.report.breakdown import rank_times
 from rapid_des.report.evidence import Interval
 from rapid_des.report.memory_forecast import MemoryForecast, memory_forecast
 from rapid_des.units import Duration, FlopRate, Power, seconds

@@ -5,10 +5,11 @@
 
 ln(measured / simulated) of a job is a mean, a slope for each class of work by its share of the step,
 effects of the software, the GPU family, the number format and experts, one of the source (who measured),
-and a rest. All but the mean have normal priors around 0, whose variances are those under which the other
-sources predict each source best (empirical Bayes): where evidence is thin an effect is small, and where
-there is none it is the field's mean. The forecast is the posterior's median of a source that nobody has
-seen; its interval holds the uncertainty of the effects, the sources and the rest. Jobs are as their sources
+one that all sources have in common on which the model was worked out, and a rest. All but the mean have
+normal priors around 0, whose variances are those under which the other sources predict each source best
+(empirical Bayes): where evidence is thin an effect is small, and where there is none it is the field's mean.
+The forecast is the posterior's median of a source that nobody has seen, so that nothing was worked out on
+it; its interval holds the uncertainty of the effects, the sources and the rest. Jobs are as their sources
 say that they ran.
 """
 
@@ -61,6 +62,8 @@ class Cell(Struct, frozen=True):
     jobs: int
     error: float
     """Median of ln(measured / simulated)."""
+    worked: bool = False
+    """Whether mechanisms or recipes were worked out on the source, so that its errors are small."""
 
 
 class Scales(Struct, frozen=True):
@@ -76,6 +79,7 @@ class Scales(Struct, frozen=True):
     within: float
     """The standard deviation among the jobs of one cell."""
     width: float = 1.2816
+    worked: float = 0.0003
 
 
 class Published(Struct, frozen=True):
@@ -105,7 +109,7 @@ class Posterior(Struct, frozen=True):
 
     def ratio(self, kind: JobKind) -> tuple[float, float]:
         """Return ln(measured / simulated) of a job of a source unseen: median and standard deviation."""
-        row, scales = _row(kind, self.members), self.table.scales
+        row, scales = np.append(_row(kind, self.members), 0.0), self.table.scales
         unseen = sum(
             getattr(scales, name) ** 2 for name in GROUPS if (name, kind.group(name)) not in self.members
         )
@@ -195,8 +199,8 @@ def members_of(cells: Sequence[Cell]) -> tuple[tuple[str, str], ...]:
 
 
 def rows_of(cells: Sequence[Cell], members: Sequence[tuple[str, str]]) -> Floats:
-    """Return what each effect counts in each cell: the mean, slopes, members of groups."""
-    return np.array([_row(cell.kind, members) for cell in cells])
+    """Return what each effect counts in each cell: the mean, slopes, members of groups, being worked on."""
+    return np.array([[*_row(cell.kind, members), float(cell.worked)] for cell in cells])
 
 
 def noise_of(cells: Sequence[Cell], scales: Scales) -> Floats:
@@ -210,7 +214,7 @@ def noise_of(cells: Sequence[Cell], scales: Scales) -> Floats:
 def prior_of(members: Sequence[tuple[str, str]], scales: Scales) -> Floats:
     """Return the standard deviations of the mean, the slopes and the effects before anything is known."""
     effects = [getattr(scales, name) for name, _ in members]
-    return np.array([_WIDE, *(scales.slope for _ in CLASSES), *effects])
+    return np.array([_WIDE, *(scales.slope for _ in CLASSES), *effects, scales.worked])
 
 
 def _row(kind: JobKind, members: Sequence[tuple[str, str]]) -> Floats:

@@ -62,6 +62,39 @@ def replayed_text(plain: Mapping[str, Any], title: str) -> Iterator[Part]:
     yield "messages take what they took, waits for other ranks included"
 
 
+def comparison_text(plain: Mapping[str, Any], title: str) -> Iterator[Part]:
+    """Yield the report of `ProfileComparison.as_json`."""
+    measured, predicted = plain["measured_s"], plain["predicted_s"]
+    yield title
+    yield {
+        "measured": seconds_text(measured),
+        "predicted": f"{seconds_text(predicted)} ({change_text(predicted, measured)})",
+    }
+    parts = [
+        {"part": _WORDS[name], **_times(row), "of_step": row["difference_s"] / measured if measured else 0.0}
+        for name, row in plain["parts"].items()
+        if row["measured_s"] or row["predicted_s"]
+    ]
+    named = [Column("part", ""), Column("measured", "measured"), Column("predicted", "predicted")]
+    yield Table("what a step's time is", [*named, Column("of_step", "of the step", "+.1%")], parts)
+    rows = [
+        {
+            "class": name,
+            **_times(row),
+            "ratio": row["ratio"],
+            **{f"{side}_count": row[f"{side}_count"] for side in ("measured", "predicted")},
+        }
+        for name, row in plain["classes"].items()
+    ]
+    counts = [Column("measured_count", "kernels", ",.0f"), Column("predicted_count", "predicted", ",.0f")]
+    named = [Column("class", "class"), *named[1:], Column("ratio", "ratio", ".2f"), *counts]
+    yield Table("kernels and messages by class, streams together", named, rows)
+
+
+def _times(row: Mapping[str, Any]) -> dict[str, str]:
+    return {side: seconds_text(float(f"{row[f'{side}_s']:.4g}")) for side in ("measured", "predicted")}
+
+
 def _rank(row: Mapping[str, Any]) -> str:
     return "?" if row["rank"] is None else str(row["rank"])
 

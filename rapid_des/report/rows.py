@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +15,13 @@ from msgspec import Struct
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind
 from rapid_des.frontend import PricedOperator
 from rapid_des.network.fabric import Fabric
-from rapid_des.program.lowering import Lowered
+from rapid_des.program.lowering import Lowered, rank_times
 from rapid_des.program.program import NONE, Program, Records
-from rapid_des.report.breakdown import operator_name, rank_times
 from rapid_des.report.writing import replacing, require_extra
 from rapid_des.units import seconds
 from rapid_des.values import astuple, fields
+
+_LAYER = re.compile(r"\.L\d+(?=\.)")
 
 
 class OperatorRow(Struct, frozen=True):
@@ -214,3 +217,18 @@ def _write_parquet(path: Path, rows: list[tuple[object, ...]]) -> None:
         pyarrow.array(column, getattr(pyarrow, kind)()) for column, kind in zip(columns, kinds, strict=True)
     ]
     parquet.write_table(pyarrow.Table.from_arrays(arrays, names=COLUMNS), path)
+
+
+def operator_name(node: str) -> str:
+    """Return a node's name without its layer.
+
+    >>> operator_name("backward.L16.ffn.in.weight_gradient")
+    'backward.ffn.in.weight_gradient'
+    """
+    return _LAYER.sub("", node)
+
+
+@lru_cache(maxsize=256)
+def operator_names(nodes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return `operator_name` of all names of a table, of which runs have few."""
+    return tuple(map(operator_name, nodes))

@@ -19,9 +19,8 @@ from rapid_des.chakra.trace import UNSTATED, NodeKind
 from rapid_des.errors import InputError
 from rapid_des.modes.execution import Run
 from rapid_des.network.fabric import Fabric
-from rapid_des.program.lowering import Lowered
+from rapid_des.program.lowering import Lowered, rank_times
 from rapid_des.program.program import NONE, LinkTrail, Records
-from rapid_des.report.breakdown import rank_times
 from rapid_des.report.writing import replacing
 from rapid_des.units import PS_PER_US, Duration
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from rapid_des.report.breakdown import COMPUTE, KIND_ORDER
+from rapid_des.report.colours import COMPUTE, KIND_ORDER
 from rapid_des.report.critical_path import CriticalPath
 from rapid_des.report.tables import Part, Table, change_text, columns, counted, share_table
 from rapid_des.units import Duration

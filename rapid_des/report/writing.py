@@ -42,7 +42,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _begun(target: Path) -> Path:
-    """Create an empty file of the same kind beside a path; return it."""
+    """Create an empty file of the same kind beside a path, and the folders that are not there; return it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
     beside = target.with_name(f".{target.stem}.{os.urandom(6).hex()}{target.suffix}")
     beside.touch(exist_ok=False)
     return beside
@@ -98,29 +99,37 @@ def require_extra(package: str, extra: str, what: str) -> None:
 
 def check_folder(folder: Path) -> None:
     """Raise `InputError` if files can not be written into a folder, which is made if it is not there yet."""
-    there = next(part for part in (folder.resolve(), *folder.resolve().parents) if part.exists())
-    if not there.is_dir():
-        raise InputError(f"{folder}: can not be written: {there} is no folder")
-    _check_place(there / "file", named=folder)
+    _check_place(folder / "file", named=folder)
 
 
 def _check_place(path: Path, *, named: Path | None = None) -> None:
-    """Try to create a file there: permissions alone do not decide it, as root may not write below /sys."""
-    folder = path.resolve().parent
-    why = None
-    if path.is_dir():
-        why = "it is a folder"
-    elif not folder.is_dir():
-        why = f"there is no folder {folder}"
-    elif path.exists() and not path.is_file():
-        why = None if os.access(path, os.W_OK) else f"no permission to write in {folder}"
-    else:
-        try:
-            _begun(path.resolve()).unlink()
-        except OSError as error:
-            why = f"{error.strerror or error} in {folder}"
+    """Try to create a file there: permissions alone do not decide it, as root may not write below /sys.
+
+    Of a path whose folders are not there yet, the nearest folder that is there is tried; nothing is made.
+    """
+    try:
+        why = _why_not(path)
+    except OSError as error:
+        why = error.strerror or str(error)
     if why:
         raise InputError(f"{named or path}: can not be written: {why}")
+
+
+def _why_not(path: Path) -> str | None:
+    """Return why a file can not be written; None if it can."""
+    if path.is_dir():
+        return "it is a folder"
+    target = path.resolve()
+    folder = next(part for part in target.parents if part.exists())
+    if not folder.is_dir():
+        return f"{folder} is no folder"
+    if path.exists() and not path.is_file():
+        return None if os.access(path, os.W_OK) else f"no permission to write in {folder}"
+    try:
+        _begun(folder / target.name).unlink()
+    except OSError as error:
+        return f"{error.strerror or error} in {folder}"
+    return None
 
 
 def field_lines(key: str, kinds: Mapping[str, Sequence[Field]]) -> Iterator[str]:
@@ -133,3 +142,6 @@ def field_lines(key: str, kinds: Mapping[str, Sequence[Field]]) -> Iterator[str]
                 f"allowed: {field.allowed}", 100, initial_indent="    ", subsequent_indent="      "
             )
             yield f"    {f'default: {field.default}' if field.default else 'must be given'}"
+            yield from textwrap.wrap(
+                f"example: {field.example}", 100, initial_indent="    ", subsequent_indent="      "
+            )

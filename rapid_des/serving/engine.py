@@ -8,10 +8,9 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 
 from rapid_des.serving.adapters import Lora
-from rapid_des.serving.admission import Habits
 from rapid_des.serving.batch import Costs
 from rapid_des.serving.drafts import Drafts, SpeculativeDecoding
-from rapid_des.serving.policies import Policy
+from rapid_des.serving.policies import Habits, Policy
 from rapid_des.serving.requests import Decoding
 
 Process: TypeAlias = Generator[Any, Any, None]

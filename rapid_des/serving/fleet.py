@@ -1,12 +1,23 @@
-"""A fleet of replicas, the clients of requests, and routing, faults and answers: SimPy processes."""
+"""A fleet of replicas, the clients of requests, and routing, faults and answers: SimPy processes.
+
+A router is a small function that says which replica gets a request:
+
+- `round_robin`: in turn.
+- `random`: any, by a hash of the request's number.
+- `least_requests`: who has the fewest requests that are not answered (nginx's least_conn).
+- `least_tokens`: who has the fewest tokens still to compute and to make (vLLM's and Dynamo's load).
+- `most_free_pages`: who has the most free pages, less what waits for pages there.
+- `session`: requests of one session to one replica, by a hash.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING, cast
+from zlib import crc32
 
 import simpy
 from msgspec import Struct, field
@@ -17,14 +28,62 @@ from rapid_des.serving.engine import Engine, Process
 from rapid_des.serving.pipelined import LockstepGroup, LockstepReplica, PipelinedReplica
 from rapid_des.serving.records import Stop
 from rapid_des.serving.replica import Replica
-from rapid_des.serving.requests import NEVER, Request
-from rapid_des.serving.routers import Router
-from rapid_des.serving.sessions import Turns
+from rapid_des.serving.requests import NEVER, Request, Turns
 from rapid_des.serving.transfers import Transfer
 from rapid_des.serving.workload import LATEST_PS, LATEST_S, Workload
 
 if TYPE_CHECKING:
     from rapid_des.serving.outages import Event
+
+Router = Callable[[Sequence[Replica], Request], Replica]
+
+
+def round_robin(replicas: Sequence[Replica], request: Request) -> Replica:
+    """Return each replica in turn."""
+    return replicas[request.number % len(replicas)]
+
+
+def random(replicas: Sequence[Replica], request: Request) -> Replica:
+    """Return a replica by a hash of the request's number."""
+    return _hashed(replicas, f"request {request.number}")
+
+
+def least_requests(replicas: Sequence[Replica], request: Request) -> Replica:
+    """Return the replica with the fewest requests, of several the first."""
+    del request
+    return min(replicas, key=lambda replica: replica.outstanding)
+
+
+def least_tokens(replicas: Sequence[Replica], request: Request) -> Replica:
+    """Return the replica with the fewest tokens to compute and to make."""
+    del request
+    return min(replicas, key=lambda replica: replica.outstanding_tokens)
+
+
+def most_free_pages(replicas: Sequence[Replica], request: Request) -> Replica:
+    """Return the replica with the most pages that neither running nor waiting requests need."""
+    del request
+    return max(replicas, key=lambda replica: replica.spare_pages)
+
+
+def session(replicas: Sequence[Replica], request: Request) -> Replica:
+    """Return the replica of the request's session."""
+    return _hashed(replicas, f"session {request.session}")
+
+
+def _hashed(replicas: Sequence[Replica], text: str) -> Replica:
+    return replicas[crc32(text.encode()) % len(replicas)]
+
+
+ROUTERS: Mapping[str, Router] = {
+    "round_robin": round_robin,
+    "random": random,
+    "least_requests": least_requests,
+    "least_tokens": least_tokens,
+    "most_free_pages": most_free_pages,
+    "session": session,
+}
+
 
 Watch = Callable[[int, int], None]
 """Called with the number of finished requests and the number of all."""

@@ -28,6 +28,7 @@ not. Counters are read once an iteration.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -35,6 +36,8 @@ from typing import Protocol
 
 from msgspec import Struct, field
 
+from rapid_des.extensions import POLICIES as GROUP
+from rapid_des.extensions import find
 from rapid_des.serving.requests import Request
 
 _WATERMARK = 0.01
@@ -133,7 +136,10 @@ Admits = Callable[[Request], bool]
 
 
 class Policy(Struct, frozen=True):
-    """How an engine schedules."""
+    """How an engine schedules.
+
+    Other distributions add policies by entry points of the group `rapid_des.policies`.
+    """
 
     select: Select
     victim: Callable[[Iterable[Request]], Request]
@@ -144,14 +150,14 @@ class Policy(Struct, frozen=True):
 
 def vllm_v1(view: View) -> Selection:
     """Take decodes first, then prompts in chunks, first come first served."""
-    return Selection(tuple(_chunks(view, view.max_batched_tokens - view.decoding_tokens)))
+    return Selection(tuple(chunks(view, view.max_batched_tokens - view.decoding_tokens)))
 
 
 def vllm_v0(view: View) -> Selection:
     """Take whole prompts by themselves, else decodes."""
     reserved = int(_WATERMARK * view.pages)
-    chunks = tuple(_chunks(view, view.max_batched_tokens, whole=True, reserved=reserved))
-    return Selection(chunks, decodes=not chunks)
+    prompts = tuple(chunks(view, view.max_batched_tokens, whole=True, reserved=reserved))
+    return Selection(prompts, decodes=not prompts)
 
 
 def sglang(view: View) -> Selection:
@@ -164,8 +170,8 @@ def sglang(view: View) -> Selection:
         room -= request.missing + min(request.output - request.generated, _LONGEST_GUESS)
         return room >= 0 or not (view.decoding or view.prefilling)
 
-    chunks = tuple(_chunks(view, view.max_batched_tokens, admits))
-    return Selection(chunks, decodes=not chunks)
+    prompts = tuple(chunks(view, view.max_batched_tokens, admits))
+    return Selection(prompts, decodes=not prompts)
 
 
 def trtllm_guaranteed_no_evict(view: View) -> Selection:
@@ -178,22 +184,22 @@ def trtllm_guaranteed_no_evict(view: View) -> Selection:
         shared = max(shared, request.shared)
         return promised + shared <= view.pages
 
-    return Selection(tuple(_chunks(view, view.max_batched_tokens - view.decoding_tokens, admits, whole=True)))
+    return Selection(tuple(chunks(view, view.max_batched_tokens - view.decoding_tokens, admits, whole=True)))
 
 
 def trtllm_max_utilization(view: View) -> Selection:
     """Take decodes and whole prompts that fit now."""
-    return Selection(tuple(_chunks(view, view.max_batched_tokens - view.decoding_tokens, whole=True)))
+    return Selection(tuple(chunks(view, view.max_batched_tokens - view.decoding_tokens, whole=True)))
 
 
 def static(view: View) -> Selection:
     """Take a batch when the one before is answered, its prompts before its decodes."""
     closed = view.decoding > 0 and not view.prefilling
-    chunks = () if closed else tuple(_chunks(view, view.max_batched_tokens))
-    return Selection(chunks, decodes=not chunks)
+    prompts = () if closed else tuple(chunks(view, view.max_batched_tokens))
+    return Selection(prompts, decodes=not prompts)
 
 
-def _chunks(
+def chunks(
     view: View, budget: int, admits: Admits = lambda _: True, *, whole: bool = False, reserved: int = 0
 ) -> Iterator[tuple[Request, int]]:
     """Yield prompts in their order and how much of each fits into the budget, the sequences and the pages.
@@ -239,6 +245,11 @@ POLICIES: Mapping[str, Policy] = {
     "trtllm_max_utilization": Policy(trtllm_max_utilization, latest),
     "static": Policy(static, latest),
 }
+
+
+def policy_of(name: str) -> Policy:
+    """Return a policy by the name that a job file states, also one of another distribution."""
+    return POLICIES.get(name) or find(GROUP, name, Policy)
 
 
 _PROMPT, _OUTPUT = 1, 2
@@ -317,3 +328,81 @@ def _sort(waiting: deque[Request], keys: list[tuple[int, int]]) -> None:
     ordered = sorted(zip(keys, waiting, strict=True), key=lambda pair: pair[0])
     waiting.clear()
     waiting.extend(request for _, request in ordered)
+
+
+class Habits(Struct, frozen=True):
+    """When an engine's loop polls for requests, and when it delays prompts."""
+
+    ahead: bool = False
+    """Whether the next iteration is planned while one runs: a request then waits for the one after it."""
+    receive_interval: int = 1
+    """Number of decode steps between two polls for new requests."""
+    wait_iterations: int = 0
+    """Most iterations that prompts wait for others while requests decode."""
+    wait_tokens: float = 0.0
+    """Number of tokens of an iteration from which prompts do not wait."""
+
+    @property
+    def looks_seldom(self) -> bool:
+        """Whether some decode steps pass without a poll."""
+        return self.receive_interval > 1
+
+
+class Intake(Struct):
+    """Requests of one replica before its policy sees them."""
+
+    habits: Habits
+    waited: int = 0
+    """Iterations that prompts have waited for others so far."""
+    _unseen: list[Request] = field(default_factory=list)
+    _noticed: list[Request] = field(default_factory=list)
+    _unlooked: int = 0
+
+    def __len__(self) -> int:
+        return len(self._unseen) + len(self._noticed)
+
+    def __iter__(self) -> Iterator[Request]:
+        yield from self._noticed
+        yield from self._unseen
+
+    def add(self, request: Request) -> None:
+        """Add a request that has arrived."""
+        self._unseen.append(request)
+
+    def clear(self) -> list[Request]:
+        """Remove and return all requests."""
+        had = list(self)
+        self._unseen, self._noticed, self._unlooked, self.waited = [], [], 0, 0
+        return had
+
+    def take(self, *, decodes: bool, idle: bool) -> list[Request]:
+        """Return the requests that the policy sees from now on; `idle`: no prompt is partly computed."""
+        seen, self._noticed = self._noticed, []
+        if self._unlooked >= self.habits.receive_interval or not decodes:
+            come, self._unseen, self._unlooked = self._unseen, [], 0
+            if self.habits.ahead and (decodes or not idle):
+                self._noticed = come
+            else:
+                seen += come
+        return seen
+
+    def passed(self, steps: int, *, prompts: bool = False) -> None:
+        """Record iterations: after one with prompts, an engine polls at once."""
+        self._unlooked += self.habits.receive_interval if prompts else steps
+
+    @property
+    def steps(self) -> int:
+        """Number of decode steps before the next request may be seen."""
+        if self._noticed:
+            return 1
+        return self.habits.receive_interval - self._unlooked if self.habits.looks_seldom else sys.maxsize
+
+    def gathered(self, selection: Selection, decoding: int, begun: Sequence[Request]) -> Selection:
+        """Return the selection, without its prompts if these still wait for others."""
+        tokens = decoding + sum(tokens for _, tokens in selection.chunks)
+        few = bool(selection.chunks) and decoding > 0 and tokens < self.habits.wait_tokens
+        if few and not begun and self.waited < self.habits.wait_iterations:
+            self.waited += 1
+            return Selection()
+        self.waited = 0
+        return selection

@@ -1,13 +1,17 @@
-"""A request as it passes through a server, and the group of decoding requests."""
+"""A request as it passes through a server, the group of decoding requests, and sessions.
+
+Sessions are conversations: a turn is sent when the answer before it is there, and not before the time at
+which it was to come. Its prompt is all that was said before, and the tokens of its own.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 
 from rapid_des.arrays import Int64s
 from rapid_des.units import ceil_divide
@@ -93,24 +97,21 @@ class Request(Struct, eq=False):
         return self.target - self.computed
 
 
-@dataclass
 class Decoding:
     """The decoding requests; quantities that change with every token are kept for the whole group."""
 
-    page_size: int
-    step: int = 0
-    """Number of steps so far."""
-    stored: int = 0
-    """Number of their tokens in the KV cache."""
-    to_come: int = 0
-    """Number of tokens that they still have to make."""
-    _members: dict[int, Request] = field(default_factory=dict)
-    _ends: list[tuple[int, int]] = field(default_factory=list)
-    _phases: list[int] = field(default_factory=list)
-    """Number of requests by (stored tokens - step) modulo the page size."""
-
-    def __post_init__(self) -> None:
-        self._phases = [0] * self.page_size
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.step = 0
+        """Number of steps so far."""
+        self.stored = 0
+        """Number of their tokens in the KV cache."""
+        self.to_come = 0
+        """Number of tokens that they still have to make."""
+        self._members: dict[int, Request] = {}
+        self._ends: list[tuple[int, int]] = []
+        self._phases = [0] * page_size
+        """Number of requests by (stored tokens - step) modulo the page size."""
 
     @property
     def checked(self) -> int:
@@ -209,3 +210,57 @@ class Decoding:
         """Return whether an entry is about a request that has not been preempted since."""
         request = self._members.get(number)
         return request is not None and request.joined + request.output - request.generated == end
+
+
+def with_history(prompt: Int64s, output: Int64s, session: Int64s, most: int | None) -> tuple[Int64s, Int64s]:
+    """Return whole prompts, given the new tokens of each turn, and the turns' sessions.
+
+    A session whose next turn would have more than `most` tokens, its answer included, starts over as another.
+
+    >>> ones = np.ones(4, np.int64)
+    >>> [column.tolist() for column in with_history(10 * ones, 5 * ones, 0 * ones, 50)]
+    [[10, 25, 40, 10], [0, 0, 0, 1]]
+    """
+    said, names = dict[int, int](), dict[int, int]()
+    unused = int(session.max()) + 1
+    prompts, sessions = list[int](), list[int]()
+    for new, answer, stated in zip(prompt.tolist(), output.tolist(), session.tolist(), strict=True):
+        before = said.get(stated, 0)
+        if before and most is not None and before + new + answer > most:
+            before, names[stated], unused = 0, unused, unused + 1
+        prompts.append(before + new)
+        sessions.append(names.get(stated, stated))
+        said[stated] = before + new + answer
+    return np.array(prompts, np.int64), np.array(sessions, np.int64)
+
+
+class Turns(Struct):
+    """The sessions of which a request is being answered, and the requests that wait for that.
+
+    >>> turns = Turns()
+    >>> turns.begins(7, 0), turns.begins(7, 1), turns.begins(8, 2), turns.end(7), turns.end(7), turns.waited
+    (True, False, True, 1, None, 1)
+    """
+
+    waited: int = 0
+    """Number of requests that waited for an answer."""
+    _waiting: dict[int, deque[int]] = field(default_factory=lambda: defaultdict(deque))
+    _busy: set[int] = field(default_factory=set)
+
+    def begins(self, session: int, number: int) -> bool:
+        """Return whether a request can be sent now; else it waits."""
+        if session == NEVER:
+            return True
+        if session in self._busy:
+            self._waiting[session].append(number)
+            self.waited += 1
+            return False
+        self._busy.add(session)
+        return True
+
+    def end(self, session: int) -> int | None:
+        """Record that a session may go on; return the request to send next, if one waits."""
+        if self._waiting.get(session):
+            return self._waiting[session].popleft()
+        self._busy.discard(session)
+        return None

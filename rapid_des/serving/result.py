@@ -23,9 +23,8 @@ from rapid_des.report.writing import replacing, require_extra
 from rapid_des.serving.engine import Engine
 from rapid_des.serving.records import Stop, gap_quantiles, mean_gap
 from rapid_des.serving.replica import Replica
-from rapid_des.serving.requests import Request
+from rapid_des.serving.requests import Request, Turns
 from rapid_des.serving.sampling import INTERVALS, SHARES, SteadyWindow, half_widths, spread
-from rapid_des.serving.sessions import Turns
 from rapid_des.serving.uncertainty import forecasts
 from rapid_des.serving.uncertainty import intervals as intervals_of
 from rapid_des.units import PS_PER_S, Duration

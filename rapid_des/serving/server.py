@@ -16,15 +16,13 @@ from rapid_des.frontend.servers import ServingSpec
 from rapid_des.frontend.spec import KvPool
 from rapid_des.machine import Machine
 from rapid_des.serving.adapters import Lora
-from rapid_des.serving.admission import Habits
 from rapid_des.serving.costs import PassCosts
 from rapid_des.serving.drafts import Drafts
 from rapid_des.serving.engine import Engine
-from rapid_des.serving.fleet import Fleet, Watch
-from rapid_des.serving.policies import POLICIES
+from rapid_des.serving.fleet import ROUTERS, Fleet, Watch
+from rapid_des.serving.policies import Habits, policy_of
 from rapid_des.serving.pools import Pool, of_replica, pools_of, sharing
 from rapid_des.serving.result import ServeResult
-from rapid_des.serving.routers import ROUTERS
 from rapid_des.serving.transfers import TransferLinks, for_iterations
 from rapid_des.serving.workload import WORKLOADS, Marks, Workload, draw, parse_arrivals, parse_lengths
 from rapid_des.simulation import require_kind
@@ -196,7 +194,7 @@ def _engine(job: Job, machine: Machine, workload: Workload, cache: BoundedCache 
     adapters = 0 if lora is None else lora.slots * lora.bytes
     costs = iteration_costs(alone, machine, cache)
     return Engine(
-        policy=POLICIES[spec.policy],
+        policy=policy_of(spec.policy),
         costs=costs,
         shares=costs.shares,
         pages=_pages(alone, machine, limits, workload, adapters),

@@ -35,8 +35,7 @@ from numpy.random import Generator, default_rng
 from rapid_des.arrays import Floats, Int64s
 from rapid_des.config import Document, Spec, decode
 from rapid_des.errors import ConfigError
-from rapid_des.serving.requests import NEVER, Request
-from rapid_des.serving.sessions import with_history
+from rapid_des.serving.requests import NEVER, Request, with_history
 from rapid_des.serving.trace_files import MARKS, read_lengths, read_trace
 from rapid_des.units import PS_PER_S, Duration, EventRate, whole_number
 from rapid_des.values import replace

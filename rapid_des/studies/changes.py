@@ -20,7 +20,7 @@ from rapid_des.frontend import Job
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice, Run, execute
 from rapid_des.program.free_messages import with_free_messages
-from rapid_des.report.breakdown import COMPUTE, HOST
+from rapid_des.report.colours import COMPUTE, HOST
 from rapid_des.report.critical_path import CriticalPath
 from rapid_des.report.result import Result
 from rapid_des.simulation import simulate

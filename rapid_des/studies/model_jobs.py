@@ -16,17 +16,18 @@ from rapid_des.importers import Importer
 SEQUENCE = 4096
 """Tokens of a sequence where nothing is said, or the most that the model has positions for."""
 _TOKENS = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([kKMG]?)\Z")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?<!\.yaml)(?<!\.json)\Z")
 _UNITS = {"": 1, "k": 2**10, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def names_model(reference: str) -> bool:
-    """Return whether a name or path is that of a model: a preset, a model file or a `config.json`.
+    """Return whether a name or path is that of a model: a preset, a file, or an id of the hub.
 
     >>> names_model("llama3_1_8b"), names_model("llama2_7b_train")
     (True, False)
     """
     path = expanded(reference)
-    if _is_config(path):
+    if _is_config(path) or _is_hub_id(reference):
         return True
     if not path.is_file():
         name = Path(reference).name.removesuffix(".yaml")
@@ -107,7 +108,7 @@ def parse_tokens(text: str) -> int:
 def _model(reference: str) -> str | Tree:
     """Return a model as a job file has it: the path of its file, or what that would hold."""
     path = expanded(reference)
-    if _is_config(path):
+    if _is_config(path) or _is_hub_id(reference):
         (text,) = find(IMPORTERS, "hf", Importer).load(path, ignore=()).files("").values()
         tree = parse_text(text, path)
         assert isinstance(tree, dict), "a model file"
@@ -118,3 +119,11 @@ def _model(reference: str) -> str | Tree:
 def _is_config(path: Path) -> bool:
     """Return whether a path is a `config.json` of Hugging Face, or a folder with one."""
     return path.exists() and find(IMPORTERS, "hf", Importer).match(path)
+
+
+def _is_hub_id(reference: str) -> bool:
+    """Return whether a reference looks like ORGANISATION/NAME and is neither a file nor a preset."""
+    name = Path(reference).name
+    known = (*preset_names("model"), *preset_names("job"))
+    there = any(expanded(f"{reference}{suffix}").exists() for suffix in ("", ".yaml"))
+    return bool(_HUB_ID.match(reference)) and not there and name.removesuffix(".yaml") not in known

@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from rapid_des.machine import Machine
-from rapid_des.network.specs import FullyConnected, Switch
+from rapid_des.network.dimensions import FullyConnected, Switch
 
 Axes = Sequence[tuple[str, int]]
 """The names and sizes of axes, innermost first."""

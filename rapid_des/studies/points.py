@@ -24,8 +24,8 @@ from rapid_des.frontend import Job, load_job
 from rapid_des.inputs import LEARNED_FILE, read_input
 from rapid_des.machine import Machine, load_machine
 from rapid_des.modes.execution import EngineChoice
+from rapid_des.network.dimensions import Graph, InfraGraph
 from rapid_des.network.faults import Fault
-from rapid_des.network.specs import Graph, InfraGraph
 from rapid_des.report.evidence import STEP
 from rapid_des.report.result import Result
 from rapid_des.simulation import FLATTENED, simulate

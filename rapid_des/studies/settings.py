@@ -21,8 +21,8 @@ from rapid_des.frontend import Job, JobTrace, memory
 from rapid_des.machine import Machine
 from rapid_des.modes.pricing import price
 from rapid_des.modes.timed_faults import with_timetables
+from rapid_des.network.dimensions import Hypercube, HyperX
 from rapid_des.network.faults import drawn_names, placed_in_time
-from rapid_des.network.specs import Hypercube, HyperX
 from rapid_des.program.collectives.library import libraries_of
 from rapid_des.program.lowering import Lowered, lower
 from rapid_des.program.program import Program

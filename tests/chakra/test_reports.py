@@ -10,7 +10,8 @@ from rapid_des.chakra import (
     require_sound,
     statistics_json,
 )
-from rapid_des.chakra.reader import ReadOptions, read_report
+from rapid_des.chakra.dialects import ReadOptions
+from rapid_des.chakra.reader import read_report
 from rapid_des.chakra.statistics import depths
 from rapid_des.errors import TraceError
 from tests.chakra.writing import all_reduce, node, one_rank, ranks, recv, send

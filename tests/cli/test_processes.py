@@ -35,15 +35,16 @@ SMALL = {
 }
 FILES = {"short": STUDY, "long": LONG, "small": SMALL}
 ON = "llama2_7b_train --on dgx_a100"
+LITTLE = ("{small}", "--on", "dgx_a100")
 FAULT = "all=links bandwidth=uniform(0.5,1)"
 TWO = ("--executor", "processes", "--workers", "2")
 SHORT = {
     "sweep": ["sweep", "{short}", *TWO],
     "search": ["search", "{short}", *TWO],
     "plan": ["plan", *ON.split(), "--vary", "tp=8", "--vary", "zero_stage=1", "--mode", "analytical", *TWO],
-    "sensitivity": ["sensitivity", "{small}", "--on", "dgx_a100", *TWO],
-    "faults sample": ["faults", "sample", *ON.split(), "--draws", "4", "--fault", FAULT, *TWO],
-    "faults study": ["faults", "study", "{short}", "--draws", "4", "--fault", FAULT, *TWO],
+    "sensitivity": ["sensitivity", *LITTLE, "--set", "device.operators=roofline", *TWO],
+    "faults sample": ["faults", "sample", *LITTLE, "--draws", "2", "--fault", FAULT, *TWO],
+    "faults study": ["faults", "study", "{short}", "--draws", "2", "--fault", FAULT, *TWO],
     "goodput": [
         "goodput",
         *ON.split(),
@@ -208,6 +209,7 @@ STARTED_IN = {
     "rapid_des/compiling/library.py": {"multiprocessing"},  # asks for its own name alone
     "rapid_des/studies/ray_cluster.py": {"ray"},
     "validation/hostile/campaign.py": {"multiprocessing"},  # for developers, in a checkout
+    "validation/pages.py": {"subprocess"},  # asks git which commit is checked out
 }
 
 
@@ -236,10 +238,9 @@ def test_processes_are_started_in_one_place():
 ENDS = [
     ("sweep", signal.SIGKILL, "as they start"),
     ("bench", signal.SIGTERM, "as they start"),
-    ("sweep", signal.SIGTERM, "as they work"),
     ("validate", signal.SIGTERM, "as they work"),
     ("faults sample", signal.SIGHUP, "as they work"),
-    *((name, signal.SIGKILL, "as they work") for name in ("plan", "validate", "bench")),
+    ("plan", signal.SIGKILL, "as they work"),
     *((name, signal.SIGINT, "as they work") for name in ENDLESS),
 ]
 

@@ -1,10 +1,21 @@
 """Every field of every file format says what it means, in schemas and to who asks for one key."""
 
+from pathlib import Path
+
+import msgspec
 import pytest
 from msgspec import inspect
 
 from rapid_des.cli.schema import SCHEMAS
-from rapid_des.config.descriptions import described_schema, explain, keys_below, meanings_of, structs
+from rapid_des.config.descriptions import (
+    described,
+    described_schema,
+    explain,
+    keys_below,
+    meanings_of,
+    structs,
+)
+from rapid_des.config.texts import parse_text
 from rapid_des.errors import ConfigError
 from rapid_des.machine import MachineSpec
 from tests.cli.shell import call, refused
@@ -72,3 +83,12 @@ def test_a_preset_is_printed_and_traces_are_listed():
     assert "name: DGX A100" in call("presets", "show", "dgx_a100").out
     assert call("presets", "trace", "--json").json == {"trace": ["all_reduce_4", "two_stages"]}
     assert "did you mean one of: dgx_a100" in refused(call("presets", "show", "dgx_a1000"))
+
+
+@pytest.mark.parametrize("struct", STRUCTS.values(), ids=lambda struct: struct.cls.__name__)
+def test_every_key_has_an_example_that_a_file_may_state(struct):
+    types = {field.encode_name: field.type for field in msgspec.structs.fields(struct.cls)}
+    for field, _ in described(struct):
+        value = parse_text(field.example, Path("example.yaml"))[field.name]
+        if field.name in types:
+            msgspec.convert(value, types[field.name], dec_hook=lambda target, text: target.parse(text))

@@ -20,7 +20,7 @@ from tests.program.tracing import Nodes, trace_set
 
 STEPPED = {"simpy": partial(Simulation, ties=True), "compiled": CompiledSimulation}
 
-FEW = settings(max_examples=20, deadline=None)
+FEW = settings(max_examples=12, deadline=None)
 
 
 @FEW

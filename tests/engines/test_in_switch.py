@@ -45,7 +45,7 @@ def inside(*dimensions, algorithm="sharp", chunks=1, **keys):
     return machine(*dimensions, collectives={"default": {"algorithm": algorithm, "chunks": chunks}}, **keys)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.sampled_from(FABRICS),
     st.sampled_from([STORE, SEGMENTS, CUT, PACKETS, *FLUID]),
@@ -62,7 +62,7 @@ def test_engines_agree_and_no_byte_is_lost(fabric, switching, name, chunks, kind
     assert (records.finish >= 0).all()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.sampled_from(FABRICS),
     st.sampled_from(sorted(IN_SWITCH["sharp"])),

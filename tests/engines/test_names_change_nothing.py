@@ -53,7 +53,7 @@ def _shuffled(values, rng):
 
 
 @pytest.mark.parametrize("engine", sorted(RUN))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.data())
 def test_ids_slots_and_names_change_nothing(engine, data):
     where = data.draw(machines())

@@ -140,8 +140,8 @@ def test_every_accepted_combination_runs_to_its_end(tiny, prices, replay, chosen
         assert max(finish[entry.rank]) >= compute
     # The fullest moment is at least what stands throughout.
     by_unit = job.sharding.policy.by_unit
-    for stage in memory(job).stages:
-        assert min(tensor.size for tensor in stage.tensors) >= 0
-        assert stage.peak == max(moment.size for moment in stage.timeline)
+    for used in memory(job).stages:
+        assert min(tensor.size for tensor in used.tensors) >= 0
+        assert used.peak == max(moment.size for moment in used.timeline)
     shares = max(sharding.replicas for sharding in job.shardings.values()) if by_unit else 1
     assert all(stage.peak * shares >= 2 * stage.parameters for stage in memory(job).stages)

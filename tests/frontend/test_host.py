@@ -100,8 +100,8 @@ def test_a_prompt_in_pieces_issues_its_attention_and_a_graph_before_and_after_it
     (whole,) = build(tiny_service(*hosted()), prices).tables
     prefill = hosts_of(table)[0]
     rows = np.flatnonzero(table.issuer == prefill)
-    rows = rows[np.argsort(table.issued[rows], kind="stable")]
-    before = dict(zip(rows.tolist(), np.diff(table.issued[rows], prepend=100 * US).tolist(), strict=True))
+    rows = rows[np.argsort(table.issued[rows], kind="stable")].tolist()
+    before = dict(zip(rows, np.diff(table.issued[rows], prepend=100 * US).tolist(), strict=True))
     called = names(table)
     # 15 us launch a graph, 10 us issue a kernel by itself: attention, and what chooses the token
     assert {before[row] for row in rows if called[row].endswith("attention.core")} == {10 * US}

@@ -10,8 +10,9 @@ from rapid_des.device.pricing import estimate
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import build, memory
 from rapid_des.frontend.build import in_passes
-from rapid_des.frontend.inference import RequestGroup, ServingPass, cut, decode_time, one_pass, pass_lists
+from rapid_des.frontend.inference import ServingPass, cut, decode_time, one_pass, pass_lists
 from rapid_des.frontend.inference import passes as passes_of
+from rapid_des.frontend.operations import RequestGroup
 from rapid_des.values import replace
 
 
@@ -273,6 +274,8 @@ def test_senseless_requests_are_refused(tiny_service, settings, problem):
     assert problem in str(refused.value)
 
 
+EXPERTS = ("model.feed_forward", "{kind: experts, experts: 8, topk: 2, hidden: 32}")
+DRAFTS = ("inference.speculative", "{method: eagle, tokens: 1, acceptance: [0.5]}")
 PREFILL = [("inference.output_length", "1"), ("parallelism.cp", "4")]
 
 
@@ -291,7 +294,11 @@ def test_a_long_prompt_is_split_over_context_parallel_ranks(tiny_service, prices
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        (PREFILL[1:], "cp 4 splits prompts; a token that decodes has one position"),
+        (
+            [*PREFILL[1:], EXPERTS, ("parallelism.ep", "2")],
+            "ranks of cp 4 decode the same tokens, which ep 2 would",
+        ),
+        ([*PREFILL[1:], DRAFTS], "no drafts with cp 4; allowed: output_length 1"),
         ([*PREFILL, ("inference.prompt_length", "20")], "prompt_length 20 does not divide by two pieces"),
         ([("parallelism.tp", "2"), ("parallelism.sequence_parallel", "true")], "the model is dense"),
         ([("inference.absorbs", "false")], "tiny.model has no latent attention"),
@@ -302,6 +309,19 @@ def test_splits_that_can_not_serve_are_refused(tiny_service, settings, problem):
     with pytest.raises(ConfigError) as refused:
         tiny_service(*settings)
     assert problem in str(refused.value)
+
+
+def test_ranks_of_context_parallelism_decode_over_their_parts_of_the_cache(tiny_service, prices, replay):
+    alone, split = tiny_service(), tiny_service(PREFILL[1])
+    one, four = (kernels(job, passes_of(job)[2]) for job in (alone, split))
+    # the second decode step sees 18 positions, of which a rank holds 5
+    assert (one["attention.core"].key_length, four["attention.core"].key_length) == (18, 5)
+    assert four["ffn.in"] == one["ffn.in"]
+    decode = [each for key, each in pass_lists(split, passes_of(split)[1]).items() if key.name == "block"]
+    sizes = {each.role: each.size for each in decode[0] if each.role.startswith("cp.")}
+    heads, width = alone.model.spec.attention.heads, alone.model.spec.hidden
+    assert sizes == {"cp.statistics": 2 * heads * 4, "cp.sum": 2 * width * 2}
+    replay(build(split, prices).traces, rendezvous=True)
 
 
 HOST = ("host", "{kernel: 1 ns, collective: 1 ns, captured: decode, captured_multiple: 8}")

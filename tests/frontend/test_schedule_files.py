@@ -4,8 +4,9 @@ import pytest
 
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import build, load_job
-from rapid_des.frontend.schedules import SCHEDULES, PipelineShape, ScheduleSpec
+from rapid_des.frontend.schedules import SCHEDULES, ScheduleSpec
 from rapid_des.frontend.schedules.files import stage_orders_of
+from rapid_des.frontend.schedules.schedule import PipelineShape
 
 GOOD = """\
 placement: [[0, 3], [1, 2]]

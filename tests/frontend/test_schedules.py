@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rapid_des.frontend.schedules import SCHEDULES, PipelineShape
-from rapid_des.frontend.schedules.schedule import PassResult, in_flight
+from rapid_des.frontend.schedules import SCHEDULES
+from rapid_des.frontend.schedules.schedule import PassResult, PipelineShape, in_flight
 
 
 @st.composite

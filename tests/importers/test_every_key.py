@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from rapid_des.importers import Ignored
 from rapid_des.importers.hugging_face import import_hugging_face
+from rapid_des.importers.keys import Ignored
 from rapid_des.importers.megatron import import_megatron
 from rapid_des.importers.rapid_llm import import_rapid_llm
 from rapid_des.importers.torchtitan import import_torchtitan
+from rapid_des.testing.importers import ReadFile, silent
 from tests.importers import test_hugging_face as checkpoints
 from tests.importers import test_published_counts as more_checkpoints
-from tests.importers.every_key import Outcome, silent
 from tests.importers.test_rapid_llm import EXPERTS, SUPERPOD, hardware, model
 
 CONFIGS = {name: config for name, (config, _) in (checkpoints.PUBLISHED | more_checkpoints.PUBLISHED).items()}
@@ -23,7 +23,7 @@ def test_of_hugging_face(tmp_path, name):
     def importing(tree):
         (tmp_path / "config.json").write_text(json.dumps(tree))
         read = import_hugging_face(tmp_path)
-        return Outcome(read.model.spec, read.ignored)
+        return ReadFile(read.model.spec, read.ignored)
 
     assert not silent(CONFIGS[name] | EXTRA, importing)
 
@@ -78,7 +78,7 @@ def test_of_megatron(tmp_path, arguments):
         words = [f"--{key}" if value is True else f"--{key} {value}" for key, value in tree.items() if value]
         (tmp_path / "arguments").write_text(" ".join(words))
         read = import_megatron(tmp_path / "arguments", gpus=64)
-        return Outcome(read.tree, tuple(_renamed(each, each.key[2:]) for each in read.ignored))
+        return ReadFile(read.tree, tuple(_renamed(each, each.key[2:]) for each in read.ignored))
 
     assert not silent({key: value for key, value in arguments.items() if value != 0.0}, importing)
 
@@ -139,7 +139,7 @@ def test_of_torchtitan(tmp_path, tree):
     def importing(tree):
         (tmp_path / "train.toml").write_text("\n".join(_toml(tree)))
         read = import_torchtitan(tmp_path / "train.toml", gpus=64)
-        return Outcome(read.tree, read.ignored)
+        return ReadFile(read.tree, read.ignored)
 
     assert not silent(tree, importing)
 
@@ -190,7 +190,7 @@ def test_of_rapid_llm(tmp_path, name):
             )
             for each in read.job.ignored
         )
-        return Outcome((read.job.tree, read.machine, read.device), tuple(ignored))
+        return ReadFile((read.job.tree, read.machine, read.device), tuple(ignored))
 
     hard, soft = RUNS[name]
     assert not silent({"hard": hard, "soft": soft}, importing)

@@ -9,14 +9,14 @@ import pytest
 import yaml
 
 from rapid_des.errors import ConfigError
-from rapid_des.importers import Ignored
 from rapid_des.importers.infragraph import idle_keys
 from rapid_des.importers.infragraph.expansion import Expansion, indices, read
+from rapid_des.importers.keys import Ignored
 from rapid_des.machine import load_machine
 from rapid_des.network.build import build
-from rapid_des.network.specs import InfraGraph
+from rapid_des.network.dimensions import InfraGraph
 from rapid_des.simulation import replay
-from tests.importers.every_key import Outcome, silent
+from rapid_des.testing.importers import ReadFile, silent
 from tests.network.fabrics import INNER
 from tests.program.machines import machine, switch
 from tests.program.tracing import ALL_REDUCE, Nodes, same_everywhere
@@ -365,7 +365,7 @@ def test_every_key_changes_the_graph_is_refused_or_stands_among_the_idle_ones(tm
             for key, value, reason in idle_keys(tmp_path / "g.yaml")
         )
         columns = (found.source, found.destination, found.bandwidth, found.latency)
-        return Outcome((found.gpus, found.nodes, *(tuple(each.tolist()) for each in columns)), tuple(idle))
+        return ReadFile((found.gpus, found.nodes, *(tuple(each.tolist()) for each in columns)), tuple(idle))
 
     assert not silent(tree, importing)
 

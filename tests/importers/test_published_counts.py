@@ -11,6 +11,18 @@ from rapid_des.errors import ConfigError
 from rapid_des.importers.hugging_face import import_hugging_face
 
 PUBLISHED = {
+    "minimax-m2": (  # 62 layers of 3,668,718,848: the card says 229B
+        dict(
+            model_type="minimax_m2", attn_type_list=[1] * 62, head_dim=128, hidden_act="silu",
+            hidden_size=3072, intermediate_size=1536, layernorm_mlp_beta=1.0, max_position_embeddings=196608,
+            mlp_intermediate_size=8192, mtp_transformer_layers=1, num_attention_heads=48,
+            num_experts_per_tok=8, num_hidden_layers=62, num_key_value_heads=8, num_local_experts=256,
+            num_mtp_modules=3, qk_norm_type="per_layer", rms_norm_eps=1e-06, rope_theta=5000000,
+            rotary_dim=64, scoring_func="sigmoid", shared_intermediate_size=0, tie_word_embeddings=False,
+            use_mtp=True, use_qk_norm=True, use_routing_bias=True, vocab_size=200064,
+        ),
+        228_689_764_864,
+    ),
     "qwen3-next-80b-a3b": (
         dict(
             model_type="qwen3_next", attention_bias=False, decoder_sparse_step=1,

@@ -12,9 +12,10 @@ WHOLE = EngineChoice(fold=False)
 
 
 def both(machine, nodes, *, algorithm=None, mode="hierarchical", **split):
-    """Run Llama 2 7B in blocks with every replica lowered, and as it is done."""
+    """Run eight layers of Llama 2 7B in blocks with every replica lowered, and as it is done."""
     settings = [(f"parallelism.{axis}", str(size)) for axis, size in split.items()]
-    job = load_job("llama2_7b_train", settings=[*settings, ("training.global_batch", str(4 * split["dp"]))])
+    settings += [("training.global_batch", str(4 * split["dp"])), ("model.layers", "8")]
+    job = load_job("llama2_7b_train", settings=settings)
     options = [("collectives.default", f"{{algorithm: {algorithm}, chunks: 8}}")] if algorithm else []
     where = load_machine(
         machine,
@@ -66,7 +67,7 @@ def test_replicas_whose_messages_take_other_ways_are_not_one():
 
 
 EXPERTS = {
-    "model.layers": 4,
+    "model.layers": 2,
     "model.exceptions": "[]",
     "parallelism.layers": "even",
     "training.global_batch": 16,
@@ -77,9 +78,9 @@ EXPERTS = {
 @pytest.mark.parametrize(
     ("mates", "split"),
     [
-        (16, {"pp": 4, "dp": 16, "ep": 8}),  # two groups of experts a stage
-        (16, {"pp": 4, "tp": 2, "dp": 8, "ep": 8, "etp": 1, "sequence_parallel": True}),
-        (16, {"pp": 4, "cp": 2, "dp": 8, "ep": 4}),
+        (16, {"pp": 2, "dp": 16, "ep": 8}),  # two groups of experts a stage
+        (16, {"pp": 2, "tp": 2, "dp": 8, "ep": 8, "etp": 1, "sequence_parallel": True}),
+        (16, {"pp": 2, "cp": 2, "dp": 8, "ep": 4}),
     ],
 )
 def test_one_rank_stands_for_its_stage_where_experts_spread_over_replicas(mates, split):

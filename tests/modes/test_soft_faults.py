@@ -2,7 +2,7 @@
 
 from rapid_des import BoundedCache, load_job, load_machine, parse_fault, simulate
 
-JOB = {"model.layers": 16, "training.global_batch": 8, "parallelism.tp": 8, "parallelism.dp": 2}
+JOB = {"model.layers": 4, "training.global_batch": 4, "parallelism.tp": 8, "parallelism.dp": 2}
 FAULTS = (
     "link=0-1 bandwidth=0.37",  # in a block
     "link=1-2 bandwidth=0.55 latency=3us",  # the same graph, other durations

@@ -3,7 +3,8 @@
 import msgspec
 import networkx
 
-from rapid_des.network.specs import AnyDimension, Routing
+from rapid_des.network.dimensions import AnyDimension
+from rapid_des.network.specs import Routing
 from rapid_des.units import Quantity
 
 INNER = Routing(order="innermost_first", tie="positive")

@@ -6,13 +6,14 @@ import sys
 import numpy as np
 import pytest
 
+from rapid_des.chakra.trace import CollectiveType
 from rapid_des.config import decode, load_document
 from rapid_des.config.specs import preset_folder
 from rapid_des.frontend import load_job
 from rapid_des.machine import MachineSpec, load_machine
 from rapid_des.network.build import build
 from rapid_des.network.collectives import ALGORITHMS, prove
-from rapid_des.network.collectives.schedule import CollectiveType, demand
+from rapid_des.network.collectives.schedule import demand
 from rapid_des.network.faults import parse_fault
 from rapid_des.network.routing import AnyNodeRouter, DimensionOrderRouter, FaultAwareRouter
 from rapid_des.network.specs import Routing

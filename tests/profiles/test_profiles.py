@@ -142,3 +142,8 @@ def test_a_file_that_is_no_profile_is_one_line(tmp_path, content, said):
     assert str(problem.value).startswith(f"{path}: ") and said in str(problem.value)
     answer = call("profile", "show", str(path))
     assert answer.code == 2 and answer.err.count("\n") == 1
+
+
+def test_a_number_that_no_stream_has_counts_as_none(tmp_path):
+    wide = event("sgemm", 10, 20, stream=10**22, correlation=1)
+    assert read_profile(written(tmp_path, [launch(1, 0), wide])).events.stream.tolist() == [-1]

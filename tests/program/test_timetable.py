@@ -14,7 +14,7 @@ TABLES = st.dictionaries(MOMENTS, st.integers(0, FULL_RATE), max_size=4).map(lam
 
 
 def by_fractions(table, start, work):
-    left, now, speed = Fraction(work), start, 1
+    left, now, speed = Fraction(work), start, Fraction(1)
     for moment, rate in table:
         if moment <= now:
             speed = Fraction(rate, FULL_RATE)
@@ -30,8 +30,8 @@ def by_fractions(table, start, work):
 
 @given(TABLES, MOMENTS, st.integers(0, 2**61))
 def test_work_of_any_length_ends_when_fractions_say(table, start, work):
-    columns = [np.array([row[side] for row in table], np.int64).tolist() for side in (0, 1)]
-    assert advance(*columns, start, work) == by_fractions(table, start, work)
-    wide = [np.array(column, np.int64) for column in columns]
+    times, rates = ([row[side] for row in table] for side in (0, 1))
+    assert advance(times, rates, start, work) == by_fractions(table, start, work)
     with np.errstate(over="raise"):
-        assert advance(*wide, np.int64(start), np.int64(work)) == by_fractions(table, start, work)
+        wide = np.array(times, np.int64), np.array(rates, np.int64), np.int64(start), np.int64(work)
+        assert advance(*wide) == by_fractions(table, start, work)

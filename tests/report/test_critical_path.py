@@ -24,7 +24,7 @@ from tests.engines.random_programs import machines, programs, traces
 from tests.program.machines import machine, ring
 from tests.program.tracing import ALL_REDUCE, Nodes, trace_set
 
-FEW = settings(max_examples=15, deadline=None)
+FEW = settings(max_examples=8, deadline=None)
 ONE = EngineChoice("simpy")
 
 

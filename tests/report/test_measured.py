@@ -135,7 +135,7 @@ def test_a_serving_run_names_how_decode_steps_are_launched():
     machine, eager = rd.load_machine("dgx_a100"), ("inference.cuda_graphs", "false")
 
     def said(*settings):
-        job = rd.load_job("llama2_7b_inference", settings=settings)
+        job = rd.load_job("llama2_7b_inference", settings=[*settings, ("model.layers", "2")])
         return rd.simulate(job, machine, mode="analytical").as_json()["priced_with"]
 
     assert said(eager, ("host", "null"))["launch"] == "graph, decode eager"

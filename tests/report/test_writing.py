@@ -9,7 +9,7 @@ import pytest
 
 from rapid_des.errors import InputError
 from rapid_des.machine import load_machine
-from rapid_des.report.writing import check_outputs, replacing
+from rapid_des.report.writing import check_outputs, replacing, write_text
 from tests.cli.shell import call, refused
 
 RUN = ("run", "llama2_7b_train", "--on", "dgx_a100", "--engine", "simpy")
@@ -51,10 +51,17 @@ def test_a_link_keeps_pointing_where_it_did(tmp_path):
     assert (tmp_path / "real.csv").read_text() == "rows"
 
 
+def test_folders_that_are_not_there_are_made(tmp_path):
+    write_text(tmp_path / "new" / "folder" / "x.txt", "text")
+    assert (tmp_path / "new" / "folder" / "x.txt").read_text() == "text"
+    check_outputs([tmp_path / "other" / "x.csv"])
+    assert not (tmp_path / "other").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--timeline", "nowhere/x.json"), "nowhere/x.json: can not be written: there is no folder"),
+        (("--timeline", "/dev/null/x.json"), "/dev/null/x.json: can not be written: /dev/null is no folder"),
         (("--links", "."), ".: can not be written: it is a folder"),
         (("--links-plot", "x.docx"), "x.docx: allowed: a name that ends in .png, .svg or .pdf"),
     ],
@@ -86,7 +93,7 @@ def test_what_a_place_takes_is_tried_before_the_work(asked, place, tmp_path):
     words = shlex.split(asked.format(no="nowhere.yaml", place=place))
     machine = ["--on", "dgx_a100"] if words[0] not in ("sweep", "validate") else []
     said = refused(call(*words, *machine))
-    assert "can not be written" in said or "there is no folder" in said or "name too long" in said
+    assert "can not be written" in said or "name too long" in said
     assert len(said.splitlines()) == 1 and "nowhere.yaml" not in said
 
 

@@ -54,7 +54,7 @@ class RankSketch:
         self.need = {}
         self.groups = []
         self.members = []
-        self.shares = None
+        self.shares: np.ndarray | None = None
 
     def compute(self, work, *, server=0, after=(), **columns) -> int:
         return self._visit(VisitKind.COMPUTE, after, work=work, server=server, **columns)

@@ -77,7 +77,7 @@ def test_visits_of_one_stream_may_slow_by_rates_of_their_own(run):
     second = rank.compute(100, after=[first])
     rank.compute(100, after=[second])
     time, lag = np.array([150]), np.zeros(1, np.int64)
-    tables = {(0, 1): FULL_RATE // 2, (0, 2): FULL_RATE // 4}
-    tables = {visit: Timetable(time, np.array([rate]), lag) for visit, rate in tables.items()}
+    rates = {(0, 1): FULL_RATE // 2, (0, 2): FULL_RATE // 4}
+    tables = {visit: Timetable(time, np.array([rate]), lag) for visit, rate in rates.items()}
     # the first has none; 50 of the second at full rate, 50 at half: 250; the third at a quarter
     assert run(sketch.program(visit_timetables=tables)).finish.tolist() == [100, 250, 650]

@@ -292,7 +292,7 @@ def drawn_faults(data, program, policies):
     return faults, makespan
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.data())
 def test_closing_what_nobody_uses_changes_nothing_to_the_tick(data):
     where = data.draw(machines(EVERY))
@@ -308,7 +308,7 @@ def test_closing_what_nobody_uses_changes_nothing_to_the_tick(data):
         assert_same(plain, run())
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.data())
 def test_the_engines_agree_on_what_closes_and_no_byte_is_lost(data):
     where = data.draw(machines(EVERY))

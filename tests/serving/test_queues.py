@@ -5,13 +5,11 @@ import pytest
 
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import load_job
-from rapid_des.serving.admission import Habits
 from rapid_des.serving.drafts import Drafts
 from rapid_des.serving.engine import Engine
-from rapid_des.serving.fleet import Fleet
-from rapid_des.serving.policies import POLICIES
+from rapid_des.serving.fleet import ROUTERS, Fleet
+from rapid_des.serving.policies import POLICIES, Habits
 from rapid_des.serving.result import ServeResult, Slo
-from rapid_des.serving.routers import ROUTERS
 from rapid_des.serving.workload import Marks, Workload, draw, parse_arrivals, parse_lengths
 
 SERVICE = 10**9

@@ -9,11 +9,11 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rapid_des.chakra.trace import CollectiveType
 from rapid_des.cli.topology import bench as command
 from rapid_des.errors import InputError, UnsupportedByEngine
 from rapid_des.machine import load_machine
 from rapid_des.network.collectives import algorithm, algorithms_for
-from rapid_des.network.collectives.schedule import CollectiveType
 from rapid_des.program.collectives.select import Planner
 from rapid_des.simulation import replay
 from rapid_des.studies.collective_bench import (

@@ -1,4 +1,4 @@
-"""Criticality on a 4x4x4 torus and a fat tree with NICs: the narrowed ranking against brute force."""
+"""Criticality on a 3x3x3 torus and a fat tree with NICs: the narrowed ranking against brute force."""
 
 import pytest
 
@@ -12,20 +12,20 @@ from tests.program.machines import dimension, machine
 from tests.program.tracing import ALL_GATHER, ALL_REDUCE, Nodes
 
 CUBE = machine(
-    dimension("torus", [4, 4, 4]), switching={"mode": "cut_through", "segment": "1 KB"}, gpus_per_node=4
+    dimension("torus", [3, 3, 3]), switching={"mode": "cut_through", "segment": "1 KB"}, gpus_per_node=3
 )
 
 
 def stacked_stages():
-    """64 ranks: rings along x (large) and y (small); along z each plane hands on to the next, in a line."""
-    tables = [_plane(z).table() for z in range(4)]
-    groups, ranks = {"world": tuple(range(64))}, []
-    for rank in range(64):
-        x, y, z = rank % 4, rank // 4 % 4, rank // 16
+    """27 ranks: rings along x (large) and y (small); along z each plane hands on to the next, in a line."""
+    tables = [_plane(z).table() for z in range(3)]
+    groups, ranks = {"world": tuple(range(27))}, []
+    for rank in range(27):
+        x, y, z = rank % 3, rank // 3 % 3, rank // 9
         row, column = f"x{y}.{z}", f"y{x}.{z}"
-        groups[row] = tuple(other + 4 * y + 16 * z for other in range(4))
-        groups[column] = tuple(x + 4 * other + 16 * z for other in range(4))
-        peers = tuple(other for other in (rank - 16, rank + 16) if 0 <= other < 64)
+        groups[row] = tuple(other + 3 * y + 9 * z for other in range(3))
+        groups[column] = tuple(x + 3 * other + 9 * z for other in range(3))
+        peers = tuple(other for other in (rank - 9, rank + 9) if 0 <= other < 27)
         ranks.append(RankTrace(rank, tables[z], (row, column), peers))
     return TraceSet(tuple(ranks), groups)
 
@@ -36,7 +36,7 @@ def _plane(z):
     work = nodes.compute(2_000_000 * (1 + z), after=before)
     row = nodes.collective(ALL_REDUCE, 40_000, "row", stream="tp", after=work)
     column = nodes.collective(ALL_GATHER, 6000, "column", stream="dp", after=row)
-    if z < 3:
+    if z < 2:
         nodes.send("above", 3000, stream="pp-send", after=row)
     nodes.compute(500_000, after=column)
     return nodes
@@ -64,16 +64,16 @@ def test_the_ranking_is_that_of_brute_force(narrowed, brute_force):
 
 
 def test_symmetry_and_idle_links_spare_most_simulations(narrowed, brute_force):
-    # 192 cables, 64 GPUs, 64 endpoints, 16 nodes
-    assert brute_force.simulations == len(brute_force.rows) == 192 + 64 + 64 + 16
-    assert narrowed.simulations * 4 <= brute_force.simulations
+    # 81 cables, 27 GPUs, 27 endpoints, 9 nodes
+    assert brute_force.simulations == len(brute_force.rows) == 81 + 27 + 27 + 9
+    assert narrowed.simulations * 3 <= brute_force.simulations
 
 
 def test_links_that_carry_nothing_cost_nothing(narrowed, brute_force):
-    # nothing goes from the last plane back to the first: 16 cables along z
+    # nothing goes from the last plane back to the first: 9 cables along z
     idle = [row for row in narrowed.rows if row.source == "carries nothing"]
     assert {row.part.kind for row in idle} == {"link"}
-    assert {row.part.name for row in idle} == {f"gpu{rank}-gpu{rank + 48}" for rank in range(16)}
+    assert {row.part.name for row in idle} == {f"gpu{rank}-gpu{rank + 18}" for rank in range(9)}
     assert {row.cost for row in brute_force.rows if row.part in {one.part for one in idle}} == {0}
 
 
@@ -87,7 +87,7 @@ def test_an_interrupted_study_keeps_what_is_finished(subject):
 
     done = criticality(subject, CUBE, derate=0.5, kinds=["link"], how=How(report=interrupt))
     assert done.rows
-    assert done.left == 192 - len(done.rows)
+    assert done.left == 81 - len(done.rows)
 
 
 def test_the_costliest_links_are_the_darkest(narrowed):

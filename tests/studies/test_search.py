@@ -108,8 +108,8 @@ def test_a_storage_that_can_not_be_had_is_said_before_anything_runs():
         def map(self, function, items):
             raise AssertionError("nothing is to be simulated")
 
-    with pytest.raises(InputError, match="--storage sqlite:////nowhere/kept.db: .*unable to open"):
-        search(STUDY, storage="sqlite:////nowhere/kept.db", executor=Idle())
+    with pytest.raises(InputError, match="--storage sqlite:////dev/null/kept.db: .*unable to open"):
+        search(STUDY, storage="sqlite:////dev/null/kept.db", executor=Idle())
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def rewrite(folder, **keys):
     [
         ({"format": 2}, "format: 2; rapid_des"),
         ({"columns": 5}, "columns: no manifest of a study: 5 is not a mapping"),
-        ({"columns": {"id": "text"}}, "Invalid enum value 'text'"),
+        ({"columns": {"id": "text"}}, "columns.id: no manifest of a study: 'text' is not one of bool_"),
         ({"columns": {"id": "int64"}}, "columns: no column"),
         ({"columns": {"tp": "int64"}}, "columns: no column 'id'"),
         ({"columns": {"id": "string"}}, "columns: id: string is not int64"),

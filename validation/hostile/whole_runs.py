@@ -28,10 +28,19 @@ classes:
   - {name: optic, per: node, rate: 0.1 /d, effect: slows, fault: "gpu={gpu} compute=0.9", lasts: "uniform(1 h, 2 h)", misdiagnosis: 0.1}
   - {name: power, per: node, mtbf: 30 d, law: {kind: weibull, shape: 0.8}}
 """
-_JOB = """model: llama2_7b
-phase: training
+_JOB = """phase: training
 parallelism: {tp: 8}
 training: {global_batch: 8, micro_batch: 1, sequence_length: 1024}
+model:
+  hidden: 1024
+  layers: 4
+  attention: {heads: 16, kv_heads: 8, head_dim: 64}
+  feed_forward: {activation: swiglu, hidden: 2816}
+  norm: rms_norm
+  position: rope
+  vocabulary: 32000
+  max_positions: 4096
+  tied_embeddings: false
 """
 
 

@@ -38,6 +38,11 @@ SOURCES: Mapping[str, str] = {
     "inference/vllm-traces": "KAIST, LLMServingSim's traces",
 }
 """By the start of a topic's name."""
+WORKED_ON = frozenset(
+    SOURCES[f"training/{name}"] for name in ("korthikanti", "dgxc", "llm-foundry", "megatron-bridge")
+)
+"""Sources on which mechanisms and recipes were worked out, or a constant was fitted: jobs of others are
+further off."""
 
 
 def source_of(topic: str) -> str:

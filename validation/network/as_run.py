@@ -22,7 +22,7 @@ from rapid_des.machine import Machine, MachineSpec, load_machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.network.collectives.libraries.serving_kernels import all_reduce_cost, load_kernels
 from rapid_des.network.collectives.schedule import Draft, demand
-from rapid_des.report.breakdown import rank_times
+from rapid_des.program.lowering import rank_times
 from rapid_des.simulation import replay, run_traces
 from rapid_des.studies.traffic import messages
 from rapid_des.units import PS_PER_US

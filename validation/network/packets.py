@@ -20,10 +20,7 @@ import numpy as np
 from rapid_des.config import read_text
 from rapid_des.errors import InputError
 from rapid_des.network.build import build
-from rapid_des.network.fabric import UNSTATED, Fabric
-from rapid_des.network.protocol import Protocol
-from rapid_des.network.routing import DimensionOrderRouter
-from rapid_des.network.specs import (
+from rapid_des.network.dimensions import (
     AnyDimension,
     Extent,
     FatTree,
@@ -33,10 +30,13 @@ from rapid_des.network.specs import (
     Mesh,
     Rate,
     Ring,
-    Routing,
     Switch,
     Torus,
 )
+from rapid_des.network.fabric import UNSTATED, Fabric
+from rapid_des.network.protocol import Protocol
+from rapid_des.network.routing import DimensionOrderRouter
+from rapid_des.network.specs import Routing
 from rapid_des.units import PS_PER_NS, Bandwidth, Duration, Size
 from validation.measurements import DataFolder, Record
 from validation.network.messages import Message, Mode, Traffic, alone, makespan

@@ -14,6 +14,7 @@ from typing import Any
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.layer_spec import FeedForward
 from rapid_des.frontend.layer_spec import Mixer as AnyMixer
+from rapid_des.frontend.layers.extension import LayerSource as LayerSource
 from rapid_des.frontend.layers.layer import Layer as Layer
 from rapid_des.frontend.layers.layer import Mixer as Mixer
 from rapid_des.frontend.layers.layer import Parameters as Parameters
@@ -25,6 +26,9 @@ from rapid_des.frontend.spec import ModelSpec
 def layer_of(model: ModelSpec, attention: AnyMixer, feed_forward: FeedForward, file: str) -> Layer:
     """Return a layer of its halves; a `ConfigError` names dimensions that do not fit, or what lacks."""
     mixer, half = (_half(spec, model, file) for spec in (attention, feed_forward))
+    if not isinstance(mixer, Mixer):
+        problem = f"{mixer.name} works on each position alone: it can not be a mixer"
+        raise ConfigError(problem, file=file, key="attention")
     layer = Layer(mixer, half, model.norms, model.block)
     least = 1 if model.block == "sequential" else 2
     if len(layer.halves) < least:

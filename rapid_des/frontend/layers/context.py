@@ -126,6 +126,21 @@ def swap(operations: OperatorList, shard: Shard, name: str, columns: int, *, rol
     operations.kernel(f"{name}.join", sort, output=size)
 
 
+def join_parts(operations: OperatorList, shard: Shard, heads: int, width: int) -> None:
+    """Append the sum of the results of ranks that attended to a part of the KV cache each.
+
+    `heads` and `width` are a token's. Each rank weighs its result by the softmax statistics of all parts
+    (Dao et al. 2023, Flash-Decoding, over ranks; Yang et al. 2024, arXiv 2411.01783, section 3.6).
+    """
+    rows = shard.tokens * heads
+    statistics = shard.message("cp.statistics", rows, "fp32")
+    operations.message("attention.statistics.gather", "cp.statistics", statistics)
+    operations.kernel("attention.statistics.scale", shard.vector("multiply", rows, width // heads))
+    elements = shard.tokens * width
+    output = shard.activation_bytes(elements)
+    operations.message("attention.parts.sum", "cp.sum", shard.message("cp.sum", elements), output=output)
+
+
 def swap_states(operations: OperatorList, shard: Shard, name: str, columns: int) -> None:
     """Append the exchange of positions for a recurrent layer's heads, where there is context parallelism."""
     if shard.cp > 1:

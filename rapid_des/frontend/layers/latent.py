@@ -15,7 +15,7 @@ from msgspec import Struct
 from rapid_des.device.operators import Attention, Gemm
 from rapid_des.frontend.groups import byte_count
 from rapid_des.frontend.layer_spec import LatentAttentionSpec
-from rapid_des.frontend.layers.context import context_refusal, core_backward, core_forward
+from rapid_des.frontend.layers.context import context_refusal, core_backward, core_forward, join_parts
 from rapid_des.frontend.layers.layer import CORE, AttentionCore, Parameters
 from rapid_des.frontend.matrices import (
     Linear,
@@ -28,6 +28,7 @@ from rapid_des.frontend.matrices import (
 )
 from rapid_des.frontend.operations import Counts, OperatorList, Shard, launch
 from rapid_des.frontend.spec import ModelSpec, ParallelismSpec
+from rapid_des.units import ceil_divide
 from rapid_des.values import replace
 
 
@@ -147,7 +148,8 @@ class LatentAttention(Struct, frozen=True):
     def _expanded(self, operations: OperatorList, shard: Shard, name: str) -> None:
         """Append keys and values made from the latent, of what is cached too, and the core over all heads."""
         core, tokens = self.core, shard.tokens
-        there = shard.sequences * shard.key_length if shard.serving and shard.cp == 1 else tokens
+        cached = shard.sequences * ceil_divide(shard.key_length, shard.cache_parts)
+        there = cached if shard.serving and shard.cp == 1 else tokens
         up = replace(self._kv_up(shard), rows=there)
         saved_bytes = shard.activation_bytes(shard.norm_tokens * self.kv_rank)
         column_forward(operations, shard, up, saved=saved_bytes)
@@ -163,6 +165,8 @@ class LatentAttention(Struct, frozen=True):
             core_forward(core, operations, shard, name, **counts)
         else:
             core.append(operations, shard, name, **counts)
+            if shard.cache_parts > 1:
+                join_parts(operations, shard, core.local_heads(shard), core.result_width(shard))
 
     def _absorbed(self, operations: OperatorList, shard: Shard, name: str) -> None:
         """Append the products with the up-projection, a batch of one a head, around a core over latents."""
@@ -171,12 +175,15 @@ class LatentAttention(Struct, frozen=True):
         latent = shard.activation_bytes(tokens * heads * self.kv_rank)
         queries = Gemm(tokens, self.kv_rank, self._nope_dim, batch=heads, dtype=dtype)
         operations.kernel("attention.absorb", queries, output=latent)
+        keys = ceil_divide(shard.key_length, shard.cache_parts)
         core = Attention(
-            shard.sequences, shard.query_length, shard.key_length, heads, 1, self.kv_rank + self.rope_dim,
+            shard.sequences, shard.query_length, keys, heads, 1, self.kv_rank + self.rope_dim,
             value_dim=self.kv_rank, dtype=dtype, kv_dtype=shard.precision.kv_cache,
             fused=shard.flash, shared_latent=True,
         )  # fmt: skip
         operations.kernel(name, core, output=latent, sees_cache=True)
+        if shard.cache_parts > 1:
+            join_parts(operations, shard, heads, heads * self.kv_rank)
         values = Gemm(tokens, self.core.value_dim, self.kv_rank, batch=heads, dtype=dtype)
         output = shard.activation_bytes(tokens * self.core.result_width(shard))
         operations.kernel("attention.value", values, output=output)

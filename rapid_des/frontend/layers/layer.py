@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Protocol, Unpack
+from typing import Protocol, Unpack, runtime_checkable
 
 from msgspec import Struct
 
@@ -29,6 +29,7 @@ from rapid_des.frontend.operations import (
     residual_forward,
 )
 from rapid_des.frontend.spec import Block, Norms, ParallelismSpec
+from rapid_des.units import ceil_divide
 from rapid_des.values import replace
 
 ONE_SUM: frozenset[Policy] = frozenset({"trtllm"})
@@ -54,6 +55,7 @@ class Parameters(Struct, frozen=True):
         return self.matrices + self.split_vectors + self.whole_vectors + self.experts
 
 
+@runtime_checkable
 class Sublayer(Protocol):
     """One half of a layer, between a norm and the residual addition; a value that is hashed by content.
 
@@ -99,6 +101,7 @@ class Sublayer(Protocol):
         ...
 
 
+@runtime_checkable
 class Mixer(Sublayer, Protocol):
     """The half of a layer in which positions see one another, and which serving keeps a cache for."""
 
@@ -380,9 +383,12 @@ class AttentionCore(Struct, frozen=True):
         Where keys and values are gathered (cp) a rank holds one early and one late piece of 2·cp (so that
         causal work is alike on all ranks): two kernels. Those of rank 0 stand for all, since the visible
         pairs of piece i and piece 2·cp - 1 - i always sum to the same; with a window those of the last rank,
-        which sees most.
+        which sees most. While decoding a rank holds as many of the positions that are seen as all others.
         """
         queries, keys = shard.query_length, shard.key_length
+        if shard.cache_parts > 1:
+            part = ceil_divide(self.seen(keys), shard.cache_parts)
+            return (self._kernel(shard, queries, part, backward=backward),)
         if shard.documents and queries > 1:
             each = (self._kernels(some, backward=backward) for some in of_documents(shard))
             return tuple(chain.from_iterable(each))

@@ -13,7 +13,7 @@ from rapid_des.device.vector import Policy, fused
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.groups import byte_count
 from rapid_des.frontend.layer_spec import AttentionSpec, FeedForwardSpec
-from rapid_des.frontend.layers.context import context_refusal, core_backward, core_forward
+from rapid_des.frontend.layers.context import context_refusal, core_backward, core_forward, join_parts
 from rapid_des.frontend.layers.layer import CORE, AttentionCore, Parameters
 from rapid_des.frontend.matrices import (
     Linear,
@@ -105,6 +105,8 @@ class GroupedQueryAttention(Struct, frozen=True):
             core_forward(core, operations, shard, **counts)
         else:
             core.append(operations, shard, CORE, **counts)
+            if shard.cache_parts > 1:
+                join_parts(operations, shard, core.local_heads(shard), core.result_width(shard))
         self._scale(operations, shard)
         row_forward(operations, shard, self._output(shard), saved=inner)
 

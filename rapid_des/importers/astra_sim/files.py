@@ -20,6 +20,7 @@ from rapid_des.chakra.trace import MOST_RANKS
 from rapid_des.config import Spec, decode
 from rapid_des.config.documents import Document, load_document, read_text
 from rapid_des.errors import ConfigError
+from rapid_des.importers.astra_sim.other_backends import refuse_other_backends
 from rapid_des.importers.keys import Ignored, by_reason, shortened
 from rapid_des.units import whole_number
 
@@ -144,6 +145,7 @@ def read_setup(files: Files) -> Setup:
         allowed = ", ".join(get_args(Dialect))
         raise ConfigError(f"{files.dialect!r} is not one of {allowed}", file="--astra-dialect")
     ignored: list[Ignored] = []
+    refuse_other_backends(files.network)
     network = _read(_with_exponents(_mapping(files.network)), NetworkFile, ignored)
     _check_network(network, files.network)
     system = _read(_mapping(files.system), SystemFile, ignored)

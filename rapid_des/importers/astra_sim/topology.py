@@ -17,21 +17,22 @@ from numpy.typing import NDArray
 from rapid_des.arrays import Int32s
 from rapid_des.errors import ConfigError, TopologyError
 from rapid_des.importers.astra_sim.files import NetworkFile, Shape
-from rapid_des.network import specs
+from rapid_des.network import dimensions
 from rapid_des.network.build import FabricLayout, build
 from rapid_des.network.fabric import Fabric, Router
 from rapid_des.network.routing import DimensionOrderRouter, FaultAwareRouter
+from rapid_des.network.specs import Routing
 from rapid_des.program.program import HopTable
 from rapid_des.units import PS_PER_NS, Bandwidth, Duration
 from rapid_des.values import replace
 
 _GIB = 2**30
 
-_Maker = Callable[..., specs.AnyDimension]
+_Maker = Callable[..., dimensions.AnyDimension]
 
 
 def _square(kind: _Maker) -> _Maker:
-    def make(*, size: int, **stated: object) -> specs.AnyDimension:
+    def make(*, size: int, **stated: object) -> dimensions.AnyDimension:
         edge = isqrt(size)
         if edge * edge != size:
             raise TopologyError(f"{size} is not a square number")
@@ -41,14 +42,14 @@ def _square(kind: _Maker) -> _Maker:
 
 
 _SHAPES: Mapping[Shape, _Maker] = {
-    "Ring": specs.Ring,
-    "FullyConnected": specs.FullyConnected,
-    "Switch": specs.Switch,
-    "Mesh": specs.Mesh,
-    "Torus2D": _square(specs.Torus),
-    "Mesh2D": _square(specs.Mesh),
-    "KingMesh2D": _square(specs.KingMesh),
-    "HyperCube": specs.Hypercube,
+    "Ring": dimensions.Ring,
+    "FullyConnected": dimensions.FullyConnected,
+    "Switch": dimensions.Switch,
+    "Mesh": dimensions.Mesh,
+    "Torus2D": _square(dimensions.Torus),
+    "Mesh2D": _square(dimensions.Mesh),
+    "KingMesh2D": _square(dimensions.KingMesh),
+    "HyperCube": dimensions.Hypercube,
 }
 
 
@@ -79,10 +80,10 @@ class AstraNetwork(Struct, frozen=True):
 
 def network_of(file: NetworkFile, path: Path) -> AstraNetwork:
     """Build the fabric: dimensions outermost first, inside a 2-D shape the first axis first, ties upwards."""
-    within = specs.Routing(order="innermost_first", tie="positive")
+    within = Routing(order="innermost_first", tie="positive")
     dimensions = [_dimension(file, index, path) for index in range(len(file.topology))]
     layout = build(str(path), dimensions, within)
-    layout = replace(layout, routing=specs.Routing(order="outermost_first", tie="positive"))
+    layout = replace(layout, routing=Routing(order="outermost_first", tie="positive"))
     classes = [
         (bandwidth * _GIB / 1e9, latency)
         for bandwidth, latency in zip(file.bandwidth, file.latency, strict=True)
@@ -94,7 +95,7 @@ def network_of(file: NetworkFile, path: Path) -> AstraNetwork:
     return AstraNetwork(layout.fabric, router, file.npus_count, service_class, rates[:, 0], rates[:, 1])
 
 
-def _dimension(file: NetworkFile, index: int, path: Path) -> specs.AnyDimension:
+def _dimension(file: NetworkFile, index: int, path: Path) -> dimensions.AnyDimension:
     try:
         return _SHAPES[file.topology[index]](
             name=f"dim{index}",

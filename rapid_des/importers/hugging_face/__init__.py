@@ -19,7 +19,8 @@ from rapid_des.errors import ConfigError
 from rapid_des.frontend.loading import load_model
 from rapid_des.frontend.model import Model
 from rapid_des.importers import Importer
-from rapid_des.importers.hugging_face import gemma, gpt, hybrid, llama, multimodal
+from rapid_des.importers.hugging_face import gpt, hybrid, llama, multimodal
+from rapid_des.importers.hugging_face.hub import HUB_ID, hub_config
 from rapid_des.importers.hugging_face.ignored import OF_CONFIGS
 from rapid_des.importers.keys import Ignored, Keys, Outcomes, bounded, by_reason, commented
 
@@ -56,10 +57,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "falcon": gpt.falcon,
     "cohere": llama.cohere,
     "cohere2": llama.cohere2,
-    "gemma": gemma.gemma,
-    "gemma2": gemma.gemma2,
+    "gemma": llama.gemma,
+    "gemma2": llama.gemma2,
     "gemma3": multimodal.gemma3_with_images,
-    "gemma3_text": gemma.gemma3,
+    "gemma3_text": llama.gemma3,
     "glm": llama.glm,
     "glm4": llama.glm4,
     "glm4_moe": llama.glm4_moe,
@@ -67,6 +68,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "granitemoe": llama.granitemoe,
     "granitemoehybrid": hybrid.granite,
     "mamba2": hybrid.mamba2,
+    "minimax_m2": llama.minimax_m2,
     "nemotron_h": hybrid.nemotron_h,
     "olmo": llama.olmo,
     "olmo2": llama.olmo2,
@@ -76,6 +78,17 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "smollm3": llama.smollm3,
 }
 """The importing functions by `model_type`."""
+REFUSED: Mapping[str, str] = {
+    "deepseek_v32": "sparse attention (index_topk)",
+    "glm_moe_dsa": "sparse attention (index_topk)",
+    "minimax": "lightning attention",
+    "minimax_m1": "lightning attention",
+    "minimax_text_01": "lightning attention",
+    **dict.fromkeys(
+        ("vit", "clip", "siglip", "dinov2", "bert", "roberta"), "an encoder (attention to both sides)"
+    ),
+}
+"""The feature that is not simulated of each refused architecture, by `model_type`."""
 
 
 class ImportedModel(Struct, frozen=True):
@@ -110,15 +123,20 @@ class ImportedModel(Struct, frozen=True):
 
 
 def import_hugging_face(path: str | Path, *, ignore: Collection[str] = ()) -> ImportedModel:
-    """Return the model of a config.json, or of the one in a folder; a `ConfigError` names what is unknown.
+    """Return the model of a config.json, of the one in a folder, or of an id of the Hugging Face hub.
 
+    A `ConfigError` names what is unknown.
     Keys to `ignore` say nothing of shapes or kernels, as whoever names them knows.
     """
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+    if not file.exists() and HUB_ID.match(file.as_posix()):
+        file = hub_config(file.as_posix())
     tree = bounded(parse_json(read_text(file), file, infinite=True), file)
     if not isinstance(tree, Mapping):
         raise ConfigError("holds no JSON object", file=str(file))
     name = tree.get("model_type")
+    if isinstance(name, str) and name in REFUSED:
+        raise ConfigError(f"{name}: {REFUSED[name]} is not simulated", file=str(file), key="model_type")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise ConfigError(f"{name!r} is not understood; allowed: {known}", file=str(file), key="model_type")
@@ -146,7 +164,7 @@ def _matches(path: Path) -> bool:
 
 
 IMPORTER = Importer(
-    "Read a Hugging Face config.json, or the folder PATH that has one; nothing is downloaded.",
+    "Read a Hugging Face config.json, the folder PATH that has one, or an id of the hub (Qwen/Qwen3-8B).",
     match=_matches,
     load=import_hugging_face,
     writes="model",

@@ -7,9 +7,7 @@ from typing import Any
 
 from rapid_des.errors import ConfigError
 from rapid_des.importers.hugging_face.ignored import DROPOUT
-from rapid_des.importers.keys import Keys, spread
-
-Tree = dict[str, Any]
+from rapid_des.importers.keys import Keys, Tree, spread
 
 ANGLES = "it changes by which angles positions rotate, no shape"
 """Reason why keys of rotary embeddings have no effect, except the rotated share of a head."""
@@ -203,6 +201,33 @@ def deepseek_v3(keys: Keys) -> Tree:
     return deepseek(keys, corrected=True)
 
 
+def minimax_m2(keys: Keys) -> Tree:
+    """Read MiniMax-M2: experts in every layer, part of each head rotated, norms of all queries and keys."""
+    keys.choice("qk_norm_type", {"per_layer": None}, default="per_layer")
+    keys.choice("shared_intermediate_size", {0: None}, default=0)
+    keys.choice("mtp_transformer_layers", {1: None}, default=1)
+    model = llama(keys, qk_norm="whole" if keys.flag("use_qk_norm", default=True) else "none")
+    width = model["attention"].get("head_dim", model["hidden"] // model["attention"]["heads"])
+    model["attention"]["rotary"] = keys.count("rotary_dim", width, most=width) / width
+    kinds: list[Any] = keys.names("attn_type_list", model["layers"]) or [1]
+    if any(kind != 1 for kind in kinds):
+        raise keys.error(
+            "lightning attention (0) is not simulated; allowed: 1 for each layer", "attn_type_list"
+        )
+    if keys.flag("use_mtp", default=False):
+        model["predictions"] = keys.count("num_mtp_modules", 0)
+        keys.notes.append("num_mtp_modules: modules that predict further tokens are not among the parameters")
+    keys.ignore("use_mtp is false", "num_mtp_modules")
+    keys.ignore("every layer has experts", "mlp_intermediate_size", "mlp_bias")
+    keys.ignore("it bounds or scales what layers add", *(f"layernorm_{half}_beta" for half in _HALVES))
+    keys.ignore("it says which experts tokens choose, not how many", "use_grouped_topk", "shared_moe_mode")
+    experts = _everywhere(keys, keys.count("num_local_experts"), model["feed_forward"]["hidden"])
+    return model | {"feed_forward": experts | {"router_bias": keys.flag("use_routing_bias", default=False)}}
+
+
+_HALVES = ("full_attention", "linear_attention", "mlp")
+
+
 def gpt_oss(keys: Keys) -> Tree:
     """Read gpt-oss: a sink a head, every other layer a window, experts and router with biases."""
     model = llama(keys)
@@ -313,3 +338,50 @@ def phi3(keys: Keys) -> Tree:
     """Read Phi-3: Llama with a window in every layer."""
     keys.ignore(ANGLES, "original_max_position_embeddings")
     return windowed(keys, llama(keys), lambda _: True)
+
+
+def gemma(keys: Keys, *, norms: str = "before") -> Tree:
+    """Read Gemma: a GELU gate, heads wider than the stream, one table."""
+    keys.ignore("hidden_activation says it, which Gemma's code reads", "hidden_act")
+    bias = keys.flag("attention_bias", default=False)
+    attention = attention_of(keys) | {"qkv_bias": bias, "output_bias": bias}
+    gate = {"gelu": "geglu", "gelu_pytorch_tanh": "geglu"}
+    activation = keys.choice("hidden_activation", gate | {None: "geglu"}, "gelu_pytorch_tanh")
+    return {
+        "hidden": keys.count("hidden_size"),
+        "layers": keys.count("num_hidden_layers", least=1),
+        "attention": attention,
+        "feed_forward": {"activation": activation, "hidden": keys.count("intermediate_size")},
+        "norm": "rms_norm",
+        "norms": norms,
+        "position": "rope",
+        "vocabulary": keys.count("vocab_size"),
+        "max_positions": keys.count("max_position_embeddings"),
+        "tied_embeddings": keys.flag("tie_word_embeddings", default=True),
+    }
+
+
+def gemma2(keys: Keys) -> Tree:
+    """Read Gemma 2: four norms a layer, scores and logits capped, every other layer a window."""
+    model = gemma(keys, norms="both")
+    keys.ignore("sliding_window says it", "sliding_window_size")
+    _cap(keys, model, 50, 30)
+    return windowed(keys, model, lambda layer: layer % 2 == 0, default=4096)
+
+
+def _cap(keys: Keys, model: Tree, scores: float, logits: float) -> None:
+    """Cap scores and logits, if the file does so or says nothing and its code does."""
+    names = ("attn_logit_softcapping", "final_logit_softcapping")
+    model["attention"]["softcap"] = keys.nullable(names[0], scores) > 0
+    model["logit_softcap"] = keys.nullable(names[1], logits) > 0
+    keys.overrule("that it is capped changes kernels, at what value does not", *names)
+
+
+def gemma3(keys: Keys) -> Tree:
+    """Read Gemma 3's text model: norms of queries and keys, one layer of six without a window."""
+    model = gemma(keys, norms="both")
+    model["attention"]["qk_norm"] = "head"
+    _cap(keys, model, 0, 0)
+    keys.choice("use_bidirectional_attention", {False: None}, default=False)
+    pattern = keys.count("sliding_window_pattern", keys.count("_sliding_window_pattern", 6, least=1), least=1)
+    return windowed(keys, model, lambda layer: (layer + 1) % pattern != 0, default=4096)

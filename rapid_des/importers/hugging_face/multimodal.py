@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rapid_des.errors import ConfigError
-from rapid_des.importers.hugging_face.gemma import gemma3
 from rapid_des.importers.hugging_face.hybrid import qwen3_5, qwen3_next
 from rapid_des.importers.hugging_face.ignored import SCALES
-from rapid_des.importers.hugging_face.llama import attention_of, llama, mistral, with_layers
+from rapid_des.importers.hugging_face.llama import attention_of, gemma3, llama, mistral, with_layers
 from rapid_des.importers.keys import Keys, Tree
 
 OF_IMAGES = (

@@ -15,7 +15,7 @@ from rapid_des.config import load_document
 from rapid_des.errors import ConfigError
 from rapid_des.importers.infragraph.expansion import ComponentInstance, Edge, Expansion, Infrastructure, read
 from rapid_des.network.build import GraphReader, NamedGraph, NamedLink
-from rapid_des.network.specs import InfraGraph
+from rapid_des.network.dimensions import InfraGraph
 from rapid_des.units import Bandwidth, Duration
 
 Rates = tuple[int, int]

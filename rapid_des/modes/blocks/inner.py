@@ -226,7 +226,7 @@ def _busiest(lowered: Lowered, records: Records, *, analytic: bool) -> int:
     """Return how long the busiest link serves; where nothing takes links, what a rank sends lasts."""
     if analytic:
         return int(next(times_alone(lowered)).sum())
-    return int(records.link_busy.sum(axis=1).max(initial=0))
+    return int(records.link_busy[lowered.program.route_links].sum(axis=1).max(initial=0))
 
 
 def _computes(lowered: Lowered, records: Records) -> int:

@@ -244,6 +244,16 @@ class Sharing(Struct, frozen=True):
     passed_on: frozenset[str]
     """The kinds of groups whose members pass on messages of their own group: those of three or more."""
 
+    @property
+    def met(self) -> Int64s:
+        """The links on which something waits for what `hierarchical` simulates apart."""
+        return np.flatnonzero(self.inside + self.places > 1)
+
+    def on(self, links: Int64s) -> Sharing:
+        """Return who takes some of the links."""
+        groups = {kind: crossed[links] for kind, crossed in self.groups.items()}
+        return Sharing(self.inside[links], self.places[links], groups, self.direct[links], self.passed_on)
+
     def waits(self, inside: int, between: Int64s) -> Int64s:
         """Return for how long a stage waits at most on each link for what `hierarchical` simulates apart.
 
@@ -341,11 +351,14 @@ def _distinct(groups: Int64s, links: Int64s, number: int) -> Int64s:
 
     NOTE: `np.unique` of all pairs sorts; most links have one group, which two assignments find.
     """
-    first, last = np.full((2, number), -1)
-    last[links], first[links[::-1]] = groups, groups[::-1]
+    begin = int(links.min(initial=number))
+    near = links - begin
+    first, last = np.full((2, int(near.max(initial=-1)) + 1), -1)
+    last[near], first[near[::-1]] = groups, groups[::-1]
     alone = np.flatnonzero((first == last) & (last >= 0))
-    several = first[links] != last[links]
-    return np.concatenate((last[alone] * number + alone, distinct((groups * number + links)[several])))
+    several = first[near] != last[near]
+    singly = last[alone] * number + begin + alone
+    return np.concatenate((singly, distinct((groups * number + links)[several])))
 
 
 def _neighbours(table: Int64s) -> Int64s:

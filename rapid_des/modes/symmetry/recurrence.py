@@ -60,6 +60,7 @@ def shortened(
 
     It leaves out more than `worth` events for each visit that `run_shortened` will compare.
     """
+    # these remember more than what is under way, or go by the time since the start of the step
     apart = program.fluid or program.queue_pairs or program.spray or program.delays
     if apart or program.link_timetables or program.visit_timetables or not _in_step(program):
         return None
@@ -93,6 +94,7 @@ def _in_step(program: Program) -> bool:
         return False
     groups = np.stack([binding.groups for binding in program.bindings])
     slots = np.broadcast_to(np.arange(groups.shape[1]), groups.shape)
+    # a group in two slots would be in two pairs: then there are more pairs than groups
     pairs = np.unique(np.stack((groups[groups != NONE], slots[groups != NONE])), axis=1)
     return bool(len(np.unique(pairs[0])) == pairs.shape[1])
 
@@ -174,6 +176,7 @@ def _watch(simulation: CompiledSimulation, watched: PeriodicRange, events: int) 
     trail = LinkTrail(*(getattr(records.trail, column).copy() for column in fields(LinkTrail)))
     simulation.note_hops(on=False)
     counted = tuple(later - earlier for earlier, later in zip(before, _counts(records), strict=True))
+    # events at `begin` itself have happened, so what is under way is looked at just after it
     return _View(watched, begin + 1, period, trail, counted)
 
 
@@ -206,6 +209,7 @@ class _ShortRun:
         low, high, each, _ = view.range
         check = self._periodicity(view)
         under_way = check.under_way(view.begin).reshape(self.start.shape)
+        # the last period has no later one to be compared with: nothing of it, nor behind it, may have begun
         apart = int(self.start[:, high - each :].min())
         begun = self.start < view.begin
         beside = np.flatnonzero(under_way[:, :low].any(axis=0))
@@ -214,6 +218,7 @@ class _ShortRun:
         under_way[:, beside] = begun[:, beside] = False
         if max(self.finish[begun].max(), self.met[begun].max()) > apart:
             return False
+        # what is over may still hold back others by lags, as long ago as the oldest under way began
         age = view.begin - int(self.start[under_way].min(initial=view.begin)) + 1
         return (
             self._visits_agree(view, check, age, beside)
@@ -240,6 +245,7 @@ class _ShortRun:
         computes = table.kind[beside] == VisitKind.COMPUTE
         if table.contention is not None:
             computes &= (table.contention.weight[beside] == 0) & (table.contention.kind[beside] == NONE)
+        # a visit under way before the range must not keep its server from those that are left
         free = [
             np.where(left & (table.server == table.server[visit]), self._ready, FOREVER).min(axis=1)
             >= self.finish[:, visit]
@@ -291,6 +297,7 @@ class _ShortRun:
         """
         low, high, _, _ = view.range
         latest, earliest = np.full((2, *self.start.shape), NONE, np.int64)
+        # `earliest` is what stands still as periods pass, `latest` what moves with them: that must decide
         early = (self._origin < low) | ((self._target >= high) & (self._anchor < view.begin))
         np.maximum.at(earliest.T, self._target, np.where(early, self._moment, NONE).T)
         np.maximum.at(latest.T, self._target, np.where(early, NONE, self._moment).T)

@@ -20,6 +20,7 @@ from rapid_des.network.collectives.registry import Algorithm as Algorithm
 from rapid_des.network.collectives.registry import algorithm as algorithm
 from rapid_des.network.collectives.registry import algorithms_for as algorithms_for
 from rapid_des.network.collectives.schedule import Demand as Demand
+from rapid_des.network.collectives.schedule import Draft as Draft
 from rapid_des.network.collectives.schedule import Pieces as Pieces
 from rapid_des.network.collectives.schedule import Schedule as Schedule
 from rapid_des.network.collectives.schedule import demand as demand

@@ -24,6 +24,7 @@ from msgspec import Struct
 from rapid_des.arrays import Int64s, starts_of
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
+from rapid_des.extensions import COLLECTIVES, is_known, names
 from rapid_des.network.collectives.in_switch import IN_SWITCH, below_switches, nvls, two_levels
 from rapid_des.network.collectives.registry import ALGORITHMS, algorithm
 from rapid_des.network.collectives.schedule import (
@@ -225,7 +226,7 @@ def ordered_schedule(
 ) -> Schedule:
     """Return an algorithm's transfers with member order[i] at position i; all keep their data."""
     reordered = _reordered(demand(collective, len(order), size), np.array(order, np.int64))
-    schedule = together([ALGORITHMS[name].schedule(part) for part in reordered.chunks(chunks)])
+    schedule = together([algorithm(name).schedule(part) for part in reordered.chunks(chunks)])
     return relabel(schedule, np.array(order, np.int64), len(order))
 
 
@@ -409,9 +410,9 @@ def collectives_of(name: str) -> frozenset[CollectiveType]:
     """Return the collectives of an algorithm of either registry; `InputError` lists all algorithms."""
     if name in ON_FABRIC:
         return ON_FABRIC[name][1]
-    if name in ALGORITHMS:
-        return frozenset(ALGORITHMS[name].does)
-    known = ", ".join((*ALGORITHMS, *ON_FABRIC))
+    if name in ALGORITHMS or is_known(COLLECTIVES, name):
+        return frozenset(algorithm(name).does)
+    known = ", ".join((*ALGORITHMS, *ON_FABRIC, *names(COLLECTIVES)))
     raise InputError(f"{name!r} is not a collective algorithm; allowed: {known}")
 
 
@@ -421,7 +422,8 @@ def build_schedule(name: str, shaped: ShapedCollective) -> Schedule:
     >>> len(build_schedule("ring", ShapedCollective(CollectiveType.ALL_GATHER, (2, 2), 100)))
     12
     """
-    if name not in ALGORITHMS and collectives_of(name):
+    if name in ON_FABRIC:
         return on_fabric(name, shaped)
+    collectives_of(name)  # refuses what neither registry has
     members = prod(shaped.extents)
-    return ALGORITHMS[name](shaped.collective, members, shaped.size, root=shaped.root, chunks=shaped.chunks)
+    return algorithm(name)(shaped.collective, members, shaped.size, root=shaped.root, chunks=shaped.chunks)

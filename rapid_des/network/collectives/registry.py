@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
+from itertools import product
 from typing import TypeAlias
 
 from msgspec import Struct
 
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.errors import InputError
+from rapid_des.extensions import COLLECTIVES, find, is_known, names
 from rapid_des.network.collectives import doubling, ring, trees
+from rapid_des.network.collectives.proof import prove
 from rapid_des.network.collectives.schedule import Demand, Schedule, demand, together
 
 Build: TypeAlias = Callable[[Demand], Schedule]
@@ -17,7 +21,10 @@ C = CollectiveType
 
 
 class Algorithm(Struct, frozen=True):
-    """A named family of schedules: one function for each collective that it does."""
+    """A named family of schedules: one function for each collective that it does.
+
+    Other distributions add algorithms by entry points of the group `rapid_des.collectives`.
+    """
 
     name: str
     does: Mapping[CollectiveType, Build]
@@ -116,7 +123,28 @@ def algorithms_for(collective: CollectiveType) -> tuple[str, ...]:
 
 
 def algorithm(name: str) -> Algorithm:
-    """Return an algorithm by name; `InputError` names them all if there is none."""
-    if name not in ALGORITHMS:
-        raise InputError(f"{name!r} is not a collective algorithm; allowed: {', '.join(ALGORITHMS)}")
-    return ALGORITHMS[name]
+    """Return an algorithm by name, also one of another distribution; `InputError` names them all if none."""
+    if name in ALGORITHMS:
+        return ALGORITHMS[name]
+    if is_known(COLLECTIVES, name):
+        return _of_another_distribution(name)
+    allowed = ", ".join((*ALGORITHMS, *names(COLLECTIVES)))
+    raise InputError(f"{name!r} is not a collective algorithm; allowed: {allowed}")
+
+
+@cache
+def _of_another_distribution(name: str) -> Algorithm:
+    """Return an algorithm that another distribution provides, proved on small groups."""
+    found = find(COLLECTIVES, name, Algorithm)
+    for collective, members in product(found.does, _PROVED_MEMBERS):
+        schedule = found(collective, members, _PROVED_BYTES)
+        try:
+            prove(schedule, demand(collective, members, _PROVED_BYTES))
+        except InputError as error:
+            problem = f"does not do {collective.name.lower()} of {members} members: {error}"
+            raise InputError(f"{COLLECTIVES}: {name!r} {problem}") from None
+    return found
+
+
+_PROVED_MEMBERS, _PROVED_BYTES = (2, 3, 4, 5), 61
+"""The groups and the size on which an algorithm of another distribution is proved when it is loaded."""

@@ -15,8 +15,8 @@ from msgspec import Meta
 
 from rapid_des.config import Document, Spec, decode
 from rapid_des.errors import ConfigError
+from rapid_des.network.dimensions import Count
 from rapid_des.network.faults.distributions import is_distribution
-from rapid_des.network.specs import Count
 from rapid_des.units import Duration, Quantity, Size, whole_number
 
 Factor: TypeAlias = Annotated[float, Meta(gt=0, le=1)]

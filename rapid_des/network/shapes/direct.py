@@ -14,19 +14,19 @@ from msgspec import Struct
 
 from rapid_des.arrays import Bools, Int64s, hashed, starts_by
 from rapid_des.errors import TopologyError
-from rapid_des.network.fabric import Block, block, both_directions, check_links, wires
-from rapid_des.network.routing import UNREACHED
-from rapid_des.network.specs import (
+from rapid_des.network.dimensions import (
     FullyConnected,
     Hypercube,
     KingMesh,
     Mesh,
     Ring,
-    Routing,
     Torus,
     Twist,
     TwistedTorus,
 )
+from rapid_des.network.fabric import Block, block, both_directions, check_links, wires
+from rapid_des.network.routing import UNREACHED
+from rapid_des.network.specs import Routing
 
 _TIE = 2
 """The salt that is hashed with a flow's source and destination."""

@@ -1,4 +1,4 @@
-"""Any graph as a dimension, from edge-list CSV or NetworkX node-link JSON: shortest paths are its routes."""
+"""Any graph as a dimension, from its edges, CSV or NetworkX node-link JSON: shortest paths are its routes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from rapid_des.config.texts import parse_json
 from rapid_des.errors import ConfigError, FabricCutError
 from rapid_des.extensions import FABRICS, find
 from rapid_des.network.build import GraphReader, NamedGraph, NamedLink
+from rapid_des.network.dimensions import Graph, GraphEdge, InfraGraph
 from rapid_des.network.fabric import Block, Wires, block
 from rapid_des.network.routing import UNREACHED, compressed, levels, pick
-from rapid_des.network.specs import Graph, InfraGraph, Routing
+from rapid_des.network.specs import Routing
 from rapid_des.units import Bandwidth, Duration
 
 _ROOM = 2**25
@@ -90,15 +91,13 @@ class _ShortestPaths(Struct, frozen=True, eq=False, dict=True):
 
 
 def read_graph(dimension: Graph) -> NamedGraph:
-    """Return the graph of an edge list or a node-link file.
+    """Return the graph of an edge list, a node-link file, or the edges that the dimension states.
 
     GPUs are named 0, 1, … or gpu0, gpu1, …, and all `size` of them must be there; names that start with nic
     are NICs and all others switches, numbered in natural order of their names. An edge is both directions
     unless it says `direction: one`, or the JSON graph is directed.
     """
-    path = Path(dimension.file)
-    rows = _json_rows(path) if path.suffix == ".json" else _csv_rows(path)
-    edges = [edge for where, row in rows for edge in _edges(row, dimension, f"{path}: {where}")]
+    path, edges = _source(dimension)
     seen = set[tuple[str, str]]()
     for edge in edges:
         if (edge.source, edge.destination) in seen or edge.source == edge.destination:
@@ -107,10 +106,22 @@ def read_graph(dimension: Graph) -> NamedGraph:
                 if edge.source == edge.destination
                 else "stands twice: make it one wider link"
             )
-            raise ConfigError(f"{edge.source}>{edge.destination}: {problem}", file=str(path))
+            raise ConfigError(f"{edge.source}>{edge.destination}: {problem}", file=path)
         seen.add((edge.source, edge.destination))
     nodes = _numbered(edges, dimension)
     return NamedGraph(nodes, sum(name.startswith("nic") for name in nodes), edges)
+
+
+def _source(dimension: Graph) -> tuple[str, list[NamedLink]]:
+    """Return what errors name as the place of the edges, and their links."""
+    if (dimension.file is None) == (not dimension.edges):
+        raise ConfigError(f"{dimension.name}: a graph needs a `file` or `edges`, and not both")
+    if dimension.file is None:
+        stated = [link for edge in dimension.edges for link in _links(edge, dimension)]
+        return dimension.name, stated
+    path = Path(dimension.file)
+    rows = _json_rows(path) if path.suffix == ".json" else _csv_rows(path)
+    return str(path), [link for where, row in rows for link in _edges(row, dimension, f"{path}: {where}")]
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -182,11 +193,26 @@ def _edges(row: Mapping[str, str], dimension: Graph, where: str) -> Iterator[Nam
         latency = Duration.parse(row["latency"]) if "latency" in row else dimension.latency
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
+    edge = GraphEdge(
+        source=row["source"],
+        destination=row["destination"],
+        bandwidth=bandwidth,
+        latency=latency,
+        direction="one" if direction == "one" else "both",
+    )
+    yield from _links(edge, dimension, where)
+
+
+def _links(edge: GraphEdge, dimension: Graph, where: str = "") -> Iterator[NamedLink]:
+    """Yield the one or two links of an edge."""
+    where = where or f"{dimension.name}: edge {edge.source}-{edge.destination}"
+    bandwidth = dimension.bandwidth if edge.bandwidth is None else edge.bandwidth
+    latency = dimension.latency if edge.latency is None else edge.latency
     if bandwidth <= 0:
         raise ConfigError(f"{where}: bandwidth: must be above 0")
-    yield NamedLink(row["source"], row["destination"], bandwidth, latency)
-    if direction == "both":
-        yield NamedLink(row["destination"], row["source"], bandwidth, latency)
+    yield NamedLink(edge.source, edge.destination, bandwidth, latency)
+    if edge.direction == "both":
+        yield NamedLink(edge.destination, edge.source, bandwidth, latency)
 
 
 def _numbered(edges: list[NamedLink], dimension: Graph) -> dict[str, int]:
@@ -194,7 +220,7 @@ def _numbered(edges: list[NamedLink], dimension: Graph) -> dict[str, int]:
     gpus = {name: int(match[1]) for name in names if (match := _NUMBERED.match(name))}
     if sorted(gpus.values()) != list(range(dimension.size)):
         problem = f"has {len(gpus)} GPUs; the dimension's size needs each of 0 to {dimension.size - 1} once"
-        raise ConfigError(problem, file=dimension.file)
+        raise ConfigError(problem, file=dimension.file or dimension.name)
     others = sorted((name for name in names if name not in gpus), key=lambda name: not name.startswith("nic"))
     return gpus | {name: dimension.size + index for index, name in enumerate(others)}
 

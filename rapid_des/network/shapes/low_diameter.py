@@ -17,9 +17,10 @@ from msgspec import Struct
 
 from rapid_des.arrays import Bools, Int64s, hashed
 from rapid_des.errors import TopologyError
+from rapid_des.network.dimensions import DragonflyPlus, HyperX, LowDiameter, Rate, SlimFly
 from rapid_des.network.fabric import Block, Wires, block, both_directions, check_bandwidth, check_links, wires
 from rapid_des.network.routing import pick
-from rapid_des.network.specs import DragonflyPlus, HyperX, LowDiameter, NonMinimal, Rate, Routing, SlimFly
+from rapid_des.network.specs import NonMinimal, Routing
 
 Paths: TypeAlias = Callable[[Int64s, Int64s], Int64s]
 """Maps (source, destination) endpoints to a row of routers for each flow; a row ends with the destination's

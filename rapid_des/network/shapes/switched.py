@@ -7,9 +7,10 @@ from msgspec import Struct
 
 from rapid_des.arrays import Int64s
 from rapid_des.errors import TopologyError
+from rapid_des.network.dimensions import Clos, Dragonfly, FatTree, Rate, Switch
 from rapid_des.network.fabric import Block, Wires, block, both_directions, check_bandwidth, check_links, wires
 from rapid_des.network.routing import pick
-from rapid_des.network.specs import Clos, Dragonfly, FatTree, Rate, Routing, Switch
+from rapid_des.network.specs import Routing
 from rapid_des.values import replace
 
 

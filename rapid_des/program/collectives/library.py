@@ -29,17 +29,8 @@ from rapid_des.network.collectives.libraries.library import (
 )
 from rapid_des.network.collectives.libraries.nccl import GroupPlacement, LibraryCost
 from rapid_des.network.collectives.schedule import ROOTED, SHARDED_INPUT, Schedule, relabel
-from rapid_des.network.specs import (
-    DeepEp,
-    Dimension,
-    FullyConnected,
-    HybridEp,
-    InfraGraph,
-    LibraryChoice,
-    Native,
-    Nccl,
-    Switched,
-)
+from rapid_des.network.dimensions import Dimension, FullyConnected, InfraGraph, Switched
+from rapid_des.network.specs import DeepEp, HybridEp, LibraryChoice, Native, Nccl
 from rapid_des.program.collectives.pacing import TransferPaths, crossings, paced, paced_ring
 from rapid_des.program.collectives.plans import AxisPhase, ServedCollective
 from rapid_des.program.collectives.templates import bytes_of, like_template, one_transfer, transfer_template

@@ -23,7 +23,7 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import CollectiveType, NodeKind, TraceSet
 from rapid_des.errors import FabricCutError
 from rapid_des.machine import Machine
-from rapid_des.network.collectives import ALGORITHMS, IN_SWITCH
+from rapid_des.network.collectives import IN_SWITCH, algorithm
 from rapid_des.network.collectives.on_fabric import line_of, repaired, snakes
 from rapid_des.network.routing import UNREACHED, hops_from
 from rapid_des.program.collectives.plans import AxisPhase, CollectiveCall, CollectivePlan, cut_in_chunks
@@ -177,7 +177,7 @@ class FaultPlanner(Planner):
         hops, healthy = self._distances(ranks)
         rings = []
         for name in REPAIRS.get(phase.algorithm, ()):
-            if phase.collective in ALGORITHMS[name].does:
+            if phase.collective in algorithm(name).does:
                 both = 0 if name == "ring" else 1
                 order = repaired(hops + both * hops.T, healthy + both * healthy.T, orders)
                 chunks = 1 if name == "bucket" else phase.chunks

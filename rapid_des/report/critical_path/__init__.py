@@ -19,7 +19,7 @@ from rapid_des.modes.execution import Run
 from rapid_des.program.lowering import Lowered
 from rapid_des.program.program import NONE
 from rapid_des.report.attribution import unnumbered
-from rapid_des.report.breakdown import COMPUTE, HOST, KIND_ORDER
+from rapid_des.report.colours import COMPUTE, HOST, KIND_ORDER
 from rapid_des.report.critical_path.walk import Chain, Step, StepKind
 from rapid_des.report.result import Result
 from rapid_des.units import Duration, seconds

@@ -10,8 +10,9 @@ import numpy as np
 from rapid_des.chakra.trace import NodeKind
 from rapid_des.frontend.memory import CATEGORIES
 from rapid_des.modes.execution import Run
+from rapid_des.program.lowering import RankTimes, rank_times
 from rapid_des.program.program import NONE
-from rapid_des.report.breakdown import BUBBLE, COMPUTE, RankTimes, rank_times
+from rapid_des.report.colours import BUBBLE, COMPUTE
 from rapid_des.report.critical_path import CriticalPath, PathPart
 from rapid_des.report.page.charts import Lane, Lanes, PageSection, Plot, PlotAxis, Series, Span
 from rapid_des.report.page.lanes import unit_of

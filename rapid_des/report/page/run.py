@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rapid_des.report.breakdown import BUBBLE, HOST
+from rapid_des.report.colours import BUBBLE, HOST
 from rapid_des.report.critical_path import CriticalPath
 from rapid_des.report.page.charts import Bars, HorizontalBar, PageSection, TextFile, Tile, Tiles
 from rapid_des.report.tables import Column, Part, Plain, Table, change_text, columns, seconds_text, shown

@@ -8,8 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from rapid_des.report.breakdown import KIND_ORDER
-from rapid_des.report.colours import colour
+from rapid_des.report.colours import KIND_ORDER, colour
 from rapid_des.report.pictures import new_figure, save
 from rapid_des.report.tables import seconds_text
 from rapid_des.units import PS_PER_S, time_text

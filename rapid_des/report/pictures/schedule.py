@@ -19,7 +19,7 @@ from rapid_des.chakra.trace import NodeKind
 from rapid_des.errors import InputError
 from rapid_des.frontend.trace import JobTrace, Segment
 from rapid_des.modes.execution import Run
-from rapid_des.report.breakdown import RankTimes, rank_times
+from rapid_des.program.lowering import RankTimes, rank_times
 from rapid_des.report.colours import colour
 from rapid_des.report.pictures import new_figure, save
 from rapid_des.units import PS_PER_S, Duration

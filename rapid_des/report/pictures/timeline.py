@@ -10,7 +10,7 @@ import numpy as np
 
 from rapid_des.errors import InputError
 from rapid_des.modes.execution import Run
-from rapid_des.report.breakdown import rank_times
+from rapid_des.program.lowering import rank_times
 from rapid_des.report.colours import colour
 from rapid_des.report.pictures import new_figure, save
 from rapid_des.report.pictures.schedule import joined_spans

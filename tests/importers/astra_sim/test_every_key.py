@@ -6,7 +6,7 @@ from rapid_des.chakra.trace import CollectiveType, NodeKind
 from rapid_des.engines.simpy.engine import run
 from rapid_des.importers import Ignored
 from rapid_des.importers.astra_sim import lower, result_of
-from tests.importers.every_key import Outcome, silent
+from rapid_des.testing.importers import ReadFile, silent
 
 ALGORITHMS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
 FILES = {"network": "net.yml", "system": "sys.json", "memory": "mem.json"}
@@ -32,7 +32,7 @@ def test_every_key_has_an_outcome(bench, roofline):
         named = {file: name for name, file in FILES.items()}
         split = ((*each.key.split(": "), each) for each in setup.ignored)
         ignored = [Ignored(f"{named[file]}.{key}", each.value, each.reason) for file, key, each in split]
-        return Outcome((result.finish_ns, result.exposed_communication_ns), tuple(ignored))
+        return ReadFile((result.finish_ns, result.exposed_communication_ns), tuple(ignored))
 
     system = bench.system | {f"{name}-implementation": ["ring", "direct"] for name in ALGORITHMS}
     system |= {

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rapid_des.errors import ConfigError
+from rapid_des.importers.astra_sim.other_backends import refuse_other_backends
 
 
 def test_unknown_keys_are_noted_with_the_nearest_known_one(bench):
@@ -91,3 +92,28 @@ def test_a_missing_file_is_named(bench):
 def test_queues_below_one_are_refused(bench):
     with pytest.raises(ConfigError, match="--astra-queues-per-dim"):
         bench.setup(queues=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kind"),
+    [
+        (
+            "config.txt",
+            "ENABLE_QCN 1\nUSE_DYNAMIC_PFC_THRESHOLD 1\n",
+            "the configuration of ASTRA-sim's ns-3",
+        ),
+        (
+            "config.txt",
+            "CLAMP_TARGET_RATE 0\nTOPOLOGY_FILE 8_nodes.txt\n",
+            "the configuration of ASTRA-sim's",
+        ),
+        ("logical.json", '{"logical-dims": ["8"]}', "the logical topology of ASTRA-sim's ns-3 backend"),
+        ("8_nodes_1_switch.txt", "9 1 8\n8\n0 8 400Gbps 0.0005ms 0\n", "a physical topology of ASTRA-sim's"),
+        ("fat_tree.topo", "Nodes 16\nTiers 3\nPodsize 4\n", "a topology or a connection matrix of htsim"),
+        ("ring.cm", "Nodes 8\nConnections 8\n0->1 id 1 start 0 size 4096\n", "a topology or a connection"),
+    ],
+)
+def test_files_of_other_backends_are_refused_by_what_they_are(tmp_path, name, text, kind):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=f"is {kind}.*network.yml of the analytical backend"):
+        refuse_other_backends(tmp_path / name)
