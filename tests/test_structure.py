@@ -140,6 +140,8 @@ OPENED_OTHERWISE = {
     "rapid_des/studies/results.py": {"open": 1},  # the same
     "rapid_des/cli/studies.py": {"open": 1},  # the same
     "rapid_des/cli/sources.py": {"open": 1},  # the same
+    "rapid_des/cli/ui/server.py": {"read_text": 1},  # the page's own files
+    "rapid_des/cli/ui/command.py": {"open": 1},  # a browser
     "rapid_des/cli/main.py": {"open": 1},  # os.devnull, where nobody reads on
     "rapid_des/processes.py": {"open": 1},  # the same, where no worker writes
     "rapid_des/cli/entry.py": {"open": 2},  # the same, for streams that are closed

@@ -16,8 +16,9 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from contextvars import ContextVar
 from threading import Event, Lock, Thread, Timer
 from typing import Any, TypeVar
 
@@ -50,6 +51,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "show": ("rapid_des.cli.studies:show", "Print and plot the results of a study."),
     "compare": ("rapid_des.cli.studies:compare", "Explain the difference between two results."),
     "report": ("rapid_des.cli.report:report", "Write a page of a result, or of two side by side."),
+    "ui": ("rapid_des.cli.ui.command:ui", "Ask and answer in a browser on this machine."),
     "sensitivity": ("rapid_des.cli.plan:sensitivity_command", "Show what a job's step depends on."),
     "validate": ("rapid_des.cli.validate:validate", "Print predictions against measurements."),
     "bench": ("rapid_des.cli.bench:bench", "Measure the simulator's own speed."),
@@ -185,10 +187,14 @@ def announce(text: str) -> None:
 
 
 class Bar:
-    """A progress bar, updated by one thread and drawn by another."""
+    """A progress bar, updated by one thread and drawn by another.
+
+    `rows` returns what is known of the answer already, as plain data.
+    """
 
     def __init__(self, title: str) -> None:
         self.title = title
+        self.rows: Callable[[], list[Mapping[str, Any]]] = list
         self._done, self._expected = 0, 0
         self._lock = Lock()
         self._drawn: Any = None
@@ -208,6 +214,11 @@ class Bar:
         """Set the current part and the count of finished parts; 0 parts: number not known yet."""
         self.title, self._done, self._expected = title, number, parts
         self._update()
+
+    @property
+    def share(self) -> float | None:
+        """The share of the current work that is done; None where that is not known."""
+        return self._done / self._expected if self._expected else None
 
     def said(self) -> str:
         """Return what is going on as a line."""
@@ -257,6 +268,11 @@ class Bar:
         self._drawn.update(task.id, description=title, completed=self._done, share=share, rate=rate)
 
 
+WATCHER: ContextVar[Callable[[Bar], None] | None] = ContextVar("WATCHER", default=None)
+"""Called several times a second with the bar of the command that runs, where it is set."""
+_WATCHED_S = 0.25
+
+
 @contextmanager
 def progress(title: str) -> Iterator[Bar]:
     """Show a bar while the block lasts; where stderr is no terminal, a line now and then.
@@ -267,7 +283,10 @@ def progress(title: str) -> Iterator[Bar]:
     timer = Timer(AFTER_S, bar.draw)
     timer.daemon = True
     ended = Event()
-    if sys.stderr.isatty():
+    watcher = WATCHER.get()
+    if watcher is not None:
+        Thread(target=_watched, args=(bar, ended, watcher), daemon=True).start()
+    elif sys.stderr.isatty():
         timer.start()
     elif sys.stderr is sys.__stderr__:
         Thread(target=_lines, args=(bar, ended), daemon=True).start()
@@ -278,6 +297,12 @@ def progress(title: str) -> Iterator[Bar]:
         timer.cancel()
         ended.set()
         bar.close()
+
+
+def _watched(bar: Bar, ended: Event, watcher: Callable[[Bar], None]) -> None:
+    """Show the bar to a watcher now and then, until the work has ended."""
+    while not ended.wait(_WATCHED_S):
+        watcher(bar)
 
 
 def _lines(bar: Bar, ended: Event) -> None:

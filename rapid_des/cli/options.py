@@ -260,7 +260,7 @@ def open_machine(
     faults = tuple(faults)
 
     def opened(chosen: Sequence[str]) -> Machine:
-        return _machine(machine, split_settings((*chosen, *besides), ("machine", "device")), faults)
+        return read_machine(machine, split_settings((*chosen, *besides), ("machine", "device")), faults)
 
     loaded = opened(settings)
     if settings and not priced:
@@ -312,7 +312,7 @@ def open_job_with_notes(
 
     def opened(chosen: Sequence[str]) -> tuple[Job, Machine]:
         split = split_settings(chosen)
-        loaded = _machine(machine, split, faults)
+        loaded = read_machine(machine, split, faults)
         return load_job(job, settings=split["job"]), loaded
 
     wanted, loaded = opened(settings)
@@ -323,7 +323,8 @@ def open_job_with_notes(
     return wanted, loaded, idle_settings(settings, opened, (wanted, loaded), analytic=analytic)
 
 
-def _machine(machine: str, chosen: Settings, faults: Iterable[str]) -> Machine:
+def read_machine(machine: str, chosen: Settings, faults: Iterable[str]) -> Machine:
+    """Return the machine with settings and --fault."""
     from rapid_des.machine import load_machine
 
     return load_machine(

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from rapid_des.errors import CannotFinishError, InfeasibleJobError, InputError
+from rapid_des.executors import Executor, InProcess
 from rapid_des.frontend import Job, check_memory
 from rapid_des.frontend.build import in_passes
 from rapid_des.machine import Machine
@@ -24,7 +25,6 @@ from rapid_des.report.tables import Part, Report
 from rapid_des.report.writing import require_extra
 from rapid_des.simulation import FINEST, FLATTENED, MODES, require_kind
 from rapid_des.studies.deadline import Deadline
-from rapid_des.studies.executors import Executor, InProcess
 from rapid_des.studies.front import Entry, Why
 from rapid_des.studies.refinement import Refinement
 from rapid_des.studies.splits import Candidate, Family, Space
@@ -236,6 +236,8 @@ class Wanted:
     """Seconds after which it stops with what is known; without any step by then one is estimated."""
     on_progress: OnProgress = lambda _what, _done, _all: None
     """Called with what is going on, how much of it is done and how much there is."""
+    on_start: Callable[[Callable[[], list[PlanRow]]], None] = lambda _so_far: None
+    """Called once with a function that returns the best rows so far, for any thread."""
 
     def __post_init__(self) -> None:
         """Refuse numbers of GPUs or rows that are none."""
@@ -297,6 +299,7 @@ class _Search(Struct, dict=True):
     def run(self, executor: Executor) -> Plan:
         """Search, and return what was found."""
         interrupted, candidates, refinement = False, 0, self.refinement
+        self.wanted.on_start(self._rows_so_far)
         try:
             executor.start()
             candidates = refinement.fill(self.wanted.on_progress)
@@ -334,12 +337,20 @@ class _Search(Struct, dict=True):
         if self.wanted.pruned:
             self.pruned += (Pruned(candidate.settings, why, text) for candidate in family)
 
-    def _so_far(self) -> list[Entry]:
-        """Take what was simulated and is not certain out of the queue, the last mode's first."""
-        refinement = self.refinement
-        known = [entry for entry in refinement.queue if entry.result is not None]
+    def _rows_so_far(self) -> list[PlanRow]:
+        """Return the best that is known, and certain where nothing can be faster."""
+        rows = [_row(entry, certain=True) for entry in list(self.refinement.rows)]
+        return rows + [_row(entry, certain=False) for entry in self._known()]
+
+    def _known(self) -> list[Entry]:
+        """Return what was simulated and is uncertain, the last mode's first, as far as they would be rows."""
+        known = [entry for entry in list(self.refinement.queue) if entry.result is not None]
         known.sort(key=lambda entry: (not entry.certain, entry))
-        listed = known[: self.wanted.top - len(refinement.rows)]
+        return known[: self.wanted.top - len(self.refinement.rows)]
+
+    def _so_far(self) -> list[Entry]:
+        """Take what was simulated and is not certain out of the queue."""
+        refinement, listed = self.refinement, self._known()
         numbers = {entry.number for entry in listed}
         refinement.queue = [entry for entry in refinement.queue if entry.number not in numbers]
         return listed

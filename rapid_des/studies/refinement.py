@@ -18,6 +18,7 @@ from math import exp, floor
 from msgspec import Struct, field
 
 from rapid_des.bounded_cache import BoundedCache
+from rapid_des.executors import Done, Executor, Outcome, attempt
 from rapid_des.frontend import Job, memory
 from rapid_des.frontend.build import in_passes
 from rapid_des.frontend.memory import shortage, shown
@@ -28,7 +29,6 @@ from rapid_des.report.evidence import resolution
 from rapid_des.report.result import Result
 from rapid_des.studies.deadline import Deadline, TimeIsUp
 from rapid_des.studies.earliest import fullest_stages
-from rapid_des.studies.executors import Done, Executor, Outcome, attempt
 from rapid_des.studies.floors import Floors
 from rapid_des.studies.front import (
     ESTIMATED,

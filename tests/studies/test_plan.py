@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.cli.main import cli
 from rapid_des.errors import ConfigError, InfeasibleJobError, InputError
+from rapid_des.executors import InProcess, attempt
 from rapid_des.frontend import load_job, memory
 from rapid_des.frontend.memory import shown
 from rapid_des.frontend.parts import pass_lists, stage_parameters
@@ -24,7 +25,6 @@ from rapid_des.studies.alone import members_of_first
 from rapid_des.studies.choices import choices_of
 from rapid_des.studies.deadline import Deadline, TimeIsUp
 from rapid_des.studies.earliest import held
-from rapid_des.studies.executors import InProcess, attempt
 from rapid_des.studies.floors import Floors
 from rapid_des.studies.front import ESTIMATED, FINAL, WALKED, Entry, Front
 from rapid_des.studies.orders import told_apart

@@ -124,6 +124,8 @@ class DiagramShape(Struct, frozen=True):
     kind: str = ""
     """Empty for cables; `gpu`, `nic` or `switch`."""
     label: str = ""
+    link: str = ""
+    """A cable as --fault names it, as in gpu0-switch1."""
 
 
 class Diagram(Struct, frozen=True):

@@ -43,24 +43,34 @@ def page(title: str, sections: Sequence[PageSection], plain: object, *, command:
     >>> "<h1>&lt;i&gt;</h1>" in text, "<i>" in text
     (True, False)
     """
-    style, script = _asset("page.css"), _asset("page.js")
+    script = _asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     kept = [section for section in sections if section.parts]
     links = "".join(f'<li><a href="#{_anchor(each.title)}">{escaped(each.title)}</a></li>' for each in kept)
-    body = "".join(_sections(kept))
+    body = sections_html(kept)
     made = f"rapid-des {__version__}" + (f": <code>{escaped(command)}</code>" if command else "")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        f"<title>{escaped(title)}</title><style>{_colours()}{style}</style></head><body>"
+        f"<title>{escaped(title)}</title><style>{style()}</style></head><body>"
         f'<a class="skip" href="#main">Skip to the report</a><header><h1>{escaped(title)}</h1></header>'
         f'<nav aria-label="Sections"><ul>{links}</ul></nav><main id="main">{body}</main>'
         f'<footer><p>{made}</p><button type="button" id="save" hidden>Save the numbers as JSON</button>'
         f'</footer><script type="application/json" id="plain">{script_json(plain)}</script>'
         f"<script>{script}</script></body></html>\n"
     )
+
+
+def style() -> str:
+    """Return the style of a page with the colours of categories."""
+    return _colours() + _asset("page.css")
+
+
+def sections_html(sections: Sequence[PageSection]) -> str:
+    """Return sections as HTML, without a page around them."""
+    return "".join(_sections([section for section in sections if section.parts]))
 
 
 def _asset(name: str) -> str:

@@ -32,7 +32,7 @@ _BUSIEST = 100
 def fabric_section(machine: Machine, load: Mapping[int, float], links: Sequence[LinkRow]) -> PageSection:
     """Return the fabric coloured by the utilisation of its links, its tiers, and its busiest links."""
     drawn = picture(machine, load)
-    chart = _diagram(drawn) if drawn.fabric.nodes <= MOST_NODES else _grid(drawn)
+    chart = _chart(drawn)
     used = sorted((row for row in links if row.kind), key=lambda row: (-row.utilisation, row.link))
     names = columns("link", dimension="dimension", kind="traffic", bytes=("bytes", ","))
     names += columns(busy_s=("busy", seconds_text), queue_s=("waits of all messages", seconds_text))
@@ -41,6 +41,15 @@ def fabric_section(machine: Machine, load: Mapping[int, float], links: Sequence[
     title = f"the {len(rows)} busiest of {len(used):,} links and kinds of traffic"
     tiers = Table("links by dimension", (*columns("dimension"), *_TIERS), list(_tiers(drawn)))
     return PageSection("Fabric", [chart, tiers, Table(title, names, rows)], drawn.title)
+
+
+def fabric_chart(machine: Machine, load: Mapping[int, float]) -> Diagram | CellGrid:
+    """Return the fabric alone, coloured by the utilisation of its links."""
+    return _chart(picture(machine, load))
+
+
+def _chart(drawn: Picture) -> Diagram | CellGrid:
+    return _diagram(drawn) if drawn.fabric.nodes <= MOST_NODES else _grid(drawn)
 
 
 _TIERS = columns(
@@ -100,11 +109,13 @@ def _diagram(drawn: Picture) -> Diagram:
             f"{fabric.link_name(int(first[cable]))}: {_state(str(states[cable]), float(shares[cable]))}",
             _level(float(shares[cable]), drawn.most),
             states[cable].item(),
+            link=fabric.link_name(int(first[cable])).replace(">", "-"),
         )
         for cable in order.tolist()
     ]
-    title = "every GPU, switch and cable; colours are the utilisation of a cable's busier direction"
-    return Diagram(title, shapes, list(_nodes(drawn, points)), _scale(drawn.most))
+    title = "every GPU, switch and cable"
+    title += "; colours are the utilisation of a cable's busier direction" if load else ""
+    return Diagram(title, shapes, list(_nodes(drawn, points)), _scale(drawn.most) if load else [])
 
 
 def _state(state: str, share: float) -> str:

@@ -209,7 +209,8 @@ def diagram_svg(diagram: Diagram) -> str:
 def _cable(shape: DiagramShape, places: Sequence[tuple[float, float]]) -> str:
     line = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
     style = f'class="{shape.state}"' if shape.state else f'class="line" stroke="{_level(shape.level)}"'
-    return f'<path {style} d="{line}"><title>{escaped(shape.title)}</title></path>'
+    name = f' data-link="{escaped(shape.link)}"' if shape.link else ""
+    return f'<path {style}{name} d="{line}"><title>{escaped(shape.title)}</title></path>'
 
 
 def _node(shape: DiagramShape, place: tuple[float, float], radius: float) -> str:

@@ -1,0 +1,71 @@
+"""Results as parts of the report's page: what is shown beside the form. Runs in the page's processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rapid_des.cli.options import read_machine, split_settings
+from rapid_des.cli.ui.form import form
+from rapid_des.cli.ui.worker import CACHE, Reply
+from rapid_des.frontend import Job, load_job
+from rapid_des.machine import Machine
+from rapid_des.report.page.charts import PageSection
+from rapid_des.report.page.document import page, sections_html
+from rapid_des.report.page.fabric import fabric_chart
+from rapid_des.report.page.saved import saved_run
+from rapid_des.report.page.studies import difference_sections
+from rapid_des.simulation import simulate
+from rapid_des.studies.difference import difference
+
+QUICK = "analytical"
+"""The mode of quick answers."""
+Subject = tuple[str, str, Sequence[str], Sequence[str]]
+"""The names of a job and a machine, settings and faults."""
+
+
+def opened(subject: Subject) -> tuple[Job, Machine]:
+    """Return a job and a machine with settings and faults, as commands read them."""
+    job, machine, settings, faults = subject
+    split = split_settings(settings)
+    loaded = read_machine(machine, split, faults)
+    return load_job(job, settings=split["job"]), loaded
+
+
+def quick(subject: Subject) -> Reply:
+    """Return a step by closed forms at once."""
+    job, machine = opened(subject)
+    plain = simulate(job, machine, mode=QUICK, allow_oom=True, cache=CACHE).as_json()
+    return {"plain": plain, "html": run_html(plain)}
+
+
+def keys(subject: Subject) -> Reply:
+    """Return the form of a job and a machine."""
+    job, machine = opened(subject)
+    return {"keys": form(job, machine), "gpus": machine.fabric.gpus, "serves": job.spec.inference is not None}
+
+
+def fabric(subject: Subject) -> Reply:
+    """Return the machine's fabric as a drawing whose cables have names."""
+    _, machine = opened(subject)
+    return {"html": sections_html([PageSection("Fabric", [fabric_chart(machine, {})])])}
+
+
+def file_text(subject: Subject, kind: str) -> Reply:
+    """Return the job or the machine as a file states it."""
+    job, machine = opened(subject)
+    return {"text": job.as_yaml() if kind == "job" else machine.as_yaml(), "name": kind}
+
+
+def run_html(plain: Mapping[str, Any]) -> str:
+    """Return what `run --json` printed as sections."""
+    return sections_html(saved_run(plain, "run"))
+
+
+def compared(sides: tuple[Mapping[str, Any], Mapping[str, Any]], names: tuple[str, str]) -> Reply:
+    """Return two results side by side as a page of its own."""
+    plain = difference(*sides).as_json()
+    sections = difference_sections(plain, sides, names)
+    return {
+        "html": page(" against ".join(names), sections, plain, command=f"rapid-des compare {' '.join(names)}")
+    }
