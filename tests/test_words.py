@@ -49,7 +49,7 @@ HELD = (
     "studies/difference.py",
     "studies/draw_statistics.py",
     "studies/effects.py",
-    "studies/executors.py",
+    "executors.py",
     "studies/expressions.py",
     "studies/fault_rows.py",
     "studies/fault_sample.py",

@@ -19,9 +19,9 @@ from typing import Any
 
 import rapid_des as rd
 from rapid_des.bounded_cache import BoundedCache
+from rapid_des.executors import Done
 from rapid_des.frontend import memory
 from rapid_des.frontend.schedules import SCHEDULES
-from rapid_des.studies.executors import Done
 from rapid_des.studies.floors import Floors
 from rapid_des.studies.plan import HEADROOM, Wanted, plan
 from rapid_des.studies.points import Point, evaluate

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from msgspec import structs
 
-from rapid_des.studies.executors import Done, Meanwhile, Outcome
+from rapid_des.executors import Done, Meanwhile, Outcome
 from rapid_des.studies.points import measured
 from rapid_des.studies.search import search
 from rapid_des.studies.spaces import Study, load_study

@@ -8,15 +8,24 @@ from typing import Any
 import click
 
 from rapid_des.cli.main import progress
-from rapid_des.cli.options import Amount, echo_marked, job_options, json_option, open_job, plot_option
+from rapid_des.cli.options import (
+    Amount,
+    echo_marked,
+    job_options,
+    json_option,
+    names_or_files,
+    open_job,
+    plot_option,
+)
 from rapid_des.cli.pages import check_report, report_option, write_study_page
 from rapid_des.cli.serve import workload_option, workload_texts
 from rapid_des.errors import InputError
 from rapid_des.report.page.study_charts import capacity_charts
 from rapid_des.report.writing import check_outputs
 from rapid_des.serving.result import Slo
-from rapid_des.studies.capacity import LoadPoint, ServerLoad, all_layouts, curve, fleets, layouts, with_splits
+from rapid_des.studies.capacity import ServerLoad, all_layouts, fleets, layouts, with_splits
 from rapid_des.studies.capacity_report import capacity_report, draw_front, front
+from rapid_des.studies.load_curve import LoadPoint, curve
 from rapid_des.units import EventRate
 
 
@@ -48,6 +57,12 @@ from rapid_des.units import EventRate
 @click.option(
     "--seed", type=click.IntRange(0, 2**32), default=0, show_default=True, help="Seed of all draws."
 )
+@click.option(
+    "--reliability",
+    metavar="FILE",
+    shell_complete=names_or_files("reliability"),
+    help="Reliability file or preset: the fleet has replicas for those that are out.",
+)
 @plot_option
 @report_option
 @json_option
@@ -56,7 +71,7 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
 
     --plot and --report draw what users see against what a GPU yields, of every layout.
     """
-    stated = {name: options[name] for name in ("share", "requests", "seed")}
+    stated = {name: options[name] for name in ("share", "requests", "seed", "reliability")}
     stated |= {name: text for name, text in workload_texts(options).items() if name != "arrivals"}
     demand = ServerLoad(Slo.parse(options["slo"]), **stated)
     load = None if options["load"] is None else _rate(options["load"])

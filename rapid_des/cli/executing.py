@@ -10,8 +10,8 @@ import click
 from rapid_des import errors
 from rapid_des.cli.options import Command, one_of, together
 from rapid_des.errors import CannotFinishError, InfeasibleJobError, InputError, RapidDesError
+from rapid_des.executors import Executor
 from rapid_des.simulation import MODES
-from rapid_des.studies.executors import Executor
 from rapid_des.studies.worker_pools import EXECUTORS, executor_of
 
 

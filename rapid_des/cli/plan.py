@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rapid_des.cli.asked_runs import asked_run, run_options
 from rapid_des.cli.executing import chosen_executor, executor_options
 from rapid_des.cli.main import Bar, progress
 from rapid_des.cli.options import (
@@ -22,6 +23,7 @@ from rapid_des.cli.pages import check_report, report_option, write_study_page
 from rapid_des.cli.plan_rows import Found, check_asked, row_options
 from rapid_des.cli.run import model_options
 from rapid_des.cli.run_command import Named
+from rapid_des.executors import Executor, InProcess
 from rapid_des.report.page.study_charts import plan_charts
 from rapid_des.report.pictures.studies import draw_tornado
 from rapid_des.report.plan_text import part_speedup_report, plan_report, sensitivity_report
@@ -29,9 +31,9 @@ from rapid_des.report.tables import Part
 from rapid_des.report.writing import check_outputs
 from rapid_des.simulation import MODES
 from rapid_des.studies.choices import CHOICES, choices_of
-from rapid_des.studies.executors import Executor, InProcess
 from rapid_des.studies.model_jobs import job_of
 from rapid_des.studies.plan import AUTO, HEADROOM, PlanRow, Wanted, plan
+from rapid_des.studies.plan_runs import runs_of
 from rapid_des.studies.sensitivity import SensitivityOptions, part_speedups, sensitivity
 from rapid_des.studies.worker_pools import executor_of
 
@@ -87,6 +89,14 @@ if TYPE_CHECKING:
     help="Show the N rates, times and clocks on which the best layout's step depends the most. Unset: by "
     "part of the machine; 0: do not.",
 )
+@click.option(
+    "--objective",
+    type=click.Choice(["step_time_s", "tokens_per_day"]),
+    default="step_time_s",
+    show_default=True,
+    help="tokens_per_day: the rows are played as runs with failures, and ranked by what these train.",
+)
+@run_options
 @row_options
 @report_option
 @executor_options
@@ -107,6 +117,7 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
     """
     check_asked(options)
     check_report(options["report"], force=options["force"])
+    run = asked_run(options)
     source = job_of(job, options["tokens"], options["sequence"])
     vary = choices_of(options["vary"])
     wanted, loaded = open_job(source, machine, settings)
@@ -120,6 +131,8 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
         )
         best = plan(wanted, loaded, asked, crew)
         found = Found(best, best.as_json(), options)
+        if run is not None:
+            found.plain["runs"] = runs_of(best, loaded, run, bar.part)
         parts = list(plan_report(found.plain, wanted.name, loaded.name))
         if best.floor is None and not best.interrupted:
             parts += _what_helps(found, loaded, crew, bar)

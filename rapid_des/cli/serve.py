@@ -56,7 +56,7 @@ def workload_texts(options: Mapping[str, Any]) -> dict[str, str | None]:
     "outages",
     multiple=True,
     metavar="'KEY=VALUE …'",
-    help="A replica or GPU that fails, as in: replica=1 at=30s down=60s. Repeatable.",
+    help="A replica or GPU that fails, as in: replica=1 at=30s down=60s, or reliability=FILE. Repeatable.",
 )
 @click.option("--slo", metavar="'ttft=2s tpot=50ms'", help="Limits of which the goodput is counted.")
 @click.option("--rows", metavar="OUT.csv", help="Write a row a request: CSV, or Parquet if so named.")

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from rapid_des.bounded_cache import BoundedCache
+from rapid_des.cli.asked_runs import run_options, study_asked
 from rapid_des.cli.executing import executor_options, require_some
 from rapid_des.cli.main import progress
 from rapid_des.cli.options import (
@@ -75,6 +76,10 @@ _report_options = together(
     "-o", "--output", type=click.Path(path_type=Path), help="Folder of the results; a second run continues."
 )
 @click.option("--limit", type=click.IntRange(1), help="Number of points to simulate, the first ones.")
+@click.option(
+    "--objective", metavar="FIGURE", help="Figure by which points are ranked; the study's if absent."
+)
+@run_options
 @executor_options
 @_report_options
 def sweep(study: Path, output: Path | None, **options: Any) -> None:
@@ -89,7 +94,7 @@ def sweep(study: Path, output: Path | None, **options: Any) -> None:
     check_report(options["report"], force=options["force"])
     with progress(study.stem) as bar:
         done = run_sweep(
-            study,
+            study_asked(study, options),
             folder=output,
             executor=options["executor"],
             workers=options["workers"],
@@ -267,6 +272,7 @@ def compare(a: str, b: str, *, as_json: bool, force: bool, report: Path | None) 
     metavar="URL",
     help="Optuna's storage, which a search continues; sqlite:///STUDY.search.db, in this folder, if absent.",
 )
+@run_options
 @executor_options
 @json_option
 def search(study: Path, storage: str | None, as_json: bool, **options: Any) -> None:
@@ -276,8 +282,9 @@ def search(study: Path, storage: str | None, as_json: bool, **options: Any) -> N
     rapid-des search llama2_7b_splits --trials 4 --objective mfu
     """
     stored = storage or f"sqlite:///{study.stem}.search.db"
+    read = study_asked(study, {name: options.pop(name) for name in ("reliability", "days")})
     with progress(study.stem) as bar:
-        searched = run_search(study, storage=stored, on_progress=bar.part, **options)
+        searched = run_search(read, storage=stored, on_progress=bar.part, **options)
     plain = searched.as_json()
     echo(as_json, plain, search_report(plain))
     if searched.interrupted:

@@ -128,6 +128,14 @@ KINDS: Mapping[str, VectorKind] = {
         VectorPass(2, 1, 4, write_bytes=2),
         kernels=3,
     ),
+    # PyTorch's SoftMax.cu and Loss: rows of logits do not stay in a cache, so that each of the three passes
+    # of the forward and the two of the backward reads them; the loss's gradient is filled with zeros first.
+    "cross_entropy_torch": over_elements(
+        "logarithm of the softmax, and the loss of it; the gradients of both",
+        VectorPass(3, 1, 14),
+        VectorPass(4, 2, 8),
+        kernels=2,
+    ),
     "cross_entropy_online": over_elements(  # Transformer Engine's common/triton/cross_entropy.py
         "cross_entropy in two passes over logits as they are, the gradient in their place; then scaled",
         VectorPass(2, 1, 14),

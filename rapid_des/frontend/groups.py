@@ -51,13 +51,15 @@ class RankLayout(Struct, frozen=True, dict=True):
         """Return the number of parts along one axis."""
         return self.sizes[self.axes.index(axis)]
 
+    def stride(self, axis: str) -> int:
+        """Return how many positions neighbours along one axis are apart."""
+        return prod(self.sizes[: self.axes.index(axis)])
+
     def coordinates(self, axis: str) -> Int64s:
         """Return each rank's coordinate along one axis, indexed by rank."""
-        position = self.axes.index(axis)
-        stride = prod(self.sizes[:position])
         coordinates = np.empty(self.ranks, np.int64)
         # Mixed radix: the position divided by the product of the inner sizes, modulo the size of the axis.
-        coordinates[self._ranks] = np.arange(self.ranks) // stride % self.sizes[position]
+        coordinates[self._ranks] = np.arange(self.ranks) // self.stride(axis) % self.size(axis)
         return coordinates
 
     def groups(self, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:

@@ -210,6 +210,7 @@ LOSSES: Mapping[str, str] = {
     "separate": "cross_entropy_separate",
     "compiled": "cross_entropy_compiled",
     "online": "cross_entropy_online",
+    "torch": "cross_entropy_torch",
 }
 """The kernel kind of each loss."""
 
@@ -265,7 +266,12 @@ def loss_backward(shard: Shard, *, shares_table: bool) -> tuple[Operation, ...]:
     """
     operations = OperatorList()
     rows, columns = shard.tokens, shard.vocabulary_part
-    operations.kernel("loss", _loss(shard, backward=True), output=2 * rows * columns)
+    if shard.cross_entropy == "torch":
+        # The block of the logits as they came is too small for fp32, and free for their gradient alone.
+        operations.kernel("loss", _loss(shard, backward=True), output=(4 + 4 + 2) * rows * columns)
+        operations.kernel("head.cast", Vector("cast", rows, columns, "fp32"), output=2 * rows * columns)
+    else:
+        operations.kernel("loss", _loss(shard, backward=True), output=2 * rows * columns)
     if shard.model.logit_softcap:
         operations.kernel("head.cap", Vector("tanh", rows, columns, _loss_dtype(shard), "backward"))
     ready = column_backward(operations, shard, _head(shard, rows, tied=shares_table))

@@ -78,7 +78,7 @@ Norms: TypeAlias = Literal["before", "after", "both"]
 Block: TypeAlias = Literal["sequential", "parallel", "parallel_one_norm"]
 ContextKind: TypeAlias = Literal["all_gather", "ring", "ulysses", "ulysses_ring"]
 TensorOverlap: TypeAlias = Literal["none", "ring", "pipeline", "userbuffers"]
-CrossEntropy: TypeAlias = Literal["one_pass", "separate", "compiled", "online"]
+CrossEntropy: TypeAlias = Literal["one_pass", "separate", "compiled", "online", "torch"]
 Recipe: TypeAlias = Literal["delayed", "current", "blockwise", "mxfp8", "nvfp4"]
 Placement: TypeAlias = Literal["contiguous", "eplb"]
 Recompute: TypeAlias = Literal["none", "selective", "full"] | tuple[str, ...]
@@ -614,8 +614,9 @@ class JobSpec(Spec, frozen=True):
     """Kernels of the loss in training. `separate`: PyTorch's, one for each of its steps, over fp32 logits
     (Megatron-LM's vocabulary-parallel cross-entropy); `compiled`: the same with steps joined by
     torch.compile (its cross_entropy_loss_fusion); `online`: Triton's, which read logits as they are and
-    leave the gradient in their place (Transformer Engine). `one_pass`: a cast, and a forward and a backward
-    kernel."""
+    leave the gradient in their place (Transformer Engine); `torch`: torch.nn.functional.cross_entropy on
+    fp32 logits, which keeps the logarithm of their softmax and makes a gradient of that and of the logits.
+    `one_pass`: a cast, and a forward and a backward kernel."""
     vocabulary_multiple: Count | None = None
     """The vocabulary is padded to a multiple of this times tp; unset: not padded."""
     host: HostSpec | None = None

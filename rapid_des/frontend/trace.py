@@ -217,8 +217,9 @@ class JobTrace(Struct, frozen=True):
 def groups_by_rank(job: Job, name: str, ranks: frozenset[int]) -> dict[int, tuple[str, tuple[int, ...]]]:
     """Return for each rank the name and members of its group of one kind, kept to `ranks`."""
     group_of: dict[int, tuple[str, tuple[int, ...]]] = {}
-    rows = job.rows(name)
-    for number in np.flatnonzero(np.isin(rows, sorted(ranks)).any(axis=1)).tolist():
+    rows, is_present = job.rows(name), np.zeros(job.gpus, np.bool_)
+    is_present[list(ranks)] = True
+    for number in np.flatnonzero(is_present[rows].any(axis=1)).tolist():
         members = tuple(rank for rank in rows[number].tolist() if rank in ranks)
         for rank in members:
             group_of[rank] = (f"{name}.{number}", members)
@@ -245,17 +246,15 @@ def assemble(job: Job, programs: Sequence[FinishedProgram], *, ranks: Sequence[i
     kinds = dict.fromkeys(kind for program in programs for kind in program.groups)
     by_kind = {kind: groups_by_rank(job, kind, present) for kind in kinds}
     stages = job.layout.coordinates("pp")
-    program_numbers = (
-        stages + job.stages * place_of_ranks(job) if len(programs) > job.stages else stages
-    ).tolist()
+    program_numbers = stages + job.stages * place_of_ranks(job) if len(programs) > job.stages else stages
     others = {
         peer: _counterparts(job, peer)
         for peer in dict.fromkeys(peer for program in programs for peer in program.peers)
     }
     traces = []
     groups: dict[str, tuple[int, ...]] = {"world": tuple(chosen)}
-    for rank in chosen:
-        program = programs[program_numbers[rank]]
+    for rank, number in zip(chosen, program_numbers[list(chosen)].tolist(), strict=True):
+        program = programs[number]
         joined = [by_kind[kind][rank] for kind in program.groups]
         groups.update(joined)
         peers = tuple(int(others[peer][rank]) for peer in program.peers)
@@ -279,12 +278,12 @@ def job_trace(
 ) -> JobTrace:
     """Return the assembled trace with its segments and totals."""
     traces = assemble(job, programs, ranks=ranks)
-    stages = job.layout.coordinates("pp").tolist()
+    stages = job.layout.coordinates("pp")[[trace.rank for trace in traces.ranks]]
     return JobTrace(
         job=job,
         traces=traces,
         tables=tuple(program.table for program in programs[: job.stages]),
-        stage_of_rank=tuple(stages[trace.rank] for trace in traces.ranks),
+        stage_of_rank=tuple(stages.tolist()),
         segments=tuple(program.segments for program in programs[: job.stages]),
         tokens=job.tokens,
         model_flops=job.model_flops,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rapid_des.report.sweep_text import difference_parts
+from rapid_des.report.sweep_text import difference_parts, failures_lines
 from rapid_des.report.tables import Column, Part, Plain, Table, columns, seconds_text, shown
 
 _GIB = 2**30
@@ -37,8 +37,25 @@ def plan_report(plan: Plain, job: str, machine: str) -> Iterator[Part]:
         yield "= the mode does not distinguish it from the first: the flattened step lies within these ends"
     yield from _expected(plan["rows"][0])
     yield _counts(plan)
+    yield from _runs(plan.get("runs"))
     if plan["pruned"]:
         yield _pruned(plan["pruned"])
+
+
+def _runs(runs: Plain | None) -> Iterator[Part]:
+    """Yield the rows as runs with failures."""
+    if runs is None:
+        return
+    title = f"{runs['days']:g} days with the failures of {runs['reliability']}"
+    figures = columns(id="row", goodput="goodput", tokens_per_day="tokens/day")
+    yield Table(title, figures, runs["rows"])
+    yield from failures_lines(runs["failures_matter"], "row")
+    most, best = runs["others_tokens_per_day"], runs["rows"][0]["tokens_per_day"]
+    if most is not None and most > best:
+        yield (
+            f"a layout that is no row may train up to {most / best - 1:.1%} more tokens a day, if it lost no "
+            "time at all; --top takes more rows"
+        )
 
 
 def plan_table(rows: Sequence[Plain]) -> Table:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rapid_des.report.evidence import unmeasured_lines
 from rapid_des.report.notes import drawn_line
-from rapid_des.report.sweep_text import points_table
+from rapid_des.report.sweep_text import failures_lines, points_table
 from rapid_des.report.tables import (
     Column,
     Part,
@@ -196,6 +196,7 @@ def search_report(search: Plain) -> Iterator[Part]:
     names = [heading(name) for name in objectives]
     title = "the best by" if len(names) == 1 else "no point simulated is better in all of"
     yield points_table(f"{title} {' and '.join(names)}", best)
+    yield from failures_lines(search["failures_matter"], "point")
     if search["best"] is None:
         yield "no point could be simulated: " + next(
             (row["error"] for row in search["rows"]), "none was asked for"

@@ -37,6 +37,7 @@ def sweep_report(plain: Plain, title: str) -> Iterator[Part]:
     left = f"; {'at least ' * plain['left_at_least']}{plain['left']:,} not reached" if plain["left"] else ""
     yield f"{title}: {counted(plain['points'], 'point')}, {failed:,} failed{left}"
     yield points_table(f"the best by {heading(plain['objective'])}", plain["best"])
+    yield from failures_lines(plain["failures_matter"], "point")
     if len(plain["best_by_gpus"]) > 1:
         yield points_table("the best for each number of GPUs", plain["best_by_gpus"])
     x, y = (heading(name) for name in plain["pareto"]["columns"])
@@ -47,6 +48,19 @@ def sweep_report(plain: Plain, title: str) -> Iterator[Part]:
         many = f"{failure['points']:,} points, the first is" if failure["points"] > 1 else "point"
         yield f"{failure['error']}: {many} {failure['first']}: {failure['text'].splitlines()[0]}"
     yield from unmeasured_lines(plain["not_validated"])
+
+
+def failures_lines(matter: Plain | None, name: str) -> Iterator[str]:
+    """Yield whether the best with failures is the best without them too; None: no runs were asked for."""
+    if matter is None:
+        return
+    if matter["best"] == matter["healthy_best"]:
+        yield f"{name} {matter['best']} has the most tokens a day with failures, and without them too"
+        return
+    yield (
+        f"{name} {matter['best']} has the most tokens a day with failures; {name} {matter['healthy_best']}, "
+        f"the best without, has {shown('tokens_per_day', matter['tokens_per_day_lost'])} fewer"
+    )
 
 
 def _effects(plain: Plain) -> Iterator[Table]:

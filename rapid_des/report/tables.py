@@ -17,6 +17,7 @@ from rapid_des.units import PS_PER_S, Size, time_text
 
 _GIB = 2**30
 _HEADINGS = {"id": "point", "tokens_per_s": "tokens/s", "tokens_per_gpu_s": "tokens/s/GPU"}
+_HEADINGS |= {"tokens_per_day": "tokens/day"}
 _HEADINGS |= {"mfu": "MFU", "gpus": "GPUs"}
 _UNITS = ("_s", "_ps", "_bytes", "_j")
 
@@ -39,7 +40,7 @@ def shown(key: str, value: Any) -> str:
     """
     if value is None or isinstance(value, str):
         return "-" if value is None else value
-    if key == "mfu":
+    if key in ("mfu", "goodput"):
         return f"{value:.1%}"
     if key.startswith("tokens_per"):
         return f"{value:,.0f}" if value >= 100 else f"{value:.4g}"

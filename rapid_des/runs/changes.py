@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 from rapid_des.runs.failures import FailingParts
 from rapid_des.runs.laws import Empirical, Log
 from rapid_des.runs.loading import Reliability
-from rapid_des.runs.planning import PlannedRun
+from rapid_des.runs.planned import PlannedRun
 from rapid_des.runs.spares import Tier
 from rapid_des.runs.spec import CheckpointSpec
 from rapid_des.runs.times import Time

@@ -18,8 +18,8 @@ from msgspec import Struct, structs
 
 from rapid_des.errors import CannotFinishError
 from rapid_des.runs.effects import EFFECTS, Incident, Process, Struck
-from rapid_des.runs.failures import Failure, again
-from rapid_des.runs.policies import POLICIES
+from rapid_des.runs.failures import Draws, Failure, again
+from rapid_des.runs.policies import POLICIES, Restart
 from rapid_des.runs.progress import Progress
 from rapid_des.runs.spares import Spares
 from rapid_des.runs.steps import MISSING, State, StateKey
@@ -31,9 +31,6 @@ Stopped: TypeAlias = Generator[simpy.Event, Any, Struck | None]
 _MOST_FRUITLESS = 1000
 """The number of incidents in a row without a new checkpoint after which a run is said never to progress."""
 _CHANGE = "other parts are slow"
-_DETECTION, _DIAGNOSIS, _REPAIR, _START, _PHASES = range(5)
-_MISDIAGNOSIS, _WRONG, _PAUSE = 13, 14, 12
-"""The places of the uniform numbers of a failure."""
 
 
 class Replication(Struct, frozen=True):
@@ -202,8 +199,8 @@ class _Clock:
         self._require_progress()
         if treatment.effect in ("stops", "hangs"):
             cause = "hang" if treatment.effect == "hangs" else "detection"
-            yield from self._spend(cause, treatment.detection.at(drawn[_DETECTION]), incident)
-        yield from self._spend("diagnosis", treatment.diagnosis.at(drawn[_DIAGNOSIS]), incident)
+            yield from self._spend(cause, treatment.detection.at(drawn[Draws.DETECTION]), incident)
+        yield from self._spend("diagnosis", treatment.diagnosis.at(drawn[Draws.DIAGNOSIS]), incident)
         yield from self._replace(struck, nodes)
 
     def _pause(self, struck: Struck) -> Process:
@@ -215,7 +212,7 @@ class _Clock:
             self._level = levels[-1]
             yield from self._spend("checkpoints", self._level.stall + self._level.write, incident)
             self.progress.hold(self.plan.course, self._now)
-        yield from self._spend("maintenance", lasts.at(struck.failure.uniforms[_PAUSE]), incident)
+        yield from self._spend("maintenance", lasts.at(struck.failure.uniforms[Draws.LASTS]), incident)
         yield from self._replace(struck, 0)
 
     def _lose(self, struck: Struck, before: int = 0) -> int:
@@ -226,7 +223,9 @@ class _Clock:
         nodes = before + struck.treatment.nodes
         needed = PROCESSES if nodes == 0 else NODE if nodes == 1 else EVERYTHING
         since = self._now if struck.since is None else struck.since
-        saved, self._level, self._loads = self._policy.kept(self.progress, since, needed)
+        out = self._missing | frozenset(struck.treatment.places(struck.failure.part))
+        policy = self._policy if self.plan.replicas.compute_all(out) else Restart()
+        saved, self._level, self._loads = policy.kept(self.progress, since, needed)
         self._count("rework", self.progress.lose(saved), struck.incident)
         if self._loads:
             survives = self._level.survives if self._level else EVERYTHING
@@ -276,15 +275,16 @@ class _Clock:
                         self._miss(self._missing | {place})
                         self.env.process(self._grow(place, each))
                     else:
-                        yield from self.spares.take(place, each.failure.uniforms[_START])
+                        yield from self.spares.take(place, each.failure.uniforms[Draws.START])
                 treated = []
         finally:
             self._count("spare_wait", self._now - began, struck.incident)
 
     def _shrinks(self, place: int) -> bool:
         """Return whether the job goes on without the node at a place until another one is ready."""
-        left = self.plan.replicas.count - self.plan.replicas.hit(self._missing | {place})
-        return self._policy.shrinks and bool(self.plan.tiers) and not self.spares.left and left > 0
+        policy, replicas, out = self._policy, self.plan.replicas, self._missing | {place}
+        waits = bool(self.plan.tiers) and (policy.with_spares or not self.spares.left)
+        return policy.shrinks and waits and replicas.hit(out) < replicas.count and replicas.compute_all(out)
 
     def _miss(self, places: frozenset[int]) -> None:
         """State the places without a node."""
@@ -295,7 +295,7 @@ class _Clock:
 
     def _grow(self, place: int, struck: Struck) -> Process:
         """Wait for a node for a place, and let the job grow again."""
-        yield from self.spares.take(place, struck.failure.uniforms[_START])
+        yield from self.spares.take(place, struck.failure.uniforms[Draws.START])
         self._back |= {place}
         planned = structs.replace(struck.treatment, effect="pauses", lasts=None, nodes=0)
         self.pause(structs.replace(struck, treatment=planned))
@@ -304,11 +304,11 @@ class _Clock:
         """Send the nodes of a failure to repair, or wrong ones, and return their places."""
         failure, treatment = struck.failure, struck.treatment
         places = treatment.places(failure.part)
-        if failure.uniforms[_MISDIAGNOSIS] < treatment.misdiagnosis:
+        if failure.uniforms[Draws.MISDIAGNOSIS] < treatment.misdiagnosis:
             self._returning.append(failure)
-            wrong = int(failure.uniforms[_WRONG] * max(self.plan.nodes - len(places), 1))
+            wrong = int(failure.uniforms[Draws.WRONG] * max(self.plan.nodes - len(places), 1))
             places = range(wrong, wrong + len(places))
-        self.spares.release(places, treatment.repair.at(failure.uniforms[_REPAIR]))
+        self.spares.release(places, treatment.repair.at(failure.uniforms[Draws.REPAIR]))
         slow = [each for each in self.state if each[0] != MISSING]
         replaced = {each for each in slow if self.plan.treatments[each[0]].place(each[1]) in places}
         self.change(self.state - replaced - {(failure.fleet, failure.part)})
@@ -328,7 +328,7 @@ class _Clock:
                 if phase in skipped:
                     continue
                 time = self.plan.restart.get(phase) or load or NOTHING
-                duration = time.at(struck.failure.uniforms[_PHASES + place])
+                duration = time.at(struck.failure.uniforms[Draws.PHASES + place])
                 yield from self._spend(f"restart_{phase}", duration, struck.incident)
         except simpy.Interrupt as interrupt:
             return _struck(interrupt)

@@ -13,13 +13,11 @@ from typing import Any, Protocol, TypeAlias
 import simpy
 from msgspec import Struct, field
 
-from rapid_des.runs.failures import Failure
+from rapid_des.runs.failures import Draws, Failure
 from rapid_des.runs.steps import CUT, State
 from rapid_des.runs.treatment import RunPlan, Treatment
 
 Process: TypeAlias = Generator[simpy.Event, Any, None]
-_DETECTION, _LASTS = 0, 12
-"""The places of the uniform numbers of a failure."""
 
 
 class Incident(Struct):
@@ -76,7 +74,7 @@ def pauses(clock: RunClock, struck: Struck) -> Process:
 
 def corrupts(clock: RunClock, struck: Struck) -> Process:
     """Let the job train on until the detection."""
-    yield clock.env.timeout(struck.treatment.detection.at(struck.failure.uniforms[_DETECTION]))
+    yield clock.env.timeout(struck.treatment.detection.at(struck.failure.uniforms[Draws.DETECTION]))
     clock.stop(Struck(struck.failure, struck.treatment, struck.incident, struck.failure.at))
 
 
@@ -88,8 +86,8 @@ def slows(clock: RunClock, struck: Struck) -> Process:
     if clock.plan.steps.of(clock.state) == CUT:
         clock.stop(struck)
         return
-    detected = treatment.detection.at(failure.uniforms[_DETECTION])
-    lasts = None if treatment.lasts is None else treatment.lasts.at(failure.uniforms[_LASTS])
+    detected = treatment.detection.at(failure.uniforms[Draws.DETECTION])
+    lasts = None if treatment.lasts is None else treatment.lasts.at(failure.uniforms[Draws.LASTS])
     if lasts is None or lasts > detected:
         yield clock.env.timeout(detected)
         healthy = clock.plan.course.step

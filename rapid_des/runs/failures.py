@@ -11,19 +11,43 @@ import hashlib
 import heapq
 import struct
 from collections.abc import Iterator, Sequence
+from enum import IntEnum
 from math import log1p
 from zlib import crc32
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from rapid_des.runs.laws import Law, Log
+from rapid_des.runs.times import Time
 from rapid_des.units import PS_PER_US
 
-_DRAWN, _RENEWAL = 16, 11
-"""The number of uniform numbers of a failure, and the place of the one that decides the next failure."""
+_DRAWN = 16
+"""The number of uniform numbers of a failure."""
+_FOLLOWS = 0
+"""The ordinal of failures that follow others: they are no renewals of their part."""
 _FIRST_WINDOW = 10**12
 """The end of the first stretch of time that is searched for failures, in microseconds; it doubles."""
+
+
+class Draws(IntEnum):
+    """What each of a failure's uniform numbers decides, by its place."""
+
+    DETECTION = 0
+    DIAGNOSIS = 1
+    REPAIR = 2
+    START = 3
+    """The start of a spare node."""
+    PHASES = 4
+    """The first phase of a restart; those of the others follow."""
+    RENEWAL = 11
+    """The next failure of the part."""
+    LASTS = 12
+    MISDIAGNOSIS = 13
+    WRONG = 14
+    """The node that a wrong diagnosis names."""
+    BURST = 15
+    """Whether another failure follows, and when."""
 
 
 class FailingParts(Struct, frozen=True):
@@ -36,6 +60,10 @@ class FailingParts(Struct, frozen=True):
     """The mean time between failures of one part, in microseconds."""
     age: int = 0
     """The age of the parts at the start, in microseconds."""
+    follow: float = 0.0
+    """The probability that another failure follows one."""
+    within: Time | None = None
+    """The time until it follows."""
 
 
 class Failure(Struct, frozen=True, order=True):
@@ -103,14 +131,25 @@ class _Source:
             yield self._failure(round(max(time, 0.0) * PS_PER_US), part, 1)
 
     def after(self, failure: Failure) -> Iterator[Failure]:
-        """Yield the next failure of the part that took the place of a failed one."""
+        """Yield the next failure of the part that took the place of a failed one, and one that follows it."""
         law = self._fleet.law
-        if not isinstance(law, Log):
-            hazard = np.array([-log1p(-failure.uniforms[_RENEWAL])])
+        if failure.uniforms[Draws.BURST] < self._fleet.follow:
+            yield self._follower(failure)
+        if not isinstance(law, Log) and failure.ordinal != _FOLLOWS:
+            hazard = np.array([-log1p(-failure.uniforms[Draws.RENEWAL])])
             time = float(law.ages(hazard, self._fleet.mean)[0])
             yield self._failure(
                 failure.at + max(1, round(time * PS_PER_US)), failure.part, failure.ordinal + 1
             )
+
+    def _follower(self, failure: Failure) -> Failure:
+        """Return the failure of a part that is drawn, which follows another one in a burst."""
+        fleet = self._fleet
+        assert fleet.within is not None, "it is stated with the probability"
+        lasts = fleet.within.at(failure.uniforms[Draws.BURST] / fleet.follow)
+        drawn = again(failure, failure.at + max(1, lasts))
+        part = int(drawn.uniforms[Draws.RENEWAL] * fleet.parts)
+        return structs.replace(drawn, part=part, ordinal=_FOLLOWS)
 
     def _logged(self, law: Log, begin: float, end: float) -> Iterator[Failure]:
         for number, time in enumerate(law.at):

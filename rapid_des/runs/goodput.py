@@ -12,6 +12,7 @@ from msgspec import Struct, structs
 from rapid_des import errors
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import InputError
+from rapid_des.executors import Executor, Failed, InProcess
 from rapid_des.frontend import Job
 from rapid_des.machine import Machine
 from rapid_des.runs.changes import RunChange, changes_of
@@ -19,10 +20,10 @@ from rapid_des.runs.clock import Replication, replicate
 from rapid_des.runs.failures import failures
 from rapid_des.runs.length import Length
 from rapid_des.runs.loading import Reliability, load_reliability
-from rapid_des.runs.planning import PlannedRun, Subject, planned, require_bounded
+from rapid_des.runs.planned import PlannedRun
+from rapid_des.runs.planning import Subject, planned, require_bounded
 from rapid_des.runs.result import GoodputResult
 from rapid_des.simulation import FINEST, require_kind
-from rapid_des.studies.executors import Executor, Failed, InProcess
 
 MOST_REPLICATIONS = 10**6
 _ROUND = 20
@@ -42,10 +43,14 @@ class RunRequest(Struct, frozen=True):
     change: str = ""
     """The name of a change that is made (`rapid_des.runs.changes`)."""
 
+    @property
+    def step_key(self) -> tuple[Any, ...]:
+        """What the durations of steps follow from."""
+        return "goodput", self.job, self.machine, self.mode
+
     def subject(self, cache: BoundedCache) -> Subject:
         """Return the job on the machine, with its step."""
-        key = "goodput", self.job, self.machine, self.mode
-        return cache.get_or_make(key, lambda: Subject(self.job, self.machine, self.mode, cache))
+        return cache.get_or_make(self.step_key, lambda: Subject(self.job, self.machine, self.mode, cache))
 
     def planned(self, cache: BoundedCache) -> PlannedRun:
         """Return the run as it is played."""

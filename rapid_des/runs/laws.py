@@ -13,12 +13,11 @@ from typing import Annotated, TypeAlias
 
 import numpy as np
 from msgspec import Meta
-from numpy.typing import NDArray
 
+from rapid_des.arrays import Floats
 from rapid_des.config import Spec
 from rapid_des.units import LongDuration
 
-Floats: TypeAlias = NDArray[np.float64]
 _NORMAL = NormalDist()
 _HALVINGS = 100
 _Positive = Annotated[float, Meta(gt=0, le=1000)]

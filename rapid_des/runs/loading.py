@@ -10,9 +10,8 @@ from typing import Any, NoReturn
 
 from msgspec import Struct
 
-from rapid_des.config import Settings, apply_overrides, as_pairs, decode, open_document
+from rapid_des.config import Document, Settings, apply_overrides, as_pairs, decode, open_document
 from rapid_des.errors import ConfigError, InputError
-from rapid_des.frontend import Job
 from rapid_des.machine import Machine
 from rapid_des.network.faults import parse_fault
 from rapid_des.runs.failures import FailingParts
@@ -47,7 +46,7 @@ class Reliability(Struct, frozen=True):
 
 
 def load_reliability(
-    reference: str | Path | Mapping[str, Any] | Reliability, *, settings: Settings = ()
+    reference: str | Path | Mapping[str, Any] | Document | Reliability, *, settings: Settings = ()
 ) -> Reliability:
     """Return the reliability file of a path, a preset's name or a mapping, with settings over it.
 
@@ -68,6 +67,8 @@ def load_reliability(
         mean_time(reliability, place)
         _check_log(reliability, place)
         _check_effect(reliability, place)
+        if part.burst is not None:
+            _burst_time(reliability, place)
     tolerated(reliability)
     treatments(reliability, gpus_per_node=1)
     tiers(reliability)
@@ -112,19 +113,27 @@ def _check_log(reliability: Reliability, place: int) -> None:
         reliability.refuse(f"classes[{place}].law.parts", problem)
 
 
-def fleets(reliability: Reliability, job: Job, machine: Machine) -> tuple[FailingParts, ...]:
-    """Return the parts of each class that the job's GPUs have; classes that never fail have none."""
+def fleets(reliability: Reliability, gpus: int, machine: Machine) -> tuple[FailingParts, ...]:
+    """Return the parts of each class that a number of GPUs have; classes that never fail have none."""
     found = []
     for place, part in enumerate(reliability.spec.classes):
-        units = 1 if part.per == "job" else ceil_divide(job.gpus, _gpus(reliability, place, "per", machine))
+        units = (
+            1 if part.per == "job" else ceil_divide(gpus, gpus_of_unit(reliability, place, "per", machine))
+        )
         mean, parts = mean_time(reliability, place), units * part.count
         if isinstance(part.law, Log) and (high := max(part.law.parts, default=0)) >= parts:
             reliability.refuse(f"classes[{place}].law.parts", f"there is no part {high}, the job has {parts}")
         never = mean is None and not isinstance(part.law, Log)
-        found.append(
-            FailingParts(part.name, 0 if never else parts, part.law, float(mean or 1), int(part.age or 0))
-        )
+        follow, within = (part.burst.share, _burst_time(reliability, place)) if part.burst else (0.0, None)
+        own = (part.law, float(mean or 1), int(part.age or 0), follow, within)
+        found.append(FailingParts(part.name, 0 if never else parts, *own))
     return tuple(found)
+
+
+def _burst_time(reliability: Reliability, place: int) -> Time:
+    burst = reliability.spec.classes[place].burst
+    assert burst is not None, "the caller checks this"
+    return reliability.time(f"classes[{place}].burst.within", burst.within)
 
 
 def gpus_of_node(machine: Machine) -> int:
@@ -132,7 +141,7 @@ def gpus_of_node(machine: Machine) -> int:
     return machine.spec.gpus_per_node or machine.fabric.gpus
 
 
-def _gpus(reliability: Reliability, place: int, key: str, machine: Machine) -> int:
+def gpus_of_unit(reliability: Reliability, place: int, key: str, machine: Machine) -> int:
     """Return the number of GPUs of the unit that a key of a class names."""
     known = {"gpu": 1, "node": gpus_of_node(machine)} | reliability.spec.domains
     name = getattr(reliability.spec.classes[place], key)
@@ -185,9 +194,9 @@ def treatments(
         lasts = None if part.lasts is None else reliability.time(f"classes[{place}].lasts", part.lasts)
         nodes, unit = 0, 1
         if machine is not None and part.takes != "nothing" and part.effect != "pauses":
-            nodes = ceil_divide(_gpus(reliability, place, "takes", machine), gpus_per_node)
+            nodes = ceil_divide(gpus_of_unit(reliability, place, "takes", machine), gpus_per_node)
         if machine is not None and part.per != "job":
-            unit = _gpus(reliability, place, "per", machine)
+            unit = gpus_of_unit(reliability, place, "per", machine)
         found.append(
             Treatment(
                 part.name,
@@ -219,7 +228,9 @@ def slow_classes(reliability: Reliability, machine: Machine) -> dict[int, SlowCl
     found = {}
     for place, part in enumerate(reliability.spec.classes):
         if part.fault is not None:
-            gpus = machine.fabric.gpus if part.per == "job" else _gpus(reliability, place, "per", machine)
+            gpus = (
+                machine.fabric.gpus if part.per == "job" else gpus_of_unit(reliability, place, "per", machine)
+            )
             found[place] = SlowClass(part.fault, gpus, part.count, gpus_of_node(machine))
             try:
                 machine.with_faults([parse_fault(found[place].at(0))])

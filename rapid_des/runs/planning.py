@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import Struct
-
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import CannotFinishError, InputError
 from rapid_des.frontend import Job
 from rapid_des.machine import Machine
-from rapid_des.runs.checkpoints import CheckpointCost, checkpoint_costs, checkpoint_levels
+from rapid_des.report.result import Result
+from rapid_des.runs.checkpoints import checkpoint_costs, checkpoint_levels
 from rapid_des.runs.failures import FailingParts
 from rapid_des.runs.laws import Log
 from rapid_des.runs.length import Length
@@ -23,6 +22,7 @@ from rapid_des.runs.loading import (
     tolerated,
     treatments,
 )
+from rapid_des.runs.planned import PlannedRun
 from rapid_des.runs.policies import POLICIES, ReplicaPlaces
 from rapid_des.runs.steps import ConstantStep, SimulatedSteps, with_fewer_replicas
 from rapid_des.runs.stretch import EVERYTHING, NODE, PROCESSES, TrainingStretch
@@ -38,11 +38,18 @@ _MOST_FAILURES = 10**7
 class Subject:
     """A job on a machine, with the steps that were simulated so far."""
 
-    def __init__(self, job: Job, machine: Machine, mode: str, cache: BoundedCache | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        machine: Machine,
+        mode: str,
+        cache: BoundedCache | None = None,
+        healthy: Result | None = None,
+    ) -> None:
         self.job, self.machine, self.mode = job, machine, mode
         self._cache = BoundedCache() if cache is None else cache
         self._steps = dict[tuple[Machine, Job], int]()
-        healthy = simulate(job, machine, mode=mode, cache=self._cache)
+        healthy = healthy or simulate(job, machine, mode=mode, cache=self._cache)
         assert healthy.figures is not None, "jobs have figures"
         self.mfu = healthy.figures.mfu
         self.step = self._steps[machine, job] = int(healthy.step_time)
@@ -56,20 +63,11 @@ class Subject:
         return self._steps[key]
 
 
-class PlannedRun(Struct, frozen=True):
-    """A run as it is played, with what its checkpoints cost."""
-
-    plan: RunPlan
-    costs: tuple[CheckpointCost, ...]
-    """The cost of each level of checkpoints, that in storage last; none: none are made."""
-    parts: tuple[FailingParts, ...]
-
-
 def planned(subject: Subject, reliability: Reliability, length: Length) -> PlannedRun:
     """Return the run of a job; `ConfigError` for what does not fit the job or the machine."""
     job, machine = subject.job, subject.machine
     _require_nodes(reliability, job, machine)
-    parts, treated = fleets(reliability, job, machine), treatments(reliability, machine)
+    parts, treated = fleets(reliability, job.gpus, machine), treatments(reliability, machine)
     costs = checkpoint_costs(reliability, job, machine, subject.step_on)
     levels = checkpoint_levels(reliability, costs, subject.step, _rates(parts, treated))
     spares, slow = reliability.spec.spares, slow_classes(reliability, machine)
@@ -94,23 +92,29 @@ def planned(subject: Subject, reliability: Reliability, length: Length) -> Plann
 def _replicas(reliability: Reliability, job: Job, machine: Machine) -> ReplicaPlaces:
     """Return where the replicas stand, if the policy needs to know; refuse a job that has only one."""
     policy, count = reliability.spec.policy, job.spec.parallelism.dp
-    if policy not in ("replica", "shrink"):
+    redundancy = reliability.spec.redundancy
+    if (policy == "redundant") != (redundancy is not None):
+        reliability.refuse("redundancy", "goes with the policy redundant, which needs it; allowed: 2 or more")
+    if policy not in ("replica", "shrink", "redundant"):
         return ReplicaPlaces()
     if count == 1:
         reliability.refuse("policy", f"{policy} needs replicas, the job has dp 1; allowed: restart, in_place")
-    if policy == "replica" and job.training.zero_stage:
+    if redundancy is not None and redundancy > count:
+        reliability.refuse("redundancy", f"the job has {count} replicas; allowed: 2 to {count}")
+    if policy in ("replica", "redundant") and job.training.zero_stage:
         problem = (
-            f"replica needs replicas with the whole state, the job has zero_stage {job.training.zero_stage}"
+            f"{policy} needs replicas with the whole state, the job has zero_stage {job.training.zero_stage}"
         )
         reliability.refuse("policy", f"{problem}; allowed: restart, in_place, shrink")
-    if policy == "shrink":
+    if POLICIES[policy].shrinks:
         try:
             with_fewer_replicas(job, 1)
         except InputError as error:
             reliability.refuse("policy", f"the job can not shrink: {error}")
     gpus, replica = gpus_of_node(machine), job.layout.coordinates("dp").tolist()
     places = range(0, job.gpus, gpus)
-    return ReplicaPlaces(count, tuple(frozenset(replica[place : place + gpus]) for place in places))
+    of_place = tuple(frozenset(replica[place : place + gpus]) for place in places)
+    return ReplicaPlaces(count, of_place, redundancy or 1)
 
 
 def _rates(parts: Sequence[FailingParts], treated: Sequence[Treatment]) -> tuple[float, float, float]:
@@ -172,7 +176,8 @@ def _require_progress(reliability: Reliability, plan: RunPlan, parts: Sequence[F
 def require_bounded(plan: RunPlan, parts: Sequence[FailingParts], replications: int) -> None:
     """Refuse runs with more failures than can be played, given how long they last at least."""
     least = plan.horizon or (plan.course.last or 0) * plan.course.step
-    expected = failure_rate(parts) * least * replications
+    starts = [(fleet, 1 / (1 - fleet.follow)) for fleet in parts]
+    expected = sum(failure_rate([fleet]) * each for fleet, each in starts) * least * replications
     if expected > _MOST_FAILURES:
         each = f"{replications:,} runs of {LongDuration(least // PS_PER_US)}"
         raise InputError(

@@ -11,11 +11,12 @@ from msgspec import Struct, structs
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.config import to_tree
 from rapid_des.errors import ConfigError, InputError
+from rapid_des.executors import Executor
+from rapid_des.means import MeanInterval
 from rapid_des.runs.changes import changes_of
 from rapid_des.runs.goodput import Replications, RunRequest, play
 from rapid_des.runs.loading import Reliability, load_reliability
-from rapid_des.runs.result import GoodputResult, MeanInterval
-from rapid_des.studies.executors import Executor
+from rapid_des.runs.result import GoodputResult
 from rapid_des.units import PS_PER_US, LongDuration
 
 _INTERVALS = tuple(2 ** (power / 2) for power in range(-4, 5))

@@ -5,50 +5,24 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cached_property
-from math import inf, sqrt
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 from msgspec import Struct
 
+from rapid_des.means import MeanInterval
 from rapid_des.report.tables import Part, Report
 from rapid_des.report.writing import write_text
 from rapid_des.runs.clock import Replication, replicate
 from rapid_des.runs.failures import failures
-from rapid_des.runs.planning import PlannedRun
+from rapid_des.runs.planned import PlannedRun
 from rapid_des.runs.treatment import RunPlan
-from rapid_des.studies.draw_statistics import student
 from rapid_des.units import PS_PER_S, Duration, ceil_divide, seconds
 
 _NO_INCIDENT = ("steps", "checkpoints", "slow_steps")
 """The causes of time that belong to no single incident."""
-
-
-class MeanInterval(Struct, frozen=True):
-    """The mean of a figure over replications, with its confidence interval at 95 %."""
-
-    mean: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> MeanInterval:
-        """Return the estimate of a sample by Student's t; of one value the interval is not known.
-
-        >>> MeanInterval.of([1.0, 2.0, 3.0]).mean
-        2.0
-        """
-        mean = fmean(values)
-        half = student(len(values) - 1) * stdev(values) / sqrt(len(values)) if len(values) > 1 else inf
-        return cls(mean, mean - half, mean + half)
-
-    def as_json(self) -> dict[str, float | None]:
-        """Return plain data for JSON; null: not known."""
-        known = self.high < inf
-        return {"mean": self.mean, "low": self.low if known else None, "high": self.high if known else None}
 
 
 class GoodputResult(Report, Struct, frozen=True, dict=True):

@@ -23,6 +23,15 @@ class ObservedFailures(Spec, frozen=True):
     """The time over which all of them were observed."""
 
 
+class BurstSpec(Spec, frozen=True):
+    """Failures that others of the same class follow, on parts that are drawn."""
+
+    share: Annotated[float, Meta(gt=0, le=0.9)]
+    """The probability that another failure follows one, that one included."""
+    within: str
+    """The time until it follows, or a distribution of such times."""
+
+
 class PartClass(Spec, frozen=True):
     """A class of parts that fail independently of one another, and what a failure does.
 
@@ -63,6 +72,8 @@ class PartClass(Spec, frozen=True):
     """
     misdiagnosis: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     """The probability that wrong nodes are replaced: the failure returns as soon as the job trains again."""
+    burst: BurstSpec | None = None
+    """The failures that follow one; the stated rate is that of the failures which follow none."""
     takes: str = "node"
     """The unit that is replaced after a failure: node, nothing (the same nodes go on), or a name in
     `domains`, whose nodes are all replaced.
@@ -171,11 +182,17 @@ class ReliabilitySpec(Spec, frozen=True):
     """The condition under which slow parts stay, as in: step_slower < 3%. Others are replaced after their
     detection. Unset: all stay.
     """
-    policy: Literal["restart", "in_place", "replica", "shrink"] = "restart"
+    policy: Literal["restart", "in_place", "replica", "shrink", "redundant"] = "restart"
     """The treatment of a failure. restart: all processes start again. in_place: likewise, without allocation
     and image where no node is replaced. replica: the replicas that failed get the state from the others,
     which lose the step that was going on. shrink: where no spare is ready the job goes on with fewer
-    replicas and more micro-batches of each, and grows again after a repair.
+    replicas and more micro-batches of each, and grows again after a repair. redundant: the job goes on
+    without the replicas that failed, whose data others can compute, and grows again once their nodes are
+    replaced.
+    """
+    redundancy: Annotated[int, Meta(ge=2, le=64)] | None = None
+    """With `redundant`: the number of replicas that can compute the data of one. Once all of them are out the
+    job restarts from a checkpoint.
     """
     domains: dict[str, Count] = {}
     """The number of GPUs in each named unit, such as a rack or a pod; their ids are consecutive."""

@@ -10,7 +10,6 @@ from rapid_des.frontend import Job, load_job
 from rapid_des.machine import Machine
 from rapid_des.network.faults import parse_fault
 from rapid_des.network.faults.specs import GPU_EFFECTS, LINK_EFFECTS
-from rapid_des.studies.likeness import stride
 from rapid_des.units import ceil_divide
 
 State: TypeAlias = frozenset[tuple[int, int]]
@@ -91,7 +90,7 @@ class SimulatedSteps:
         self._known = dict[StateKey, int]()
         self._keys = dict[State, StateKey]()
         per_node = machine.spec.gpus_per_node or machine.fabric.gpus
-        self._axes = {axis: (stride(job, axis), job.layout.size(axis)) for axis in ("tp", "dp")}
+        self._axes = {axis: (job.layout.stride(axis), job.layout.size(axis)) for axis in ("tp", "dp")}
         width = self._axes["dp"][0]
         self._block = max(1, -(-per_node // width)) if per_node % width == 0 or width % per_node == 0 else 0
 

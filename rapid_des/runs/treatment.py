@@ -83,7 +83,7 @@ class RunPlan(Struct, frozen=True, dict=True):
         """The names of all causes of a run's wall time."""
         effects = {treatment.effect for treatment in self.treatments}
         own = [cause for effect, cause in _CAUSES.items() if effect in effects]
-        own += ["fewer_replicas"] if self.policy == "shrink" else []
+        own += ["fewer_replicas"] if self.policy in ("shrink", "redundant") else []
         phases = (f"restart_{phase}" for phase in self.phases)
         return ("steps", "checkpoints", "rework", "detection", "diagnosis", "spare_wait", *own, *phases)
 

@@ -33,7 +33,7 @@ from rapid_des.serving.transfers import Transfer
 from rapid_des.serving.workload import LATEST_PS, LATEST_S, Workload
 
 if TYPE_CHECKING:
-    from rapid_des.serving.outages import Event
+    from rapid_des.serving.failures import Event
 
 Router = Callable[[Sequence[Replica], Request], Replica]
 

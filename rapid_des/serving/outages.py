@@ -30,8 +30,10 @@ from rapid_des.frontend import Job, memory
 from rapid_des.frontend.servers import StartupSpec
 from rapid_des.machine import Machine
 from rapid_des.network.faults.specs import Fault, parse_fault, read_value, stated_words
+from rapid_des.runs.loading import load_reliability
 from rapid_des.serving.costs import PassCosts
-from rapid_des.serving.pools import Pool
+from rapid_des.serving.failures import Event, ServerFailures
+from rapid_des.serving.pools import Pool, pools_of
 from rapid_des.serving.resharding import ReshardingTraffic, as_traces
 from rapid_des.simulation import replay
 from rapid_des.units import PS_PER_S, Duration, ceil_divide
@@ -59,16 +61,9 @@ class Outage(Spec, frozen=True):
     """Duration; the restart comes in addition."""
     fault: str | None = None
     """A fault of the machine, as for --fault, that slows the replica instead of stopping it."""
+    reliability: str | None = None
+    """A reliability file or preset, from which all outages are drawn; `seed` goes with it, nothing else."""
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**32)] = 0
-
-
-class Event(Struct, frozen=True):
-    """One outage of one replica, in picoseconds."""
-
-    at: int
-    replica: int
-    down: int
-    fault: str | None
 
 
 def parse_outage(text: str) -> Outage:
@@ -80,6 +75,16 @@ def parse_outage(text: str) -> Outage:
     file = f"--outage {text!r}"
     tree = {key: read_value(value) for key, value in stated_words(text, file).items()}
     outage = decode(Document(Path(file), tree), Outage)
+    if outage.reliability is not None:
+        if beyond := tree.keys() - {"reliability", "seed"}:
+            raise ConfigError("reliability goes with seed alone", file=file, key=min(beyond))
+        return outage
+    _check(outage, file)
+    return outage
+
+
+def _check(outage: Outage, file: str) -> None:
+    """Raise `ConfigError` for an outage that states too little or too much."""
     if (outage.at is None) == (outage.mtbf is None):
         raise ConfigError("states one of at=… and mtbf=…", file=file)
     if outage.replica is not None and outage.gpu is not None:
@@ -92,7 +97,26 @@ def parse_outage(text: str) -> Outage:
         parse_fault(outage.fault)
         if not outage.down:
             raise ConfigError("says how long the fault lasts", file=file, key="down")
-    return outage
+
+
+def failing(pools: Sequence[Pool], machine: Machine, reference: str, first: int = 0) -> ServerFailures:
+    """Return the failures of a reliability file that the replicas of a server meet."""
+    starts = [(first + pool.first + number * pool.each, pool.each)
+              for pool in pools for number in range(pool.replicas)]  # fmt: skip
+    replicas = [range(start, start + each) for start, each in starts]
+    return ServerFailures(load_reliability(reference), machine, replicas)
+
+
+def availability(
+    job: Job, machine: Machine, reference: str | None, cache: BoundedCache | None
+) -> float | None:
+    """Return the share of the time in which a replica runs, by a reliability file; None: none is stated."""
+    if reference is None:
+        return None
+    pools, spec, startup = pools_of(job), job.spec.serving, 0
+    if spec is not None and spec.startup is not None:
+        startup = max(startup_time(pool.job, machine, spec.startup, pool.alone, cache) for pool in pools)
+    return failing(pools, machine, reference).availability(startup)
 
 
 def located(outage: Outage, pools: Sequence[Pool], first: int = 0) -> Outage:

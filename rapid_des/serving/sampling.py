@@ -7,11 +7,13 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from rapid_des.arrays import Floats, Int64s
+from rapid_des.means import student
 from rapid_des.units import PS_PER_S
 
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-_BATCHES, _STUDENT = 20, 2.093
-"""Batches of consecutive requests, and Student's quantile of 19 degrees of freedom."""
+_BATCHES = 20
+_STUDENT = round(student(_BATCHES - 1), 3)
+"""Batches of consecutive requests, and how many standard errors the mean over them is off at most."""
 _FEWEST = 20 * _BATCHES
 _FEWEST_ANSWERS = 10 * _BATCHES
 INTERVALS = "half widths of 95 % intervals from 20 batches of consecutive requests"

@@ -124,7 +124,7 @@ def _fail(
 
     `where`: the machine, and the server's first GPU.
     """
-    from rapid_des.serving.outages import Slowness, events, located, parse_outage, startup_time
+    from rapid_des.serving.outages import Slowness, events, failing, located, parse_outage, startup_time
 
     machine, first = where
     healthy = machine.unfaulted
@@ -135,7 +135,12 @@ def _fail(
         fleet.startup = max(
             startup_time(pool.job, machine, spec.startup, pool.alone, cache) for pool in pools
         )
-    fleet.outages = tuple(events(outages, fleet.replicas, fleet.startup, slowness.meets))
+    named = [outage for outage in outages if outage.reliability is None]
+    fleet.outages = tuple(events(named, fleet.replicas, fleet.startup, slowness.meets))
+    for outage in outages:
+        if outage.reliability is not None:
+            drawn = failing(pools, machine, outage.reliability, first)
+            fleet.outages += tuple(drawn.outages(outage.seed, slowness.meets))
     for outage in outages:
         if outage.fault is not None and outage.replica is not None:
             slowness.check(outage.replica, outage.fault)

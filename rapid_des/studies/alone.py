@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
@@ -18,7 +19,6 @@ from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.program.collectives.lower import TimeAlone
 from rapid_des.program.lowering import lower
 from rapid_des.program.replicas import Mates
-from rapid_des.studies.likeness import stride
 from rapid_des.values import replace
 
 _SIMPY = EngineChoice("simpy", fold=False)
@@ -83,16 +83,27 @@ def members_of_first(job: Job, group: str) -> tuple[int, ...]:
     return tuple(rows[rows[:, 0] == 0][0].tolist())
 
 
-def message_between(job: Job, stages: tuple[int, int], machine: Machine, cache: BoundedCache) -> int:
+class Boundary(Struct, frozen=True):
+    """The messages between stages."""
+
+    size: int
+    """Bytes of a message."""
+    batched: bool
+    """Whether they go through the communicator of all stages."""
+
+
+def message_between(
+    job: Job, boundary: Boundary, stages: tuple[int, int], machine: Machine, cache: BoundedCache
+) -> int:
     """Return how long a message takes from one stage to another."""
     source, target = stages
-    programs = [ProgramWriter(None, job.batches_messages) for _ in range(job.stages)]
+    programs = [ProgramWriter(None, boundary.batched) for _ in range(job.stages)]
     for program in programs:
         program.writer.append(_NOTHING, ())
-    programs[source].send("message", to=target, size=job.message_bytes, tag=0, after=0)
-    programs[target].receive("message", source=source, size=job.message_bytes, tag=0)
+    programs[source].send("message", to=target, size=boundary.size, tag=0, after=0)
+    programs[target].receive("message", source=source, size=boundary.size, tag=0)
     line = job.rows("stages")
-    ranks = line[(line == stride(job, "pp") * source).any(axis=1)][0].tolist()
+    ranks = line[(line == job.layout.stride("pp") * source).any(axis=1)][0].tolist()
     traces = assemble(job, [program.finish() for program in programs], ranks=ranks)
     lowered = lower(traces, machine, analytic=True, cache=cache)
     return execute(lowered.program, _SIMPY).records.makespan

@@ -22,8 +22,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from rapid_des.means import student
 from rapid_des.serving.result import ServeResult, Slo
-from rapid_des.studies.draw_statistics import student
 
 _LOWEST = 2**-10
 """The lowest rate that is tried, over the highest: at this rate requests run alone."""

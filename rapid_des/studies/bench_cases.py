@@ -244,6 +244,6 @@ CASES: Mapping[str, Benchmark] = {
             size=gpus,
             large=True,
         )
-        for gpus, finish, cost in ((131_072, 8734030254523, 9.4), (1_048_576, 8577843028231, 134.0))
+        for gpus, finish, cost in ((131_072, 8734030254523, 9.4), (1_048_576, 8577843028231, 93.0))
     },
 }

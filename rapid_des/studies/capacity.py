@@ -17,25 +17,25 @@ import numpy as np
 from msgspec import Struct
 
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.errors import ConfigError, InfeasibleJobError, InputError
+from rapid_des.errors import ConfigError, InfeasibleJobError
 from rapid_des.frontend import Job, load_job
 from rapid_des.machine import Machine
+from rapid_des.means import student
 from rapid_des.serving.energy import ServedEnergy, served_energy
+from rapid_des.serving.failures import replicas_held
+from rapid_des.serving.outages import availability
 from rapid_des.serving.pools import pools_of, server_gpus
 from rapid_des.serving.result import ServeResult, Slo
 from rapid_des.serving.sampling import spread
 from rapid_des.serving.server import serve, workload_of
 from rapid_des.serving.uncertainty import forecasts
 from rapid_des.studies.attainment import Trial, highest_rate
-from rapid_des.studies.draw_statistics import student
 from rapid_des.units import PS_PER_S
 from rapid_des.values import replace
 
 _FULL_DRAWS = 4
 """Number of runs behind the interval of a full server's rate."""
 _AXES = ("tp", "pp", "ep", "dp", "prefill", "decode", "prefill_tp")
-CONCURRENCIES = (1, 4, 16, 64, 256)
-"""The numbers of concurrent requests of one replica for which `curve` has a point."""
 OnProgress = Callable[[str], None]
 
 
@@ -51,6 +51,8 @@ class ServerLoad(Struct, frozen=True):
     """The lengths of prompts in tokens, as for `serve`; None: those of the job."""
     output: str | None = None
     seed: int = 0
+    reliability: str | None = None
+    """A reliability file or preset, by which the fleet has replicas for those that are out."""
 
     def served(
         self, job: Job, machine: Machine, arrivals: str, cache: BoundedCache, count: int
@@ -88,6 +90,9 @@ class Layout:
     """The lowest tried rate that breaks the limits; None: none did."""
     energy: ServedEnergy | None = None
     """The energy of the requests at the capacity; None if the device file has no energy constants."""
+    availability: float | None = None
+    """The share of the time in which a replica runs; None: no failures are stated."""
+    share: float = 0.99
 
     @property
     def name(self) -> str:
@@ -119,6 +124,9 @@ class Layout:
             fleet["cost_per_hour"] = gpus * price
             fleet["cost_per_million_tokens"] = gpus * price / tokens * 1e6
             fleet["cost_per_million_tokens_interval"] = [end and end * price / tokens * 1e6 for end in ends]
+        if self.availability is not None:
+            held = replicas_held(replicas, self.availability, self.share)
+            fleet["with_failures"] = {"replicas": held, "gpus": held * self.gpus}
         return fleet
 
     def as_json(self, price: float | None = None) -> dict[str, Any]:
@@ -137,30 +145,11 @@ class Layout:
         if self.at is not None:
             plain |= {"ttft_s": spread(self.at.ttft), "tpot_s": spread(self.at.tpot)}
             plain["forecast_s"] = forecasts(self.at.intervals)
+        plain["availability"] = self.availability
         plain["energy"] = None if self.energy is None else self.energy.as_json()
         if price is not None:
             plain["cost_per_million_tokens"] = self.cost_per_million_tokens(price)
         return plain
-
-
-class LoadPoint(Struct, frozen=True):
-    """Speed for users and throughput of a GPU for one replica at a number of concurrent requests."""
-
-    layout: str
-    concurrency: int
-    tokens_per_user: float
-    """The tokens a second of one request, by the median time of a token."""
-    tokens_per_gpu: float
-    """The tokens a second that one GPU generates."""
-
-    def as_json(self) -> dict[str, str | int | float]:
-        """Return plain data for JSON."""
-        return {
-            "layout": self.layout,
-            "concurrency": self.concurrency,
-            "tokens_per_user": self.tokens_per_user,
-            "tokens_per_gpu": self.tokens_per_gpu,
-        }
 
 
 def capacity(job: Job, machine: Machine, demand: ServerLoad, *, cache: BoundedCache | None = None) -> Layout:
@@ -172,7 +161,7 @@ def capacity(job: Job, machine: Machine, demand: ServerLoad, *, cache: BoundedCa
     >>> found.gpus, 0 < found.rate <= found.full
     (2, True)
     """
-    cache, job = BoundedCache() if cache is None else cache, _one_replica(job)
+    cache, job = BoundedCache() if cache is None else cache, one_replica(job)
     full = _full_rate(job, machine, demand, cache)
 
     runs = dict[float, ServeResult]()
@@ -187,14 +176,16 @@ def capacity(job: Job, machine: Machine, demand: ServerLoad, *, cache: BoundedCa
     near = min(runs, key=lambda each: abs(each - found.rate))
     at = runs[near] if found.rate else None
     return Layout(
-        _degrees(job), server_gpus(job), rate=found.rate, interval=interval, full=full, at=at,
+        degrees_of(job), server_gpus(job), rate=found.rate, interval=interval, full=full, at=at,
         attainment=found.share, broken=_worst(demand.slo, runs[found.above]) if found.above else "",
         above=found.above,
         energy=None if at is None else served_energy(at, job, machine, cache=cache),
+        availability=availability(job, machine, demand.reliability, cache), share=demand.share,
     )  # fmt: skip
 
 
-def _one_replica(job: Job) -> Job:
+def one_replica(job: Job) -> Job:
+    """Return the job of one replica of a layout."""
     if job.spec.parallelism.dp == 1 or job.spec.parallelism.ep > 1 or _prefilling(job):
         return job
     return load_job(job, settings={"parallelism.dp": 1})
@@ -206,7 +197,7 @@ def _prefilling(job: Job) -> int:
     return pools[0].replicas if len(pools) > 1 else 0
 
 
-def _degrees(job: Job) -> dict[str, int]:
+def degrees_of(job: Job) -> dict[str, int]:
     """Return a layout's degrees as `--layout` takes them."""
     split, prefilling = job.spec.parallelism, _prefilling(job)
     degrees = {axis: getattr(split, axis) for axis in ("tp", "pp", "ep")}
@@ -412,18 +403,3 @@ def fleets(  # noqa: PLR0913 - what is asked, by name
         return 1, -row.output_tokens_per_gpu
 
     return Fleets(tuple(sorted(rows, key=order)), tuple(refused), load, price, interrupted)
-
-
-def curve(
-    job: Job, machine: Machine, demand: ServerLoad, *, cache: BoundedCache | None = None
-) -> tuple[LoadPoint, ...]:
-    """Return the speed for users and the throughput of a GPU of one replica at each of `CONCURRENCIES`."""
-    cache, job = BoundedCache() if cache is None else cache, _one_replica(job)
-    name, points = " ".join(f"{axis}={size}" for axis, size in _degrees(job).items()), []
-    for count in CONCURRENCIES:
-        result = demand.served(job, machine, f"clients count={count}", cache, max(32, 4 * count))
-        if not len(result.tpot):
-            raise InputError("requests of one token have no time between tokens: no curve of interactivity")
-        per_gpu = result.throughput["output_tokens_per_s"] / job.gpus
-        points.append(LoadPoint(name, count, PS_PER_S / float(np.median(result.tpot)), per_gpu))
-    return tuple(points)

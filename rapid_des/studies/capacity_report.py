@@ -8,7 +8,8 @@ from typing import Any
 
 from rapid_des.report.tables import Part, Table, columns, counted
 from rapid_des.studies.attainment import LONG
-from rapid_des.studies.capacity import Fleets, Layout, LoadPoint, ServerLoad
+from rapid_des.studies.capacity import Fleets, Layout, ServerLoad
+from rapid_des.studies.load_curve import LoadPoint
 
 
 def front(points: Sequence[LoadPoint]) -> tuple[LoadPoint, ...]:
@@ -62,6 +63,7 @@ def capacity_report(fleets: Fleets, demand: ServerLoad, title: str) -> Iterator[
     names += columns(joules=("J/token", ".3g"), limit="limited by")
     if fleets.load:
         names += columns(fleet="fleet")
+        names += columns(held="with failures") if demand.reliability else ()
     if fleets.price is not None:
         names += columns(cost=("cost/Mtoken", ".3f"))
     yield Table("", names, [_row(row, fleets) for row in fleets.rows])
@@ -84,6 +86,7 @@ def _row(row: Layout, fleets: Fleets) -> dict[str, Any]:
         "joules": None if row.energy is None else row.energy.joules_per_output_token,
         "limit": row.broken or "throughput",
         "fleet": counted(fleet["gpus"], "GPU") + _between(fleet["gpus_interval"], ",") if fleet else None,
+        "held": counted(fleet["with_failures"]["gpus"], "GPU") if "with_failures" in fleet else None,
         "cost": cost,
     }
 

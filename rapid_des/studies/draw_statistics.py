@@ -16,19 +16,17 @@ from typing import Any
 
 import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
+from rapid_des.arrays import Floats
 from rapid_des.errors import InputError
+from rapid_des.means import CONFIDENCE, student
 from rapid_des.values import asdict
 
-CONFIDENCE = 0.95
 TAIL = 0.95
 """CVaR is the mean of the values beyond this percentile."""
 _FEWEST = 20
 """The least number of draws before an interval may end a study."""
 _UNTIL = re.compile(r"(mean|(?:p|cvar)(?!0+\b)\d{1,2})\s*(?:±|\+-|\+/-)\s*(\d+(?:\.\d+)?)\s*%\s*\Z")
-
-Floats = NDArray[np.float64]
 
 
 class Until(Struct, frozen=True):
@@ -156,24 +154,3 @@ def _percentile_interval(values: Floats, shares: Floats, level: float) -> tuple[
     if low < 0 or high >= count:
         return middle, inf
     return middle, max(float(values[high]) - middle, middle - float(values[low]))
-
-
-def student(freedom: int) -> float:
-    """Return how many standard errors a mean is off at most, with a probability of `CONFIDENCE`.
-
-    From four degrees of freedom on by Abramowitz and Stegun 26.7.5, within 0.1 %; below from its table.
-
-    >>> round(student(9), 3), round(student(1000), 3)
-    (2.262, 1.962)
-    """
-    exact = {1: 12.706, 2: 4.303, 3: 3.182}
-    if freedom in exact:
-        return exact[freedom]
-    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return float(z + sum(term / freedom**power for power, term in enumerate(terms, start=1)))

@@ -17,6 +17,7 @@ from msgspec import Struct, field
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import InfeasibleJobError, InputError, RapidDesError
+from rapid_des.executors import Done, Executor, InProcess, Outcome
 from rapid_des.frontend import Job
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice
@@ -25,7 +26,6 @@ from rapid_des.report.result import Result
 from rapid_des.simulation import simulate
 from rapid_des.studies.criticality import PLURALS, alike_places
 from rapid_des.studies.draw_statistics import Until
-from rapid_des.studies.executors import Done, Executor, InProcess, Outcome
 from rapid_des.studies.fault_rows import (
     COLUMNS,
     NO_DRAW,

@@ -6,14 +6,14 @@
 
 Each is tighter than the one before, and costs more. Kernels are priced by the operator models; messages (of
 which `passes` has none) alone in an idle fabric; what candidates have in common (a layer of one split, the
-optimizer's part) is worked out once. Waiting and queueing are left out. Where GPUs' clocks are drawn (jitter)
-all are taken for as fast as the fastest.
+optimizer's part) is worked out once, for their stand-in. Waiting and queueing are left out. Where clocks of
+GPUs are drawn (jitter) all are taken for as fast as the fastest.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from msgspec import Struct
@@ -21,26 +21,14 @@ from msgspec import Struct
 from rapid_des.device.pricing import operator_model
 from rapid_des.frontend import Job
 from rapid_des.frontend.optimizers import step_kernels
-from rapid_des.frontend.parts import (
-    EMBEDDING,
-    ModelSection,
-)
-from rapid_des.frontend.template import Domain, PieceColumn, PricedPiece
+from rapid_des.frontend.parts import EMBEDDING
+from rapid_des.frontend.schedules import PipelineSchedule
+from rapid_des.frontend.schedules.schedule import PipelineShape
+from rapid_des.frontend.template import Domain
 from rapid_des.modes.pricing import as_used
 from rapid_des.program.collectives.lower import TimeAlone
-from rapid_des.studies.earliest import (
-    USUAL,
-    End,
-    Times,
-    ends,
-    passes_alone,
-)
-from rapid_des.studies.likeness import (
-    kernels_key,
-    layer_key,
-    pass_key,
-    state_key,
-)
+from rapid_des.studies.earliest import USUAL, End, Times, ends, passes_alone
+from rapid_des.studies.memory_floors import once
 from rapid_des.studies.pair_walk import (
     Stretches,
     drained_in_pairs,
@@ -52,6 +40,7 @@ from rapid_des.studies.pass_walk import (
     Alone,
     Course,
     Slowed,
+    Turn,
     can_be_walked,
     turns_of,
     walked,
@@ -60,7 +49,12 @@ from rapid_des.studies.pass_walk import (
 from rapid_des.studies.piece_floors import computes
 from rapid_des.studies.slowed import Weights, least_delay, weights_of
 from rapid_des.studies.stand_ins import (
-    on_machine,
+    Layers,
+    Placed,
+    State,
+    in_place,
+    of_layers,
+    of_state,
     with_micro_batches,
     without_recomputation,
     without_unit_copies,
@@ -69,8 +63,6 @@ from rapid_des.studies.stream_paths import longest
 from rapid_des.studies.travel_floors import TravelFloors
 from rapid_des.values import replace
 
-_MANY = ("block", "prediction")
-"""Sections whose messages count."""
 _ROUNDED = Fraction(1, 10**6)
 """What times of kernels may be rounded by, as a share."""
 
@@ -83,22 +75,23 @@ class Floors(TravelFloors, Struct):
 
         Under any ZeRO stage.
         """
-        wanted = without_unit_copies(job if again else without_recomputation(job))
-        times, key = self._kernel_times(wanted)
-        return self._at_most_clock(max(end.drained for end in self._ends(wanted, times, key)))
+        job = without_unit_copies(job if again else without_recomputation(job))
+        return self._drained(job, self._kernel_times(of_layers(job)))
 
     def exchanged(self, job: Job) -> int:
         """Return the same with the messages inside of layers."""
         job = without_unit_copies(job)
-        if not passes_alone(job):
-            return self._at_most_clock(max(end.drained for end in self._done(job)))
-        key = ("unslowed", *layer_key(job))
-        times = self.once(("times", *key), lambda: self._times(job, self._unslowed))
-        return self._at_most_clock(max(end.drained for end in self._ends(job, times, key)))
+        if passes_alone(job):
+            return self._drained(job, self._unslowed(in_place(job)))
+        return self._at_most_clock(max(end.drained for end in self._done(job)))
+
+    def _drained(self, job: Job, times: Times) -> int:
+        """Return when the last stage's passes are done at the earliest."""
+        return self._at_most_clock(max(end.drained for end in ends(job, times, self.parts(job))))
 
     def step(self, job: Job) -> int:
         """Return picoseconds that no simulation of a training step goes below, by closed forms."""
-        around, done = self._around(job), self._done(job)
+        around, done = self._around(of_state(job)), self._done(job)
         slowed = around.before + self._slowed(job, done) + around.after
         return self._at_most_clock(max(self._step(job, around.shifted(done)), slowed))
 
@@ -112,7 +105,7 @@ class Floors(TravelFloors, Struct):
         if not self._slows(job):
             return 0
         stage = self._slowest(done)
-        messages, drained = self._beside(job, stage), done[stage].drained
+        messages, drained = self._beside_passes(job, stage), done[stage].drained
         busy = self.busy_stage(job, stage).times(job.micro_batches)
         return drained + least_delay(busy, drained, messages, self.machine.device) if messages else 0
 
@@ -125,7 +118,7 @@ class Floors(TravelFloors, Struct):
         passes = job.sharding.each and passes_alone(job) and self.parts(job).copies == 1
         return passes and self.machine.collectives.contention
 
-    def _beside(self, job: Job, stage: int) -> Mapping[TimeAlone, int]:
+    def _beside_passes(self, job: Job, stage: int) -> Mapping[TimeAlone, int]:
         """Return what travels between a stage's replicas beside its passes, all of a step."""
         messages = self.beside_stage(job, stage)
         return {message: count * job.micro_batches for message, count in messages.items()}
@@ -135,22 +128,25 @@ class Floors(TravelFloors, Struct):
         short = with_micro_batches(job, walked_micro_batches(job))
         if not can_be_walked(short):
             return 0 if passes_alone(job) else self._at_most_clock(self._walked_in_pairs(job))
-        plain = self.alone_of(job, self._pass_times(job)[0], Weights())
-        plain = replace(plain, message=self.messages(job), before=self._around(job).before)
-        turns = self.once(("turns", pass_key(short)), lambda: turns_of(short.stage_orders))
-        course = Course(short, self.parts(job), turns)
+        before = self._around(of_state(job)).before
+        plain = replace(self.alone_of(job, Weights()), message=self.messages(job), before=before)
+        course = Course(short, self.parts(job), self._turns(short.schedule, short.shape))
         done = walked(course, plain, left_out=job.micro_batches - short.micro_batches)
         least = self._step(job, done, travelled=bool(plain.reduces))
         beside = self._walked_beside(job, course, plain) if self._slows(job) else 0
         return self._at_most_clock(max(least, beside))
 
+    @once
+    def _turns(self, schedule: PipelineSchedule, shape: PipelineShape) -> Sequence[Turn]:
+        return turns_of(schedule.stage_orders(shape))
+
     def _walked_beside(self, job: Job, course: Course, plain: Alone) -> int:
         """Return the same where messages between replicas slow kernels of the stage that is done last."""
-        least, stage, times = 0, self._slowest(self._done(job)), self._pass_times(job)[0]
-        left_out, after = job.micro_batches - course.job.micro_batches, self._around(job).after
-        messages = self._beside(job, stage)
+        least, stage, times = 0, self._slowest(self._done(job)), self.pass_times(in_place(job))
+        left_out, after = job.micro_batches - course.job.micro_batches, self._around(of_state(job)).after
+        messages = self._beside_passes(job, stage)
         for weights, added in weights_of(messages, self.machine.device) if messages else ():
-            mine = self.alone_of(job, times, weights)
+            mine = self.alone_of(job, weights)
             early = None if job.sharding.policy.by_unit else times  # gathers travel from the first pass on
             slowed = Slowed(stage, mine, early)
             done = walked(course, plain.lessened(weights.rest), slowed, left_out=left_out)
@@ -164,50 +160,46 @@ class Floors(TravelFloors, Struct):
             return 0
         short, made_of = with_micro_batches(job, count), self.parts(job)
         parts = [made_of[part].sections for part in range(job.parts)]
-        done = drained_in_pairs(
-            short, parts, self._stretches(job), self.messages(job), job.micro_batches - count
-        )
-        return self._step(job, self._around(job).shifted(done))
+        left_out, by_unit = job.micro_batches - count, job.sharding.policy.by_unit
+        stretches = self._stretches(in_place(job), by_unit=by_unit)
+        done = drained_in_pairs(short, parts, stretches, self.messages(job), left_out)
+        return self._step(job, self._around(of_state(job)).shifted(done))
 
-    def _stretches(self, job: Job) -> Stretches:
-        pieces, key = self.timed(job), layer_key(job)
-        streams = self.once(("streams", *key), lambda: streams_of(pieces))
-        by_unit = job.sharding.policy.by_unit
-        return Stretches(
-            pieces, streams, by_unit, lambda passes, make: self.once(("stretch", *key, passes), make)
-        )
+    @once
+    def _stretches(self, placed: Placed, *, by_unit: bool) -> Stretches:
+        pieces = self.timed(placed)
+        return Stretches(pieces, streams_of(pieces), by_unit)
 
-    def _kernel_times(self, job: Job) -> tuple[Times, tuple[Hashable, ...]]:
-        key = ("kernels", *kernels_key(job))
-        return self.once(("times", *key), lambda: self._times(job, lambda _, piece: computes(piece))), key
+    @once
+    def _kernel_times(self, layers: Layers) -> Times:
+        return self.times(layers, computes)
 
-    def _pass_times(self, job: Job) -> tuple[Times, tuple[Hashable, ...]]:
-        """Return what passes take with messages, beside which nothing else of their stage computes."""
-        key = layer_key(job)
-        return self.once(("times", *key), lambda: self._times(job, self._slowed_by_itself)), key
+    @once
+    def _unslowed(self, placed: Placed) -> Times:
+        """Return what passes take whose messages slow none of their kernels."""
+        return self.times(of_layers(placed), lambda piece: longest(piece, self.durations(placed, piece)))
+
+    @once
+    def _times_beside(self, placed: Placed) -> tuple[Times, Times]:
+        return times_beside(self.timed(placed))
 
     def _done(self, job: Job) -> Sequence[End]:
         """Return when stages are done at the earliest by closed forms."""
+        parts, placed = self.parts(job), in_place(job)
         if passes_alone(job):
-            return self._ends(job, *self._pass_times(job))
-        key = layer_key(job)
-        beside, exchanged = self.once(("beside", *key), lambda: times_beside(self.timed(job)))
-        done = self._ends(job, beside, ("beside", *key))
-        travelled = self._ends(job, exchanged, ("exchanged", *key))
+            return ends(job, self.pass_times(placed), parts)
+        done, travelled = (ends(job, times, parts) for times in self._times_beside(placed))
         return [
             End(max(one.drained, other.drained), one.last_backward)
             for one, other in zip(done, travelled, strict=True)
         ]
-
-    def _ends(self, job: Job, times: Times, key: tuple[Hashable, ...]) -> tuple[End, ...]:
-        return self.once(("ends", *key, pass_key(job)), lambda: ends(job, times, self.parts(job)))
 
     def _step(self, job: Job, done: Sequence[End], *, travelled: bool = False) -> int:
         """Return what a step takes at the least whose stages have run their passes so.
 
         `travelled`: and have reduced all gradients.
         """
-        around = self._around(job)
+        around = self._around(of_state(job))
         each = job.micro_batches // self.parts(job).copies
         reduced = [
             max(end.drained, end.last_backward + travel.once, each * travel.each)
@@ -220,61 +212,42 @@ class Floors(TravelFloors, Struct):
         """Return how long what the first stage's last pass completes is reduced: gradients of the table."""
         if job.training.schedule not in USUAL:
             return 0
-        piece = self.pieces(job)[EMBEDDING, True]
+        piece = self.pieces(of_layers(job))[EMBEDDING, True]
         final = [mark for mark in piece.marks if mark.position == len(piece) - 1]
-        return self.travels(job, Counter({mark.domain: mark.parameters for mark in final}), gathers=False)
+        parameters = Counter({mark.domain: mark.parameters for mark in final})
+        return self.travels(of_state(job), parameters, gathers=False)
 
-    def _times(self, job: Job, takes: Callable[[Job, PricedPiece], int]) -> Times:
-        """Return what sections take on a rank of the first stage, those that are many as `takes` says."""
-        times = Counter[tuple[ModelSection, bool]]()
-        for (section, backward), piece in self.pieces(job).items():
-            several = section.name in _MANY  # the ends' are one of many layers'
-            times[section, backward] = takes(job, piece) if several else computes(piece)
-        return times
-
-    def _unslowed(self, job: Job, piece: PricedPiece) -> int:
-        """Return what a piece takes whose messages slow none of its kernels."""
-        return longest(piece, self.durations(job, piece))
-
-    def _slowed_by_itself(self, job: Job, piece: PricedPiece) -> int:
-        """Return what a piece takes; where nothing of it runs beside another, that is known."""
-        durations = self.durations(job, piece)
-        together = durations.sum() > longest(piece, durations) or (piece.rows[:, PieceColumn.PEER] >= 0).any()
-        return self.alone(on_machine(job, self.machine), piece) if together else int(durations.sum())
-
-    def _around(self, job: Job) -> _Around:
+    @once
+    def _around(self, state: State) -> _Around:
         """Return what is around all passes at the least.
 
         All stages wait for the norm of the gradients; then each updates its own parameters.
         """
-        return self.once(("around", *state_key(job)), lambda: self._made_around(job))
+        stages = [self.parameters_of(state, stage) for stage in range(state.stages)]
+        least, most = (pick(range(state.stages), key=lambda s: stages[s].total()) for pick in (min, max))
+        last = most if state.training.gradient_norm else least
+        before, until_norm = self._optimizer(state, least, stages[least])[:2]
+        after = until_norm + self._optimizer(state, last, stages[last])[2]
+        once_a_step = not state.sharding.policy.by_unit and not state.sharding.ahead
+        if not state.training.offload_optimizer and once_a_step:
+            after += self.travels(state, stages[last], gathers=True)
+        return _Around(before, after, tuple(self._moves(state, parameters) for parameters in stages))
 
-    def _made_around(self, job: Job) -> _Around:
-        stages = [self.parameters_of(job, stage) for stage in range(job.stages)]
-        least, most = (pick(range(job.stages), key=lambda s: stages[s].total()) for pick in (min, max))
-        last = most if job.training.gradient_norm else least
-        before, until_norm = self._optimizer(job, least, stages[least])[:2]
-        after = until_norm + self._optimizer(job, last, stages[last])[2]
-        once = not job.sharding.policy.by_unit and not job.sharding.ahead
-        if not job.training.offload_optimizer and once:
-            after += self.travels(job, stages[last], gathers=True)
-        return _Around(before, after, tuple(self._moves(job, parameters) for parameters in stages))
-
-    def _optimizer(self, job: Job, stage: int, parameters: Counter[Domain]) -> tuple[int, int, int]:
+    def _optimizer(self, state: State, stage: int, parameters: Counter[Domain]) -> tuple[int, int, int]:
         """Return what a stage's kernels once a step take: clearing, up to the gradients' norm, after it."""
-        operators = operator_model(as_used(job, self.machine, self.machine.device), self.cache)
-        clearing, *others = step_kernels(job, stage, parameters).items()
+        operators = operator_model(as_used(state, self.machine, self.machine.device), self.cache)
+        clearing, *others = step_kernels(state, stage, parameters).items()
         times = {name: operators.estimate(kernel).duration for name, kernel in (clearing, *others)}
         last = sum(times[name] for name, _ in others if name.startswith("optimizer"))
         return times[clearing[0]], sum(times.values()) - times[clearing[0]] - last, last
 
-    def _moves(self, job: Job, parameters: Counter[Domain]) -> _Travel:
+    def _moves(self, state: State, parameters: Counter[Domain]) -> _Travel:
         """Return how long a stage's gradients and parameters are on their way, at the least."""
-        reduced, sharding = self.travels(job, parameters, gathers=False), job.sharding
+        reduced, sharding = self.travels(state, parameters, gathers=False), state.sharding
         if not sharding.policy.by_unit:
             return _Travel(0, reduced) if sharding.each else _Travel(reduced, 0)
-        times = 2 if job.training.reshard is True and job.training.adapters is None else 1
-        each = times * self.travels(job, parameters, gathers=True) + (reduced if sharding.each else 0)
+        times = 2 if state.training.reshard is True and state.training.adapters is None else 1
+        each = times * self.travels(state, parameters, gathers=True) + (reduced if sharding.each else 0)
         return _Travel(0 if sharding.each else reduced, each)
 
 

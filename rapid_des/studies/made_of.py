@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from rapid_des.frontend import Job
 from rapid_des.frontend.parts import EMBEDDING, HEAD, PREDICTION, ModelSection
 from rapid_des.frontend.schedules.schedule import Placement
 
@@ -34,23 +33,29 @@ class Parts(Struct, frozen=True):
     """The number of stages that hold the same parts."""
 
     @classmethod
-    def of(cls, job: Job, kind_of_layer: Sequence[int]) -> Parts:
-        """Return the parts of a job, given the kind of every layer."""
+    def of(
+        cls, placement: Placement, layers: Sequence[int], kind_of_layer: Sequence[int], predictions: int
+    ) -> Parts:
+        """Return the parts of a job, given the layers of each and the kind of every layer."""
         kinds: dict[tuple[ModelSection, ...], int] = {}
-        kind_of = [kinds.setdefault(sections, len(kinds)) for sections in _sections(job, kind_of_layer)]
+        each = _sections(layers, kind_of_layer, predictions)
+        kind_of = [kinds.setdefault(sections, len(kinds)) for sections in each]
         made = [Part(sections, tuple(Counter(sections).items())) for sections in kinds]
-        return cls(made, kind_of, job.placement, len(job.copies[0]))
+        copies = sum(set(parts) == set(placement[0]) for parts in placement)
+        return cls(made, kind_of, placement, copies)
 
     def __getitem__(self, part: int) -> Part:
         return self.kinds[self.kind_of[part]]
 
 
-def _sections(job: Job, kind_of_layer: Sequence[int]) -> Iterator[tuple[ModelSection, ...]]:
+def _sections(
+    layers: Sequence[int], kind_of_layer: Sequence[int], predictions: int
+) -> Iterator[tuple[ModelSection, ...]]:
     """Yield the sections of each part, in forward order."""
-    first, last = 0, job.parts - 1
-    for part, count in enumerate(job.layers):
+    first, last = 0, len(layers) - 1
+    for part, count in enumerate(layers):
         blocks = [ModelSection("block", kind) for kind in kind_of_layer[first : first + count]]
         before = [EMBEDDING] if part == 0 else []
-        after = [*[PREDICTION] * job.predictions, HEAD] if part == last else []
+        after = [*[PREDICTION] * predictions, HEAD] if part == last else []
         yield (*before, *blocks, *after)
         first += count

@@ -4,16 +4,17 @@
     moving     activations of the micro-batches that a stage has begun before its first backward; under
                schedules without a closed form the most that its order holds
 
-What candidates have in common is worked out once.
+What candidates have in common is worked out once, for their stand-in (`stand_ins`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from msgspec import Struct, field, structs
+from msgspec import Struct, field
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.frontend import Job
@@ -21,16 +22,33 @@ from rapid_des.frontend.memory.events import SectionMemory, section_memory
 from rapid_des.frontend.memory.training import standing
 from rapid_des.frontend.parts import Lists, ModelSection, pass_lists, section_parameters
 from rapid_des.frontend.routing import heaviest_place
-from rapid_des.frontend.schedules.schedule import Order, PassKind
+from rapid_des.frontend.schedules import PipelineSchedule
+from rapid_des.frontend.schedules.schedule import Order, PassKind, PipelineShape, Placement
 from rapid_des.frontend.template import Domain
 from rapid_des.machine import Machine
 from rapid_des.studies.earliest import fullest_stages, held, is_usual
-from rapid_des.studies.likeness import again_key, kernels_key, model_key, parts_key, stages_key
 from rapid_des.studies.made_of import Part, Parts
-from rapid_des.studies.stand_ins import few_passes, without_recomputation, without_unit_copies
-from rapid_des.values import replace
+from rapid_des.studies.stand_ins import Layers, State, few_passes, of_layers, of_state, without_unit_copies
 
 _Made = TypeVar("_Made")
+_Given = ParamSpec("_Given")
+_Bounds = TypeVar("_Bounds", bound="MemoryFloors")
+
+
+def once(
+    method: Callable[Concatenate[_Bounds, _Given], _Made],
+) -> Callable[Concatenate[_Bounds, _Given], _Made]:
+    """Let a method make what it returns once for equal arguments; it follows from these alone."""
+
+    @wraps(method)
+    def found(self: _Bounds, /, *given: _Given.args, **named: _Given.kwargs) -> _Made:
+        key = (method, *given, *named.values())
+        if key not in self.known:
+            self.known[key] = method(self, *given, **named)
+        made: _Made = self.known[key]
+        return made
+
+    return found
 
 
 class MemoryFloors(Struct):
@@ -54,22 +72,12 @@ class MemoryFloors(Struct):
 
         They depend neither on what is recomputed nor, but for messages, on the micro-batch.
         """
-        made_of, copies = self.once(("made of", stage, *stages_key(job)), lambda: self._made_of(job, stage))
-        split, training = job.spec.parallelism, job.training
-        key = (*model_key(job), split.dp, split.pp, copies, split.sequence_parallel, stage)
-        key = (*key, training.zero_stage, made_of)
-        return self.once(("standing", *key), lambda: self._stands(without_recomputation(job), stage))
+        return self._standing(of_state(job), stage)
 
-    def _made_of(self, job: Job, stage: int) -> tuple[tuple[tuple[ModelSection, int], ...], int]:
-        """Return how often a stage has each section, and how many stages hold the same."""
-        sections = self.sections_of(without_recomputation(job), stage)
-        return tuple(sorted(sections.items())), len(job.copies[0])
-
-    def _stands(self, job: Job, stage: int) -> int:
-        training = structs.replace(job.training, micro_batch=1)
-        small = replace(job, spec=structs.replace(job.spec, training=training))
-        parameters, sizes = self.parameters_of(job, stage), self.sizes(job)
-        return sum(tensor.size for tensor in standing(small, stage, parameters, sizes))
+    @once
+    def _standing(self, state: State, stage: int) -> int:
+        parameters, sizes = self.parameters_of(state, stage), self.sizes(of_layers(state))
+        return sum(tensor.size for tensor in standing(state, stage, parameters, sizes))
 
     def kept(self, job: Job, stage: int) -> int:
         """Return those of `moving` that a stage keeps from forwards to backwards."""
@@ -77,45 +85,35 @@ class MemoryFloors(Struct):
 
     def moving(self, job: Job, stage: int, *, peaks: int = 1) -> int:
         """Return those of them that come and go, whatever replicas share; `peaks` 0: no backward's."""
-        key = (stage, kernels_key(job), stages_key(job))
-        chunks = self.once(("chunks", *key), lambda: self._chunks(job, stage))
+        layers, parts = of_layers(without_unit_copies(job)), self.parts(job)
+        chunks = [self._chunk(layers, parts[part]) for part in parts.placement[stage]]
         if is_usual(job):
             counted = zip(held(job, stage), chunks, strict=True)
             moving = sum(count * chunk.kept for count, chunk in counted) + peaks * chunks[-1].peaks.get(
                 "backward", 0
             )
         else:
-            order = job.micro_batches, job.training.overlap_batches
-            moving = self.once(
-                ("most held", *key, *order, peaks),
-                lambda: _most_held(self._order(job, stage), chunks, peaks),
-            )
+            few = few_passes(job)  # whose orders are soon made: no more of many micro-batches are held
+            moving = _most_held(self._orders(few.schedule, few.shape)[stage], chunks, peaks)
         return round(moving * (1 + job.spec.memory.fragmentation))
 
-    def _order(self, job: Job, stage: int) -> Order:
-        """Return a stage's order of so few micro-batches that it is soon made: no more of them are held."""
-        few = few_passes(job)
-        key = ("orders", job.training.schedule, job.training.overlap_batches, few.shape)
-        return self.once(key, lambda: few.stage_orders.orders)[stage]
+    @once
+    def _orders(self, schedule: PipelineSchedule, shape: PipelineShape) -> Sequence[Order]:
+        return schedule.stage_orders(shape).orders
 
-    def _chunks(self, job: Job, stage: int) -> list[_Chunk]:
-        """Return what each chunk of a stage holds."""
-        memory = self.once(("memory", *kernels_key(job)), lambda: self._section_memory(job))
-        parts = self.parts(job)
-        placed = parts.placement[stage]
-        kinds = {
-            kind: _Chunk.of(parts.kinds[kind], memory) for kind in {parts.kind_of[part] for part in placed}
-        }
-        return [kinds[parts.kind_of[part]] for part in placed]
+    @once
+    def _chunk(self, layers: Layers, part: Part) -> _Chunk:
+        return _Chunk.of(part, self._section_memory(layers))
 
-    def _section_memory(self, job: Job) -> Mapping[ModelSection, SectionMemory]:
-        place = heaviest_place(job) if job.model.has_experts else 0
-        return section_memory(job, self.lists(without_unit_copies(job), place))
+    @once
+    def _section_memory(self, layers: Layers) -> Mapping[ModelSection, SectionMemory]:
+        place = heaviest_place(layers) if layers.model.has_experts else 0
+        return section_memory(layers, self.lists(layers, place))
 
-    def lists(self, job: Job, place: int) -> Lists:
+    @once
+    def lists(self, layers: Layers, place: int) -> Lists:
         """Return the operators of all sections; those that stand once in a stage are not asked for."""
-        key = ("lists", *kernels_key(job), place)
-        return self.once(key, lambda: pass_lists(few_passes(job), place))
+        return pass_lists(layers, place)
 
     def sections_of(self, job: Job, stage: int) -> Counter[ModelSection]:
         """Return how often a stage has each section."""
@@ -124,34 +122,33 @@ class MemoryFloors(Struct):
             total.update(dict(parts[part].counts))
         return total
 
-    def parameters_of(self, job: Job, stage: int) -> Counter[Domain]:
+    def parameters_of(self, state: State, stage: int) -> Counter[Domain]:
         """Return the parameters of a rank of a stage."""
-        plain, total = without_recomputation(job), Counter[Domain]()
-        sizes = self.sizes(plain)
-        for section, count in self.sections_of(plain, stage).items():
+        total, sizes = Counter[Domain](), self.sizes(of_layers(state))
+        for section, count in self.sections_of(state, stage).items():
             for domain, elements in sizes[section].items():
                 total[domain] += count * elements
         return total
 
-    def once(self, key: Hashable, make: Callable[[], _Made]) -> _Made:
-        """Return what a key stands for, made if nobody asked for it before."""
-        if key not in self.known:
-            self.known[key] = make()
-        value: _Made = self.known[key]
-        return value
-
-    def sizes(self, job: Job) -> Mapping[ModelSection, Counter[Domain]]:
+    @once
+    def sizes(self, layers: Layers) -> Mapping[ModelSection, Counter[Domain]]:
         """Return the parameters of every section on a rank."""
-        key = ("sizes", *model_key(job), *again_key(job))
-        return self.once(key, lambda: section_parameters(job))
+        return section_parameters(layers)
 
-    def kinds(self, job: Job) -> Sequence[int]:
+    @once
+    def kinds(self, layers: Layers) -> Sequence[int]:
         """Return the kind of every layer, by what the job runs again."""
-        return self.once(("kinds", *again_key(job)), lambda: job.kind_of_layer)
+        return layers.kind_of_layer
 
     def parts(self, job: Job) -> Parts:
         """Return what the parts of the model are made of."""
-        return self.once(("parts", *parts_key(job)), lambda: Parts.of(job, self.kinds(job)))
+        return self._parts(job.placement, job.layers, self.kinds(of_layers(job)), job.predictions)
+
+    @once
+    def _parts(
+        self, placement: Placement, layers: Sequence[int], kind_of_layer: Sequence[int], predictions: int
+    ) -> Parts:
+        return Parts.of(placement, layers, kind_of_layer, predictions)
 
 
 class _Chunk(NamedTuple):

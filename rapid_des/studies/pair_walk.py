@@ -13,8 +13,8 @@ step belongs one in the long step, which is as long or longer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct, field
@@ -46,7 +46,6 @@ class Timed(NamedTuple):
 
 Pass = tuple[tuple[ModelSection, ...], PassKind]
 """Sections of a part of the model in forward order, and what is done with them."""
-Once = Callable[[Hashable, Callable[[], Any]], Any]
 
 
 class Stretches(Struct, frozen=True):
@@ -57,15 +56,15 @@ class Stretches(Struct, frozen=True):
     streams: tuple[int, ...]
     by_unit: bool
     """Whether each section waits for its parameters, and nothing runs beside another."""
-    once: Once
-    """Told a key and how to make what it stands for: makes that if nobody asked for it before."""
+    known: dict[tuple[Pass, ...], Int64s] = field(default_factory=dict)
+    """Matrices by the passes of an item, or of a pair."""
 
     def of(self, passes: tuple[Pass, ...]) -> Int64s:
         """Return the matrix of an item, or of two that run beside each other: at the quickest place."""
-        made: Int64s = self.once(
-            passes, lambda: np.minimum.reduce([self._matrix(passes, pieces) for pieces in self.places])
-        )
-        return made
+        if passes not in self.known:
+            matrices = [self._matrix(passes, pieces) for pieces in self.places]
+            self.known[passes] = np.minimum.reduce(matrices)
+        return self.known[passes]
 
     def _matrix(self, passes: tuple[Pass, ...], pieces: Mapping[PieceKey, Timed]) -> Int64s:
         timed = [chained for one in passes if (chained := _chained(one, pieces)) is not None]

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 from msgspec import Struct
 
 from rapid_des.errors import CannotFinishError, InfeasibleJobError, InputError
+from rapid_des.executors import Executor, InProcess
 from rapid_des.frontend import Job, check_memory
 from rapid_des.frontend.build import in_passes
 from rapid_des.machine import Machine
@@ -24,7 +25,6 @@ from rapid_des.report.tables import Part, Report
 from rapid_des.report.writing import require_extra
 from rapid_des.simulation import FINEST, FLATTENED, MODES, require_kind
 from rapid_des.studies.deadline import Deadline
-from rapid_des.studies.executors import Executor, InProcess
 from rapid_des.studies.front import Entry, Why
 from rapid_des.studies.refinement import Refinement
 from rapid_des.studies.splits import Candidate, Family, Space
@@ -362,8 +362,8 @@ class _Search(Struct, dict=True):
         left = self.refinement.queue
         return Duration(min(entry.flattened for entry in left)) if left else None
 
-    def _nothing_fits(self, candidates: int) -> None:
-        """Raise what is missing, with the candidate that misses by least."""
+    def _nothing_fits(self, candidates: int) -> NoReturn:
+        """Raise what is missing, with the candidate that misses by least, or why none is simulated."""
         job = self.refinement.nearest()
         if job is None:
             first = next(iter(self.space.refused), "")
@@ -385,6 +385,8 @@ class _Search(Struct, dict=True):
                 f"none of {candidates:,} layouts over {self.space.gpus} GPUs fits{into}; "
                 f"nearest ({split}): {error}"
             ) from None
+        why = list(self.space.refused)[-1]
+        raise InfeasibleJobError(f"none of {candidates:,} layouts can be simulated; as in {why}")
 
 
 def _row(entry: Entry, *, certain: bool) -> PlanRow:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct, structs
@@ -28,6 +28,7 @@ from rapid_des.network.dimensions import Graph, InfraGraph
 from rapid_des.network.faults import Fault
 from rapid_des.report.evidence import STEP
 from rapid_des.report.result import Result
+from rapid_des.report.run_figures import RUN_FIGURES
 from rapid_des.simulation import FLATTENED, simulate
 from rapid_des.units import Quantity, seconds
 from rapid_des.version import __version__
@@ -36,6 +37,16 @@ ROOTS = ("job", "machine", "device")
 """The first parts of the keys of settings."""
 _MANY = 1 << 10
 """The number of programs that one process runs, about: for this many, loading a compiled kernel pays."""
+
+
+class MoreFigures(Protocol):
+    """Figures that are asked of a point besides those of its step."""
+
+    def figures(self, job: Job, machine: Machine, healthy: Result, cache: BoundedCache) -> dict[str, float]:
+        """Return the figures by name, given the step."""
+
+    def content(self) -> Any:
+        """Return what the figures depend on besides the job and the machine, as plain data."""
 
 
 class Point(Struct, frozen=True):
@@ -58,6 +69,8 @@ class Point(Struct, frozen=True):
     engine: str = "auto"
     strict: bool = False
     allow_oom: bool = False
+    run: MoreFigures | None = None
+    """The run with failures whose figures are asked besides."""
 
     def resolved(self, cache: BoundedCache | None = None) -> tuple[Job, Machine]:
         """Return the job and the machine with settings and faults applied; `ConfigError` if they do not fit.
@@ -79,7 +92,8 @@ class Point(Struct, frozen=True):
         job, machine = self.resolved(priced)
         of_job = priced.get_or_make(("content", job), lambda: content(job.spec))
         parts = (of_job, machine_content(machine, priced), self.mode, self.strict, self.allow_oom)
-        return hashlib.sha256(_ENCODER.encode((*parts, __version__))).hexdigest()
+        run = () if self.run is None else (self.run.content(),)
+        return hashlib.sha256(_ENCODER.encode((*parts, *run, __version__))).hexdigest()
 
 
 def evaluate(point: Point, cache: BoundedCache) -> Result:
@@ -205,6 +219,7 @@ FIGURES: Mapping[str, str] = {
     "mode_low_s": "less",
     "mode_high_s": "less",
     **{f"{part}_s": "less" for part in PARTS},
+    **dict.fromkeys(RUN_FIGURES, "more"),
     "tokens": "",
     "memory_capacity_bytes": "",
     "step_time_ps": "",
@@ -253,8 +268,14 @@ def measured(point: Point, cache: BoundedCache) -> dict[str, Any]:
     Raises what `evaluate` raises.
     """
     key = point.key(cache)
-    row = cache.get_or_make(("row", key), lambda: row_of(evaluate(point, cache)), weight=_row_weight)
+    row = cache.get_or_make(("row", key), lambda: _row(point, cache), weight=_row_weight)
     return {**row, "key": key}
+
+
+def _row(point: Point, cache: BoundedCache) -> dict[str, Any]:
+    result = evaluate(point, cache)
+    run = {} if point.run is None else point.run.figures(*point.resolved(cache), result, cache)
+    return row_of(result) | run
 
 
 def _row_weight(row: Mapping[str, Any]) -> int:

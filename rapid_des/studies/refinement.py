@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from math import exp, floor
@@ -18,16 +18,17 @@ from math import exp, floor
 from msgspec import Struct, field
 
 from rapid_des.bounded_cache import BoundedCache
+from rapid_des.executors import Done, Executor, Outcome, attempt
 from rapid_des.frontend import Job, memory
 from rapid_des.frontend.build import in_passes
 from rapid_des.frontend.memory import shortage, shown
 from rapid_des.frontend.routing import places
+from rapid_des.frontend.spec import JobSpec
 from rapid_des.machine import Machine
 from rapid_des.report.evidence import resolution
 from rapid_des.report.result import Result
 from rapid_des.studies.deadline import Deadline, TimeIsUp
 from rapid_des.studies.earliest import fullest_stages
-from rapid_des.studies.executors import Done, Executor, Outcome, attempt
 from rapid_des.studies.floors import Floors
 from rapid_des.studies.front import (
     ESTIMATED,
@@ -109,14 +110,14 @@ class Refinement(Struct, dict=True):
         A larger micro-batch needs no less memory: fewer are held, of as many sequences together or more. If
         the time is up one that may fit is enough.
         """
-        candidates, full = 0, dict[Hashable, str]()
+        candidates, full = 0, dict[JobSpec, str]()
         for number, family in enumerate(self.space.families()):
             if self.queue and self.deadline.over:
                 self.all_seen = False
                 break
             candidates += len(family)
             on_progress("lower bounds of layouts", candidates, 0)
-            alike = _but_micro_batch(family.base)
+            alike = _one_sequence(family.base.spec)
             if alike not in full:
                 needed = self._least_memory(family)
                 if needed <= self.capacity:
@@ -313,22 +314,23 @@ class Refinement(Struct, dict=True):
         """Return bytes that no candidate of a family can do without."""
         if not self.trains:
             return 0
-        needed = 0
+        needed, sharded = 0, [part.job for part in family.along("zero_stages")]
+        again = [part.job for part in family.along("recomputes")][::-1]
         for stage in fullest_stages(family.job):
-            needed = max(needed, self._of_stage(family, stage))
+            needed = max(needed, self._of_stage(sharded, again, stage))
             if needed > self.capacity:
                 break
         return needed
 
-    def _of_stage(self, family: Family, stage: int) -> int:
+    def _of_stage(self, sharded: Sequence[Job], again: Sequence[Job], stage: int) -> int:
         """Return bytes that no candidate of a family can do without on a stage, or of one that fits."""
-        needed = min(self.floors.standing(part.job, stage) for part in family.along("zero_stages"))
+        needed = min(self.floors.standing(job, stage) for job in sharded)
         moving = 0
-        for part in reversed(list(family.along("recomputes"))) if needed <= self.capacity else ():
-            moving = min(moving or self.capacity, self.floors.moving(part.job, stage))
+        for job in again if needed <= self.capacity else ():
+            moving = min(moving or self.capacity, self.floors.moving(job, stage))
             if needed + moving <= self.capacity:
                 break
-            kept = self.floors.kept(part.job, stage) if _keeps_least(part.job) else 0
+            kept = self.floors.kept(job, stage) if _keeps_least(job) else 0
             if needed + kept > self.capacity:
                 return needed + kept
         return needed + moving
@@ -408,7 +410,7 @@ def margin(job: Job) -> float:
     return _BESIDE if meets_fewer else _ROUNDED
 
 
-def _but_micro_batch(base: Job) -> Hashable:
+def _one_sequence(spec: JobSpec) -> JobSpec:
     """Return what families have in common that differ in their micro-batch alone."""
-    training = base.training if base.spec.training is not None else None
-    return base.spec.parallelism, None if training is None else training.schedule
+    training = None if spec.training is None else replace(spec.training, micro_batch=1)
+    return replace(spec, training=training)

@@ -15,6 +15,7 @@ from rapid_des.arrays import Int64s
 from rapid_des.config.texts import parse_json
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.report.evidence import unmeasured_in
+from rapid_des.report.run_figures import RUN_FIGURES, failures_matter
 from rapid_des.report.tables import Part, Report
 from rapid_des.report.writing import require_extra
 from rapid_des.studies import effects
@@ -69,11 +70,12 @@ class Sweep(Report, Struct, frozen=True):
         if store.manifest.get("kind") != "sweep":
             raise InputError(f"{folder}: results of {store.manifest.get('kind')}, not of a sweep")
         stated = store.require(_SweepColumns)
-        missing = {*stated.axes, stated.objective, *FIGURES} - store.columns.keys()
+        figures = [name for name in FIGURES if name not in RUN_FIGURES or name in store.columns]
+        missing = {*stated.axes, stated.objective, *figures} - store.columns.keys()
         if missing or not FIGURES.get(stated.objective):
             problem = f"no column {min(missing)!r}" if missing else f"{stated.objective!r} ranks nothing"
             raise ConfigError(problem, file=str(store.folder / "manifest.json"), key="columns")
-        wrong = [name for name in FIGURES if store.columns[name] != kind_of(name)]
+        wrong = [name for name in figures if store.columns[name] != kind_of(name)]
         if wrong:
             problem = f"{wrong[0]}: {store.columns[wrong[0]]} is not {kind_of(wrong[0])}"
             raise ConfigError(problem, file=str(store.folder / "manifest.json"), key="columns")
@@ -85,7 +87,8 @@ class Sweep(Report, Struct, frozen=True):
     def of_rows(cls, axes: Sequence[str], objective: str, rows: Sequence[Mapping[str, Any]]) -> Sweep:
         """Return results that are in memory."""
         ordered = sorted(rows, key=lambda row: int(row["id"]))
-        names = ("id", *axes, *(name for name in FIGURES if name != "result"))
+        left_out = {"result"} if any("goodput" in row for row in rows) else {"result", *RUN_FIGURES}
+        names = ("id", *axes, *(name for name in FIGURES if name not in left_out))
         columns = {name: _filled([row.get(name) for row in ordered], name) for name in names}
         return cls(tuple(axes), objective, columns, None, tuple(ordered))
 
@@ -156,6 +159,13 @@ class Sweep(Report, Struct, frozen=True):
         self._check_columns(column)
         return self.at(effects.best_by(self.columns, self.objective, column))
 
+    def failures_matter(self) -> dict[str, Any] | None:
+        """Return the best point with failures and without; None: the study asks for no runs."""
+        if "tokens_per_day" not in self.columns:
+            return None
+        done = np.flatnonzero(self.columns["status"] == OK)
+        return failures_matter(self.at(done, ("id", "tokens_per_s", "tokens_per_day")))
+
     def front(self, one: str = "step_time_s", two: str = "memory_bytes") -> list[dict[str, Any]]:
         """Return the points that no other beats in both figures."""
         self._check_columns(one, two)
@@ -191,6 +201,7 @@ class Sweep(Report, Struct, frozen=True):
             "left_at_least": self.left_at_least,
             "objective": self.objective,
             "best": self.best(top),
+            "failures_matter": self.failures_matter(),
             "best_by_gpus": self.best_by("gpus") if succeeded else [],
             "pareto": {"columns": list(pareto), "points": self.front(*pareto)},
             "main_effects": [asdict(item) for item in self.effects()],

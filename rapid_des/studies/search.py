@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from rapid_des.errors import InputError
+from rapid_des.executors import Done, Executor, Failed
 from rapid_des.report.evidence import unmeasured_in
+from rapid_des.report.run_figures import RUN_FIGURES, failures_matter
 from rapid_des.report.writing import require_extra
 from rapid_des.studies.database import altered, check_database, checked_row, digest_of, storage_named
-from rapid_des.studies.executors import Done, Executor, Failed
 from rapid_des.studies.points import FIGURES, measured
 from rapid_des.studies.spaces import Case, Study, load_study
 from rapid_des.studies.store import first_difference
@@ -97,6 +98,7 @@ class Search:
             "estimated": len(self.estimates),
             "interrupted": self.interrupted,
             "best": self.best,
+            "failures_matter": failures_matter([row for row in self.rows if row["status"] == "ok"]),
             "not_validated": list(
                 dict.fromkeys(n for row in self.rows for n in row.get("not_validated", ()))
             ),
@@ -144,6 +146,8 @@ def search(  # noqa: PLR0913 - what a search is asked, by name
     if warm < 0:
         raise InputError(f"--warm {warm}: allowed: 0 and more")
     wanted = _checked(tuple(objectives) or (read.spec.objective,), sampler, pruner, warm)
+    if read.run is None and any(name in RUN_FIGURES for name in wanted):
+        raise InputError(f"--objective {wanted[0]}: is of a run with failures; allowed with --reliability")
     cases = list(read.cases())
     count = min(trials or -(-len(cases) // 10), len(cases))
     opened = executor_of(executor, workers, address) if isinstance(executor, str) else executor

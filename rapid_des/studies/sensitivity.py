@@ -17,9 +17,9 @@ from typing import Any
 from msgspec import Struct, field
 
 from rapid_des.bounded_cache import BoundedCache
+from rapid_des.executors import Done, Executor, InProcess
 from rapid_des.frontend import Job
 from rapid_des.machine import Machine
-from rapid_des.studies.executors import Done, Executor, InProcess
 from rapid_des.studies.parameters import SCALE, Parameter, ParameterScaler, grouped_by_library, parameters_of
 from rapid_des.studies.points import Point, evaluate
 from rapid_des.units import Duration, seconds

@@ -30,7 +30,7 @@ from rapid_des.device.operators import Bound
 from rapid_des.frontend import Job
 from rapid_des.frontend.groups import message_size
 from rapid_des.frontend.optimizers import gathered_as, reductions
-from rapid_des.frontend.template import STREAMS, GradientMark, PieceColumn, PricedPiece
+from rapid_des.frontend.template import STREAMS, Domain, PieceColumn, PricedPiece
 from rapid_des.program.collectives.lower import TimeAlone
 from rapid_des.program.contention import slowdowns
 from rapid_des.studies.alone import Message
@@ -66,22 +66,25 @@ def busy_of(piece: PricedPiece, device: Device) -> Busy:
     return Busy(int(busy[np.isin(bound, _ON_CHIP)].sum()), int(busy[bound == _IN_MEMORY].sum()))
 
 
-def reduced(job: Job, marks: Sequence[GradientMark]) -> list[tuple[int, Message]]:
+Mark = tuple[int, Domain]
+"""Parameters and domain of a gradient."""
+
+
+def reduced(job: Job, marks: Sequence[Mark]) -> list[tuple[int, Message]]:
     """Return the messages of a unit's gradients in order, with the number of the mark each waits for.
 
     Without those that follow between copies of the state.
     """
-    parts = tuple((mark.parameters, mark.domain) for mark in marks)
     waiting = [
         (bucket.last_mark, Message(role, size, group))
-        for bucket in reductions(job, parts)
+        for bucket in reductions(job, tuple(marks))
         for _, role, size, group, _ in bucket.messages
         if group is not None
     ]
     return sorted(waiting, key=itemgetter(0))
 
 
-def messages_beside(job: Job, marks: Sequence[GradientMark]) -> Iterator[Message]:
+def messages_beside(job: Job, marks: Sequence[Mark]) -> Iterator[Message]:
     """Yield what travels for every micro-batch because of a unit's gradients, or a whole part's.
 
     Of gathers only those that no choice of a job leaves out.
@@ -90,7 +93,7 @@ def messages_beside(job: Job, marks: Sequence[GradientMark]) -> Iterator[Message
     training, by_unit = job.training, job.sharding.policy.by_unit
     twice = training.reshard is True and training.adapters is None and not training.gather_singly
     for domain, sharding in job.shardings.items():
-        elements = sum(mark.parameters for mark in marks if mark.domain == domain)
+        elements = sum(parameters for parameters, of in marks if of == domain)
         gather = sharding.unit_gathers
         if sharding.replicas > 1 and elements and gather is not None and by_unit and twice:
             size = message_size(gather, elements, gathered_as(job, domain, layer=True), sharding.replicas)

@@ -17,7 +17,10 @@ from rapid_des.config.documents import load_document
 from rapid_des.config.specs import resolve
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.spec import ParallelismSpec
+from rapid_des.report.run_figures import RUN_FIGURES
 from rapid_des.report.tables import Table, columns, html
+from rapid_des.runs.asked import AskedRun
+from rapid_des.runs.loading import load_reliability
 from rapid_des.studies.axes import Axis, AxisValue, Reader
 from rapid_des.studies.expressions import Expression
 from rapid_des.studies.points import FIGURES, Point
@@ -59,6 +62,11 @@ class StudySpec(Spec, frozen=True, kw_only=True):
     """The number of runs of every combination; each run adds one to the seeds of all its faults."""
     objective: str = "step_time_s"
     """The figure by which points are ranked."""
+    reliability: str | dict[str, Any] | None = None
+    """The reliability file or preset, or what such a file holds: adds the figures goodput and tokens_per_day,
+    of runs in which parts of the machine fail."""
+    days: Annotated[float, Meta(gt=0, le=36_500)] = 54
+    """The length of such a run in days."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +100,8 @@ class Study:
     base: Mapping[str, Any] = field(hash=False)
     """The job's own parallelism, for conditions."""
     reader: Reader
+    run: AskedRun | None = None
+    """The run with failures that is asked of every point."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -171,14 +181,20 @@ class Study:
             engine=self.spec.engine,
             strict=self.spec.strict,
             allow_oom=self.spec.allow_oom,
+            run=self.run,
         )
 
 
-def load_study(reference: str | Path | Mapping[str, Any] | Study, *, folder: Path | None = None) -> Study:
+def load_study(
+    reference: str | Path | Mapping[str, Any] | Study,
+    *,
+    folder: Path | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> Study:
     """Return the checked study of a file, or of a mapping with the content of a file.
 
-    A mapping's references start from `folder` (default: the working directory). A `ConfigError` names the
-    file, the key, the value and what is allowed.
+    A mapping's references start from `folder` (default: the working directory). `changes` are keys of the
+    file with other values. A `ConfigError` names the file, the key, the value and what is allowed.
 
     >>> load_study("splits_64").columns
     ('tp', 'cp', 'pp', 'dp')
@@ -186,6 +202,7 @@ def load_study(reference: str | Path | Mapping[str, Any] | Study, *, folder: Pat
     if isinstance(reference, Study):
         return reference
     document = _opened(reference, folder or Path())
+    document = structs.replace(document, tree={**document.tree, **(changes or {})})
     spec = decode(document, StudySpec)
     file, home = str(document.path), document.folder
     reader = Reader(file, home)
@@ -205,9 +222,17 @@ def load_study(reference: str | Path | Mapping[str, Any] | Study, *, folder: Pat
         derived={},
         base=_parallelism(job, constant),
         reader=reader,
+        run=_run(spec, reader),
     )
     _check(study)
     return _with_conditions(study)
+
+
+def _run(spec: StudySpec, reader: Reader) -> AskedRun | None:
+    if spec.reliability is None:
+        return None
+    document = reader.document(spec.reliability, "reliability", "reliability")
+    return AskedRun(load_reliability(document), spec.days)
 
 
 def _with_conditions(study: Study) -> Study:
@@ -237,6 +262,11 @@ def _check(study: Study) -> None:
         near = difflib.get_close_matches(study.spec.objective, ranked, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         problem = f"{study.spec.objective!r} ranks nothing; {hint}allowed: {', '.join(ranked)}"
+        raise ConfigError(problem, file=file, key="objective")
+    if study.spec.objective in RUN_FIGURES and study.run is None:
+        problem = (
+            f"{study.spec.objective!r} is of a run with failures; allowed with the key reliability alone"
+        )
         raise ConfigError(problem, file=file, key="objective")
     faults = [
         *study.constant.faults,

@@ -17,7 +17,8 @@ import msgspec
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.config import Document, to_tree
 from rapid_des.errors import InputError, RapidDesError
-from rapid_des.studies.executors import Executor, Failed, Outcome, attempt
+from rapid_des.executors import Executor, Failed, Outcome, attempt
+from rapid_des.report.run_figures import RUN_FIGURES
 from rapid_des.studies.points import (
     FIGURES,
     Rerun,
@@ -194,7 +195,8 @@ def columns_of(study: Study) -> dict[str, str]:
             columns[name] = _kind([choice.labels[name] for choice in axis.choices])
     if study.spec.repeat > 1:
         columns["repeat"] = "int64"
-    return columns | {name: kind_of(name) for name in FIGURES}
+    left_out = () if study.run is not None else RUN_FIGURES
+    return columns | {name: kind_of(name) for name in FIGURES if name not in left_out}
 
 
 def _kind(values: Sequence[Any]) -> str:
@@ -210,6 +212,8 @@ def _kind(values: Sequence[Any]) -> str:
 def manifest_of(study: Study) -> dict[str, Any]:
     """Return the manifest from which results can be made again: files, versions, seeds and hashes."""
     stated = to_tree(study.spec, "study") | {"job": study.job.tree, "on": study.machine.tree}
+    if study.run is not None:
+        stated["reliability"] = to_tree(study.run.reliability.spec, "reliability")
     faults = [
         *study.constant.faults,
         *(f for axis in study.axes for choice in axis.choices for f in choice.faults),

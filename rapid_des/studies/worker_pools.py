@@ -23,11 +23,7 @@ from typing import Any, Protocol, Self
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.config import Document
 from rapid_des.errors import CannotFinishError, InputError
-from rapid_des.frontend import Job
-from rapid_des.machine import Machine
-from rapid_des.processes import Worker
-from rapid_des.report.writing import require_extra
-from rapid_des.studies.executors import (
+from rapid_des.executors import (
     CACHE,
     Executor,
     Failed,
@@ -39,6 +35,10 @@ from rapid_des.studies.executors import (
     Work,
     attempt,
 )
+from rapid_des.frontend import Job
+from rapid_des.machine import Machine
+from rapid_des.processes import Worker
+from rapid_des.report.writing import require_extra
 
 EXECUTORS = ("processes", "local", "ray")
 """Names of executors; `local` is in this process."""

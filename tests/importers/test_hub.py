@@ -33,7 +33,10 @@ def test_a_model_of_the_hub_is_read_by_its_id(tmp_path, monkeypatch):
 
 def test_without_the_extra_or_the_network_a_hub_id_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(InputError, match=r"org/llama is no file here; `pip install 'rapid-des\[hub\]'`"):
+    with pytest.raises(
+        InputError,
+        match=r"org/llama is neither a file nor a preset; ids .* need `pip install 'rapid-des\[hub\]'`",
+    ):
         import_hugging_face("org/llama")
     hub = ModuleType("huggingface_hub")
 

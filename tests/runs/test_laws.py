@@ -7,6 +7,7 @@ import pytest
 
 from rapid_des.runs.failures import FailingParts, failures
 from rapid_des.runs.laws import Bathtub, Empirical, Exponential, Log, LognormalLaw, Weibull
+from rapid_des.runs.times import parse_time
 from rapid_des.units import LongDuration
 
 MEAN = 1e9
@@ -56,6 +57,17 @@ def test_a_class_has_the_same_failures_beside_others_and_another_replication_has
     beside = [(failure.at, failure.part) for failure in first(90, b, a) if failure.fleet == 1]
     assert beside == alone[: len(beside)]
     assert alone != [(failure.at, failure.part) for failure in first(90, a, replication=1)]
+
+
+def test_failures_follow_one_another_in_bursts():
+    alone = FailingParts("gpu", 50, Exponential(), 1e12)
+    burst = FailingParts("gpu", 50, Exponential(), 1e12, 0, 0.5, parse_time("1 min"))
+    found = first(4000, burst)
+    starts = [failure.at for failure in found if failure.ordinal]
+    assert starts == [failure.at for failure in first(len(starts), alone)]
+    assert len(found) / len(starts) == pytest.approx(2, rel=0.05)
+    times = {failure.at for failure in found}
+    assert all(failure.at - 60 * 10**12 in times for failure in found if not failure.ordinal)
 
 
 def test_twice_the_mean_time_doubles_every_time():

@@ -15,15 +15,14 @@ from rapid_des.serving.server import serve
 from rapid_des.simulation import simulate
 from rapid_des.studies.attainment import Trial, highest_rate, long_run
 from rapid_des.studies.capacity import (
-    LoadPoint,
     ServerLoad,
     all_layouts,
     capacity,
-    curve,
     fleets,
     with_splits,
 )
 from rapid_des.studies.capacity_report import capacity_report, draw_front, front
+from rapid_des.studies.load_curve import LoadPoint, curve
 from rapid_des.units import PS_PER_S
 from rapid_des.values import replace
 from tests.cli.shell import call, refused

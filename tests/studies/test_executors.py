@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rapid_des as rd
-from rapid_des.studies.executors import Done, Failed, InProcess
+from rapid_des.executors import Done, Failed, InProcess
 from rapid_des.studies.points import Point, evaluate
 from rapid_des.studies.worker_pools import WorkerPool, executor_of
 from tests.workers import workers

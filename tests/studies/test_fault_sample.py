@@ -11,10 +11,11 @@ from click.testing import CliRunner
 from rapid_des import BoundedCache, load_job, load_machine, parse_fault, simulate
 from rapid_des.cli.main import cli
 from rapid_des.errors import InputError
+from rapid_des.executors import InProcess
+from rapid_des.means import student
 from rapid_des.report.study_text import sample_report
 from rapid_des.report.tables import text
-from rapid_des.studies.draw_statistics import SampleStatistics, Until, estimate, student
-from rapid_des.studies.executors import InProcess
+from rapid_des.studies.draw_statistics import SampleStatistics, Until, estimate
 from rapid_des.studies.fault_rows import NO_DRAW, DrawRow, FaultSample
 from rapid_des.studies.fault_sample import faults_sample
 from rapid_des.studies.points import Point

@@ -12,22 +12,26 @@ from click.testing import CliRunner
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.cli.main import cli
 from rapid_des.errors import ConfigError, InfeasibleJobError, InputError
+from rapid_des.executors import InProcess, attempt
 from rapid_des.frontend import load_job, memory
 from rapid_des.frontend.memory import shown
+from rapid_des.frontend.parts import pass_lists, stage_parameters
 from rapid_des.machine import load_machine
+from rapid_des.network.faults import parse_fault
 from rapid_des.report.plan_text import plan_report
 from rapid_des.report.tables import text
 from rapid_des.simulation import simulate
+from rapid_des.studies.alone import members_of_first
 from rapid_des.studies.choices import choices_of
 from rapid_des.studies.deadline import Deadline, TimeIsUp
 from rapid_des.studies.earliest import held
-from rapid_des.studies.executors import InProcess, attempt
 from rapid_des.studies.floors import Floors
 from rapid_des.studies.front import ESTIMATED, FINAL, WALKED, Entry, Front
 from rapid_des.studies.orders import told_apart
 from rapid_des.studies.pass_walk import walked_micro_batches
 from rapid_des.studies.plan import Plan, Wanted, plan
 from rapid_des.studies.splits import Space, checked
+from rapid_des.studies.stand_ins import in_place, of_groups, of_layers, of_state, without_recomputation
 
 SMALL = {"model.layers": 8, "training.global_batch": 16, "training.sequence_length": 2048}
 FEW = {"recompute": ["none", "full"], "zero_stage": [0, 1, 3], "order": [("tp", "cp", "ep", "dp", "pp")]}
@@ -81,6 +85,26 @@ def test_no_way_is_faster_or_smaller_than_its_bounds(job, machine, gpus):
             step = simulate(legal, machine, mode=mode, allow_oom=True, cache=cache).step_time
             assert max(floors.step(legal), floors.walked(legal)) <= step, (mode, way.settings)
     assert len(refusals) < 8
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_a_stand_in_has_what_is_worked_out_for_it_in_common_with_its_jobs(experts):
+    changed = {"model": "qwen3_30b_a3b", "parallelism": "{dp: 8, ep: 4}"} if experts else {}
+    vary = {"order": None, "schedule": ["1f1b", "interleaved_1f1b", "zb_v", "dualpipe"]}
+    families = list(Space(job_of(**changed), machine_of("dgx_a100_x2"), 16, vary).families())
+    for way in random.Random(2).sample([way for family in families for way in family], 24):
+        job, groups = way.job, of_groups(way.job)
+        layers, placed, state = of_layers(job), in_place(job), of_state(job)
+        assert pass_lists(layers) == pass_lists(job)
+        assert of_layers(placed) == layers
+        assert members_of_first(placed, "tp") == members_of_first(job, "tp")
+        assert members_of_first(placed, "cp") == members_of_first(job, "cp")
+        replicas = ["gradient", "expert_gradient", "ep"] if experts else ["gradient"]
+        for group in replicas:
+            assert members_of_first(groups, group) == members_of_first(job, group)
+        plain = without_recomputation(job)
+        each = range(job.stages)
+        assert [stage_parameters(state, at) for at in each] == [stage_parameters(plain, at) for at in each]
 
 
 @pytest.mark.parametrize("overlap", ["true", "false"])
@@ -576,6 +600,13 @@ def test_where_nothing_fits_the_nearest_is_named():
     ) as refused:
         plan(load_job("llama3_1_70b_train_64"), machine_of(), Wanted(gpus=1))
     assert refused.value.exit_code == 4
+
+
+def test_where_no_layout_can_be_simulated_it_says_why():
+    faults = [parse_fault(f"link=1>{other} down=true") for other in (0, 2, 5)]  # all that GPU 1 sends through
+    cut, vary = machine_of("mesh_2d_a100").with_faults(faults), {"recompute": ["none"], "micro_batch": [1]}
+    with pytest.raises(InfeasibleJobError, match="layouts can be simulated; as in .*gpu1 can not reach gpu0"):
+        plan(job_of(), cut, Wanted(gpus=2, vary={**vary, "zero_stage": [1]}))
 
 
 @pytest.mark.parametrize(

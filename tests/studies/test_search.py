@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from rapid_des import BoundedCache
 from rapid_des.cli.main import cli
 from rapid_des.errors import InputError
+from rapid_des.executors import InProcess
 from rapid_des.studies.database import digest_of
-from rapid_des.studies.executors import InProcess
 from rapid_des.studies.search import search
 from rapid_des.studies.sweep import sweep
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import rapid_des as rd
 from rapid_des.config.texts import parse_json
+from rapid_des.executors import InProcess
 from rapid_des.inputs import printable, read_input
-from rapid_des.studies.executors import InProcess
 from validation.hostile.foreign import STUDY, as_part, kept_results, kept_rows
 from validation.hostile.sample import Sample
 

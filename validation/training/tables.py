@@ -62,7 +62,7 @@ def _titan_peak(models: Models, record: Record) -> Iterator[MeasuredJob]:
 def _titan(models: Models, record: Record) -> Iterator[MeasuredJob]:
     """Yield a row of torchtitan's benchmarks for each schedule that it may have had."""
     tokens = record.count("gbs") * record.count("seq")
-    measured = tokens / (record.number("tokens_per_s_per_gpu") * record.count("n_gpus"))
+    measured = tokens / (record.time("tokens_per_s_per_gpu") * record.count("n_gpus"))
     chunks = _TITAN_CHUNKS.get(record["case_id"].removeprefix("torchtitan/405b-512gpu-"), (1, 2))
     for number in chunks if record.count("pp") > 1 else (1,):
         case = _titan_case(models, record, number)
@@ -111,7 +111,7 @@ def _llama_3(models: Models, record: Record) -> Iterator[MeasuredJob]:
     size = decoder.size
     causal, tokens = _basis(record, size), length * sequences / record.count("n_gpus")
     for flops in (causal, causal + 6 * size.layers * size.hidden * length * tokens):
-        measured = flops / (1e12 * record.number("tflops_per_gpu"))
+        measured = flops / (1e12 * record.time("tflops_per_gpu"))
         for each in (True, False):
             layout = Layout(
                 tp=record.count("tp"), pp=record.count("pp"), dp=record.count("dp"), cp=record.count("cp"),

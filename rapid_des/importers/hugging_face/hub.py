@@ -16,11 +16,13 @@ def hub_config(identifier: str) -> Path:
     try:
         from huggingface_hub import hf_hub_download
     except ImportError:
-        problem = "is no file here; `pip install 'rapid-des[hub]'` lets ids of the Hugging Face hub be read"
+        problem = (
+            "is neither a file nor a preset; ids of the Hugging Face hub need `pip install 'rapid-des[hub]'`"
+        )
         raise InputError(f"{identifier} {problem}") from None
     try:
         return Path(hf_hub_download(identifier, "config.json"))
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
-        problem = "is no file here, and the Hugging Face hub does not hand out its config.json"
+        problem = "is neither a file nor a preset, and the Hugging Face hub does not hand out its config.json"
         raise InputError(f"{identifier} {problem}: {reason:.200}") from None

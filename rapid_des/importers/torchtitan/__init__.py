@@ -5,7 +5,7 @@ Sections and defaults are those of torchtitan's `JobConfig` of 2025, with the na
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from rapid_des.config.documents import read_text
@@ -154,11 +154,13 @@ def import_torchtitan(
 def _job(keys: Keys, gpus: int | None, model: str | None) -> Tree:
     _check(keys)
     parallelism = _parallelism(of(keys, "parallelism"), gpus)
+    compiled = _compiled(keys)
     job = {
         "model": _model(of(keys, "model"), model),
         "phase": "training",
         "software": "torchtitan",
-        "fusion": "torch_compile" if _compiled(keys) else "eager",
+        "fusion": "torch_compile" if "model" in compiled else "eager",
+        "cross_entropy": "one_pass" if "loss" in compiled else "torch",
         "parallelism": parallelism,
         "precision": precision_of(keys),
         "training": _training(keys, parallelism),
@@ -181,7 +183,8 @@ def _check(keys: Keys) -> None:
         of(keys, "experimental").choice(name, {"": None}, "")
 
 
-def _compiled(keys: Keys) -> bool:
+def _compiled(keys: Keys) -> Collection[str]:
+    """Return what is compiled."""
     compiling, training = of(keys, "compile"), of(keys, "training")
     if "enable" in compiling:
         compiled = compiling.flag("enable", default=False)
@@ -189,13 +192,9 @@ def _compiled(keys: Keys) -> bool:
         compiled = training.flag("compile", default=False)  # its name of 2024
     if not compiled:
         compiling.ignore("compile.enable is false", "components", "backend")
-        return False
-    components = compiling.get("components", list, ["model", "loss"])
-    if "model" in components:
-        compiling.overrule(
-            "the model is among them, and kernels of the loss are the software's", "components"
-        )
-    return "model" in components
+        return ()
+    components: Collection[str] = compiling.get("components", list, ["model", "loss"])
+    return components
 
 
 def _model(keys: Keys, given: str | None) -> str:

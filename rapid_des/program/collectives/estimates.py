@@ -13,9 +13,8 @@ from functools import cached_property
 
 import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
-from rapid_des.arrays import Int64s
+from rapid_des.arrays import Floats, Int64s
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.machine import Machine
 from rapid_des.network.collectives import Schedule, ShapedCollective, build_schedule
@@ -24,7 +23,6 @@ from rapid_des.network.specs import Switching
 from rapid_des.units import PS_PER_S
 
 C = CollectiveType
-Floats = NDArray[np.float64]
 MOST_PAIRS = 1 << 16
 """Up to this many pairs of members a direct exchange is summed completely; above, distances are sampled."""
 _BLOCKWISE = frozenset({C.ALL_REDUCE, C.ALL_GATHER, C.REDUCE_SCATTER, C.REDUCE_SCATTER_BLOCK})
