@@ -7,6 +7,7 @@ import inspect
 import textwrap
 from collections import deque
 from collections.abc import Iterator
+from functools import cache
 
 import msgspec
 from msgspec import Struct
@@ -114,6 +115,7 @@ def structs(kind: types.Type) -> Iterator[types.StructType]:
                 waiting += [field.type for field in struct.fields]
 
 
+@cache
 def meanings_of(spec: type) -> dict[str, str]:
     """Return the first paragraph of the docstring under each field, those of bases too."""
     meanings: dict[str, str] = {}
