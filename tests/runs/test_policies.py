@@ -84,7 +84,7 @@ def test_the_last_replica_waits():
 
 def test_redundant_replicas_endure_as_many_failures_as_chance_allows():
     # N replicas whose data r can compute: after k failures all r of some data are out with a probability of
-    # about 1 - exp(-N (k/N)^r), so that Γ(1 + 1/r) N^(1 - 1/r) failures are endured (arXiv 2603.00357)
+    # about 1 - exp(-N (k/N)^r), so that Γ(1 + 1/r) N^(1 - 1/r) failures are endured
     count, redundancy, runs = 100, 2, 60
     replicas = ReplicaPlaces(count, tuple(frozenset({place}) for place in range(count)), redundancy)
     plan = RunPlan(
