@@ -37,7 +37,8 @@ to which, taking 2 s, it goes before compiling that (half a minute) for the firs
 _INTERPRETED_S, _COMPILED_S = 30e-6, 0.5e-6
 """What a transfer takes, about."""
 _MANY_LINKS, _FEWER = 4096, 4
-"""A program with more links, and so many times more than hops of routes, runs on the links that it uses."""
+"""A program with more links than the first, and at least the second times the hops of its routes, runs on
+the links that it uses."""
 _WORTH_FOLDING_S = 0.1
 """Shorter runs are not searched for a symmetry: importing and searching would take as long as they do."""
 
