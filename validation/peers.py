@@ -25,7 +25,8 @@ def topics(data: DataFolder) -> Iterator[Topic]:
     for record in data.read(PREDICTIONS):
         by_tool[record["tool"], record["topic"]].append(record)
     names = sorted({topic for _, topic in by_tool})
-    found = {topic.name: topic for topic in all_topics(data, names)}
+    # without names all topics would be asked for, these too
+    found = {topic.name: topic for topic in all_topics(data, names)} if names else {}
     for (tool, name), records in sorted(by_tool.items()):
         if (ours := found.get(name)) is not None:
             label = f"peers/{tool}/{name.partition('/')[2]}"

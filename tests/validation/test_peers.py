@@ -22,3 +22,7 @@ def test_rows_are_matched_by_case_and_by_measurement_where_stated():
     assert (theirs.predicted, theirs.measured) == (first.time("predicted"), measured)
     assert (mine.predicted, mine.null) == (1.0, None)
     assert other["measured"] != first["measured"]
+
+
+def test_a_folder_without_predictions_has_no_topics(tmp_path):
+    assert list(topics(open_folder(tmp_path))) == []
