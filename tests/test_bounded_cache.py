@@ -28,7 +28,7 @@ def same_parts(one, other):
 
 @pytest.mark.parametrize(
     ("mode", "fault"),
-    [("hierarchical", "link=0>1 bandwidth=0.5"), ("hybrid", "gpu=3 compute=0.8"), ("analytical", "")],
+    [("hierarchical", "link=0>1 bandwidth=0.5"), ("hybrid", "gpu=3 compute=0.8")],
 )
 def test_a_cache_that_other_jobs_have_filled_changes_no_result(mode, fault):
     faults = [parse_fault(fault)] if fault else []

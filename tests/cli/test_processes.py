@@ -36,13 +36,14 @@ SMALL = {
 FILES = {"short": STUDY, "long": LONG, "small": SMALL}
 ON = "llama2_7b_train --on dgx_a100"
 LITTLE = ("{small}", "--on", "dgx_a100")
+ONE_LAYER = ("--set", "job.model.layers=1")
 FAULT = "all=links bandwidth=uniform(0.5,1)"
 TWO = ("--executor", "processes", "--workers", "2")
 SHORT = {
     "sweep": ["sweep", "{short}", *TWO],
     "search": ["search", "{short}", *TWO],
     "plan": ["plan", *ON.split(), "--vary", "tp=8", "--vary", "zero_stage=1", "--mode", "analytical", *TWO],
-    "sensitivity": ["sensitivity", *LITTLE, "--set", "device.operators=roofline", *TWO],
+    "sensitivity": ["sensitivity", *LITTLE, *ONE_LAYER, "--set", "device.operators=roofline", *TWO],
     "faults sample": ["faults", "sample", *LITTLE, "--draws", "2", "--fault", FAULT, *TWO],
     "faults study": ["faults", "study", "{short}", "--draws", "2", "--fault", FAULT, *TWO],
     "goodput": [
@@ -208,6 +209,7 @@ STARTED_IN = {
     "rapid_des/processes.py": {"multiprocessing", "loky", "ProcessPoolExecutor"},
     "rapid_des/compiling/library.py": {"multiprocessing"},  # asks for its own name alone
     "rapid_des/studies/ray_cluster.py": {"ray"},
+    "rapid_des/cli/ui/command.py": {"webbrowser"},  # opens the page, unless --no-browser
     "validation/hostile/campaign.py": {"multiprocessing"},  # for developers, in a checkout
     "validation/pages.py": {"subprocess"},  # asks git which commit is checked out
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from rapid_des.cli.options import echo, json_option
 from rapid_des.errors import InputError
 from rapid_des.report.writing import check_folder, require_extra
 
@@ -34,7 +35,8 @@ _HOST = "127.0.0.1"
 @click.option(
     "--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Commands that run at once."
 )
-def ui(port: int, folder: Path, workers: int, *, no_browser: bool) -> None:
+@json_option
+def ui(port: int, folder: Path, workers: int, *, no_browser: bool, as_json: bool) -> None:
     """Ask and answer in a browser on this machine: forms, sliders, plans, servers, broken links, history.
 
     It listens on the loopback address alone, and answers only those who know the token in the address that
@@ -49,7 +51,7 @@ def ui(port: int, folder: Path, workers: int, *, no_browser: bool) -> None:
         bound = listener.getsockname()[1]
         token = secrets.token_urlsafe(24)
         address = f"http://{_HOST}:{bound}/{token}/"
-        click.echo(address)
+        echo(as_json, {"address": address}, [address])
         if not no_browser:
             webbrowser.open(address)
         serve_page(listener, token, folder.resolve(), workers)
