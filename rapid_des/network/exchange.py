@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import isfinite
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from rapid_des.errors import TopologyError
@@ -54,8 +56,8 @@ def graph_dimension(graph: networkx.Graph[Any]) -> dict[str, Any]:
         {
             "source": str(source),
             "destination": str(destination),
-            "bandwidth": _rate(edge, "bandwidth", "B/s", 1),
-            "latency": _rate(edge, "latency", "ps", PS_PER_S),
+            "bandwidth": _rate(edge, "bandwidth", (source, destination)),
+            "latency": _rate(edge, "latency", (source, destination)),
             "direction": direction,
         }
         for source, destination, edge in graph.edges(data=True)
@@ -65,11 +67,18 @@ def graph_dimension(graph: networkx.Graph[Any]) -> dict[str, Any]:
     return {"name": "graph", "shape": "graph", "size": gpus, "edges": edges, **rates}
 
 
-def _rate(edge: dict[str, Any], key: str, unit: str, factor: int) -> str:
-    """Return an attribute of an edge as text."""
+def _rate(edge: dict[str, Any], key: str, ends: tuple[object, object]) -> str:
+    """Return an attribute of an edge as a machine file states it."""
+    where = f"from_graph: edge {ends[0]}-{ends[1]}"
     if key not in edge:
-        raise TopologyError(
-            f"from_graph: an edge has no {key!r}; its attributes are {', '.join(edge) or 'none'}"
-        )
+        given = ", ".join(map(str, edge)) or "none"
+        raise TopologyError(f"{where}: has no {key!r}; its attributes are {given}")
     value = edge[key]
-    return f"{round(value * factor)} {unit}" if isinstance(value, int | float) else str(value)
+    if not isinstance(value, Real):
+        return str(value)
+    if not isfinite(value):
+        raise TopologyError(
+            f"{where}: {key} {value}; allowed: a number such as 5e10, or a text such as '50 GB/s'"
+        )
+    number = float(value)
+    return f"{round(number)} B/s" if key == "bandwidth" else f"{round(number * PS_PER_S)} ps"

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from rapid_des.profiles import ProfileReport
+from rapid_des.profiles import ProfileReport, profile_report
 from rapid_des.profiles.breakdown import NS_PER_S, PARTS, UNKNOWN
 from rapid_des.report.colours import BUBBLE, COMPUTE, HOST, IDLE
 from rapid_des.report.result import Result
@@ -87,11 +87,11 @@ def compare_with_profile(report: ProfileReport, result: Result) -> ProfileCompar
     for name, time in result.breakdown.items():
         predicted[_PART_OF.get(name, "exposed_communication")] += seconds(time)
     parts = tuple(PartDifference(part, slowest.parts[part] / NS_PER_S, predicted[part]) for part in PARTS)
-    steps, ranks = len(slowest.steady), len(report.ranks)
+    steps = len(slowest.steady)
     seen = defaultdict[str, list[float]](lambda: [0.0, 0.0])
-    for each in report.operators:
-        seen[each.kind][0] += each.time / NS_PER_S / steps / ranks
-        seen[each.kind][1] += each.count / steps / ranks
+    for each in profile_report([slowest.profile]).operators:
+        seen[each.kind][0] += each.time / NS_PER_S / steps
+        seen[each.kind][1] += each.count / steps
     priced = defaultdict[str, list[float]](lambda: [0.0, 0.0])
     for kind, length, count in _kernels(result):
         priced[kind][0] += length

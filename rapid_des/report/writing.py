@@ -116,7 +116,7 @@ def _check_place(path: Path, *, named: Path | None = None) -> None:
 
 
 def _why_not(path: Path) -> str | None:
-    """Return why a file can not be written; None if it can."""
+    """Return why a file can not be written; None if it can. An `OSError` says it, too."""
     if path.is_dir():
         return "it is a folder"
     target = path.resolve()
@@ -125,10 +125,7 @@ def _why_not(path: Path) -> str | None:
         return f"{folder} is no folder"
     if path.exists() and not path.is_file():
         return None if os.access(path, os.W_OK) else f"no permission to write in {folder}"
-    try:
-        _begun(folder / target.name).unlink()
-    except OSError as error:
-        return f"{error.strerror or error} in {folder}"
+    _begun(folder / target.name).unlink()
     return None
 
 

@@ -11,10 +11,11 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from math import comb
+from math import exp, fsum, lgamma, log, log1p
 
 from msgspec import Struct, structs
 
+from rapid_des.errors import InputError
 from rapid_des.machine import Machine
 from rapid_des.runs.failures import Draws, Failure, failures
 from rapid_des.runs.loading import Reliability, fleets, gpus_of_unit, slow_classes, tiers, treatments
@@ -22,6 +23,9 @@ from rapid_des.units import PS_PER_US
 
 _MOST_DRAWN = 20_000
 """The failures after which a replica that none of them hits counts as one that never fails."""
+
+_LEAST_AVAILABILITY = 0.01
+"""The share of the time in which a replica runs below which no fleet is stated."""
 
 
 class Event(Struct, frozen=True):
@@ -131,11 +135,29 @@ class ServerFailures:
 def replicas_held(replicas: int, availability: float, share: float) -> int:
     """Return how many replicas a fleet has so that enough of them run for a share of the time.
 
-    >>> replicas_held(10, 1.0, 0.99), replicas_held(10, 0.99, 0.99)
-    (10, 11)
+    `InputError` for replicas that hardly ever run.
+
+    >>> replicas_held(10, 1.0, 0.99), replicas_held(10, 0.99, 0.99), replicas_held(3000, 0.4, 0.99)
+    (10, 11, 7750)
     """
-    held, out = replicas, 1 - availability
-    while sum(comb(held, down) * out**down * availability ** (held - down)
-              for down in range(held - replicas + 1)) < share:  # fmt: skip
-        held += 1
-    return held
+    if availability == 1:
+        return replicas
+    if availability < _LEAST_AVAILABILITY:
+        problem = f"a replica runs {availability:.2%} of the time; allowed: {_LEAST_AVAILABILITY:.0%} or more"
+        raise InputError(f"--reliability: {problem}")
+    fewer, more = replicas - 1, replicas
+    while _enough(more, replicas, availability) < share:
+        fewer, more = more, 2 * more
+    while more - fewer > 1:  # by halves: each more makes it likelier that enough run
+        middle = (fewer + more) // 2
+        fewer, more = (fewer, middle) if _enough(middle, replicas, availability) >= share else (middle, more)
+    return more
+
+
+def _enough(held: int, replicas: int, availability: float) -> float:
+    """Return the probability that at least `replicas` of the replicas that are held run, by logarithms."""
+    runs, out, whole = log(availability), log1p(-availability), lgamma(held + 1)
+    return fsum(
+        exp(whole - lgamma(down + 1) - lgamma(held - down + 1) + down * out + (held - down) * runs)
+        for down in range(held - replicas + 1)
+    )

@@ -290,3 +290,12 @@ def test_the_page_in_a_browser(browser, asking, tmp_path):
     assert [task["words"][0] for task in asking.json("api/runs")["runs"]].count("plan") == 0
     assert browser.evaluate(UNNAMED) == []
     Here.go.set()
+
+
+def test_a_question_is_asked_again_where_a_file_of_the_folder_has_changed(tmp_path):
+    waiting = tasks.TaskFolder(tmp_path / "runs", 0)
+    asked = words.Asked(command="run", job="llama2_7b_train", machine="dgx_a100")
+    first = waiting.start(asked)
+    assert waiting.start(asked) is first
+    (tmp_path / "mine.yaml").write_text("model: llama2_7b")
+    assert waiting.start(asked) is not first

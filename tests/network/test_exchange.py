@@ -69,7 +69,8 @@ def test_numbers_are_bytes_a_second_and_seconds():
 @pytest.mark.parametrize(
     ("graph", "said"),
     [
-        (_ring(latency=1e-6), "an edge has no 'bandwidth'; its attributes are latency"),
+        (_ring(latency=1e-6), "edge gpu0-gpu1: has no 'bandwidth'; its attributes are latency"),
+        (_ring(bandwidth=float("nan"), latency=1e-6), "edge gpu0-gpu1: bandwidth nan; allowed: a number"),
         (_ring(bandwidth="fast", latency=1e-6), "'fast'"),
         (networkx.MultiGraph(_ring(bandwidth=1, latency=1)), "one wider link"),
         (networkx.relabel_nodes(_ring(bandwidth="1 GB/s", latency="1 us"), {"gpu0": "gpu9"}), "0 to 3 once"),

@@ -4,11 +4,11 @@ from itertools import islice
 
 import pytest
 
-from rapid_des.errors import ConfigError
+from rapid_des.errors import ConfigError, InputError
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
 from rapid_des.runs.loading import load_reliability
-from rapid_des.serving.failures import ServerFailures
+from rapid_des.serving.failures import ServerFailures, replicas_held
 from rapid_des.serving.outages import parse_outage
 from rapid_des.serving.server import serve
 
@@ -81,3 +81,10 @@ def test_a_server_meets_the_failures_of_a_file(tmp_path):
     assert len(result.as_json()["outages"]) > 2
     with pytest.raises(ConfigError, match="mtbf: reliability goes with seed alone"):
         parse_outage(f"reliability={file} mtbf=1h")
+
+
+def test_fleets_of_thousands_have_enough_replicas_and_those_that_hardly_run_are_refused():
+    held = replicas_held(1000, 0.5, 0.99)
+    assert 2000 < held < 2200 and replicas_held(1000, 0.5, 0.999) > held
+    with pytest.raises(InputError, match="runs 0.10% of the time; allowed: 1% or more"):
+        replicas_held(10, 0.001, 0.99)

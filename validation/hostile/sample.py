@@ -6,6 +6,19 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+SMALL_MODEL = """model:
+  hidden: 1024
+  layers: 4
+  attention: {heads: 16, kv_heads: 8, head_dim: 64}
+  feed_forward: {activation: swiglu, hidden: 2816}
+  norm: rms_norm
+  position: rope
+  vocabulary: 32000
+  max_positions: 4096
+  tied_embeddings: false
+"""
+"""The model of attacked jobs: so small that what an attack makes of it runs in time."""
+
 
 @dataclass(frozen=True)
 class Sample:

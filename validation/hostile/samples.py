@@ -16,7 +16,7 @@ import numpy as np
 from validation.hostile.drawn import drawn
 from validation.hostile.foreign import importers, servers, studies
 from validation.hostile.notebooks import notebooks
-from validation.hostile.sample import Sample, of
+from validation.hostile.sample import SMALL_MODEL, Sample, of
 from validation.hostile.whole_runs import whole_runs
 
 _ROOT = Path(__file__).parents[2]
@@ -76,20 +76,10 @@ phase: training
 parallelism: {tp: 2, pp: 2, dp: 2, sequence_parallel: true}
 training: {global_batch: 8, micro_batch: 1, sequence_length: 1024, schedule: 1f1b, zero_stage: 1}
 """
-_SERVED = """phase: inference
-parallelism: {tp: 8}
-inference: {batch: 4, prompt_length: 128, output_length: 16, cuda_graphs: true}
-model:
-  hidden: 1024
-  layers: 4
-  attention: {heads: 16, kv_heads: 8, head_dim: 64}
-  feed_forward: {activation: swiglu, hidden: 2816}
-  norm: rms_norm
-  position: rope
-  vocabulary: 32000
-  max_positions: 4096
-  tied_embeddings: false
-"""
+_SERVED = f"""phase: inference
+parallelism: {{tp: 8}}
+inference: {{batch: 4, prompt_length: 128, output_length: 16, cuda_graphs: true}}
+{SMALL_MODEL}"""
 _ON = "name: m\ndevice: a100_sxm_80gb\nfabric: [{name: g, size: 4, %s}]\n" + "\n".join(
     MACHINE.splitlines()[6:9]
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rapid_des.cli.main import cli
-from validation.hostile.sample import Sample, of
+from validation.hostile.sample import SMALL_MODEL, Sample, of
 
 _RELIABILITY = """source: a test
 detection: uniform(1 min, 3 min)
@@ -28,20 +28,10 @@ classes:
   - {name: optic, per: node, rate: 0.1 /d, effect: slows, fault: "gpu={gpu} compute=0.9", lasts: "uniform(1 h, 2 h)", misdiagnosis: 0.1}
   - {name: power, per: node, mtbf: 30 d, law: {kind: weibull, shape: 0.8}}
 """
-_JOB = """phase: training
-parallelism: {tp: 8}
-training: {global_batch: 8, micro_batch: 1, sequence_length: 1024}
-model:
-  hidden: 1024
-  layers: 4
-  attention: {heads: 16, kv_heads: 8, head_dim: 64}
-  feed_forward: {activation: swiglu, hidden: 2816}
-  norm: rms_norm
-  position: rope
-  vocabulary: 32000
-  max_positions: 4096
-  tied_embeddings: false
-"""
+_JOB = f"""phase: training
+parallelism: {{tp: 8}}
+training: {{global_batch: 8, micro_batch: 1, sequence_length: 1024}}
+{SMALL_MODEL}"""
 
 
 _ALL_REDUCE: dict[str, Any] = {

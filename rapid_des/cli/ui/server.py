@@ -79,7 +79,7 @@ class Guard:
             return "this host is not the one that rapid-des ui listens on"
         if origin is not None and origin != f"http://{host}":
             return "another origin may not ask"
-        given = request.url.path.split("/")[1]
+        given = request.url.path.removeprefix("/").partition("/")[0]
         if not secrets.compare_digest(given.encode(), self.token.encode()):
             return "the token is missing: use the address that rapid-des ui printed"
         if request.method == "POST":

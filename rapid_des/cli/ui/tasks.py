@@ -84,16 +84,17 @@ class TaskFolder:
                 task.state = "ended" if (place / ENDED).is_file() else "stopped"
 
     def start(self, asked: Asked) -> Task:
-        """Start a command, or return the task that has answered the same question before."""
+        """Start a command, or return the task that has answered the same question of unchanged files."""
         plain = msgspec.json.decode(msgspec.json.encode(asked))
+        files = {path.name: path.stat().st_mtime_ns for path in self.folder.parent.glob("*.yaml")}
+        question = {"asked": plain, "version": __version__, "files": files}
         with self._lock:
             for task in reversed(self._tasks.values()):
                 known = task.read(_ASKED) if task.state != "cancelled" else None
-                if known and known["asked"] == plain and known["version"] == __version__ and _good(task):
+                if known and all(known.get(key) == value for key, value in question.items()) and _good(task):
                     return task
             task = Task(self._new_folder())
-            words = asked.words()
-            made = {"asked": plain, "words": words, "version": __version__, "made": time.time()}
+            made = {**question, "words": asked.words(), "made": time.time()}
             replace_json(task.folder / _ASKED, made)
             self._tasks[task.number] = task
             self._run_waiting()

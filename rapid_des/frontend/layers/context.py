@@ -130,7 +130,7 @@ def join_parts(operations: OperatorList, shard: Shard, heads: int, width: int) -
     """Append the sum of the results of ranks that attended to a part of the KV cache each.
 
     `heads` and `width` are a token's. Each rank weighs its result by the softmax statistics of all parts
-    (Dao et al. 2023, Flash-Decoding, over ranks; Yang et al. 2024, arXiv 2411.01783, section 3.6).
+    (Flash-Decoding, Dao et al. 2023, over ranks).
     """
     rows = shard.tokens * heads
     statistics = shard.message("cp.statistics", rows, "fp32")
