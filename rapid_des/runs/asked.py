@@ -20,6 +20,8 @@ from rapid_des.runs.loading import Reliability
 from rapid_des.runs.planning import Subject
 
 REPLICATIONS = 20
+"""The number of runs for each point. The goodput of Llama 3's 54 days on 16,384 GPUs is known within 0.44 %
+by these; differences of points are known better, as all meet the same failures."""
 
 
 class AskedRun(Struct, frozen=True):
