@@ -12,20 +12,20 @@ import struct
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from msgspec import Struct
 
 from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import UNSTATED, NodeKind
+from rapid_des.frontend.memory import JobMemory
+from rapid_des.frontend.trace import JobTrace
 from rapid_des.modes.execution import Run
 from rapid_des.program.lowering import rank_times
+from rapid_des.report.pictures.memory import steps_of_stages
 from rapid_des.report.timeline import COMMUNICATES, Chosen, senders_of
 from rapid_des.report.writing import replacing
-
-if TYPE_CHECKING:
-    from rapid_des.report.result import Result
 
 ENDINGS = (".pftrace", ".perfetto-trace")
 """Endings of paths that ask for this format, before a `.gz`."""
@@ -53,13 +53,11 @@ class _Slice(Struct, frozen=True):
     receives: bool = False
 
 
-def memory_counters(result: Result, run: Run) -> Iterator[Counter]:
+def memory_counters(memory: JobMemory, trace: JobTrace, run: Run) -> Iterator[Counter]:
     """Yield the memory of a rank of each stage over a training step; nothing for other runs."""
-    if result.figures is None or result.trace is None or result.trace.job.spec.training is None:
+    if trace.job.spec.training is None:
         return
-    from rapid_des.report.pictures.memory import steps_of_stages
-
-    for stage, (times, held) in steps_of_stages(result.figures.memory.stages, result.trace, run):
+    for stage, (times, held) in steps_of_stages(memory.stages, trace, run):
         sizes = [sum(categories.values()) for categories in held]
         yield f"memory of stage {stage.stage}", _BYTES, times, sizes
 

@@ -249,7 +249,8 @@ class Result(Plotted, Report):
         run, file = self._run("timeline"), Path(path)
         chosen = chosen_of(run, extract or EVERYTHING, bounded=bounded)
         if file.name.removesuffix(".gz").endswith(ENDINGS):
-            write_perfetto(file, run, chosen, list(memory_counters(self, run)))
+            told = self.figures and self.trace and memory_counters(self.figures.memory, self.trace, run)
+            write_perfetto(file, run, chosen, list(told or ()))
         else:
             write_timeline(file, run, chosen)
 
