@@ -16,6 +16,7 @@ from rapid_des.executors import Executor, Failed, InProcess
 from rapid_des.frontend import Job
 from rapid_des.machine import Machine
 from rapid_des.runs.changes import RunChange, changes_of
+from rapid_des.runs.checkpoints import on_machine
 from rapid_des.runs.clock import Replication, replicate
 from rapid_des.runs.failures import failures
 from rapid_des.runs.length import Length
@@ -48,6 +49,11 @@ class RunRequest(Struct, frozen=True):
         """What the durations of steps follow from."""
         return "goodput", self.job, self.machine, self.mode
 
+    @property
+    def file(self) -> Reliability:
+        """The reliability file, with the machine's storage where it states none."""
+        return on_machine(self.reliability, self.machine)
+
     def subject(self, cache: BoundedCache) -> Subject:
         """Return the job on the machine, with its step."""
         return cache.get_or_make(self.step_key, lambda: Subject(self.job, self.machine, self.mode, cache))
@@ -57,8 +63,8 @@ class RunRequest(Struct, frozen=True):
         return cache.get_or_make(("goodput", self), lambda: self._planned(cache))
 
     def _planned(self, cache: BoundedCache) -> PlannedRun:
-        change = changes_of(self.reliability)[self.change] if self.change else RunChange("none")
-        return change.of_run(planned(self.subject(cache), change.of_file(self.reliability), self.length))
+        change = changes_of(self.file)[self.change] if self.change else RunChange("none")
+        return change.of_run(planned(self.subject(cache), change.of_file(self.file), self.length))
 
 
 class Replications(Struct, frozen=True):

@@ -24,7 +24,7 @@ from rapid_des.runs.loading import (
 )
 from rapid_des.runs.planned import PlannedRun
 from rapid_des.runs.policies import POLICIES, ReplicaPlaces
-from rapid_des.runs.steps import ConstantStep, SimulatedSteps, with_fewer_replicas
+from rapid_des.runs.steps import ConstantStep, SimulatedSteps, StepTimes, with_fewer_replicas
 from rapid_des.runs.stretch import EVERYTHING, NODE, PROCESSES, TrainingStretch
 from rapid_des.runs.times import Time
 from rapid_des.runs.treatment import RunPlan, Treatment
@@ -70,8 +70,7 @@ def planned(subject: Subject, reliability: Reliability, length: Length) -> Plann
     parts, treated = fleets(reliability, job.gpus, machine), treatments(reliability, machine)
     costs = checkpoint_costs(reliability, job, machine, subject.step_on)
     levels = checkpoint_levels(reliability, costs, subject.step, _rates(parts, treated))
-    spares, slow = reliability.spec.spares, slow_classes(reliability, machine)
-    shrinks = POLICIES[reliability.spec.policy].shrinks
+    spares = reliability.spec.spares
     plan = RunPlan(
         TrainingStretch(subject.step, levels, length.steps),
         length.horizon,
@@ -80,13 +79,21 @@ def planned(subject: Subject, reliability: Reliability, length: Length) -> Plann
         tiers(reliability),
         retire_after=None if spares is None else spares.retire_after,
         nodes=ceil_divide(job.gpus, gpus_of_node(machine)),
-        steps=SimulatedSteps(job, machine, slow, subject.step_on) if slow or shrinks else ConstantStep(),
+        steps=_steps(subject, reliability),
         policy=reliability.spec.policy,
         replicas=_replicas(reliability, job, machine),
         tolerated=tolerated(reliability),
     )
     _require_progress(reliability, plan, parts)
     return PlannedRun(plan, costs, parts)
+
+
+def _steps(subject: Subject, reliability: Reliability) -> StepTimes:
+    """Return what steps take while parts are slow or missing."""
+    slow, spec = slow_classes(reliability, subject.machine), reliability.spec
+    if not slow and not POLICIES[spec.policy].shrinks:
+        return ConstantStep()
+    return SimulatedSteps(subject.job, subject.machine, slow, subject.step_on, together=spec.together)
 
 
 def _replicas(reliability: Reliability, job: Job, machine: Machine) -> ReplicaPlaces:
