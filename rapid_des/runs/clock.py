@@ -55,8 +55,8 @@ class Replication(Struct, frozen=True):
     states: frozenset[StateKey] = frozenset()
     """The states other than the healthy one in which steps were simulated."""
     at_least: int = 0
-    """The time of training with so many slow parts that steps are known to take at least as long as they do
-    here, in picoseconds.
+    """The time of training with more slow parts than are simulated together, in picoseconds; steps then take
+    longer than here.
     """
 
 
