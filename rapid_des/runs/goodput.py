@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct, structs
 
@@ -99,6 +99,16 @@ class Replications(Struct, frozen=True):
         return estimate.high - estimate.mean <= self.share * estimate.mean
 
 
+class Kept(Protocol):
+    """Replications that are kept between runs."""
+
+    found: Mapping[int, Replication]
+    """Those that were played before, by number."""
+
+    def keep(self, replication: Replication) -> None:
+        """Keep one more."""
+
+
 def requested(  # noqa: PLR0913 - options by name
     job: Job,
     machine: Machine,
@@ -155,20 +165,25 @@ def goodput(  # noqa: PLR0913 - options by name
     return play(run, wanted, executor=executor, cache=cache, on_progress=on_progress)
 
 
-def play(
+def play(  # noqa: PLR0913 - options by name
     request: RunRequest,
     wanted: Replications,
     *,
     executor: Executor | None = None,
     cache: BoundedCache | None = None,
     on_progress: Callable[[int, int], None] = lambda *_: None,
+    kept: Kept | None = None,
 ) -> GoodputResult:
-    """Play the replications of a run; those that ^C leaves out are counted in the result."""
+    """Play the replications of a run; those that ^C leaves out are counted in the result.
+
+    Those that are `kept` are not played again.
+    """
     cache = BoundedCache() if cache is None else cache
     subject, run = request.subject(cache), request.planned(cache)
     rounds = _ROUND if wanted.figure else wanted.most
     require_bounded(run.plan, run.parts, rounds)
-    found = list[Replication]()
+    found, known = list[Replication](), {} if kept is None else kept.found
+    begin = wanted.first
 
     def result(left: int = 0) -> GoodputResult:
         ordered = tuple(sorted(found, key=lambda each: each.number))
@@ -178,10 +193,13 @@ def play(
     try:
         with executor or InProcess(cache) as opened:
             while len(found) < wanted.most:
-                begin = wanted.first + len(found)
-                items = [(request, number) for number in range(begin, begin + rounds)]
+                numbers, begin = range(begin, begin + rounds), begin + rounds
+                found += [known[number] for number in numbers if number in known]
+                items = [(request, number) for number in numbers if number not in known]
                 for each in _outcomes(opened, items):
                     found.append(each)
+                    if kept is not None:
+                        kept.keep(each)
                     on_progress(len(found), wanted.most if not wanted.figure else len(found) + 1)
                 if wanted.enough(result()):
                     break

@@ -4,13 +4,17 @@ import json
 from math import hypot
 
 import pytest
+from msgspec import structs
 
 from rapid_des import goodput
+from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
 from rapid_des.runs.checkpoints import checkpoint_cost
+from rapid_des.runs.goodput import Replications, play, requested
 from rapid_des.runs.loading import load_reliability
+from rapid_des.studies.kept_runs import KeptRuns
 from tests.cli.shell import call, refused
 
 FILE = {
@@ -220,6 +224,24 @@ def test_a_run_that_is_interrupted_keeps_what_is_finished(where):
 
     result = run(where, replications=10, on_progress=stop)
     assert (len(result.replications), result.left) == (3, 7)
+
+
+def test_replications_in_a_folder_are_not_played_again(where, tmp_path):
+    def stop(done, _):
+        if done == 3:
+            raise KeyboardInterrupt
+
+    request, cache = requested(*where, FILE, days=300, mode="analytical"), BoundedCache()
+    with KeptRuns(tmp_path / "kept", request, cache) as kept:
+        play(request, Replications(10), cache=cache, on_progress=stop, kept=kept)
+    played = []
+    with KeptRuns(tmp_path / "kept", request, cache) as kept:
+        assert [*kept.found] == [0, 1, 2]
+        whole = play(request, Replications(10), on_progress=lambda done, _: played.append(done), kept=kept)
+    assert played == [4, 5, 6, 7, 8, 9, 10]
+    assert whole.replications == play(request, Replications(10), cache=cache).replications
+    with pytest.raises(InputError, match="holds the results of another study \\(seed: 0 there, 1 here\\)"):
+        KeptRuns(tmp_path / "kept", structs.replace(request, seed=1), cache)
 
 
 def test_a_price_and_a_picture(where, tmp_path):
