@@ -119,7 +119,7 @@ def speculation_refusals(job: Job) -> Iterator[tuple[str, str]]:
     if any(layer.mixer.name in ("mamba", "delta", "lightning") for model in models for layer in model.kinds):
         yield (
             key,
-            "a state (mamba2, gated_delta, lightning_attention) that has taken in a token that is then rejected "
+            "a state (mamba2, gated_delta, lightning_attention) that has taken in a rejected token "
             "can not go back",
         )
     if draft is not None:

@@ -1,7 +1,7 @@
 """Lightning attention: linear attention whose states decay by a fixed rate a head (arXiv 2501.08313).
 
 MiniMax-01 has it. One projection makes queries, keys, values and a gate. Queries, keys and values pass SiLU.
-A scan carries keys times values on from chunk to chunk; its results are normed over all heads together, scaled
+A scan carries keys times values on from chunk to chunk; its results are normed over all heads, scaled
 by the sigmoid of the gate, and projected back. Rates have no parameters. Queries, keys, values and gate are
 one product here, as all read the same stream. tp splits heads, and its ranks add up the squares that the norm
 needs; cp gives each rank all positions of some heads, as Mamba-2's does.
