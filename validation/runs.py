@@ -9,6 +9,7 @@ changes a share of time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -101,8 +102,8 @@ def topics(data: DataFolder) -> Iterator[Topic]:
     named = {record["case_id"]: record for record in _of(records, ("effective", "ettr_2048"))}
     names = {"llama3-405b": "llama3", "bloom-176b": "bloom", "gemini-google": "gemini"}
     for case, record in named.items():
-        yield Topic(f"goodput/{names.get(case, case)}", lambda record=record: [_useful_time(record)],
-                    unit="percent", split=False)  # fmt: skip
+        name = f"goodput/{names.get(case, case)}"
+        yield Topic(name, partial(_useful_times, record), unit="percent", split=False)
     yield Topic("goodput/mttf", lambda: [_mttf(record) for record in _of(records, ("mttf_",))],
                 unit="h", split=False)  # fmt: skip
     counted = _of(records, ("gpu_failures_by",))
@@ -112,6 +113,10 @@ def topics(data: DataFolder) -> Iterator[Topic]:
 
 def _of(records: list[Record], metrics: tuple[str, ...]) -> list[Record]:
     return [record for record in records if record["metric"].startswith(metrics)]
+
+
+def _useful_times(record: Record) -> list[Row]:
+    return [_useful_time(record)]
 
 
 def _useful_time(record: Record) -> Row:

@@ -22,7 +22,7 @@ from rapid_des.runs.failures import failures
 from rapid_des.runs.length import Length
 from rapid_des.runs.loading import Reliability, load_reliability
 from rapid_des.runs.planned import PlannedRun
-from rapid_des.runs.planning import Subject, planned, require_bounded
+from rapid_des.runs.planning import HealthyStep, Subject, planned, require_bounded
 from rapid_des.runs.result import GoodputResult
 from rapid_des.simulation import FINEST, require_kind
 
@@ -43,6 +43,8 @@ class RunRequest(Struct, frozen=True):
     seed: int
     change: str = ""
     """The name of a change that is made (`rapid_des.runs.changes`)."""
+    healthy: HealthyStep | None = None
+    """The step without failures, so that executors need not simulate it; None: not known."""
 
     @property
     def step_key(self) -> tuple[Any, ...]:
@@ -56,7 +58,8 @@ class RunRequest(Struct, frozen=True):
 
     def subject(self, cache: BoundedCache) -> Subject:
         """Return the job on the machine, with its step."""
-        return cache.get_or_make(self.step_key, lambda: Subject(self.job, self.machine, self.mode, cache))
+        own = (self.job, self.machine, self.mode)
+        return cache.get_or_make(self.step_key, lambda: Subject(*own, cache, self.healthy))
 
     def planned(self, cache: BoundedCache) -> PlannedRun:
         """Return the run as it is played."""
@@ -99,11 +102,12 @@ class Replications(Struct, frozen=True):
         return estimate.high - estimate.mean <= self.share * estimate.mean
 
 
-class Kept(Protocol):
+class KeptReplications(Protocol):
     """Replications that are kept between runs."""
 
-    found: Mapping[int, Replication]
-    """Those that were played before, by number."""
+    @property
+    def found(self) -> Mapping[int, Replication]:
+        """Those that were played before, by number."""
 
     def keep(self, replication: Replication) -> None:
         """Keep one more."""
@@ -172,14 +176,16 @@ def play(  # noqa: PLR0913 - options by name
     executor: Executor | None = None,
     cache: BoundedCache | None = None,
     on_progress: Callable[[int, int], None] = lambda *_: None,
-    kept: Kept | None = None,
+    kept: KeptReplications | None = None,
 ) -> GoodputResult:
     """Play the replications of a run; those that ^C leaves out are counted in the result.
 
     Those that are `kept` are not played again.
     """
     cache = BoundedCache() if cache is None else cache
-    subject, run = request.subject(cache), request.planned(cache)
+    subject = request.subject(cache)
+    request = structs.replace(request, healthy=subject.healthy)
+    run = request.planned(cache)
     rounds = _ROUND if wanted.figure else wanted.most
     require_bounded(run.plan, run.parts, rounds)
     found, known = list[Replication](), {} if kept is None else kept.found

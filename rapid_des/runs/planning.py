@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import Struct
+
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import CannotFinishError, InputError
 from rapid_des.frontend import Job
@@ -35,6 +37,21 @@ _MOST_FAILURES = 10**7
 """The failures of all replications together: minutes, and a gigabyte."""
 
 
+class HealthyStep(Struct, frozen=True):
+    """The step of a job without failures."""
+
+    duration: int
+    """The duration in picoseconds."""
+    mfu: float
+    """The model FLOPs utilization."""
+
+    @classmethod
+    def of(cls, result: Result) -> HealthyStep:
+        """Return the step of a job's result."""
+        assert result.figures is not None, "jobs have figures"
+        return cls(int(result.step_time), result.figures.mfu)
+
+
 class Subject:
     """A job on a machine, with the steps that were simulated so far."""
 
@@ -44,15 +61,14 @@ class Subject:
         machine: Machine,
         mode: str,
         cache: BoundedCache | None = None,
-        healthy: Result | None = None,
+        healthy: HealthyStep | None = None,
     ) -> None:
         self.job, self.machine, self.mode = job, machine, mode
         self._cache = BoundedCache() if cache is None else cache
         self._steps = dict[tuple[Machine, Job], int]()
-        healthy = healthy or simulate(job, machine, mode=mode, cache=self._cache)
-        assert healthy.figures is not None, "jobs have figures"
-        self.mfu = healthy.figures.mfu
-        self.step = self._steps[machine, job] = int(healthy.step_time)
+        self.healthy = healthy or HealthyStep.of(simulate(job, machine, mode=mode, cache=self._cache))
+        self.mfu = self.healthy.mfu
+        self.step = self._steps[machine, job] = self.healthy.duration
 
     def step_on(self, machine: Machine, job: Job | None = None) -> int:
         """Return the picoseconds of a step on a machine, such as one with faults, or of another job."""
