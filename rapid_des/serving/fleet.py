@@ -8,6 +8,8 @@ A router is a small function that says which replica gets a request:
 - `least_tokens`: who has the fewest tokens still to compute and to make (vLLM's and Dynamo's load).
 - `most_free_pages`: who has the most free pages, less what waits for pages there.
 - `session`: requests of one session to one replica, by a hash.
+- `prefix_aware`: who has the fewest tokens still to compute and to make, those of the request that are not
+  found there included (as the cost of Dynamo's KV router weighs overlap against load).
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ import simpy
 from msgspec import Struct, field
 
 from rapid_des.errors import DeadlockError, InputError
+from rapid_des.frontend.servers import AutoscalerSpec
+from rapid_des.serving.autoscaler import Autoscaler
 from rapid_des.serving.batch import Costs
+from rapid_des.serving.contents import Contents
 from rapid_des.serving.engine import Engine, Process
 from rapid_des.serving.pipelined import LockstepGroup, LockstepReplica, PipelinedReplica
 from rapid_des.serving.records import Stop
@@ -71,6 +76,11 @@ def session(replicas: Sequence[Replica], request: Request) -> Replica:
     return _hashed(replicas, f"session {request.session}")
 
 
+def prefix_aware(replicas: Sequence[Replica], request: Request) -> Replica:
+    """Return the replica with the fewest tokens to do, with those of the request that it does not find."""
+    return min(replicas, key=lambda replica: replica.outstanding_tokens - replica.content.found(request))
+
+
 def _hashed(replicas: Sequence[Replica], text: str) -> Replica:
     return replicas[crc32(text.encode()) % len(replicas)]
 
@@ -82,6 +92,7 @@ ROUTERS: Mapping[str, Router] = {
     "least_tokens": least_tokens,
     "most_free_pages": most_free_pages,
     "session": session,
+    "prefix_aware": prefix_aware,
 }
 
 
@@ -131,6 +142,8 @@ class Fleet(Struct, dict=True):
     outages: Sequence[Iterator[Event]] = ()
     startup: int = 0
     """Picoseconds from the end of an outage until a replica serves."""
+    autoscaler: AutoscalerSpec | None = None
+    """When replicas start and stop; None: all serve always."""
     lose: bool = False
     """Whether requests of a stopped replica are lost."""
     priced: Callable[[int, Sequence[str]], Costs] | None = None
@@ -144,6 +157,7 @@ class Fleet(Struct, dict=True):
     def run(self) -> bool:
         """Serve all requests; return False if that was interrupted."""
         self._sent = self._inside = self._since = self.area = 0
+        self._contents = Contents(self.workload.blocks)
         self._front_ends = [0] * (self.front_ends or self.prompting or self.replicas)
         """The times at which the front ends are free, as a heap."""
         self._held: list[Request] = []
@@ -153,6 +167,7 @@ class Fleet(Struct, dict=True):
         self._stranded: list[Request] = []
         """Requests with computed prompts for whose keys and values no decoding replica is up."""
         self._end = self.env.event()
+        self.scalers: list[Autoscaler] = []
         self.members = self._begun(range(self.prompting), self.prompting_engine or self.engine)
         self.members += self._begun(range(self.prompting, self.replicas), self.engine)
         if self.workload.arrival is None:
@@ -182,8 +197,17 @@ class Fleet(Struct, dict=True):
         for member in members:
             if self.priced is not None:
                 member.costs = self.priced(member.number, ())
-            member.resume()
+        if self.autoscaler is None:
+            for member in members:
+                member.resume()
+        elif members:
+            self.scalers.append(Autoscaler(self.env, self.autoscaler, members, self.startup, self._go_on))
         return members
+
+    def _open(self, members: Sequence[Replica]) -> list[Replica]:
+        """Return the replicas that take requests; those that drain do so where no other is up."""
+        alive = [member for member in members if member.alive]
+        return [member for member in alive if not member.draining] or alive
 
     def _count(self, change: int) -> None:
         """Change the number of requests between sending and answer."""
@@ -209,6 +233,8 @@ class Fleet(Struct, dict=True):
         """Send a request to a front end."""
         self._count(1)
         request = self.workload.request(number, int(self.env.now))
+        if self.engine.prefix_tiers is not None:
+            request.path = self._contents.path(request)
         if self.client or self.tokenizing or self.latency:
             now = int(self.env.now)
             begin = max(now, heappop(self._front_ends))
@@ -224,7 +250,7 @@ class Fleet(Struct, dict=True):
         self._route(request)
 
     def _route(self, request: Request) -> None:
-        alive = [member for member in self.members[: self.prompting or None] if member.alive]
+        alive = self._open(self.members[: self.prompting or None])
         if alive:
             self.router(alive, request).submit(request)
         else:
@@ -301,7 +327,7 @@ class Fleet(Struct, dict=True):
 
     def _hand_over(self, request: Request) -> None:
         """Send a request to a decoding replica, and its keys and values after it."""
-        alive = [member for member in self.members[self.prompting :] if member.alive]
+        alive = self._open(self.members[self.prompting :])
         if not alive:
             self._stranded.append(request)
             return

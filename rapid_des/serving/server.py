@@ -12,7 +12,7 @@ from rapid_des.errors import ConfigError, InfeasibleJobError
 from rapid_des.frontend import Job
 from rapid_des.frontend.build import check_size
 from rapid_des.frontend.memory.serving import kv_capacity
-from rapid_des.frontend.servers import ServingSpec
+from rapid_des.frontend.servers import ServingSpec, StartupSpec
 from rapid_des.frontend.spec import KvPool
 from rapid_des.machine import Machine
 from rapid_des.serving.adapters import Lora
@@ -22,6 +22,7 @@ from rapid_des.serving.engine import Engine
 from rapid_des.serving.fleet import ROUTERS, Fleet, Watch
 from rapid_des.serving.policies import Habits, policy_of
 from rapid_des.serving.pools import Pool, of_replica, pools_of, sharing
+from rapid_des.serving.prefix_cache import LowerTier
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.transfers import TransferLinks, for_iterations
 from rapid_des.serving.workload import WORKLOADS, Marks, Workload, draw, parse_arrivals, parse_lengths
@@ -77,12 +78,8 @@ def serve_workload(  # noqa: PLR0913 - as above
     """Serve requests that are known one by one; `first`: the server's first GPU, for faults."""
     spec, host, pools = job.spec.serving or ServingSpec(), job.host, pools_of(job)
     _check(job, pools, machine.fabric.gpus)
-    if spec.host_cache and "session" not in workload.marks:
-        raise ConfigError(
-            "is of idle sessions, and requests are of none: state serving.sessions",
-            file=job.file,
-            key="serving.host_cache",
-        )
+    _check_content(job, spec, workload)
+    _check_scaling(job, spec, machine)
     steady = for_iterations(machine, sends=len(pools) > 1)
     healthy = steady.unfaulted
     _check_positions(job, workload)
@@ -104,7 +101,10 @@ def serve_workload(  # noqa: PLR0913 - as above
         latency=int((host.client if host else None) or 0),
         watch=watch,
         lose=spec.on_outage == "lose",
+        autoscaler=spec.autoscaler,
     )
+    if spec.autoscaler is not None and spec.startup is not None:
+        fleet.startup = _startup(pools, machine, spec.startup, cache)
     if spec.outages or steady.faults:
         _fail(fleet, pools, (steady, first), cache)
     complete = fleet.run()
@@ -112,9 +112,43 @@ def serve_workload(  # noqa: PLR0913 - as above
     return ServeResult.of(fleet, name=job.name, gpus=pools[-1].end, device=device, interrupted=not complete)
 
 
+def _check_content(job: Job, spec: ServingSpec, workload: Workload) -> None:
+    """Raise a `ConfigError` for memory below the GPU that nothing would use."""
+    if spec.host_cache and spec.prefix_cache is not None:
+        problem = (
+            "is of idle sessions; with a cache of prefixes the host is one of serving.prefix_cache.tiers"
+        )
+        raise ConfigError(problem, file=job.file, key="serving.host_cache")
+    if spec.host_cache and "session" not in workload.marks:
+        problem = "is of idle sessions, and requests are of none: state serving.sessions"
+        raise ConfigError(problem, file=job.file, key="serving.host_cache")
+
+
+def _check_scaling(job: Job, spec: ServingSpec, machine: Machine) -> None:
+    """Raise a `ConfigError` for fleets that can not grow and shrink."""
+    if spec.autoscaler is None:
+        return
+    problem = ""
+    if sharing(job) > 1:
+        problem = f"replicas share experts: {sharing(job)} of them start and stop together"
+    elif spec.outages or machine.faults:
+        problem = "replicas start and stop by load alone: state no outages or faults beside it"
+    elif spec.autoscaler.minimum > job.spec.parallelism.dp:
+        problem = f"minimum {spec.autoscaler.minimum} is above the job's dp {job.spec.parallelism.dp}"
+    if problem:
+        raise ConfigError(problem, file=job.file, key="serving.autoscaler")
+
+
 def _messages(pools: Sequence[Pool], source: int, target: int, tokens: int) -> Iterable[tuple[int, int, int]]:
     """Return who sends how many bytes to whom as a request goes from a replica to one that answers."""
     return pools[0].messages(pools[-1], source, target - pools[0].replicas, tokens)
+
+
+def _startup(pools: Sequence[Pool], machine: Machine, spec: StartupSpec, cache: BoundedCache | None) -> int:
+    """Return the picoseconds that a replica of any pool takes until it serves."""
+    from rapid_des.serving.outages import startup_time
+
+    return max(startup_time(pool.job, machine, spec, pool.alone, cache) for pool in pools)
 
 
 def _fail(
@@ -124,7 +158,7 @@ def _fail(
 
     `where`: the machine, and the server's first GPU.
     """
-    from rapid_des.serving.outages import Slowness, events, failing, located, parse_outage, startup_time
+    from rapid_des.serving.outages import Slowness, events, failing, located, parse_outage
 
     machine, first = where
     healthy = machine.unfaulted
@@ -132,9 +166,7 @@ def _fail(
     spec = pools[-1].job.spec.serving or ServingSpec()
     outages = [located(parse_outage(text), pools, first) for text in spec.outages]
     if spec.startup is not None and outages:
-        fleet.startup = max(
-            startup_time(pool.job, machine, spec.startup, pool.alone, cache) for pool in pools
-        )
+        fleet.startup = _startup(pools, machine, spec.startup, cache)
     named = [outage for outage in outages if outage.reliability is None]
     fleet.outages = tuple(events(named, fleet.replicas, fleet.startup, slowness.meets))
     for outage in outages:
@@ -216,9 +248,26 @@ def _engine(job: Job, machine: Machine, workload: Workload, cache: BoundedCache 
         swap=_swap(alone, machine, "serving.preemption") if spec.preemption == "swap" else 0,
         lora=lora,
         together=sharing(job),
+        gpus=Pool(job, 1).each,
+        prefix_tiers=_tiers(alone, machine, pool.page, spec),
         host_pages=_host_pages(alone, pool.page, spec),
         fetch=_swap(alone, machine, "serving.host_cache") if spec.host_cache else 0,
     )
+
+
+def _tiers(job: Job, machine: Machine, page: int, spec: ServingSpec) -> tuple[LowerTier, ...] | None:
+    """Return the memory below the GPU of a cache of prefixes; None: there is no such cache."""
+    if spec.prefix_cache is None:
+        return None
+    many, pool = 1 << 12, Pool(job, 1)
+    tiers = []
+    for place, tier in enumerate(spec.prefix_cache.tiers):
+        if tier.bandwidth is None:
+            load = _swap(job, machine, f"serving.prefix_cache.tiers[{place}].bandwidth")
+        else:
+            load = max(1, serialization_time(pool.held(many), tier.bandwidth) // many)
+        tiers.append(LowerTier(tier.name, int(tier.capacity) // max(1, pool.held(page)), load))
+    return tuple(tiers)
 
 
 def _host_pages(job: Job, page: int, spec: ServingSpec) -> int:

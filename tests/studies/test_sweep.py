@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 import rapid_des as rd
-from rapid_des.report.sweep_text import sweep_report
+from rapid_des.report.sweep_text import mark_lines, marks, sweep_report
 from rapid_des.studies.effects import front, interactions, main_effects
 from rapid_des.studies.expressions import Expression
 from rapid_des.studies.spaces import load_study
 from rapid_des.studies.store import ResultStore
 from rapid_des.studies.sweep import Points, rerun, sweep
+from rapid_des.studies.ties import marked
 from tests.cli.shell import call, refused
 from tests.workers import until, workers
 
@@ -361,6 +362,26 @@ def test_the_front_is_what_nothing_beats_in_both():
     assert front(columns, "step_time_s", "mfu").tolist() == [1, 3, 0]  # less time, more MFU
 
 
+def test_values_of_an_axis_are_compared_by_their_best_points(tmp_path):
+    gpus = {"now": {"device.hbm.capacity": "18 GB"}, "more": {"device.hbm.capacity": "36 GB"}}
+    axes = {"gpu": gpus, "job.training.recompute": ["none", "full"], "tp, pp, dp": [[8, 1, 1]]}
+    stated = {**BASE, "axes": axes, "compare": "gpu"}
+    done = sweep(stated, executor="local", folder=tmp_path / "kept")
+    rows = done.compared()
+    best = {value: done.where(f"gpu == '{value}'").best(1)[0] for value in ("now", "more")}
+    assert [(row["gpu"], row["id"]) for row in rows] == [(value, best[value]["id"]) for value in best]
+    assert [row["recompute"] for row in rows] == ["full", "none"]
+    assert rows[0]["gain"] == 1
+    assert rows[1]["gain"] == rows[0]["step_time_s"] / rows[1]["step_time_s"] > 1
+    assert sum(rows[1]["breakdown_s"].values()) == pytest.approx(rows[1]["step_time_s"])
+    assert "the best for each gpu" in list(sweep_report(done.as_json(), "study"))[1].title
+    assert len(done.plot().axes) == 1
+    with pytest.raises(
+        rd.ConfigError, match=r"compare: 'cp' is no axis; allowed: gpu, recompute, tp, pp, dp"
+    ):
+        load_study({**stated, "compare": "cp"})
+
+
 def test_effects_share_out_what_the_logarithm_of_the_objective_varies():
     # time = 2^a * 4^b: its logarithm varies by 1 with a and by 2 with b: shares 1 and 4 of 5
     a, b = np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])
@@ -419,3 +440,16 @@ def test_what_is_no_result_is_named_by_its_file(text, tmp_path):
     file = tmp_path / "a.json"
     file.write_text(text)
     assert f"{file}: not a result" in refused(call("compare", file, file))
+
+
+def test_the_best_points_are_marked_where_they_can_not_be_told_apart():
+    def whole(number):
+        ends = {"low": 1.0, "high": 1.2} if number == 3 else None
+        step = {1: 1000, 2: 1001, 3: 2000}[number]
+        known = {"spread": 0.02, "priced_with": {"software": "Megatron-LM 2025"}, "mode_bound_s": ends}
+        return {"result": {"step_time_ps": step, "step_time_s": step / 1000, "mode": "flattened"} | known}
+
+    rows = marked([{"id": number} for number in (1, 2, 3)], whole)
+    assert [row["told_apart"] for row in rows] == [None, False, True]  # 0.1 % and 100 % longer
+    assert [marks(row) for row in rows] == ["", "~", ""]
+    assert "~ measurements do not distinguish" in next(mark_lines(rows))
