@@ -344,7 +344,7 @@ class _Slow(InProcess):
     """Workers of which none is ever done."""
 
     def map(self, function, items, meanwhile=None):
-        next(iter(items))
+        next(iter(items), None)
         while meanwhile():
             pass
         yield from ()
