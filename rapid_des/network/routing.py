@@ -7,7 +7,7 @@ another process starts without. Shortest paths over living links take one array 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 
@@ -59,17 +59,29 @@ def levels(
     nodes: int,
 ) -> Int32s:
     """Return each node's level in a breadth-first search along a table of links, `UNREACHED` if none."""
-    starts, entries = table
     hops = np.full(nodes, UNREACHED, np.int32)
-    hops[start] = level = 0
+    for level, reached in enumerate(waves(table, far_end, start, alive, nodes)):
+        hops[reached] = level
+    return hops
+
+
+def waves(
+    table: tuple[Int64s, Int64s],
+    far_end: NDArray[np.signedinteger],
+    start: int,
+    alive: Bools,
+    nodes: int,
+) -> Iterator[Int64s]:
+    """Yield the nodes of each level of a breadth-first search, ascending."""
+    starts, entries = table
+    is_left = np.ones(nodes, np.bool_)
     frontier: Int64s = np.array([start])
     while len(frontier):
-        level += 1
+        is_left[frontier] = False
+        yield frontier
         links = entries[entries_of(starts, frontier)]
         ends = far_end[links[alive[links]]]
-        frontier = distinct(ends[hops[ends] == UNREACHED]).astype(np.int64)
-        hops[frontier] = level
-    return hops
+        frontier = distinct(ends[is_left[ends]]).astype(np.int64)
 
 
 def pick(  # noqa: PLR0913 - a flow, and what it chooses from
