@@ -89,7 +89,7 @@ class SwitchTrees(Struct, frozen=True, eq=False, dict=True):
         starts, links = fabric.outgoing
         own = links[starts[gpu] : starts[gpu + 1]]
         passes[own] = self._alive[own]
-        search = waves(fabric.outgoing, fabric.destination, gpu, passes, fabric.nodes)
+        search = waves(fabric.outgoing, fabric.destination, gpu, passes)
         for hops, reached in enumerate(search):
             for switch in reached[reached >= fabric.gpus + fabric.nics].tolist():
                 yield hops, switch
@@ -100,8 +100,8 @@ class SwitchTrees(Struct, frozen=True, eq=False, dict=True):
 
         def search() -> tuple[Int32s, Int32s]:
             into = self._alive & (fabric.destination >= fabric.gpus)
-            there = levels(fabric.incoming, fabric.source, switch, into, fabric.nodes)
-            return there, levels(fabric.outgoing, fabric.destination, switch, self._beyond_gpus, fabric.nodes)
+            there = levels(fabric.incoming, fabric.source, switch, into)
+            return there, levels(fabric.outgoing, fabric.destination, switch, self._beyond_gpus)
 
         return self.hops.get_or_make(switch, search, weight=lambda _: 2 * fabric.nodes)
 
