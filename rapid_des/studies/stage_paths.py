@@ -19,7 +19,7 @@ from rapid_des.frontend.parts import ModelSection, PieceKey
 from rapid_des.frontend.passes import interleaved, travels
 from rapid_des.frontend.schedules.schedule import PassKind, StageOrders
 from rapid_des.frontend.template import STREAMS, PieceColumn, PricedPiece, chain
-from rapid_des.studies.earliest import End, Times
+from rapid_des.studies.closed_form_bounds import End, Times
 from rapid_des.studies.made_of import Parts
 from rapid_des.studies.stream_paths import NEVER, moments, paths, product, unmoved
 

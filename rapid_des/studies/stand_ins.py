@@ -26,7 +26,7 @@ from rapid_des.frontend.schedules import SCHEDULES
 from rapid_des.frontend.spec import ParallelismSpec
 from rapid_des.frontend.unit_copies import widens_parameters
 from rapid_des.studies.choices import ORDER
-from rapid_des.studies.earliest import passes_whole
+from rapid_des.studies.closed_form_bounds import passes_whole
 from rapid_des.values import replace
 
 Layers = NewType("Layers", Job)

@@ -69,7 +69,7 @@ class Out(Struct, frozen=True):
     text: str
 
 
-class Front(Struct):
+class Lookahead(Struct):
     """The queue as it is once all is known that is; iterating yields what is to be simulated next.
 
     An iterator that has nothing for now may have something after the next outcome.

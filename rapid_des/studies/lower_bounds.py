@@ -26,11 +26,11 @@ from rapid_des.frontend.schedules import PipelineSchedule
 from rapid_des.frontend.schedules.schedule import PipelineShape
 from rapid_des.frontend.template import Domain
 from rapid_des.modes.pricing import as_used
-from rapid_des.studies.earliest import USUAL, End, Times, ends, passes_alone, passes_whole
+from rapid_des.studies.closed_form_bounds import USUAL, End, Times, ends, passes_alone, passes_whole
 from rapid_des.studies.made_of import Parts
-from rapid_des.studies.memory_floors import once
-from rapid_des.studies.piece_floors import computes
-from rapid_des.studies.slowed import least_delay
+from rapid_des.studies.memory_bounds import once
+from rapid_des.studies.overlap_bound import least_delay
+from rapid_des.studies.piece_bounds import computes
 from rapid_des.studies.stage_paths import Runs, StagePaths, times_beside
 from rapid_des.studies.stand_ins import (
     Layers,
@@ -43,7 +43,7 @@ from rapid_des.studies.stand_ins import (
     without_unit_copies,
 )
 from rapid_des.studies.stream_paths import longest
-from rapid_des.studies.travel_floors import TravelFloors
+from rapid_des.studies.travel_bounds import TravelBounds
 
 _ROUNDED = Fraction(1, 10**6)
 """What times of kernels may be rounded by, as a share."""
@@ -51,7 +51,7 @@ _MOST = 1 << 17
 """The number of passes of a step up to which stages are followed through their orders."""
 
 
-class Floors(TravelFloors, Struct):
+class LowerBounds(TravelBounds, Struct):
     """Bounds for the time of these candidates, beside those of memory."""
 
     def passes(self, job: Job, *, again: bool) -> int:
