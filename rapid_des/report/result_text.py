@@ -112,7 +112,8 @@ def _figures(result: Result, figures: JobFigures) -> Iterator[Part]:
     simulated = "" if result.forecast is None else f" ({figures.tokens_per_s:,.0f} simulated)"
     each = "" if figures.requests is None else f", {rate / figures.gpus:,.1f} a GPU"
     rows["tokens/s"] = f"{rate:,.0f}{each}{simulated}"
-    rows["MFU"] = f"{slower * figures.mfu:.1%} of {figures.peak}, attention as far as causal"
+    seen = "as far as causal" if figures.causal else "to both sides"
+    rows["MFU"] = f"{slower * figures.mfu:.1%} of {figures.peak}, attention {seen}"
     rows["memory"] = f"{fullest.peak / _GIB:.1f} of {figures.memory_capacity / _GIB:.1f} GiB"
     rows |= _peak_row(figures.memory_forecast)
     if figures.kv_cache is not None:
