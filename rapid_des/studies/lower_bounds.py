@@ -1,4 +1,4 @@
-"""Bounds from below for ways to split a training job: no simulation of one is faster, none needs less memory.
+"""Bounds from below for layouts of a training job: no simulation of one is faster, none needs less memory.
 
     passes   on every stage: the forwards before its first + all its passes + the backwards after its last
     step     and: all passes but the last backward + its gradients' reduction; the optimizer; the gathers;
@@ -97,7 +97,7 @@ class LowerBounds(TravelBounds, Struct):
         return drained + least_delay(busy, drained, messages, self.machine.device) if messages else 0
 
     def _slows(self, job: Job) -> bool:
-        """Tell whether messages between replicas slow kernels beside them, as far as bounds know."""
+        """Return whether messages between replicas slow kernels beside them, as far as bounds know."""
         passes = job.sharding.each and passes_alone(job) and self.parts(job).copies == 1
         return passes and self.machine.collectives.contention
 
@@ -177,7 +177,7 @@ class LowerBounds(TravelBounds, Struct):
         return times[clearing[0]], sum(times.values()) - times[clearing[0]] - last, last
 
     def _moves(self, state: State, parameters: Counter[Domain]) -> _Travel:
-        """Return how long a stage's gradients and parameters are on their way, at the least."""
+        """Return how long a stage's gradients and parameters travel at the least."""
         reduced, sharding = self.travels(state, parameters, gathers=False), state.sharding
         if not sharding.policy.by_unit:
             return _Travel(0, reduced) if sharding.each else _Travel(reduced, 0)
@@ -192,7 +192,7 @@ class _Travel(Struct, frozen=True):
     once: int
     """After its last backward has begun."""
     each: int
-    """For every micro-batch."""
+    """Picoseconds for every micro-batch."""
 
 
 class _Around(Struct, frozen=True):
@@ -203,7 +203,7 @@ class _Around(Struct, frozen=True):
     after: int
     """After the last pass and the last gradients."""
     travels: tuple[_Travel, ...]
-    """By stage."""
+    """The messages of each stage."""
 
     def shifted(self, done: Sequence[End]) -> list[End]:
         """Return when stages are done whose first kernels follow on those before all passes."""

@@ -1,4 +1,4 @@
-"""Bounds from below for the memory of ways to split a training job, and what these are made of.
+"""Bounds from below for the memory of layouts of a training job, and what these are made of.
 
     standing   weights, gradients, optimizer, messages: the smallest that replicas and micro-batches leave
     moving     activations of the micro-batches that a stage has begun before its first backward; under
@@ -155,9 +155,9 @@ class _Chunk(NamedTuple):
     """What a micro-batch holds of a chunk, in bytes."""
 
     kept: int
-    """From forward to backward."""
+    """The bytes kept from forward to backward."""
     deferred: int
-    """From the first half of a backward to the second."""
+    """The bytes kept from the first half of a backward to the second."""
     peaks: Mapping[PassKind, int]
     """What the first layer of a backward adds, by its kind."""
 

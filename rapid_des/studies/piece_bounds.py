@@ -76,7 +76,7 @@ class PieceBounds(MemoryBounds):
         return durations
 
     def _collective(self, placed: Placed, piece: PricedPiece, row: int) -> int:
-        """Return what a collective of a piece takes alone: the same where as many bytes go the same way."""
+        """Return what a collective of a piece takes alone: equal where as many bytes take equal routes."""
         *stated, slot, tag = piece.rows[row, _STATED].tolist()
         group, spread = GROUP_SLOTS[slot], exchanges(placed)[tag - 1] if tag else None
         key = ("collective", tuple(stated), self.members(placed, group), libraries_json(placed), spread)

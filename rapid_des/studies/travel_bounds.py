@@ -122,7 +122,7 @@ def _units(job: Job, part: Part) -> list[tuple[ModelSection, ...]]:
 
 
 def messages_of(job: Job, parameters: Counter[Domain], *, gathers: bool) -> list[Message]:
-    """Return what so many parameters, or their gradients, travel in, if together."""
+    """Return the messages of these parameters, or of their gradients, if they travel together."""
     messages = []
     for domain, sharding in job.shardings.items():
         role = sharding.unit_gathers if gathers else sharding.policy.reduce
