@@ -10,13 +10,12 @@ from rapid_des.machine import load_machine
 from rapid_des.network.faults import parse_fault
 from rapid_des.simulation import simulate
 
-SMALL = {"model.layers": "8", "training.global_batch": "16"}
+SMALL = {"model.layers": "4", "training.global_batch": "8"}
 JOBS = [
     {},
     {"training.sequence_length": "2048"},
     {"training.recompute": "full", "training.bucket_parameters": "200000000"},
-    {"parallelism.sequence_parallel": "false", "training.sequence_length": "1024"},
-    {"training.schedule": "gpipe", "training.global_batch": "16", "training.sequence_length": "1024"},
+    {"training.schedule": "gpipe", "training.sequence_length": "1024"},
 ]
 
 

@@ -132,6 +132,11 @@ def _check_training(job: Job) -> None:
         )
         _refuse(job, "training.global_batch", problem)
     _check_length(job, "training.sequence_length", spec.sequence_length)
+    mixers = (layer.mixer for layer in job.model.kinds)
+    if any(isinstance(mixer, LatentAttention) and mixer.indexer for mixer in mixers):
+        _refuse(
+            job, "model", f"{job.model.name} has an indexer (sparse attention), which is served alone so far"
+        )
     if split.cp > 1:
         pieces = (f"two pieces for each of cp {split.cp}:", 2 * split.cp)
         _divide(job, "parallelism.cp", ("sequence_length", spec.sequence_length), pieces)

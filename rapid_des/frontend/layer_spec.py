@@ -47,6 +47,17 @@ class AttentionSpec(Spec, frozen=True, tag_field="kind", tag="attention"):
     """Whether sigmoids of a projection as wide as the queries scale what the heads make (Qwen3-Next)."""
 
 
+class IndexerSpec(Spec, frozen=True):
+    """What chooses the positions that queries attend to (DeepSeek sparse attention, DeepSeek-V3.2)."""
+
+    heads: Count
+    """Heads that score positions; all tp ranks have all of them."""
+    head_dim: Count
+    """Channels of a head's query, and of the one key."""
+    topk: Count
+    """Positions that a query attends to at most."""
+
+
 class LatentAttentionSpec(Spec, frozen=True, tag_field="kind", tag="latent_attention"):
     """Multi-head latent attention (MLA, DeepSeek-V2): all heads' keys and values from one latent a token."""
 
@@ -64,6 +75,9 @@ class LatentAttentionSpec(Spec, frozen=True, tag_field="kind", tag="latent_atten
     """Channels of a value head."""
     q_rank: Count | None = None
     """Width of the queries' latent; unset: queries are projected from the residual stream."""
+    indexer: IndexerSpec | None = None
+    """What chooses the positions that a query attends to; such models are served, training is refused. Unset:
+    queries attend to all positions."""
 
 
 class MambaSpec(Spec, frozen=True, tag_field="kind", tag="mamba2"):
@@ -105,6 +119,19 @@ class GatedDeltaSpec(Spec, frozen=True, tag_field="kind", tag="gated_delta"):
     window: Count = 4
     """Positions that the convolution of queries, keys and values sees."""
     chunk: Count = 64
+    """Positions that are computed together."""
+
+
+class LightningSpec(Spec, frozen=True, tag_field="kind", tag="lightning_attention"):
+    """Lightning attention: linear attention whose states decay by a fixed rate a head (MiniMax-01, 2025)."""
+
+    made_by = "lightning.lightning_attention"
+
+    heads: Count
+    """Heads, each with queries, keys and values; tp divides them."""
+    head_dim: Count
+    """Channels of a query, key or value head."""
+    chunk: Count = 256
     """Positions that are computed together."""
 
 
@@ -174,6 +201,12 @@ class ExtensionSpec(Spec, frozen=True, tag_field="kind", tag="extension"):
 
 
 Mixer: TypeAlias = (
-    AttentionSpec | LatentAttentionSpec | MambaSpec | GatedDeltaSpec | ExtensionSpec | AbsentSpec
+    AttentionSpec
+    | LatentAttentionSpec
+    | MambaSpec
+    | GatedDeltaSpec
+    | LightningSpec
+    | ExtensionSpec
+    | AbsentSpec
 )
 FeedForward: TypeAlias = FeedForwardSpec | ExpertsSpec | ExtensionSpec | AbsentSpec

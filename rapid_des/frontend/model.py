@@ -122,14 +122,19 @@ class Model:
 
 
 def _causal_flops(half: Sublayer, positions: range) -> int:
-    alone, first = half.flops(0), half.flops(1)
-    flops = len(positions) * alone
-    if first == alone:
-        return flops
-    reach = (half.flops(positions[-1]) - alone) // (first - alone)
+    """Return the FLOPs of positions each of which sees those up to itself.
+
+    They grow with what is seen by one slope, up to a reach, and by a lesser one beyond it (0 with a window).
+    """
+    alone, end = half.flops(0), positions[-1]
+    slope, later = half.flops(1) - alone, half.flops(end) - half.flops(end - 1)
+    seen = (positions.start + end) * len(positions) // 2
+    if slope == later:
+        return len(positions) * alone + seen * slope
+    reach = (half.flops(end) - end * later - alone) // (slope - later)
     growing = range(positions.start, max(positions.start, min(positions.stop, reach + 1)))
-    seen = (growing.start + growing.stop - 1) * len(growing) // 2 + (len(positions) - len(growing)) * reach
-    return flops + seen * (first - alone)
+    within = (growing.start + growing.stop - 1) * len(growing) // 2 + (len(positions) - len(growing)) * reach
+    return len(positions) * alone + within * (slope - later) + seen * later
 
 
 def model_of(spec: ModelSpec, path: Path) -> Model:

@@ -134,7 +134,7 @@ def _meant(layer: Layer, training: TrainingSpec) -> bool:
 
 
 def kind_name(half: Sublayer) -> str:
-    """Return the name of half a layer's kind: `attention`, `mamba`, `delta`, `ffn`, `experts`."""
+    """Return the kind of half a layer: `attention`, `mamba`, `delta`, `lightning`, `ffn` or `experts`."""
     return "experts" if half.parameters.experts else half.name
 
 

@@ -365,7 +365,7 @@ class TrainingSpec(Spec, frozen=True):
     the model (chunk of a stage), each from its own (Megatron-LM's)."""
     recompute_layers: Count | None = None
     """uniform: layers of a group; unset: 1. block: how many are recomputed."""
-    recompute_kinds: tuple[Literal["attention", "mamba", "delta", "ffn", "experts"], ...] = ()
+    recompute_kinds: tuple[Literal["attention", "mamba", "delta", "lightning", "ffn", "experts"], ...] = ()
     """Only layers with a half of one of these kinds are recomputed; none named: all."""
     recompute_early_stop: bool = False
     """recompute full: what is run again stops at the last tensor that its backward needs, so that the last

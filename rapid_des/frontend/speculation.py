@@ -116,10 +116,11 @@ def speculation_refusals(job: Job) -> Iterator[tuple[str, str]]:
     if spec.method == "mtp" and not job.model.spec.predictions:
         yield f"{key}.method", f"{job.model.name} has no module that predicts further tokens (predictions: 0)"
     models = (job.model,) if draft is None else (job.model, draft.model)
-    if any(layer.mixer.name in ("mamba", "delta") for model in models for layer in model.kinds):
+    if any(layer.mixer.name in ("mamba", "delta", "lightning") for model in models for layer in model.kinds):
         yield (
             key,
-            "a state (mamba2, gated_delta) that went on with tokens that are not kept does not come back",
+            "a state (mamba2, gated_delta, lightning_attention) that has taken in a rejected token "
+            "can not go back",
         )
     if draft is not None:
         yield from _draft_refusals(job, draft)

@@ -36,6 +36,7 @@ def sweep_report(plain: Plain, title: str) -> Iterator[Part]:
     failed = sum(failure["points"] for failure in plain["failed"])
     left = f"; {'at least ' * plain['left_at_least']}{plain['left']:,} not reached" if plain["left"] else ""
     yield f"{title}: {counted(plain['points'], 'point')}, {failed:,} failed{left}"
+    yield from _compared(plain)
     yield points_table(f"the best by {heading(plain['objective'])}", plain["best"])
     yield from failures_lines(plain["failures_matter"], "point")
     if len(plain["best_by_gpus"]) > 1:
@@ -48,6 +49,17 @@ def sweep_report(plain: Plain, title: str) -> Iterator[Part]:
         many = f"{failure['points']:,} points, the first is" if failure["points"] > 1 else "point"
         yield f"{failure['error']}: {many} {failure['first']}: {failure['text'].splitlines()[0]}"
     yield from unmeasured_lines(plain["not_validated"])
+
+
+def _compared(plain: Plain) -> Iterator[Table]:
+    """Yield the best point for each value of the compared axis."""
+    axis, rows = plain["compare"], plain["compared"]
+    if len(rows) > 1:
+        cells = [{**row, "gain": f"{row['gain']:.2f} x"} for row in rows]
+        for cell in cells:
+            del cell["breakdown_s"]
+        title = f"the best for each {heading(axis)}; gain: how many times as good as {rows[0][axis]}"
+        yield points_table(title, cells)
 
 
 def failures_lines(matter: Plain | None, name: str) -> Iterator[str]:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from rapid_des.arrays import Int64s
+from rapid_des.arrays import Int64s, as_they_come
 from rapid_des.config.texts import parse_json
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.report.evidence import unmeasured_in
@@ -21,7 +21,7 @@ from rapid_des.report.writing import require_extra
 from rapid_des.studies import effects
 from rapid_des.studies.effects import Columns, Effect, Interaction
 from rapid_des.studies.expressions import Expression
-from rapid_des.studies.points import FIGURES, OK, kind_of
+from rapid_des.studies.points import FIGURES, OK, PARTS, kind_of
 from rapid_des.studies.store import ResultStore
 from rapid_des.values import asdict, replace
 
@@ -38,6 +38,7 @@ class _SweepColumns(msgspec.Struct):
 
     axes: tuple[str, ...]
     objective: str
+    compare: str = ""
 
 
 class Sweep(Report, Struct, frozen=True):
@@ -62,6 +63,8 @@ class Sweep(Report, Struct, frozen=True):
     """The number of points that an interrupt left out."""
     left_at_least: bool = False
     """Whether `left` may be too small: the interrupt came before all points were counted."""
+    compare: str = ""
+    """The axis whose values are compared; empty: none."""
 
     @classmethod
     def opened(cls, folder: str | Path) -> Sweep:
@@ -81,16 +84,18 @@ class Sweep(Report, Struct, frozen=True):
             raise ConfigError(problem, file=str(store.folder / "manifest.json"), key="columns")
         table = store.table()
         columns = {name: _array(table[name], store.columns[name]) for name in table.column_names}
-        return cls(stated.axes, stated.objective, columns, store)
+        return cls(stated.axes, stated.objective, columns, store, compare=stated.compare)
 
     @classmethod
-    def of_rows(cls, axes: Sequence[str], objective: str, rows: Sequence[Mapping[str, Any]]) -> Sweep:
+    def of_rows(
+        cls, axes: Sequence[str], objective: str, rows: Sequence[Mapping[str, Any]], compare: str = ""
+    ) -> Sweep:
         """Return results that are in memory."""
         ordered = sorted(rows, key=lambda row: int(row["id"]))
         left_out = {"result"} if any("goodput" in row for row in rows) else {"result", *RUN_FIGURES}
         names = ("id", *axes, *(name for name in FIGURES if name not in left_out))
         columns = {name: _filled([row.get(name) for row in ordered], name) for name in names}
-        return cls(tuple(axes), objective, columns, None, tuple(ordered))
+        return cls(tuple(axes), objective, columns, None, tuple(ordered), compare=compare)
 
     def __len__(self) -> int:
         return len(self.columns["id"])
@@ -159,6 +164,25 @@ class Sweep(Report, Struct, frozen=True):
         self._check_columns(column)
         return self.at(effects.best_by(self.columns, self.objective, column))
 
+    def compared(self) -> list[dict[str, Any]]:
+        """Return the best point for each value of the compared axis, with `gain` and `breakdown_s`.
+
+        Values stand in the order of their first points; `gain` is how many times as good as the first of
+        them a point is by the objective, above 1 if it is better.
+        """
+        if not self.compare:
+            return []
+        values, _ = as_they_come(self.columns[self.compare])
+        best = {row[self.compare]: row for row in self.best_by(self.compare)}
+        rows = [best[value] for value in values.tolist() if value in best]
+        parts = [f"{part}_s" for part in PARTS]
+        for row in rows:
+            gain = row[self.objective] / rows[0][self.objective]
+            row["gain"] = gain if FIGURES[self.objective] == "more" else 1 / gain
+            (spent,) = self.at(np.flatnonzero(self.columns["id"] == row["id"]), parts)
+            row["breakdown_s"] = {part: spent[f"{part}_s"] for part in PARTS if spent[f"{part}_s"]}
+        return rows
+
     def failures_matter(self) -> dict[str, Any] | None:
         """Return the best point with failures and without; None: the study asks for no runs."""
         if "tokens_per_day" not in self.columns:
@@ -203,6 +227,8 @@ class Sweep(Report, Struct, frozen=True):
             "best": self.best(top),
             "failures_matter": self.failures_matter(),
             "best_by_gpus": self.best_by("gpus") if succeeded else [],
+            "compare": self.compare,
+            "compared": self.compared() if succeeded else [],
             "pareto": {"columns": list(pareto), "points": self.front(*pareto)},
             "main_effects": [asdict(item) for item in self.effects()],
             "interactions": [asdict(item) for item in self.interactions()[:top]],

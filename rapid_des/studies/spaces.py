@@ -62,6 +62,9 @@ class StudySpec(Spec, frozen=True, kw_only=True):
     """The number of runs of every combination; each run adds one to the seeds of all its faults."""
     objective: str = "step_time_s"
     """The figure by which points are ranked."""
+    compare: str = ""
+    """The axis whose values are compared: for each, its best point and how much better it is than the first
+    value's. Empty: none."""
     reliability: str | dict[str, Any] | None = None
     """The reliability file or preset, or what such a file holds: adds the figures goodput and tokens_per_day,
     of runs in which parts of the machine fail."""
@@ -263,6 +266,9 @@ def _check(study: Study) -> None:
         hint = f"did you mean {near[0]!r}? " if near else ""
         problem = f"{study.spec.objective!r} ranks nothing; {hint}allowed: {', '.join(ranked)}"
         raise ConfigError(problem, file=file, key="objective")
+    if study.spec.compare and study.spec.compare not in study.columns:
+        allowed = ", ".join(study.columns)
+        raise ConfigError(f"{study.spec.compare!r} is no axis; allowed: {allowed}", file=file, key="compare")
     if study.spec.objective in RUN_FIGURES and study.run is None:
         problem = (
             f"{study.spec.objective!r} is of a run with failures; allowed with the key reliability alone"

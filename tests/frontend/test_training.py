@@ -52,7 +52,8 @@ def test_every_split_and_schedule_runs_to_its_end(tiny, prices, replay, split, s
     extras.append([("training.recompute", "full"), ("training.scatter_gather", "true")])
     if split.get("dp"):
         extras.append([("training.zero_stage", "1"), ("training.overlap_parameters", "true")])
-    for extra in extras:
+    place = SPLITS.index(split) + list(SCHEDULES).index(schedule)  # each extra meets every split and schedule
+    for extra in (extras[0], extras[1 + place % (len(extras) - 1)]):
         replay(build(tiny(*chosen, *extra), prices).traces, rendezvous=rendezvous)
 
 

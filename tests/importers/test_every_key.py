@@ -14,18 +14,20 @@ from tests.importers import test_hugging_face as checkpoints
 from tests.importers import test_published_counts as more_checkpoints
 from tests.importers.test_rapid_llm import EXPERTS, SUPERPOD, hardware, model
 
-CONFIGS = {name: config for name, (config, _) in (checkpoints.PUBLISHED | more_checkpoints.PUBLISHED).items()}
+PUBLISHED = checkpoints.PUBLISHED | more_checkpoints.PUBLISHED
+CONFIGS = {frozenset(config): config for config, _ in PUBLISHED.values()}
+"""Of configurations with the same keys one."""
 EXTRA = {"rope_theta": 5e5, "rms_norm_eps": 1e-5, "bos_token_id": 1, "torch_dtype": "bfloat16"}
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_of_hugging_face(tmp_path, name):
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=lambda config: config["model_type"])
+def test_of_hugging_face(tmp_path, config):
     def importing(tree):
         (tmp_path / "config.json").write_text(json.dumps(tree))
         read = import_hugging_face(tmp_path)
         return ReadFile(read.model.spec, read.ignored)
 
-    assert not silent(CONFIGS[name] | EXTRA, importing)
+    assert not silent(config | EXTRA, importing)
 
 
 DENSE = {

@@ -23,6 +23,33 @@ PUBLISHED = {
         ),
         228_689_764_864,
     ),
+    "minimax-m1": (  # 70 layers of 5,687,693,312 and 10 of 5,549,273,088: the card says 456B
+        dict(
+            model_type="minimax_m1", attn_type_list=[*[0] * 7, 1] * 10, head_dim=128, hidden_act="silu",
+            hidden_size=6144, intermediate_size=9216, layernorm_full_attention_alpha=3.5565588200778455,
+            layernorm_linear_attention_beta=1.0, layernorm_mlp_alpha=3.5565588200778455,
+            max_position_embeddings=10240000, num_attention_heads=64, num_experts_per_tok=2,
+            num_hidden_layers=80, num_key_value_heads=8, num_local_experts=32, postnorm=True,
+            rms_norm_eps=1e-05, rope_theta=10000000, rotary_dim=64, shared_intermediate_size=0,
+            shared_moe_mode="sigmoid", sliding_window=None, tie_word_embeddings=False, vocab_size=200064,
+        ),
+        456_089_655_296,
+    ),
+    "deepseek-v3.2": (  # DeepSeek-V3, and 13,959,424 of an indexer in each of 61 layers
+        dict(
+            model_type="deepseek_v32", attention_bias=False, ep_size=1, first_k_dense_replace=3,
+            hidden_act="silu", hidden_size=7168, index_head_dim=128, index_n_heads=64, index_topk=2048,
+            intermediate_size=18432, kv_lora_rank=512, max_position_embeddings=163840,
+            moe_intermediate_size=2048, moe_layer_freq=1, n_group=8, n_routed_experts=256,
+            n_shared_experts=1, norm_topk_prob=True, num_attention_heads=128, num_experts_per_tok=8,
+            num_hidden_layers=61, num_key_value_heads=128, num_nextn_predict_layers=1, q_lora_rank=1536,
+            qk_nope_head_dim=128, qk_rope_head_dim=64, rms_norm_eps=1e-06, rope_theta=10000,
+            routed_scaling_factor=2.5, scoring_func="sigmoid", tie_word_embeddings=False, topk_group=4,
+            topk_method="noaux_tc", v_head_dim=128, vocab_size=129280,
+            quantization_config=dict(quant_method="fp8"),
+        ),
+        671_026_419_200 + 61 * 13_959_424,
+    ),
     "qwen3-next-80b-a3b": (
         dict(
             model_type="qwen3_next", attention_bias=False, decoder_sparse_step=1,

@@ -64,11 +64,9 @@ def test_a_collective_alone_in_a_node_takes_its_closed_form(ranks, kind, size):
 @pytest.mark.parametrize(
     "counts",
     [
-        (1, 1),
         (1,) * 8,
         (2,) * 5,
         (3, 3),
-        (4, 4),
         (8, 8),
         (8,) * 8,
         (1, 2),

@@ -183,11 +183,11 @@ def test_a_job_that_does_not_fit_has_one_row_beside_others(job, torus, tmp_path)
     def found():
         told.clear()
         how = {"mode": "analytical", "folder": tmp_path, "on_progress": lambda _, *done: told.append(done)}
-        return faults_sample({"one": job, "large": large}, torus, [GPU], draws=35, **how)
+        return faults_sample({"one": job, "large": large}, torus, [GPU], draws=19, **how)
 
     first = found()
-    assert [row.draw for row in first.rows] == [*range(35), NO_DRAW]  # of the second task of `large` nothing
-    assert "InfeasibleJobError" in first.rows[-1].error and told[-1] == (35, 35)
+    assert [row.draw for row in first.rows] == [*range(19), NO_DRAW]  # of the second task of `large` nothing
+    assert "InfeasibleJobError" in first.rows[-1].error and told[-1] == (19, 19)
     assert found().rows == first.rows and not told  # what is kept is not run again
 
 

@@ -6,7 +6,7 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.config.specs import preset_names
 from rapid_des.studies.spaces import load_study
 
-COUNTS = {"splits_64": 72, "fabrics_64": 24, "gpu_variants": 60, "memory": 96}
+COUNTS = {"splits_64": 72, "fabrics_64": 24, "gpu_variants": 168, "memory": 96}
 
 
 @pytest.mark.parametrize("name", preset_names("study"))

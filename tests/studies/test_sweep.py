@@ -361,6 +361,26 @@ def test_the_front_is_what_nothing_beats_in_both():
     assert front(columns, "step_time_s", "mfu").tolist() == [1, 3, 0]  # less time, more MFU
 
 
+def test_values_of_an_axis_are_compared_by_their_best_points(tmp_path):
+    gpus = {"now": {"device.hbm.capacity": "18 GB"}, "more": {"device.hbm.capacity": "36 GB"}}
+    axes = {"gpu": gpus, "job.training.recompute": ["none", "full"], "tp, pp, dp": [[8, 1, 1]]}
+    stated = {**BASE, "axes": axes, "compare": "gpu"}
+    done = sweep(stated, executor="local", folder=tmp_path / "kept")
+    rows = done.compared()
+    best = {value: done.where(f"gpu == '{value}'").best(1)[0] for value in ("now", "more")}
+    assert [(row["gpu"], row["id"]) for row in rows] == [(value, best[value]["id"]) for value in best]
+    assert [row["recompute"] for row in rows] == ["full", "none"]
+    assert rows[0]["gain"] == 1
+    assert rows[1]["gain"] == rows[0]["step_time_s"] / rows[1]["step_time_s"] > 1
+    assert sum(rows[1]["breakdown_s"].values()) == pytest.approx(rows[1]["step_time_s"])
+    assert "the best for each gpu" in list(sweep_report(done.as_json(), "study"))[1].title
+    assert len(done.plot().axes) == 1
+    with pytest.raises(
+        rd.ConfigError, match=r"compare: 'cp' is no axis; allowed: gpu, recompute, tp, pp, dp"
+    ):
+        load_study({**stated, "compare": "cp"})
+
+
 def test_effects_share_out_what_the_logarithm_of_the_objective_varies():
     # time = 2^a * 4^b: its logarithm varies by 1 with a and by 2 with b: shares 1 and 4 of 5
     a, b = np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])

@@ -5,7 +5,8 @@ DeepSeek-AI 2024 (arXiv 2405.04434), section 2.1. Down-projections and their nor
 up-projections are split by heads. The two down-projections are one GEMM. Serving keeps the latent and one
 rotated key a token. A decode step multiplies the up-projections into queries and results ("absorbed"): its
 core runs over the latent, as over one key and value head; a prefill makes keys and values from the latent,
-as does a decode step that does not absorb, of all tokens that are cached.
+as does a decode step that does not absorb, of all tokens that are cached. With an `indexer` each query
+attends to the latents of few positions: prefill and decode steps both absorb, as its kernels do.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from rapid_des.device.operators import Attention, Gemm
 from rapid_des.frontend.groups import byte_count
 from rapid_des.frontend.layer_spec import LatentAttentionSpec
 from rapid_des.frontend.layers.context import context_refusal, core_backward, core_forward, join_parts
+from rapid_des.frontend.layers.indexer import Indexer
 from rapid_des.frontend.layers.layer import CORE, AttentionCore, Parameters
 from rapid_des.frontend.matrices import (
     Linear,
@@ -42,6 +44,7 @@ class LatentAttention(Struct, frozen=True):
     kv_rank: int
     rope_dim: int
     """Channels of a query head, and of the one key, that are rotated."""
+    indexer: Indexer | None = None
 
     name = "attention"
     output_bias = False
@@ -62,28 +65,36 @@ class LatentAttention(Struct, frozen=True):
         core = self.core
         queries = (self.q_rank or self.hidden) * core.heads * core.head_dim
         keys_and_values = self.kv_rank * core.heads * (self._nope_dim + core.value_dim)
+        chooses = self.indexer.parameters if self.indexer else 0
         return Parameters(
             matrices=queries + keys_and_values + core.heads * core.value_dim * self.hidden,
-            whole_vectors=self.hidden * self._latents + self.q_rank + self.kv_rank,
+            whole_vectors=self.hidden * self._latents + self.q_rank + self.kv_rank + chooses,
         )
 
     def flops(self, sequence: int) -> int:
-        """Return two a weight, and the core's, not absorbed."""
+        """Return two a weight, the core's, not absorbed, and those of an indexer."""
         weights = self.parameters.matrices + self.hidden * self._latents
-        return 2 * weights + self.core.flops(sequence)
+        chooses = self.indexer.flops(sequence) if self.indexer else 0
+        return 2 * weights + self.core.flops(self._seen(sequence)) + chooses
+
+    def _seen(self, positions: int) -> int:
+        return self.indexer.seen(positions) if self.indexer else positions
 
     def refusal(self, split: ParallelismSpec) -> str | None:
         """Return why tp can not split the heads."""
         return self.core.refusal(split)
 
     def context_refusal(self, split: ParallelismSpec) -> str | None:
-        """Return why cp can not split the core."""
+        """Return why cp can not split the core, or the choice of positions."""
+        if self.indexer:
+            return "an indexer chooses among all positions of a sequence, which cp splits"
         return context_refusal(self.core, split)
 
     def cache_bytes(self, shard: Shard, positions: int) -> int:
-        """Return the latents and rotated keys of all positions, whole on every tp rank."""
+        """Return the latents and rotated keys of all positions, and an indexer's, whole on every tp rank."""
         dtype = shard.precision.kv_cache or shard.precision.activations
-        return byte_count((self.kv_rank + self.rope_dim) * positions, dtype)
+        latents = byte_count((self.kv_rank + self.rope_dim) * positions, dtype)
+        return latents + (self.indexer.cache_bytes(positions) if self.indexer else 0)
 
     def forward(self, operations: OperatorList, shard: Shard) -> None:
         """Append what makes queries and latents, the core with or without keys and values, the output."""
@@ -92,7 +103,9 @@ class LatentAttention(Struct, frozen=True):
         if shard.serving:
             write = shard.vector("kv_cache_write", shard.tokens, self.kv_rank + self.rope_dim)
             operations.kernel("attention.cache", write)
-        *early, late = shard.of_kernels()
+        if self.indexer:
+            self.indexer.append(operations, shard)
+        *early, late = shard.of_kernels(self._seen)
         for kernel_shard in early:
             self._core(operations, kernel_shard, f"{CORE}.few" if kernel_shard.decodes else f"{CORE}.prompts")
         self._core(operations, late, CORE)
@@ -102,6 +115,8 @@ class LatentAttention(Struct, frozen=True):
         """Append the same from the end, keys and values gathered again (cp)."""
         core, heads = self.core, self.core.local_heads(shard)
         row_backward(operations, shard, self._output(shard))
+        if self.indexer:
+            self.indexer.backward(operations, shard)
         if shard.cp > 1:
             core_backward(core, operations, shard, output=self._core_bytes(shard))
         else:
@@ -136,7 +151,7 @@ class LatentAttention(Struct, frozen=True):
 
     def _core(self, operations: OperatorList, shard: Shard, name: str) -> None:
         """Append the core of equal sequences: over the latent where they decode."""
-        if shard.decodes and shard.absorbs:
+        if self.indexer or (shard.decodes and shard.absorbs):
             self._absorbed(operations, shard, name)
             return
         start = len(operations.entries)
@@ -179,6 +194,7 @@ class LatentAttention(Struct, frozen=True):
         core = Attention(
             shard.sequences, shard.query_length, keys, heads, 1, self.kv_rank + self.rope_dim,
             value_dim=self.kv_rank, dtype=dtype, kv_dtype=shard.precision.kv_cache,
+            window=None if self._seen(keys) == keys else self._seen(keys),
             fused=shard.flash, shared_latent=True,
         )  # fmt: skip
         operations.kernel(name, core, output=latent, sees_cache=True)
@@ -263,4 +279,12 @@ def latent_attention(spec: LatentAttentionSpec, model: ModelSpec, file: str) -> 
         q_rank=spec.q_rank or 0,
         kv_rank=spec.kv_rank,
         rope_dim=spec.rope_dim,
+        indexer=_indexer(spec, model),
     )
+
+
+def _indexer(spec: LatentAttentionSpec, model: ModelSpec) -> Indexer | None:
+    if spec.indexer is None:
+        return None
+    width = spec.q_rank or model.hidden
+    return Indexer(model.hidden, width, spec.indexer.heads, spec.indexer.head_dim, spec.indexer.topk)

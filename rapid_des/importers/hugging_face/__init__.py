@@ -19,7 +19,7 @@ from rapid_des.errors import ConfigError
 from rapid_des.frontend.loading import load_model
 from rapid_des.frontend.model import Model
 from rapid_des.importers import Importer
-from rapid_des.importers.hugging_face import gpt, hybrid, llama, multimodal
+from rapid_des.importers.hugging_face import gpt, hybrid, llama, minimax, multimodal
 from rapid_des.importers.hugging_face.hub import HUB_ID, hub_config
 from rapid_des.importers.hugging_face.ignored import OF_CONFIGS
 from rapid_des.importers.keys import Ignored, Keys, Outcomes, bounded, by_reason, commented
@@ -46,6 +46,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3_5_moe_text": hybrid.qwen3_next,
     "deepseek_v2": llama.deepseek,
     "deepseek_v3": llama.deepseek_v3,
+    "deepseek_v32": llama.deepseek_v32,
     "kimi_k2": llama.deepseek_v3,
     "gpt2": gpt.gpt2,
     "gpt_oss": llama.gpt_oss,
@@ -64,11 +65,15 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "glm": llama.glm,
     "glm4": llama.glm4,
     "glm4_moe": llama.glm4_moe,
+    "glm_moe_dsa": llama.deepseek_v32,
     "granite": llama.llama,
     "granitemoe": llama.granitemoe,
     "granitemoehybrid": hybrid.granite,
     "mamba2": hybrid.mamba2,
-    "minimax_m2": llama.minimax_m2,
+    "minimax": minimax.minimax,
+    "minimax_m1": minimax.minimax,
+    "minimax_m2": minimax.minimax_m2,
+    "minimax_text_01": minimax.minimax,
     "nemotron_h": hybrid.nemotron_h,
     "olmo": llama.olmo,
     "olmo2": llama.olmo2,
@@ -79,11 +84,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 }
 """The importing functions by `model_type`."""
 REFUSED: Mapping[str, str] = {
-    "deepseek_v32": "sparse attention (index_topk)",
-    "glm_moe_dsa": "sparse attention (index_topk)",
-    "minimax": "lightning attention",
-    "minimax_m1": "lightning attention",
-    "minimax_text_01": "lightning attention",
     **dict.fromkeys(
         ("vit", "clip", "siglip", "dinov2", "bert", "roberta"), "an encoder (attention to both sides)"
     ),

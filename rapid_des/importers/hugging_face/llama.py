@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from rapid_des.errors import ConfigError
 from rapid_des.importers.hugging_face.ignored import DROPOUT
@@ -99,10 +98,10 @@ def mixtral(keys: Keys) -> Tree:
     """Read Mixtral: Mistral with experts in every layer."""
     model = mistral(keys, window=0)
     experts = keys.count("num_local_experts", 8)
-    return model | {"feed_forward": _everywhere(keys, experts, model["feed_forward"]["hidden"])}
+    return model | {"feed_forward": everywhere(keys, experts, model["feed_forward"]["hidden"])}
 
 
-def _everywhere(keys: Keys, experts: int, hidden: int) -> Tree:
+def everywhere(keys: Keys, experts: int, hidden: int) -> Tree:
     """Return experts that all layers have."""
     keys.overrule("experts have no biases", "mlp_bias")
     return _experts(keys, experts, hidden)
@@ -196,36 +195,28 @@ def predictions(keys: Keys) -> int:
     return count
 
 
+def deepseek_v32(keys: Keys) -> Tree:
+    """Read DeepSeek-V3.2 and GLM-5: DeepSeek-V3 of which an indexer chooses what queries attend to."""
+    types = keys.names("indexer_types", keys.count("num_hidden_layers", least=1)) or ["full"]
+    if any(kind != "full" for kind in types):
+        raise keys.error("layers that share the choices of another one are not simulated", "indexer_types")
+    keys.ignore("every layer has an indexer (indexer_types)", "index_topk_freq", "index_skip_topk_offset")
+    keys.ignore("first_k_dense_replace says it", "mlp_layer_types")
+    keys.ignore(ANGLES, "rope_interleave", "indexer_rope_interleave")
+    keys.ignore("qk_nope_head_dim, qk_rope_head_dim and v_head_dim say it", "head_dim")
+    keys.ignore("it says which experts tokens choose, not how many", "moe_router_dtype")
+    model = deepseek(keys, corrected=True)
+    model["attention"]["indexer"] = {
+        "heads": keys.count("index_n_heads"),
+        "head_dim": keys.count("index_head_dim"),
+        "topk": keys.count("index_topk", least=1),
+    }
+    return model
+
+
 def deepseek_v3(keys: Keys) -> Tree:
     """Read DeepSeek-V3 and R1, whose router has a correction an expert."""
     return deepseek(keys, corrected=True)
-
-
-def minimax_m2(keys: Keys) -> Tree:
-    """Read MiniMax-M2: experts in every layer, part of each head rotated, norms of all queries and keys."""
-    keys.choice("qk_norm_type", {"per_layer": None}, default="per_layer")
-    keys.choice("shared_intermediate_size", {0: None}, default=0)
-    keys.choice("mtp_transformer_layers", {1: None}, default=1)
-    model = llama(keys, qk_norm="whole" if keys.flag("use_qk_norm", default=True) else "none")
-    width = model["attention"].get("head_dim", model["hidden"] // model["attention"]["heads"])
-    model["attention"]["rotary"] = keys.count("rotary_dim", width, most=width) / width
-    kinds: list[Any] = keys.names("attn_type_list", model["layers"]) or [1]
-    if any(kind != 1 for kind in kinds):
-        raise keys.error(
-            "lightning attention (0) is not simulated; allowed: 1 for each layer", "attn_type_list"
-        )
-    if keys.flag("use_mtp", default=False):
-        model["predictions"] = keys.count("num_mtp_modules", 0)
-        keys.notes.append("num_mtp_modules: modules that predict further tokens are not among the parameters")
-    keys.ignore("use_mtp is false", "num_mtp_modules")
-    keys.ignore("every layer has experts", "mlp_intermediate_size", "mlp_bias")
-    keys.ignore("it bounds or scales what layers add", *(f"layernorm_{half}_beta" for half in _HALVES))
-    keys.ignore("it says which experts tokens choose, not how many", "use_grouped_topk", "shared_moe_mode")
-    experts = _everywhere(keys, keys.count("num_local_experts"), model["feed_forward"]["hidden"])
-    return model | {"feed_forward": experts | {"router_bias": keys.flag("use_routing_bias", default=False)}}
-
-
-_HALVES = ("full_attention", "linear_attention", "mlp")
 
 
 def gpt_oss(keys: Keys) -> Tree:
@@ -298,7 +289,7 @@ def olmoe(keys: Keys) -> Tree:
     """Read OLMoE: experts in every layer, norms of all queries and keys together."""
     model = llama(keys, qk_norm="whole")
     return model | {
-        "feed_forward": _everywhere(keys, keys.count("num_experts"), model["feed_forward"]["hidden"])
+        "feed_forward": everywhere(keys, keys.count("num_experts"), model["feed_forward"]["hidden"])
     }
 
 
@@ -316,7 +307,7 @@ def glm4_moe(keys: Keys) -> Tree:
 def granitemoe(keys: Keys) -> Tree:
     """Read Granite 3 with experts in every layer."""
     model = llama(keys)
-    experts = _everywhere(keys, keys.count("num_local_experts"), model["feed_forward"]["hidden"])
+    experts = everywhere(keys, keys.count("num_local_experts"), model["feed_forward"]["hidden"])
     return model | {"feed_forward": experts}
 
 

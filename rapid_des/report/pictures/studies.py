@@ -15,6 +15,7 @@ import numpy as np
 from rapid_des.arrays import levels_of
 from rapid_des.errors import InfeasibleJobError
 from rapid_des.report.pictures import new_figure, save
+from rapid_des.report.pictures.bars import StepBar, draw_bars
 from rapid_des.report.pictures.fabric import PALETTE
 from rapid_des.report.tables import heading, shown
 from rapid_des.units import PS_PER_S, Size, time_text
@@ -27,6 +28,8 @@ def draw_sweep(plain: Mapping[str, Any], columns: Mapping[str, Any], path: Path 
 
     `plain` is what `--json` prints; `columns` have an entry for each point.
     """
+    if len(plain["compared"]) > 1:
+        return _draw_compared(plain, path, title)
     ratios = (1.1, 1, 1) if plain["interactions"] else (1.1, 1)
     figure = new_figure(path, figsize=(5 * len(ratios), 4.8), layout="constrained")
     front, axes, *pair = figure.subplots(1, len(ratios), width_ratios=ratios)
@@ -36,6 +39,23 @@ def draw_sweep(plain: Mapping[str, Any], columns: Mapping[str, Any], path: Path 
         _draw_pair(figure, panel, plain, columns)
     figure.suptitle(f"{title}: {plain['points']:,} points{_failed(plain)}")
     return save(figure, path, dpi=130)
+
+
+def _draw_compared(plain: Mapping[str, Any], path: Path | None, title: str) -> Any:
+    """Draw the best step for each value of the compared axis as a bar."""
+    axis, rows = plain["compare"], plain["compared"]
+    others = [effect["axis"] for effect in plain["main_effects"] if effect["axis"] != axis]
+    differing = [name for name in others if len({row[name] for row in rows}) > 1]
+    bars = [
+        StepBar(
+            f"{row[axis]}   {', '.join(f'{heading(name)} {row[name]}' for name in differing)}".rstrip(),
+            row["step_time_s"],
+            row["breakdown_s"],
+            f"{row['gain']:.2f} x",
+        )
+        for row in rows
+    ]
+    return draw_bars(bars, path, title=f"{title}: the best for each {heading(axis)}")
 
 
 def _failed(plain: Mapping[str, Any]) -> str:
