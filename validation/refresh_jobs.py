@@ -278,8 +278,19 @@ def reports(paths: Sequence[str]) -> Report:
 
 def main(paths: Sequence[str] = ()) -> None:
     """Write the tables of reports that are there, or of a run of all."""
-    folder = DataFolder(CHECKOUT_DATA, split=False)
-    found: Mapping[str, Any] = reports(paths) if paths else validate(folder, (*AREAS, "ranking"))
+    if paths:
+        write(reports(paths))
+    else:
+        refresh((*AREAS, "ranking"))
+
+
+def refresh(topics: Sequence[str]) -> None:
+    """Run topics, and write the tables that these are in."""
+    write(validate(DataFolder(CHECKOUT_DATA, split=False), topics))
+
+
+def write(found: Report) -> None:
+    """Write the tables of a report."""
     for area in AREAS:
         if any(topic.startswith(f"{area}/") for topic in found["topics"]):
             refreshed(ACCURACY / f"{area}.md", found, area)
