@@ -34,7 +34,7 @@ from rapid_des.units import Duration
 CLASSES = ("attention", "vector", "experts", "tp", "dp", "ep", "bubble", "host")
 """Classes of work with a slope; matrix products are what is left of a step."""
 WAITING = ("dp", "ep", "bubble")
-"""Those in which ranks of several nodes or stages wait for each other; their slopes have a scale of their own."""
+"""Those in which ranks of several nodes or stages wait for each other: their slopes have their own scale."""
 GROUPS = ("software", "family", "format", "experts")
 _CLASS_OF = {ROUTER: "experts", "cp": "tp", "pp": "bubble"}
 _APART = ("compute", "idle")
