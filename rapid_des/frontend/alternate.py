@@ -15,6 +15,8 @@ from rapid_des.frontend.operations import Operation
 from rapid_des.frontend.template import INPUT
 from rapid_des.values import replace
 
+QKV = "attention.qkv"
+
 
 class Share(NamedTuple):
     """How much of an operator is run again."""
@@ -44,12 +46,12 @@ def alternate(operations: Sequence[Operation]) -> Iterator[tuple[int, Share]]:
 
 
 def _part(operations: Sequence[Operation], place: int, product: Gemm) -> float:
-    """Return which share of a product is run again: of queries, keys, values the keys, of gate and up the latter."""
+    """Return which share of a product is run again: of queries, keys, values the keys; of gate and up, up."""
     name, later = operations[place].name, operations[place + 1 :]
     if name == "attention.output":
         return float(not any(each.name.startswith(name) for each in later))
     for each in later:
-        if name == "attention.qkv" and isinstance(each.operator, Attention):
+        if name == QKV and isinstance(each.operator, Attention):
             return each.operator.kv_heads * each.operator.head_dim / product.n
         if name == "ffn.in" and isinstance(each.operator, Vector):
             return 1 - each.operator.columns / product.n

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Literal, TypeAlias
 
-from rapid_des.frontend.alternate import WHOLE, Again, alternate, cut, producer_of
+from rapid_des.frontend.alternate import QKV, WHOLE, Again, alternate, cut, producer_of
 from rapid_des.frontend.layers import Layer
 from rapid_des.frontend.layers.layer import CORE, LayerKind, Sublayer
 from rapid_des.frontend.operations import Operation, Shard
@@ -92,17 +92,26 @@ def refusals(training: TrainingSpec, kinds: Sequence[Layer], shard: Shard) -> It
     if training.recompute_method == "block" and not training.recompute_layers:
         yield "recompute_layers", "recompute_method block needs how many layers are recomputed"
     there = {kind_name(half) for layer in kinds for half in layer.halves}
+    if chosen == "alternate":
+        yield from _not_alternate(training, kinds, shard)
     for kind in training.recompute_kinds:
         if kind not in there:
             yield "recompute_kinds", f"{kind} is none of the model's {', '.join(sorted(there))}"
-    if chosen == "alternate" and there - {"attention", "ffn"}:
-        yield "recompute", "alternate counts the products of attention and feed-forward layers alone"
-    if training.recompute_kinds and chosen == "alternate":
-        yield "recompute_kinds", "alternate is of all layers"
     if training.recompute_kinds and chosen == "none":
         yield "recompute_kinds", "nothing is recomputed: recompute is none"
     if not isinstance(chosen, str):
         yield from _unknown(chosen, kinds, shard)
+
+
+def _not_alternate(training: TrainingSpec, kinds: Sequence[Layer], shard: Shard) -> Iterator[tuple[str, str]]:
+    """Yield why it can not be told which product is every second one."""
+    for layer in kinds:
+        made = {operation.name for operation in layer.forward(shard)}
+        if not {QKV, "ffn.in"} <= made or any(each.parameters.experts for each in layer.halves):
+            yield "recompute", "alternate counts the products of attention and feed-forward layers alone"
+            break
+    if training.recompute_kinds:
+        yield "recompute_kinds", "alternate is of all layers"
 
 
 def _unknown(chosen: Sequence[str], kinds: Sequence[Layer], shard: Shard) -> Iterator[tuple[str, str]]:

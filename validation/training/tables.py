@@ -92,7 +92,7 @@ def _titan_case(models: Models, record: Record, chunks: int) -> Case:
     training: dict[str, Any] = {"recompute": "full" if record["recompute"] == "full AC" else "alternate"}
     if pp > 1:
         training |= {"reshard": False, "reduce_each_micro_batch": False}
-    more = {"training": training, "precision": _TITAN_FORMATS[record["precision"]]}
+    more: dict[str, Any] = {"training": training, "precision": _TITAN_FORMATS[record["precision"]]}
     if record["case_id"].endswith("asyncTP"):
         training |= {"overlap_tp": "ring"}
     if record["case_id"] == "torchtitan/8b-8gpu-fsdp":  # the only row without torch.compile
