@@ -322,12 +322,11 @@ def _recompute(keys: Keys, model: str) -> Tree:
     if mode != "selective":
         return {"recompute": mode}
     option = str(keys.get("selective_ac_option", object, "2"))
-    if option == "op":
-        keys.ignore("routers alone", "per_op_sac_force_recompute_mm_shapes_by_fqns")
+    if option == "op" and model == "llama3":  # without experts and latent attention
+        keys.ignore("it is of routers", "per_op_sac_force_recompute_mm_shapes_by_fqns")
         return {"recompute": "alternate"}
-    said = (
-        f"selective ({option} layers of which one is recomputed) has no rule here, so nothing is recomputed"
-    )
+    rule = "every second product" if option == "op" else f"{option} layers of which one is recomputed"
+    said = f"selective ({rule}) has no rule here, so nothing is recomputed"
     keys.notes.append(f"activation_checkpoint: {said}")
     keys.overrule(said, "mode", "selective_ac_option")
     keys.ignore(said, "per_op_sac_force_recompute_mm_shapes_by_fqns")
