@@ -133,6 +133,7 @@ OPENED_OTHERWISE = {
     "rapid_des/report/forecast.py": {"read_text": 1},  # a table of the package
     "rapid_des/report/page/document.py": {"read_text": 1},  # the package's own style and script
     "rapid_des/serving/uncertainty.py": {"read_text": 1},  # the same
+    "rapid_des/serving/hashed_traces.py": {"open": 1},  # gzip of what inputs.py opened
     "rapid_des/studies/database.py": {"connect": 1},  # of what inputs.py has looked at
     "rapid_des/studies/points.py": {"read_bytes": 1},  # the package's own source
     "rapid_des/chakra/source.py": {"read_json": 1},  # the package's own

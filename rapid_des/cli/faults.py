@@ -136,8 +136,8 @@ def criticality_command(
     with progress("criticality") as bar:
         how = _how(options, bar)
         ranked = criticality(wanted, loaded, derate=options["derate"], kinds=kinds, how=how)
-    plain = ranked.as_json(options["top"])
-    echo_marked(options["as_json"], plain, criticality_report(plain, len(ranked.rows)), [(wanted, loaded)])
+    parts = criticality_report(ranked.as_json(), options["top"])
+    echo_marked(options["as_json"], ranked.as_json(options["top"]), parts, [(wanted, loaded)])
     if options["plot"] is not None:
         draw(ranked.heat_map(loaded), options["plot"])
 

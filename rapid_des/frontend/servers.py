@@ -14,7 +14,7 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
 ENGINES = ("vllm_v1", "vllm_v0", "sglang", "trtllm_guaranteed_no_evict", "trtllm_max_utilization", "static")
 """The policies of this distribution; `rapid_des.serving.policies` has the function of each."""
 Router: TypeAlias = Literal[
-    "round_robin", "random", "least_requests", "least_tokens", "most_free_pages", "session"
+    "round_robin", "random", "least_requests", "least_tokens", "most_free_pages", "session", "prefix_aware"
 ]
 
 
@@ -61,6 +61,36 @@ class LoraSpec(Spec, frozen=True):
     """Matrices of every layer that have an adapter, by the names of their operators."""
 
 
+class CacheTierSpec(Spec, frozen=True):
+    """Memory below the GPUs for the pages of a cache of prefixes, of each replica."""
+
+    name: str
+    """Its name in reports, such as host, ssd or pool."""
+    capacity: Size
+    """Bytes for each GPU of a replica."""
+    bandwidth: Bandwidth | None = None
+    """Rate at which a GPU loads from it. Unset: the device's `host` bandwidth."""
+
+    def __post_init__(self) -> None:
+        if not self.name or self.name == "gpu":
+            raise ValueError(f"name: {self.name!r} is not a name of memory below the GPU")
+        if self.bandwidth is not None and not self.bandwidth:
+            raise ValueError("`bandwidth` must be above 0 B/s")
+
+
+class PrefixCacheSpec(Spec, frozen=True):
+    """A cache of prefixes: pages that earlier requests have computed are found by their content."""
+
+    tiers: tuple[CacheTierSpec, ...] = ()
+    """Memory that pages go down to when the GPU has no room for them, the nearest first. Empty: they are
+    dropped."""
+
+    def __post_init__(self) -> None:
+        names = [tier.name for tier in self.tiers]
+        if len(set(names)) < len(names):
+            raise ValueError(f"tiers: {max(names, key=names.count)!r} stands twice")
+
+
 class PromptLayoutSpec(Spec, frozen=True):
     """Parallelism of the replicas that only compute prompts, in the words of `parallelism`."""
 
@@ -105,7 +135,8 @@ class ServingSpec(Spec, frozen=True):
     """What becomes of a preempted request's keys and values: computed again, or brought to the host's memory
     and back over the device's `host`."""
     router: Router = "round_robin"
-    """Which replica gets a request."""
+    """Which replica gets a request. prefix_aware: the one with the fewest tokens to compute and to make, with
+    those of the request that it would not find there."""
     front_ends: Count | None = None
     """Number of front ends, which receive and tokenize requests (vLLM: --api-server-count). A request waits
     for the one that is free first. Unset: one for each replica that takes requests."""
@@ -117,7 +148,11 @@ class ServingSpec(Spec, frozen=True):
     that of those that answer; its `dp` is how many, and they have GPUs of their own. Unset: all are alike."""
     prefix: str | None = None
     """Tokens of a common prefix that prompts begin with, as `prompt` states lengths: the KV cache holds it
-    when they come, and it takes its pages once. Unset: none."""
+    when they come, and it takes its pages once. With `prefix_cache` the first request computes it. Unset:
+    none."""
+    prefix_cache: PrefixCacheSpec | None = None
+    """Pages are found by what they hold: a common prefix, what was said before in a session, and the
+    `hash_ids` of a trace. `{}` is a cache on the GPU alone. Unset: `prefix` and sessions are found."""
     sessions: Count | None = None
     """Requests are turns of this many sessions, drawn evenly. A turn waits for the answer before it; its
     prompt is all that was said before and as many tokens as `prompt` states. What was said stays at the

@@ -135,25 +135,33 @@ def execute(
     Raises `DeadlockError` if a visit never finishes; a byte that was sent and not received is a defect.
     """
     began = time.perf_counter()
-    folding = _folding(program, choice.engine) if choice.fold and not trail else None
-    if (
-        choice.most_hops is not None
-        and expected_hops(folding.program if folding else program) > choice.most_hops
-    ):
-        raise TooManyHopsError
-    chosen = choice.engine_for(folding.program if folding else program)
-    may_tie = folding is not None and not folding.keeps_order
-    played = folding.program if folding else program
-    records = None if trail else _recurring(played, chosen, choice)
-    if records is None:
-        records = _run(played, chosen, choice, trail=trail, ties=ties or may_tie)
-    if may_tie and records.ties:
-        folding, chosen = None, choice.engine_for(program)
-        records = _run(program, chosen, choice, trail=trail, ties=ties)
-    elif folding is not None:
+    folding, chosen, records = _folded_run(program, choice, trail=trail, ties=ties, keeps_order=False)
+    if folding is not None and not folding.keeps_order and records.ties:
+        folding, chosen, records = _folded_run(program, choice, trail=trail, ties=ties, keeps_order=True)
+    if folding is not None:
         records = folding.unfolded(program, records)
     wall_s = time.perf_counter() - began
     return _checked(program, Execution(records, chosen, wall_s, folding.factor if folding else 1.0), name)
+
+
+def _folded_run(
+    program: Program, choice: EngineChoice, *, trail: bool, ties: bool, keeps_order: bool
+) -> tuple[Folding | None, EngineName, Records]:
+    """Return what a program was folded to, if anything, the engine, and what it saw of that.
+
+    With `keeps_order` it is folded only along what keeps the order of transfers: such a run always counts.
+    Others do not if links chose by rank.
+    """
+    folding = _folding(program, choice.engine, keeps_order=keeps_order) if choice.fold and not trail else None
+    played = folding.program if folding else program
+    if choice.most_hops is not None and expected_hops(played) > choice.most_hops:
+        raise TooManyHopsError
+    chosen = choice.engine_for(played)
+    records = None if trail else _recurring(played, chosen, choice)
+    if records is None:
+        may_tie = folding is not None and not folding.keeps_order
+        records = _run(played, chosen, choice, trail=trail, ties=ties or may_tie, to_ties=may_tie)
+    return folding, chosen, records
 
 
 def _checked(program: Program, execution: Execution, name: Namer | None) -> Execution:
@@ -163,14 +171,15 @@ def _checked(program: Program, execution: Execution, name: Namer | None) -> Exec
     return execution
 
 
-def _folding(program: Program, engine: str) -> Folding | None:
+def _folding(program: Program, engine: str, *, keeps_order: bool) -> Folding | None:
     """Return the program folded along its symmetry, if a run takes so long that looking for one pays."""
     run_s = _expected_s(program, engine)
     if run_s < _WORTH_FOLDING_S:
         return None
     from rapid_des.modes import symmetry
 
-    return symmetry.fold(program, symmetry.Budget(run_s))
+    budget = symmetry.Budget(run_s)
+    return symmetry.fold(program, replace(budget, discarded=0.0) if keeps_order else budget)
 
 
 def _recurring(program: Program, engine: EngineName, choice: EngineChoice) -> Records | None:
@@ -223,24 +232,34 @@ def _teller(program: Program, choice: EngineChoice) -> Progress | None:
     return lambda done: report(done, expected)
 
 
-def _run(program: Program, engine: str, choice: EngineChoice, *, trail: bool, ties: bool = False) -> Records:
+def _run(  # noqa: PLR0913 - options by name
+    program: Program,
+    engine: str,
+    choice: EngineChoice,
+    *,
+    trail: bool,
+    ties: bool = False,
+    to_ties: bool = False,
+) -> Records:
     """Run a program; each engine is imported with its library only if it is the one.
 
-    With `ties` the records count them, as whoever folds must know; the compiled engine always does.
+    With `ties` the records count them, as whoever folds must know; the compiled engine always does. With
+    `to_ties` it need not go on behind one.
     """
     if program.links > max(_MANY_LINKS, _FEWER * len(program.route_links)):
         from rapid_des.modes.used_links import UsedLinks
 
         used = UsedLinks.of(program)
         if used is not None:
-            return used.whole(_run(used.program, engine, choice, trail=trail, ties=ties))
+            seen = _run(used.program, engine, choice, trail=trail, ties=ties, to_ties=to_ties)
+            return used.whole(seen)
     if engine == "simpy":
         from rapid_des.engines.simpy import engine as simpy_engine
 
         return simpy_engine.run(program, trail=trail, ties=ties, progress=_teller(program, choice))
     from rapid_des.engines import compiled
 
-    return compiled.run(program, trail=trail, progress=_teller(program, choice))
+    return compiled.run(program, trail=trail, progress=_teller(program, choice), to_ties=to_ties)
 
 
 def _kernel(program: Program, *, closing: bool = False) -> CompiledKernel:

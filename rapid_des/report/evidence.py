@@ -434,9 +434,15 @@ def resolution(works: tuple[Mapping[str, int], Mapping[str, int]], origin: Origi
 
     None where no layouts of such jobs were compared.
     """
+    one, two = (spread(work, origin.device) for work in works)
+    return resolution_of((one, two), origin.software)
+
+
+def resolution_of(spreads: tuple[float, float], software: str) -> float | None:
+    """Return what `resolution` does, given the spreads of both layouts."""
     pairs: Mapping[str, Sequence[float]] = residuals()["pairs"]
-    errors = pairs.get(origin.software) or pairs.get("", [])
-    scale = math.hypot(*(spread(work, origin.device) for work in works))
+    errors = pairs.get(software) or pairs.get("", [])
+    scale = math.hypot(*spreads)
     if len(errors) < _ENOUGH or not scale:
         return None
     place = min(math.ceil(LEVEL * (len(errors) + 1)), len(errors))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rapid_des.report.sweep_text import difference_parts, failures_lines
+from rapid_des.report.sweep_text import difference_parts, failures_lines, mark_lines, marks, range_text
 from rapid_des.report.tables import Column, Part, Plain, Table, columns, seconds_text, shown
 
 _GIB = 2**30
@@ -31,10 +31,7 @@ def plan_report(plan: Plain, job: str, machine: str) -> Iterator[Part]:
     yield _first_of(plan)
     if plan["floor_s"] is None and not all(row["certain"] for row in plan["rows"]):
         yield "? a layout that was not simulated may come before it"
-    if any(map(_as_good, plan["rows"][1:])):
-        yield "~ measurements do not distinguish it from the first: predictions of layouts were off by more"
-    if any(row["may_be_faster"] for row in plan["rows"]):
-        yield "= the mode does not distinguish it from the first: the flattened step lies within these ends"
+    yield from mark_lines(plan["rows"])
     yield from _expected(plan["rows"][0])
     yield _counts(plan)
     yield from _runs(plan.get("runs"))
@@ -129,16 +126,15 @@ def _first_of(plan: Plain) -> str:
 
 def _marks(row: Plain, *, first: bool) -> str:
     """Return the marks of a row: not certain, or as good as the first by the mode or by measurements."""
-    marks = "" if row["certain"] else "?"
-    return marks if first else marks + "=" * (row["may_be_faster"] is True) + "~" * _as_good(row)
+    uncertain = "" if row["certain"] else "?"
+    return uncertain if first else uncertain + marks(row)
 
 
 def _range(row: Plain) -> str:
     """Return where a row's flattened step lies."""
     if row["mode_bound_s"] is None:
         return "" if row["mode"] != "flattened" else seconds_text(row["step_time_s"])
-    low, high = (seconds_text(row["mode_bound_s"][end]) for end in ("low", "high"))
-    return f"{low} to {high}"
+    return range_text(row["mode_bound_s"])
 
 
 def _expected(row: Plain) -> Iterator[str]:
@@ -149,11 +145,6 @@ def _expected(row: Plain) -> Iterator[str]:
             f"{expected['level']:.0%} interval of the first {low} to {high} "
             f"(as {expected['cases']} measured jobs of {expected['source']})"
         )
-
-
-def _as_good(row: Plain) -> bool:
-    """Return whether measurements do not distinguish a layout from the best one."""
-    return row["told_apart"] is False
 
 
 def _counts(plan: Plain) -> str:

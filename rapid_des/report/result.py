@@ -312,6 +312,7 @@ class Result(Plotted, Report):
             "hops": self.hops,
             "folded": self.folded,
             "simulation_wall_s": round(self.wall_s, 6),
+            "spread": None if self.origin is None else evidence.spread(self.work, self.origin.device),
             "priced_with": {} if self.basis is None else self.basis.as_json(),
             "notes": list(self.notes),
         }

@@ -39,12 +39,22 @@ def serve_report(plain: Plain, title: str, replicas: int) -> Iterator[Part]:
         facts["drafts"] = f"{plain['tokens_a_step']:.3g} tokens a step of a request"
     if plain["turns_waited"]:
         facts["sessions"] = f"{plain['turns_waited']:,} turns waited for the answer before them"
+    if plain["prefix_cache"] is not None:
+        facts["prefix cache"] = _found(plain["prefix_cache"])
     facts |= _outages(plain, replicas)
     if plain["preemptions"]:
         facts["preemptions"] = f"{plain['preemptions']:,}"
     yield facts
     times = (Column(name, None, seconds_text, 10) for name in plain["ttft_s"])
     yield Table("", (Column("name", "", width=24), *times), list(_latencies(plain)))
+
+
+def _found(hits: Plain) -> str:
+    """Return what share of prompts was found, and where."""
+    tiers = {name: tokens for name, tokens in hits["found_tokens"].items() if tokens}
+    where = ", ".join(f"{tokens / hits['prompt_tokens']:.1%} in {name}" for name, tokens in tiers.items())
+    below = f" ({where})" if len(tiers) > 1 else ""
+    return f"{hits['hit_rate']:.1%} of {hits['prompt_tokens']:,} prompt tokens found{below}"
 
 
 def _throughput(plain: Plain) -> dict[str, str]:

@@ -80,19 +80,48 @@ def _from_one(ratio: float) -> str:
     return f"{ratio - 1:+.2%}"
 
 
-def criticality_report(study: Plain, parts: int) -> Iterator[Part]:
-    """Yield a ranking of `parts` parts, of which the first rows may be all that the study lists."""
+def criticality_report(study: Plain, top: int | None = None) -> Iterator[Part]:
+    """Yield a ranking of parts, those of one kind and cost in one row; `top` rows at most."""
     step = seconds_text(study["healthy_s"])
     yield f"healthy step {step}; each part alone at {study['derate']:g} of its speed"
-    kinds = columns("kind", name="part", step_time_s="step time", cost_s="cost")
-    more = columns(slowdown=("slower", _from_one), source="from")
-    yield Table("", (*kinds, *more), study["rows"])
-    hidden = parts - len(study["rows"])
-    yield f"{study['simulations']} simulations for {parts} parts" + (
-        f"; {hidden} rows not shown" if hidden else ""
+    classes = _alike(study["rows"])
+    listed = classes[:top]
+    most = max((row["cost_s"] for row in listed), default=0.0)
+    kinds = columns("kind", parts="parts", count="alike", step_time_s="step time", cost_s="cost")
+    bar = Column("cost_s", "", lambda cost: "█" * round(20 * max(cost, 0) / (most or 1)), side="<")
+    yield Table("", (*kinds, *columns(slowdown=("slower", _from_one)), bar), listed)
+    hidden = len(classes) - len(listed)
+    yield (
+        f"{study['simulations']} simulations for {len(study['rows'])} parts; parts in one row cost the same"
+        + (f"; {counted(hidden, 'row')} not shown" if hidden else "")
     )
     if study["left"]:
         yield f"interrupted: {study['left']} parts were not reached"
+
+
+def _alike(rows: Sequence[Plain]) -> list[Plain]:
+    """Return a row for all parts of a kind with one cost: the first of them, their names and their number."""
+    classes: dict[tuple[str, float, bool], list[Plain]] = {}
+    for row in rows:
+        idle = row["source"] == "carries nothing"
+        classes.setdefault((row["kind"], row["step_time_s"], idle), []).append(row)
+    return [
+        {**alike[0], "parts": _names([row["name"] for row in alike], idle=idle), "count": len(alike)}
+        for (_, _, idle), alike in classes.items()
+    ]
+
+
+_FEW_NAMES = 3
+
+
+def _names(names: Sequence[str], *, idle: bool) -> str:
+    """Return the names of some parts, the middle left out where there are many.
+
+    >>> _names(["gpu0", "gpu1", "gpu2", "gpu3"], idle=False)
+    'gpu0, gpu1, … gpu3'
+    """
+    few = names if len(names) <= _FEW_NAMES else [*names[:2], f"… {names[-1]}"]
+    return ", ".join(few) + " (carries nothing)" * idle
 
 
 def sample_report(sample: Plain) -> Iterator[Part]:

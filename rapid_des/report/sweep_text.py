@@ -37,7 +37,9 @@ def sweep_report(plain: Plain, title: str) -> Iterator[Part]:
     left = f"; {'at least ' * plain['left_at_least']}{plain['left']:,} not reached" if plain["left"] else ""
     yield f"{title}: {counted(plain['points'], 'point')}, {failed:,} failed{left}"
     yield from _compared(plain)
-    yield points_table(f"the best by {heading(plain['objective'])}", plain["best"])
+    yield points_table(f"the best by {heading(plain['objective'])}", list(_best(plain)))
+    if plain["objective"] == "step_time_s":
+        yield from mark_lines(plain["best"])
     yield from failures_lines(plain["failures_matter"], "point")
     if len(plain["best_by_gpus"]) > 1:
         yield points_table("the best for each number of GPUs", plain["best_by_gpus"])
@@ -60,6 +62,44 @@ def _compared(plain: Plain) -> Iterator[Table]:
             del cell["breakdown_s"]
         title = f"the best for each {heading(axis)}; gain: how many times as good as {rows[0][axis]}"
         yield points_table(title, cells)
+
+
+def _best(plain: Plain) -> Iterator[Plain]:
+    """Yield the best points: marked as good as the first, and with the ends of the flattened step."""
+    left_out = {"breakdown_s", "mode_bound_s", "told_apart", "may_be_faster"}
+    bounds = [row["mode_bound_s"] for row in plain["best"]]
+    bounded = any(bound and bound["low"] < bound["high"] for bound in bounds)
+    for row, bound in zip(plain["best"], bounds, strict=True):
+        kept = {name: value for name, value in row.items() if name not in left_out}
+        if plain["objective"] == "step_time_s":
+            kept["id"] = f"{row['id']}{marks(row)}"
+        yield kept | ({"flattened": range_text(bound)} if bounded else {})
+
+
+def differing_axes(plain: Plain, rows: Sequence[Plain], row: Plain) -> str:
+    """Return a point's values on the axes that are not the same in all rows, as in `tp 2, pp 4`."""
+    names = [effect["axis"] for effect in plain["main_effects"]]
+    several = [name for name in names if len({str(each[name]) for each in rows}) > 1]
+    return ", ".join(f"{heading(name)} {row[name]}" for name in several)
+
+
+def range_text(bound: Plain | None) -> str:
+    """Return where a flattened step lies."""
+    ends = {} if bound is None else dict.fromkeys(seconds_text(bound[end]) for end in ("low", "high"))
+    return " to ".join(ends)
+
+
+def marks(row: Plain) -> str:
+    """Return the marks of a row that is as good as the first by the mode (=) or by measurements (~)."""
+    return "=" * (row["may_be_faster"] is True) + "~" * (row["told_apart"] is False)
+
+
+def mark_lines(rows: Sequence[Plain]) -> Iterator[str]:
+    """Yield what the marks mean that rows after the first have."""
+    if any(row["told_apart"] is False for row in rows[1:]):
+        yield "~ measurements do not distinguish it from the first: predictions of layouts were off by more"
+    if any(row["may_be_faster"] for row in rows[1:]):
+        yield "= the mode does not distinguish it from the first: the flattened step lies within these ends"
 
 
 def failures_lines(matter: Plain | None, name: str) -> Iterator[str]:

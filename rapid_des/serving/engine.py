@@ -11,6 +11,7 @@ from rapid_des.serving.adapters import Lora
 from rapid_des.serving.batch import Costs
 from rapid_des.serving.drafts import Drafts, SpeculativeDecoding
 from rapid_des.serving.policies import Habits, Policy
+from rapid_des.serving.prefix_cache import LowerTier
 from rapid_des.serving.requests import Decoding
 
 Process: TypeAlias = Generator[Any, Any, None]
@@ -34,6 +35,8 @@ class Engine(Struct, frozen=True):
     """Picoseconds per token to move a preempted request to the host, or back; 0: it is recomputed."""
     lora: Lora | None = None
     """Costs of adapters; None: requests name none."""
+    prefix_tiers: tuple[LowerTier, ...] | None = None
+    """The memory below the GPU of a cache of prefixes; None: there is no such cache."""
     host_pages: int = 0
     """Number of pages in the host's memory for idle sessions."""
     fetch: int = 0

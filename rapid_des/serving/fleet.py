@@ -8,6 +8,8 @@ A router is a small function that says which replica gets a request:
 - `least_tokens`: who has the fewest tokens still to compute and to make (vLLM's and Dynamo's load).
 - `most_free_pages`: who has the most free pages, less what waits for pages there.
 - `session`: requests of one session to one replica, by a hash.
+- `prefix_aware`: who has the fewest tokens still to compute and to make, those of the request that are not
+  found there included (as the cost of Dynamo's KV router weighs overlap against load).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from msgspec import Struct, field
 
 from rapid_des.errors import DeadlockError, InputError
 from rapid_des.serving.batch import Costs
+from rapid_des.serving.contents import Contents
 from rapid_des.serving.engine import Engine, Process
 from rapid_des.serving.pipelined import LockstepGroup, LockstepReplica, PipelinedReplica
 from rapid_des.serving.records import Stop
@@ -71,6 +74,11 @@ def session(replicas: Sequence[Replica], request: Request) -> Replica:
     return _hashed(replicas, f"session {request.session}")
 
 
+def prefix_aware(replicas: Sequence[Replica], request: Request) -> Replica:
+    """Return the replica with the fewest tokens to do, with those of the request that it does not find."""
+    return min(replicas, key=lambda replica: replica.outstanding_tokens - replica.content.found(request))
+
+
 def _hashed(replicas: Sequence[Replica], text: str) -> Replica:
     return replicas[crc32(text.encode()) % len(replicas)]
 
@@ -82,6 +90,7 @@ ROUTERS: Mapping[str, Router] = {
     "least_tokens": least_tokens,
     "most_free_pages": most_free_pages,
     "session": session,
+    "prefix_aware": prefix_aware,
 }
 
 
@@ -144,6 +153,7 @@ class Fleet(Struct, dict=True):
     def run(self) -> bool:
         """Serve all requests; return False if that was interrupted."""
         self._sent = self._inside = self._since = self.area = 0
+        self._contents = Contents(self.workload.blocks)
         self._front_ends = [0] * (self.front_ends or self.prompting or self.replicas)
         """The times at which the front ends are free, as a heap."""
         self._held: list[Request] = []
@@ -209,6 +219,8 @@ class Fleet(Struct, dict=True):
         """Send a request to a front end."""
         self._count(1)
         request = self.workload.request(number, int(self.env.now))
+        if self.engine.prefix_tiers is not None:
+            request.path = self._contents.path(request)
         if self.client or self.tokenizing or self.latency:
             now = int(self.env.now)
             begin = max(now, heappop(self._front_ends))

@@ -31,7 +31,7 @@ from __future__ import annotations
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Protocol
 
 from msgspec import Struct, field
@@ -209,7 +209,7 @@ def chunks(
     """
     free, places = view.free_pages, view.max_sequences - view.decoding
     begun, all_budget, shared = len(view.prefilling), budget, view.shared_pages
-    for number, request in enumerate((*view.prefilling, *islice(view.candidates, max(0, places)))):
+    for number, request in enumerate(chain(view.prefilling, islice(view.candidates, max(0, places)))):
         tokens = min(request.missing, budget)
         pages = view.pages_for(request, tokens) + max(0, request.shared - shared)
         cut = whole and tokens < min(request.missing, all_budget) and number >= begun

@@ -50,9 +50,7 @@ class Replica(ReplicaState):
     def submit(self, request: Request) -> None:
         """Accept a request."""
         request.replica = self.number
-        request.shared = min(request.prefix, request.prompt - 1) // self.page_size
-        if not request.carried:
-            request.computed = self._hit(request)
+        self.content.meet(request)
         self._intake.add(request)
         self.fairness.arrive(request.user, self._group.step)
         self._queued += request.to_do
@@ -92,11 +90,6 @@ class Replica(ReplicaState):
     def _serve(self) -> Process:
         with suppress(simpy.Interrupt):
             yield from self._run()
-
-    def _hit(self, request: Request) -> int:
-        """Return the number of prompt tokens found in the cache; the last one is always computed."""
-        most = request.prompt - 1
-        return max(min(request.prefix, most), self.sessions.hit(request.session, most))
 
     def _run(self) -> Process:
         while True:
@@ -151,18 +144,12 @@ class Replica(ReplicaState):
     def _admit(self, request: Request) -> None:
         """Take a request out of the queue."""
         self.waiting.remove(request)
-        self.promised_pages += request.pages_at_end(self.page_size)
-        self._free -= self.prefix.take(request.shared)
         self._queued -= request.to_do
-        self._fetch(request)
-        self.sessions.take(request.session)
+        pages, load = self.content.admit(request)
+        self._free -= pages
+        self._loading += self.adapters.admit(request) + load
+        self.promised_pages += request.pages_at_end(self.page_size)
         self.fairness.take_up(request.user, request.missing)
-
-    def _fetch(self, request: Request) -> None:
-        """Start loading what a request needs from the host: its adapter, and its session."""
-        self._loading += self.adapters.admit(request)
-        if request.session != NEVER and not request.carried:
-            self._loading += self.engine.fetch * self.sessions.fetched(request.session, request.computed)
 
     def _hold(self, request: Request, pages: int) -> None:
         """Give pages to a request; idle sessions make room."""
@@ -172,12 +159,12 @@ class Replica(ReplicaState):
 
     def _forget(self) -> None:
         """Drop idle sessions whose pages are needed; requests that counted on them compute the rest."""
-        dropped = self.sessions.shrink(self._free)
+        dropped = self.content.shrink(self._free)
         if dropped:
             for request in (*self.waiting, *self._intake):
                 if request.session in dropped and not request.carried:
                     self._queued -= request.to_do
-                    request.computed = min(request.computed, self._hit(request))
+                    request.computed = min(request.computed, self.content.found(request))
                     self._queued += request.to_do
 
     def _decode(self, request: Request) -> None:
@@ -205,16 +192,13 @@ class Replica(ReplicaState):
             self._leave(request)
         else:
             self.prefilling.remove(request)
-        self._free += request.pages + self.prefix.leave(request.shared)
-        request.pages = 0
-        self.adapters.leave(request)
+        self._release(request)
         request.carried = decoded and self.engine.swap > 0
         if request.carried:
             self._pause += request.computed * self.engine.swap
         else:
-            request.computed = self._hit(request)
+            self.content.meet(request)
         request.preemptions += 1
-        self.promised_pages -= request.pages_at_end(self.page_size)
         self.calm = 0
         self.waiting.appendleft(request)
         self._queued += request.to_do
@@ -264,21 +248,22 @@ class Replica(ReplicaState):
         return Batch(decodes, self._group.keys if decodes else 0, chunks, self._group.checked)
 
     def _begin(self, selection: Selection) -> None:
-        for request, tokens in selection.chunks:
-            pages = self.pages_for(request, tokens)
+        for request, _ in selection.chunks:  # all, before room for one drops what another found
             if request not in self.prefilling:
                 self._admit(request)
                 self._loading += request.computed * self.engine.swap * request.carried
                 request.carried = False
                 self.prefilling.append(request)
+        for request, tokens in selection.chunks:
             if request.started == NEVER:
                 request.started = self._now
-            self._hold(request, pages)
+            self._hold(request, self.pages_for(request, tokens))
 
     def _computed(self, selection: Selection) -> list[Request]:
         """Record computed chunks; return the requests whose prompt is complete."""
         for request, tokens in selection.chunks:
             request.computed += tokens
+            self._free += self._grown(request)
         complete = [request for request, _ in selection.chunks if not request.missing]
         self.prefilling = [request for request in self.prefilling if request.missing]
         return complete
@@ -351,19 +336,30 @@ class Replica(ReplicaState):
     def _end(self, ended: Sequence[Request]) -> None:
         for request in ended:
             self._give_back(request)
-            if request.session != NEVER:
-                self.sessions.keep(request.session, request.computed, shared=request.shared)
-                self._forget()
+            self.content.keep(request)
+            self._forget()
             request.finished = self._now
             self._deliver(request)
 
     def _give_back(self, request: Request) -> None:
         """Free the pages of a request that is done here."""
-        self._free += request.pages + self.prefix.leave(request.shared)
+        self._release(request)
+        self.fairness.answer(request.user)
+
+    def _release(self, request: Request) -> None:
+        """Free the pages and the adapter of a request."""
+        self._free += self._grown(request)
+        self.promised_pages -= request.pages_at_end(self.page_size)
+        self._free += request.pages + self.content.leave(request)
         request.pages = 0
         self.adapters.leave(request)
-        self.promised_pages -= request.pages_at_end(self.page_size)
-        self.fairness.answer(request.user)
+
+    def _grown(self, request: Request) -> int:
+        """Share what a request has computed; return how many pages are free by that."""
+        before = request.shared
+        freed = self.content.grow(request)
+        self.promised_pages -= request.shared - before
+        return freed
 
 
 def passed(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct, field
@@ -17,6 +18,15 @@ from rapid_des.arrays import Int64s
 from rapid_des.units import ceil_divide
 
 NEVER = -1
+
+
+class ContentSpan(NamedTuple):
+    """The content of a request's tokens from where the span before it ends."""
+
+    key: int
+    """A name of the content; of requests with equal spans before it, equal names are equal content."""
+    end: int
+    """Number of the request's tokens until its end."""
 
 
 class Request(Struct, eq=False):
@@ -48,6 +58,8 @@ class Request(Struct, eq=False):
     """Priority; the highest goes first."""
     prefix: int = 0
     """Number of prompt tokens that are in the KV cache when it arrives: those of a prefix that all share."""
+    path: tuple[ContentSpan, ...] = ()
+    """The content of its prompt and of its answer, for a cache of prefixes."""
     carried: bool = False
     """Whether keys and values of `computed` tokens come with it: from the host, or another replica."""
     replica: int = NEVER

@@ -21,6 +21,7 @@ from rapid_des.report.pictures.serving import draw_served, write_served
 from rapid_des.report.tables import Part, Report
 from rapid_des.report.writing import replacing, require_extra
 from rapid_des.serving.engine import Engine
+from rapid_des.serving.prefix_cache import PrefixHits
 from rapid_des.serving.records import Stop, gap_quantiles, mean_gap
 from rapid_des.serving.replica import Replica
 from rapid_des.serving.requests import Request, Turns
@@ -86,6 +87,8 @@ class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
     """Device name; its measured servers give the intervals of means."""
     drafts: bool = False
     """Whether decode steps check drafted tokens."""
+    prefix_cache: PrefixHits | None = None
+    """What requests found in caches of prefixes; None: there are none."""
     inside: int = 0
     """Number of requests between sending and answer, integrated over time: request-picoseconds."""
 
@@ -119,6 +122,7 @@ class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
             stops=tuple(fleet.stops),
             startup=fleet.startup,
             turns_waited=fleet.turns.waited,
+            prefix_cache=PrefixHits.of([member.content for member in fleet.members]),
             inside=fleet.area,
         )
 
@@ -252,6 +256,7 @@ class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
             "retries": int(self.requests["retries"].sum()),
             "lost": len(self.lost),
             "turns_waited": self.turns_waited,
+            "prefix_cache": self.prefix_cache and self.prefix_cache.as_json(),
             "startup_s": self.startup / PS_PER_S,
             "outages": [
                 {"replica": replica, "from_s": begin / PS_PER_S, "until_s": end / PS_PER_S, "fault": fault}

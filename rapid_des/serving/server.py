@@ -22,6 +22,7 @@ from rapid_des.serving.engine import Engine
 from rapid_des.serving.fleet import ROUTERS, Fleet, Watch
 from rapid_des.serving.policies import Habits, policy_of
 from rapid_des.serving.pools import Pool, of_replica, pools_of, sharing
+from rapid_des.serving.prefix_cache import LowerTier
 from rapid_des.serving.result import ServeResult
 from rapid_des.serving.transfers import TransferLinks, for_iterations
 from rapid_des.serving.workload import WORKLOADS, Marks, Workload, draw, parse_arrivals, parse_lengths
@@ -77,12 +78,7 @@ def serve_workload(  # noqa: PLR0913 - as above
     """Serve requests that are known one by one; `first`: the server's first GPU, for faults."""
     spec, host, pools = job.spec.serving or ServingSpec(), job.host, pools_of(job)
     _check(job, pools, machine.fabric.gpus)
-    if spec.host_cache and "session" not in workload.marks:
-        raise ConfigError(
-            "is of idle sessions, and requests are of none: state serving.sessions",
-            file=job.file,
-            key="serving.host_cache",
-        )
+    _check_content(job, spec, workload)
     steady = for_iterations(machine, sends=len(pools) > 1)
     healthy = steady.unfaulted
     _check_positions(job, workload)
@@ -110,6 +106,18 @@ def serve_workload(  # noqa: PLR0913 - as above
     complete = fleet.run()
     device = machine.device.spec.name
     return ServeResult.of(fleet, name=job.name, gpus=pools[-1].end, device=device, interrupted=not complete)
+
+
+def _check_content(job: Job, spec: ServingSpec, workload: Workload) -> None:
+    """Raise a `ConfigError` for memory below the GPU that nothing would use."""
+    if spec.host_cache and spec.prefix_cache is not None:
+        problem = (
+            "is of idle sessions; with a cache of prefixes the host is one of serving.prefix_cache.tiers"
+        )
+        raise ConfigError(problem, file=job.file, key="serving.host_cache")
+    if spec.host_cache and "session" not in workload.marks:
+        problem = "is of idle sessions, and requests are of none: state serving.sessions"
+        raise ConfigError(problem, file=job.file, key="serving.host_cache")
 
 
 def _messages(pools: Sequence[Pool], source: int, target: int, tokens: int) -> Iterable[tuple[int, int, int]]:
@@ -216,9 +224,25 @@ def _engine(job: Job, machine: Machine, workload: Workload, cache: BoundedCache 
         swap=_swap(alone, machine, "serving.preemption") if spec.preemption == "swap" else 0,
         lora=lora,
         together=sharing(job),
+        prefix_tiers=_tiers(alone, machine, pool.page, spec),
         host_pages=_host_pages(alone, pool.page, spec),
         fetch=_swap(alone, machine, "serving.host_cache") if spec.host_cache else 0,
     )
+
+
+def _tiers(job: Job, machine: Machine, page: int, spec: ServingSpec) -> tuple[LowerTier, ...] | None:
+    """Return the memory below the GPU of a cache of prefixes; None: there is no such cache."""
+    if spec.prefix_cache is None:
+        return None
+    many, pool = 1 << 12, Pool(job, 1)
+    tiers = []
+    for place, tier in enumerate(spec.prefix_cache.tiers):
+        if tier.bandwidth is None:
+            load = _swap(job, machine, f"serving.prefix_cache.tiers[{place}].bandwidth")
+        else:
+            load = max(1, serialization_time(pool.held(many), tier.bandwidth) // many)
+        tiers.append(LowerTier(tier.name, int(tier.capacity) // max(1, pool.held(page)), load))
+    return tuple(tiers)
 
 
 def _host_pages(job: Job, page: int, spec: ServingSpec) -> int:

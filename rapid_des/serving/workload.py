@@ -35,6 +35,8 @@ from numpy.random import Generator, default_rng
 from rapid_des.arrays import Floats, Int64s
 from rapid_des.config import Document, Spec, decode
 from rapid_des.errors import ConfigError
+from rapid_des.serving.contents import HashedBlocks
+from rapid_des.serving.hashed_traces import is_hashed, read_hashed
 from rapid_des.serving.requests import NEVER, Request, with_history
 from rapid_des.serving.trace_files import MARKS, read_lengths, read_trace
 from rapid_des.units import PS_PER_S, Duration, EventRate, whole_number
@@ -164,12 +166,15 @@ class Trace(Spec, frozen=True, tag_field="kind", tag="trace"):
     """Requests of a CSV file: columns `arrival_s`, `prompt_tokens` and `output_tokens`, or a public trace.
 
     Columns `session`, `user`, `adapter`, `priority` and `prefix_tokens` may be there too: whole numbers
-    (`rapid_des.serving.trace_files`).
+    (`rapid_des.serving.trace_files`). Files of Mooncake's form, a JSON object a line with `timestamp`,
+    `input_length`, `output_length` and `hash_ids`, say which blocks of prompts are alike.
     """
 
     file: str
     faster: Faster = 1.0
     """Factor by which arrivals are sped up."""
+    block: Tokens = 512
+    """Tokens of a block of `hash_ids`."""
 
 
 Open: TypeAlias = Poisson | Gamma | Constant | Diurnal
@@ -322,6 +327,8 @@ class Workload(Struct, frozen=True):
     """Optional columns: `session`, `user`, `adapter`, `priority`, `prefix`."""
     session_think: int = 0
     """Least time between an answer and its session's next request, in picoseconds."""
+    blocks: HashedBlocks | None = None
+    """The content of prompts, where a trace states it."""
     seed: int = 0
     """Seed of draws during serving: which drafted tokens are kept."""
 
@@ -392,13 +399,26 @@ def draw(
 
 
 def _traced(trace: Trace, count: int) -> Workload:
+    if is_hashed(trace.file):
+        return _hashed(trace, count)
     table = read_trace(trace.file)
-    arrival = table["arrival_s"]
-    order = np.argsort(arrival, kind="stable")[:count]
-    times = _picoseconds((arrival[order] - arrival[order[0]]) / trace.faster)
+    order, times = _arrivals_of(trace, table["arrival_s"], count)
     prompt, output = (table[name][order].astype(np.int64) for name in ("prompt_tokens", "output_tokens"))
     marks = {mark: table[name][order].astype(np.int64) for name, mark in MARKS.items() if name in table}
     return Workload(prompt, output, times, marks=marks)
+
+
+def _hashed(trace: Trace, count: int) -> Workload:
+    read = read_hashed(trace.file, trace.block)
+    order, times = _arrivals_of(trace, np.array(read.arrival_s), count)
+    prompt, output = (np.array(column, np.int64)[order] for column in (read.prompt, read.output))
+    return Workload(prompt, output, times, blocks=read.blocks(order, trace.block))
+
+
+def _arrivals_of(trace: Trace, arrival: Floats, count: int) -> tuple[Int64s, Int64s]:
+    """Return the first requests by arrival, and their times."""
+    order = np.argsort(arrival, kind="stable")[:count]
+    return order, _picoseconds((arrival[order] - arrival[order[0]]) / trace.faster)
 
 
 def _summed(between: Floats) -> Int64s:

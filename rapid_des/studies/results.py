@@ -23,6 +23,7 @@ from rapid_des.studies.effects import Columns, Effect, Interaction
 from rapid_des.studies.expressions import Expression
 from rapid_des.studies.points import FIGURES, OK, PARTS, kind_of
 from rapid_des.studies.store import ResultStore
+from rapid_des.studies.ties import marked
 from rapid_des.values import asdict, replace
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ class Sweep(Report, Struct, frozen=True):
         self, top: int = 10, pareto: tuple[str, str] = ("step_time_s", "memory_bytes")
     ) -> dict[str, Any]:
         """Return plain data for JSON: the best, the best by GPUs, the front, effects and interactions."""
-        failed = self.failures
+        best, failed = marked(self.best(top), self.result), self.failures
         succeeded = len(self) - sum(item["points"] for item in failed)
         return {
             "points": len(self),
@@ -224,7 +225,7 @@ class Sweep(Report, Struct, frozen=True):
             "left": self.left,
             "left_at_least": self.left_at_least,
             "objective": self.objective,
-            "best": self.best(top),
+            "best": best,
             "failures_matter": self.failures_matter(),
             "best_by_gpus": self.best_by("gpus") if succeeded else [],
             "compare": self.compare,
@@ -232,7 +233,7 @@ class Sweep(Report, Struct, frozen=True):
             "pareto": {"columns": list(pareto), "points": self.front(*pareto)},
             "main_effects": [asdict(item) for item in self.effects()],
             "interactions": [asdict(item) for item in self.interactions()[:top]],
-            "not_validated": self.not_validated(int(row["id"]) for row in self.best(top)),
+            "not_validated": self.not_validated(int(row["id"]) for row in best),
         }
 
     def not_validated(self, points: Iterable[int]) -> list[str]:
@@ -247,7 +248,7 @@ class Sweep(Report, Struct, frozen=True):
         return sweep_report(self.as_json(top=20), "study")
 
     def plot(self, path: str | Path | None = None, *, title: str = "study") -> Any:
-        """Return a figure of the front and of what each axis does; written as PNG, SVG or PDF to a path."""
+        """Return a figure of the best points and of the front; written as PNG, SVG or PDF to a path."""
         from rapid_des.report.pictures.studies import draw_sweep
 
         return draw_sweep(self.as_json(), self.columns, None if path is None else Path(path), title=title)

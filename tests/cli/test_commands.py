@@ -44,6 +44,7 @@ def test_every_command_prints_json_on_demand_and_explains_itself(name):
     answer = call(*name.split(), "--help")
     assert (answer.code, answer.err) == (0, "")
     assert "--json" in answer.out
+    assert r"\b" not in answer.out  # click's mark of lines to keep
 
 
 @pytest.mark.parametrize("name", LEAVES)

@@ -64,7 +64,9 @@ def test_criticality_ranks_and_draws(tmp_path):
     assert {row["kind"] for row in found["rows"]} == {"gpu"}
     assert found["rows"][0]["cost_s"] >= found["rows"][1]["cost_s"] >= 0
     assert picture.stat().st_size > 10_000
-    assert "simulations for 8 parts; 6 rows not shown" in invoke(*arguments).stdout
+    said = invoke(*arguments).stdout
+    assert "gpu4, gpu5, … gpu7" in said  # four GPUs of one cost in one row
+    assert "simulations for 8 parts; parts in one row cost the same" in said
 
 
 def test_criticality_ranks_switches_and_nics(tmp_path):

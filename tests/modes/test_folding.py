@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from rapid_des.chakra.trace import CollectiveType
+from rapid_des.chakra.trace import CollectiveType, one_collective
 from rapid_des.importers.astra_sim import lower as lower_astra
 from rapid_des.importers.astra_sim.files import Files, NetworkFile, Setup, SystemFile
+from rapid_des.machine import load_machine
 from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.modes.symmetry import Budget, fold
 from rapid_des.program.lowering import lower
@@ -21,7 +22,7 @@ from tests.engines.agreement import RUN, assert_same
 from tests.engines.test_compiled_kernel import python
 from tests.modes.symmetric_programs import symmetric_programs
 from tests.program.machines import dimension, machine, ring, switch
-from tests.program.tracing import Nodes, same_everywhere
+from tests.program.tracing import NANOSECOND, Nodes, same_everywhere
 
 ALWAYS = Budget(inf, discarded=1)
 """Folds whatever can be folded, also where a link may then have to choose by rank."""
@@ -65,13 +66,17 @@ def _all_to_all_in_planes():
     """Three tori of nine ranks, one behind the other; in each, messages of all ranks meet on its links."""
     nodes = Nodes()
     nodes.collective(CollectiveType.ALL_TO_ALL, 900, "plane")
+    return _side_by_side(nodes, dimension("torus", [3, 3]), 3)
+
+
+def _side_by_side(nodes, plane, planes):
     traces = same_everywhere(
         nodes,
-        27,
+        9 * planes,
         groups_of=lambda rank: [f"plane{rank // 9}"],
-        groups={f"plane{plane}": tuple(range(9 * plane, 9 * plane + 9)) for plane in range(3)},
+        groups={f"plane{plane}": tuple(range(9 * plane, 9 * plane + 9)) for plane in range(planes)},
     )
-    where = machine(dimension("torus", [3, 3]), ring(3), collectives={"default": "direct"})
+    where = machine(plane, ring(planes), collectives={"default": "direct"})
     return lower(traces, where).program
 
 
@@ -126,6 +131,47 @@ def test_what_may_have_to_be_discarded_is_folded_only_if_that_costs_little():
     tenth = fold(program, Budget(inf, discarded=0.1))
     assert tenth is not None
     assert not tenth.keeps_order
+
+
+def test_after_a_discarded_run_what_keeps_the_order_is_folded():
+    # 100 B take 100 ns and arrive 100 ns later: then they ask beside the second exchange's messages, and each
+    # link chooses by rank. So ranks of a ring do not live alike, but the two rings do
+    nodes, before = Nodes(), ()
+    for _ in range(12):  # 3,456 messages of about 30 us: searched for a symmetry
+        first = nodes.collective(CollectiveType.ALL_TO_ALL, 900, "plane", after=before)
+        late = nodes.compute(200 * NANOSECOND, after=before)
+        second = nodes.collective(CollectiveType.ALL_TO_ALL, 900, "plane", stream="tp", after=late)
+        before = (first, second)
+    program = _side_by_side(nodes, ring(9), 2)
+    folding = fold(program, Budget(inf))
+    assert folding is not None
+    assert not folding.keeps_order
+    assert RUN["compiled"](folding.program).ties
+    done = execute(program, EngineChoice("simpy"))
+    assert done.folded == 2
+    assert_same(done.records, RUN["compiled"](program), ties=False)
+
+
+def test_members_of_a_node_live_alike_whose_messages_a_library_starts_one_by_one():
+    # a member of another place sends to the other node earlier or later, over links of its own
+    traces = one_collective(tuple(range(16)), CollectiveType.ALL_TO_ALL, 2**26, stream="ep")
+    program = lower(traces, load_machine("dgx_h100_x8")).program
+    folding = fold(program, ALWAYS)
+    assert folding is not None
+    assert folding.factor == 8
+    records = RUN["compiled"](folding.program)
+    assert not records.ties
+    assert_same(folding.unfolded(program, records), RUN["compiled"](program), ties=False)
+
+
+def test_members_that_start_messages_over_one_link_at_once_in_another_order_live_differently():
+    # member 0 sends to 1 before 5, the next node's member there; member 3 to 4, of the next node, before 0
+    nodes = Nodes()
+    nodes.collective(CollectiveType.ALL_TO_ALL, 800)
+    where = machine(dimension("fully_connected", 4), switch(2), collectives={"default": "direct"})
+    folding = fold(lower(same_everywhere(nodes, 8), where).program, ALWAYS)
+    assert folding is not None
+    assert folding.factor == 2  # the nodes
 
 
 def test_ranks_apart_above_the_shift_keep_their_order():

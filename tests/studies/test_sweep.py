@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 import rapid_des as rd
-from rapid_des.report.sweep_text import sweep_report
+from rapid_des.report.sweep_text import mark_lines, marks, sweep_report
 from rapid_des.studies.effects import front, interactions, main_effects
 from rapid_des.studies.expressions import Expression
 from rapid_des.studies.spaces import load_study
 from rapid_des.studies.store import ResultStore
 from rapid_des.studies.sweep import Points, rerun, sweep
+from rapid_des.studies.ties import marked
 from tests.cli.shell import call, refused
 from tests.workers import until, workers
 
@@ -439,3 +440,16 @@ def test_what_is_no_result_is_named_by_its_file(text, tmp_path):
     file = tmp_path / "a.json"
     file.write_text(text)
     assert f"{file}: not a result" in refused(call("compare", file, file))
+
+
+def test_the_best_points_are_marked_where_they_can_not_be_told_apart():
+    def whole(number):
+        ends = {"low": 1.0, "high": 1.2} if number == 3 else None
+        step = {1: 1000, 2: 1001, 3: 2000}[number]
+        known = {"spread": 0.02, "priced_with": {"software": "Megatron-LM 2025"}, "mode_bound_s": ends}
+        return {"result": {"step_time_ps": step, "step_time_s": step / 1000, "mode": "flattened"} | known}
+
+    rows = marked([{"id": number} for number in (1, 2, 3)], whole)
+    assert [row["told_apart"] for row in rows] == [None, False, True]  # 0.1 % and 100 % longer
+    assert [marks(row) for row in rows] == ["", "~", ""]
+    assert "~ measurements do not distinguish" in next(mark_lines(rows))

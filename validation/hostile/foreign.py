@@ -154,6 +154,10 @@ output: lognormal mean=16 cv=1 most=60
 _REQUESTS = "arrival_s,prompt_tokens,output_tokens,session,priority,prefix_tokens\n" + "".join(
     f"{n / 10},{20 + n},{3 + n % 4},{n % 3},{n % 2},{n % 5}\n" for n in range(12)
 )
+_HASHED = "".join(
+    f'{{"timestamp": {100 * n}, "input_length": {20 + n}, "output_length": {3 + n % 4}, "hash_ids": [{n % 3}, {9 + n}]}}\n'
+    for n in range(12)
+)
 _AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
     f"2023-11-16 18:17:0{n}.9799600,{40 + n},{4 + n}\n" for n in range(9)
 )
@@ -316,10 +320,15 @@ def servers() -> dict[str, Sample]:
     bare = _SERVING.replace("  arrivals: poisson rate=4/s\n", "").replace(
         "sessions: 3", "max_batched_tokens: 64"
     )
+    tiers = "  prefix_cache: {tiers: [{name: host, capacity: 1 GB}, {name: ssd, capacity: 2 GB, bandwidth: 3 GB/s}]}\n"
+    hashed = bare.replace("round_robin", "prefix_aware") + tiers
     return {
         "serve job": of(serve, j_dot_yaml=_SERVING),
         "request trace": of(traced, t_dot_csv=_REQUESTS, j_dot_yaml=bare),
         "public trace": of(traced, t_dot_csv=_AZURE, j_dot_yaml=bare),
+        "hashed trace": of(
+            f"{serve}|--arrivals|trace file=@/t.jsonl block=16", t_dot_jsonl=_HASHED, j_dot_yaml=hashed
+        ),
         "rollout": of("rollout|@/r.yaml|--on|dgx_a100|--mode|analytical", r_dot_yaml=_ROLLOUT),
         **{name: _of_line(line) for name, line in lines.items()},
     }

@@ -50,10 +50,20 @@ def kernel_of(*, fluid: bool = False, paired: bool = False, closing: bool = Fals
 
 
 class CompiledSimulation:
-    """One run of a program; `run` plays it to the end or to a given time."""
+    """One run of a program; `run` plays it to the end or to a given time.
 
-    def __init__(self, program: Program, *, trail: bool = False, progress: Progress | None = None) -> None:
-        self.program = program
+    With `to_ties` it ends soon after a link has chosen by rank (`Records.ties`).
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        *,
+        trail: bool = False,
+        progress: Progress | None = None,
+        to_ties: bool = False,
+    ) -> None:
+        self.program, self._to_ties = program, to_ties
         self._progress, self._reported_at = progress, 0.0
         self._flat = flatten(program)
         fluid = program.fluid is not None
@@ -122,6 +132,8 @@ class CompiledSimulation:
         while self._play_slice(limit, events) == work.LIMIT_REACHED:
             if self._progress is not None:
                 self._progress(int(totals[work.WORKED]))
+            if self._to_ties and totals[work.TIES]:
+                return
             took = time.perf_counter() - self._slice_began
             events = max(1, int(events * min(2.0, _SLICE_S / took)))
         if totals[work.STATUS] == work.DISAGREES:
@@ -302,8 +314,13 @@ def _with_room(small: Pools, status: int, wanted: int) -> Pools:
     return _with_trail(small, wanted)
 
 
-def run(program: Program, *, trail: bool = False, progress: Progress | None = None) -> Records:
-    """Play a program to its end; visits that never finish are left at NONE in the records."""
-    simulation = CompiledSimulation(program, trail=trail, progress=progress)
+def run(
+    program: Program, *, trail: bool = False, progress: Progress | None = None, to_ties: bool = False
+) -> Records:
+    """Play a program to its end; visits that never finish are left at NONE in the records.
+
+    With `to_ties` the end comes soon after a link has chosen by rank.
+    """
+    simulation = CompiledSimulation(program, trail=trail, progress=progress, to_ties=to_ties)
     simulation.run()
     return simulation.records()

@@ -1,7 +1,7 @@
 """Permutations of a collective's members that leave its template as it is, and one orbit of a template.
 
-A permutation takes the j-th task of a member to the j-th task of the member's image, so that the order in
-which a member injects its tasks (R3) is kept. It leaves the template as it is if all columns and edges agree.
+It leaves the template as it is if all columns and edges agree of tasks and of those to which it takes them
+(`task_order`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ import numpy as np
 from msgspec import Struct
 
 from rapid_des.arrays import Bools, Int32s, Int64s, entries_of, rows_of, starts_of
+from rapid_des.modes.symmetry.task_order import BLOCK, TaskOrder, blocks_of, orbits_of
 from rapid_des.program.program import NONE, Template, shapes
 from rapid_des.program.rounds import RoundsTemplate, rounds_template
 from rapid_des.values import replace
 
-_BLOCK = 1 << 16
-"""Tasks compared at a time: what a comparison holds beside the template is a few megabytes."""
 _SAMPLE = 1 << 10
 """Tasks that are compared first: where they agree, nearly always all do."""
 SEVERAL = -2
@@ -31,7 +30,7 @@ class Invariance(Struct, frozen=True):
     member: Int64s
     pair: Int32s
     """[pair] the pair between the images of its members."""
-    order: _TaskOrder | None = None
+    order: TaskOrder | None = None
     """The order of the tasks; None: they go round by round (`RoundsTemplate`)."""
 
 
@@ -40,7 +39,7 @@ class Invariances:
 
     def __init__(self, templates: Sequence[Template]) -> None:
         self._templates, self._shapes = templates, shapes(templates)
-        self._known: dict[tuple[Hashable, bytes], tuple[_TaskOrder, Invariance | None]] = {}
+        self._known: dict[tuple[Hashable, bytes], Invariance | None] = {}
 
     def of(self, number: int, member: Int64s) -> Invariance | None:
         """Return what takes member m of a template to `member[m]`; None if the template changes."""
@@ -49,12 +48,11 @@ class Invariances:
             return _rounds_invariance(template, member)
         key = (self._shapes[number], member.tobytes())
         if key not in self._known:
-            order = _TaskOrder(template)
-            self._known[key] = order, _invariance(template, order, member)
-        order, invariance = self._known[key]
-        if invariance is not None and not order.keeps(template.size, member):
+            self._known[key] = _invariance(template, member)
+        invariance = self._known[key]
+        if invariance is None or invariance.order is None:
             return None
-        return invariance
+        return invariance if invariance.order.keeps(template.size, member) else None
 
 
 def rows_to_compare(template: Template) -> int:
@@ -62,39 +60,6 @@ def rows_to_compare(template: Template) -> int:
     if isinstance(template, RoundsTemplate):
         return int(template.rounds.partner.size)
     return len(template) + len(template.edge_target)
-
-
-class _TaskOrder:
-    """The tasks of a template by the member that injects them."""
-
-    def __init__(self, template: Template) -> None:
-        self.source = template.source
-        self.counts = np.bincount(template.source, minlength=template.members)
-        self.first = starts_of(self.counts)[:-1].astype(np.int32)
-        few = template.source.astype(np.uint16) if template.members < 1 << 16 else template.source
-        self.task = np.argsort(few, kind="stable").astype(np.int32)  # 16 bits: by radix, many times faster
-        self.place = np.empty_like(self.task)
-        self.place[self.task] = np.arange(len(self.task), dtype=np.int32)
-
-    def image(self, tasks: Int32s | Int64s | slice, member: Int64s) -> Int32s:
-        """Return the tasks that take the places of tasks at the images of their members."""
-        # `place` is where a task stands in the list by member; that list moves by whole members.
-        moved = (self.first[member] - self.first)[self.source[tasks]]
-        image: Int32s = self.task[self.place[tasks] + moved]
-        return image
-
-    def keeps(self, column: Int32s, member: Int64s) -> bool:
-        """Return whether a column has the same entry for each task and its image."""
-        if (column == column[:1]).all():
-            return True
-        return all(
-            np.array_equal(column[block], column[self.image(block, member)])
-            for block in _blocks(len(self.task))
-        )
-
-
-def _blocks(count: int) -> list[slice]:
-    return [slice(begin, min(begin + _BLOCK, count)) for begin in range(0, count, _BLOCK)]
 
 
 def _rounds_invariance(template: RoundsTemplate, member: Int64s) -> Invariance | None:
@@ -106,25 +71,19 @@ def _rounds_invariance(template: RoundsTemplate, member: Int64s) -> Invariance |
     return Invariance(member, pair)
 
 
-def _invariance(template: Template, order: _TaskOrder, member: Int64s) -> Invariance | None:
-    """Compare a sample of tasks first, then all of them."""
-    if not np.array_equal(order.counts[member], order.counts):
-        return None
+def _invariance(template: Template, member: Int64s) -> Invariance | None:
+    """Return what takes tasks to like ones, in the order of the template or else by pair."""
     if not np.array_equal(template.member_need[member], template.member_need):
         return None
     pair = _pair_images(template, member)
     if pair is None:
         return None
-    comparison = _Comparison(template, order, Invariance(member, pair, order))
-    count = len(template)
-    everywhere = np.arange(0, count, max(1, count // _SAMPLE))
-    sample = np.concatenate((order.task[:_SAMPLE], order.task[-_SAMPLE:], everywhere)).astype(np.int64)
-    agree = (
-        comparison.of_tasks(sample)
-        and comparison.of_arrivals()
-        and all(comparison.of_tasks(block) for block in _blocks(count))
-    )
-    return comparison.invariance if agree else None
+    invariance = Invariance(member, pair, TaskOrder(template))
+    if _Comparison(template, invariance).agrees():
+        return invariance
+    order = TaskOrder.by_pair(template, member, pair)
+    invariance = Invariance(member, pair, order)
+    return invariance if order is not None and _Comparison(template, invariance).agrees() else None
 
 
 def _pair_images(template: Template, member: Int64s) -> Int32s | None:
@@ -159,8 +118,26 @@ class _Comparison(Struct, frozen=True):
     """Rows of a template beside the rows that they should become."""
 
     template: Template
-    order: _TaskOrder
     invariance: Invariance
+
+    @property
+    def order(self) -> TaskOrder:
+        """The lists by which tasks go to their images."""
+        assert self.invariance.order is not None, "rounds are compared as rounds"
+        return self.invariance.order
+
+    def agrees(self) -> bool:
+        """Compare a sample of tasks first, then all of them."""
+        order, count = self.order, len(self.template)
+        if not np.array_equal(order.counts[self.invariance.member], order.counts):
+            return False
+        everywhere = np.arange(0, count, max(1, count // _SAMPLE))
+        sample = np.concatenate((order.task[:_SAMPLE], order.task[-_SAMPLE:], everywhere)).astype(np.int64)
+        return (
+            self.of_tasks(sample)
+            and self.of_arrivals()
+            and all(self.of_tasks(block) for block in blocks_of(count))
+        )
 
     def of_tasks(self, tasks: Int64s | slice) -> bool:
         """Return whether tasks, and the edges that begin at them, are those of their images."""
@@ -188,7 +165,7 @@ class _Comparison(Struct, frozen=True):
             template.arrival_lag,
             np.broadcast_to(np.False_, len(template.arrival_lag)),
         )
-        few = max(1, _BLOCK * template.members // max(1, len(template.arrival_target)))  # a block's members
+        few = max(1, BLOCK * template.members // max(1, len(template.arrival_target)))  # a block's members
         return all(
             self._same_rows(template.arrival_starts, columns, (np.arange(begin, end), member[begin:end]))
             for begin in range(0, template.members, few)
@@ -233,19 +210,15 @@ class MemberOrbits(Struct, frozen=True):
 
 def member_orbits(member: Int64s) -> MemberOrbits:
     """Return the orbits of a permutation."""
-    # Pointer doubling: after k passes `lowest` is the minimum over the next 2^k members of the orbit.
-    lowest, ahead = np.arange(len(member)), member
-    for _ in range(len(member).bit_length()):
-        lowest, ahead = np.minimum(lowest, lowest[ahead]), ahead[ahead]
-    chosen, number = np.unique(lowest, return_inverse=True)
+    chosen, number = np.unique(orbits_of(member), return_inverse=True)
     return MemberOrbits(chosen, number.reshape(-1))
 
 
-def one_orbit(template: Template, orbits: MemberOrbits, order: _TaskOrder | None) -> Template:
+def one_orbit(template: Template, orbits: MemberOrbits, order: TaskOrder | None) -> Template:
     """Return what is left of a template when one member stands for each orbit: its tasks, and their edges."""
     if isinstance(template, RoundsTemplate):
         return _rounds_of_orbits(template, orbits)
-    order = order or _TaskOrder(template)
+    order = order or TaskOrder(template)
     representative = orbits.lowest[orbits.of_member]
     orbit_of = orbits.of_member.astype(np.int32)
     stays = (representative == np.arange(template.members))[template.source]

@@ -60,8 +60,9 @@ class Budget(Struct, frozen=True):
     run_s: float
     search: float = 0.02
     """The share for refuting shifts; what no sample refutes is compared if that takes half of its savings."""
-    discarded: float = 0.02
-    """The share for a folded run that is discarded because a link chose by rank."""
+    discarded: float = 0.5
+    """The share for a folded run that is discarded because a link chose by rank: it ends where one does, and
+    that is early, mostly."""
     least_s: float = 1e-3
     """What the search may always take."""
 
@@ -114,7 +115,10 @@ def fold(program: Program, budget: Budget) -> Folding | None:
     whole = Folding(program, np.arange(len(program.bindings)), np.arange(program.links), keeps_order=True)
     folding = whole
     while True:
-        step = _fold_once(folding.program, replace(budget, run_s=budget.run_s / folding.factor))
+        # A run that may be discarded anyway may be folded along more that does not keep the order.
+        discarded = budget.discarded if folding.keeps_order else 1.0
+        left = replace(budget, run_s=budget.run_s / folding.factor, discarded=discarded)
+        step = _fold_once(folding.program, left)
         if step is None:
             return None if folding is whole else folding
         folding = Folding(

@@ -286,7 +286,7 @@ def prove(uses: Uses, shift: Shift, groups: GroupImages) -> Rotation | None:
     for group, member in groups.permuted.items():
         for use, template in enumerate(uses.program.groups[group].routes, int(uses.first[group])):
             invariance = known.of(template, member)
-            if invariance is None:
+            if invariance is None or not _keeps_choices(uses, use, template, invariance):
                 return None
             invariances[group, template], pairs[use] = invariance, invariance.pair
     link = _link_images(uses, groups, pairs)
@@ -297,6 +297,18 @@ def prove(uses: Uses, shift: Shift, groups: GroupImages) -> Rotation | None:
         return None
     stays = np.where(link == NONE, np.arange(len(link)), link)
     return Rotation(len(uses.program.bindings), shift, groups, invariances, stays, lowest)
+
+
+def _keeps_choices(uses: Uses, use: int, template: int, invariance: Invariance) -> bool:
+    """Return whether first links choose alike between tasks of a member and between their images (R3)."""
+    if invariance.order is None or not invariance.order.changed:
+        return True
+    program = uses.program
+    routes = uses.routes[uses.starts[use] : uses.starts[use + 1]]
+    begins, ends = program.route_starts[routes], program.route_starts[1:][routes]
+    links = np.full(len(routes), NONE, np.int32)
+    links[ends > begins] = program.route_links[begins[ends > begins]]
+    return invariance.order.keeps_choices(program.templates[template], links)
 
 
 def _link_images(uses: Uses, groups: GroupImages, pairs: dict[int, Int32s]) -> Int64s | None:

@@ -10,6 +10,7 @@ import numpy as np
 from rapid_des.report.page.charts import Bars, HorizontalBar, Plot, PlotAxis, Series
 from rapid_des.report.pictures.serving import Drawn, over_time
 from rapid_des.report.plan_text import differing_text
+from rapid_des.report.sweep_text import differing_axes, marks
 from rapid_des.report.tables import Plain, heading, seconds_text, shown
 from rapid_des.units import PS_PER_S
 
@@ -77,9 +78,10 @@ def sweep_charts(plain: Plain, columns: Mapping[str, Any]) -> Iterator[Bars | Pl
         yield Bars(
             f"share of the differences in {heading(plain['objective'])} that each axis explains", effects, 1.0
         )
+    mark = marks if plain["objective"] == "step_time_s" else lambda _: ""
     best = [
         HorizontalBar(
-            f"point {row['id']}",
+            f"{row['id']}{mark(row)}: {differing_axes(plain, plain['best'], row)}".rstrip(": "),
             abs(row[plain["objective"]]),
             shown(plain["objective"], row[plain["objective"]]),
             "before",

@@ -35,8 +35,19 @@ def draw_bars(bars: Sequence[StepBar], path: Path | None = None, *, title: str) 
     >>> len(draw_bars([StepBar("1", 2.0, {"compute": 1.5, "tp": 0.5})], title="steps").axes)
     1
     """
-    figure = new_figure(path, figsize=(10, 1.4 + 0.42 * max(len(bars), 1)), layout="constrained")
-    axes = figure.subplots()
+    figure = new_figure(path, figsize=(10, height(len(bars))), layout="constrained")
+    bars_on(figure.subplots(), bars)
+    figure.suptitle(title, fontsize=11)
+    return save(figure, path, dpi=130)
+
+
+def height(bars: int) -> float:
+    """Return the height in inches that this many bars take."""
+    return 1.4 + 0.42 * max(bars, 1)
+
+
+def bars_on(axes: Any, bars: Sequence[StepBar]) -> None:
+    """Draw steps as bars, the first on top, with a legend of their parts above."""
     places = range(len(bars))
     ends = [0.0] * len(bars)
     for part in _parts(bars):
@@ -48,8 +59,6 @@ def draw_bars(bars: Sequence[StepBar], path: Path | None = None, *, title: str) 
         text = f"{seconds_text(bar.step_s)}{bar.note and '  '}{bar.note}"
         axes.text(bar.step_s + 0.01 * longest, place, text, va="center", fontsize=9)
     _finish(axes, [bar.label for bar in bars], longest)
-    figure.suptitle(title, fontsize=11)
-    return save(figure, path, dpi=130)
 
 
 def _parts(bars: Sequence[StepBar]) -> list[str]:

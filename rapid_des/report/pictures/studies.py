@@ -1,7 +1,7 @@
 """Pictures of many simulations: a study's, a sample of fault draws, a collective's sizes, residuals.
 
-A study's has the front of two figures, what each axis does, and the pair of axes that matters most; a
-sample's a histogram of the step, or of many configurations each one's draws as dots.
+A study's has the best points as stacked bars, the front of two figures, and the pair of axes that matters
+most; a sample's a histogram of the step, or of many configurations each one's draws as dots.
 """
 
 from __future__ import annotations
@@ -15,40 +15,56 @@ import numpy as np
 from rapid_des.arrays import levels_of
 from rapid_des.errors import InfeasibleJobError
 from rapid_des.report.pictures import new_figure, save
-from rapid_des.report.pictures.bars import StepBar, draw_bars
+from rapid_des.report.pictures.bars import StepBar, bars_on, draw_bars, height
 from rapid_des.report.pictures.fabric import PALETTE
+from rapid_des.report.sweep_text import differing_axes, marks
 from rapid_des.report.tables import heading, shown
 from rapid_des.units import PS_PER_S, Size, time_text
 
-_MOST_TICKS = 14
+_MOST_TICKS, _MOST_LABELS = 14, 12
 
 
 def draw_sweep(plain: Mapping[str, Any], columns: Mapping[str, Any], path: Path | None, *, title: str) -> Any:
-    """Return a study's picture, written if there is a path.
+    """Return a study's picture, written if there is a path: the best points as bars, and the front.
 
     `plain` is what `--json` prints; `columns` have an entry for each point.
     """
     if len(plain["compared"]) > 1:
         return _draw_compared(plain, path, title)
-    ratios = (1.1, 1, 1) if plain["interactions"] else (1.1, 1)
-    figure = new_figure(path, figsize=(5 * len(ratios), 4.8), layout="constrained")
-    front, axes, *pair = figure.subplots(1, len(ratios), width_ratios=ratios)
+    shares = (1.6, 1, 1) if plain["interactions"] else (1.6, 1)
+    tall = max(4.8, height(len(plain["best"])))
+    figure = new_figure(path, figsize=(5 * sum(shares), tall), layout="constrained")
+    best, front, *pair = figure.subplots(1, len(shares), width_ratios=shares)
+    bars_on(best, _best(plain))
     _draw_front(front, plain, columns)
-    _draw_effects(axes, plain)
     for panel in pair:
         _draw_pair(figure, panel, plain, columns)
     figure.suptitle(f"{title}: {plain['points']:,} points{_failed(plain)}")
     return save(figure, path, dpi=130)
 
 
+def _best(plain: Mapping[str, Any]) -> list[StepBar]:
+    """Return the best points as bars, with what the study ranks by where that is no time."""
+    objective, rows = plain["objective"], plain["best"]
+    timed = objective == "step_time_s"
+    return [
+        StepBar(
+            f"{row['id']}{marks(row) if timed else ''}   {differing_axes(plain, rows, row)}".rstrip(),
+            row["step_time_s"],
+            row["breakdown_s"] or {},
+            "" if timed else f"{shown(objective, row[objective])} {heading(objective)}",
+        )
+        for row in rows
+    ]
+
+
 def _draw_compared(plain: Mapping[str, Any], path: Path | None, title: str) -> Any:
     """Draw the best step for each value of the compared axis as a bar."""
     axis, rows = plain["compare"], plain["compared"]
-    others = [effect["axis"] for effect in plain["main_effects"] if effect["axis"] != axis]
-    differing = [name for name in others if len({row[name] for row in rows}) > 1]
+    others = {**plain, "main_effects": [each for each in plain["main_effects"] if each["axis"] != axis]}
     bars = [
         StepBar(
-            f"{row[axis]}   {', '.join(f'{heading(name)} {row[name]}' for name in differing)}".rstrip(),
+            f"{row[axis]}   {differing_axes(others, rows, row)}".rstrip(),
             row["step_time_s"],
             row["breakdown_s"],
             f"{row['gain']:.2f} x",
@@ -80,6 +96,10 @@ def _draw_front(axes: Any, plain: Mapping[str, Any], columns: Mapping[str, Any])
         linewidth=1,
         label="front",
     )
+    for point in points[:_MOST_LABELS]:
+        place = (point[across] / _unit(across), point[upwards] / _unit(upwards))
+        text = differing_axes(plain, points, point) or str(point["id"])
+        axes.annotate(text, place, xytext=(5, 3), textcoords="offset points", fontsize=7)
     if plain["best"]:
         best = int(np.flatnonzero(columns["id"] == plain["best"][0]["id"])[0])
         axes.plot(x[best], y[best], "*", color=PALETTE[1], markersize=14, label="best")
@@ -87,6 +107,7 @@ def _draw_front(axes: Any, plain: Mapping[str, Any], columns: Mapping[str, Any])
     _scale(axes.yaxis, upwards)
     for label in axes.get_xticklabels():
         label.set(rotation=20, ha="right", rotation_mode="anchor")
+    axes.margins(x=0.2)
     axes.legend(fontsize=8)
     axes.grid(visible=True, alpha=0.3)
 
@@ -101,32 +122,6 @@ def _scale(axis: Any, name: str) -> None:
         return
     axis.set_label_text(heading(name))
     axis.set_major_formatter(lambda value, _: shown(name, value))
-
-
-def _draw_effects(axes: Any, plain: Mapping[str, Any]) -> None:
-    """Draw for each value of each axis the geometric mean and the best, one axis after the other."""
-    objective, place, ticks = plain["objective"], 0, []
-    unit = _unit(objective)
-    for number, effect in enumerate(plain["main_effects"]):
-        colour, levels = PALETTE[number % len(PALETTE)], effect["levels"]
-        places = list(range(place, place + len(levels)))
-        label = f"{effect['axis']} ({effect['share']:.0%})"
-        typical, best = ([level[kind] / unit for level in levels] for kind in ("typical", "best"))
-        joined = all(isinstance(level["value"], (int, float)) for level in levels)  # names have no order
-        axes.plot(places, typical, "o-" if joined else "o", color=colour, markersize=4, label=label)
-        axes.plot(places, best, "_", color=colour, markersize=9)
-        ticks += [(at, str(level["value"])) for at, level in zip(places, levels, strict=True)]
-        place += len(levels) + 1
-    if len(ticks) <= 3 * _MOST_TICKS:
-        axes.set_xticks([at for at, _ in ticks], [label for _, label in ticks], fontsize=7, rotation=90)
-    _scale(axes.yaxis, objective)
-    axes.set_title("by value: geometric mean (dots), best (dashes)", fontsize=9)
-    if ticks:
-        low, high = axes.get_ylim()
-        room = 0.07 * (1 + len(plain["main_effects"]))  # above all points, for the legend
-        axes.set_ylim(low, high + room * (high - low))
-        axes.legend(fontsize=8, title="of variance", title_fontsize=8, loc="upper right")
-    axes.grid(visible=True, axis="y", alpha=0.3)
 
 
 def _draw_pair(figure: Any, axes: Any, plain: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
