@@ -73,7 +73,7 @@ class Runs:
 
     def _hand_out(self) -> None:
         """Hand what is queued to the workers, those with most in common together, if that is much."""
-        waiting = [case for case in self._queued if case not in self._done]
+        waiting = [case for case in self._queued if case not in self._done and not _is_kept(case, self.keep)]
         self._queued = {}
         for batch in _batches(waiting) if len(waiting) > FEW else ():
             future = _workers().submit(batch, self.keep)
@@ -121,11 +121,19 @@ def _outcomes(cases: Sequence[Case], keep: Path | None) -> list[Outcome]:
     return [_kept(case, keep) for case in cases]
 
 
+def _path(case: Case, keep: Path) -> Path:
+    return kept_in(keep) / f"{hashlib.sha256(repr(case).encode()).hexdigest()[:24]}.pickle"
+
+
+def _is_kept(case: Case, keep: Path | None) -> bool:
+    return keep is not None and _path(case, keep).is_file()
+
+
 def _kept(case: Case, keep: Path | None) -> Outcome:
     """Return what a case's run gives, from the folder of outcomes if it is there."""
     if keep is None:
         return outcome(case)
-    path = kept_in(keep) / f"{hashlib.sha256(repr(case).encode()).hexdigest()[:24]}.pickle"
+    path = _path(case, keep)
     if path.is_file():
         found: Outcome = pickle.loads(path.read_bytes())
         return found
@@ -153,11 +161,13 @@ class _Workers:
         return future
 
     def _hand_out(self) -> None:
-        with self._lock:
-            while self._free and self._waiting:
+        while True:
+            with self._lock:  # not while a worker answers at once, which hands out the next batch
+                if not (self._free and self._waiting):
+                    return
                 worker, (batch, keep, future) = self._free.pop(), self._waiting.popleft()
-                answer = worker.submit(_outcomes, batch, keep)
-                answer.add_done_callback(partial(self._pass_on, worker, future))
+            answer = worker.submit(_outcomes, batch, keep)
+            answer.add_done_callback(partial(self._pass_on, worker, future))
 
     def _pass_on(
         self, worker: Worker, future: Future[list[Outcome]], answered: Future[list[Outcome]]
