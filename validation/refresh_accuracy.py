@@ -18,7 +18,7 @@ from validation import fit_forecast, fit_memory, inference, refresh_docs, refres
 PARTS: Mapping[str, Callable[[], None]] = {
     "forecasts": fit_forecast.main,
     "memory": fit_memory.main,
-    "training": partial(refresh_jobs.refresh, ("training", "ranking")),
+    "training": partial(refresh_jobs.refresh, ("training",)),
     "inference": partial(refresh_jobs.refresh, ("inference",)),
     "docs": refresh_docs.refresh,
 }

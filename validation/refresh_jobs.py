@@ -18,7 +18,7 @@ from statistics import fmean, median
 from typing import Any
 
 from rapid_des.report.pictures import new_figure, save
-from validation import DataFolder, validate
+from validation import DataFolder, all_topics, validate
 from validation.measurements import CHECKOUT_DATA
 from validation.pages import ACCURACY, NOTES, as_of, fill, part
 from validation.scoring import Row, by_source
@@ -281,12 +281,17 @@ def main(paths: Sequence[str] = ()) -> None:
     if paths:
         write(reports(paths))
     else:
-        refresh((*AREAS, "ranking"))
+        refresh(AREAS)
 
 
-def refresh(topics: Sequence[str]) -> None:
-    """Run topics, and write the tables that these are in."""
-    write(validate(DataFolder(CHECKOUT_DATA, split=False), topics))
+def refresh(areas: Sequence[str]) -> None:
+    """Run what the tables of areas hold, and write them."""
+    topics = [topic for one in SETS if one.area in areas for topic in one.keys]
+    beside = {"training": "ranking", "inference": "inference/silicon-ranking"}
+    folder = DataFolder(CHECKOUT_DATA, split=False)
+    known = {topic.name for topic in all_topics(folder, areas)}
+    topics = [topic for topic in topics if topic in known] + [beside[area] for area in areas]
+    write(validate(folder, topics))
 
 
 def write(found: Report) -> None:
