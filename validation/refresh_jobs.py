@@ -70,7 +70,7 @@ SETS = (
         tuple(f"megatron-bridge/DGX-{gpu}/moe" for gpu in ("B200", "B300", "GB200", "GB300")),
     ),
     Set("NeMo 25.02 and 25.04, B200 and GB200", ("nemo/DGX-B200", "nemo/DGX-GB200")),
-    Set("torchtitan, H100 of 500 W", ("torchtitan",)),
+    Set("torchtitan, H100 of 500 W and H200", ("torchtitan",)),
     Set("Llama 3 405B, 16,384 H100", ("llama3",)),
     Set("MLPerf Training, H100 to GB300", ("mlperf",)),
     Set("MLPerf, adapters of Llama 2 70B", ("mlperf/lora",)),
