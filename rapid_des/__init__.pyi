@@ -47,10 +47,10 @@ from rapid_des.runs.goodput import goodput as goodput
 from rapid_des.runs.loading import load_reliability as load_reliability
 from rapid_des.runs.result import GoodputResult as GoodputResult
 from rapid_des.serving.result import ServeResult as ServeResult
-from rapid_des.serving.result import Slo as Slo
 from rapid_des.serving.rollout import load_rollout as load_rollout
 from rapid_des.serving.rollout import simulate_rollout as simulate_rollout
 from rapid_des.serving.server import serve as serve
+from rapid_des.serving.slo import Slo as Slo
 from rapid_des.simulation import MODES as MODES
 from rapid_des.simulation import compare as compare
 from rapid_des.simulation import load_trace as load_trace

@@ -41,6 +41,7 @@ from rapid_des.network.metrics import RouteCheck, Summary, check_routes, summary
 from rapid_des.network.protocol import Protocol
 from rapid_des.network.routing import AnyNodeRouter, DimensionOrderRouter, FaultAwareRouter, by_waypoints
 from rapid_des.network.specs import Collectives, LibraryChoice, LinkOverride, Measured, Routing, Switching
+from rapid_des.network.storage import StorageSpec
 from rapid_des.network.switches import SwitchTrees
 from rapid_des.units import Size
 from rapid_des.values import replace
@@ -88,6 +89,8 @@ class MachineSpec(Spec, frozen=True, kw_only=True):
     """
     gpus_per_node: Count | None = None
     """The number of GPUs in a server; their ids are consecutive. It defines `node` in faults."""
+    storage: StorageSpec | None = None
+    """The storage that checkpoints of training runs go to; unset: reliability files state its bandwidth."""
     collectives: Collectives = Collectives()
     """The algorithm or library that serves each collective; unset: the best algorithm on each group's links.
     """

@@ -10,7 +10,7 @@ import pytest
 import rapid_des as rd
 from rapid_des.config import preset_names
 from rapid_des.network.faults import parse_fault
-from rapid_des.serving.result import Slo
+from rapid_des.serving.slo import Slo
 
 ROOT = Path(__file__).parents[1]
 TWO_STAGES = ROOT / "workloads" / "traces" / "two_stages"

@@ -22,7 +22,7 @@ from rapid_des.cli.serve import workload_option, workload_texts
 from rapid_des.errors import InputError
 from rapid_des.report.page.study_charts import capacity_charts
 from rapid_des.report.writing import check_outputs
-from rapid_des.serving.result import Slo
+from rapid_des.serving.slo import Slo
 from rapid_des.studies.capacity import ServerLoad, all_layouts, fleets, layouts, with_splits
 from rapid_des.studies.capacity_report import capacity_report, draw_front, front
 from rapid_des.studies.load_curve import LoadPoint, curve

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import click
@@ -32,6 +34,7 @@ from rapid_des.runs.loading import load_reliability
 from rapid_des.runs.questions import KEYS, Asking, optimize, worth
 from rapid_des.runs.result import GoodputResult
 from rapid_des.simulation import FINEST, MODES
+from rapid_des.studies.kept_runs import KeptRuns
 
 _ROOT = "reliability."
 
@@ -85,6 +88,12 @@ _ROOT = "reliability."
     metavar="KEY,KEY",
     help=f"Find the best values of keys of the reliability file: {', '.join(KEYS)}.",
 )
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Folder that keeps the replications; the same command plays those that are missing.",
+)
 @click.option("--rows", metavar="OUT.csv", help="Write a row for each incident.")
 @click.option("--price", type=Amount(0), metavar="PRICE", help="Price of a GPU for an hour.")
 @executor_options_of("local")
@@ -108,7 +117,8 @@ def goodput(job: str, machine: str, settings: tuple[str, ...], **options: Any) -
     cache, request = BoundedCache(), requested(wanted, loaded, reliability, **asked)
     with progress(title) as bar, chosen_executor(options) as executor:
         replications = Replications.parse(options["replications"], options["first"])
-        result = play(request, replications, executor=executor, cache=cache, on_progress=bar)
+        with _kept(options["output"], request, cache) as kept:
+            result = play(request, replications, executor=executor, cache=cache, on_progress=bar, kept=kept)
         same = Replications(len(result.replications), first=options["first"])
         asking = Asking(same, executor, cache, bar)
         answers = _answers(request, result, asking, options)
@@ -124,6 +134,12 @@ def goodput(job: str, machine: str, settings: tuple[str, ...], **options: Any) -
     write_study_page(options["report"], title, parts, plain, goodput_charts(plain))
     if result.left:
         raise KeyboardInterrupt
+
+
+def _kept(
+    folder: Path | None, request: RunRequest, cache: BoundedCache
+) -> AbstractContextManager[KeptRuns | None]:
+    return nullcontext() if folder is None else KeptRuns(folder, request, cache)
 
 
 def _answers(

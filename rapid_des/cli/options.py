@@ -162,7 +162,9 @@ engine_options = together(
 )
 output_options = together(
     click.option(
-        "--timeline", metavar="OUT.json[.gz]", help="Write a timeline of the ranks for ui.perfetto.dev."
+        "--timeline",
+        metavar="OUT.json[.gz]",
+        help="Write a timeline of the ranks for ui.perfetto.dev; OUT.pftrace has flows and counters too.",
     ),
     click.option("--ranks", metavar="0,4,8-15", help="With --timeline: only these ranks."),
     click.option(

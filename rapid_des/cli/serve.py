@@ -14,8 +14,8 @@ from rapid_des.frontend import load_job
 from rapid_des.report.page.study_charts import served_charts
 from rapid_des.report.serve_text import serve_report
 from rapid_des.report.writing import check_outputs
-from rapid_des.serving.result import Slo
 from rapid_des.serving.server import serve as run_server
+from rapid_des.serving.slo import Slo
 from rapid_des.serving.workload import WORKLOADS
 from rapid_des.units import seconds
 

@@ -91,6 +91,30 @@ class PrefixCacheSpec(Spec, frozen=True):
             raise ValueError(f"tiers: {max(names, key=names.count)!r} stands twice")
 
 
+class AutoscalerSpec(Spec, frozen=True):
+    """When replicas start and stop: the job's `dp` is the most of them (`rapid_des.serving.autoscaler`)."""
+
+    target: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+    """Load of a replica that is aimed at, in the unit of `measure`."""
+    measure: Literal["requests", "waiting", "kv_occupancy"] = "requests"
+    """Load of a replica: its requests that are not answered, those of them that wait for the KV cache, or the
+    share of its pages that running requests hold."""
+    minimum: Count = 1
+    """Least number of replicas, which serve from the start; of each pool where prompts have one."""
+    interval: Duration | None = None
+    """Time between two decisions. Unset: 15 s."""
+    tolerance: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.1
+    """Share of the target by which the load may differ before replicas change."""
+    stabilization: Duration | None = None
+    """Time before a smaller number is taken: the largest that was wanted in it counts. Unset: 300 s."""
+
+    def __post_init__(self) -> None:
+        if self.interval is not None and not self.interval:
+            raise ValueError("`interval` must be above 0 s")
+        if self.measure == "kv_occupancy" and self.target > 1:
+            raise ValueError(f"target {self.target:g}: a share of the pages is at most 1")
+
+
 class PromptLayoutSpec(Spec, frozen=True):
     """Parallelism of the replicas that only compute prompts, in the words of `parallelism`."""
 
@@ -176,8 +200,10 @@ class ServingSpec(Spec, frozen=True):
     """Tokens of prompts, as --prompt: "lognormal mean=1024 cv=0.8". Unset: all `inference.prompt_length`."""
     output: str | None = None
     """Tokens that requests generate, as --output. Unset: all `inference.output_length`."""
+    autoscaler: AutoscalerSpec | None = None
+    """When replicas start and stop, as in `{target: 32}`; starting takes `startup`. Unset: all serve."""
     startup: StartupSpec | None = None
-    """What a replica needs before it serves again after an outage, as in
+    """What a replica needs before it serves again after an outage, or as it is started, as in
     `{initialise: 30 s, storage: 5 GB/s}`. Unset: nothing."""
     outages: tuple[str, ...] = ()
     """When replicas are out, or slow, as --outage: "replica=1 at=30s down=60s"."""

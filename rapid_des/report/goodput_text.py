@@ -18,7 +18,7 @@ def goodput_report(plain: Plain, title: str) -> Iterator[Part]:
         | _checkpoints(plain)
         | _answers(plain)
         | {
-            "simulations": f"{plain['simulations']:,} of a step",
+            "simulations": f"{plain['simulations']:,} of a step{_at_least(plain)}",
             "replications": f"{plain['replications']:,} from seed {plain['seed']}",
         }
     )
@@ -37,6 +37,12 @@ def goodput_report(plain: Plain, title: str) -> Iterator[Part]:
         named = (("mean", "gain"), ("low", "from"), ("high", "to"))
         columns = (Column(key, heading, "+.3%", 9) for key, heading in named)
         yield Table("what a change is worth", (Column("change", "", width=44), *columns), gains)
+
+
+def _at_least(plain: Plain) -> str:
+    """Return for how much time more parts were slow than are simulated together."""
+    time = plain["at_least_s"]
+    return f"; with many slow parts steps take longer than that, for {_long(time)}" if time else ""
 
 
 def _figures(plain: Plain) -> dict[str, str]:

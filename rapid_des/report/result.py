@@ -238,12 +238,21 @@ class Result(Plotted, Report):
     ) -> None:
         """Write a timeline for ui.perfetto.dev, packed if the path ends in .gz.
 
-        Links and messages are on it if run with `trail=True`. `extract` chooses ranks and a window of time
-        (unset: all); if it is `bounded`, one above 200 MB is an `InputError`.
+        A path that ends in .pftrace is in Perfetto's own format, with flows of messages and the memory of a
+        training step as counters; others are JSON. Links and messages are on it if run with `trail=True`.
+        `extract` chooses ranks and a window of time (unset: all); if it is `bounded`, one above 200 MB is an
+        `InputError`.
         """
-        from rapid_des.report.timeline import EVERYTHING, write_timeline
+        from rapid_des.report.perfetto import ENDINGS, memory_counters, write_perfetto
+        from rapid_des.report.timeline import EVERYTHING, chosen_of, write_timeline
 
-        write_timeline(Path(path), self._run("timeline"), extract or EVERYTHING, bounded=bounded)
+        run, file = self._run("timeline"), Path(path)
+        chosen = chosen_of(run, extract or EVERYTHING, bounded=bounded)
+        if file.name.removesuffix(".gz").endswith(ENDINGS):
+            told = self.figures and self.trace and memory_counters(self.figures.memory, self.trace, run)
+            write_perfetto(file, run, chosen, list(told or ()))
+        else:
+            write_timeline(file, run, chosen)
 
     def write_links(self, path: str | Path) -> None:
         """Write what every link carried, by kind of traffic: Parquet if so named, else CSV."""

@@ -41,12 +41,27 @@ def serve_report(plain: Plain, title: str, replicas: int) -> Iterator[Part]:
         facts["sessions"] = f"{plain['turns_waited']:,} turns waited for the answer before them"
     if plain["prefix_cache"] is not None:
         facts["prefix cache"] = _found(plain["prefix_cache"])
+    facts |= _scaled(plain)
     facts |= _outages(plain, replicas)
     if plain["preemptions"]:
         facts["preemptions"] = f"{plain['preemptions']:,}"
     yield facts
     times = (Column(name, None, seconds_text, 10) for name in plain["ttft_s"])
     yield Table("", (Column("name", "", width=24), *times), list(_latencies(plain)))
+
+
+def _scaled(plain: Plain) -> dict[str, str]:
+    """Return how many replicas were up, by pool, and the time of their GPUs."""
+    pools = plain["autoscaling"] or ()
+    sizes = [
+        f"{pool['mean_replicas']:.3g} on average ({pool['least']} to {pool['most']}), "
+        f"{pool['started']:,} started"
+        for pool in pools
+    ]
+    if not sizes:
+        return {}
+    whole = plain["gpus"] * plain["elapsed_s"]
+    return {"replicas": f"{'; '.join(sizes)}; {plain['gpu_s'] / max(whole, 1e-12):.0%} of all GPUs' time"}
 
 
 def _found(hits: Plain) -> str:

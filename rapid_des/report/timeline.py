@@ -119,18 +119,29 @@ def _refuse_large(slices: int, hops: int) -> None:
         )
 
 
-def write_timeline(path: Path, run: Run, extract: Extract = EVERYTHING, *, bounded: bool = False) -> None:
-    """Write the Chrome trace-event JSON of a run, packed if the path ends in .gz; times are microseconds.
+class Chosen(Struct, frozen=True):
+    """What of a run goes to its timeline."""
 
-    If it is `bounded`, one that would be larger than `LARGEST` is an `InputError`.
-    """
+    rows: dict[int, Int64s]
+    """The nodes of each rank by its position."""
+    hops: Int64s
+    """Rows of the trail of messages."""
+
+
+def chosen_of(run: Run, extract: Extract = EVERYTHING, *, bounded: bool = False) -> Chosen:
+    """Return what an extract leaves of a run; if it is `bounded`, more than `LARGEST` is an `InputError`."""
     lowered, records = run.lowered, run.execution.records
     positions = extract.positions(lowered)
-    chosen = {position: _chosen(lowered, records, position, extract) for position in positions}
+    rows = {position: _chosen(lowered, records, position, extract) for position in positions}
     hops = _hops(lowered, records, extract, positions)
     if bounded:
-        _refuse_large(sum(map(len, chosen.values())), len(hops))
-    write_events(path, _events(run, chosen, hops))
+        _refuse_large(sum(map(len, rows.values())), len(hops))
+    return Chosen(rows, hops)
+
+
+def write_timeline(path: Path, run: Run, chosen: Chosen) -> None:
+    """Write the Chrome trace-event JSON of a run, packed if the path ends in .gz; times are microseconds."""
+    write_events(path, _events(run, chosen.rows, chosen.hops))
 
 
 def write_events(path: Path, events: Iterator[str]) -> None:
@@ -201,7 +212,7 @@ def _rank_events(lowered: Lowered, records: Records, position: int, rows: Int64s
     for some in _blocks(rows):
         table = zip(*(column[some].tolist() for column in (*columns, *spans)), strict=True)
         for name, stream, kind, node, size, flops, moved, start, finish, met in table:
-            if kind in _COMMUNICATES:
+            if kind in COMMUNICATES:
                 more = f',"bytes":{size},"waited_us":{max(0, met - start) / PS_PER_US!r}'
             else:
                 more = (f',"flops":{flops}' if flops != UNSTATED else "") + (
@@ -210,7 +221,7 @@ def _rank_events(lowered: Lowered, records: Records, position: int, rows: Int64s
             yield _slice(names[name], (trace.rank, stream), start, finish, f'"node":{node}{more}')
 
 
-_COMMUNICATES = (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV)
+COMMUNICATES = (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV)
 
 
 def _blocks(rows: Int64s) -> Iterator[Int64s]:
@@ -223,14 +234,16 @@ def _link_events(lowered: Lowered, trail: LinkTrail, fabric: Fabric, rows: Int64
     yield _name("process_name", LINKS_PROCESS, 0, "links")
     for link in np.unique(trail.link[rows]).tolist():
         yield _name("thread_name", LINKS_PROCESS, link, fabric.link_name(link))
-    senders = _senders(lowered, trail.visit[rows])
+    senders = senders_of(lowered, trail.visit[rows])
     columns = (trail.link, trail.visit, trail.start, trail.finish, trail.task, trail.position)
     message = 0
     for some in _blocks(rows):
         table = zip(*(column[some].tolist() for column in columns), strict=True)
         for link, visit, start, finish, task, place in table:
             rank, name, stream = senders[visit]
-            yield _slice(name, (LINKS_PROCESS, link), start, finish, f'"rank":{rank},"transfer":{task}')
+            yield _slice(
+                json.dumps(name), (LINKS_PROCESS, link), start, finish, f'"rank":{rank},"transfer":{task}'
+            )
             if place == 0:
                 message += 1
                 arrow = f'"name":"message","cat":"message","id":{message},"ts":{start / PS_PER_US!r}'
@@ -238,8 +251,8 @@ def _link_events(lowered: Lowered, trail: LinkTrail, fabric: Fabric, rows: Int64
                 yield f'{{{arrow},"ph":"f","bp":"e","pid":{LINKS_PROCESS},"tid":{link}}}'
 
 
-def _senders(lowered: Lowered, visits: Int64s) -> dict[int, tuple[int, str, int]]:
-    """Return (rank, node name as JSON, stream) of the nodes behind visits, numbered over all ranks."""
+def senders_of(lowered: Lowered, visits: Int64s) -> dict[int, tuple[int, str, int]]:
+    """Return (rank, node name, stream) of the nodes behind visits, numbered over all ranks."""
     offsets, distinct = lowered.program.visits(), np.unique(visits)
     positions = np.searchsorted(offsets, distinct, side="right") - 1
     within = distinct - offsets[positions]
@@ -252,7 +265,7 @@ def _sender(lowered: Lowered, position: int, visit: int) -> tuple[int, str, int]
     table = lowered.program.programs[lowered.program.bindings[position].program]
     holder = visit if table.node[visit] != NONE else int(table.parent[visit])
     node = int(table.node[holder])
-    return trace.rank, json.dumps(trace.nodes.names[trace.nodes.name[node]]), int(trace.nodes.stream[node])
+    return trace.rank, trace.nodes.names[trace.nodes.name[node]], int(trace.nodes.stream[node])
 
 
 def _slice(name: str, track: tuple[int, int], start: int, finish: int, arguments: str) -> str:

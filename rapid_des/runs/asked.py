@@ -17,7 +17,7 @@ from rapid_des.report.result import Result
 from rapid_des.report.run_figures import RUN_FIGURES
 from rapid_des.runs.goodput import Replications, play, requested
 from rapid_des.runs.loading import Reliability
-from rapid_des.runs.planning import Subject
+from rapid_des.runs.planning import HealthyStep, Subject
 
 REPLICATIONS = 20
 """The number of runs for each point. The goodput of Llama 3's 54 days on 16,384 GPUs is known within 0.44 %
@@ -33,7 +33,8 @@ class AskedRun(Struct, frozen=True):
     def figures(self, job: Job, machine: Machine, healthy: Result, cache: BoundedCache) -> dict[str, float]:
         """Return the figures of a job's run, given its step without failures."""
         run = requested(job, machine, self.reliability, days=self.days, mode=healthy.mode)
-        cache.get_or_make(run.step_key, lambda: Subject(job, machine, run.mode, cache, healthy))
+        step = HealthyStep.of(healthy)
+        cache.get_or_make(run.step_key, lambda: Subject(job, machine, run.mode, cache, step))
         found = play(run, Replications(REPLICATIONS), cache=cache).figures
         return {name: found[name].mean for name in RUN_FIGURES}
 

@@ -98,11 +98,13 @@ def _best_interval(reliability: Reliability) -> Reliability:
 def _faster_storage(reliability: Reliability) -> Reliability:
     checkpoint = reliability.spec.checkpoint
     assert checkpoint is not None, "the change is there for files that have one"
-    storage = None if checkpoint.storage is None else Bandwidth(2 * int(checkpoint.storage))
+    faster = {
+        name: Bandwidth(2 * int(rate))
+        for name in ("storage", "storage_per_node")
+        if (rate := getattr(checkpoint, name)) is not None
+    }
     write = None if checkpoint.write is None else LongDuration(int(checkpoint.write) // 2)
     stall = checkpoint.stall
     if stall is not None and checkpoint.scheme == "synchronous":
         stall = LongDuration(int(stall) // 2)
-    return _with_checkpoint(
-        reliability, structs.replace(checkpoint, storage=storage, write=write, stall=stall)
-    )
+    return _with_checkpoint(reliability, structs.replace(checkpoint, write=write, stall=stall, **faster))

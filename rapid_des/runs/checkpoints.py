@@ -6,8 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from math import exp, inf
+from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from rapid_des.frontend import Job
 from rapid_des.frontend.memory.checkpoints import checkpoint_bytes
@@ -52,7 +53,7 @@ def checkpoint_costs(
         return ()
     if len({each.place for each in spec.nearer}) < len(spec.nearer):
         reliability.refuse("checkpoint.nearer", "two levels have one place; allowed: one host, one peer")
-    stored = checkpoint_cost(reliability, job)
+    stored = checkpoint_cost(reliability, job, gpus_of_node(machine))
     copies = CopiedState(job, machine, step_of)
     near = [
         _near_cost(reliability, f"checkpoint.nearer[{place}]", each, copies)
@@ -91,17 +92,42 @@ def _near_cost(
     return CheckpointCost(sizes.total, stall, write, peers.alone(sizes.largest), "peer")
 
 
-def checkpoint_cost(reliability: Reliability, job: Job) -> CheckpointCost:
-    """Return what the reliability file's checkpoint in storage costs the job."""
+def on_machine(reliability: Reliability, machine: Machine) -> Reliability:
+    """Return a reliability file in which checkpoints have the machine's storage where it states none."""
+    spec, storage, host = reliability.spec.checkpoint, machine.spec.storage, machine.device.spec.host
+    if spec is None:
+        return reliability
+    found: dict[str, Any] = {}
+    if storage is not None:
+        found |= {"storage": storage.bandwidth, "storage_per_node": storage.per_node}
+        found |= {"capacity": storage.capacity}
+    if host is not None:
+        found |= {"host_link": host.to_host} if spec.scheme == "asynchronous" else {}
+        nearer = (
+            structs.replace(each, host_link=host.to_host)
+            if each.place == "host" and each.host_link is None
+            else each
+            for each in spec.nearer
+        )
+        spec = structs.replace(spec, nearer=tuple(nearer))
+    spec = structs.replace(spec, **{key: value for key, value in found.items() if getattr(spec, key) is None})
+    return structs.replace(reliability, spec=structs.replace(reliability.spec, checkpoint=spec))
+
+
+def checkpoint_cost(reliability: Reliability, job: Job, per_node: int) -> CheckpointCost:
+    """Return what the reliability file's checkpoint in storage costs the job; a node has `per_node` GPUs."""
     spec, sizes = reliability.spec.checkpoint, checkpoint_bytes(job)
     assert spec is not None, "the caller checks this"
     if spec.capacity is not None and sizes.total > spec.capacity:
         problem = f"a checkpoint of {Size(sizes.total)} does not fit into {spec.capacity}"
         reliability.refuse("checkpoint.capacity", problem)
-    for name in ("storage", "host_link"):
+    for name in ("storage", "storage_per_node", "host_link"):
         if getattr(spec, name) == 0:
             reliability.refuse(f"checkpoint.{name}", "0 B/s moves nothing; allowed: above 0")
     stored = None if spec.storage is None else serialization_time(sizes.total, int(spec.storage))
+    if stored is not None and spec.storage_per_node is not None:
+        node = min(sizes.largest * per_node, sizes.total)
+        stored = max(stored, serialization_time(node, int(spec.storage_per_node)))
     if spec.scheme == "synchronous":
         for name in ("write", "host_link"):
             if getattr(spec, name) is not None:
@@ -118,7 +144,9 @@ def _stated(reliability: Reliability, name: str, bandwidth: str, derived: int | 
     if time is not None:
         return time.picoseconds
     if derived is None:
-        reliability.refuse(f"checkpoint.{name}", f"neither {name} nor {bandwidth} is stated; one is needed")
+        place = "the machine's storage" if bandwidth == "storage" else "the device's host"
+        problem = f"neither {name} nor {bandwidth} nor {place} is stated; one is needed"
+        reliability.refuse(f"checkpoint.{name}", problem)
     return derived
 
 

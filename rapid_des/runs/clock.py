@@ -54,6 +54,10 @@ class Replication(Struct, frozen=True):
     """The number of incidents by class."""
     states: frozenset[StateKey] = frozenset()
     """The states other than the healthy one in which steps were simulated."""
+    at_least: int = 0
+    """The time of training with more slow parts than are simulated together, in picoseconds; steps then take
+    longer than here.
+    """
 
 
 def replicate(plan: RunPlan, failures: Iterator[Failure], number: int) -> Replication:
@@ -79,7 +83,7 @@ class _Clock:
         self._returning = list[Failure]()
         self._policy, self._loads, self._replaced = POLICIES[plan.policy](), True, False
         self._missing, self._back = frozenset[int](), frozenset[int]()
-        self._furthest = self._fruitless = 0
+        self._furthest = self._fruitless = self._at_least = 0
         self._level: CheckpointLevel | None = None
         self._stoppable = self._training = False
         self._job = self._run()
@@ -111,6 +115,7 @@ class _Clock:
             self.spares.retired,
             Counter(incident.name for incident in self.incidents),
             frozenset(self._states),
+            self._at_least,
         )
 
     def stop(self, struck: Struck) -> None:
@@ -168,12 +173,13 @@ class _Clock:
         healthy = self.plan.course
         if not self.state:
             return healthy
-        self._states.add(self.plan.steps.key(self.state))
         cause = "fewer_replicas" if self._missing else "slow_steps"
         return structs.replace(healthy, step=self.plan.steps.of(self.state), cause=cause)
 
     def _train_at_one_speed(self) -> Stopped:
         course, began, done = self._course(), self._now, self.progress.done
+        simulated = self.plan.steps.simulated(self.state) if self.state else frozenset()
+        self._states |= simulated
         lasts = None if course.last is None else course.time_to(done, course.last)
         self._stoppable = self._training = True
         try:
@@ -191,6 +197,8 @@ class _Clock:
         finally:
             self._stoppable = self._training = False
             self.times["checkpoints"] += self.progress.book(course, began, self._now)
+            if len(simulated) > 1:
+                self._at_least += self._now - began
 
     def _recover(self, struck: Struck) -> Process:
         """Go from a failure to the beginning of a restart."""

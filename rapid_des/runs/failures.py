@@ -64,6 +64,8 @@ class FailingParts(Struct, frozen=True):
     """The probability that another failure follows one."""
     within: Time | None = None
     """The time until it follows."""
+    unit: int | None = None
+    """The number of parts of the unit from which the part of such a failure is drawn; None: all parts."""
 
 
 class Failure(Struct, frozen=True, order=True):
@@ -148,7 +150,9 @@ class _Source:
         assert fleet.within is not None, "it is stated with the probability"
         lasts = fleet.within.at(failure.uniforms[Draws.BURST] / fleet.follow)
         drawn = again(failure, failure.at + max(1, lasts))
-        part = int(drawn.uniforms[Draws.RENEWAL] * fleet.parts)
+        unit = fleet.unit or fleet.parts
+        first = failure.part // unit * unit
+        part = first + int(drawn.uniforms[Draws.RENEWAL] * min(unit, fleet.parts - first))
         return structs.replace(drawn, part=part, ordinal=_FOLLOWS)
 
     def _logged(self, law: Log, begin: float, end: float) -> Iterator[Failure]:

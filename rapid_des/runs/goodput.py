@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct, structs
 
@@ -16,12 +16,13 @@ from rapid_des.executors import Executor, Failed, InProcess
 from rapid_des.frontend import Job
 from rapid_des.machine import Machine
 from rapid_des.runs.changes import RunChange, changes_of
+from rapid_des.runs.checkpoints import on_machine
 from rapid_des.runs.clock import Replication, replicate
 from rapid_des.runs.failures import failures
 from rapid_des.runs.length import Length
 from rapid_des.runs.loading import Reliability, load_reliability
 from rapid_des.runs.planned import PlannedRun
-from rapid_des.runs.planning import Subject, planned, require_bounded
+from rapid_des.runs.planning import HealthyStep, Subject, planned, require_bounded
 from rapid_des.runs.result import GoodputResult
 from rapid_des.simulation import FINEST, require_kind
 
@@ -42,23 +43,31 @@ class RunRequest(Struct, frozen=True):
     seed: int
     change: str = ""
     """The name of a change that is made (`rapid_des.runs.changes`)."""
+    healthy: HealthyStep | None = None
+    """The step without failures, so that executors need not simulate it; None: not known."""
 
     @property
     def step_key(self) -> tuple[Any, ...]:
         """What the durations of steps follow from."""
         return "goodput", self.job, self.machine, self.mode
 
+    @property
+    def file(self) -> Reliability:
+        """The reliability file, with the machine's storage where it states none."""
+        return on_machine(self.reliability, self.machine)
+
     def subject(self, cache: BoundedCache) -> Subject:
         """Return the job on the machine, with its step."""
-        return cache.get_or_make(self.step_key, lambda: Subject(self.job, self.machine, self.mode, cache))
+        own = (self.job, self.machine, self.mode)
+        return cache.get_or_make(self.step_key, lambda: Subject(*own, cache, self.healthy))
 
     def planned(self, cache: BoundedCache) -> PlannedRun:
         """Return the run as it is played."""
         return cache.get_or_make(("goodput", self), lambda: self._planned(cache))
 
     def _planned(self, cache: BoundedCache) -> PlannedRun:
-        change = changes_of(self.reliability)[self.change] if self.change else RunChange("none")
-        return change.of_run(planned(self.subject(cache), change.of_file(self.reliability), self.length))
+        change = changes_of(self.file)[self.change] if self.change else RunChange("none")
+        return change.of_run(planned(self.subject(cache), change.of_file(self.file), self.length))
 
 
 class Replications(Struct, frozen=True):
@@ -91,6 +100,17 @@ class Replications(Struct, frozen=True):
             return False
         estimate = result.figures[self.figure]
         return estimate.high - estimate.mean <= self.share * estimate.mean
+
+
+class KeptReplications(Protocol):
+    """Replications that are kept between runs."""
+
+    @property
+    def found(self) -> Mapping[int, Replication]:
+        """Those that were played before, by number."""
+
+    def keep(self, replication: Replication) -> None:
+        """Keep one more."""
 
 
 def requested(  # noqa: PLR0913 - options by name
@@ -149,20 +169,27 @@ def goodput(  # noqa: PLR0913 - options by name
     return play(run, wanted, executor=executor, cache=cache, on_progress=on_progress)
 
 
-def play(
+def play(  # noqa: PLR0913 - options by name
     request: RunRequest,
     wanted: Replications,
     *,
     executor: Executor | None = None,
     cache: BoundedCache | None = None,
     on_progress: Callable[[int, int], None] = lambda *_: None,
+    kept: KeptReplications | None = None,
 ) -> GoodputResult:
-    """Play the replications of a run; those that ^C leaves out are counted in the result."""
+    """Play the replications of a run; those that ^C leaves out are counted in the result.
+
+    Those that are `kept` are not played again.
+    """
     cache = BoundedCache() if cache is None else cache
-    subject, run = request.subject(cache), request.planned(cache)
+    subject = request.subject(cache)
+    request = structs.replace(request, healthy=subject.healthy)
+    run = request.planned(cache)
     rounds = _ROUND if wanted.figure else wanted.most
     require_bounded(run.plan, run.parts, rounds)
-    found = list[Replication]()
+    found, known = list[Replication](), {} if kept is None else kept.found
+    begin = wanted.first
 
     def result(left: int = 0) -> GoodputResult:
         ordered = tuple(sorted(found, key=lambda each: each.number))
@@ -172,10 +199,13 @@ def play(
     try:
         with executor or InProcess(cache) as opened:
             while len(found) < wanted.most:
-                begin = wanted.first + len(found)
-                items = [(request, number) for number in range(begin, begin + rounds)]
+                numbers, begin = range(begin, begin + rounds), begin + rounds
+                found += [known[number] for number in numbers if number in known]
+                items = [(request, number) for number in numbers if number not in known]
                 for each in _outcomes(opened, items):
                     found.append(each)
+                    if kept is not None:
+                        kept.keep(each)
                     on_progress(len(found), wanted.most if not wanted.figure else len(found) + 1)
                 if wanted.enough(result()):
                     break

@@ -126,8 +126,24 @@ def fleets(reliability: Reliability, gpus: int, machine: Machine) -> tuple[Faili
         never = mean is None and not isinstance(part.law, Log)
         follow, within = (part.burst.share, _burst_time(reliability, place)) if part.burst else (0.0, None)
         own = (part.law, float(mean or 1), int(part.age or 0), follow, within)
-        found.append(FailingParts(part.name, 0 if never else parts, *own))
+        found.append(
+            FailingParts(part.name, 0 if never else parts, *own, _burst_parts(reliability, place, machine))
+        )
     return tuple(found)
+
+
+def _burst_parts(reliability: Reliability, place: int, machine: Machine) -> int | None:
+    """Return the number of parts of the unit in which a burst stays; None: it does not."""
+    part, key = reliability.spec.classes[place], f"classes[{place}].burst.unit"
+    if part.burst is None or part.burst.unit is None:
+        return None
+    if part.per == "job":
+        reliability.refuse(key, "a part of the whole job stands in no unit; allowed: left out")
+    gpus = _gpus_of(reliability, key, part.burst.unit, machine)
+    own = gpus_of_unit(reliability, place, "per", machine)
+    if gpus % own:
+        reliability.refuse(key, f"{part.burst.unit} has {gpus} GPUs, {part.per} {own}; allowed: a multiple")
+    return gpus // own * part.count
 
 
 def _burst_time(reliability: Reliability, place: int) -> Time:
@@ -143,12 +159,15 @@ def gpus_of_node(machine: Machine) -> int:
 
 def gpus_of_unit(reliability: Reliability, place: int, key: str, machine: Machine) -> int:
     """Return the number of GPUs of the unit that a key of a class names."""
-    known = {"gpu": 1, "node": gpus_of_node(machine)} | reliability.spec.domains
     name = getattr(reliability.spec.classes[place], key)
+    others = "job" if key == "per" else "nothing"
+    return _gpus_of(reliability, f"classes[{place}].{key}", name, machine, others)
+
+
+def _gpus_of(reliability: Reliability, key: str, name: str, machine: Machine, *others: str) -> int:
+    known = {"gpu": 1, "node": gpus_of_node(machine)} | reliability.spec.domains
     if name not in known:
-        others = "job" if key == "per" else "nothing"
-        problem = f"{name!r} is not one of {', '.join(known)}, {others}"
-        reliability.refuse(f"classes[{place}].{key}", problem)
+        reliability.refuse(key, f"{name!r} is not one of {', '.join((*known, *others))}")
     if known[name] > machine.fabric.gpus:
         problem = f"{name} has {known[name]} GPUs, {machine.name} has {machine.fabric.gpus}"
         reliability.refuse(f"domains.{name}", problem)

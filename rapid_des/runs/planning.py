@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import Struct
+
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import CannotFinishError, InputError
 from rapid_des.frontend import Job
@@ -24,7 +26,7 @@ from rapid_des.runs.loading import (
 )
 from rapid_des.runs.planned import PlannedRun
 from rapid_des.runs.policies import POLICIES, ReplicaPlaces
-from rapid_des.runs.steps import ConstantStep, SimulatedSteps, with_fewer_replicas
+from rapid_des.runs.steps import ConstantStep, SimulatedSteps, StepTimes, with_fewer_replicas
 from rapid_des.runs.stretch import EVERYTHING, NODE, PROCESSES, TrainingStretch
 from rapid_des.runs.times import Time
 from rapid_des.runs.treatment import RunPlan, Treatment
@@ -33,6 +35,21 @@ from rapid_des.units import PS_PER_US, LongDuration, ceil_divide
 
 _MOST_FAILURES = 10**7
 """The failures of all replications together: minutes, and a gigabyte."""
+
+
+class HealthyStep(Struct, frozen=True):
+    """The step of a job without failures."""
+
+    duration: int
+    """The duration in picoseconds."""
+    mfu: float
+    """The model FLOPs utilization."""
+
+    @classmethod
+    def of(cls, result: Result) -> HealthyStep:
+        """Return the step of a job's result."""
+        assert result.figures is not None, "jobs have figures"
+        return cls(int(result.step_time), result.figures.mfu)
 
 
 class Subject:
@@ -44,15 +61,14 @@ class Subject:
         machine: Machine,
         mode: str,
         cache: BoundedCache | None = None,
-        healthy: Result | None = None,
+        healthy: HealthyStep | None = None,
     ) -> None:
         self.job, self.machine, self.mode = job, machine, mode
         self._cache = BoundedCache() if cache is None else cache
         self._steps = dict[tuple[Machine, Job], int]()
-        healthy = healthy or simulate(job, machine, mode=mode, cache=self._cache)
-        assert healthy.figures is not None, "jobs have figures"
-        self.mfu = healthy.figures.mfu
-        self.step = self._steps[machine, job] = int(healthy.step_time)
+        self.healthy = healthy or HealthyStep.of(simulate(job, machine, mode=mode, cache=self._cache))
+        self.mfu = self.healthy.mfu
+        self.step = self._steps[machine, job] = self.healthy.duration
 
     def step_on(self, machine: Machine, job: Job | None = None) -> int:
         """Return the picoseconds of a step on a machine, such as one with faults, or of another job."""
@@ -70,8 +86,7 @@ def planned(subject: Subject, reliability: Reliability, length: Length) -> Plann
     parts, treated = fleets(reliability, job.gpus, machine), treatments(reliability, machine)
     costs = checkpoint_costs(reliability, job, machine, subject.step_on)
     levels = checkpoint_levels(reliability, costs, subject.step, _rates(parts, treated))
-    spares, slow = reliability.spec.spares, slow_classes(reliability, machine)
-    shrinks = POLICIES[reliability.spec.policy].shrinks
+    spares = reliability.spec.spares
     plan = RunPlan(
         TrainingStretch(subject.step, levels, length.steps),
         length.horizon,
@@ -80,13 +95,21 @@ def planned(subject: Subject, reliability: Reliability, length: Length) -> Plann
         tiers(reliability),
         retire_after=None if spares is None else spares.retire_after,
         nodes=ceil_divide(job.gpus, gpus_of_node(machine)),
-        steps=SimulatedSteps(job, machine, slow, subject.step_on) if slow or shrinks else ConstantStep(),
+        steps=_steps(subject, reliability),
         policy=reliability.spec.policy,
         replicas=_replicas(reliability, job, machine),
         tolerated=tolerated(reliability),
     )
     _require_progress(reliability, plan, parts)
     return PlannedRun(plan, costs, parts)
+
+
+def _steps(subject: Subject, reliability: Reliability) -> StepTimes:
+    """Return what steps take while parts are slow or missing."""
+    slow, spec = slow_classes(reliability, subject.machine), reliability.spec
+    if not slow and not POLICIES[spec.policy].shrinks:
+        return ConstantStep()
+    return SimulatedSteps(subject.job, subject.machine, slow, subject.step_on, together=spec.together)
 
 
 def _replicas(reliability: Reliability, job: Job, machine: Machine) -> ReplicaPlaces:

@@ -58,7 +58,7 @@ class ChangeWorth(Struct, frozen=True):
 def worth(request: RunRequest, today: GoodputResult, asking: Asking) -> tuple[ChangeWorth, ...]:
     """Return what one more unit of each thing is worth, the best first, under the failures of today's run."""
     found = []
-    names = [name for name in changes_of(request.reliability) if _matters(name, today)]
+    names = [name for name in changes_of(request.file) if _matters(name, today)]
     for number, name in enumerate(names, start=1):
         changed = asking.play(structs.replace(request, change=name))
         found.append(ChangeWorth(name, changed.figures["goodput"].mean, today.gain(changed)))

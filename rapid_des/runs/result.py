@@ -140,6 +140,7 @@ class GoodputResult(Report, Struct, frozen=True, dict=True):
                 "most": max(each.most_out for each in self.replications),
             },
             "simulations": 1 + len(frozenset().union(*(each.states for each in self.replications))),
+            "at_least_s": seconds(self._total(lambda each: each.at_least)) / count,
             "replications": count,
             "nodes_retired": sum(each.retired for each in self.replications) / count,
             **({} if price is None else {"cost": self._cost(price).as_json()}),

@@ -24,12 +24,16 @@ class ObservedFailures(Spec, frozen=True):
 
 
 class BurstSpec(Spec, frozen=True):
-    """Failures that others of the same class follow, on parts that are drawn."""
+    """Failures that others of the same class follow, of parts that are drawn."""
 
     share: Annotated[float, Meta(gt=0, le=0.9)]
     """The probability that another failure follows one, that one included."""
     within: str
     """The time until it follows, or a distribution of such times."""
+    unit: str | None = None
+    """The unit from which the other part is drawn, that of the failed one: node, or a name in `domains`.
+    Unset: the whole job.
+    """
 
 
 class PartClass(Spec, frozen=True):
@@ -96,7 +100,9 @@ class NearCheckpointSpec(Spec, frozen=True):
     interval: str
     """The training time between two of them, as for those in storage."""
     host_link: Bandwidth | None = None
-    """With `host`: the bandwidth between a GPU and its host's memory, for which training waits."""
+    """With `host`: the bandwidth between a GPU and its host's memory, for which training waits. Unset: the
+    device's.
+    """
     share: Annotated[float, Meta(gt=0, lt=1)] | None = None
     """With `peer`: the share of the links' rate that the copies take. What that costs steps is simulated."""
 
@@ -111,19 +117,23 @@ class CheckpointSpec(Spec, frozen=True):
     scheme: Literal["synchronous", "asynchronous"] = "synchronous"
     """Whether training waits until a checkpoint is stored, or only until the host has a copy."""
     stall: LongDuration | None = None
-    """The time that training waits for a checkpoint. Unset: the bytes over `storage`, or asynchronous the
-    largest GPU's bytes over `host_link`.
+    """The time that training waits for a checkpoint. Unset: the bytes over `storage`, or with the scheme
+    asynchronous the largest GPU's bytes over `host_link`.
     """
     write: LongDuration | None = None
     """The time that an asynchronous checkpoint takes from the host's copy until it is stored. Unset: the
     bytes over `storage`.
     """
     storage: Bandwidth | None = None
-    """The bandwidth of the storage, for all GPUs together."""
+    """The bandwidth of the storage, for all GPUs together. Unset: that of the machine's storage."""
+    storage_per_node: Bandwidth | None = None
+    """The rate at which one node reaches the storage. Unset: the machine's, or as fast as all together."""
     capacity: Size | None = None
-    """The size of the storage; unset: not checked."""
+    """The size of the storage. Unset: the machine's, or not checked."""
     host_link: Bandwidth | None = None
-    """The bandwidth between a GPU and its host's memory."""
+    """The bandwidth between a GPU and its host's memory, with the scheme asynchronous. Unset: the
+    device's.
+    """
     nearer: tuple[NearCheckpointSpec, ...] = ()
     """Checkpoints in memory besides; a restart loads the last one that survived."""
 
@@ -181,6 +191,10 @@ class ReliabilitySpec(Spec, frozen=True):
     tolerate: str | None = None
     """The condition under which slow parts stay, as in: step_slower < 3%. Others are replaced after their
     detection. Unset: all stay.
+    """
+    together: Count = 2
+    """The number of slow parts whose joint effect on a step is simulated. Of more, those count that alone
+    make the step slowest: it takes at least as long as reported, and the report says for how much time.
     """
     policy: Literal["restart", "in_place", "replica", "shrink", "redundant"] = "restart"
     """The treatment of a failure. restart: all processes start again. in_place: likewise, without allocation

@@ -28,16 +28,16 @@ class StepTimes(Protocol):
     def of(self, state: State) -> int:
         """Return the picoseconds of a step while these parts are slow, or `CUT`."""
 
-    def key(self, state: State) -> StateKey:
-        """Return what equal states have in common."""
+    def simulated(self, state: State) -> frozenset[StateKey]:
+        """Return the states whose steps stand for that of a state; of several, it takes at least as long."""
 
 
 class ConstantStep:
     """Steps that no part slows: 0 stands for the healthy step."""
 
-    def key(self, state: State) -> StateKey:  # noqa: ARG002 - no class slows
-        """Return the key of the healthy state."""
-        return 0, ()
+    def simulated(self, state: State) -> frozenset[StateKey]:  # noqa: ARG002 - no class slows
+        """Return the healthy state."""
+        return frozenset({(0, ())})
 
     def of(self, state: State) -> int:  # noqa: ARG002 - no class slows
         """Return 0."""
@@ -76,17 +76,21 @@ class SimulatedSteps:
     """Steps that the step simulator runs, each state once.
 
     States are equal if they differ in which replicas of the model their parts stand, by whole nodes, or for
-    GPUs that only compute more slowly in which ranks of a tensor-parallel group.
+    GPUs that only compute more slowly in which ranks of a tensor-parallel group. Of more than `together` slow
+    parts those count that alone make the step slowest: the number of states grows no further.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the last by name
         self,
         job: Job,
         machine: Machine,
         classes: Mapping[int, SlowClass],
         step_on: Callable[[Machine, Job], int],
+        *,
+        together: int = 2,
     ) -> None:
         self._job, self._machine, self._classes, self._step_on = job, machine, classes, step_on
+        self._together = together
         self._known = dict[StateKey, int]()
         self._keys = dict[State, StateKey]()
         per_node = machine.spec.gpus_per_node or machine.fabric.gpus
@@ -96,10 +100,28 @@ class SimulatedSteps:
 
     def of(self, state: State) -> int:
         """Return the picoseconds of a step while these parts are slow, or `CUT`."""
-        key = self.key(state)
+        key = self.key(self._slowest(state))
         if key not in self._known:
-            self._known[key] = self._simulated(*key)
+            self._known[key] = self._step(*key)
         return self._known[key]
+
+    def simulated(self, state: State) -> frozenset[StateKey]:
+        """Return the states whose steps stand for that of a state; of several, it takes at least as long."""
+        slowest = self._slowest(state)
+        alone = () if slowest == state else _slow(state)
+        return frozenset({self.key(slowest), *(self.key(frozenset({part})) for part in alone)})
+
+    def _slowest(self, state: State) -> State:
+        """Return a state without the slow parts that do not count, as too many others are slower alone."""
+        slow = _slow(state)
+        if len(slow) <= self._together:
+            return state
+
+        def order(part: tuple[int, int]) -> tuple[bool, int, tuple[int, int]]:
+            alone = self.of(frozenset({part}))
+            return alone != CUT, -alone, part
+
+        return state - frozenset(sorted(slow, key=order)[self._together :])
 
     def key(self, state: State) -> StateKey:
         """Return what equal states have in common: the number of missing replicas, and faults."""
@@ -108,7 +130,7 @@ class SimulatedSteps:
             self._keys[state] = missing, self.words(state)
         return self._keys[state]
 
-    def _simulated(self, missing: int, words: tuple[str, ...]) -> int:
+    def _step(self, missing: int, words: tuple[str, ...]) -> int:
         machine = self._machine.with_faults([parse_fault(text) for text in words])
         try:
             return self._step_on(machine, with_fewer_replicas(self._job, missing))
@@ -119,7 +141,7 @@ class SimulatedSteps:
         """Return the faults of the state that stands for all states that are equal to one."""
         replicas, ranks = dict[int, int](), dict[int, int]()
         found = []
-        for place, part in sorted(each for each in state if each[0] != MISSING):
+        for place, part in sorted(_slow(state)):
             slow = self._classes[place]
             gpu = self._moved(slow.first_gpu(part), "dp", replicas, self._block)
             if slow.computes_only:
@@ -135,6 +157,10 @@ class SimulatedSteps:
         here = gpu // width % size // block
         there = seen.setdefault(here, len(seen))
         return gpu + (there - here) * block * width
+
+
+def _slow(state: State) -> list[tuple[int, int]]:
+    return [part for part in state if part[0] != MISSING]
 
 
 def with_fewer_replicas(job: Job, missing: int) -> Job:

@@ -24,7 +24,6 @@ from rapid_des.serving.batch import decoding_group
 from rapid_des.serving.pools import pools_of, prompts_of, sharing
 from rapid_des.serving.result import ServeResult
 from rapid_des.simulation import simulate
-from rapid_des.units import PS_PER_S
 
 _LENGTHS = 1024, 3072
 """KV lengths of the two passes from which the energy of decoding is interpolated."""
@@ -73,7 +72,7 @@ def served_energy(
 ) -> ServedEnergy | None:
     """Return the energy of a served workload; None if the device file states no energy constants."""
     cache, loads, total = BoundedCache() if cache is None else cache, iter(result.loads), 0.0
-    idle, seconds = machine.device.spec.idle_power, result.elapsed / PS_PER_S
+    idle = machine.device.spec.idle_power
     for pool in pools_of(job):
         passes = _Passes(pool.alone, machine, cache)
         if idle is None or passes.kernels((RequestGroup(1, 1, 1),)) is None:
@@ -82,7 +81,7 @@ def served_energy(
         spent = sum(float(passes.of(load).sum()) for load in islice(loads, pool.replicas))
         total += spent / sharing(pool.job)
     assert idle is not None
-    gpu_seconds = result.gpus * seconds
+    gpu_seconds = result.gpu_seconds
     output = int(result.requests["output"].sum())
     return ServedEnergy(total, int(idle) / _MILLIWATTS * gpu_seconds, output, max(gpu_seconds, 1e-12))
 

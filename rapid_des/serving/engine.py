@@ -48,6 +48,8 @@ class Engine(Struct, frozen=True):
     """Draws which drafted tokens are kept; None: no tokens are drafted."""
     together: int = 1
     """Number of replicas that share experts, and step together."""
+    gpus: int = 1
+    """Number of GPUs of a replica."""
     stepwise: bool = False
     """Simulate every decode step by itself, for tests; the results are the same."""
 

@@ -25,6 +25,8 @@ import simpy
 from msgspec import Struct, field
 
 from rapid_des.errors import DeadlockError, InputError
+from rapid_des.frontend.servers import AutoscalerSpec
+from rapid_des.serving.autoscaler import Autoscaler
 from rapid_des.serving.batch import Costs
 from rapid_des.serving.contents import Contents
 from rapid_des.serving.engine import Engine, Process
@@ -140,6 +142,8 @@ class Fleet(Struct, dict=True):
     outages: Sequence[Iterator[Event]] = ()
     startup: int = 0
     """Picoseconds from the end of an outage until a replica serves."""
+    autoscaler: AutoscalerSpec | None = None
+    """When replicas start and stop; None: all serve always."""
     lose: bool = False
     """Whether requests of a stopped replica are lost."""
     priced: Callable[[int, Sequence[str]], Costs] | None = None
@@ -163,6 +167,7 @@ class Fleet(Struct, dict=True):
         self._stranded: list[Request] = []
         """Requests with computed prompts for whose keys and values no decoding replica is up."""
         self._end = self.env.event()
+        self.scalers: list[Autoscaler] = []
         self.members = self._begun(range(self.prompting), self.prompting_engine or self.engine)
         self.members += self._begun(range(self.prompting, self.replicas), self.engine)
         if self.workload.arrival is None:
@@ -192,8 +197,17 @@ class Fleet(Struct, dict=True):
         for member in members:
             if self.priced is not None:
                 member.costs = self.priced(member.number, ())
-            member.resume()
+        if self.autoscaler is None:
+            for member in members:
+                member.resume()
+        elif members:
+            self.scalers.append(Autoscaler(self.env, self.autoscaler, members, self.startup, self._go_on))
         return members
+
+    def _open(self, members: Sequence[Replica]) -> list[Replica]:
+        """Return the replicas that take requests; those that drain do so where no other is up."""
+        alive = [member for member in members if member.alive]
+        return [member for member in alive if not member.draining] or alive
 
     def _count(self, change: int) -> None:
         """Change the number of requests between sending and answer."""
@@ -236,7 +250,7 @@ class Fleet(Struct, dict=True):
         self._route(request)
 
     def _route(self, request: Request) -> None:
-        alive = [member for member in self.members[: self.prompting or None] if member.alive]
+        alive = self._open(self.members[: self.prompting or None])
         if alive:
             self.router(alive, request).submit(request)
         else:
@@ -313,7 +327,7 @@ class Fleet(Struct, dict=True):
 
     def _hand_over(self, request: Request) -> None:
         """Send a request to a decoding replica, and its keys and values after it."""
-        alive = [member for member in self.members[self.prompting :] if member.alive]
+        alive = self._open(self.members[self.prompting :])
         if not alive:
             self._stranded.append(request)
             return

@@ -38,6 +38,7 @@ class Replica(ReplicaState):
     ) -> None:
         super().__init__(env, engine)
         self.number, self.load, self._pause = number, Load(), 0
+        self.alive = self.draining = False
         self._deliver, self._hand_over = deliver, hand_over
         self._come = env.event()
         self.costs = engine.costs

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,23 +11,23 @@ from typing import Any, Protocol
 import numpy as np
 import simpy
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from rapid_des.arrays import Floats, Int64s
-from rapid_des.errors import ConfigError
 from rapid_des.report.evidence import FIRST_TOKEN, PER_TOKEN, Interval
 from rapid_des.report.pictures.serving import draw_served, write_served
 from rapid_des.report.tables import Part, Report
 from rapid_des.report.writing import replacing, require_extra
+from rapid_des.serving.autoscaler import Autoscaler, FleetSize
 from rapid_des.serving.engine import Engine
 from rapid_des.serving.prefix_cache import PrefixHits
 from rapid_des.serving.records import Stop, gap_quantiles, mean_gap
 from rapid_des.serving.replica import Replica
 from rapid_des.serving.requests import Request, Turns
 from rapid_des.serving.sampling import INTERVALS, SHARES, SteadyWindow, half_widths, spread
+from rapid_des.serving.slo import Slo
 from rapid_des.serving.uncertainty import forecasts
 from rapid_des.serving.uncertainty import intervals as intervals_of
-from rapid_des.units import PS_PER_S, Duration
+from rapid_des.units import PS_PER_S
 
 _QUEUED = 0.5
 _COUNTS = ("number", "replica", "prompt", "output", "preemptions")
@@ -48,6 +47,7 @@ class FleetRecord(Protocol):
     stops: list[Stop]
     startup: int
     turns: Turns
+    scalers: list[Autoscaler]
 
 
 class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
@@ -89,6 +89,8 @@ class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
     """Whether decode steps check drafted tokens."""
     prefix_cache: PrefixHits | None = None
     """What requests found in caches of prefixes; None: there are none."""
+    sizes: Sequence[FleetSize] = ()
+    """How many replicas there were over time, by pool; empty: all always."""
     inside: int = 0
     """Number of requests between sending and answer, integrated over time: request-picoseconds."""
 
@@ -123,6 +125,7 @@ class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
             startup=fleet.startup,
             turns_waited=fleet.turns.waited,
             prefix_cache=PrefixHits.of([member.content for member in fleet.members]),
+            sizes=[scaler.size for scaler in fleet.scalers],
             inside=fleet.area,
         )
 
@@ -192,6 +195,13 @@ class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
         """When the server neither starts nor drains; None: too few requests are answered between these."""
         return SteadyWindow.of(self.requests["arrival"], self.requests["finished"])
 
+    @property
+    def gpu_seconds(self) -> float:
+        """The time of all GPUs: of a fleet that grows and shrinks only of its replicas that are up."""
+        if not self.sizes:
+            return self.gpus * self.elapsed / PS_PER_S
+        return sum(size.gpus * size.replica_time(self.elapsed) for size in self.sizes) / PS_PER_S
+
     def goodput(self, slo: Slo) -> float:
         """Return how many requests a second are answered within all limits."""
         return float(slo.met_by(self).sum()) / (max(self.elapsed, 1) / PS_PER_S)
@@ -258,6 +268,8 @@ class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
             "turns_waited": self.turns_waited,
             "prefix_cache": self.prefix_cache and self.prefix_cache.as_json(),
             "startup_s": self.startup / PS_PER_S,
+            "autoscaling": [size.as_json(self.elapsed) for size in self.sizes] or None,
+            "gpu_s": self.gpu_seconds,
             "outages": [
                 {"replica": replica, "from_s": begin / PS_PER_S, "until_s": end / PS_PER_S, "fault": fault}
                 for replica, begin, end, fault in self.stops
@@ -357,54 +369,3 @@ class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
     def write_timeline(self, path: str | Path) -> None:
         """Write a timeline for ui.perfetto.dev: a track a request, counters a replica."""
         write_served(self, Path(path))
-
-
-@dataclass(frozen=True)
-class Slo:
-    """Limits that a request keeps if all its times do, in picoseconds.
-
-    >>> sorted(Slo.parse("ttft=2s tpot=50ms").limits)
-    ['tpot', 'ttft']
-    """
-
-    text: str
-    limits: Mapping[str, int] = field(hash=False)
-
-    @classmethod
-    def parse(cls, text: str) -> Slo:
-        """Return what a text such as `ttft=2s tpot=50ms` states.
-
-        >>> Slo.parse("ttft=2s").limits
-        {'ttft': 2000000000000}
-        """
-        limits: dict[str, int] = {}
-        for word in text.split():
-            name, _, value = word.partition("=")
-            if name not in ("ttft", "tpot", "e2e") or name in limits:
-                raise ConfigError(
-                    f"{word!r} is not one of ttft=…, tpot=…, e2e=…, each once", file=f"--slo {text!r}"
-                )
-            try:
-                limits[name] = int(Duration.parse(value))
-            except ValueError as error:
-                raise ConfigError(str(error), file=f"--slo {text!r}", key=name) from None
-            if limits[name] <= 0:
-                raise ConfigError(
-                    f"{value}: no request takes no time; allowed: more than 0",
-                    file=f"--slo {text!r}",
-                    key=name,
-                )
-        if not limits:
-            raise ConfigError("states no limit, as in ttft=2s tpot=50ms", file=f"--slo {text!r}")
-        return cls(text, limits)
-
-    def used_by(self, result: ServeResult) -> Floats:
-        """Return the largest part of a limit that each request takes; one token takes none of `tpot`."""
-        later = np.maximum(result.requests["output"] - 1, 1)
-        times = {"ttft": result.ttft, "e2e": result.e2e, "tpot": (result.e2e - result.ttft) / later}
-        used: Floats = np.max([times[name] / limit for name, limit in self.limits.items()], axis=0)
-        return used
-
-    def met_by(self, result: ServeResult) -> NDArray[np.bool_]:
-        """Return which requests keep all limits."""
-        return self.used_by(result) <= 1

@@ -12,7 +12,7 @@ from rapid_des.errors import ConfigError, InfeasibleJobError
 from rapid_des.frontend import Job
 from rapid_des.frontend.build import check_size
 from rapid_des.frontend.memory.serving import kv_capacity
-from rapid_des.frontend.servers import ServingSpec
+from rapid_des.frontend.servers import ServingSpec, StartupSpec
 from rapid_des.frontend.spec import KvPool
 from rapid_des.machine import Machine
 from rapid_des.serving.adapters import Lora
@@ -79,6 +79,7 @@ def serve_workload(  # noqa: PLR0913 - as above
     spec, host, pools = job.spec.serving or ServingSpec(), job.host, pools_of(job)
     _check(job, pools, machine.fabric.gpus)
     _check_content(job, spec, workload)
+    _check_scaling(job, spec, machine)
     steady = for_iterations(machine, sends=len(pools) > 1)
     healthy = steady.unfaulted
     _check_positions(job, workload)
@@ -100,7 +101,10 @@ def serve_workload(  # noqa: PLR0913 - as above
         latency=int((host.client if host else None) or 0),
         watch=watch,
         lose=spec.on_outage == "lose",
+        autoscaler=spec.autoscaler,
     )
+    if spec.autoscaler is not None and spec.startup is not None:
+        fleet.startup = _startup(pools, machine, spec.startup, cache)
     if spec.outages or steady.faults:
         _fail(fleet, pools, (steady, first), cache)
     complete = fleet.run()
@@ -120,9 +124,31 @@ def _check_content(job: Job, spec: ServingSpec, workload: Workload) -> None:
         raise ConfigError(problem, file=job.file, key="serving.host_cache")
 
 
+def _check_scaling(job: Job, spec: ServingSpec, machine: Machine) -> None:
+    """Raise a `ConfigError` for fleets that can not grow and shrink."""
+    if spec.autoscaler is None:
+        return
+    problem = ""
+    if sharing(job) > 1:
+        problem = f"replicas share experts: {sharing(job)} of them start and stop together"
+    elif spec.outages or machine.faults:
+        problem = "replicas start and stop by load alone: state no outages or faults beside it"
+    elif spec.autoscaler.minimum > job.spec.parallelism.dp:
+        problem = f"minimum {spec.autoscaler.minimum} is above the job's dp {job.spec.parallelism.dp}"
+    if problem:
+        raise ConfigError(problem, file=job.file, key="serving.autoscaler")
+
+
 def _messages(pools: Sequence[Pool], source: int, target: int, tokens: int) -> Iterable[tuple[int, int, int]]:
     """Return who sends how many bytes to whom as a request goes from a replica to one that answers."""
     return pools[0].messages(pools[-1], source, target - pools[0].replicas, tokens)
+
+
+def _startup(pools: Sequence[Pool], machine: Machine, spec: StartupSpec, cache: BoundedCache | None) -> int:
+    """Return the picoseconds that a replica of any pool takes until it serves."""
+    from rapid_des.serving.outages import startup_time
+
+    return max(startup_time(pool.job, machine, spec, pool.alone, cache) for pool in pools)
 
 
 def _fail(
@@ -132,7 +158,7 @@ def _fail(
 
     `where`: the machine, and the server's first GPU.
     """
-    from rapid_des.serving.outages import Slowness, events, failing, located, parse_outage, startup_time
+    from rapid_des.serving.outages import Slowness, events, failing, located, parse_outage
 
     machine, first = where
     healthy = machine.unfaulted
@@ -140,9 +166,7 @@ def _fail(
     spec = pools[-1].job.spec.serving or ServingSpec()
     outages = [located(parse_outage(text), pools, first) for text in spec.outages]
     if spec.startup is not None and outages:
-        fleet.startup = max(
-            startup_time(pool.job, machine, spec.startup, pool.alone, cache) for pool in pools
-        )
+        fleet.startup = _startup(pools, machine, spec.startup, cache)
     named = [outage for outage in outages if outage.reliability is None]
     fleet.outages = tuple(events(named, fleet.replicas, fleet.startup, slowness.meets))
     for outage in outages:
@@ -224,6 +248,7 @@ def _engine(job: Job, machine: Machine, workload: Workload, cache: BoundedCache 
         swap=_swap(alone, machine, "serving.preemption") if spec.preemption == "swap" else 0,
         lora=lora,
         together=sharing(job),
+        gpus=Pool(job, 1).each,
         prefix_tiers=_tiers(alone, machine, pool.page, spec),
         host_pages=_host_pages(alone, pool.page, spec),
         fetch=_swap(alone, machine, "serving.host_cache") if spec.host_cache else 0,

@@ -23,7 +23,8 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from rapid_des.means import student
-from rapid_des.serving.result import ServeResult, Slo
+from rapid_des.serving.result import ServeResult
+from rapid_des.serving.slo import Slo
 
 _LOWEST = 2**-10
 """The lowest rate that is tried, over the highest: at this rate requests run alone."""

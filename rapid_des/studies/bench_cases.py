@@ -18,6 +18,7 @@ from rapid_des.importers.astra_sim import replay_traces
 from rapid_des.importers.astra_sim.files import Dialect, Files, NetworkFile, Setup, Shape, SystemFile
 from rapid_des.machine import load_machine
 from rapid_des.modes.execution import EngineChoice
+from rapid_des.runs.goodput import goodput
 from rapid_des.simulation import simulate
 from rapid_des.studies.traffic import irregular
 
@@ -152,6 +153,16 @@ def _configurations(batches: int, lengths: int, buckets: int) -> Outcome:
     return Outcome(finish, hops, 0, time.perf_counter() - began)
 
 
+def _weeks(replications: int) -> Outcome:
+    """Play 54 days of 16,384 GPUs under Llama 3's rates. The answer is the useful time of all runs."""
+    machine = load_machine("dgx_h100_x8", settings=[("fabric.1.size", "2048")],
+                           device_settings=[("operators", "roofline")])  # fmt: skip
+    job, began = load_job("llama3_1_405b_train_16384"), time.perf_counter()
+    result = goodput(job, machine, "llama3_h100", days=54, replications=replications, mode="analytical")
+    incidents = sum(sum(each.counts.values()) for each in result.replications)
+    return Outcome(result.time_by_cause()["steps"], 0, incidents, time.perf_counter() - began)
+
+
 STATED_GROWTH: Mapping[str, float] = {
     "irregular": 1.35,
     "llama70b_flattened": 1.05,
@@ -222,6 +233,7 @@ CASES: Mapping[str, Benchmark] = {
     "llama70b_64_hierarchical_1000": Benchmark(
         partial(_configurations, 10, 20, 5), 5929899155760840, large=True
     ),
+    "goodput_16384_54_days": Benchmark(partial(_weeks, 20), 77550866250076963079, cost=9.5),
     "llama405b_16384_hierarchical": Benchmark(
         partial(_job, "llama3_1_405b_train_16384", "dgx_h100_x8", "hierarchical", nodes=2048),
         8753315241015,

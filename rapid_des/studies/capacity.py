@@ -25,9 +25,10 @@ from rapid_des.serving.energy import ServedEnergy, served_energy
 from rapid_des.serving.failures import replicas_held
 from rapid_des.serving.outages import availability
 from rapid_des.serving.pools import pools_of, server_gpus
-from rapid_des.serving.result import ServeResult, Slo
+from rapid_des.serving.result import ServeResult
 from rapid_des.serving.sampling import spread
 from rapid_des.serving.server import serve, workload_of
+from rapid_des.serving.slo import Slo
 from rapid_des.serving.uncertainty import forecasts
 from rapid_des.studies.attainment import Trial, highest_rate
 from rapid_des.units import PS_PER_S

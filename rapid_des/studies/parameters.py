@@ -40,6 +40,8 @@ _COUNTED = ("device.sms", "device.l2_port_bytes_per_clock")
 _LIBRARIES: Mapping[str, Callable[[str], Any]] = {"nccl": load_fabric, "kernels": load_kernels}
 _MEASURED = "machine.collectives.measured"
 _CONSTANTS = ("device.family.constants", "device.constants")
+_NO_STEP = ("device", "storage")
+"""The keys of a machine that have parameters of their own, or that no step depends on."""
 _LEFT_OUT = ("name", "kind", "energy", "power", "idle_power", "conditions")
 
 
@@ -83,7 +85,7 @@ def _stated(job: Job, machine: Machine) -> Iterator[Parameter]:
     """Yield a parameter for each key of the machine, device and host."""
     of_machine, of_device = to_tree(machine.as_spec(), "machine"), to_tree(machine.device.as_spec(), "device")
     trees: dict[str, Any] = {
-        "machine": {name: value for name, value in of_machine.items() if name != "device"},
+        "machine": {name: value for name, value in of_machine.items() if name not in _NO_STEP},
         "device": {name: value for name, value in of_device.items() if name not in _LEFT_OUT},
     }
     if job.spec.host is not None:

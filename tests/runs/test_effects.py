@@ -27,8 +27,8 @@ S = 10**12
 class Steps:
     """Steps that one slow part makes 12 s long and each further one another 2 s."""
 
-    def key(self, state):
-        return 0, tuple(map(str, sorted(state)))
+    def simulated(self, state):
+        return frozenset({(0, tuple(map(str, sorted(state))))})
 
     def of(self, state):
         return (10 + 2 * len(state)) * S
@@ -176,6 +176,23 @@ def test_a_slow_gpu_makes_the_step_slower_and_states_are_simulated_once(where):
     assert steps.of(frozenset({(0, 0)})) > healthy
     assert steps.key(frozenset({(0, 0)})) == steps.key(frozenset({(0, 1)}))
     assert steps.of(frozenset({(0, 0)})) == steps.of(frozenset({(0, 1)}))
+
+
+def test_of_many_slow_parts_the_slowest_alone_count(where):
+    words = SlowClass("gpu={gpu} compute=0.8 hbm=0.8", 1, 1, 8)
+    calls, times = [], {0: 10, 1: 11, 2: 14, 3: 19}
+
+    def step_on(machine, _):
+        calls.append(machine)
+        slowed = {gpu // 4 for gpu in machine.slowed}
+        return sum(times[stage] - 10 for stage in slowed) + 10
+
+    steps = SimulatedSteps(*where, {0: words}, step_on, together=2)
+    three = frozenset({(0, 4), (0, 8), (0, 12)})
+    assert steps.of(three) == 10 + 4 + 9 == steps.of(three - {(0, 4)})
+    assert len(calls) == 4  # each alone, and the two slowest together
+    assert (len(steps.simulated(three)), len(steps.simulated(three - {(0, 4)}))) == (4, 1)
+    assert SimulatedSteps(*where, {0: words}, step_on, together=3).of(three) == 10 + 1 + 4 + 9
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,17 @@ import json
 from math import hypot
 
 import pytest
+from msgspec import structs
 
 from rapid_des import goodput
+from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import ConfigError, InputError
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
 from rapid_des.runs.checkpoints import checkpoint_cost
+from rapid_des.runs.goodput import Replications, play, requested
 from rapid_des.runs.loading import load_reliability
+from rapid_des.studies.kept_runs import KeptRuns
 from tests.cli.shell import call, refused
 
 FILE = {
@@ -63,11 +67,29 @@ def test_one_replication_is_played_again_alone(where):
 
 def test_a_checkpoint_has_the_bytes_of_the_job_once(where):
     # 6.74e9 parameters of 2 bytes, and three states of 4 bytes, whatever the layout
-    cost = checkpoint_cost(load_reliability(FILE), where[0])
+    cost = checkpoint_cost(load_reliability(FILE), where[0], 8)
     assert cost.size == pytest.approx(6.74e9 * 14, rel=0.01)
     other = load_job(where[0], settings={"parallelism.tp": 8, "parallelism.pp": 1, "parallelism.dp": 1})
-    assert checkpoint_cost(load_reliability(FILE), other).size == pytest.approx(cost.size, rel=0.001)
+    assert checkpoint_cost(load_reliability(FILE), other, 8).size == pytest.approx(cost.size, rel=0.001)
     assert cost.stall == pytest.approx(cost.size / 10e9 * 1e12, rel=1e-6)
+
+
+def test_checkpoints_go_to_the_storage_that_the_machine_states(where):
+    size = checkpoint_cost(load_reliability(FILE), where[0], 8).size
+    machine = {"storage": {"bandwidth": "10 GB/s", "per_node": "2 GB/s", "capacity": "1 TB"}}
+    stored = load_machine(where[1], settings=machine)
+    file = FILE | {"checkpoint": {"interval": "30 min"}}
+    found = run((where[0], stored), file, replications=1).as_json()["checkpoint"]
+    assert found["stall_s"] == pytest.approx(size / 2e9, rel=1e-6)  # all in one node
+    later = {"checkpoint": {"interval": "30 min", "scheme": "asynchronous"}}
+    found = run((where[0], stored), FILE | later, replications=1).as_json()["checkpoint"]
+    assert found["stall_s"] == pytest.approx(size / 8 / 25e9, rel=0.01)  # over the A100's link to its host
+    assert found["write_s"] == pytest.approx(size / 2e9, rel=1e-6)
+    machine["storage"]["capacity"] = "1 GiB"
+    with pytest.raises(ConfigError, match=r"checkpoint.capacity: a checkpoint of 87.86 GiB does not fit"):
+        run((where[0], load_machine(where[1], settings=machine)), file)
+    with pytest.raises(ConfigError, match="neither stall nor storage nor the machine's storage is stated"):
+        run(where, file)
 
 
 def test_an_interval_is_rounded_up_to_steps_and_auto_follows_the_failures(where):
@@ -111,6 +133,20 @@ def test_what_does_not_fit_is_refused_by_place(where, path, value, said):
         tree["classes"][0]["per"] = "rack"
     with pytest.raises(ConfigError) as refusal:
         run(where, tree)
+    assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"unit": "pod"}, "classes[0].burst.unit: 'pod' is not one of gpu, node, half"),
+        ({"unit": "gpu"}, "classes[0].burst.unit: gpu has 1 GPUs, half 4; allowed: a multiple"),
+    ],
+)
+def test_bursts_stay_in_units_of_whole_parts(where, own, said):
+    part = {"name": "gpu", "mtbf": "2000 h", "per": "half", "burst": {"share": 0.5, "within": "1 h"} | own}
+    with pytest.raises(ConfigError) as refusal:
+        run(where, FILE | {"classes": [part], "domains": {"half": 4}})
     assert said in str(refusal.value)
 
 
@@ -188,6 +224,24 @@ def test_a_run_that_is_interrupted_keeps_what_is_finished(where):
 
     result = run(where, replications=10, on_progress=stop)
     assert (len(result.replications), result.left) == (3, 7)
+
+
+def test_replications_in_a_folder_are_not_played_again(where, tmp_path):
+    def stop(done, _):
+        if done == 3:
+            raise KeyboardInterrupt
+
+    request, cache = requested(*where, FILE, days=300, mode="analytical"), BoundedCache()
+    with KeptRuns(tmp_path / "kept", request, cache) as kept:
+        play(request, Replications(10), cache=cache, on_progress=stop, kept=kept)
+    played = []
+    with KeptRuns(tmp_path / "kept", request, cache) as kept:
+        assert [*kept.found] == [0, 1, 2]
+        whole = play(request, Replications(10), on_progress=lambda done, _: played.append(done), kept=kept)
+    assert played == [4, 5, 6, 7, 8, 9, 10]
+    assert whole.replications == play(request, Replications(10), cache=cache).replications
+    with pytest.raises(InputError, match="holds the results of another study \\(seed: 0 there, 1 here\\)"):
+        KeptRuns(tmp_path / "kept", structs.replace(request, seed=1), cache)
 
 
 def test_a_price_and_a_picture(where, tmp_path):

@@ -115,7 +115,7 @@ def test_each_level_has_the_best_interval_for_the_failures_that_load_it(where):
     ("near", "said"),
     [
         (
-            {"place": "host", "interval": "1 h"},
+            {"place": "host", "interval": "1 h", "host_link": "0 B/s"},
             "nearer[0].host_link: a level in the memory of a host needs it",
         ),
         (

@@ -1,5 +1,6 @@
 """The run clock against closed forms of reliability: spares, scaling, and effective time."""
 
+from itertools import islice, pairwise
 from math import exp, factorial
 from statistics import fmean
 
@@ -76,3 +77,20 @@ def test_effective_time_is_metas_closed_form_to_its_order():
     # and the exact expectation: a piece and its checkpoint are tried until no failure meets them
     exact = 3600 / ((exp(rate * 3620) - 1) * exp(rate * 600) / rate)
     assert share == pytest.approx(exact, abs=0.002)
+
+
+def test_bursts_are_geometric_and_stay_in_their_unit():
+    # one in two failures is followed by another: 1 / (1 - 1/2) failures for each that follows none
+    within = parse_time("uniform(1 s, 60 s)")
+    fleet = FailingParts("gpu", 60, Exponential(), 2000 * HOUR * 1e6, follow=0.5, within=within, unit=8)
+    found = [failure for n in range(4) for failure in first(fleet, 400, n)]
+    follow = [(before, after) for before, after in pairwise(found) if after.ordinal == 0]
+    assert len(found) / (len(found) - len(follow)) == pytest.approx(2, rel=0.1)
+    close = [pair for pair in follow if pair[1].at - pair[0].at <= 60 * S]
+    assert len(close) > 0.9 * len(follow)  # else another failure came between
+    assert all(before.part // 8 == after.part // 8 for before, after in close)
+    assert {after.part for _, after in close} == set(range(60))
+
+
+def first(fleet, count, number):
+    return list(islice(failures([fleet], seed=0, replication=number), count))

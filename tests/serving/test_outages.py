@@ -13,8 +13,9 @@ from rapid_des.serving.fleet import ROUTERS, Fleet
 from rapid_des.serving.outages import events, located, parse_outage, startup_time
 from rapid_des.serving.policies import POLICIES
 from rapid_des.serving.pools import of_replica, pools_of
-from rapid_des.serving.result import ServeResult, Slo
+from rapid_des.serving.result import ServeResult
 from rapid_des.serving.server import serve
+from rapid_des.serving.slo import Slo
 from rapid_des.serving.workload import draw, parse_arrivals, parse_lengths
 from rapid_des.units import PS_PER_S
 from tests.serving.test_queues import SERVICE, Affine

@@ -9,7 +9,8 @@ from rapid_des.serving.drafts import Drafts
 from rapid_des.serving.engine import Engine
 from rapid_des.serving.fleet import ROUTERS, Fleet
 from rapid_des.serving.policies import POLICIES, Habits
-from rapid_des.serving.result import ServeResult, Slo
+from rapid_des.serving.result import ServeResult
+from rapid_des.serving.slo import Slo
 from rapid_des.serving.workload import Marks, Workload, draw, parse_arrivals, parse_lengths
 
 SERVICE = 10**9
@@ -30,10 +31,12 @@ class Affine:
         return np.cumsum(self.base + self.key * keys)
 
 
+FLEET = ("replicas", "prompting", "transfer", "outages", "autoscaler", "startup")
+"""What `served` gives to the fleet; all else is of its engine."""
+
+
 def served(arrivals, count, prompt="1", output="1", seed=1, policy="vllm_v1", router="round_robin", **rest):
-    fleet_keys = {
-        name: rest.pop(name) for name in ("replicas", "prompting", "transfer", "outages") if name in rest
-    }
+    fleet_keys = {name: rest.pop(name) for name in FLEET if name in rest}
     made = {
         "costs": Affine(),
         "pages": 10**6,

@@ -10,8 +10,8 @@ from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
 from rapid_des.report.tables import text
 from rapid_des.serving.energy import served_energy
-from rapid_des.serving.result import Slo
 from rapid_des.serving.server import serve
+from rapid_des.serving.slo import Slo
 from rapid_des.simulation import simulate
 from rapid_des.studies.attainment import Trial, highest_rate, long_run
 from rapid_des.studies.capacity import (

@@ -6,10 +6,16 @@ from validation import open_folder, validate
 
 
 def test_useful_time_of_reported_runs_is_nearer_than_no_failures():
-    topics = validate(open_folder(None), ["goodput/llama3", "goodput/meta-rsc"])["topics"]
-    assert len(topics) == 2
+    names = ["llama3", "meta-rsc", "bloom", "megascale"]
+    topics = validate(open_folder(None), [f"goodput/{name}" for name in names])["topics"]
+    assert len(topics) == len(names)
     for topic in topics.values():
         assert topic["mean_abs_pct"] < topic["null_mean_abs_pct"]
+
+
+def test_a_document_without_a_rate_of_failures_predicts_nothing():
+    topics = validate(open_folder(None), ["goodput/gemini", "goodput/byterobust"])["topics"]
+    assert [topic["rows"] for topic in topics.values()] == [0, 0]
 
 
 def test_the_rate_of_a_node_predicts_the_projected_times_to_failure():

@@ -1,0 +1,178 @@
+"""A fleet that grows and shrinks: replicas start when there is much to do and drain when there is little.
+
+The rule is that of Kubernetes' HorizontalPodAutoscaler (kubernetes.io, "Horizontal Pod Autoscaling"): as many
+replicas are wanted as bring a measure of their load to its target, nothing changes while the load is within a
+tolerance of it, and a fleet shrinks to the most that was wanted in some time (its stabilization window).
+A replica that starts takes its start-up first. One that drains gets no more requests, and stops when it has
+answered those that it has; the one with the least to do drains first, and who drains serves again at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil
+from typing import Any
+
+import simpy
+from msgspec import Struct, field
+
+from rapid_des.frontend.servers import AutoscalerSpec
+from rapid_des.serving.engine import Process
+from rapid_des.serving.replica import Replica
+from rapid_des.units import PS_PER_S
+
+_INTERVAL, _WINDOW = 15 * PS_PER_S, 300 * PS_PER_S
+"""Kubernetes' defaults."""
+_SAMPLES = 10
+"""Number of samples of the load in an interval, of which decisions take the mean."""
+_LOOK = PS_PER_S // 10
+"""Picoseconds between two looks at whether a replica that drains is done."""
+
+MEASURES: Mapping[str, Callable[[Replica], float]] = {
+    "requests": lambda replica: replica.outstanding,
+    "waiting": lambda replica: replica.sizes[0],
+    "kv_occupancy": lambda replica: replica.sizes[2] / replica.pages,
+}
+"""The load of a replica by the name of its measure."""
+
+
+class FleetSize(Struct):
+    """How many replicas of a pool were up, starting or draining over time."""
+
+    gpus: int = 1
+    """Number of GPUs of a replica."""
+    changes: list[tuple[int, int]] = field(default_factory=list)
+    """The times at which the number changed, in picoseconds, and the number from then on."""
+    started: int = 0
+    """Number of replicas that were started after the beginning."""
+
+    def set(self, now: int, replicas: int) -> None:
+        """Record the number from now on."""
+        if not self.changes or self.changes[-1][1] != replicas:
+            self.changes.append((now, replicas))
+
+    def replica_time(self, end: int) -> int:
+        """Return the time of all replicas until `end`, in picoseconds.
+
+        >>> size = FleetSize()
+        >>> size.set(0, 2); size.set(10, 5); size.replica_time(12)
+        30
+        """
+        ends = [*(now for now, _ in self.changes[1:]), end]
+        return sum(
+            count * max(0, stop - begin) for (begin, count), stop in zip(self.changes, ends, strict=True)
+        )
+
+    def as_json(self, end: int) -> dict[str, Any]:
+        """Return plain data."""
+        counts = [count for _, count in self.changes]
+        return {
+            "mean_replicas": self.replica_time(end) / max(end, 1),
+            "least": min(counts),
+            "most": max(counts),
+            "started": self.started,
+            "changes": [{"at_s": now / PS_PER_S, "replicas": count} for now, count in self.changes],
+        }
+
+
+class Autoscaler:
+    """Scales the replicas of one pool; `changed` is called when one more serves."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        spec: AutoscalerSpec,
+        members: Sequence[Replica],
+        startup: int,
+        changed: Callable[[], None],
+    ) -> None:
+        self._env, self._spec, self._members = env, spec, members
+        self._startup, self._changed = startup, changed
+        self._interval = int(_INTERVAL if spec.interval is None else spec.interval)
+        self._window = int(_WINDOW if spec.stabilization is None else spec.stabilization)
+        self._starting = 0
+        self._wanted = deque[tuple[int, int]]()
+        """The numbers that were wanted in the stabilization window, with their times."""
+        self.size = FleetSize(members[0].engine.gpus)
+        for member in members[: self._least]:
+            member.resume()
+        self._record()
+        env.process(self._scale())
+
+    @property
+    def _least(self) -> int:
+        return min(self._spec.minimum, len(self._members))
+
+    @property
+    def _serving(self) -> list[Replica]:
+        return [member for member in self._members if member.alive and not member.draining]
+
+    def _record(self) -> None:
+        self.size.set(int(self._env.now), sum(member.alive for member in self._members) + self._starting)
+
+    def _scale(self) -> Process:
+        measure, every = MEASURES[self._spec.measure], max(1, self._interval // _SAMPLES)
+        while True:
+            load = 0.0
+            for _ in range(_SAMPLES):
+                yield self._env.timeout(every)
+                load += sum(map(measure, self._serving)) / (_SAMPLES * self._spec.target)
+            wanted, current = self._stabilized(self._asked(load)), len(self._serving) + self._starting
+            for _ in range(current, wanted):
+                self._add()
+            for _ in range(wanted, current):
+                self._drain()
+            self._record()
+
+    def _asked(self, load: float) -> int:
+        """Return how many replicas bring the load to its target; `load` is in replicas at their target."""
+        current = len(self._serving) + self._starting
+        if abs(load / max(current, 1) - 1) <= self._spec.tolerance:
+            return current
+        return min(max(ceil(load), self._least), len(self._members))
+
+    def _stabilized(self, asked: int) -> int:
+        """Return the most that was wanted in the window, if that is not above what there is; else `asked`."""
+        now = int(self._env.now)
+        self._wanted.append((now, asked))
+        while self._wanted[0][0] < now - self._window:
+            self._wanted.popleft()
+        current = len(self._serving) + self._starting
+        if asked >= current:
+            return asked
+        return min(current, max(count for _, count in self._wanted))
+
+    def _add(self) -> None:
+        """Have a replica serve: one that drains, or else one that is down, after its start-up."""
+        draining = next((member for member in self._members if member.draining), None)
+        if draining is not None:
+            draining.draining = False
+            self._changed()
+            return
+        self._starting += 1
+        self.size.started += 1
+        self._env.process(self._start())
+
+    def _start(self) -> Process:
+        yield self._env.timeout(self._startup)
+        self._starting -= 1
+        next(member for member in self._members if not member.alive).resume()
+        self._record()
+        self._changed()
+
+    def _drain(self) -> None:
+        """Stop sending requests to the replica that has the least to do, the last of several."""
+        if not (serving := self._serving):
+            return
+        chosen = min(reversed(serving), key=lambda member: member.outstanding_tokens)
+        chosen.draining = True
+        self._env.process(self._empty(chosen))
+
+    def _empty(self, member: Replica) -> Process:
+        while member.draining and member.outstanding:
+            yield self._env.timeout(_LOOK)
+        if member.draining:
+            member.draining = False
+            member.stop()
+            self._record()

@@ -1,0 +1,84 @@
+"""Limits on the latencies of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rapid_des.arrays import Floats, Int64s
+from rapid_des.errors import ConfigError
+from rapid_des.units import Duration
+
+
+class Latencies(Protocol):
+    """The times of answered requests, in picoseconds (`result.ServeResult`)."""
+
+    @property
+    def requests(self) -> Mapping[str, Int64s]:
+        """Columns by name, of which `output` is read."""
+        ...
+
+    @property
+    def ttft(self) -> Int64s:
+        """Time to the first token."""
+        ...
+
+    @property
+    def e2e(self) -> Int64s:
+        """Time to the last token."""
+        ...
+
+
+@dataclass(frozen=True)
+class Slo:
+    """Limits that a request keeps if all its times do, in picoseconds.
+
+    >>> sorted(Slo.parse("ttft=2s tpot=50ms").limits)
+    ['tpot', 'ttft']
+    """
+
+    text: str
+    limits: Mapping[str, int] = field(hash=False)
+
+    @classmethod
+    def parse(cls, text: str) -> Slo:
+        """Return what a text such as `ttft=2s tpot=50ms` states.
+
+        >>> Slo.parse("ttft=2s").limits
+        {'ttft': 2000000000000}
+        """
+        limits: dict[str, int] = {}
+        for word in text.split():
+            name, _, value = word.partition("=")
+            if name not in ("ttft", "tpot", "e2e") or name in limits:
+                raise ConfigError(
+                    f"{word!r} is not one of ttft=…, tpot=…, e2e=…, each once", file=f"--slo {text!r}"
+                )
+            try:
+                limits[name] = int(Duration.parse(value))
+            except ValueError as error:
+                raise ConfigError(str(error), file=f"--slo {text!r}", key=name) from None
+            if limits[name] <= 0:
+                raise ConfigError(
+                    f"{value}: no request takes no time; allowed: more than 0",
+                    file=f"--slo {text!r}",
+                    key=name,
+                )
+        if not limits:
+            raise ConfigError("states no limit, as in ttft=2s tpot=50ms", file=f"--slo {text!r}")
+        return cls(text, limits)
+
+    def used_by(self, result: Latencies) -> Floats:
+        """Return the largest part of a limit that each request takes; one token takes none of `tpot`."""
+        later = np.maximum(result.requests["output"] - 1, 1)
+        times = {"ttft": result.ttft, "e2e": result.e2e, "tpot": (result.e2e - result.ttft) / later}
+        used: Floats = np.max([times[name] / limit for name, limit in self.limits.items()], axis=0)
+        return used
+
+    def met_by(self, result: Latencies) -> NDArray[np.bool_]:
+        """Return which requests keep all limits."""
+        return self.used_by(result) <= 1
