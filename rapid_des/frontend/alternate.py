@@ -22,9 +22,9 @@ class Share(NamedTuple):
     """How much of an operator is run again."""
 
     made: float
-    """Of what it makes."""
+    """The share of its result that is made again."""
     lost: float
-    """Of what its readers would keep."""
+    """The share of its result that its readers do not keep."""
 
 
 WHOLE = Share(1.0, 1.0)
@@ -49,7 +49,7 @@ def _part(operations: Sequence[Operation], place: int, product: Gemm) -> float:
     """Return which share of a product is run again: of queries, keys, values the keys; of gate and up, up."""
     name, later = operations[place].name, operations[place + 1 :]
     if name == "attention.output":
-        return float(not any(each.name.startswith(name) for each in later))
+        return float(not any(each.operator is None and each.name.startswith(name) for each in later))
     for each in later:
         if name == QKV and isinstance(each.operator, Attention):
             return each.operator.kv_heads * each.operator.head_dim / product.n

@@ -104,7 +104,7 @@ def refusals(training: TrainingSpec, kinds: Sequence[Layer], shard: Shard) -> It
 
 
 def _not_alternate(training: TrainingSpec, kinds: Sequence[Layer], shard: Shard) -> Iterator[tuple[str, str]]:
-    """Yield why it can not be told which product is every second one."""
+    """Yield why a job's products are not counted, or which key counts for nothing."""
     for layer in kinds:
         made = {operation.name for operation in layer.forward(shard)}
         if not {QKV, "ffn.in"} <= made or any(each.parameters.experts for each in layer.halves):

@@ -34,7 +34,7 @@ from rapid_des.units import Duration
 CLASSES = ("attention", "vector", "experts", "tp", "dp", "ep", "bubble", "host")
 """Classes of work with a slope; matrix products are what is left of a step."""
 WAITING = ("dp", "ep", "bubble")
-"""Those in which ranks of several nodes or stages wait for each other: their slopes have their own scale."""
+"""In these, ranks of several nodes or stages wait for each other. Their slopes have a scale of their own."""
 GROUPS = ("software", "family", "format", "experts")
 _CLASS_OF = {ROUTER: "experts", "cp": "tp", "pp": "bubble"}
 _APART = ("compute", "idle")
@@ -84,7 +84,7 @@ class Scales(Struct, frozen=True):
     width: float = 1.2816
     worked: float = 0.0003
     waiting: float = 0.0003
-    """As `slope`, of the classes `WAITING`."""
+    """The same as `slope`, for the classes `WAITING`."""
 
 
 class Published(Struct, frozen=True):
