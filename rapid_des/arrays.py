@@ -92,6 +92,18 @@ def distinct(column: NDArray[Any]) -> NDArray[Any]:
     return ordered[is_first]
 
 
+def to_the_next(values: Int64s, end: int) -> Int64s:
+    """Return the differences to the next values, of the last one to `end`; faster than `np.diff` with ends.
+
+    >>> to_the_next(np.array([2, 5, 9]), 10).tolist()
+    [3, 4, 1]
+    """
+    differences = np.empty_like(values)
+    np.subtract(values[1:], values[:-1], out=differences[:-1])
+    differences[-1] = end - values[-1]
+    return differences
+
+
 def levels_of(column: NDArray[Any]) -> tuple[NDArray[Any], Int64s]:
     """Return a column's values, numbers by size and names as they come, and each entry's place among these.
 

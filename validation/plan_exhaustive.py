@@ -137,7 +137,7 @@ def ways(case: Case, job: rd.Job, machine: rd.Machine) -> Iterator[tuple[rd.Job,
     for one in legal:
         if one is not None:
             needed = memory(one).fullest.peak
-            bound = max(floors.step(one), floors.walked(one)) if needed <= capacity else 0
+            bound = floors.step(one) if needed <= capacity else 0
             fitting.append((one, Way(needed <= capacity, floors.memory(one), needed, bound, {})))
     points = [
         (number, mode, Point(one, machine, mode=mode, allow_oom=True))

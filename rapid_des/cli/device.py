@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rapid_des.cli.main import announce
+from rapid_des.cli.main import announce, progress
 from rapid_des.cli.options import echo, force_option, json_option, names_or_files, set_option, split_settings
 from rapid_des.errors import InputError
 from rapid_des.learned import FALLBACKS
@@ -71,7 +71,8 @@ def calibrate(data: Path, reference: str, settings: tuple[str, ...], **options: 
     )
     names = tuple(options["names"].split(",")) if options["names"] else ()
     wanted = FitTarget(options["section"], options["scope"], _conditions(options["where"]), names)
-    fitted = fit_file(data, loaded, wanted)
+    with progress(f"fitting {data}"):
+        fitted = fit_file(data, loaded, wanted)
     echo(options["as_json"], fitted.as_plain(), [fitted.as_yaml()])
 
 
@@ -134,7 +135,10 @@ def fit(
     from rapid_des.report.devices import learned_as_plain, learned_report
 
     check_outputs([output], replace=force)
-    file = fit_file(samples, **columns) if reference is None else fit_modules(samples, reference, **columns)
+    with progress(f"fitting {samples}"):
+        file = (
+            fit_file(samples, **columns) if reference is None else fit_modules(samples, reference, **columns)
+        )
     with replacing(output) as beside:
         file.save(beside)
     echo(as_json, learned_as_plain(file), learned_report(file))

@@ -8,6 +8,7 @@ from typing import Any
 import click
 import msgspec
 
+from rapid_des.cli.main import progress
 from rapid_des.cli.options import echo, force_option, json_option
 from rapid_des.errors import InputError
 from rapid_des.extensions import BUILT_IN, IMPORTERS, find, is_known, names
@@ -73,7 +74,8 @@ def command_of(name: str, importer: Importer) -> click.Command:
         chosen = {option.keyword: _value(option, values[option.keyword]) for option in importer.options}
         if importer.writes != "folder":
             check_outputs([output], replace=force)
-        imported = importer.load(*paths, ignore=ignore, **chosen)
+        with progress(f"import {name}"):
+            imported = importer.load(*paths, ignore=ignore, **chosen)
         if importer.writes == "folder":
             _write_folder(imported, output or Path(), stem, force=force, as_json=as_json)
         else:

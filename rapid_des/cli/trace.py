@@ -21,6 +21,7 @@ from rapid_des.chakra import (
     statistics_json,
     write_set,
 )
+from rapid_des.cli.main import progress
 from rapid_des.cli.options import (
     echo,
     force_option,
@@ -66,7 +67,8 @@ def show(
 ) -> None:
     """Show a rank's nodes, or a window of them, as a table, as JSON or as a picture."""
     check_outputs([], pictures=[plot], replace=force)
-    traces = read_set(prefix, reading)
+    with progress(f"reading {prefix}"):
+        traces = read_set(prefix, reading)
     chosen = rank_of(traces, rank)
     rows = node_rows(chosen, first, count)
     if plot is not None:
@@ -85,8 +87,9 @@ def show(
 @trace_options
 def check(prefix: str, repairs: bool, as_json: bool, reading: ReadOptions) -> None:
     """Find what is wrong with a trace set; exit code 2 if there is anything."""
-    report = read_report(prefix, reading)
-    findings = check_report(report)
+    with progress(f"checking {prefix}"):
+        report = read_report(prefix, reading)
+        findings = check_report(report)
     serious = [finding for finding in findings if finding.severity != "warning"]
     listed = repair_lines(report) if repairs else []
     notes = report.traces.notes
@@ -105,8 +108,9 @@ def check(prefix: str, repairs: bool, as_json: bool, reading: ReadOptions) -> No
 @trace_options
 def stats(prefix: str, as_json: bool, reading: ReadOptions) -> None:
     """Count nodes by kind, collectives, bytes, work and depth, for each rank and in total."""
-    traces = read_set(prefix, reading)
-    counts = statistics_json(rank_statistics(traces)) | {"notes": traces.notes}
+    with progress(f"counting {prefix}"):
+        traces = read_set(prefix, reading)
+        counts = statistics_json(rank_statistics(traces)) | {"notes": traces.notes}
     notes = (f"note: {note}" for note in traces.notes)
     echo(as_json, counts, chain(statistics_report(counts), notes))
 
@@ -125,14 +129,15 @@ def stats(prefix: str, as_json: bool, reading: ReadOptions) -> None:
 def convert(prefix: str, folder: Path, form: str, force: bool, as_json: bool, reading: ReadOptions) -> None:
     """Convert traces without loss to today's .et or to jsonizer's JSON, or as they are understood."""
     check_folder(folder)
-    if form == "rapid":
-        files = read_report(prefix, reading).files
-        refuse_present(set_paths(folder, files.prefix, files.files), force=force)
-        written = write_set(read_set(prefix, reading), folder, files.prefix)
-    else:
-        to: Literal["et", "json"] = "json" if form == "json" else "et"
-        refuse_present(converted_paths(prefix, folder, to), force=force)
-        written = convert_set(prefix, folder, to, reading)
+    with progress(f"converting {prefix}"):
+        if form == "rapid":
+            files = read_report(prefix, reading).files
+            refuse_present(set_paths(folder, files.prefix, files.files), force=force)
+            written = write_set(read_set(prefix, reading), folder, files.prefix)
+        else:
+            to: Literal["et", "json"] = "json" if form == "json" else "et"
+            refuse_present(converted_paths(prefix, folder, to), force=force)
+            written = convert_set(prefix, folder, to, reading)
     plain = {"written": [str(path) for path in written]}
     echo(as_json, plain, [f"wrote {len(written)} files to {folder}"])
 
@@ -149,8 +154,9 @@ def write(job: str, machine: str, settings: tuple[str, ...], output: str, force:
     check_folder(Path(output))
     wanted, loaded = open_job(job, machine, settings)
     refuse_present(set_paths(output, wanted.name, range(wanted.gpus)), force=force)
-    traced = price(wanted, loaded)
-    paths = write_set(traced.traces, output, traced.job.name)
+    with progress(f"traces of {job}"):
+        traced = price(wanted, loaded)
+        paths = write_set(traced.traces, output, traced.job.name)
     prefix = f"{output}/{traced.job.name}"
     plain = {"files": [str(path) for path in paths], "prefix": prefix}
     echo(as_json, plain, [f"{len(paths)} files: {prefix}.<rank>.et and {paths[0].name}"])

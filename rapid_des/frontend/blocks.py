@@ -106,8 +106,9 @@ def _joined(ranks: int, tables: Sequence[Int64s]) -> Groups:
         if np.array_equal(before, first):
             break
     order = np.argsort(first, kind="stable")
-    parts = np.split(order, np.flatnonzero(np.diff(first[order])) + 1)
-    return _of_each(ranks, (tuple(part.tolist()) for part in parts))
+    bounds = np.flatnonzero(np.diff(first[order], prepend=-1, append=-1)).tolist()
+    members = order.tolist()
+    return _of_each(ranks, (tuple(members[begin:end]) for begin, end in pairwise(bounds)))
 
 
 def _of_each(ranks: int, groups: Iterable[tuple[int, ...]]) -> Groups:

@@ -10,6 +10,7 @@ from itertools import chain
 
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import adapters
+from rapid_des.frontend.encoders import encoder_refusals
 from rapid_des.frontend.groups import ZERO_STAGES
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.layers.latent import LatentAttention
@@ -31,6 +32,8 @@ def check_job(job: Job) -> None:
     """Raise a `ConfigError` for the first thing that does not fit."""
     _check_sections(job)
     _check_axes(job)
+    if job.model.spec.patches or not job.model.is_causal:
+        _refuse_first(job, encoder_refusals(job))
     _check_tensor_parallel(job)
     if job.spec.phase == "training":
         _check_training(job)
@@ -82,9 +85,9 @@ def _check_experts(job: Job) -> None:
     split = job.spec.parallelism
     if not job.model.has_experts:
         if split.ep > 1 or split.etp is not None:
-            key, axis = ("ep", "ep") if split.ep > 1 else ("etp", "etp")
-            problem = f"expert parallelism ({axis} {getattr(split, key)}) needs a mixture-of-experts model, "
-            _refuse(job, f"parallelism.{key}", f"{problem}{job.model.name} is dense")
+            axis = "ep" if split.ep > 1 else "etp"
+            needs = f"({axis} {getattr(split, axis)}) needs a mixture-of-experts model"
+            _refuse(job, f"parallelism.{axis}", f"expert parallelism {needs}, {job.model.name} is dense")
         return
     ranks, etp = split.tp * split.cp * split.dp, split.expert_degree
     if ranks % (etp * split.ep):
@@ -95,8 +98,7 @@ def _check_experts(job: Job) -> None:
 def _check_tensor_parallel(job: Job) -> None:
     tp, key = job.spec.parallelism.tp, "parallelism.tp"
     for half in (half for layer in job.model.kinds for half in layer.halves):
-        problem = half.refusal(job.spec.parallelism)
-        if problem:
+        if problem := half.refusal(job.spec.parallelism):
             _refuse(job, key, problem)
     if job.vocabulary % tp:
         problem = f"vocabulary {job.vocabulary} does not divide by tp {tp}; vocabulary_multiple pads it"
@@ -104,8 +106,7 @@ def _check_tensor_parallel(job: Job) -> None:
 
 
 def _check_pipeline(job: Job) -> None:
-    rule, count = job.spec.parallelism.layers, job.model.spec.layers
-    key = "parallelism.layers"
+    rule, count, key = job.spec.parallelism.layers, job.model.spec.layers, "parallelism.layers"
     parts = f"pp {job.stages}" + (f" · chunks {job.parts // job.stages}" if job.parts > job.stages else "")
     if isinstance(rule, tuple):
         if len(rule) != job.parts:
@@ -135,7 +136,7 @@ def _check_training(job: Job) -> None:
     mixers = (layer.mixer for layer in job.model.kinds)
     if any(isinstance(mixer, LatentAttention) and mixer.indexer for mixer in mixers):
         _refuse(
-            job, "model", f"{job.model.name} has an indexer (sparse attention), which is served alone so far"
+            job, "model", f"{job.model.name} has an indexer (sparse attention), which serves alone so far"
         )
     if split.cp > 1:
         pieces = (f"two pieces for each of cp {split.cp}:", 2 * split.cp)
@@ -195,7 +196,8 @@ def _check_inference(job: Job) -> None:
     _refuse_first(job, _serving_refusals(job))
     for number, kind in enumerate(spec.kinds):
         key = "output_length" if spec.batch else f"requests.{number}.output_length"
-        _check_length(job, f"inference.{key}", kind.prompt_length + kind.output_length)
+        made = kind.output_length if job.model.is_causal else 0
+        _check_length(job, f"inference.{key}", kind.prompt_length + made)
     if spec.micro_batch:
         key = "inference.micro_batch"
         _divide(job, key, ("batch", spec.total), ("micro_batch", spec.micro_batch))

@@ -41,6 +41,8 @@ class AttentionSpec(Spec, frozen=True, tag_field="kind", tag="attention"):
     """RMS norms of queries and keys: of each head (Qwen3, Gemma 3), or of all heads together (OLMo 2)."""
     softcap: bool = False
     """Whether scores are capped by a tanh (Gemma 2)."""
+    causal: bool = True
+    """Whether a query sees the positions up to its own; false: all of them, as in encoders."""
     sinks: bool = False
     """Whether each head has a learned score that takes attention away from all positions (gpt-oss)."""
     output_gate: bool = False
@@ -210,3 +212,39 @@ Mixer: TypeAlias = (
     | AbsentSpec
 )
 FeedForward: TypeAlias = FeedForwardSpec | ExpertsSpec | ExtensionSpec | AbsentSpec
+
+
+class PatchesSpec(Spec, frozen=True):
+    """Images in place of tokens: a sequence is an image's patches, behind tokens that are learned (ViT)."""
+
+    size: Count
+    """Side of a patch, in pixels."""
+    image: Count
+    """Side of an image, in pixels."""
+    channels: Count = 3
+    """Values of a pixel."""
+    extra: Annotated[int, msgspec.Meta(ge=1, le=10**4)] = 1
+    """Learned tokens before the patches: the one that stands for the class, and registers."""
+
+    def __post_init__(self) -> None:
+        if self.image % self.size:
+            raise ValueError(f"image {self.image} does not divide by size {self.size}")
+
+    @property
+    def count(self) -> int:
+        """Patches of an image.
+
+        >>> PatchesSpec(16, 224).count, PatchesSpec(16, 224).positions, PatchesSpec(16, 224).width
+        (196, 197, 768)
+        """
+        return (self.image // self.size) ** 2
+
+    @property
+    def positions(self) -> int:
+        """Length of a sequence."""
+        return self.count + self.extra
+
+    @property
+    def width(self) -> int:
+        """Values of a patch."""
+        return self.size**2 * self.channels

@@ -19,8 +19,10 @@ from typing import Literal
 from rapid_des.device.operators import Dtype, Vector
 from rapid_des.errors import ConfigError
 from rapid_des.frontend.groups import byte_count
+from rapid_des.frontend.images import embed_patches, patch_gradients, pooled
 from rapid_des.frontend.layers import Layer, layer_of
 from rapid_des.frontend.layers.layer import LayerKind, Sublayer
+from rapid_des.frontend.layers.transformer import GroupedQueryAttention
 from rapid_des.frontend.matrices import (
     Linear,
     cast,
@@ -81,9 +83,16 @@ class Model:
         halves = sum(half.parameters.total for half in layer.halves)
         return layer.norm_count * self.spec.norm_parameters + halves
 
-    def embedding_parameters(self) -> int:
-        """Return the token table's parameters."""
+    def head_parameters(self) -> int:
+        """Return the output head's parameters, but for a bias: as many as the token table has."""
         return self.spec.vocabulary * self.spec.hidden
+
+    def embedding_parameters(self) -> int:
+        """Return the parameters of the token table, or of what embeds patches with the learned tokens."""
+        patches = self.spec.patches
+        if patches is None:
+            return self.head_parameters()
+        return self.spec.hidden * (patches.width + 1 + patches.extra)
 
     @property
     def parameters(self) -> int:
@@ -93,11 +102,12 @@ class Model:
         >>> load_model("llama2_7b").parameters
         6738415616
         """
-        tables = 1 if self.spec.tied_embeddings else 2
+        head = 0 if self.spec.tied_embeddings else self.head_parameters()
         layers = sum(count * self.layer_parameters(kind) for kind, count in self._layers_of_kind.items())
         return (
             layers
-            + tables * self.embedding_parameters()
+            + self.embedding_parameters()
+            + head
             + self.spec.position_parameters
             + self.spec.norm_parameters
             + self.spec.vocabulary * self.spec.head_bias
@@ -110,15 +120,32 @@ class Model:
         before it, as far as its layer's window reaches; `logits` positions pass the output head.
         """
         layers = sum(
-            count * sum(_causal_flops(half, positions) for half in self.kinds[kind].halves)
+            count * sum(_pass_flops(half, positions) for half in self.kinds[kind].halves)
             for kind, count in self._layers_of_kind.items()
         )
-        return requests * layers + 2 * logits * self.embedding_parameters()
+        patches = self.spec.patches
+        if patches is not None:
+            layers += 2 * patches.count * patches.width * self.spec.hidden
+            logits = requests
+        return requests * layers + 2 * logits * self.head_parameters()
 
     def prediction_flops(self, requests: int, positions: range) -> int:
         """Return the forward FLOPs of a module that predicts a further token: projection, layer and head."""
-        ends = 2 * len(positions) * (2 * self.spec.hidden**2 + self.embedding_parameters())
-        return requests * (ends + sum(_causal_flops(half, positions) for half in self.pattern[-1].halves))
+        ends = 2 * len(positions) * (2 * self.spec.hidden**2 + self.head_parameters())
+        return requests * (ends + sum(_pass_flops(half, positions) for half in self.pattern[-1].halves))
+
+    @cached_property
+    def is_causal(self) -> bool:
+        """Whether attention sees no later positions, in all layers."""
+        mixers = (layer.mixer for layer in self.kinds)
+        return all(mixer.core.causal for mixer in mixers if isinstance(mixer, GroupedQueryAttention))
+
+
+def _pass_flops(half: Sublayer, positions: range) -> int:
+    """Return the FLOPs of positions, which see those up to themselves, or all of them."""
+    if isinstance(half, GroupedQueryAttention) and not half.core.causal:
+        return len(positions) * half.flops(positions[-1])
+    return _causal_flops(half, positions)
 
 
 def _causal_flops(half: Sublayer, positions: range) -> int:
@@ -167,10 +194,13 @@ def _has_positions(shard: Shard) -> bool:
 def embedding_forward(shard: Shard) -> tuple[Operation, ...]:
     """Return the lookup in this rank's rows of the table, summed over tp, and the position embedding."""
     operations = OperatorList()
-    elements = shard.tokens * shard.hidden
-    lookup = shard.vector("embedding", shard.tokens, shard.hidden)
-    operations.kernel("embedding", lookup, output=shard.activation_bytes(elements))
-    reduce_output(operations, shard, "embedding", elements)
+    if shard.model.patches is not None:
+        embed_patches(operations, shard, shard.model.patches)
+    else:
+        elements = shard.tokens * shard.hidden
+        lookup = shard.vector("embedding", shard.tokens, shard.hidden)
+        operations.kernel("embedding", lookup, output=shard.activation_bytes(elements))
+        reduce_output(operations, shard, "embedding", elements)
     rows, columns = shard.norm_tokens, shard.hidden
     size = shard.activation_bytes(rows * columns)
     if _has_positions(shard):
@@ -192,6 +222,9 @@ def embedding_backward(shard: Shard) -> tuple[Operation, ...]:
         kernel = shard.vector("dropout", shard.norm_tokens, shard.hidden, backward=True)
         operations.kernel("embedding.dropout", kernel)
     gather_gradient(operations, shard, "embedding", shard.tokens * shard.hidden)
+    if shard.model.patches is not None:
+        patch_gradients(operations, shard, shard.model.patches)
+        return operations.finish()
     rows, columns = shard.vocabulary_part, shard.hidden
     clear = shard.vector("fill", rows, columns)
     add = Vector("gradient_add", rows, columns, shard.precision.gradients)
@@ -236,10 +269,11 @@ def loss_forward(shard: Shard) -> tuple[Operation, ...]:
     The logits (or their softmax, or gradient, in their place) are kept from the loss to the backward.
     """
     operations = OperatorList()
+    norm_forward(operations, shard, "head.norm", shard.norm_tokens)
+    shard = _of_head(shard)
     rows, columns = shard.tokens, shard.vocabulary_part
     dtype = _loss_dtype(shard)
     size = byte_count(rows * columns, dtype)
-    norm_forward(operations, shard, "head.norm", shard.norm_tokens)
     column_forward(
         operations, shard, _head(shard, rows), saved=shard.activation_bytes(shard.norm_tokens * shard.hidden)
     )
@@ -270,6 +304,7 @@ def loss_backward(shard: Shard, *, shares_table: bool) -> tuple[Operation, ...]:
     the table's gradient.
     """
     operations = OperatorList()
+    whole, shard = shard, _of_head(shard)
     rows, columns = shard.tokens, shard.vocabulary_part
     if shard.cross_entropy == "torch":
         # The block of the logits as they came is too small for fp32, and free for their gradient alone.
@@ -280,8 +315,13 @@ def loss_backward(shard: Shard, *, shares_table: bool) -> tuple[Operation, ...]:
     if shard.model.logit_softcap:
         operations.kernel("head.cap", Vector("tanh", rows, columns, _loss_dtype(shard), "backward"))
     ready = column_backward(operations, shard, _head(shard, rows, tied=shares_table))
-    norm_backward(operations, shard, "head.norm", ready)
+    norm_backward(operations, whole, "head.norm", ready)
     return operations.finish()
+
+
+def _of_head(shard: Shard) -> Shard:
+    """Return what the head sees: all positions, or of images one of each sequence."""
+    return shard if shard.model.patches is None else pooled(shard)
 
 
 def sampling(shard: Shard) -> tuple[Operation, ...]:

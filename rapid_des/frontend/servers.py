@@ -170,7 +170,7 @@ class ServingSpec(Spec, frozen=True):
     prefill_parallelism: PromptLayoutSpec | None = None
     """Layout of the replicas that compute prompts alone, if another than the job's, whose `parallelism` is
     that of those that answer; its `dp` is how many, and they have GPUs of their own. Unset: all are alike."""
-    prefix: str | None = None
+    prefix: str | Count | None = None
     """Tokens of a common prefix that prompts begin with, as `prompt` states lengths: the KV cache holds it
     when they come, and it takes its pages once. With `prefix_cache` the first request computes it. Unset:
     none."""
@@ -196,9 +196,9 @@ class ServingSpec(Spec, frozen=True):
     (`rapid_des.serving.workload`). Unset: none."""
     arrivals: str | None = None
     """When requests come, as --arrivals: "poisson rate=4/s". Unset: the command must say."""
-    prompt: str | None = None
+    prompt: str | Count | None = None
     """Tokens of prompts, as --prompt: "lognormal mean=1024 cv=0.8". Unset: all `inference.prompt_length`."""
-    output: str | None = None
+    output: str | Count | None = None
     """Tokens that requests generate, as --output. Unset: all `inference.output_length`."""
     autoscaler: AutoscalerSpec | None = None
     """When replicas start and stop, as in `{target: 32}`; starting takes `startup`. Unset: all serve."""

@@ -14,7 +14,7 @@ from rapid_des.config import Spec
 from rapid_des.device.operators import Dtype
 from rapid_des.device.vector import Policy
 from rapid_des.frontend.groups import ZERO_STAGES
-from rapid_des.frontend.layer_spec import Count, FeedForward, Mixer
+from rapid_des.frontend.layer_spec import Count, FeedForward, Mixer, PatchesSpec
 from rapid_des.frontend.schedules import SCHEDULES, ScheduleSpec
 from rapid_des.frontend.servers import ServingSpec
 from rapid_des.frontend.software import HostSpec, Software
@@ -120,7 +120,7 @@ class ModelSpec(Spec, frozen=True):
     position: Literal["rope", "learned", "none"]
     """Rotary embedding of queries and keys, a learned table of positions, or neither."""
     vocabulary: Count
-    """Tokens of the vocabulary, without padding."""
+    """Tokens of the vocabulary, without padding; of images the classes."""
     max_positions: Count
     """The longest sequence; with learned positions the rows of their table."""
     tied_embeddings: bool
@@ -138,6 +138,8 @@ class ModelSpec(Spec, frozen=True):
     """Whether the output head has a bias a token."""
     logit_softcap: bool = False
     """Whether logits are capped by a tanh (Gemma 2)."""
+    patches: PatchesSpec | None = None
+    """Images in place of tokens. Unset: tokens."""
     predictions: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
     """Modules that predict further tokens (DeepSeek-V3), each with a layer as the last; only training has
     them, and parameters do not count them."""
@@ -151,6 +153,15 @@ class ModelSpec(Spec, frozen=True):
                 raise ValueError(f"exceptions: there are no layers {other.start} to {stop} of {self.layers}")
             if other.attention is None and other.feed_forward is None:
                 raise ValueError("exceptions: one states neither attention nor feed_forward")
+        if self.patches is not None:
+            self._check_images(self.patches)
+
+    def _check_images(self, patches: PatchesSpec) -> None:
+        if self.max_positions != patches.positions:
+            has = f"an image has {patches.count} patches, behind {patches.extra} learned tokens"
+            raise ValueError(f"max_positions {self.max_positions}: {has}")
+        if self.tied_embeddings or self.predictions:
+            raise ValueError("patches: images have no table of tokens to tie a head to, or to predict")
 
     @property
     def norm_parameters(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
+from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -138,7 +139,8 @@ class PieceEdges(Struct, frozen=True, eq=False):
 
     def by_row(self) -> list[list[int]]:
         """Return each row's targets."""
-        return [row.tolist() for row in np.split(self.targets, np.cumsum(self.counts))[:-1]]
+        targets, ends = self.targets.tolist(), [0, *np.cumsum(self.counts).tolist()]
+        return [targets[start:end] for start, end in pairwise(ends)]
 
 
 class PricedPiece(Struct, frozen=True, eq=False):

@@ -7,13 +7,12 @@ another process starts without. Shortest paths over living links take one array 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 
 import numpy as np
 from msgspec import Struct, field
-from numpy.typing import NDArray
 
 from rapid_des.arrays import (
     Bools,
@@ -37,12 +36,12 @@ UNREACHED = -1
 
 def hops_to(fabric: Fabric, destination: int, alive: Bools) -> Int32s:
     """Return each node's number of hops to `destination` over living links, `UNREACHED` (-1) if cut off."""
-    return levels(fabric.incoming, fabric.source, destination, alive, fabric.nodes)
+    return levels(fabric.incoming, fabric.source, destination, alive)
 
 
 def hops_from(fabric: Fabric, source: int, alive: Bools) -> Int32s:
     """Return each node's number of hops from `source` over living links, `UNREACHED` (-1) if cut off."""
-    return levels(fabric.outgoing, fabric.destination, source, alive, fabric.nodes)
+    return levels(fabric.outgoing, fabric.destination, source, alive)
 
 
 def compressed(ends: Int64s, nodes: int) -> tuple[Int64s, Int64s]:
@@ -51,25 +50,27 @@ def compressed(ends: Int64s, nodes: int) -> tuple[Int64s, Int64s]:
     return starts_by(ends, nodes), order
 
 
-def levels(
-    table: tuple[Int64s, Int64s],
-    far_end: NDArray[np.signedinteger],
-    start: int,
-    alive: Bools,
-    nodes: int,
-) -> Int32s:
+def levels(table: tuple[Int64s, Int64s], far_end: Int32s | Int64s, start: int, alive: Bools) -> Int32s:
     """Return each node's level in a breadth-first search along a table of links, `UNREACHED` if none."""
+    hops = np.full(len(table[0]) - 1, UNREACHED, np.int32)
+    for level, reached in enumerate(waves(table, far_end, start, alive)):
+        hops[reached] = level
+    return hops
+
+
+def waves(
+    table: tuple[Int64s, Int64s], far_end: Int32s | Int64s, start: int, alive: Bools
+) -> Iterator[Int64s]:
+    """Yield the nodes of each level of a breadth-first search, ascending."""
     starts, entries = table
-    hops = np.full(nodes, UNREACHED, np.int32)
-    hops[start] = level = 0
+    is_left = np.ones(len(starts) - 1, np.bool_)
     frontier: Int64s = np.array([start])
     while len(frontier):
-        level += 1
+        is_left[frontier] = False
+        yield frontier
         links = entries[entries_of(starts, frontier)]
         ends = far_end[links[alive[links]]]
-        frontier = distinct(ends[hops[ends] == UNREACHED]).astype(np.int64)
-        hops[frontier] = level
-    return hops
+        frontier = distinct(ends[is_left[ends]]).astype(np.int64)
 
 
 def pick(  # noqa: PLR0913 - a flow, and what it chooses from
@@ -235,7 +236,7 @@ class AnyNodeRouter(Struct, frozen=True, eq=False, dict=True):
     def _hops_to(self, destination: int) -> Int32s:
         fabric = self.fabric
         passes = (fabric.destination >= fabric.gpus) | (fabric.destination == destination)
-        return levels(fabric.incoming, fabric.source, destination, passes, fabric.nodes)
+        return levels(fabric.incoming, fabric.source, destination, passes)
 
 
 class WaypointRouter(Struct, frozen=True, eq=False):

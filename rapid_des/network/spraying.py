@@ -185,4 +185,4 @@ class _EqualRoutes:
     def _hops_to(self, end: int) -> Int32s:
         fabric = self._fabric
         passes = self._alive & ((fabric.destination >= fabric.gpus) | (fabric.destination == end))
-        return levels(fabric.incoming, fabric.source, end, passes, fabric.nodes)
+        return levels(fabric.incoming, fabric.source, end, passes)

@@ -13,7 +13,7 @@ from rapid_des.arrays import Bools, Int32s
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.network.collectives.trees import NO_PARENT
 from rapid_des.network.fabric import Fabric
-from rapid_des.network.routing import UNREACHED, levels, pick
+from rapid_des.network.routing import UNREACHED, levels, pick, waves
 from rapid_des.network.specs import Routing
 
 _ROOM = 2**24
@@ -49,6 +49,11 @@ class SwitchTrees(Struct, frozen=True, eq=False, dict=True):
     def _alive(self) -> Bools:
         return self.fabric.alive(self.dead)
 
+    @cached_property
+    def _beyond_gpus(self) -> Bools:
+        """[link] whether it lives and does not begin at a GPU."""
+        return self._alive & (self.fabric.source >= self.fabric.gpus)
+
     def over(self, gpus: Sequence[int]) -> SwitchTree | None:
         """Return the tree over a group; None if no switch reaches all of them, there and back."""
         group = tuple(gpus)
@@ -80,13 +85,14 @@ class SwitchTrees(Struct, frozen=True, eq=False, dict=True):
 
     def _switches_near(self, gpu: int) -> Iterator[tuple[int, int]]:
         """Yield (hops, switch) of all switches within reach of a GPU, the nearest first."""
-        fabric = self.fabric
-        passes = self._alive & ((fabric.source >= fabric.gpus) | (fabric.source == gpu))
-        hops = levels(fabric.outgoing, fabric.destination, gpu, passes, fabric.nodes)
-        first = fabric.gpus + fabric.nics
-        switches = first + np.flatnonzero(hops[first:] != UNREACHED)
-        switches = switches[np.lexsort((switches, hops[switches]))]
-        yield from zip(hops[switches].tolist(), switches.tolist(), strict=True)
+        fabric, passes = self.fabric, self._beyond_gpus.copy()
+        starts, links = fabric.outgoing
+        own = links[starts[gpu] : starts[gpu + 1]]
+        passes[own] = self._alive[own]
+        search = waves(fabric.outgoing, fabric.destination, gpu, passes)
+        for hops, reached in enumerate(search):
+            for switch in reached[reached >= fabric.gpus + fabric.nics].tolist():
+                yield hops, switch
 
     def _around(self, switch: int) -> tuple[Int32s, Int32s]:
         """Return the hops to a switch and from it, of every node, through no GPU."""
@@ -94,9 +100,8 @@ class SwitchTrees(Struct, frozen=True, eq=False, dict=True):
 
         def search() -> tuple[Int32s, Int32s]:
             into = self._alive & (fabric.destination >= fabric.gpus)
-            out = self._alive & (fabric.source >= fabric.gpus)
-            there = levels(fabric.incoming, fabric.source, switch, into, fabric.nodes)
-            return there, levels(fabric.outgoing, fabric.destination, switch, out, fabric.nodes)
+            there = levels(fabric.incoming, fabric.source, switch, into)
+            return there, levels(fabric.outgoing, fabric.destination, switch, self._beyond_gpus)
 
         return self.hops.get_or_make(switch, search, weight=lambda _: 2 * fabric.nodes)
 

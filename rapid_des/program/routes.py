@@ -29,7 +29,8 @@ COMPARED = 64
 """Largest group of which all pairs are compared."""
 _LARGE = 1 << 12
 """Patterns with at least this many pairs are routed one group at a time, without deduplication."""
-"""Pairs that are routed at a time, which bounds memory."""
+_KINDS = 16
+"""The number of groups with which others are compared; what is a copy of none is taken by itself."""
 
 _DENSE = 1 << 3
 """Pairs are deduplicated by a dense table if nodes² is at most this many times their number; else sorted."""
@@ -260,6 +261,13 @@ def signatures(machine: Machine, groups: Sequence[Sequence[int]], *, alone: bool
     onto each other with equal bandwidth and latency; likewise those in the trees of switches over them, where
     the machine uses such. With `alone` each route is compared by itself: no matter which routes share links.
     """
+    members = len(groups[0])
+    most = max(1, _BATCH // (members * min(members, COMPARED)))
+    batches = (groups[begin : begin + most] for begin in range(0, len(groups), most))
+    return [key for batch in batches for key in _signatures(machine, batch, alone=alone)]
+
+
+def _signatures(machine: Machine, groups: Sequence[Sequence[int]], *, alone: bool) -> list[bytes]:
     pairs = compared_pairs(groups)
     if not machine.in_switches:
         return route_keys(machine, [(b"", ends) for ends in pairs], alone=alone)
@@ -280,20 +288,42 @@ def route_keys(
     With `alone` it does not depend on which routes share links.
     """
     routes = machine.router.routes(np.concatenate([pairs for _, pairs in groups]))
-    ends = np.cumsum([0, *(len(pairs) for _, pairs in groups)])
-    fabric, known, keys = machine.fabric, dict[tuple[bytes, ...], bytes](), []
-    for (mark, _), first, last in zip(groups, ends, ends[1:], strict=False):
-        starts = routes.starts[first : last + 1]
-        links = np.asarray(routes.links[starts[0] : starts[-1]], np.int64)
-        # Most groups are copies of one another, their links as many numbers further on.
-        columns = np.diff(starts), links - links[:1], fabric.bandwidth[links], fabric.latency[links]
-        shape = tuple(column.tobytes() for column in columns)
-        if alone:
-            known[shape] = b"|".join((shape[0], *shape[2:]))
-        elif shape not in known:
-            known[shape] = _canonical(fabric, links, np.diff(starts))
-        keys.append(mark + known[shape])
+    firsts = starts_of([len(pairs) for _, pairs in groups])
+    lengths, links = np.diff(routes.starts), np.asarray(routes.links, np.int64)
+    begins, keys = routes.starts[firsts], [b""] * len(groups)
+    for copies in _copies(machine.fabric, _in_rows(lengths, firsts), _in_rows(links, begins), len(groups)):
+        group = copies[0]
+        mine = links[begins[group] : begins[group + 1]], lengths[firsts[group] : firsts[group + 1]]
+        key = (_each_alone if alone else _canonical)(machine.fabric, *mine)
+        for copy in copies.tolist():
+            keys[copy] = groups[copy][0] + key
     return keys
+
+
+def _in_rows(column: Int64s, starts: Int64s) -> Int64s | None:
+    """Return a column as an array [group, place]; None if groups differ in length."""
+    lengths = np.diff(starts)
+    return column.reshape(len(lengths), int(lengths[0])) if (lengths == lengths[0]).all() else None
+
+
+def _copies(fabric: Fabric, lengths: Int64s | None, links: Int64s | None, groups: int) -> Iterator[Int64s]:
+    """Yield groups that are copies of one another: their links are as many numbers further on."""
+    left = np.arange(groups)
+    if lengths is not None and links is not None:
+        columns = lengths, links - links[:, :1], fabric.bandwidth[links], fabric.latency[links]
+        for _ in range(_KINDS):
+            alike = np.ones(len(left), np.bool_)
+            for column in columns if len(left) else ():
+                alike &= (column[left] == column[left[0]]).all(axis=1)
+            if alike.any():
+                yield left[alike]
+            left = left[~alike]
+    yield from left[:, None]
+
+
+def _each_alone(fabric: Fabric, links: Int64s, lengths: Int64s) -> bytes:
+    """Return the bandwidth and latency of each link of each route."""
+    return b"|".join(column.tobytes() for column in (lengths, fabric.bandwidth[links], fabric.latency[links]))
 
 
 def _canonical(fabric: Fabric, links: Int64s, lengths: Int64s) -> bytes:

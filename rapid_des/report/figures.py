@@ -28,7 +28,6 @@ from rapid_des.units import Duration, FlopRate, Power, seconds
 
 _PJ = 10**12
 _MILLIWATTS = 1000
-LEFT_OUT = ("links", "nics", "hosts", "cooling")
 
 
 class KindTimes(Struct, frozen=True):
@@ -98,6 +97,8 @@ class JobFigures(Struct, frozen=True):
     kv_cache: KvCapacity | None = None
     """The KV pool of an inference job; None in training."""
     software: str = ""
+    causal: bool = True
+    """Whether attention sees no later positions."""
 
     @property
     def shortage(self) -> str:
@@ -125,7 +126,7 @@ class JobFigures(Struct, frozen=True):
             "mfu": self.mfu,
             "mfu_forecast": expected and expected.rates(self.mfu),
             "mfu_peak_flop_per_s": int(self.peak),
-            "mfu_attention": "causal",
+            "mfu_attention": "causal" if self.causal else "full",
             "memory_bytes": fullest.peak,
             "memory_capacity_bytes": self.memory_capacity,
             "memory_fits": self.shortage == "",
@@ -167,6 +168,7 @@ def job_figures(
         energy=energy_figures(trace, device, step_time),
         kv_cache=None if requests is None else kv_capacity(job, int(device.spec.hbm.capacity)),
         software=job.software.name,
+        causal=job.model.is_causal,
     )
 
 
@@ -320,7 +322,7 @@ class EnergyFigures(Struct, frozen=True):
             "average_power_w": self.average_power_w,
             "power_limit_w": self.limit_w,
             "tokens_per_joule": self.tokens_per_joule,
-            "left_out": list(LEFT_OUT),
+            "left_out": ["links", "nics", "hosts", "cooling"],
             "constants_from": "energy and idle_power of the device file",
             "constants": structs.asdict(self.constants),
         }

@@ -249,8 +249,8 @@ class Result(Plotted, Report):
         run, file = self._run("timeline"), Path(path)
         chosen = chosen_of(run, extract or EVERYTHING, bounded=bounded)
         if file.name.removesuffix(".gz").endswith(ENDINGS):
-            told = self.figures and self.trace and memory_counters(self.figures.memory, self.trace, run)
-            write_perfetto(file, run, chosen, list(told or ()))
+            counters = self.figures and self.trace and memory_counters(self.figures.memory, self.trace, run)
+            write_perfetto(file, run, chosen, list(counters or ()))
         else:
             write_timeline(file, run, chosen)
 

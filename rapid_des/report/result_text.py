@@ -112,7 +112,8 @@ def _figures(result: Result, figures: JobFigures) -> Iterator[Part]:
     simulated = "" if result.forecast is None else f" ({figures.tokens_per_s:,.0f} simulated)"
     each = "" if figures.requests is None else f", {rate / figures.gpus:,.1f} a GPU"
     rows["tokens/s"] = f"{rate:,.0f}{each}{simulated}"
-    rows["MFU"] = f"{slower * figures.mfu:.1%} of {figures.peak}, attention as far as causal"
+    seen = "as far as causal" if figures.causal else "to both sides"
+    rows["MFU"] = f"{slower * figures.mfu:.1%} of {figures.peak}, attention {seen}"
     rows["memory"] = f"{fullest.peak / _GIB:.1f} of {figures.memory_capacity / _GIB:.1f} GiB"
     rows |= _peak_row(figures.memory_forecast)
     if figures.kv_cache is not None:
@@ -201,15 +202,21 @@ def _mode_row(result: Result, first: Result | None) -> Plain:
     return {"step_time_ps": result.step_time, **change, **most, "wall_s": result.wall_s, "hops": result.hops}
 
 
+_ASTRA_TIMES = ("finish_ns", "exposed_communication_ns", "gpu_time_ns", "comm_time_ns", "overlap_ns")
+
+
 def astra_report(result: AstraResult, title: str) -> Iterator[Part]:
     """Yield a replay by ASTRA-sim's rules: the first and the last ranks to finish, and what was noted."""
     yield f"{title}: {len(result.ranks)} ranks"
-    ends = zip(result.finish_ns, result.ranks, result.exposed_communication_ns, strict=True)
-    rows = [{"rank": rank, "finish": finish, "exposed": exposed} for finish, rank, exposed in sorted(ends)]
+    plain = result.tree()["ranks"]
+    assert isinstance(plain, dict)
+    ranked = sorted(plain.items(), key=lambda row: (row[1]["finish_ns"], int(row[0])))
+    rows = [{"rank": int(rank), **times} for rank, times in ranked]
     left_out = len(rows) - _RANKS
     if left_out > 0:
         rows[_RANKS // 2 : -_RANKS // 2] = []
     title = "by finish" + (f" ({left_out} in between are left out)" if left_out > 0 else "")
-    yield Table(title, columns("rank", finish=("finish ns", ","), exposed=("exposed comm ns", ",")), rows)
+    names = {name: (name.removesuffix("_ns").replace("_", " ") + " ns", ",") for name in _ASTRA_TIMES}
+    yield Table(title, columns("rank", **names), rows)
     yield f"engine {result.engine}: {result.hops:,} link hops in {result.wall_s:.2f} s"
     yield from (f"note: {note}" for note in result.notes)

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Struct, field
 from numpy.typing import NDArray
 
-from rapid_des.arrays import Int64s
+from rapid_des.arrays import Int64s, to_the_next
 from rapid_des.serving.batch import Batch
 
 PER_DOUBLING = 1000
@@ -72,11 +72,13 @@ class Load(Struct):
         `sizes`: numbers of waiting requests, running requests, and held pages as they began.
         """
         waiting, running, held = sizes
-        cuts = np.flatnonzero(np.diff(batches.pages, prepend=-1))
+        changed = np.ones(len(batches.pages), np.bool_)
+        np.not_equal(batches.pages[1:], batches.pages[:-1], out=changed[1:])
+        cuts = np.flatnonzero(changed)
         begins = ends[cuts - 1] * (cuts > 0)
         ones = np.ones(len(cuts), np.int64)
         rows = (
-            began + begins, np.diff(begins, append=ends[-1]), np.diff(cuts, append=len(ends)),
+            began + begins, to_the_next(begins, ends[-1]), to_the_next(cuts, len(ends)),
             batches.decodes * ones, batches.keys[cuts], 0 * ones, waiting * ones, running * ones,
             held + batches.pages[cuts],
         )  # fmt: skip
@@ -96,7 +98,9 @@ class Load(Struct):
         """Add the pending steps to the bins."""
         if self._steps:
             # Each step gives `decodes` tokens the same time since the one before: its own duration.
-            durations = np.concatenate([np.diff(ends, prepend=0) for ends, _ in self._steps])
+            durations = np.diff(np.concatenate([ends for ends, _ in self._steps]), prepend=0)
+            firsts = np.cumsum([0, *(len(ends) for ends, _ in self._steps[:-1])])
+            durations[firsts] = [ends[0] for ends, _ in self._steps]
             counts = np.repeat([each for _, each in self._steps], [len(ends) for ends, _ in self._steps])
             np.add.at(self._gaps, _bins(durations), counts)
             self._steps.clear()

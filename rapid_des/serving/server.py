@@ -197,9 +197,9 @@ def workload_of(job: Job, texts: dict[str, str | None], *, requests: int, seed: 
         )
     usual = {"prompt": job.inference.prompt_length, "output": job.inference.output_length}
     lengths = [
-        parse_lengths(stated[name] or str(usual[name] or ""), f"--{name}") for name in ("prompt", "output")
+        parse_lengths(str(stated[name] or usual[name] or ""), f"--{name}") for name in ("prompt", "output")
     ]
-    prefix = None if spec.prefix is None else parse_lengths(spec.prefix, "serving.prefix")
+    prefix = None if spec.prefix is None else parse_lengths(str(spec.prefix), "serving.prefix")
     adapters = None if spec.lora is None else (spec.lora.adapters, spec.lora.popularity)
     most = job.model.spec.max_positions
     marks = Marks(prefix, spec.sessions, int(spec.session_think or 0), most, spec.users, adapters)

@@ -1,8 +1,8 @@
 """Bounds from below for ways to split a training job: no simulation of one is faster, none needs less memory.
 
     passes   on every stage: the forwards before its first + all its passes + the backwards after its last
-    step     and: all passes but the last backward + its gradients' reduction; the optimizer; the gathers
-    walked   the same, its passes in the order of the schedule with messages and gathers between them
+    step     and: all passes but the last backward + its gradients' reduction; the optimizer; the gathers;
+             passes in pairs or halves in the order of the schedule; messages that slow kernels beside them
 
 Each is tighter than the one before, and costs more. Kernels are priced by the operator models; messages (of
 which `passes` has none) alone in an idle fabric; what candidates have in common (a layer of one split, the
@@ -13,7 +13,7 @@ GPUs are drawn (jitter) all are taken for as fast as the fastest.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 
 from msgspec import Struct
@@ -26,28 +26,12 @@ from rapid_des.frontend.schedules import PipelineSchedule
 from rapid_des.frontend.schedules.schedule import PipelineShape
 from rapid_des.frontend.template import Domain
 from rapid_des.modes.pricing import as_used
-from rapid_des.program.collectives.lower import TimeAlone
-from rapid_des.studies.earliest import USUAL, End, Times, ends, passes_alone
+from rapid_des.studies.earliest import USUAL, End, Times, ends, passes_alone, passes_whole
+from rapid_des.studies.made_of import Parts
 from rapid_des.studies.memory_floors import once
-from rapid_des.studies.pair_walk import (
-    Stretches,
-    drained_in_pairs,
-    streams_of,
-    times_beside,
-    walked_in_pairs,
-)
-from rapid_des.studies.pass_walk import (
-    Alone,
-    Course,
-    Slowed,
-    Turn,
-    can_be_walked,
-    turns_of,
-    walked,
-    walked_micro_batches,
-)
 from rapid_des.studies.piece_floors import computes
-from rapid_des.studies.slowed import Weights, least_delay, weights_of
+from rapid_des.studies.slowed import least_delay
+from rapid_des.studies.stage_paths import Runs, StagePaths, times_beside
 from rapid_des.studies.stand_ins import (
     Layers,
     Placed,
@@ -55,16 +39,16 @@ from rapid_des.studies.stand_ins import (
     in_place,
     of_layers,
     of_state,
-    with_micro_batches,
     without_recomputation,
     without_unit_copies,
 )
 from rapid_des.studies.stream_paths import longest
 from rapid_des.studies.travel_floors import TravelFloors
-from rapid_des.values import replace
 
 _ROUNDED = Fraction(1, 10**6)
 """What times of kernels may be rounded by, as a share."""
+_MOST = 1 << 17
+"""The number of passes of a step up to which stages are followed through their orders."""
 
 
 class Floors(TravelFloors, Struct):
@@ -81,9 +65,9 @@ class Floors(TravelFloors, Struct):
     def exchanged(self, job: Job) -> int:
         """Return the same with the messages inside of layers."""
         job = without_unit_copies(job)
-        if passes_alone(job):
-            return self._drained(job, self._unslowed(in_place(job)))
-        return self._at_most_clock(max(end.drained for end in self._done(job)))
+        placed = in_place(job)
+        times = [self._unslowed(placed)] if passes_alone(job) else self._times_beside(placed)
+        return max(self._drained(job, each) for each in times)
 
     def _drained(self, job: Job, times: Times) -> int:
         """Return when the last stage's passes are done at the earliest."""
@@ -104,71 +88,18 @@ class Floors(TravelFloors, Struct):
         """Return when a stage is done at the earliest whose kernels its messages slow; 0 where none do."""
         if not self._slows(job):
             return 0
-        stage = self._slowest(done)
-        messages, drained = self._beside_passes(job, stage), done[stage].drained
+        stage = max(range(len(done)), key=lambda stage: done[stage].drained)
+        messages = {
+            message: count * job.micro_batches for message, count in self.beside_stage(job, stage).items()
+        }
+        drained = done[stage].drained
         busy = self.busy_stage(job, stage).times(job.micro_batches)
         return drained + least_delay(busy, drained, messages, self.machine.device) if messages else 0
-
-    def _slowest(self, done: Sequence[End]) -> int:
-        """Return the stage that is done last."""
-        return max(range(len(done)), key=lambda stage: done[stage].drained)
 
     def _slows(self, job: Job) -> bool:
         """Tell whether messages between replicas slow kernels beside them, as far as bounds know."""
         passes = job.sharding.each and passes_alone(job) and self.parts(job).copies == 1
         return passes and self.machine.collectives.contention
-
-    def _beside_passes(self, job: Job, stage: int) -> Mapping[TimeAlone, int]:
-        """Return what travels between a stage's replicas beside its passes, all of a step."""
-        messages = self.beside_stage(job, stage)
-        return {message: count * job.micro_batches for message, count in messages.items()}
-
-    def walked(self, job: Job) -> int:
-        """Return the same by a walk through the schedule; 0 where it is not walked."""
-        short = with_micro_batches(job, walked_micro_batches(job))
-        if not can_be_walked(short):
-            return 0 if passes_alone(job) else self._at_most_clock(self._walked_in_pairs(job))
-        before = self._around(of_state(job)).before
-        plain = replace(self.alone_of(job, Weights()), message=self.messages(job), before=before)
-        course = Course(short, self.parts(job), self._turns(short.schedule, short.shape))
-        done = walked(course, plain, left_out=job.micro_batches - short.micro_batches)
-        least = self._step(job, done, travelled=bool(plain.reduces))
-        beside = self._walked_beside(job, course, plain) if self._slows(job) else 0
-        return self._at_most_clock(max(least, beside))
-
-    @once
-    def _turns(self, schedule: PipelineSchedule, shape: PipelineShape) -> Sequence[Turn]:
-        return turns_of(schedule.stage_orders(shape))
-
-    def _walked_beside(self, job: Job, course: Course, plain: Alone) -> int:
-        """Return the same where messages between replicas slow kernels of the stage that is done last."""
-        least, stage, times = 0, self._slowest(self._done(job)), self.pass_times(in_place(job))
-        left_out, after = job.micro_batches - course.job.micro_batches, self._around(of_state(job)).after
-        messages = self._beside_passes(job, stage)
-        for weights, added in weights_of(messages, self.machine.device) if messages else ():
-            mine = self.alone_of(job, weights)
-            early = None if job.sharding.policy.by_unit else times  # gathers travel from the first pass on
-            slowed = Slowed(stage, mine, early)
-            done = walked(course, plain.lessened(weights.rest), slowed, left_out=left_out)
-            least = max(least, max(end.drained for end in done) + added + after)
-        return least
-
-    def _walked_in_pairs(self, job: Job) -> int:
-        """Return the same of a schedule of pairs, or of backwards in halves."""
-        count = walked_in_pairs(job)
-        if count is None:
-            return 0
-        short, made_of = with_micro_batches(job, count), self.parts(job)
-        parts = [made_of[part].sections for part in range(job.parts)]
-        left_out, by_unit = job.micro_batches - count, job.sharding.policy.by_unit
-        stretches = self._stretches(in_place(job), by_unit=by_unit)
-        done = drained_in_pairs(short, parts, stretches, self.messages(job), left_out)
-        return self._step(job, self._around(of_state(job)).shifted(done))
-
-    @once
-    def _stretches(self, placed: Placed, *, by_unit: bool) -> Stretches:
-        pieces = self.timed(placed)
-        return Stretches(pieces, streams_of(pieces), by_unit)
 
     @once
     def _kernel_times(self, layers: Layers) -> Times:
@@ -180,33 +111,37 @@ class Floors(TravelFloors, Struct):
         return self.times(of_layers(placed), lambda piece: longest(piece, self.durations(placed, piece)))
 
     @once
-    def _times_beside(self, placed: Placed) -> tuple[Times, Times]:
+    def _times_beside(self, placed: Placed) -> Sequence[Times]:
         return times_beside(self.timed(placed))
 
     def _done(self, job: Job) -> Sequence[End]:
-        """Return when stages are done at the earliest by closed forms."""
+        """Return when stages are done at the earliest."""
         parts, placed = self.parts(job), in_place(job)
         if passes_alone(job):
             return ends(job, self.pass_times(placed), parts)
-        done, travelled = (ends(job, times, parts) for times in self._times_beside(placed))
-        return [
-            End(max(one.drained, other.drained), one.last_backward)
-            for one, other in zip(done, travelled, strict=True)
-        ]
+        if 2 * job.micro_batches * job.parts * parts.copies > _MOST:
+            return ends(job, self._kernel_times(of_layers(job)), parts)
+        paths = self._stage_paths(placed, by_unit=job.sharding.policy.by_unit)
+        runs = self._runs(job.schedule, job.shape, parts)
+        return paths.ends(runs, parts, whole=passes_whole(job))
 
-    def _step(self, job: Job, done: Sequence[End], *, travelled: bool = False) -> int:
-        """Return what a step takes at the least whose stages have run their passes so.
+    @once
+    def _runs(self, schedule: PipelineSchedule, shape: PipelineShape, parts: Parts) -> Runs:
+        return Runs.of(schedule.stage_orders(shape), parts)
 
-        `travelled`: and have reduced all gradients.
-        """
+    @once
+    def _stage_paths(self, placed: Placed, *, by_unit: bool) -> StagePaths:
+        return StagePaths(self.timed(placed), by_unit)
+
+    def _step(self, job: Job, done: Sequence[End]) -> int:
+        """Return what a step takes at the least whose stages have run their passes so."""
         around = self._around(of_state(job))
         each = job.micro_batches // self.parts(job).copies
         reduced = [
             max(end.drained, end.last_backward + travel.once, each * travel.each)
             for end, travel in zip(done, around.travels, strict=True)
         ]
-        last = 0 if travelled else self._travels_last(job)
-        return max(*reduced, done[0].drained + last) + around.after
+        return max(*reduced, done[0].drained + self._travels_last(job)) + around.after
 
     def _travels_last(self, job: Job) -> int:
         """Return how long what the first stage's last pass completes is reduced: gradients of the table."""

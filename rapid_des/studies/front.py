@@ -21,9 +21,9 @@ from rapid_des.report.result import Result
 from rapid_des.studies.splits import Family
 
 Why = Literal["memory", "bound", "refused"]
-PLAIN, KERNELS, EXCHANGED, FLOOR, WALKED, ESTIMATED, FINAL = range(7)
-"""What is known: bounds of kernels (not run again, all), with their layers' messages, those of replicas too,
-by a walk; both steps."""
+PLAIN, KERNELS, EXCHANGED, BOUNDED, ESTIMATED, FINAL = range(6)
+"""What is known: bounds of kernels (not run again, all), with their layers' messages, of the whole step; both
+steps."""
 _EARLY = 0.004
 """By which part of its step a candidate is simulated to the end before others that may be as fast."""
 
@@ -138,7 +138,7 @@ class Front(Struct):
         for part in parts:
             if part.certain:
                 insort(self.rows, part)
-            elif part.level < WALKED:
+            elif part.level < BOUNDED:
                 heapq.heappush(self.queue, part)
             else:
                 heapq.heappush(self.ready, (self._turn(part), part))

@@ -24,8 +24,8 @@ class Part(NamedTuple):
 class Parts(Struct, frozen=True):
     """The sections of all parts of a model."""
 
-    kinds: Sequence[Part]
-    kind_of: Sequence[int]
+    kinds: tuple[Part, ...]
+    kind_of: tuple[int, ...]
     """The position in `kinds` of each part."""
     placement: Placement
     """The part of each chunk of each stage."""
@@ -39,8 +39,8 @@ class Parts(Struct, frozen=True):
         """Return the parts of a job, given the layers of each and the kind of every layer."""
         kinds: dict[tuple[ModelSection, ...], int] = {}
         each = _sections(layers, kind_of_layer, predictions)
-        kind_of = [kinds.setdefault(sections, len(kinds)) for sections in each]
-        made = [Part(sections, tuple(Counter(sections).items())) for sections in kinds]
+        kind_of = tuple([kinds.setdefault(sections, len(kinds)) for sections in each])
+        made = tuple([Part(sections, tuple(Counter(sections).items())) for sections in kinds])
         copies = sum(set(parts) == set(placement[0]) for parts in placement)
         return cls(made, kind_of, placement, copies)
 

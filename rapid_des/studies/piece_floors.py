@@ -19,11 +19,11 @@ from rapid_des.modes.pricing import as_used
 from rapid_des.program.routes import signatures
 from rapid_des.studies.alone import Boundary, members_of_first, message_between, program_alone
 from rapid_des.studies.memory_floors import MemoryFloors, once
-from rapid_des.studies.pair_walk import Timed
+from rapid_des.studies.stage_paths import Timed
 from rapid_des.studies.stand_ins import Groups, Layers, Placed, of_groups, of_layers, without_host
 
 _COMPUTE = STREAMS.index("compute")
-_STATED = (PieceColumn.STREAM, PieceColumn.SIZE, PieceColumn.COLLECTIVE)
+_STATED = [PieceColumn.STREAM, PieceColumn.SIZE, PieceColumn.COLLECTIVE, PieceColumn.GROUP, PieceColumn.TAG]
 
 
 class PieceFloors(MemoryFloors):
@@ -65,19 +65,21 @@ class PieceFloors(MemoryFloors):
 
     def durations(self, placed: Placed, piece: PricedPiece) -> Int64s:
         """Return what the nodes of a piece take alone; 0 where a rank's neighbours say it."""
-        durations = piece.rows[:, PieceColumn.DURATION].copy()
-        for row in np.flatnonzero(piece.rows[:, PieceColumn.KIND] != NodeKind.COMPUTE).tolist():
-            collective = piece.rows[row, PieceColumn.KIND] == NodeKind.COLLECTIVE
-            durations[row] = self._collective(placed, piece, row) if collective else 0
+        durations, kinds = piece.rows[:, PieceColumn.DURATION].copy(), piece.rows[:, PieceColumn.KIND]
+        durations[kinds != NodeKind.COMPUTE] = 0
+        alike = self.known.setdefault(("collectives", placed), {})
+        rows = np.flatnonzero(kinds == NodeKind.COLLECTIVE)
+        for row, stated in zip(rows.tolist(), piece.rows[rows][:, _STATED].tolist(), strict=True):
+            if (key := tuple(stated)) not in alike:
+                alike[key] = self._collective(placed, piece, row)
+            durations[row] = alike[key]
         return durations
 
     def _collective(self, placed: Placed, piece: PricedPiece, row: int) -> int:
         """Return what a collective of a piece takes alone: the same where as many bytes go the same way."""
-        values = piece.rows[row]
-        group, tag = GROUP_SLOTS[values[PieceColumn.GROUP]], int(values[PieceColumn.TAG])
-        spread = exchanges(placed)[tag - 1] if tag else None
-        stated = tuple(values[list(_STATED)].tolist())
-        key = ("collective", stated, self.members(placed, group), libraries_json(placed), spread)
+        *stated, slot, tag = piece.rows[row, _STATED].tolist()
+        group, spread = GROUP_SLOTS[slot], exchanges(placed)[tag - 1] if tag else None
+        key = ("collective", tuple(stated), self.members(placed, group), libraries_json(placed), spread)
         if key not in self.known:
             edges = PieceEdges(np.array([0]), np.array([], np.int64))
             self.known[key] = self.alone(placed, PricedPiece(piece.rows[[row]], piece.names, edges, 0))

@@ -1,6 +1,6 @@
 """Which of many ways to split a job is the fastest: a queue of all of them, each at what is known of it.
 
-    families: memory, kernels ──► one recomputation: memory ──► one order: messages ──► one: a walk ──► steps
+    families: memory, kernels ──► one recomputation: memory ──► one order: messages ──► one: bound ──► steps
 
 The least comes first: what is known of it is never above any step of it that a simulation finds. It is taken
 apart or looked at more closely; who comes first with its last figure is the next best for certain.
@@ -31,13 +31,12 @@ from rapid_des.studies.deadline import Deadline, TimeIsUp
 from rapid_des.studies.earliest import fullest_stages
 from rapid_des.studies.floors import Floors
 from rapid_des.studies.front import (
+    BOUNDED,
     ESTIMATED,
     EXCHANGED,
     FINAL,
-    FLOOR,
     KERNELS,
     PLAIN,
-    WALKED,
     Entry,
     Front,
     Out,
@@ -203,10 +202,10 @@ class Refinement(Struct, dict=True):
         """Estimate the step of one candidate that fits, by closed forms, where no time is left for more."""
         while self.queue and all(entry.result is None for entry in self.queue):
             entry = heapq.heappop(self.queue)
-            if entry.level < WALKED:  # no tighter bounds: one by one, as many as fit
+            if entry.level < BOUNDED:  # no tighter bounds: one by one, as many as fit
                 ones = [one for family in self._left(entry) for one in family.along("orders")]
                 self._put([
-                    entry.part(place, one, level=WALKED, least=0) for place, one in enumerate(ones)
+                    entry.part(place, one, level=BOUNDED, least=0) for place, one in enumerate(ones)
                 ])  # fmt: skip
                 continue
             outcome = attempt(self.fitting, self._point(entry), self.cache)
@@ -269,7 +268,7 @@ class Refinement(Struct, dict=True):
 
     def _left(self, entry: Entry) -> list[Family]:
         """Return the parts of an entry that may fit into memory; others are dropped."""
-        if entry.level >= FLOOR:
+        if entry.level >= BOUNDED:
             return [entry.family]
         families = []
         for whole in entry.family.along("recomputes"):
@@ -296,16 +295,13 @@ class Refinement(Struct, dict=True):
             for place, family in enumerate(orders):
                 least = self.floors.exchanged(family.job) if self.bounded else 0
                 yield entry.part(place, family, level=EXCHANGED, least=least)
-        elif entry.level == EXCHANGED:
-            for place, part in enumerate(entry.family.along("zero_stages")):
-                yield _refused(part) or self._in_steps(entry, place, part)
         else:
-            least = self.floors.walked(entry.family.job) if self.bounded else 0
-            yield replace(entry, level=WALKED, least=max(entry.least, least))
+            for place, part in enumerate(entry.family.along("zero_stages")):
+                yield _refused(part) or self._bounded(entry, place, part)
 
-    def _in_steps(self, entry: Entry, place: int, part: Family) -> Entry:
+    def _bounded(self, entry: Entry, place: int, part: Family) -> Entry:
         least = self.floors.step(part.job) if self.bounded else 0
-        return entry.part(place, part, level=FLOOR, least=least)
+        return entry.part(place, part, level=BOUNDED, least=least)
 
     def _passes(self, family: Family, *, again: bool) -> int:
         return self.floors.passes(family.job, again=again) if self.bounded else 0

@@ -5,25 +5,16 @@ the time, one message at a time on their stream. Meanwhile kernels are slowed: b
 message takes, or, if memory bounds them, by its bandwidth. However they come to lie, all of a message lies
 where the stage does not compute, which costs nothing, or beside kernels, where each picosecond of it delays
 what follows by 1 - 1 / slowdown. The least is where the messages that slow the most meet no kernel.
-
-The same holds along any chain of waiting (kernels, messages, other stages' passes, one behind the other)
-that fills a step. With s what a picosecond beside a kernel of the chain delays, M all messages of a stage, m
-those in the chain and x whatever else is in it, at least M - m - x lie beside its kernels c, so that it takes
-c + m + x + s (M - m - x) = c + (1 - s) (m + x) + s M or more: a chain whose parts weigh so much, and s M.
-Gradients do not travel before the stage's first backward begins: what has to be over then counts in whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import floor
-from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
 
-from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import BOUNDS
 from rapid_des.device.device import Device
 from rapid_des.device.operators import Bound
@@ -70,26 +61,15 @@ Mark = tuple[int, Domain]
 """Parameters and domain of a gradient."""
 
 
-def reduced(job: Job, marks: Sequence[Mark]) -> list[tuple[int, Message]]:
-    """Return the messages of a unit's gradients in order, with the number of the mark each waits for.
-
-    Without those that follow between copies of the state.
-    """
-    waiting = [
-        (bucket.last_mark, Message(role, size, group))
-        for bucket in reductions(job, tuple(marks))
-        for _, role, size, group, _ in bucket.messages
-        if group is not None
-    ]
-    return sorted(waiting, key=itemgetter(0))
-
-
 def messages_beside(job: Job, marks: Sequence[Mark]) -> Iterator[Message]:
     """Yield what travels for every micro-batch because of a unit's gradients, or a whole part's.
 
     Of gathers only those that no choice of a job leaves out.
     """
-    yield from (message for _, message in reduced(job, marks))
+    for bucket in reductions(job, tuple(marks)):
+        for _, role, size, group, _ in bucket.messages:
+            if group is not None:  # none: between copies of the state
+                yield Message(role, size, group)
     training, by_unit = job.training, job.sharding.policy.by_unit
     twice = training.reshard is True and training.adapters is None and not training.gather_singly
     for domain, sharding in job.shardings.items():
@@ -98,55 +78,6 @@ def messages_beside(job: Job, marks: Sequence[Mark]) -> Iterator[Message]:
         if sharding.replicas > 1 and elements and gather is not None and by_unit and twice:
             size = message_size(gather, elements, gathered_as(job, domain, layer=True), sharding.replicas)
             yield from [Message(gather, size, sharding.group)] * 2
-
-
-class Weights(Struct, frozen=True):
-    """How much of what a chain of waiting passes through counts, from which a share of messages is taken.
-
-    See `weights_of`.
-    """
-
-    rest: float = 1.0
-    """Of all but the stage's kernels and messages."""
-    memory: float = 1.0
-    """Of its kernels that memory bounds; of the others all."""
-    messages: tuple[tuple[TimeAlone, float], ...] = ()
-    """Of its messages between replicas; those that are not listed count in whole."""
-
-    def of_pass(self, time: int, busy: Busy) -> int:
-        """Return what counts of a pass that takes so long, whose kernels are so busy."""
-        between = time - busy.chip - busy.memory
-        return floor(busy.chip + self.memory * busy.memory + self.rest * between)
-
-    def of_rows(self, piece: PricedPiece, durations: Int64s, device: Device) -> Int64s:
-        """Return what counts of each row of a piece, which take so long."""
-        kernels = piece.rows[:, PieceColumn.STREAM] == _COMPUTE
-        bound = piece.rows[:, PieceColumn.BOUND]
-        slowed = np.where(bound == _IN_MEMORY, self.memory, self.rest)
-        weight = np.where(np.isin(bound, _ON_CHIP), 1.0, slowed)
-        busy = np.where(kernels, np.maximum(durations - device.launch_overhead, 0), 0)
-        counted: Int64s = np.floor(weight * busy + self.rest * (durations - busy)).astype(np.int64)
-        return counted
-
-    def of_message(self, time: TimeAlone) -> int:
-        """Return what counts of a message."""
-        return floor(dict(self.messages).get(time, 1.0) * time[0])
-
-
-def weights_of(messages: Mapping[TimeAlone, int], device: Device) -> Iterator[tuple[Weights, int]]:
-    """Yield how chains of waiting count on a stage with these messages, and what to add, in picoseconds.
-
-    A step takes at least what counts of a chain and what is added. Where messages slow unlike, a limit
-    caps s: the most that anything else in a chain can hide. Each limit gives a bound.
-    """
-    shares = _shares(messages, device)
-    longest = 1 / (1 - max(memory for _, memory in shares.values()))
-    for limit in sorted({chip for chip, _ in shares.values()}):
-        taken = {time: min(chip, limit) for time, (chip, _) in shares.items()}
-        spared = max(max(0.0, taken[time] - memory) for time, (_, memory) in shares.items())
-        counts = tuple((time, 1 - share) for time, share in taken.items())
-        added = sum(count * taken[time] * time[0] for time, count in messages.items())
-        yield Weights(1 - limit, max(0.0, 1 - longest * spared), counts), floor(added)
 
 
 class _Slowed(NamedTuple):

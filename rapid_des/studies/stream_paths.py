@@ -10,7 +10,6 @@ is in it: it is a bound from below.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,33 +27,33 @@ def paths(piece: PricedPiece, durations: Int64s, streams: Sequence[int], outputs
     `durations` of its rows; `streams` are all that it may use; `outputs` the rows that hold its results.
     Inputs are those of the ports INPUT and SECOND, for which whatever else a piece waits for counts too.
     """
-    count = len(streams) + 2
     place = {stream: number for number, stream in enumerate(streams)}
     before = unmoved(len(streams))
-    free, ports = before[:-2].copy(), {INPUT: before[-2], SECOND: before[-1]}
-    ended = np.empty((len(piece), count), np.int64)
+    free, ports = list(before[:-2]), {INPUT: before[-2], SECOND: before[-1]}
     on = [place[stream] for stream in piece.rows[:, PieceColumn.STREAM].tolist()]
-    for row, (stream, duration, after) in enumerate(
-        zip(on, durations.tolist(), piece.edges.by_row(), strict=True)
-    ):
+    ended = list[Int64s]()
+    for stream, duration, after in zip(on, durations.tolist(), piece.edges.by_row(), strict=True):
         moment = free[stream]
         for other in after:
-            if other >= 0:
-                np.maximum(moment, ended[other], out=moment)
-            elif other in ports:
-                np.maximum(moment, ports[other], out=moment)
-        moment += duration
-        ended[row] = moment
-    return np.concatenate([free, ended[list(outputs)]])
+            if other in ports:
+                moment = np.maximum(moment, ports[other])
+            elif other >= 0 and on[other] != stream:  # those on its own stream end before that is free
+                moment = np.maximum(moment, ended[other])
+        free[stream] = moment + duration
+        ended.append(free[stream])
+    return np.array([*free, *(ended[output] for output in outputs)])
 
 
-def moments(piece: PricedPiece, durations: Int64s) -> list[int]:
-    """Return when each row of a piece is done that starts on idle streams, in picoseconds."""
-    ended, free = list[int](), Counter[int]()
+def moments(piece: PricedPiece, durations: Int64s, others: int = 0) -> list[int]:
+    """Return when each row of a piece is done, in picoseconds, if kernels may start at 0.
+
+    `others`: when all other streams are free, and what comes from outside is there.
+    """
+    ended, free = list[int](), {0: 0}
     streams = piece.rows[:, PieceColumn.STREAM].tolist()
     for stream, duration, after in zip(streams, durations.tolist(), piece.edges.by_row(), strict=True):
-        begun = max((ended[other] for other in after if other >= 0), default=0)
-        free[stream] = max(begun, free[stream]) + duration
+        begun = max([ended[other] for other in after if other >= 0], default=others)
+        free[stream] = max(begun, free.get(stream, others)) + duration
         ended.append(free[stream])
     return ended
 
@@ -71,23 +70,7 @@ def unmoved(streams: int) -> Int64s:
     return matrix
 
 
-def after(matrix: Int64s, moments: Int64s) -> Int64s:
-    """Return when streams are free and results there of a stretch, given when they were before it."""
-    ends: Int64s = (matrix + moments).max(axis=1)
-    return ends
-
-
 def product(later: Int64s, earlier: Int64s) -> Int64s:
     """Return the matrix of one stretch behind another, of streams alone."""
-    chained: Int64s = (later[:, :, None] + earlier[None, :, :]).max(axis=1)
-    return np.maximum(chained, NEVER)
-
-
-def power(matrix: Int64s, times: int) -> Int64s:
-    """Return the matrix of a stretch so many times in a row, of streams alone."""
-    result = unmoved(len(matrix) - 2)
-    while times:
-        if times % 2:
-            result = product(matrix, result)
-        matrix, times = product(matrix, matrix), times // 2
-    return result
+    chained: Int64s = np.maximum.reduce(later[:, :, None] + earlier, axis=1, initial=NEVER)
+    return chained

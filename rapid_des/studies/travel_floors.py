@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Mapping
 
 from rapid_des.frontend import Job
 from rapid_des.frontend.groups import message_size
 from rapid_des.frontend.optimizers import gathered_as
-from rapid_des.frontend.parts import ModelSection, PieceKey
+from rapid_des.frontend.parts import ModelSection
 from rapid_des.frontend.routing import libraries_json
 from rapid_des.frontend.template import Domain, PieceColumn, PricedPiece
 from rapid_des.frontend.trace import ProgramWriter
@@ -18,20 +17,18 @@ from rapid_des.studies.alone import Message, collective_alone, program_alone
 from rapid_des.studies.earliest import Times
 from rapid_des.studies.made_of import Part
 from rapid_des.studies.memory_floors import once
-from rapid_des.studies.pass_walk import Alone, Bucket, Unit
 from rapid_des.studies.piece_floors import PieceFloors, computes
-from rapid_des.studies.slowed import Busy, Mark, Weights, busy_of, messages_beside, reduced
+from rapid_des.studies.slowed import Busy, Mark, busy_of, messages_beside
 from rapid_des.studies.stand_ins import (
     Groups,
     Layers,
     Placed,
     State,
-    in_place,
     of_groups,
     of_layers,
     of_state,
 )
-from rapid_des.studies.stream_paths import longest, moments
+from rapid_des.studies.stream_paths import longest
 
 _MANY = ("block", "prediction")
 """Sections whose messages count."""
@@ -75,20 +72,6 @@ class TravelFloors(PieceFloors):
                 messages[message] += times * count
         return messages
 
-    def alone_of(self, job: Job, weights: Weights) -> Alone:
-        """Return what the passes of a stage take alone, and what travels for them, as far as it counts."""
-        state, parts = of_state(job), self.parts(job).kinds
-        units = frozenset(unit for part in parts for unit in _units(state, part))
-        return self._alone_of(in_place(job), state, units, weights)
-
-    @once
-    def _alone_of(self, placed: Placed, state: State, units: frozenset[Unit], weights: Weights) -> Alone:
-        times, busy = self.pass_times(placed), self.busy(of_layers(placed))
-        mine = {key: weights.of_pass(time, busy[key]) for key, time in times.items()}
-        each = units if state.sharding.each else ()
-        reduces = {unit: self._reduced((placed, state), unit, mine, weights) for unit in each}
-        return Alone(mine, {}, self._gathered(placed, state, weights), reduces)
-
     @once
     def pass_times(self, placed: Placed) -> Times:
         """Return what passes take with messages, beside which nothing else of their stage computes."""
@@ -106,54 +89,6 @@ class TravelFloors(PieceFloors):
         durations = self.durations(placed, piece)
         together = durations.sum() > longest(piece, durations) or (piece.rows[:, PieceColumn.PEER] >= 0).any()
         return self.alone(placed, piece) if together else int(durations.sum())
-
-    def _gathered(
-        self, placed: Placed, state: State, weights: Weights
-    ) -> Mapping[tuple[ModelSection, bool], int]:
-        """Return how long the parameters of each section travel before its passes; empty where none do."""
-        gathers: dict[tuple[ModelSection, bool], int] = {}
-        cheap = any(sharding.reshard_ranks for sharding in state.shardings.values())
-        cheap |= state.training.adapters is not None  # whose tables are gathered for forwards alone
-        sizes = self.sizes(of_layers(placed)) if state.sharding.policy.by_unit else {}
-        groups = of_groups(state)
-        for section, size in sizes.items():
-            messages = messages_of(state, size, gathers=True)
-            time = sum(self._counted(groups, message, weights) for message in messages)
-            gathers |= {(section, False): time, (section, True): 0 if cheap else time}
-        return gathers
-
-    def _reduced(
-        self, of: tuple[Placed, State], unit: Unit, times: Times, weights: Weights
-    ) -> Sequence[Bucket]:
-        """Return the messages of a unit's gradients, in the order in which these become final."""
-        placed, state = of
-        layers, groups = of_layers(placed), of_groups(state)
-        begins = [0, *accumulate(times[section, True] for section in unit)]
-        marks, ready = list[Mark](), list[int]()
-        for section, begin in zip(unit, begins, strict=False):
-            marks += self._marks(layers, section)
-            ready += [begin + final for final in self._finals(placed, section, weights)]
-        if not (state.training.overlap_gradients or state.sharding.policy.by_unit):
-            ready = [begins[-1]] * len(ready)
-        return [
-            Bucket(ready[number], self._counted(groups, message, weights))
-            for number, message in reduced(state, marks)
-        ]
-
-    @once
-    def _finals(self, placed: Placed, section: ModelSection, weights: Weights) -> Sequence[int]:
-        """Return when the gradients of each mark of a section become final, from its backward's start on."""
-        pieces = [place[PieceKey(section, "backward")] for place in self.timed(placed)]
-        moments_of = [moments(each.piece, weights.of_rows(*each, self.machine.device)) for each in pieces]
-        marks = [each.piece.marks for each in pieces]
-        return [
-            min(of[mark.position] for of, mark in zip(moments_of, same, strict=True))
-            for same in zip(*marks, strict=True)
-        ]
-
-    def _counted(self, groups: Groups, message: Message, weights: Weights) -> int:
-        known = self.by_library(groups, message)
-        return self.takes(groups, message) if known is None else weights.of_message(known)
 
     def travels(self, state: State, parameters: Counter[Domain], *, gathers: bool) -> int:
         """Return how long a stage's gradients are reduced, or its parameters gathered, in one message."""
@@ -180,7 +115,7 @@ class TravelFloors(PieceFloors):
         return time
 
 
-def _units(job: Job, part: Part) -> list[Unit]:
+def _units(job: Job, part: Part) -> list[tuple[ModelSection, ...]]:
     """Return the sections of a part whose gradients travel together, in the order of their backwards."""
     sections = part.sections[::-1]
     return [(section,) for section in sections] if job.sharding.policy.by_unit else [sections]

@@ -116,7 +116,7 @@ BAD_WORDS = [
     ("device show nope", "no device file 'nope'"),
     (
         "validate nope",
-        "no topic starts with 'nope'; topics: goodput/, inference/, inference/silicon",
+        "no topic starts with 'nope'; topics: goodput/, inference/, inference/prefix-cache",
     ),
     (
         "validate operators/gemx",

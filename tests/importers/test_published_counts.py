@@ -11,6 +11,15 @@ from rapid_des.errors import ConfigError
 from rapid_des.importers.hugging_face import import_hugging_face
 
 PUBLISHED = {
+    "vit-base-patch16-224": (
+        dict(
+            model_type="vit", attention_probs_dropout_prob=0.0, encoder_stride=16, hidden_act="gelu",
+            hidden_dropout_prob=0.0, hidden_size=768, image_size=224, initializer_range=0.02,
+            intermediate_size=3072, layer_norm_eps=1e-12, num_attention_heads=12, num_channels=3,
+            num_hidden_layers=12, num_labels=1000, patch_size=16, qkv_bias=True,
+        ),
+        86_567_656,
+    ),
     "minimax-m2": (  # 62 layers of 3,668,718,848: the card says 229B
         dict(
             model_type="minimax_m2", attn_type_list=[1] * 62, head_dim=128, hidden_act="silu",

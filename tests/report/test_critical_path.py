@@ -65,12 +65,13 @@ def computing(draw):
     return lower(trace_set([nodes]), machine(ring(2))).program
 
 
-def with_work(program, visit, change):
-    """The program of one rank with the work of a visit changed."""
-    table = program.programs[0]
-    work = table.work.copy()
+def with_work(program, visit, change, number=0):
+    """The program with the work of a visit of one of its rank programs changed."""
+    programs = list(program.programs)
+    work = programs[number].work.copy()
     work[visit] += change
-    return replace(program, programs=(replace(table, work=work),))
+    programs[number] = replace(programs[number], work=work)
+    return replace(program, programs=tuple(programs))
 
 
 @FEW
@@ -83,6 +84,37 @@ def test_what_is_on_the_path_decides_the_end_and_nothing_else_does(program):
             assert run(with_work(program, visit, 7)).makespan == end + 7
         else:
             assert run(with_work(program, visit, -7)).makespan == end
+
+
+@st.composite
+def meeting(draw):
+    """A program of ranks that meet in all-reduces of one order: its end is the longest path, too."""
+    rng = draw(st.randoms(use_true_random=False))
+    ranks = [Nodes() for _ in range(rng.randint(2, 3))]
+    for _ in range(rng.randint(1, 3)):
+        size = rng.randint(1, 9) * 60
+        for nodes in ranks:
+            done = [
+                nodes.compute(rng.randint(1, 5_000) * 10, stream=rng.choice(["compute", "s0"]))
+                for _ in range(rng.randint(1, 4))
+            ]
+            nodes.collective(ALL_REDUCE, size, after=rng.choice(done))
+    return lower(trace_set(ranks), machine(ring(len(ranks)))).program
+
+
+@FEW
+@given(meeting())
+def test_work_of_any_rank_on_the_path_decides_the_end_and_no_other_does(program):
+    records = run(program)
+    chain, end = Chain(program, records), records.makespan
+    on_path = {chain.place(step.visit) for step in chain.steps()}
+    for position, binding in enumerate(program.bindings):
+        table = program.programs[binding.program]
+        assert [each.program for each in program.bindings].count(binding.program) == 1
+        for visit in np.flatnonzero(table.kind == VisitKind.COMPUTE).tolist():
+            change = 7 if (position, visit) in on_path else -7
+            changed = run(with_work(program, visit, change, binding.program)).makespan
+            assert changed == end + max(change, 0)
 
 
 def test_a_path_goes_on_at_the_rank_that_arrives_last():

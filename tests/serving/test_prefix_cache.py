@@ -209,6 +209,14 @@ def test_what_a_tier_below_has_is_loaded_in_its_time():
     assert result.prefix_cache.found_tokens == {"gpu": 0, "host": 1008}
 
 
+def test_numbers_are_lengths_in_a_job_file():
+    settings = JOB | {"serving.prefix": 160, "serving.prompt": 200, "serving.output": 3}
+    job = load_job("llama2_7b_inference", settings=settings)
+    result = serve(job, load_machine("dgx_a100"), arrivals="constant rate=1/s", requests=3)
+    assert result.requests["prompt"].tolist() == [200] * 3
+    assert result.prefix_cache.found_tokens == {"gpu": 2 * 160}
+
+
 def test_a_router_that_knows_caches_sends_a_session_where_its_pages_are():
     rows = [[key, key + 1] for key in (10, 20, 30) for _ in range(6)]
     order = [n for turn in range(6) for n in range(turn, 18, 6)]

@@ -27,7 +27,7 @@ def opened(job, machine, settings):
 @cache
 def report(job, machine, *settings):
     plain = rd.simulate(*opened(job, machine, settings), cache=CACHE).as_json()
-    basis = ("simulation_wall_s", "priced_with", "intervals")  # what stands behind the answer
+    basis = ("simulation_wall_s", "priced_with", "intervals", "spread")  # what stands behind the answer
     return {name: value for name, value in plain.items() if name not in basis and "forecast" not in name}
 
 

@@ -3,13 +3,11 @@
 import numpy as np
 import pytest
 
-from rapid_des.bounded_cache import BoundedCache
 from rapid_des.chakra.trace import NodeKind
-from rapid_des.frontend import load_job
-from rapid_des.frontend.template import INPUT, SECOND, STREAMS, PieceNode, make_piece
-from rapid_des.machine import load_machine
-from rapid_des.studies.floors import Floors
-from rapid_des.studies.stream_paths import after, longest, paths, power, product, unmoved
+from rapid_des.frontend.parts import ModelSection, PieceKey
+from rapid_des.frontend.template import INPUT, SECOND, STREAMS, PieceNode, chain, make_piece
+from rapid_des.studies.stage_paths import StagePaths, Timed, in_a_row
+from rapid_des.studies.stream_paths import longest, paths, product, unmoved
 
 EP = STREAMS.index("ep")
 
@@ -37,30 +35,38 @@ def test_a_piece_is_the_longest_paths_between_streams_inputs_and_results():
 
 def test_what_is_late_on_one_stream_moves_what_waits_for_it():
     matrix = paths(PIECE, DURATIONS, (0, EP), (3, 2))
-    assert after(matrix, np.array([0, 0, 0, 0])).tolist() == [28, 25, 28, 12]
-    assert after(matrix, np.array([0, 100, 0, 0])).tolist() == [123, 120, 123, 12]
-    assert after(matrix, np.array([0, 0, 0, 50])).tolist() == [60, 25, 60, 57]
-    assert after(unmoved(2), np.array([1, 2, 3, 4])).tolist() == [1, 2, 3, 4]
+    assert ends(matrix, 0, 0, 0, 0) == [28, 25, 28, 12]
+    assert ends(matrix, 0, 100, 0, 0) == [123, 120, 123, 12]
+    assert ends(matrix, 0, 0, 0, 50) == [60, 25, 60, 57]
+    assert ends(unmoved(2), 1, 2, 3, 4) == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("times", [0, 1, 2, 7])
-def test_a_power_is_as_many_stretches_in_a_row(times):
-    matrix, moments = paths(PIECE, DURATIONS, (0, EP), (3, 2))[:2, :2], np.array([4, 30])
+def ends(matrix, *moments):
+    return (matrix + np.array(moments)).max(axis=1).tolist()
+
+
+@pytest.mark.parametrize("times", [1, 2, 7])
+def test_runs_in_a_row_are_one_behind_the_other(times):
+    matrix, moments = paths(PIECE, DURATIONS, (0, EP), (3, 2))[:2, :2], [4, 30]
     expected = moments
     for _ in range(times):
-        expected = after(matrix, expected)
-    assert after(power(matrix, times), moments).tolist() == expected.tolist()
-    assert product(matrix, power(matrix, times)).tolist() == power(matrix, times + 1).tolist()
+        expected = ends(matrix, *expected)
+    known = {(0,): matrix}
+    assert ends(in_a_row((0,) * times, known), *moments) == expected
+    assert in_a_row((0,) * (times + 1), known).tolist() == product(matrix, known[(0,) * times]).tolist()
 
 
-@pytest.mark.parametrize("schedule", ["dualpipe", "dualpipe_v"])
-def test_of_a_long_step_of_pairs_a_short_one_is_walked(monkeypatch, schedule):
-    settings = {"model.layers": "8", "model.exceptions": "[]", "model.feed_forward.experts": "16",
-                "training.sequence_length": "2048", "training.global_batch": "320",
-                "parallelism": "{pp: 4, dp: 4, ep: 4, layers: even}",
-                "training.schedule": schedule}  # fmt: skip
-    job = load_job("deepseek_v3_train_2048", settings=settings)
-    floors = Floors(load_machine("dgx_h100_x8"), BoundedCache())
-    short = floors.walked(job)
-    monkeypatch.setattr("rapid_des.studies.pair_walk._MIDDLE", 1000)
-    assert 0.99 * floors.walked(job) <= short <= floors.walked(job)
+def test_a_pass_of_several_sections_is_their_pieces_in_one():
+    """Also a pair whose pieces send nothing: its second pass does not wait for what the first has made."""
+    sections = (ModelSection("block", 0), ModelSection("block", 1), ModelSection("block", 0))
+    timed = {
+        PieceKey(section, "forward"): Timed(PIECE, DURATIONS * (1 + section.kind)) for section in sections
+    }
+    found = StagePaths([timed], by_unit=True)
+    whole = chain([timed[PieceKey(section, "forward")].piece for section in sections])
+    durations = np.concatenate([timed[PieceKey(section, "forward")].durations for section in sections])
+    one = (sections, "forward")
+    expected = paths(whole, durations, (0, EP), (whole.output,) * 2)
+    assert found.of((one,))[:, :3].tolist() == expected[:, :3].tolist()
+    streams = expected[:2, :2]
+    assert found.of((one, one))[:2, :2].tolist() == product(streams, streams).tolist()

@@ -30,6 +30,8 @@ _RING = "attention.kv_ring"
 def context_refusal(core: AttentionCore, split: ParallelismSpec) -> str | None:
     """Return why a job's cp can not split the core; None if it can."""
     heads = split.head_degree
+    if not core.causal:
+        return "its pieces of a sequence balance the work of a causal mask, and attention has none"
     if core.reach and heads < split.cp and split.cp_kind != "all_gather":
         what = f"a window of {core.window}" if core.window else f"attention in chunks of {core.chunk}"
         problem = f"{what} leaves blocks of a ring without work, and ranks unbalanced"

@@ -278,6 +278,8 @@ class AttentionCore(Struct, frozen=True):
     chunk: int | None = None
     """Chunk length in positions: queries see nothing before their chunk; None: one chunk."""
     softcap: bool = False
+    causal: bool = True
+    """Whether a query sees the positions up to its own; false: all."""
 
     @property
     def reach(self) -> int | None:
@@ -446,6 +448,7 @@ class AttentionCore(Struct, frozen=True):
             dtype=shard.precision.activations,
             kv_dtype=shard.precision.kv_cache,
             fused=shard.flash,
+            causal=self.causal,
         )  # fmt: skip
 
 

@@ -74,7 +74,9 @@ class GroupedQueryAttention(Struct, frozen=True):
         return context_refusal(self.core, split)
 
     def cache_bytes(self, shard: Shard, positions: int) -> int:
-        """Return the keys and values of all positions that a later query sees."""
+        """Return the keys and values of all positions that a later query sees: none behind an encoder."""
+        if not self.core.causal:
+            return 0
         dtype = shard.precision.kv_cache or shard.precision.activations
         return byte_count(2 * self.core.key_width(shard) * self.core.seen(positions), dtype)
 
@@ -92,7 +94,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         inside = shard.serving and shard.fusion in ROTATING
         if not inside:
             self._rotate(operations, shard)
-        if shard.serving and not inside:
+        if shard.serving and not inside and core.causal:
             write = shard.vector("kv_cache_write", shard.tokens, 2 * core.key_width(shard))
             operations.kernel("attention.cache", write)
         counts: Counts = {
@@ -187,6 +189,9 @@ def grouped_query_attention(spec: AttentionSpec, model: ModelSpec, file: str) ->
     if spec.kv_heads and spec.heads % spec.kv_heads:
         problem = f"{spec.heads} heads do not divide by {spec.kv_heads} kv_heads"
         raise ConfigError(problem, file=file, key="attention.kv_heads")
+    if not spec.causal and (spec.window or spec.chunk):
+        problem = "a window or chunks of both sides are not simulated"
+        raise ConfigError(problem, file=file, key="attention.causal")
     head_dim = spec.head_dim or model.hidden // spec.heads
     core = AttentionCore(
         heads=spec.heads,
@@ -196,6 +201,7 @@ def grouped_query_attention(spec: AttentionSpec, model: ModelSpec, file: str) ->
         window=spec.window,
         chunk=spec.chunk,
         softcap=spec.softcap,
+        causal=spec.causal,
     )
     return GroupedQueryAttention(
         hidden=model.hidden,

@@ -295,22 +295,18 @@ def _section(job: Job, section: ModelSection, place: int, lists: Lists) -> Secti
     if inputs is None:
         return SectionMemory(tuple(saved), fullest, (), tuple(remade), others)
     weights = lists[PieceKey(section, "weight_gradient")]
-    deferred = [tensor for operation in whole for tensor in _saved(operation) if _needed(tensor, weights)]
+    needed = _last_uses(weights)
+    deferred = [tensor for operation in whole for tensor in _saved(operation) if tensor.name in needed]
     deferred += [
         Tensor(gradient.name, "activations", size)
         for gradient in weights
         if (size := gradient_bytes(gradient))
     ]
-    last = [len(inputs) if _needed(tensor, weights) else end
+    last = [len(inputs) if tensor.name in needed else end
             for tensor, end in zip(standing, _releases(standing, inputs), strict=True)]  # fmt: skip
     fullest["input_gradient"] = _fullest(inputs, _shrinking(standing, last, len(inputs)))
     fullest["weight_gradient"] = _fullest(weights, iter([deferred] * len(weights)))
     return SectionMemory(tuple(saved), fullest, tuple(deferred), tuple(remade), others)
-
-
-def _needed(tensor: Tensor, weights: Sequence[Operation]) -> bool:
-    """Return whether a weight gradient needs what its operator's forward kept."""
-    return any(_bears(other.name, tensor.name) for other in weights)
 
 
 def _saved(operation: Operation) -> Iterator[Tensor]:
@@ -322,15 +318,19 @@ def _saved(operation: Operation) -> Iterator[Tensor]:
 
 def _releases(saved: Sequence[Tensor], backward: Sequence[Operation]) -> list[int]:
     """Return for each tensor after which position of the backward it is given back."""
-    last = len(backward) - 1
-    return [
-        max((place for place, other in enumerate(backward) if _bears(other.name, tensor.name)), default=last)
-        for tensor in saved
-    ]
+    last_use, last = _last_uses(backward), len(backward) - 1
+    return [last_use.get(tensor.name, last) for tensor in saved]
 
 
-def _bears(name: str, operator: str) -> bool:
-    return name == operator or name.startswith(f"{operator}.")
+def _last_uses(operations: Sequence[Operation]) -> dict[str, int]:
+    """Return by name the last position whose operator bears or continues it (`ffn.in.weight_gradient`)."""
+    last: dict[str, int] = {}
+    for position, operation in enumerate(operations):
+        name = operation.name
+        while name:
+            last[name] = position
+            name = name.rpartition(".")[0]
+    return last
 
 
 def _growing(by_operator: Sequence[list[Tensor]]) -> Iterator[list[Tensor]]:

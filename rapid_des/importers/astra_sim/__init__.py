@@ -8,6 +8,7 @@ builders are those of `program`.
     ranks               who runs what for how long: CPU, GPU and communication, in the order of node ids
     collectives         a collective to chunks and phases, phases to the queues of their dimension
     expansions          the same as member visits, with queues as servers and priorities
+    statistics          what its log prints of each rank
     algorithms          the templates of phases by the names in the system file: lockstep, direct, tree
     here                traces and files in, its figures out
 """
@@ -15,6 +16,7 @@ builders are those of `program`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -32,6 +34,7 @@ from rapid_des.importers.astra_sim.files import read_setup as read_setup
 from rapid_des.importers.astra_sim.lowering import lower as lower
 from rapid_des.importers.astra_sim.lowering import lower_with_network
 from rapid_des.importers.astra_sim.ranks import GPU
+from rapid_des.importers.astra_sim.statistics import AstraTimes, statistics_of
 from rapid_des.importers.keys import Ignored
 from rapid_des.modes.execution import EngineChoice, Execution, execute
 from rapid_des.network.fabric import Fabric
@@ -66,13 +69,21 @@ class AstraResult:
     wall_s: float = 0.0
     run: AstraRun | None = field(default=None, repr=False)
 
+    @cached_property
+    def statistics(self) -> list[AstraTimes]:
+        """What ASTRA-sim's log prints of each rank; empty without a run."""
+        if self.run is None:
+            return []
+        return statistics_of(self.run.lowered, self.run.execution.records)
+
     def tree(self) -> dict[str, object]:
         """Return the result as plain data for JSON."""
-        rows = zip(self.ranks, self.finish_ns, self.exposed_communication_ns, strict=True)
+        more = [msgspec.to_builtins(each) for each in self.statistics] or [{} for _ in self.ranks]
+        rows = zip(self.ranks, self.finish_ns, self.exposed_communication_ns, more, strict=True)
         return {
             "ranks": {
-                str(rank): {"finish_ns": finish, "exposed_communication_ns": exposed}
-                for rank, finish, exposed in rows
+                str(rank): {"finish_ns": finish, "exposed_communication_ns": exposed, **others}
+                for rank, finish, exposed, others in rows
             },
             "finish_ns": max(self.finish_ns, default=0),
             "engine": self.engine,

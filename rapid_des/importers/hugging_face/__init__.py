@@ -81,12 +81,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "olmoe": llama.olmoe,
     "seed_oss": llama.seed_oss,
     "smollm3": llama.smollm3,
+    "vit": gpt.vit,
 }
 """The importing functions by `model_type`."""
 REFUSED: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("vit", "clip", "siglip", "dinov2", "bert", "roberta"), "an encoder (attention to both sides)"
-    ),
+    **dict.fromkeys(("clip", "siglip"), "a pair of towers, for images and for texts,"),
+    "dinov2": "an encoder whose layers are scaled (layer_scale)",
+    **dict.fromkeys(("bert", "roberta"), "an encoder with norms behind each sum"),
 }
 """The feature that is not simulated of each refused architecture, by `model_type`."""
 

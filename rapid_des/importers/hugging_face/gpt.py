@@ -55,6 +55,37 @@ def opt(keys: Keys) -> Tree:
     }
 
 
+def vit(keys: Keys) -> Tree:
+    """Read ViT: patches behind a token for the class, attention to both sides, a head of classes."""
+    hidden = keys.count("hidden_size")
+    patch, image = keys.count("patch_size", 16, least=1), keys.count("image_size", 224, least=1)
+    keys.ignore("it is of masked training, which is not simulated", "encoder_stride")
+    keys.ignore("the pooler is not part of a classifier", "pooler_act", "pooler_output_size")
+    patches = {"size": patch, "image": image, "channels": keys.count("num_channels", 3, least=1)}
+    names = keys.get("id2label", dict, {})
+    keys.overrule("id2label says it", *(("num_labels",) if names else ()))
+    classes = len(names) or keys.count("num_labels", 2, least=1)
+    bias = keys.flag("qkv_bias", default=True)
+    attention = {"heads": keys.count("num_attention_heads"), "qkv_bias": bias, "output_bias": True}
+    return {
+        "hidden": hidden,
+        "layers": keys.count("num_hidden_layers", least=1),
+        "attention": attention | {"causal": False},
+        "feed_forward": {
+            "activation": keys.choice("hidden_act", GELU, "gelu"),
+            "hidden": keys.count("intermediate_size"),
+            "bias": True,
+        },
+        "norm": "layer_norm",
+        "position": "learned",
+        "vocabulary": classes,
+        "max_positions": (image // patch) ** 2 + 1,
+        "tied_embeddings": False,
+        "head_bias": True,
+        "patches": patches,
+    }
+
+
 def gpt_neox(keys: Keys) -> Tree:
     """Read GPT-NeoX and Pythia: both halves of a layer read the same stream."""
     bias, parallel = (

@@ -270,7 +270,9 @@ def _lines(blocks: JobBlocks, ranks: Sequence[int]) -> Outside:
         tables += [(kind, job.expert_layout.rows(axes)) for axes, kind in kinds if training or kind == "ep"]
     if training and len(job.copies[0]) > 1:
         tables += [("dp", job.rows(group)) for group in sorted(job.replica_groups)]
-    return [(kind, table[np.isin(table[:, 0], ranks)]) for kind, table in tables if table.shape[1] > 1]
+    is_here = np.zeros(job.gpus, np.bool_)
+    is_here[np.array(ranks)] = True
+    return [(kind, table[is_here[table[:, 0]]]) for kind, table in tables if table.shape[1] > 1]
 
 
 def _pace(blocks: JobBlocks) -> int:

@@ -87,7 +87,7 @@ class _ShortestPaths(Struct, frozen=True, eq=False, dict=True):
 
     def _hops_to(self, destination: int) -> Int32s:
         alive = np.ones(len(self.source), bool)
-        return levels(self._incoming, self.source, destination, alive, len(self.names))
+        return levels(self._incoming, self.source, destination, alive)
 
 
 def read_graph(dimension: Graph) -> NamedGraph:

@@ -87,6 +87,18 @@ def test_exposed_communication_is_what_no_gpu_operator_covers(bench):
     assert bench.replay(ranks)[:2] == [(100_500, 40_500), (100_500, 100_500)]
 
 
+def test_statistics_count_what_is_under_way_and_what_overlaps(bench):
+    # 60 us of computing, and beside it a message of 100.5 us, which both ranks have under way
+    ranks = [
+        ([bench.compute(60_000), bench.send(MESSAGE)], (), (1,)),
+        ([bench.recv(MESSAGE)], (), (0,)),
+    ] + [([bench.compute(1)],)] * 2
+    sender, receiver, *_ = replay_traces(bench.traces(ranks), bench.setup()).statistics
+    assert (sender.gpu_time_ns, receiver.gpu_time_ns) == (60_000, 0)
+    assert (sender.overlap_ns, receiver.overlap_ns) == (60_000, 0)
+    assert (sender.comm_time_ns, receiver.comm_time_ns) == (100_500, 100_500)
+
+
 @pytest.mark.parametrize(
     ("node", "said"),
     [

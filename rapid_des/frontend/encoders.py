@@ -1,0 +1,25 @@
+"""What jobs of encoders, and of models of images, can not have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rapid_des.frontend.job import Job
+
+
+def encoder_refusals(job: Job) -> Iterator[tuple[str, str]]:
+    """Yield keys and problems, the most important first."""
+    training, patches = job.spec.training, job.model.spec.patches
+    kinds = () if training is not None else job.inference.kinds
+    key = "training.sequence_length" if training is not None else "inference.prompt_length"
+    lengths = [training.sequence_length] if training is not None else [kind.prompt_length for kind in kinds]
+    for length in lengths:
+        if patches is not None and length != patches.positions:
+            yield key, f"{length}; an image of {job.model.name} has {patches.positions} positions"
+    if job.model.is_causal or training is not None:
+        return
+    if any(kind.output_length > 1 or kind.cached for kind in kinds):
+        problem = f"{job.model.name} sees positions to both sides and makes no tokens one by one: state 1"
+        yield "inference.output_length", problem
+    if job.spec.serving is not None:
+        yield "serving", f"{job.model.name} is an encoder, which `run` predicts for batches alone"

@@ -1,0 +1,135 @@
+"""Vision transformers: parameters of published ones, what stands before and behind their layers, refusals."""
+
+import json
+
+import pytest
+
+from rapid_des.errors import ConfigError
+from rapid_des.frontend import load_job, load_model
+from rapid_des.importers.hugging_face import import_hugging_face
+from rapid_des.machine import load_machine
+from rapid_des.simulation import simulate
+
+
+def config(hidden, layers, heads, inner, patch, image=224, labels=1000):
+    return {
+        "model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": hidden,
+        "num_hidden_layers": layers, "num_attention_heads": heads, "intermediate_size": inner,
+        "patch_size": patch, "image_size": image, "num_channels": 3, "qkv_bias": True, "hidden_act": "gelu",
+        "attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0, "layer_norm_eps": 1e-12,
+        "initializer_range": 0.02, "encoder_stride": 16,
+        "id2label": {str(number): f"LABEL_{number}" for number in range(labels)},
+    }  # fmt: skip
+
+
+BASE, LARGE = config(768, 12, 12, 3072, 16), config(1024, 24, 16, 4096, 16)
+HUGE = config(1280, 32, 16, 5120, 14)
+"""Of google/vit-base-patch16-224, vit-large-patch16-224 and vit-huge-patch14-224-in21k."""
+
+
+def imported(tmp_path, stated):
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    return import_hugging_face(tmp_path).model
+
+
+@pytest.mark.parametrize(
+    ("stated", "parameters"), [(BASE, 86_567_656), (LARGE, 304_326_632), (HUGE, 632_045_800)]
+)
+def test_parameters_are_those_of_the_published_checkpoints(tmp_path, stated, parameters):
+    assert imported(tmp_path, stated).parameters == parameters
+
+
+def model(tmp_path, **changes):
+    from rapid_des.config import to_tree
+
+    return to_tree(imported(tmp_path, BASE).spec, "model") | changes
+
+
+def training(tmp_path, split, **changes):
+    return load_job(
+        {
+            "model": model(tmp_path),
+            "phase": "training",
+            "parallelism": split,
+            "training": {"global_batch": 64, "micro_batch": 8, "sequence_length": 197} | changes,
+        }
+    )
+
+
+def test_flops_are_those_of_all_pairs_of_positions(tmp_path):
+    job = training(tmp_path, {})
+    layer = 2 * (4 * 768**2 + 2 * 768 * 3072) + 4 * 197 * 768
+    image = 197 * 12 * layer + 2 * 196 * 768 * 768 + 2 * 1000 * 768
+    assert job.model_flops == 3 * 64 * image
+
+
+@pytest.mark.parametrize("split", [{}, {"tp": 4}, {"tp": 2, "pp": 2, "dp": 2}, {"dp": 8}], ids=str)
+def test_it_trains_on_any_split_and_its_parameters_are_counted_on_each_rank(tmp_path, split):
+    job, machine = training(tmp_path, split), load_machine("dgx_a100")
+    result = simulate(job, machine)
+    assert result.as_json()["mfu_attention"] == "full"
+    assert 0 < result.figures.mfu < 1
+    names = {operator.name for operator in result.trace.operators}
+    assert {"forward.embedding.patches", "backward.embedding.patches.weight_gradient"} <= names
+    assert not any(name.endswith(".embedding") for name in names)
+
+
+def test_the_head_reads_one_position_of_an_image(tmp_path):
+    job, machine = training(tmp_path, {}), load_machine("dgx_a100")
+    operators = {operator.name: operator for operator in simulate(job, machine).trace.operators}
+    assert operators["forward.head"].flops == 2 * 8 * 768 * 1000
+    assert operators["forward.embedding.patches"].flops == 2 * 8 * 196 * 768 * 768
+    core = operators["forward.attention.core"].flops
+    assert core >= 4 * 8 * 197**2 * 768  # of all pairs, not of half of them
+
+
+def test_a_batch_of_images_is_one_pass_without_a_cache(tmp_path):
+    served = {"batch": 64, "prompt_length": 197, "output_length": 1}
+    job = load_job({"model": model(tmp_path), "phase": "inference", "inference": served})
+    result = simulate(job, load_machine("dgx_a100"))
+    assert "kv_cache" not in result.figures.memory.fullest.categories or (
+        result.figures.memory.fullest.categories["kv_cache"] == 0
+    )
+    assert not any(operator.name.endswith("attention.cache") for operator in result.trace.operators)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"training": {"global_batch": 8, "micro_batch": 1, "sequence_length": 196}}, "has 197 positions"),
+        ({"parallelism": {"cp": 2, "dp": 1}}, "cp.*causal mask"),
+    ],
+)
+def test_jobs_that_images_can_not_have_are_refused(tmp_path, changes, problem):
+    job = {
+        "model": model(tmp_path), "phase": "training", "parallelism": {"dp": 2},
+        "training": {"global_batch": 8, "micro_batch": 1, "sequence_length": 197},
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match=problem):
+        load_job(job | changes)
+
+
+@pytest.mark.parametrize(
+    ("served", "problem"),
+    [
+        ({"batch": 2, "prompt_length": 197, "output_length": 5}, "output_length.*state 1"),
+        ({"batch": 2, "prompt_length": 100, "output_length": 1}, "prompt_length.*has 197"),
+    ],
+)
+def test_requests_that_images_can_not_be_are_refused(tmp_path, served, problem):
+    with pytest.raises(ConfigError, match=problem):
+        load_job({"model": model(tmp_path), "phase": "inference", "inference": served})
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"max_positions": 300}, "max_positions 300: an image has 196 patches, behind 1"),
+        ({"tied_embeddings": True}, "no table of tokens"),
+        ({"patches": {"size": 15, "image": 224}}, "image 224 does not divide by size 15"),
+        ({"attention": {"heads": 12, "causal": False, "window": 8}}, "both sides"),
+    ],
+)
+def test_models_that_can_not_be_are_refused(tmp_path, changes, problem):
+    with pytest.raises(ConfigError, match=problem):
+        load_model(model(tmp_path, **changes))
