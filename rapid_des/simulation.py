@@ -16,8 +16,15 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, structs
 
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.errors import DeadlockError, FabricCutError, InputError, TraceError, UnsupportedByEngine
-from rapid_des.frontend import Job, JobMemory, check_memory, memory
+from rapid_des.errors import (
+    ConfigError,
+    DeadlockError,
+    FabricCutError,
+    InputError,
+    TraceError,
+    UnsupportedByEngine,
+)
+from rapid_des.frontend import Job, JobMemory, JobTrace, check_memory, memory
 from rapid_des.frontend.build import in_passes
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice, Execution, Run, TooManyHopsError, execute
@@ -219,6 +226,9 @@ def _simulated_with_faults(job: Job, machine: Machine, options: _Options) -> Res
 def _simulated(job: Job, machine: Machine, options: _Options) -> Result:
     if options.mode == FLATTENED:
         return _flattened(job, machine, options)
+    if job.spec.parallelism.placement is not None:
+        problem = "ranks that a job places are simulated one by one; take mode flattened"
+        raise ConfigError(problem, file=job.file, key="parallelism.placement")
     if options.mode == FINEST:
         return _finest(job, machine, options)
     from rapid_des.modes.blocks import BLOCK_MODES, pays_whole, require_own_links, run_blocks, whole_note
@@ -262,9 +272,23 @@ def _finest(job: Job, machine: Machine, options: _Options) -> Result:
 def _flattened(job: Job, machine: Machine, options: _Options) -> Result:
     cache = options.cache
     trace = price(job, machine, cache=cache)
+    if job.spec.parallelism.placement is not None:
+        return _placed(job, trace, machine, options)
     paced = pace(job, machine, cache=cache)
     run = run_traces(trace.traces, machine, options.choice, trail=options.trail, cache=cache, pace=paced)
     return result_of(run, trace=trace, memory=options.memory)
+
+
+def _placed(job: Job, trace: JobTrace, machine: Machine, options: _Options) -> Result:
+    """Return the shortest step of the placements that a job states or that its traffic asks for."""
+    from rapid_des.modes.placement import placed, placements
+
+    results = []
+    for gpus in placements(job, trace, machine):
+        moved = placed(trace, gpus)
+        run = run_traces(moved.traces, machine, options.choice, trail=options.trail, cache=options.cache)
+        results.append(result_of(run, trace=moved, memory=options.memory))
+    return min(results, key=lambda result: int(result.step_time))
 
 
 def _with_notes(result: Result, machine: Machine) -> Result:

@@ -22,7 +22,7 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.executors import Done
 from rapid_des.frontend import memory
 from rapid_des.frontend.schedules import SCHEDULES
-from rapid_des.studies.floors import Floors
+from rapid_des.studies.lower_bounds import LowerBounds
 from rapid_des.studies.plan import HEADROOM, Wanted, plan
 from rapid_des.studies.points import Point, evaluate
 from rapid_des.studies.refinement import margin
@@ -130,15 +130,15 @@ class Way:
 
 def ways(case: Case, job: rd.Job, machine: rd.Machine) -> Iterator[tuple[rd.Job, Way]]:
     """Yield every way of a space, those that fit simulated in all modes."""
-    floors = Floors(machine, BoundedCache(1 << 28))
+    lower_bounds = LowerBounds(machine, BoundedCache(1 << 28))
     capacity = int(HEADROOM * machine.device.spec.hbm.capacity)
     legal = [checked(one, lambda _: None) for one in Space(job, machine, case.gpus, case.vary)]
     fitting, steps = [], dict[tuple[int, str], int]()
     for one in legal:
         if one is not None:
             needed = memory(one).fullest.peak
-            bound = floors.step(one) if needed <= capacity else 0
-            fitting.append((one, Way(needed <= capacity, floors.memory(one), needed, bound, {})))
+            bound = lower_bounds.step(one) if needed <= capacity else 0
+            fitting.append((one, Way(needed <= capacity, lower_bounds.memory(one), needed, bound, {})))
     points = [
         (number, mode, Point(one, machine, mode=mode, allow_oom=True))
         for number, (one, way) in enumerate(fitting)

@@ -273,6 +273,10 @@ class ParallelismSpec(Spec, frozen=True):
     """Pipeline parallel: number of stages."""
     order: tuple[Axis, ...] = ("tp", "cp", "ep", "dp", "pp")
     """Order of the axes in rank numbers, innermost first."""
+    placement: str | tuple[Annotated[int, msgspec.Meta(ge=0)], ...] | None = None
+    """The GPU of each rank: a list, a JSON file with one by its path from the job's folder, or auto, which
+    looks for one by the job's traffic, on as many of the first GPUs. Simulated flattened. Unset: rank 0
+    stands on GPU 0, and so on."""
     sequence_parallel: bool = False
     """Megatron's: norms and residuals split along the sequence over tp."""
     chunks: Count = 1

@@ -27,10 +27,9 @@ from rapid_des.frontend.spec import JobSpec
 from rapid_des.machine import Machine
 from rapid_des.report.evidence import resolution
 from rapid_des.report.result import Result
+from rapid_des.studies.closed_form_bounds import fullest_stages
 from rapid_des.studies.deadline import Deadline, TimeIsUp
-from rapid_des.studies.earliest import fullest_stages
-from rapid_des.studies.floors import Floors
-from rapid_des.studies.front import (
+from rapid_des.studies.lookahead import (
     BOUNDED,
     ESTIMATED,
     EXCHANGED,
@@ -38,10 +37,11 @@ from rapid_des.studies.front import (
     KERNELS,
     PLAIN,
     Entry,
-    Front,
+    Lookahead,
     Out,
     Why,
 )
+from rapid_des.studies.lower_bounds import LowerBounds
 from rapid_des.studies.points import Point, evaluate
 from rapid_des.studies.splits import Candidate, Family, Space, checked
 from rapid_des.units import Duration
@@ -95,7 +95,7 @@ class Refinement(Struct, dict=True):
     """Those that are not looked at while rows are chosen among what was simulated."""
 
     def __post_init__(self) -> None:
-        self.floors = Floors(self.machine, self.cache)
+        self.lower_bounds = LowerBounds(self.machine, self.cache)
         self.trains = self.space.job.spec.training is not None
         self.share = self.headroom if self.trains else 1.0
         self.capacity = int(self.share * self.machine.device.spec.hbm.capacity)
@@ -157,46 +157,46 @@ class Refinement(Struct, dict=True):
         so the same are looked at, and counted, however many workers there are.
         """
         over = self.deadline
-        front = Front(self._closer, top - len(self.rows), executor.workers, lambda: over.over)
-        front.add(self.queue)
-        meanwhile = over.while_waiting(front.look_ahead)
+        lookahead = Lookahead(self._closer, top - len(self.rows), executor.workers, lambda: over.over)
+        lookahead.add(self.queue)
+        meanwhile = over.while_waiting(lookahead.look_ahead)
         try:
-            while self._take_in(front, top) and not over.over:
-                with closing(executor.map(self.fitting, map(self._point, front), meanwhile)) as outcomes:
+            while self._take_in(lookahead, top) and not over.over:
+                with closing(executor.map(self.fitting, map(self._point, lookahead), meanwhile)) as outcomes:
                     for place, outcome in outcomes:
-                        front.learn(place, self._found(front.asked[place], outcome))
+                        lookahead.learn(place, self._found(lookahead.asked[place], outcome))
                         yield
-                        if not self._take_in(front, top):
+                        if not self._take_in(lookahead, top):
                             break
         except TimeIsUp:
             pass
         finally:
             if len(self.rows) < top and not self._settled(top):
-                self._keep(front)
+                self._keep(lookahead)
 
     def _point(self, entry: Entry) -> Point:
         return Point(entry.family.job, self.machine, mode=self._mode(entry), allow_oom=True)
 
-    def _take_in(self, front: Front, top: int) -> bool:
+    def _take_in(self, lookahead: Lookahead, top: int) -> bool:
         """Put what is known of those who come first in their place; tell whether more has to be found out."""
         while self.queue and len(self.rows) < top and not self._settled(top):
             entry = self.queue[0]
             if entry.certain:
                 self.rows.append(heapq.heappop(self.queue))
-            elif entry.key in front.known:
+            elif entry.key in lookahead.known:
                 heapq.heappop(self.queue)
-                self._put(front.known.pop(entry.key))
+                self._put(lookahead.known.pop(entry.key))
             else:
                 return True
         return False
 
-    def _keep(self, front: Front) -> None:
+    def _keep(self, lookahead: Lookahead) -> None:
         """Put all that is known in its place where the search was stopped: what was simulated is told."""
-        while ripe := [entry for entry in self.queue if entry.key in front.known]:
-            self.queue = [entry for entry in self.queue if entry.key not in front.known]
+        while ripe := [entry for entry in self.queue if entry.key in lookahead.known]:
+            self.queue = [entry for entry in self.queue if entry.key not in lookahead.known]
             heapq.heapify(self.queue)
             for entry in ripe:
-                self._put(front.known.pop(entry.key))
+                self._put(lookahead.known.pop(entry.key))
 
     def estimate_one(self) -> None:
         """Estimate the step of one candidate that fits, by closed forms, where no time is left for more."""
@@ -236,7 +236,7 @@ class Refinement(Struct, dict=True):
         for recomputed in parts:
             stages = list(replace(recomputed, orders=recomputed.orders[:1]).along("zero_stages"))
             legal = [job for part in stages if (job := checked(Candidate(part.job), _unheard)) is not None]
-            bounds = self.floors.memories(legal) if self.trains and legal else [0] * len(legal)
+            bounds = self.lower_bounds.memories(legal) if self.trains and legal else [0] * len(legal)
             for bound, job in zip(bounds, legal, strict=True):
                 number += 1
                 yield bound, number, job
@@ -293,18 +293,18 @@ class Refinement(Struct, dict=True):
             stages = tuple(part.zero_stages[0] for part in parts if isinstance(part, Family))
             orders = replace(entry.family, zero_stages=stages).along("orders") if stages else ()
             for place, family in enumerate(orders):
-                least = self.floors.exchanged(family.job) if self.bounded else 0
+                least = self.lower_bounds.exchanged(family.job) if self.bounded else 0
                 yield entry.part(place, family, level=EXCHANGED, least=least)
         else:
             for place, part in enumerate(entry.family.along("zero_stages")):
                 yield _refused(part) or self._bounded(entry, place, part)
 
     def _bounded(self, entry: Entry, place: int, part: Family) -> Entry:
-        least = self.floors.step(part.job) if self.bounded else 0
+        least = self.lower_bounds.step(part.job) if self.bounded else 0
         return entry.part(place, part, level=BOUNDED, least=least)
 
     def _passes(self, family: Family, *, again: bool) -> int:
-        return self.floors.passes(family.job, again=again) if self.bounded else 0
+        return self.lower_bounds.passes(family.job, again=again) if self.bounded else 0
 
     def _least_memory(self, family: Family) -> int:
         """Return bytes that no candidate of a family can do without."""
@@ -320,13 +320,13 @@ class Refinement(Struct, dict=True):
 
     def _of_stage(self, sharded: Sequence[Job], again: Sequence[Job], stage: int) -> int:
         """Return bytes that no candidate of a family can do without on a stage, or of one that fits."""
-        needed = min(self.floors.standing(job, stage) for job in sharded)
+        needed = min(self.lower_bounds.standing(job, stage) for job in sharded)
         moving = 0
         for job in again if needed <= self.capacity else ():
-            moving = min(moving or self.capacity, self.floors.moving(job, stage))
+            moving = min(moving or self.capacity, self.lower_bounds.moving(job, stage))
             if needed + moving <= self.capacity:
                 break
-            kept = self.floors.kept(job, stage) if _keeps_least(job) else 0
+            kept = self.lower_bounds.kept(job, stage) if _keeps_least(job) else 0
             if needed + kept > self.capacity:
                 return needed + kept
         return needed + moving
@@ -334,7 +334,7 @@ class Refinement(Struct, dict=True):
     def _fitting_parts(self, family: Family) -> Iterator[Family | Out]:
         """Yield the parts of one recomputation, or that they do not fit into memory."""
         parts = list(family.along("zero_stages"))
-        each = self.floors.memories([part.job for part in parts]) if self.trains else [0] * len(parts)
+        each = self.lower_bounds.memories([part.job for part in parts]) if self.trains else [0] * len(parts)
         for part, needed in zip(parts, each, strict=True):
             if needed <= self.capacity:
                 yield part

@@ -19,7 +19,7 @@ from rapid_des.frontend.parts import ModelSection, PieceKey
 from rapid_des.frontend.passes import interleaved, travels
 from rapid_des.frontend.schedules.schedule import PassKind, StageOrders
 from rapid_des.frontend.template import STREAMS, PieceColumn, PricedPiece, chain
-from rapid_des.studies.earliest import End, Times
+from rapid_des.studies.closed_form_bounds import End, Times
 from rapid_des.studies.made_of import Parts
 from rapid_des.studies.stream_paths import NEVER, moments, paths, product, unmoved
 
@@ -43,7 +43,7 @@ class Runs(Struct, frozen=True):
     stages: tuple[tuple[int, ...], ...]
     """The position in `kinds` of each run of each stage, in order."""
     last: tuple[int, ...]
-    """By stage: at which run the last backward begins of the chunk that is done first."""
+    """The run of each stage in which the last backward begins of the chunk that is done first."""
 
     @classmethod
     def of(cls, orders: StageOrders, parts: Parts) -> Runs:
@@ -143,7 +143,7 @@ class StagePaths(Struct, dict=True):
         return paths(both.piece, durations, self.streams, both.outputs)
 
     def _together(self, passes: tuple[Pass, ...]) -> bool:
-        """Tell whether two passes run beside each other."""
+        """Return whether two passes run beside each other."""
         chains = [[timed.piece for timed in _timed(one, self.places[0])] for one in passes]
         beside = all(chains) and passes[0][1] == "forward" != passes[1][1] and not self.by_unit
         return beside and any(travels(piece) for pieces in chains for piece in pieces)

@@ -26,7 +26,7 @@ from rapid_des.frontend.schedules import SCHEDULES
 from rapid_des.frontend.spec import ParallelismSpec
 from rapid_des.frontend.unit_copies import widens_parameters
 from rapid_des.studies.choices import ORDER
-from rapid_des.studies.earliest import passes_whole
+from rapid_des.studies.closed_form_bounds import passes_whole
 from rapid_des.values import replace
 
 Layers = NewType("Layers", Job)
@@ -124,14 +124,14 @@ def _fewer(job: Job, kept: tuple[str, ...]) -> Job:
 
 
 def _simplifies(job: Job) -> bool:
-    """Tell whether a job's layers have the same operators on other stages."""
+    """Return whether a job's layers have the same operators on other stages."""
     training = job.training
     counted = training.recompute == "full" and training.recompute_layers is not None
     return isinstance(training.schedule, str) and not counted and not training.overlap_batches
 
 
 def copies_units(job: Job) -> bool:
-    """Tell whether whole units are copied beside their gathers: under ZeRO-3 alone."""
+    """Return whether whole units are copied beside their gathers: under ZeRO-3 alone."""
     training = job.training
     gathers = ZERO_STAGES[training.zero_stage].by_unit
     return gathers and (training.unit_copies != "none" or widens_parameters(job))
@@ -146,7 +146,7 @@ def few_passes(job: Job) -> Job:
 
 
 def with_micro_batches(job: Job, count: int) -> Job:
-    """Return the job with so many micro-batches of the same size."""
+    """Return the job with this number of micro-batches of the same size."""
     if count == job.micro_batches:
         return job
     batch = job.training.global_batch // job.micro_batches * count

@@ -23,10 +23,10 @@ from rapid_des.report.tables import text
 from rapid_des.simulation import simulate
 from rapid_des.studies.alone import members_of_first
 from rapid_des.studies.choices import choices_of
+from rapid_des.studies.closed_form_bounds import held
 from rapid_des.studies.deadline import Deadline, TimeIsUp
-from rapid_des.studies.earliest import held
-from rapid_des.studies.floors import Floors
-from rapid_des.studies.front import BOUNDED, ESTIMATED, FINAL, Entry, Front
+from rapid_des.studies.lookahead import BOUNDED, ESTIMATED, FINAL, Entry, Lookahead
+from rapid_des.studies.lower_bounds import LowerBounds
 from rapid_des.studies.orders import told_apart
 from rapid_des.studies.plan import Plan, Wanted, plan
 from rapid_des.studies.splits import Space, checked
@@ -72,17 +72,17 @@ def unslowed_machine(name):
 def test_no_way_is_faster_or_smaller_than_its_bounds(job, machine, gpus):
     machine, cache = machine_of(machine), BoundedCache()
     ways = list(Space(job, machine, gpus))
-    floors, refusals = Floors(machine, cache), []
+    lower_bounds, refusals = LowerBounds(machine, cache), []
     for way in random.Random(1).sample(ways, 8):
         legal = checked(way, refusals.append)
         if legal is None:
             continue
-        assert floors.memory(legal) <= memory(legal).fullest.peak, way.settings
-        kernels = [floors.passes(legal, again=again) for again in (False, True)]
-        assert kernels[0] <= kernels[1] <= floors.step(legal), way.settings
+        assert lower_bounds.memory(legal) <= memory(legal).fullest.peak, way.settings
+        kernels = [lower_bounds.passes(legal, again=again) for again in (False, True)]
+        assert kernels[0] <= kernels[1] <= lower_bounds.step(legal), way.settings
         for mode in ("analytical", "hierarchical", "flattened"):
             step = simulate(legal, machine, mode=mode, allow_oom=True, cache=cache).step_time
-            assert floors.step(legal) <= step, (mode, way.settings)
+            assert lower_bounds.step(legal) <= step, (mode, way.settings)
     assert len(refusals) < 8
 
 
@@ -112,8 +112,8 @@ def test_messages_that_slow_kernels_beside_them_are_in_the_bound(split):
                      "training.global_batch": 64})  # fmt: skip
     machine, cache = machine_of("dgx_h100_x8"), BoundedCache()
     step = simulate(job, machine, mode="analytical", allow_oom=True, cache=cache).step_time
-    unslowed = Floors(unslowed_machine("dgx_h100_x8"), cache).step(job)
-    assert unslowed < 0.9 * step < Floors(machine, cache).step(job) <= step
+    unslowed = LowerBounds(unslowed_machine("dgx_h100_x8"), cache).step(job)
+    assert unslowed < 0.9 * step < LowerBounds(machine, cache).step(job) <= step
 
 
 def drawn(seed):
@@ -145,8 +145,8 @@ def drawn(seed):
 @pytest.mark.parametrize("seed", range(8))
 def test_no_way_whose_messages_travel_for_each_micro_batch_is_faster_than_its_bounds(seed):
     job, machine, cache = drawn(seed), machine_of("dgx_h100_x8"), BoundedCache()
-    floors = Floors(machine, cache)
-    least = floors.step(job)
+    lower_bounds = LowerBounds(machine, cache)
+    least = lower_bounds.step(job)
     for mode in ("analytical", "hierarchical", "flattened"):
         step = simulate(job, machine, mode=mode, allow_oom=True, cache=cache).step_time
         assert 0.5 * step < least <= step, mode
@@ -164,8 +164,8 @@ def test_no_way_whose_messages_travel_for_each_micro_batch_is_faster_than_its_bo
 def test_no_way_whose_blocks_go_round_is_faster_than_its_bounds(split, overlap_tp):
     settings = {"parallelism": f"{{{split}, sequence_parallel: true}}", "training.overlap_tp": overlap_tp}
     job, machine, cache = job_of(**settings), machine_of("dgx_a100_x2"), BoundedCache()
-    floors = Floors(machine, cache)
-    least = floors.step(job)
+    lower_bounds = LowerBounds(machine, cache)
+    least = lower_bounds.step(job)
     for mode in ("analytical", "hierarchical", "flattened"):
         step = simulate(job, machine, mode=mode, allow_oom=True, cache=cache).step_time
         assert 0.85 * step < least <= step, mode
@@ -207,17 +207,17 @@ def test_no_way_of_these_jobs_is_faster_than_its_bounds(name, machine, settings,
                     "precision.gemm": "null", "precision.recipe": "null", "model.layers": 4,
                     "routing": "{load: {kind: zipf, exponent: 0.5, seed: 1}}"}  # fmt: skip
     job, machine, cache = job_of(name, **changed), machine_of(machine), BoundedCache()
-    floors = Floors(machine, cache)
+    lower_bounds = LowerBounds(machine, cache)
     step = simulate(job, machine, mode="analytical", allow_oom=True, cache=cache).step_time
-    assert 0.7 * step < floors.step(job) <= step
+    assert 0.7 * step < lower_bounds.step(job) <= step
 
 
 @pytest.mark.parametrize("split", ["{tp: 1, dp: 2}", "{tp: 2, dp: 1}", "{tp: 1, pp: 2, dp: 1}"])
 def test_no_way_is_faster_than_its_bounds_where_clocks_are_drawn(split):
     drawn = "{seed: 5, gpu_speed: {lognormal: 0.05}}"  # GPUs 0 and 1 are faster than the device file's
     machine, cache = load_machine("dgx_a100", settings=[("jitter", drawn)]), BoundedCache()
-    floors, job = Floors(machine, cache), job_of(parallelism=split, **{"training.micro_batch": 1})
-    bounds = floors.passes(job, again=True), floors.exchanged(job), floors.step(job)
+    lower_bounds, job = LowerBounds(machine, cache), job_of(parallelism=split, **{"training.micro_batch": 1})
+    bounds = lower_bounds.passes(job, again=True), lower_bounds.exchanged(job), lower_bounds.step(job)
     step = simulate(job, machine, mode="analytical", allow_oom=True, cache=cache).step_time
     assert 0.8 * step < max(bounds) <= step
 
@@ -229,14 +229,14 @@ def test_no_way_is_faster_than_its_bounds_where_clocks_are_drawn(split):
 def test_copies_of_whole_units_are_in_the_bounds_of_zero_3_alone(model, split):
     """What ways have in common is found once: not what FSDP copies under one ZeRO stage only."""
     machine, cache = machine_of("dgx_h100"), BoundedCache()
-    floors = Floors(machine, cache)
+    lower_bounds = LowerBounds(machine, cache)
     for zero_stage in (3, 0):
         changed = {"model.layers": 4, "training.zero_stage": zero_stage, "training.micro_batch": 1}
         job = job_of(model=model, software="torchtitan", parallelism=split, **changed)
         step = simulate(job, machine, mode="analytical", allow_oom=True, cache=cache).step_time
-        floors.memory(job)
-        bounds = [floors.passes(job, again=True), floors.exchanged(job), floors.step(job)]
-        assert bounds[-1] == Floors(machine, cache).step(job)
+        lower_bounds.memory(job)
+        bounds = [lower_bounds.passes(job, again=True), lower_bounds.exchanged(job), lower_bounds.step(job)]
+        assert bounds[-1] == LowerBounds(machine, cache).step(job)
         assert 0.79 * step < max(bounds) <= step
 
 
@@ -262,12 +262,12 @@ def test_experts_of_unlike_loads_stand_where_each_way_puts_them():
 @pytest.mark.parametrize("schedule", ["dualpipe", "zb_v"])
 def test_who_holds_both_ends_of_the_model_holds_a_tied_table_once(schedule):
     machine, cache = machine_of("dgx_h100"), BoundedCache()
-    floors, split = Floors(machine, cache), "{pp: 4, dp: 2}"
+    lower_bounds, split = LowerBounds(machine, cache), "{pp: 4, dp: 2}"
     for chosen in ("1f1b", schedule, "1f1b"):
         stated = {"training.schedule": chosen, "training.micro_batch": 1}
         job = job_of(model="gemma3_4b", parallelism=split, **stated)
-        assert floors.memory(job) == Floors(machine, cache).memory(job) <= memory(job).fullest.peak
-        assert floors.step(job) == Floors(machine, cache).step(job)
+        assert lower_bounds.memory(job) == LowerBounds(machine, cache).memory(job) <= memory(job).fullest.peak
+        assert lower_bounds.step(job) == LowerBounds(machine, cache).step(job)
 
 
 @pytest.mark.parametrize(("chunks", "schedule"), [(4, "interleaved_1f1b"), (4, "breadth_first")])
@@ -278,7 +278,7 @@ def test_gradients_of_a_chunk_that_is_done_early_travel_early(chunks, schedule):
     })  # fmt: skip
     machine, cache = machine_of("dgx_a100_x2"), BoundedCache()
     step = simulate(job, machine, mode="analytical", allow_oom=True, cache=cache).step_time
-    assert 0.6 * step < Floors(machine, cache).step(job) <= step
+    assert 0.6 * step < LowerBounds(machine, cache).step(job) <= step
 
 
 def test_the_best_is_what_trying_everything_finds():
@@ -451,11 +451,15 @@ def test_a_pass_that_another_one_fills_is_bound_by_its_kernels_alone():
         },
     )
     machine, cache = machine_of("dgx_h100_x8"), BoundedCache()
-    floors = Floors(machine, cache)
+    lower_bounds = LowerBounds(machine, cache)
     step = simulate(job, machine, mode="analytical", allow_oom=True, cache=cache).step_time
-    assert floors.passes(job, again=True) <= floors.exchanged(job) <= floors.step(job) <= step
+    assert (
+        lower_bounds.passes(job, again=True) <= lower_bounds.exchanged(job) <= lower_bounds.step(job) <= step
+    )
     one_by_one = job.replace(schedule="1f1b")
-    assert floors.exchanged(one_by_one) > floors.passes(one_by_one, again=True)  # all-to-alls count there
+    assert lower_bounds.exchanged(one_by_one) > lower_bounds.passes(
+        one_by_one, again=True
+    )  # all-to-alls count there
 
 
 @pytest.mark.parametrize(
@@ -475,7 +479,7 @@ def test_a_bound_follows_the_order_of_halves_or_pairs(schedule, close):
     )
     machine, cache = machine_of("dgx_h100_x8"), BoundedCache()
     step = simulate(job, machine, mode="analytical", allow_oom=True, cache=cache).step_time
-    assert close * step < Floors(machine, cache).step(job) <= step
+    assert close * step < LowerBounds(machine, cache).step(job) <= step
 
 
 @pytest.mark.parametrize("zero_stage", [2, 3])
@@ -485,7 +489,7 @@ def test_a_copy_of_a_part_reduces_the_gradients_of_its_own_micro_batches(zero_st
                      "training.global_batch": 64})  # fmt: skip
     machine, cache = machine_of("dgx_h100_x8"), BoundedCache()
     step = simulate(job, machine, mode="analytical", allow_oom=True, cache=cache).step_time
-    assert Floors(machine, cache).step(job) <= step
+    assert LowerBounds(machine, cache).step(job) <= step
 
 
 def test_a_schedule_of_two_chunks_has_no_more_parts_than_layers():
@@ -517,11 +521,11 @@ def test_a_family_is_the_product_of_what_is_left_to_choose():
 
 
 def test_larger_micro_batches_need_no_less_memory():
-    floors = Floors(machine_of(), BoundedCache())
+    lower_bounds = LowerBounds(machine_of(), BoundedCache())
     needed = {}
     for family in Space(job_of(), machine_of(), 8, {"tp": [1, 2], "cp": [1]}).families():
         split = family.base.spec.parallelism
-        needed.setdefault((split, family.base.training.schedule), []).append(floors.memory(family.job))
+        needed.setdefault((split, family.base.training.schedule), []).append(lower_bounds.memory(family.job))
     assert max(map(len, needed.values())) > 2
     assert all(each == sorted(each) for each in needed.values())
 
@@ -724,10 +728,10 @@ def test_what_others_simulate_ahead_and_out_of_order_changes_nothing():
 
 def test_who_comes_after_the_last_row_hides_nobody_who_may_come_before():
     """Those simulated to the end early are before others in turn, not in what they take."""
-    front = Front(lambda _: (), 1, 2, lambda: False, [])
+    lookahead = Lookahead(lambda _: (), 1, 2, lambda: False, [])
     early, late = (
         Entry(least, (least,), None, level) for least, level in ((1001, ESTIMATED), (999, BOUNDED))
     )
-    front.rows.append(Entry(1000, (0,), None, FINAL))
-    front.ready += [(997, early), (999, late)]
-    assert list(front) == [late]
+    lookahead.rows.append(Entry(1000, (0,), None, FINAL))
+    lookahead.ready += [(997, early), (999, late)]
+    assert list(lookahead) == [late]

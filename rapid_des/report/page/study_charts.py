@@ -182,14 +182,15 @@ def sample_charts(sample: Plain) -> Iterator[Plot]:
 
 
 def goodput_charts(plain: Plain) -> Iterator[Bars]:
-    """Yield where the wall time of a run goes."""
-    wall = plain["wall_s"]
+    """Yield where the wall time of a run goes besides steps whose results are left."""
+    wall, lost = plain["wall_s"], {name: time for name, time in plain["time_s"].items() if name != "steps"}
     bars = [
         HorizontalBar(name.replace("_", " "), time, f"{time / wall:.2%}", name)
-        for name, time in plain["time_s"].items()
+        for name, time in sorted(lost.items(), key=lambda each: -each[1])
         if time
     ]
-    yield Bars("wall time by cause, as a share of all", bars, wall)
+    if bars:
+        yield Bars("lost time by cause, as a share of the wall time", bars, max(lost.values()))
 
 
 def capacity_charts(plain: Plain) -> Iterator[Plot]:

@@ -40,4 +40,5 @@ def _draw_incidents(axes: Any, plain: Mapping[str, Any], incidents: Sequence[Map
     sizes = [4 + 40 * incident["cost_s"] / _S_PER_HOUR for incident in incidents]
     axes.scatter(days, places, s=sizes, color=PALETTE[0], alpha=0.6)
     axes.set_yticks(range(len(names)), names, fontsize=6)
+    axes.set_xlim(0, plain["wall_s"] / _S_PER_DAY)
     axes.set_xlabel("days; a dot's area is the incident's cost")

@@ -22,10 +22,10 @@ from rapid_des.studies.splits import Family
 
 Why = Literal["memory", "bound", "refused"]
 PLAIN, KERNELS, EXCHANGED, BOUNDED, ESTIMATED, FINAL = range(6)
-"""What is known: bounds of kernels (not run again, all), with their layers' messages, of the whole step; both
-steps."""
+"""The levels of knowledge: bounds of kernels (not run again, all), with their layers' messages, of the whole
+step; then both simulated steps."""
 _EARLY = 0.004
-"""By which part of its step a candidate is simulated to the end before others that may be as fast."""
+"""A share of its step by which a candidate is simulated to the end before others that may be as fast."""
 
 
 @dataclass(order=True)
@@ -35,7 +35,7 @@ class Entry:
     least: int
     """Picoseconds that each takes at least, by what is known."""
     number: tuple[int, ...]
-    """Of the family, and where in it: ties are broken by the order of the space."""
+    """The number of the family, and the place in it: ties are broken by the order of the space."""
     family: Family = field(compare=False)
     level: int = field(default=PLAIN, compare=False)
     result: Result | None = field(default=None, compare=False)
@@ -53,7 +53,7 @@ class Entry:
 
     @property
     def key(self) -> tuple[tuple[int, ...], int]:
-        """What it is told by among all entries there ever are."""
+        """What identifies it among all entries there ever are."""
         return self.number, self.level
 
     def part(self, place: int, family: Family, *, level: int, least: int) -> Entry:
@@ -69,7 +69,7 @@ class Out(Struct, frozen=True):
     text: str
 
 
-class Front(Struct):
+class Lookahead(Struct):
     """The queue as it is once all is known that is; iterating yields what is to be simulated next.
 
     An iterator that has nothing for now may have something after the next outcome.
@@ -78,22 +78,22 @@ class Front(Struct):
     closer: Callable[[Entry], Iterable[Entry | Out]]
     """What finds the parts of an entry."""
     top: int
-    """How many rows are looked for: what comes after so many that are certain is not asked for."""
+    """The number of rows looked for: what comes after this number of certain ones is not simulated."""
     workers: int
     due: Callable[[], bool]
     queue: list[Entry] = msgspec.field(default_factory=list)
-    """Those that nothing is being found out about, and that need no simulation for the next bound."""
+    """The entries that need no simulation for the next bound, and that nothing is being found out about."""
     ready: list[tuple[int, Entry]] = msgspec.field(default_factory=list)
-    """Those that do need one, and by what they take their turn."""
+    """The entries that do need one, each with the time by which it takes its turn."""
     asked: list[Entry] = msgspec.field(default_factory=list)
-    """Those that were handed out to be simulated, by position."""
+    """The entries that were handed out to be simulated, by position."""
     known: dict[tuple[tuple[int, ...], int], list[Entry | Out]] = msgspec.field(default_factory=dict)
-    """What was found, by an entry's key."""
+    """The parts that were found of an entry, by its key."""
     rows: list[Entry] = msgspec.field(default_factory=list)
-    """Those that are certain, the fastest first."""
+    """The entries that are certain, the fastest first."""
 
     def __iter__(self) -> Self:
-        """Begin to hand out positions anew."""
+        """Start to hand out positions again from 0."""
         self.asked = []
         return self
 
@@ -111,18 +111,18 @@ class Front(Struct):
         self._note(self.asked[position], [found])
 
     def look_ahead(self) -> bool:
-        """Look at one entry more closely if workers may soon need it; tell whether there was any."""
+        """Look at one entry more closely if workers may soon need it; return whether there was any."""
         first = [entry for _, entry in self.ready if not self.queue or entry < self.queue[0]]
         return len(first) < self.workers and self._look()
 
     def _first_is_ready(self) -> bool:
-        """Tell whether what comes first needs a simulation; of several workers one may be early."""
+        """Return whether what comes first needs a simulation; of several workers one may be early."""
         while self.ready and not self._counts(self.ready[0][1]):
             heapq.heappop(self.ready)
         return bool(self.ready) and (self.workers > 1 or not self.queue or self.ready[0][1] < self.queue[0])
 
     def _look(self) -> bool:
-        """Look more closely at who comes first; tell whether anybody can still be a row."""
+        """Look more closely at the first entry; return whether any can still be a row."""
         if not self.queue or not self._counts(self.queue[0]):
             return False
         entry = heapq.heappop(self.queue)
@@ -149,5 +149,5 @@ class Front(Struct):
         return entry.least - round(entry.least * _EARLY) if early else entry.least
 
     def _counts(self, entry: Entry) -> bool:
-        """Tell whether an entry may come before the last row."""
+        """Return whether an entry may come before the last row."""
         return len(self.rows) < self.top or entry < self.rows[self.top - 1]

@@ -64,7 +64,7 @@ def _by_part(times: Times, made_of: Parts, *, backward: bool) -> list[int]:
 
 
 def passes_whole(job: Job) -> bool:
-    """Tell whether a schedule never takes a backward apart; named ones tell without their stage orders."""
+    """Return whether a schedule never takes a backward apart; named ones need no stage orders."""
     schedule = job.training.schedule
     if isinstance(schedule, str):
         return schedule in _WHOLE
@@ -72,12 +72,12 @@ def passes_whole(job: Job) -> bool:
 
 
 def passes_alone(job: Job) -> bool:
-    """Tell whether nothing of a stage computes while a pass waits for its own messages."""
+    """Return whether nothing of a stage computes while a pass waits for its own messages."""
     return passes_whole(job) and not job.training.overlap_batches and not _ends_in_sum(job)
 
 
 def _ends_in_sum(job: Job) -> bool:
-    """Tell whether passes end in a layer's sum over tp, whose residual the norm behind it adds.
+    """Return whether passes end in a layer's sum over tp, whose residual the norm behind it adds.
 
     Without other stages the head follows.
     """
@@ -89,7 +89,7 @@ USUAL = ("1f1b", "interleaved_1f1b")
 
 
 def is_usual(job: Job) -> bool:
-    """Tell whether what stages hold has a closed form."""
+    """Return whether what stages hold has a closed form."""
     return job.training.schedule in USUAL and not job.training.overlap_batches
 
 

@@ -42,7 +42,7 @@ class Busy(Struct, frozen=True):
     """What the bandwidth of memory bounds."""
 
     def times(self, count: int) -> Busy:
-        """Return the same of so many runs."""
+        """Return the same of this number of runs."""
         return Busy(self.chip * count, self.memory * count)
 
     def __add__(self, other: Busy) -> Busy:

@@ -14,11 +14,11 @@ from rapid_des.frontend.template import Domain, PieceColumn, PricedPiece
 from rapid_des.frontend.trace import ProgramWriter
 from rapid_des.program.collectives.lower import TimeAlone
 from rapid_des.studies.alone import Message, collective_alone, program_alone
-from rapid_des.studies.earliest import Times
+from rapid_des.studies.closed_form_bounds import Times
 from rapid_des.studies.made_of import Part
-from rapid_des.studies.memory_floors import once
-from rapid_des.studies.piece_floors import PieceFloors, computes
-from rapid_des.studies.slowed import Busy, Mark, busy_of, messages_beside
+from rapid_des.studies.memory_bounds import once
+from rapid_des.studies.overlap_bound import Busy, Mark, busy_of, messages_beside
+from rapid_des.studies.piece_bounds import PieceBounds, computes
 from rapid_des.studies.stand_ins import (
     Groups,
     Layers,
@@ -34,7 +34,7 @@ _MANY = ("block", "prediction")
 """Sections whose messages count."""
 
 
-class TravelFloors(PieceFloors):
+class TravelBounds(PieceBounds):
     """Messages between replicas of these candidates, and the kernels beside which they travel."""
 
     @once
@@ -122,7 +122,7 @@ def _units(job: Job, part: Part) -> list[tuple[ModelSection, ...]]:
 
 
 def messages_of(job: Job, parameters: Counter[Domain], *, gathers: bool) -> list[Message]:
-    """Return what so many parameters, or their gradients, travel in, if together."""
+    """Return the messages of these parameters, or of their gradients, if they travel together."""
     messages = []
     for domain, sharding in job.shardings.items():
         role = sharding.unit_gathers if gathers else sharding.policy.reduce

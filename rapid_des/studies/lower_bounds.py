@@ -1,4 +1,4 @@
-"""Bounds from below for ways to split a training job: no simulation of one is faster, none needs less memory.
+"""Bounds from below for layouts of a training job: no simulation of one is faster, none needs less memory.
 
     passes   on every stage: the forwards before its first + all its passes + the backwards after its last
     step     and: all passes but the last backward + its gradients' reduction; the optimizer; the gathers;
@@ -26,11 +26,11 @@ from rapid_des.frontend.schedules import PipelineSchedule
 from rapid_des.frontend.schedules.schedule import PipelineShape
 from rapid_des.frontend.template import Domain
 from rapid_des.modes.pricing import as_used
-from rapid_des.studies.earliest import USUAL, End, Times, ends, passes_alone, passes_whole
+from rapid_des.studies.closed_form_bounds import USUAL, End, Times, ends, passes_alone, passes_whole
 from rapid_des.studies.made_of import Parts
-from rapid_des.studies.memory_floors import once
-from rapid_des.studies.piece_floors import computes
-from rapid_des.studies.slowed import least_delay
+from rapid_des.studies.memory_bounds import once
+from rapid_des.studies.overlap_bound import least_delay
+from rapid_des.studies.piece_bounds import computes
 from rapid_des.studies.stage_paths import Runs, StagePaths, times_beside
 from rapid_des.studies.stand_ins import (
     Layers,
@@ -43,7 +43,7 @@ from rapid_des.studies.stand_ins import (
     without_unit_copies,
 )
 from rapid_des.studies.stream_paths import longest
-from rapid_des.studies.travel_floors import TravelFloors
+from rapid_des.studies.travel_bounds import TravelBounds
 
 _ROUNDED = Fraction(1, 10**6)
 """What times of kernels may be rounded by, as a share."""
@@ -51,7 +51,7 @@ _MOST = 1 << 17
 """The number of passes of a step up to which stages are followed through their orders."""
 
 
-class Floors(TravelFloors, Struct):
+class LowerBounds(TravelBounds, Struct):
     """Bounds for the time of these candidates, beside those of memory."""
 
     def passes(self, job: Job, *, again: bool) -> int:
@@ -97,7 +97,7 @@ class Floors(TravelFloors, Struct):
         return drained + least_delay(busy, drained, messages, self.machine.device) if messages else 0
 
     def _slows(self, job: Job) -> bool:
-        """Tell whether messages between replicas slow kernels beside them, as far as bounds know."""
+        """Return whether messages between replicas slow kernels beside them, as far as bounds know."""
         passes = job.sharding.each and passes_alone(job) and self.parts(job).copies == 1
         return passes and self.machine.collectives.contention
 
@@ -177,7 +177,7 @@ class Floors(TravelFloors, Struct):
         return times[clearing[0]], sum(times.values()) - times[clearing[0]] - last, last
 
     def _moves(self, state: State, parameters: Counter[Domain]) -> _Travel:
-        """Return how long a stage's gradients and parameters are on their way, at the least."""
+        """Return how long a stage's gradients and parameters travel at the least."""
         reduced, sharding = self.travels(state, parameters, gathers=False), state.sharding
         if not sharding.policy.by_unit:
             return _Travel(0, reduced) if sharding.each else _Travel(reduced, 0)
@@ -192,7 +192,7 @@ class _Travel(Struct, frozen=True):
     once: int
     """After its last backward has begun."""
     each: int
-    """For every micro-batch."""
+    """Picoseconds for every micro-batch."""
 
 
 class _Around(Struct, frozen=True):
@@ -203,7 +203,7 @@ class _Around(Struct, frozen=True):
     after: int
     """After the last pass and the last gradients."""
     travels: tuple[_Travel, ...]
-    """By stage."""
+    """The messages of each stage."""
 
     def shifted(self, done: Sequence[End]) -> list[End]:
         """Return when stages are done whose first kernels follow on those before all passes."""

@@ -1,4 +1,4 @@
-"""Bounds from below for the memory of ways to split a training job, and what these are made of.
+"""Bounds from below for the memory of layouts of a training job, and what these are made of.
 
     standing   weights, gradients, optimizer, messages: the smallest that replicas and micro-batches leave
     moving     activations of the micro-batches that a stage has begun before its first backward; under
@@ -26,13 +26,13 @@ from rapid_des.frontend.schedules import PipelineSchedule
 from rapid_des.frontend.schedules.schedule import Order, PassKind, PipelineShape, Placement
 from rapid_des.frontend.template import Domain
 from rapid_des.machine import Machine
-from rapid_des.studies.earliest import fullest_stages, held, is_usual
+from rapid_des.studies.closed_form_bounds import fullest_stages, held, is_usual
 from rapid_des.studies.made_of import Part, Parts
 from rapid_des.studies.stand_ins import Layers, State, few_passes, of_layers, of_state, without_unit_copies
 
 _Made = TypeVar("_Made")
 _Given = ParamSpec("_Given")
-_Bounds = TypeVar("_Bounds", bound="MemoryFloors")
+_Bounds = TypeVar("_Bounds", bound="MemoryBounds")
 
 
 def once(
@@ -51,7 +51,7 @@ def once(
     return found
 
 
-class MemoryFloors(Struct):
+class MemoryBounds(Struct):
     """Bounds for the candidates of one job on one machine, all of whose GPUs are equal and healthy."""
 
     machine: Machine
@@ -155,9 +155,9 @@ class _Chunk(NamedTuple):
     """What a micro-batch holds of a chunk, in bytes."""
 
     kept: int
-    """From forward to backward."""
+    """The bytes kept from forward to backward."""
     deferred: int
-    """From the first half of a backward to the second."""
+    """The bytes kept from the first half of a backward to the second."""
     peaks: Mapping[PassKind, int]
     """What the first layer of a backward adds, by its kind."""
 

@@ -18,7 +18,7 @@ from rapid_des.frontend.trace import ProgramWriter
 from rapid_des.modes.pricing import as_used
 from rapid_des.program.routes import signatures
 from rapid_des.studies.alone import Boundary, members_of_first, message_between, program_alone
-from rapid_des.studies.memory_floors import MemoryFloors, once
+from rapid_des.studies.memory_bounds import MemoryBounds, once
 from rapid_des.studies.stage_paths import Timed
 from rapid_des.studies.stand_ins import Groups, Layers, Placed, of_groups, of_layers, without_host
 
@@ -26,7 +26,7 @@ _COMPUTE = STREAMS.index("compute")
 _STATED = [PieceColumn.STREAM, PieceColumn.SIZE, PieceColumn.COLLECTIVE, PieceColumn.GROUP, PieceColumn.TAG]
 
 
-class PieceFloors(MemoryFloors):
+class PieceBounds(MemoryBounds):
     """Pieces of these candidates, priced."""
 
     @once
@@ -76,7 +76,7 @@ class PieceFloors(MemoryFloors):
         return durations
 
     def _collective(self, placed: Placed, piece: PricedPiece, row: int) -> int:
-        """Return what a collective of a piece takes alone: the same where as many bytes go the same way."""
+        """Return what a collective of a piece takes alone: equal where as many bytes take equal routes."""
         *stated, slot, tag = piece.rows[row, _STATED].tolist()
         group, spread = GROUP_SLOTS[slot], exchanges(placed)[tag - 1] if tag else None
         key = ("collective", tuple(stated), self.members(placed, group), libraries_json(placed), spread)

@@ -1,0 +1,182 @@
+"""Which GPU each rank of a job stands on: as they come, as a job states, or as its traffic asks.
+
+`auto` takes the first GPUs of the machine, one for each rank. It compares placements by the time that links
+carry the job's bytes: for each pair of ranks its bytes times the seconds a byte takes on the links between
+their GPUs. Placements are those of each order of the axes, and what swaps of two ranks make of the best one
+(2-opt). The best few are simulated beside the ranks as they come: the fastest is taken. Swaps halve the sum
+on tori and yet are seldom the fastest: collectives run along rows of a fabric, which swaps break up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+
+from rapid_des.arrays import Floats, Int64s
+from rapid_des.chakra.trace import CollectiveType, NodeKind, RankTrace, TraceSet
+from rapid_des.config.documents import read_text
+from rapid_des.config.texts import parse_json
+from rapid_des.errors import ConfigError
+from rapid_des.frontend import Job, JobTrace
+from rapid_des.machine import Machine
+from rapid_des.values import replace
+
+KEY = "parallelism.placement"
+_MOST_RANKS = 512
+"""Most ranks for which a placement is looked for: all pairs of them are compared."""
+_TRIED = 4
+"""Most placements that are simulated beside the ranks as they come."""
+_TO_EACH = frozenset((CollectiveType.ALL_TO_ALL, CollectiveType.GATHER, CollectiveType.SCATTER))
+
+
+def placements(job: Job, trace: JobTrace, machine: Machine) -> Iterator[Int64s]:
+    """Yield the GPUs of ranks that may be the best: the stated one, or what `auto` finds.
+
+    A `ConfigError` says why a placement can not be.
+    """
+    stated = job.spec.parallelism.placement
+    if machine.slowed or any(fault.gpu is not None for fault in machine.faults):
+        problem = "faults of GPUs slow ranks as they come: state no placement beside them"
+        raise ConfigError(problem, file=job.file, key=KEY)
+    if stated != "auto":
+        yield _stated(job, machine, stated)
+        return
+    if job.gpus > _MOST_RANKS:
+        problem = f"auto compares all pairs of ranks, and {job.gpus} are above {_MOST_RANKS:,}"
+        raise ConfigError(problem, file=job.file, key=KEY)
+    traffic, seconds = traffic_of(trace.traces), seconds_a_byte(machine, job.gpus)
+
+    def cost(gpus: Int64s) -> float:
+        return float((traffic * seconds[np.ix_(gpus, gpus)]).sum())
+
+    came = np.arange(job.gpus)
+    shaped = sorted(in_orders(job), key=cost)
+    every = [came, improved(traffic, seconds, shaped[0]), *shaped]
+    different = {gpus.tobytes(): gpus for gpus in every}
+    yield from list(different.values())[: 1 + _TRIED]
+
+
+def in_orders(job: Job) -> list[Int64s]:
+    """Return the GPUs of ranks for each order of the axes that the job splits, innermost first."""
+    split = job.spec.parallelism
+    axes = [axis for axis in split.order if axis != "ep" and getattr(split, axis) > 1]
+    found = []
+    for order in permutations(axes):
+        gpus, stride = np.zeros(job.gpus, np.int64), 1
+        for axis in order:
+            gpus += job.layout.coordinates(axis) * stride
+            stride *= getattr(split, axis)
+        found.append(gpus)
+    return found
+
+
+def _stated(job: Job, machine: Machine, stated: object) -> Int64s:
+    """Return the GPUs that a job states, in its file or in a file of their own (a JSON list)."""
+    if isinstance(stated, str):
+        path = Path(job.file).parent / stated
+        stated = parse_json(read_text(path), path)
+    numbers = list(stated) if isinstance(stated, list | tuple) else []
+    if len(numbers) != job.gpus or not all(type(number) is int for number in numbers):
+        problem = f"a list of the GPU of each of the job's {job.gpus} ranks is wanted"
+        raise ConfigError(problem, file=job.file, key=KEY)
+    gpus = np.array(numbers, np.int64)
+    if gpus.min() < 0 or gpus.max() >= machine.fabric.gpus:
+        wrong = int(gpus[(gpus < 0) | (gpus >= machine.fabric.gpus)][0])
+        problem = f"GPU {wrong}; {machine.name} has 0 to {machine.fabric.gpus - 1}"
+        raise ConfigError(problem, file=job.file, key=KEY)
+    values, counts = np.unique(gpus, return_counts=True)
+    if counts.max() > 1:
+        problem = f"GPU {values[counts.argmax()]} stands {counts.max()} times"
+        raise ConfigError(problem, file=job.file, key=KEY)
+    return gpus
+
+
+def placed(trace: JobTrace, gpus: Int64s) -> JobTrace:
+    """Return a job's trace with ranks by the numbers of their GPUs."""
+    traces, order = trace.traces, np.argsort(gpus).tolist()
+    of = dict(zip((rank.rank for rank in traces.ranks), gpus.tolist(), strict=True))
+    ranks = tuple(_moved(traces.ranks[place], of) for place in order)
+    groups = {name: tuple(of[rank] for rank in members) for name, members in traces.groups.items()}
+    families = tuple(gpus[family] for family in traces.families)
+    moved = replace(traces, ranks=ranks, groups=groups, families=families)
+    stages = tuple(trace.stage_of_rank[place] for place in order)
+    note = f"ranks stand on GPUs {_listed(gpus)} ({KEY})"
+    return replace(trace, traces=moved, stage_of_rank=stages, notes=(*trace.notes, note))
+
+
+def _moved(rank: RankTrace, of: Mapping[int, int]) -> RankTrace:
+    return replace(rank, rank=of[rank.rank], peers=tuple(of[peer] for peer in rank.peers))
+
+
+def _listed(gpus: Int64s) -> str:
+    return ", ".join(map(str, gpus.tolist()))
+
+
+def traffic_of(traces: TraceSet) -> Floats:
+    """Return the bytes that each rank sends to each other one: [rank, rank].
+
+    A collective's go around its group as a ring would send them, or to each member alike.
+    """
+    count = len(traces.ranks)
+    traffic = np.zeros((count, count))
+    for rank in traces.ranks:
+        nodes = rank.nodes
+        sends = nodes.kind == NodeKind.SEND
+        for slot, size in _sums(nodes.peer[sends], nodes.size[sends]):
+            traffic[rank.rank, rank.peers[slot]] += size
+        for each in (True, False):
+            alike = np.isin(nodes.collective, [int(kind) for kind in _TO_EACH]) == each
+            some = (nodes.kind == NodeKind.COLLECTIVE) & alike
+            for slot, size in _sums(nodes.group[some], nodes.size[some]):
+                members = traces.groups[rank.groups[slot]]
+                others = [member for member in members if member != rank.rank]
+                if each:
+                    traffic[rank.rank, others] += size / max(1, len(others))
+                elif others:
+                    following = members[(members.index(rank.rank) + 1) % len(members)]
+                    traffic[rank.rank, following] += size
+    return traffic
+
+
+def _sums(slots: Int64s, sizes: Int64s) -> Iterator[tuple[int, float]]:
+    """Yield the bytes of each slot."""
+    for slot, size in enumerate(np.bincount(slots, np.maximum(sizes, 0)).tolist() if len(slots) else ()):
+        if size:
+            yield slot, size
+
+
+def seconds_a_byte(machine: Machine, ranks: int) -> Floats:
+    """Return the seconds that a byte takes on all links between the first GPUs, one a rank: [GPU, GPU]."""
+    pairs = np.array(list(permutations(range(ranks), 2)), np.int64)
+    routes = machine.router.routes(pairs)
+    each = 1 / machine.fabric.bandwidth[routes.links]
+    sums = np.add.reduceat(np.append(each, 0), routes.starts[:-1])
+    distances = np.zeros((ranks, ranks))
+    distances[pairs[:, 0], pairs[:, 1]] = sums
+    return distances
+
+
+def improved(traffic: Floats, seconds: Floats, start: Int64s) -> Int64s:
+    """Return a placement from which no swap of two ranks lowers the sum of traffic times seconds.
+
+    >>> near = np.array([[0, 1, 2, 1], [1, 0, 1, 2], [2, 1, 0, 1], [1, 2, 1, 0]], float)
+    >>> across = np.array([[0, 0, 9, 0], [0, 0, 0, 9], [9, 0, 0, 0], [0, 9, 0, 0]], float)
+    >>> cost = lambda gpus: int((across * near[np.ix_(gpus, gpus)]).sum())
+    >>> cost(np.arange(4)), cost(improved(across, near, np.arange(4)))
+    (72, 36)
+    """
+    gpus, both = start.copy(), traffic + traffic.T
+    between = (seconds + seconds.T) / 2
+    while True:
+        lengths = between[np.ix_(gpus, gpus)]
+        # [a, b]: what rank a's traffic takes from the place of b, all others where they are
+        moved = both @ lengths
+        now = np.diag(moved)
+        changes = moved + moved.T - now[:, None] - now[None, :] + 2 * both * lengths
+        one, other = np.unravel_index(changes.argmin(), changes.shape)
+        if changes[one, other] >= -1e-9 * max(now.sum(), 1e-30):
+            return gpus
+        gpus[[one, other]] = gpus[[other, one]]
