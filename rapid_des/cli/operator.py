@@ -53,6 +53,8 @@ phase_option = click.option(
 device_options = together(
     click.option(
         "--device",
+        "--on",
+        "device",
         required=True,
         metavar="DEVICE",
         shell_complete=names_or_files("device"),

@@ -10,7 +10,7 @@ import numpy as np
 from rapid_des.network.dimensions import AnyDimension
 from rapid_des.network.fabric import Fabric
 from rapid_des.network.metrics import RouteCheck, Summary
-from rapid_des.report.tables import Part, Table, columns, names_text, seconds_text
+from rapid_des.report.tables import Part, Table, columns, counted, names_text, seconds_text
 from rapid_des.units import Bandwidth, seconds
 from rapid_des.values import asdict
 
@@ -42,7 +42,10 @@ def fabric_report(tree: Tree) -> Iterator[Part]:
     dead = f", {tree['dead_links']:,} of them dead" if tree["dead_links"] else ""
     yield tree["name"]
     yield {
-        "nodes": f"{tree['gpus']:,} GPUs, {tree['nics']:,} NICs, {tree['switches']:,} switches",
+        "nodes": (
+            f"{counted(tree['gpus'], 'GPU')}, {counted(tree['nics'], 'NIC')}, "
+            f"{tree['switches']:,} switch{'es' * (tree['switches'] != 1)}"
+        ),
         "links": f"{tree['links']:,} directed{dead}",
         "degree": f"{low if low == high else f'{low} to {high}'} links out of a GPU",
         "diameter": f"{hops} between GPUs" + ("" if far["connected"] else "; some GPUs are cut off"),

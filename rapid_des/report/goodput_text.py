@@ -8,6 +8,7 @@ from rapid_des.report.tables import Column, Part, Plain, Table, seconds_text
 from rapid_des.units import LongDuration, Size
 
 _US_PER_S = 1_000_000
+_S_PER_DAY, _MOST_DAYS = 86_400, 10_000
 
 
 def goodput_report(plain: Plain, title: str) -> Iterator[Part]:
@@ -92,4 +93,5 @@ def _interval(estimate: Plain, form: str) -> str:
 
 
 def _long(seconds: float) -> str:
-    return str(LongDuration(round(seconds * _US_PER_S)))
+    days = seconds / _S_PER_DAY
+    return f"{days:.4g} d" if 1 <= days < _MOST_DAYS else str(LongDuration(round(seconds * _US_PER_S)))

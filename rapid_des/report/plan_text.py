@@ -152,10 +152,12 @@ def _counts(plan: Plain) -> str:
     for mode in ("analytical", "hybrid", "hierarchical", "flattened"):
         if counts.get(mode):
             done.append(f"{counts[mode]:,} simulated {mode}")
+    refused, left = sum(plan["refused"].values()), []
     if counts.get("memory"):
-        done.append(f"{counts['memory']:,} looked at do not fit into memory")
-    cut = f"; lower bounds exclude the rest ({sum(plan['refused'].values()):,} refusals before)"
-    return ", ".join(done) + cut
+        left.append(f"{counts['memory']:,} do not fit into memory")
+    if refused:
+        left.append(f"{refused:,} can not be run")
+    return f"{', '.join(done)}; of the others {', '.join([*left, 'lower bounds rule out the rest'])}"
 
 
 def _pruned(pruned: Sequence[Plain]) -> Table:
@@ -175,7 +177,8 @@ def part_speedup_report(speedups: Sequence[Plain]) -> Iterator[str]:
     ranked = sorted(moved, key=lambda speedup: speedup["change"])
     parts = [f"{speedup['part']} {speedup['change']:+.1%}" for speedup in ranked]
     if parts:
-        yield f"the first with a quarter more of one part: {'; '.join(parts)} (--sensitivity N by parameter)"
+        said = f"a quarter more of one part changes the first by: {'; '.join(parts)}"
+        yield f"{said} (--sensitivity N by parameter)"
     for speedup in speedups:
         if speedup["change"] is None:
             yield f"{speedup['part']} can not be moved: {speedup['refused']}"

@@ -128,7 +128,7 @@ def test_every_report_says_of_which_devices_there_are_no_measurements(tmp_path):
         stated = other if words[0] not in ("compare", "sweep") else []
         out = call(*words, *stated).out
         assert word in out, words[0]
-        assert words[0] != "plan" or "with a quarter more of one part: arithmetic -1" in out
+        assert words[0] != "plan" or "a quarter more of one part changes the first by: arithmetic -1" in out
 
 
 def test_a_serving_run_names_how_decode_steps_are_launched():
