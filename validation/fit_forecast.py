@@ -45,9 +45,9 @@ FILE = Path(forecast.__file__).with_name("forecast.json")
 _NONE = 0.001
 START = Scales(
     slope=0.03, software=0.06, family=_NONE, format=_NONE, experts=_NONE, source=0.08, rest=0.06, within=0.0,
-    worked=0.06,
+    worked=0.06, waiting=0.3,
 )  # fmt: skip
-SOUGHT = ("slope", "software", "source", "rest", "worked")
+SOUGHT = ("slope", "software", "source", "rest", "worked", "waiting")
 """Scales that are fitted. On all sources GPU families, formats and experts explained nothing (0.0009 to
 0.0013), and without one source anything up to 0.24, from a single other one: they stay at none."""
 LEAST, MOST = 0.0003, 0.5
@@ -202,9 +202,9 @@ def measured(data_folder: Path | None) -> Iterator[Measured]:
                 )
 
 
-def main() -> None:
+def main(data_folder: Path | None = None) -> None:
     """Fit, write and judge."""
-    jobs = list(measured(Path(sys.argv[1]) if len(sys.argv) > 1 else None))
+    jobs = list(measured(data_folder))
     write(jobs)
 
 
@@ -219,4 +219,4 @@ def write(jobs: Sequence[Measured]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(Path, sys.argv[1:2]))

@@ -74,13 +74,13 @@ def lines(jobs: Sequence[Measured], known: Published) -> Iterator[str]:
         yield f"| {software} | {len(mine)} | {figures} | {held:.0f} |"
 
 
-def main() -> None:
+def main(data_folder: Path | None = None) -> None:
     """Fit, write and judge."""
-    jobs = list(measured(Path(sys.argv[1]) if len(sys.argv) > 1 else None))
+    jobs = list(measured(data_folder))
     known = fitted(jobs)
     memory_forecast.write(FILE, known)
     fill(NOTES, "memory", [*lines(jobs, known), "", f"As of {as_of()}."])
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(Path, sys.argv[1:2]))

@@ -18,7 +18,7 @@ from statistics import fmean, median
 from typing import Any
 
 from rapid_des.report.pictures import new_figure, save
-from validation import DataFolder, validate
+from validation import DataFolder, all_topics, validate
 from validation.measurements import CHECKOUT_DATA
 from validation.pages import ACCURACY, NOTES, as_of, fill, part
 from validation.scoring import Row, by_source
@@ -70,7 +70,7 @@ SETS = (
         tuple(f"megatron-bridge/DGX-{gpu}/moe" for gpu in ("B200", "B300", "GB200", "GB300")),
     ),
     Set("NeMo 25.02 and 25.04, B200 and GB200", ("nemo/DGX-B200", "nemo/DGX-GB200")),
-    Set("torchtitan, H100 of 500 W", ("torchtitan",)),
+    Set("torchtitan, H100 of 500 W and H200", ("torchtitan",)),
     Set("Llama 3 405B, 16,384 H100", ("llama3",)),
     Set("MLPerf Training, H100 to GB300", ("mlperf",)),
     Set("MLPerf, adapters of Llama 2 70B", ("mlperf/lora",)),
@@ -278,8 +278,24 @@ def reports(paths: Sequence[str]) -> Report:
 
 def main(paths: Sequence[str] = ()) -> None:
     """Write the tables of reports that are there, or of a run of all."""
+    if paths:
+        write(reports(paths))
+    else:
+        refresh(AREAS)
+
+
+def refresh(areas: Sequence[str]) -> None:
+    """Run what the tables of areas hold, and write them."""
+    topics = [topic for one in SETS if one.area in areas for topic in one.keys]
+    beside = {"training": "ranking", "inference": "inference/silicon-ranking"}
     folder = DataFolder(CHECKOUT_DATA, split=False)
-    found: Mapping[str, Any] = reports(paths) if paths else validate(folder, (*AREAS, "ranking"))
+    known = {topic.name for topic in all_topics(folder, areas)}
+    topics = [topic for topic in topics if topic in known] + [beside[area] for area in areas]
+    write(validate(folder, topics))
+
+
+def write(found: Report) -> None:
+    """Write the tables of a report."""
     for area in AREAS:
         if any(topic.startswith(f"{area}/") for topic in found["topics"]):
             refreshed(ACCURACY / f"{area}.md", found, area)

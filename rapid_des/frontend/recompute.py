@@ -2,7 +2,8 @@
 
 `full` keeps a layer's input and runs its whole forward again: one layer at a time, several together
 (uniform), or only the first ones of each part of the model (block), as Megatron-LM's `--recompute-method`.
-Names of operators keep what these read and run them again where the backward first needs them.
+Names of operators keep what these read and run them again where the backward first needs them, as do small
+kernels and every second product (`alternate`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Literal, TypeAlias
 
+from rapid_des.frontend.alternate import QKV, WHOLE, Again, alternate, cut, producer_of
 from rapid_des.frontend.layers import Layer
 from rapid_des.frontend.layers.layer import CORE, LayerKind, Sublayer
 from rapid_des.frontend.operations import Operation, Shard
@@ -31,6 +33,8 @@ class RecomputedKind(LayerKind, frozen=True):
     several layers are run again together from the input of the first."""
     recomputed: tuple[str, ...] = ()
     """Names of operators that its backward recomputes."""
+    alternate: bool = False
+    """Whether small kernels and every second product are."""
     early_stop: bool = False
     """Whether recomputation stops before the last operator that keeps its input."""
 
@@ -43,7 +47,7 @@ class RecomputedKind(LayerKind, frozen=True):
         """Return the forward as one rank's operator list, with what is kept of it."""
         operations = self.layer.forward(shard)
         if self.keeps == "operators":
-            return tuple(_keeping(operations, _again(operations, self.recomputed)))
+            return tuple(_keeping(operations, self._again(operations)))
         dropped = [replace(operation, saved=0, core=0) for operation in operations]
         if self.keeps == "input" and dropped:
             dropped[0] = replace(dropped[0], saved=shard.boundary_bytes)
@@ -55,10 +59,21 @@ class RecomputedKind(LayerKind, frozen=True):
             first = list(_first(self.before, shard, early_stop=self.early_stop))
             return following(first, self.layer.backward(shard))
         forward = self.layer.forward(shard)
-        again = _again(forward, self.recomputed)
+        again = self._again(forward)
         alone = {place for place in again if _core_alone(forward, again, place)}
         backward = self.layer.backward(replace(shard, core_again=bool(alone)))
-        return _inserted(backward, _starts(forward, backward, again - alone))
+        rest = {place: share for place, share in again.items() if place not in alone}
+        return _inserted(backward, _starts(forward, backward, rest))
+
+    def _again(self, operations: Sequence[Operation]) -> Again:
+        """Return which operators of a forward are run again, and which share of each."""
+        if self.alternate:
+            return dict(alternate(operations))
+        return {
+            place: WHOLE
+            for place, operation in enumerate(operations)
+            if any(names(name, operation) for name in self.recomputed)
+        }
 
 
 def layer_kinds(
@@ -77,6 +92,8 @@ def refusals(training: TrainingSpec, kinds: Sequence[Layer], shard: Shard) -> It
     if training.recompute_method == "block" and not training.recompute_layers:
         yield "recompute_layers", "recompute_method block needs how many layers are recomputed"
     there = {kind_name(half) for layer in kinds for half in layer.halves}
+    if chosen == "alternate":
+        yield from _not_alternate(training, kinds, shard)
     for kind in training.recompute_kinds:
         if kind not in there:
             yield "recompute_kinds", f"{kind} is none of the model's {', '.join(sorted(there))}"
@@ -84,6 +101,17 @@ def refusals(training: TrainingSpec, kinds: Sequence[Layer], shard: Shard) -> It
         yield "recompute_kinds", "nothing is recomputed: recompute is none"
     if not isinstance(chosen, str):
         yield from _unknown(chosen, kinds, shard)
+
+
+def _not_alternate(training: TrainingSpec, kinds: Sequence[Layer], shard: Shard) -> Iterator[tuple[str, str]]:
+    """Yield why a job's products are not counted, or which key counts for nothing."""
+    for layer in kinds:
+        made = {operation.name for operation in layer.forward(shard)}
+        if not {QKV, "ffn.in"} <= made or any(each.parameters.experts for each in layer.halves):
+            yield "recompute", "alternate counts the products of attention and feed-forward layers alone"
+            break
+    if training.recompute_kinds:
+        yield "recompute_kinds", "alternate is of all layers"
 
 
 def _unknown(chosen: Sequence[str], kinds: Sequence[Layer], shard: Shard) -> Iterator[tuple[str, str]]:
@@ -97,6 +125,9 @@ def _unknown(chosen: Sequence[str], kinds: Sequence[Layer], shard: Shard) -> Ite
 
 def _of_part(layers: Sequence[Layer], training: TrainingSpec) -> Iterator[LayerKind]:
     names: tuple[str, ...] = ()
+    if training.recompute == "alternate":
+        yield from (RecomputedKind(layer, alternate=True) for layer in layers)
+        return
     if training.recompute == "selective":
         names = (CORE,)
     elif not isinstance(training.recompute, str):
@@ -148,38 +179,20 @@ def names(name: str, operation: Operation) -> bool:
     return repeated == name or repeated.startswith(f"{name}.") or repeated.endswith(f".{name}")
 
 
-def _again(operations: Sequence[Operation], recomputed: Sequence[str]) -> frozenset[int]:
-    """Return the positions of the operators that are recomputed."""
-    return frozenset(
-        place
-        for place, operation in enumerate(operations)
-        if any(names(name, operation) for name in recomputed)
-    )
-
-
-def _producer(operations: Sequence[Operation], place: int) -> int:
-    """Return the place of the kernel whose result an operator reads and keeps, or the layer's input."""
-    casts = f"{operations[place].name}."
-    place = max(operations[place].after, default=INPUT)
-    while place >= 0 and (operations[place].operator is None or operations[place].name.startswith(casts)):
-        place = max(operations[place].after, default=INPUT)
-    return place
-
-
-def _core_alone(operations: Sequence[Operation], again: frozenset[int], place: int) -> bool:
+def _core_alone(operations: Sequence[Operation], again: Again, place: int) -> bool:
     """Return whether an operator is of an attention core that is run again by itself: its result is kept."""
     source = place
     while source >= 0 and names(CORE, operations[source]):
-        source = _producer(operations, source)
+        source = producer_of(operations, source)
     return source != place and source not in again
 
 
-def _keeping(operations: Sequence[Operation], again: frozenset[int]) -> Iterator[Operation]:
+def _keeping(operations: Sequence[Operation], again: Again) -> Iterator[Operation]:
     """Yield a forward with what it keeps: not what stands between operators that are run again."""
     for place, operation in enumerate(operations):
-        source = _producer(operations, place)
+        source = producer_of(operations, place)
         remade = source in again and not _core_alone(operations, again, source)
-        saved = 0 if remade else operation.saved
+        saved = operation.saved - round(operation.saved * again[source].lost) if remade else operation.saved
         yield replace(operation, saved=saved + (0 if place in again else operation.core), core=0)
 
 
@@ -218,7 +231,7 @@ def _remade(operation: Operation, label: str, after: tuple[int, ...], held: int)
 
 
 def _starts(
-    forward: Sequence[Operation], backward: Sequence[Operation], again: frozenset[int]
+    forward: Sequence[Operation], backward: Sequence[Operation], again: Again
 ) -> Mapping[int, Sequence[Operation]]:
     """Return the recomputed operators, by the position of the backward's operator that they precede.
 
@@ -226,14 +239,14 @@ def _starts(
     """
     starts: defaultdict[int, list[Operation]] = defaultdict(list)
     for run in _runs(sorted(again)):
-        needing = [place for place in range(len(forward)) if _producer(forward, place) in run]
+        needing = [place for place in range(len(forward)) if producer_of(forward, place) in run]
         uses = [_first_use(backward, forward[place].name) for place in (*run, *needing)]
         start = min(uses)
         for place in run:
-            lost = sum(forward[other].saved for other in needing if _producer(forward, other) == place)
-            held = forward[place].core + lost
+            lost = sum(forward[other].saved for other in needing if producer_of(forward, other) == place)
+            held = forward[place].core + round(lost * again[place].lost)
             starts[start if start < len(backward) else 0].append(
-                _remade(forward[place], "recompute", (), held)
+                _remade(cut(forward[place], again[place].made), "recompute", (), held)
             )
     return starts
 

@@ -81,7 +81,7 @@ TensorOverlap: TypeAlias = Literal["none", "ring", "pipeline", "userbuffers"]
 CrossEntropy: TypeAlias = Literal["one_pass", "separate", "compiled", "online", "torch"]
 Recipe: TypeAlias = Literal["delayed", "current", "blockwise", "mxfp8", "nvfp4"]
 Placement: TypeAlias = Literal["contiguous", "eplb"]
-Recompute: TypeAlias = Literal["none", "selective", "full"] | tuple[str, ...]
+Recompute: TypeAlias = Literal["none", "selective", "full", "alternate"] | tuple[str, ...]
 ZeroStage: TypeAlias = Annotated[int, msgspec.Meta(ge=min(ZERO_STAGES), le=max(ZERO_STAGES))]
 if TYPE_CHECKING:
     ScheduleName: TypeAlias = str
@@ -373,8 +373,9 @@ class TrainingSpec(Spec, frozen=True):
     """interleaved_1f1b: micro-batches that pass a chunk one after the other (Megatron Core's
     microbatch-group-size-per-vp-stage). Unset: the fewest from pp on that leave over none or pp or more."""
     recompute: Recompute = "none"
-    """`selective`: the attention core; `full`: every layer from its input; or names of operators, whole
-    (`ffn.activation`), their last part (`norm`) or their first (`ffn`): what they make is made again."""
+    """`selective`: the attention core; `full`: every layer from its input; `alternate`: small kernels and
+    every second product (torchtitan's selective by operator: keys, output and up); or names of operators:
+    whole (`ffn.activation`), their last part (`norm`) or first (`ffn`); what they make is made again."""
     recompute_method: Literal["uniform", "block"] = "uniform"
     """recompute full: all layers, in groups from the input of the first; or the first ones of each part of
     the model (chunk of a stage), each from its own (Megatron-LM's)."""

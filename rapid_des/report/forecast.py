@@ -3,7 +3,8 @@
     published jobs ──► validation/fit_forecast.py ──► forecast.json (cells of jobs alike, scales)
     a run's shares of work, software, GPU family, format ──► posterior ──► median, 80 % interval
 
-ln(measured / simulated) of a job is a mean, a slope for each class of work by its share of the step,
+ln(measured / simulated) of a job is a mean, a slope for each class of work by its share of the step
+(larger where ranks wait for each other: even GPUs and quiet networks wait less than measured ones),
 effects of the software, the GPU family, the number format and experts, one of the source (who measured),
 one that all sources have in common on which the model was worked out, and a rest. All but the mean have
 normal priors around 0, whose variances are those under which the other sources predict each source best
@@ -32,9 +33,11 @@ from rapid_des.units import Duration
 
 CLASSES = ("attention", "vector", "experts", "tp", "dp", "ep", "bubble", "host")
 """Classes of work with a slope; matrix products are what is left of a step."""
+WAITING = ("dp", "ep", "bubble")
+"""In these, ranks of several nodes or stages wait for each other. Their slopes have a scale of their own."""
 GROUPS = ("software", "family", "format", "experts")
 _CLASS_OF = {ROUTER: "experts", "cp": "tp", "pp": "bubble"}
-_WAITING = ("compute", "idle")
+_APART = ("compute", "idle")
 _WIDE = 1.0
 """The mean's standard deviation before anything is known."""
 
@@ -80,6 +83,8 @@ class Scales(Struct, frozen=True):
     """The standard deviation among the jobs of one cell."""
     width: float = 1.2816
     worked: float = 0.0003
+    waiting: float = 0.0003
+    """The same as `slope`, for the classes `WAITING`."""
 
 
 class Published(Struct, frozen=True):
@@ -128,7 +133,7 @@ def shares_of(work: Mapping[str, int], breakdown: Mapping[str, int]) -> dict[str
     kernels = {kind: time for kind, time in work.items() if kind != COMMUNICATION}
     computed = sum(kernels.values()) or 1
     parts = {kind: time / computed * breakdown.get("compute", 0) for kind, time in kernels.items()}
-    parts |= {part: float(time) for part, time in breakdown.items() if part not in _WAITING}
+    parts |= {part: float(time) for part, time in breakdown.items() if part not in _APART}
     shares: dict[str, float] = {}
     for part, time in parts.items():
         name = _CLASS_OF.get(part, part if part in CLASSES or part == "gemm" else "dp")
@@ -214,7 +219,8 @@ def noise_of(cells: Sequence[Cell], scales: Scales) -> Floats:
 def prior_of(members: Sequence[tuple[str, str]], scales: Scales) -> Floats:
     """Return the standard deviations of the mean, the slopes and the effects before anything is known."""
     effects = [getattr(scales, name) for name, _ in members]
-    return np.array([_WIDE, *(scales.slope for _ in CLASSES), *effects, scales.worked])
+    slopes = (scales.waiting if name in WAITING else scales.slope for name in CLASSES)
+    return np.array([_WIDE, *slopes, *effects, scales.worked])
 
 
 def _row(kind: JobKind, members: Sequence[tuple[str, str]]) -> Floats:

@@ -153,3 +153,22 @@ def test_only_layers_of_a_kind_are_recomputed(tiny):
 def test_what_makes_no_sense_is_refused(tiny, settings, said):
     with pytest.raises(ConfigError, match=said):
         tiny(*settings)
+
+
+def test_alternate_runs_small_kernels_and_every_second_product_again(tiny):
+    plain, less = recomputing(tiny, "none"), recomputing(tiny, "alternate")
+    again = {one for one in backward(less) if one.startswith("recompute.")}
+    assert {"recompute.attention.output", "recompute.attention.qkv", "recompute.ffn.norm"} <= again
+    assert "recompute.attention.core" not in again and "recompute.ffn.out" not in again
+    assert kept(recomputing(tiny, "full")) < kept(less) < kept(plain)
+    split = backward(recomputing(tiny, "alternate", ("parallelism.tp", "2")))
+    assert "recompute.attention.output" not in split  # its sum is kept
+
+
+def test_of_queries_keys_and_values_the_keys_are_made_again(tiny):
+    job = recomputing(tiny, "alternate")
+    lists = training_lists(job)
+    forward = {one.name: one for one in lists[PieceKey(ModelSection("block"), "forward")]}
+    again = {one.name: one for one in lists[PieceKey(ModelSection("block"), "backward")]}
+    core = forward["attention.core"].operator
+    assert again["recompute.attention.qkv"].operator.n == core.kv_heads * core.head_dim

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import pickle
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import cache, partial
+from pathlib import Path
 from threading import Lock
 
+import rapid_des
 from rapid_des.processes import Worker
 from validation.jobs.cases import Case, Outcome, outcome
 
@@ -22,6 +26,19 @@ _LOOK_S = 0.25
 Watch = Callable[[int, int], None]
 """Told, while somebody waits for workers, how many of their cases are done, and of how many."""
 NOT_RUN = Outcome(refusal="not finished")
+_STATE = ("rapid_des/**/*.py", "validation/jobs/*.py", "topologies/**/*.yaml", "workloads/**/*.yaml")
+"""Files that outcomes depend on, below the checkout; a case holds its job."""
+
+
+@cache
+def kept_in(folder: Path) -> Path:
+    """Return where a folder keeps the outcomes of the simulator and its data as they stand now."""
+    root, state = Path(rapid_des.__file__).parents[1], hashlib.sha256()
+    for path in sorted(path for pattern in _STATE for path in root.glob(pattern)):
+        state.update(path.read_bytes())
+    kept = folder / state.hexdigest()[:16]
+    kept.mkdir(parents=True, exist_ok=True)
+    return kept
 
 
 class Runs:
@@ -34,6 +51,8 @@ class Runs:
         self._places: dict[Case, int] = {}
         self._abandoned = False
         self.watch: Watch = lambda *_: None
+        self.keep: Path | None = None
+        """A folder of outcomes, so that a run which was stopped goes on; None: none are kept."""
 
     def begin(self, cases: Iterable[Case]) -> None:
         """Queue cases that are not known yet; the first who asks for an outcome has all of them begun."""
@@ -48,15 +67,16 @@ class Runs:
         begun = self._begun.get(case)
         if self._abandoned:
             return begun.result()[self._places[case]] if begun and _is_there(begun) else NOT_RUN
-        self._done[case] = outcome(case) if begun is None else self._waited_for(begun)[self._places[case]]
+        found = self._waited_for(begun)[self._places[case]] if begun else _kept(case, self.keep)
+        self._done[case] = found
         return self._done[case]
 
     def _hand_out(self) -> None:
         """Hand what is queued to the workers, those with most in common together, if that is much."""
-        waiting = [case for case in self._queued if case not in self._done]
+        waiting = [case for case in self._queued if case not in self._done and not _is_kept(case, self.keep)]
         self._queued = {}
         for batch in _batches(waiting) if len(waiting) > FEW else ():
-            future = _workers().submit(batch)
+            future = _workers().submit(batch, self.keep)
             self._begun.update((case, future) for case in batch)
             self._places.update((case, place) for place, case in enumerate(batch))
 
@@ -97,8 +117,31 @@ def _likeness(case: Case) -> object:
     return case.place, case.only_memory, json.dumps(job["model"]), str(inside)
 
 
-def _outcomes(cases: Sequence[Case]) -> list[Outcome]:
-    return [outcome(case) for case in cases]
+def _outcomes(cases: Sequence[Case], keep: Path | None) -> list[Outcome]:
+    return [_kept(case, keep) for case in cases]
+
+
+def _path(case: Case, keep: Path) -> Path:
+    return kept_in(keep) / f"{hashlib.sha256(repr(case).encode()).hexdigest()[:24]}.pickle"
+
+
+def _is_kept(case: Case, keep: Path | None) -> bool:
+    return keep is not None and _path(case, keep).is_file()
+
+
+def _kept(case: Case, keep: Path | None) -> Outcome:
+    """Return what a case's run gives, from the folder of outcomes if it is there."""
+    if keep is None:
+        return outcome(case)
+    path = _path(case, keep)
+    if path.is_file():
+        found: Outcome = pickle.loads(path.read_bytes())
+        return found
+    found = outcome(case)
+    part = path.with_suffix(f".{os.getpid()}")
+    part.write_bytes(pickle.dumps(found))
+    part.replace(path)
+    return found
 
 
 class _Workers:
@@ -107,21 +150,24 @@ class _Workers:
     def __init__(self) -> None:
         self._free = [Worker() for _ in os.sched_getaffinity(0)]
         self._all = tuple(self._free)
-        self._waiting: deque[tuple[Sequence[Case], Future[list[Outcome]]]] = deque()
+        self._waiting: deque[tuple[Sequence[Case], Path | None, Future[list[Outcome]]]] = deque()
         self._lock = Lock()
 
-    def submit(self, batch: Sequence[Case]) -> Future[list[Outcome]]:
+    def submit(self, batch: Sequence[Case], keep: Path | None) -> Future[list[Outcome]]:
         """Have a batch run after those of before."""
         future = Future[list[Outcome]]()
-        self._waiting.append((batch, future))
+        self._waiting.append((batch, keep, future))
         self._hand_out()
         return future
 
     def _hand_out(self) -> None:
-        with self._lock:
-            while self._free and self._waiting:
-                worker, (batch, future) = self._free.pop(), self._waiting.popleft()
-                worker.submit(_outcomes, batch).add_done_callback(partial(self._pass_on, worker, future))
+        while True:
+            with self._lock:  # not while a worker answers at once, which hands out the next batch
+                if not (self._free and self._waiting):
+                    return
+                worker, (batch, keep, future) = self._free.pop(), self._waiting.popleft()
+            answer = worker.submit(_outcomes, batch, keep)
+            answer.add_done_callback(partial(self._pass_on, worker, future))
 
     def _pass_on(
         self, worker: Worker, future: Future[list[Outcome]], answered: Future[list[Outcome]]
@@ -131,7 +177,7 @@ class _Workers:
         if error is not None:  # it died, or was ended
             future.set_exception(error)
             while self._waiting:
-                self._waiting.popleft()[1].set_exception(error)
+                self._waiting.popleft()[2].set_exception(error)
             return
         future.set_result(answered.result())
         self._free.append(worker)

@@ -17,7 +17,7 @@ from validation.jobs.training_trees import MEGATRON_2025_JOB, Batch, Layout, tra
 from validation.measurements import DataFolder, Names, Record, UnsupportedRow
 from validation.scoring import Topic
 from validation.training import runs
-from validation.training.plain import FILE, alone_of
+from validation.training.plain import FILE, alone_of, gpu_of
 
 _TITAN_FORMATS: Mapping[str, Mapping[str, str]] = {
     "bf16": {},
@@ -76,11 +76,10 @@ def _titan(models: Models, record: Record) -> Iterator[MeasuredJob]:
 def _titan_case(models: Models, record: Record, chunks: int) -> Case:
     """Return the job of a row.
 
-    Where no micro-batch is printed, pipelines pass as many as stages (`pipeline_parallel_microbatches`).
+    Selective recomputation is by operator (`selective_ac_option = "op"` of its llama3_8b.toml). Where no
+    micro-batch is printed, pipelines pass as many as stages (`pipeline_parallel_microbatches`).
     Parameters are not resharded after forwards in pipelines (`fsdp_reshard_after_forward: default`).
     """
-    if record["recompute"] != "full AC":
-        raise UnsupportedRow("of two matrices side by side one is recomputed (selective, by operator)")
     if record["precision"] not in _TITAN_FORMATS:
         raise UnsupportedRow("a scale for each row")
     tp, pp, dp = (record.count(axis) for axis in ("tp", "pp", "dp"))
@@ -90,12 +89,20 @@ def _titan_case(models: Models, record: Record, chunks: int) -> Case:
     )  # fmt: skip
     sequences, length = record.count("gbs"), record.count("seq")
     batch = Batch(sequences, record.count("mbs") if record["mbs"] else sequences // dp // pp, length)
-    training: dict[str, Any] = {"recompute": "full"}
+    training: dict[str, Any] = {"recompute": "full" if record["recompute"] == "full AC" else "alternate"}
     if pp > 1:
         training |= {"reshard": False, "reduce_each_micro_batch": False}
-    more = {"training": training, "precision": _TITAN_FORMATS[record["precision"]]}
+    more: dict[str, Any] = {"training": training, "precision": _TITAN_FORMATS[record["precision"]]}
+    if record["case_id"].endswith("asyncTP"):
+        training |= {"overlap_tp": "ring"}
+    if record["case_id"] == "torchtitan/8b-8gpu-fsdp":  # the only row without torch.compile
+        more |= {"fusion": "eager"}
+    if (
+        "2025-06" in record["case_id"] or "h200" in record["case_id"]
+    ):  # the loss is compiled since pull request 1033
+        more |= {"cross_entropy": "one_pass"}
     model = models[record["model"]].tree(length)
-    where = place(record["gpu"].split(" ")[0], layout.gpus)
+    where = place(gpu_of(record["gpu"]), layout.gpus)
     return Case.of(training_job(model, layout, batch, SOFTWARE["torchtitan"], more), where)
 
 

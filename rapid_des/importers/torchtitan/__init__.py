@@ -266,7 +266,7 @@ def _training(keys: Keys, split: Tree) -> Tree:
         "global_batch": local * split["dp"] if batch < 0 else batch,
         "micro_batch": micro,
         "sequence_length": training.count("seq_len", 2048),
-        **_recompute(of(keys, "activation_checkpoint")),
+        **_recompute(of(keys, "activation_checkpoint"), of(keys, "model").get("name", str, "llama3")),
         "zero_stage": stage,
         "overlap_tp": "none",
     }
@@ -309,7 +309,7 @@ def _add_schedule(tree: Tree, keys: Keys, split: Tree) -> None:
     keys.ignore("only DualPipeV with experts reads it", "pipeline_parallel_expert_parallel_overlap")
 
 
-def _recompute(keys: Keys) -> Tree:
+def _recompute(keys: Keys, model: str) -> Tree:
     mode = keys.choice("mode", {name: name for name in ("selective", "full", "none")}, "selective")
     keys.ignore("mode is not memory_budget", "memory_budget", "visualize_memory_budget_pareto")
     if mode != "selective":
@@ -322,6 +322,9 @@ def _recompute(keys: Keys) -> Tree:
     if mode != "selective":
         return {"recompute": mode}
     option = str(keys.get("selective_ac_option", object, "2"))
+    if option == "op" and model == "llama3":  # without experts and latent attention
+        keys.ignore("it is of routers", "per_op_sac_force_recompute_mm_shapes_by_fqns")
+        return {"recompute": "alternate"}
     rule = "every second product" if option == "op" else f"{option} layers of which one is recomputed"
     said = f"selective ({rule}) has no rule here, so nothing is recomputed"
     keys.notes.append(f"activation_checkpoint: {said}")
