@@ -25,7 +25,7 @@ from rapid_des.runs.spares import Spares
 from rapid_des.runs.steps import MISSING, State, StateKey
 from rapid_des.runs.stretch import EVERYTHING, NODE, PROCESSES, CheckpointLevel, TrainingStretch
 from rapid_des.runs.treatment import NOTHING, RunPlan
-from rapid_des.units import PS_PER_US, LongDuration
+from rapid_des.units import PS_PER_US, LongDuration, ceil_divide
 
 Stopped: TypeAlias = Generator[simpy.Event, Any, Struck | None]
 _MOST_FRUITLESS = 1000
@@ -58,6 +58,8 @@ class Replication(Struct, frozen=True):
     """The time of training with more slow parts than are simulated together, in picoseconds; steps then take
     longer than here.
     """
+    lacking: int = 0
+    """The number of shares of the batch, one for each replica, that the steps lack."""
 
 
 def replicate(plan: RunPlan, failures: Iterator[Failure], number: int) -> Replication:
@@ -76,7 +78,7 @@ class _Clock:
         self.times = dict.fromkeys(plan.causes, 0)
         self.incidents: list[Incident] = []
         self.spares = Spares(self.env, plan.tiers, plan.retire_after)
-        self.progress = Progress(plan.course.step)
+        self.progress = Progress(plan.course.step, plan.replicas.count)
         self.state: State = frozenset()
         self._states = set[StateKey]()
         self._failures, self._joined, self._due = failures, list[Struck](), list[Struck]()
@@ -116,6 +118,7 @@ class _Clock:
             Counter(incident.name for incident in self.incidents),
             frozenset(self._states),
             self._at_least,
+            self.progress.lacking,
         )
 
     def stop(self, struck: Struck) -> None:
@@ -152,7 +155,7 @@ class _Clock:
                 paused = struck.treatment.effect == "pauses"
                 yield from self._pause(struck) if paused else self._recover(struck)
                 struck = yield from self._restart(struck)
-            if self.progress.done == self.plan.course.last:
+            if self.progress.done == self._last():
                 return
 
     def _train(self) -> Stopped:
@@ -163,18 +166,28 @@ class _Clock:
             due = self._due.pop(0)
             if self._back or due.treatment.lasts is not None:  # else the job has grown meanwhile
                 return due
-        while self.progress.done != self.plan.course.last:
+        while self.progress.done != self._last():
             struck = yield from self._train_at_one_speed()
             if struck is not None:
                 return struck
         return None
 
+    def _last(self, lacking: int = 0) -> int | None:
+        """Return the number of the run's last step if all steps from now on lack a number of shares."""
+        if self.plan.shares is None:
+            return self.plan.course.last
+        done, count = self.progress.done, self.plan.replicas.count
+        left = max(self.plan.shares - done * count + self.progress.lacking, 0)
+        return done + ceil_divide(left, count - lacking)
+
     def _course(self) -> TrainingStretch:
-        healthy = self.plan.course
+        healthy, missing = self.plan.course, self.plan.replicas.hit(self._missing)
+        lacking = missing if self.plan.batch == "smaller" else 0
+        last = self._last(lacking)
         if not self.state:
-            return healthy
-        cause = "fewer_replicas" if self._missing else "slow_steps"
-        return structs.replace(healthy, step=self.plan.steps.of(self.state), cause=cause)
+            return healthy if last == healthy.last else structs.replace(healthy, last=last)
+        cause, step = "fewer_replicas" if missing else "slow_steps", self.plan.steps.of(self.state)
+        return structs.replace(healthy, step=step, last=last, lacking=lacking, cause=cause)
 
     def _train_at_one_speed(self) -> Stopped:
         course, began, done = self._course(), self._now, self.progress.done

@@ -20,6 +20,8 @@ class Length(Struct, frozen=True):
 
     horizon: int | None = None
     steps: int | None = None
+    tokens: int | None = None
+    """The number of tokens that the steps are made of, where that was stated."""
 
     @classmethod
     def parse(
@@ -38,7 +40,7 @@ class Length(Struct, frozen=True):
             raise InputError(
                 f"{names[0]}: {stated[names[0]]!r}; allowed: a whole number of 1 to {_MOST_STEPS:,} steps"
             )
-        return cls(steps=count)
+        return cls(steps=count, tokens=int(number) if tokens is not None else None)
 
 
 def _number(name: str, text: str) -> Decimal:

@@ -70,6 +70,7 @@ def load_reliability(
         if part.burst is not None:
             _burst_time(reliability, place)
     tolerated(reliability)
+    _check_policy(reliability)
     treatments(reliability, gpus_per_node=1)
     tiers(reliability)
     for name in RestartSpec.__struct_fields__:
@@ -190,6 +191,16 @@ def _check_effect(reliability: Reliability, place: int) -> None:
             SlowClass(part.fault, 1, part.count, 1)
         except ConfigError as error:
             reliability.refuse(f"{key}.fault", str(error))
+
+
+def _check_policy(reliability: Reliability) -> None:
+    """Refuse keys of another policy than the stated one."""
+    spec = reliability.spec
+    if (spec.policy == "redundant") != (spec.redundancy is not None):
+        reliability.refuse("redundancy", "goes with the policy redundant, which needs it; allowed: 2 or more")
+    if spec.batch != "keep" and spec.policy != "shrink":
+        problem = f"{spec.batch!r} goes with the policy shrink, not {spec.policy}; allowed: keep"
+        reliability.refuse("batch", problem)
 
 
 def tolerated(reliability: Reliability) -> float:

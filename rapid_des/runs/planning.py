@@ -98,6 +98,8 @@ def planned(subject: Subject, reliability: Reliability, length: Length) -> Plann
         steps=_steps(subject, reliability),
         policy=reliability.spec.policy,
         replicas=_replicas(reliability, job, machine),
+        batch=reliability.spec.batch,
+        shares=_shares(reliability, job, length),
         tolerated=tolerated(reliability),
     )
     _require_progress(reliability, plan, parts)
@@ -109,15 +111,27 @@ def _steps(subject: Subject, reliability: Reliability) -> StepTimes:
     slow, spec = slow_classes(reliability, subject.machine), reliability.spec
     if not slow and not POLICIES[spec.policy].shrinks:
         return ConstantStep()
-    return SimulatedSteps(subject.job, subject.machine, slow, subject.step_on, together=spec.together)
+    return SimulatedSteps(
+        subject.job,
+        subject.machine,
+        slow,
+        subject.step_on,
+        together=spec.together,
+        smaller=spec.batch == "smaller",
+    )
+
+
+def _shares(reliability: Reliability, job: Job, length: Length) -> int | None:
+    """Return the shares of the batch, one for each replica, that make the stated tokens, if steps differ."""
+    if length.tokens is None or reliability.spec.batch == "keep":
+        return None
+    return ceil_divide(length.tokens * job.spec.parallelism.dp, job.tokens)
 
 
 def _replicas(reliability: Reliability, job: Job, machine: Machine) -> ReplicaPlaces:
     """Return where the replicas stand, if the policy needs to know; refuse a job that has only one."""
     policy, count = reliability.spec.policy, job.spec.parallelism.dp
     redundancy = reliability.spec.redundancy
-    if (policy == "redundant") != (redundancy is not None):
-        reliability.refuse("redundancy", "goes with the policy redundant, which needs it; allowed: 2 or more")
     if policy not in ("replica", "shrink", "redundant"):
         return ReplicaPlaces()
     if count == 1:
@@ -131,7 +145,7 @@ def _replicas(reliability: Reliability, job: Job, machine: Machine) -> ReplicaPl
         reliability.refuse("policy", f"{problem}; allowed: restart, in_place, shrink")
     if POLICIES[policy].shrinks:
         try:
-            with_fewer_replicas(job, 1)
+            with_fewer_replicas(job, 1, smaller=reliability.spec.batch == "smaller")
         except InputError as error:
             reliability.refuse("policy", f"the job can not shrink: {error}")
     gpus, replica = gpus_of_node(machine), job.layout.coordinates("dp").tolist()

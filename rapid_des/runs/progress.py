@@ -29,11 +29,13 @@ class _Segment(Struct):
 class Progress:
     """The kept steps of a run; the cost of each call grows with the speeds since a checkpoint."""
 
-    def __init__(self, healthy: int) -> None:
-        self._healthy = healthy
+    def __init__(self, healthy: int, replicas: int = 1) -> None:
+        self._healthy, self._replicas = healthy, replicas
         self._segments: list[_Segment] = []
         self.done = 0
         """The number of steps whose results are left."""
+        self.lacking = 0
+        """The number of shares of the batch, one for each replica, that these steps lack."""
         self.partial = 0
         """The time spent in a step that has not ended."""
 
@@ -41,6 +43,7 @@ class Progress:
         """Add a stretch of training; return the time in which it waited for checkpoints."""
         travelled = course.after(self.done, ended - began)
         first, self.done = self.done, self.done + travelled.steps
+        self.lacking += travelled.steps * course.lacking
         self.partial = travelled.partial
         self._segments.append(_Segment(first, self.done, began, ended, course))
         return travelled.stalled
@@ -78,7 +81,9 @@ class Progress:
         while self._segments and self._segments[-1].last > step:
             segment = self._segments.pop()
             kept = max(step - segment.first, 0)
-            lost += (segment.last - segment.first - kept) * segment.course.step
+            steps = segment.last - segment.first - kept
+            lost += steps * segment.course.step
+            self.lacking -= steps * segment.course.lacking
             if kept:
                 segment.last = step
                 self._segments.append(segment)
@@ -91,14 +96,22 @@ class Progress:
         return self._segments[-1].ended if self._segments else 0
 
     def useful(self) -> tuple[int, dict[str, int]]:
-        """Return the time of the kept steps as on a healthy machine, and by cause what they took beyond."""
-        beyond = Counter[str]()
+        """Return the time of the kept steps as on a healthy machine, and by cause what they took beyond.
+
+        A step that lacks shares of the batch counts as much less.
+        """
+        beyond, healthy = Counter[str](), 0
         for each in self._segments:
-            beyond[each.course.cause] += (each.last - each.first) * (each.course.step - self._healthy)
-        healthy = self.done * self._healthy
+            steps, worth = each.last - each.first, self._worth(each.course)
+            healthy += steps * worth
+            beyond[each.course.cause] += steps * (each.course.step - worth)
         if self.partial:
             course = self._segments[-1].course
-            part = self.partial * self._healthy // course.step
+            part = self.partial * self._worth(course) // course.step
             healthy += part
             beyond[course.cause] += self.partial - part
         return healthy, {cause: time for cause, time in beyond.items() if time}
+
+    def _worth(self, course: TrainingStretch) -> int:
+        """Return the time in which a healthy machine does the work of a step."""
+        return self._healthy * (self._replicas - course.lacking) // self._replicas

@@ -60,12 +60,20 @@ class GoodputResult(Report, Struct, frozen=True, dict=True):
         """The goodput of each replication."""
         return [each.times["steps"] / each.wall for each in self.replications]
 
+    @property
+    def tokens(self) -> list[int]:
+        """The number of tokens that the steps of each replication trained."""
+        count = self.plan.replicas.count
+        shares = (each.steps * count - each.lacking for each in self.replications)
+        return [each * self.tokens_per_step // count for each in shares]
+
     @cached_property
     def figures(self) -> dict[str, MeanInterval]:
         """Estimates by name: the goodput (useful time over wall time) and what is made of it."""
         useful = self.goodputs
         rates = [
-            each.steps * self.tokens_per_step * 86_400 / seconds(each.wall) for each in self.replications
+            tokens * 86_400 / seconds(each.wall)
+            for tokens, each in zip(self.tokens, self.replications, strict=True)
         ]
         samples: dict[str, list[float]] = {
             "goodput": useful,

@@ -200,13 +200,17 @@ class ReliabilitySpec(Spec, frozen=True):
     """The treatment of a failure. restart: all processes start again. in_place: likewise, without allocation
     and image where no node is replaced. replica: the replicas that failed get the state from the others,
     which lose the step that was going on. shrink: where no spare is ready the job goes on with fewer
-    replicas and more micro-batches of each, and grows again after a repair. redundant: the job goes on
+    replicas, with the batch that `batch` says, and grows again after a repair. redundant: the job goes on
     without the replicas that failed, whose data others can compute, and grows again once their nodes are
     replaced.
     """
     redundancy: Annotated[int, Meta(ge=2, le=64)] | None = None
     """With `redundant`: the number of replicas that can compute the data of one. Once all of them are out the
     job restarts from a checkpoint.
+    """
+    batch: Literal["keep", "smaller"] = "keep"
+    """With `shrink`: the batch while there are fewer replicas. keep: the others have more micro-batches.
+    smaller: they have as many as before, so that a step trains fewer tokens.
     """
     domains: dict[str, Count] = {}
     """The number of GPUs in each named unit, such as a rack or a pod; their ids are consecutive."""

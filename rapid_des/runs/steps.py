@@ -88,9 +88,10 @@ class SimulatedSteps:
         step_on: Callable[[Machine, Job], int],
         *,
         together: int = 2,
+        smaller: bool = False,
     ) -> None:
         self._job, self._machine, self._classes, self._step_on = job, machine, classes, step_on
-        self._together = together
+        self._together, self._smaller = together, smaller
         self._known = dict[StateKey, int]()
         self._keys = dict[State, StateKey]()
         per_node = machine.spec.gpus_per_node or machine.fabric.gpus
@@ -133,7 +134,7 @@ class SimulatedSteps:
     def _step(self, missing: int, words: tuple[str, ...]) -> int:
         machine = self._machine.with_faults([parse_fault(text) for text in words])
         try:
-            return self._step_on(machine, with_fewer_replicas(self._job, missing))
+            return self._step_on(machine, with_fewer_replicas(self._job, missing, smaller=self._smaller))
         except (FabricCutError, DeadlockError):
             return CUT
 
@@ -163,14 +164,17 @@ def _slow(state: State) -> list[tuple[int, int]]:
     return [part for part in state if part[0] != MISSING]
 
 
-def with_fewer_replicas(job: Job, missing: int) -> Job:
-    """Return a job without some of its replicas; the others have more micro-batches.
+def with_fewer_replicas(job: Job, missing: int, *, smaller: bool = False) -> Job:
+    """Return a job without some of its replicas; the others have more micro-batches, or a smaller batch.
 
-    The batch is at least that of the job: where it can not be split evenly the last micro-batches are empty.
+    A batch that is kept is at least that of the job: where it can not be split evenly the last micro-batches
+    are empty.
     """
     if not missing:
         return job
     left = job.spec.parallelism.dp - missing
     each = job.training.micro_batch * left
     batch = ceil_divide(job.training.global_batch, each) * each
+    if smaller:
+        batch = job.training.global_batch // job.spec.parallelism.dp * left
     return load_job(job, settings={"parallelism.dp": left, "training.global_batch": batch})

@@ -49,6 +49,8 @@ class TrainingStretch(Struct, frozen=True):
     """The levels of checkpoints, the one that survives most at the end."""
     last: int | None = None
     """The number of the run's last step; None: the run has none."""
+    lacking: int = 0
+    """The number of replicas whose share of the batch each step lacks."""
     cause: str = "slow_steps"
     """The cause of the time that steps take beyond healthy ones."""
 

@@ -66,6 +66,12 @@ class RunPlan(Struct, frozen=True, dict=True):
     policy: str = "restart"
     """The name of what is done after a failure (`rapid_des.runs.policies`)."""
     replicas: ReplicaPlaces = ReplicaPlaces()
+    batch: str = "keep"
+    """The batch of steps with fewer replicas: keep or smaller."""
+    shares: int | None = None
+    """The number of shares of the batch, one for each replica, after which the run ends; None: it ends after
+    its last step or at its horizon.
+    """
     tolerated: float = inf
     """The share by which a step may be slower before slow parts are replaced."""
 

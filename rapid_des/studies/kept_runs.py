@@ -40,6 +40,7 @@ class KeptRuns:
             "reliability": to_tree(request.reliability.spec, "reliability"),
             "picoseconds": str(request.length.horizon),
             "steps": request.length.steps,
+            "tokens": request.length.tokens,
             "mode": request.mode,
             "seed": request.seed,
         }

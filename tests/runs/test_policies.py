@@ -4,7 +4,7 @@ from math import gamma
 
 import pytest
 
-from rapid_des import goodput
+from rapid_des import goodput, simulate
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
@@ -32,7 +32,7 @@ class Steps:
         return (10 + 2 * sum(count for _, count in state)) * S
 
 
-def spent(policy, *struck, tiers=(), repair="0 s"):
+def played(policy, *struck, tiers=(), repair="0 s", **others):
     treatments = tuple(
         Treatment(f"{nodes} nodes", NOTHING, NOTHING, parse_time(repair), nodes) for nodes in (0, 1)
     )
@@ -42,11 +42,16 @@ def spent(policy, *struck, tiers=(), repair="0 s"):
         {"allocate": parse_time("20 s"), "start": parse_time("5 s")},
         tuple(Tier(count, NOTHING) for count in tiers), policy=policy, steps=Steps(), nodes=4,
         replicas=ReplicaPlaces(4, tuple(frozenset({place}) for place in range(4)), REDUNDANCY.get(policy, 1)),
+        **others,
     )  # fmt: skip
     events = [Failure(at * S, nodes, place, 1, (0.5,) * 16) for at, nodes, place in struck]
     found = replicate(plan, iter(events), 0)
     assert sum(found.times.values()) == found.wall
-    return {cause: time / S for cause, time in found.times.items() if time}
+    return found
+
+
+def spent(policy, *struck, **others):
+    return {cause: time / S for cause, time in played(policy, *struck, **others).times.items() if time}
 
 
 REDUNDANCY = {"redundant": 2}
@@ -75,6 +80,19 @@ def test_a_job_without_spares_goes_on_with_fewer_replicas_until_a_repair():
     }  # fmt: skip
     waits = spent("restart", (68, 1, 0), tiers=(0,), repair="160 s")
     assert waits["spare_wait"] == 160
+
+
+def test_a_smaller_batch_after_a_shrink_trains_fewer_tokens():
+    # as above, but each of the ten steps of 12 s of three replicas does the work of 7.5 s, and lacks a share
+    among = {"tiers": (0,), "repair": "160 s", "batch": "smaller"}
+    found = played("shrink", (68, 1, 0), **among)
+    assert (found.steps, found.lacking) == (30, 10)
+    assert found.times["steps"] == (20 * 10 + 10 * 7.5) * S
+    assert found.times["fewer_replicas"] == 10 * 4.5 * S
+    # 120 shares are 30 steps of four replicas: ten that lack one are made up for by three steps more
+    longer = played("shrink", (68, 1, 0), shares=120, **among)
+    assert (longer.steps, longer.lacking) == (33, 10)
+    assert longer.wall - found.wall == (30 + 3) * S  # and the checkpoint after step 33
 
 
 def test_the_last_replica_waits():
@@ -121,6 +139,12 @@ def test_fewer_replicas_keep_the_batch(where):
     assert job.training.global_batch >= where[0].training.global_batch > job.training.global_batch - 3
 
 
+def test_fewer_replicas_may_have_a_smaller_batch(where):
+    job, batch = with_fewer_replicas(where[0], 1, smaller=True), where[0].training.global_batch
+    assert job.training.global_batch == batch * 3 // 4
+    assert job.micro_batches == where[0].micro_batches
+
+
 @pytest.mark.parametrize(
     ("settings", "policy", "said"),
     [
@@ -130,22 +154,27 @@ def test_fewer_replicas_keep_the_batch(where):
             "replica",
             "policy: replica needs replicas with the",
         ),
+        ({}, "restart", "batch: 'smaller' goes with the policy shrink, not restart; allowed: keep"),
     ],
 )
 def test_policies_that_need_what_the_job_has_not_are_refused(settings, policy, said):
     tree = {"classes": [], "detection": "0 s", "diagnosis": "0 s", "repair": "0 s", "policy": policy}
+    tree |= {"batch": "smaller"} if policy == "restart" else {}
     job, machine = load_job("llama2_7b_train", settings=settings), load_machine("dgx_a100_x2")
     with pytest.raises(ConfigError) as refusal:
         goodput(job, machine, tree, days=1, replications=1, mode="analytical")
     assert said in str(refusal.value)
 
 
+SHRINKING = {
+    "classes": [{"name": "node", "per": "node", "law": {"kind": "log", "at": ["5 h"], "parts": [1]}}],
+    "detection": "0 s", "diagnosis": "0 s", "repair": "10 h", "policy": "shrink",
+    "checkpoint": {"interval": "1 h", "stall": "1 s"}, "spares": {"hot": 0},
+}  # fmt: skip
+
+
 def test_a_job_shrinks_by_the_replicas_of_a_node_at_simulated_steps(where):
-    tree = {
-        "classes": [{"name": "node", "per": "node", "law": {"kind": "log", "at": ["5 h"], "parts": [1]}}],
-        "detection": "0 s", "diagnosis": "0 s", "repair": "10 h", "policy": "shrink",
-        "checkpoint": {"interval": "1 h", "stall": "1 s"}, "spares": {"hot": 0},
-    }  # fmt: skip
+    tree = SHRINKING
     job = load_job(where[0], settings={"parallelism.tp": 8, "parallelism.pp": 1, "parallelism.dp": 2})
     result = goodput(job, where[1], tree, days=1, replications=1, mode="analytical")
     times = result.replications[0].times
@@ -153,3 +182,21 @@ def test_a_job_shrinks_by_the_replicas_of_a_node_at_simulated_steps(where):
     waits = goodput(job, where[1], tree | {"policy": "restart"}, days=1, replications=1, mode="analytical")
     assert waits.replications[0].times["spare_wait"] == 10 * 3600 * S
     assert result.goodputs > waits.goodputs
+
+
+def test_tokens_are_counted_where_the_batch_is_smaller(where):
+    # one of two replicas is out for ten hours of a day
+    job = load_job(where[0], settings={"parallelism.tp": 8, "parallelism.pp": 1, "parallelism.dp": 2})
+    tree = SHRINKING | {"batch": "smaller"}
+    result = goodput(job, where[1], tree, days=1, replications=1, mode="analytical")
+    run, healthy = result.replications[0], result.step_time
+    # the step of one replica reduces no gradients: it is shorter than that of both
+    alone = simulate(with_fewer_replicas(job, 1, smaller=True), where[1], mode="analytical").step_time
+    assert 0.999 < run.lacking * alone / (10 * 3600 * S) <= 1
+    assert result.tokens == [(2 * run.steps - run.lacking) * job.tokens // 2]
+    assert result.figures["tokens_per_day"].mean == pytest.approx(result.tokens[0], rel=1e-9)
+    in_steps = result.goodputs[0] * 24 * 3600 * S / healthy
+    assert in_steps == pytest.approx(result.tokens[0] / job.tokens, abs=1)
+    asked = goodput(job, where[1], tree, tokens=result.tokens[0], replications=1, mode="analytical")
+    assert asked.replications[0].wall == pytest.approx(run.wall, rel=0.001)
+    assert result.tokens[0] <= asked.tokens[0] < result.tokens[0] + job.tokens
