@@ -36,7 +36,8 @@ def changes_of(reliability: Reliability) -> Mapping[str, RunChange]:
         RunChange("restart a minute faster", of_run=_restarted),
     ]
     if spec.spares is not None:
-        found.append(RunChange("one hot spare more", of_run=_one_spare_more))
+        each = "" if spec.spares.per is None else f" in each {spec.spares.per}"
+        found.append(RunChange(f"one hot spare more{each}", of_run=_one_spare_more))
     if spec.checkpoint is not None:
         if spec.checkpoint.storage is not None or spec.checkpoint.stall is not None:
             found.append(RunChange("storage twice as fast", of_file=_faster_storage))

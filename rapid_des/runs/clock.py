@@ -77,7 +77,7 @@ class _Clock:
         self.plan, self.env = plan, simpy.Environment()
         self.times = dict.fromkeys(plan.causes, 0)
         self.incidents: list[Incident] = []
-        self.spares = Spares(self.env, plan.tiers, plan.retire_after)
+        self.spares = Spares(self.env, plan.tiers, plan.retire_after, plan.spares_unit)
         self.progress = Progress(plan.course.step, plan.replicas.count)
         self.state: State = frozenset()
         self._states = set[StateKey]()
@@ -304,7 +304,7 @@ class _Clock:
     def _shrinks(self, place: int) -> bool:
         """Return whether the job goes on without the node at a place until another one is ready."""
         policy, replicas, out = self._policy, self.plan.replicas, self._missing | {place}
-        waits = bool(self.plan.tiers) and (policy.with_spares or not self.spares.left)
+        waits = bool(self.plan.tiers) and (policy.with_spares or not self.spares.left(place))
         return policy.shrinks and waits and replicas.hit(out) < replicas.count and replicas.compute_all(out)
 
     def _miss(self, places: frozenset[int]) -> None:

@@ -269,6 +269,18 @@ def slow_classes(reliability: Reliability, machine: Machine) -> dict[int, SlowCl
     return found
 
 
+def spares_unit(reliability: Reliability, machine: Machine) -> int | None:
+    """Return the number of nodes of a unit that has spare nodes for itself; None: the whole job has them."""
+    spares, node = reliability.spec.spares, gpus_of_node(machine)
+    if spares is None or spares.per is None:
+        return None
+    gpus = _gpus_of(reliability, "spares.per", spares.per, machine)
+    if gpus % node:
+        problem = f"{spares.per} has {gpus} GPUs, a node {node}; allowed: whole nodes"
+        reliability.refuse("spares.per", problem)
+    return gpus // node
+
+
 def tiers(reliability: Reliability) -> tuple[Tier, ...]:
     """Return the spare nodes in the order in which they are taken; none: one is always at hand."""
     spares = reliability.spec.spares

@@ -20,6 +20,7 @@ from rapid_des.runs.loading import (
     fleets,
     gpus_of_node,
     slow_classes,
+    spares_unit,
     tiers,
     tolerated,
     treatments,
@@ -82,7 +83,6 @@ class Subject:
 def planned(subject: Subject, reliability: Reliability, length: Length) -> PlannedRun:
     """Return the run of a job; `ConfigError` for what does not fit the job or the machine."""
     job, machine = subject.job, subject.machine
-    _require_nodes(reliability, job, machine)
     parts, treated = fleets(reliability, job.gpus, machine), treatments(reliability, machine)
     costs = checkpoint_costs(reliability, job, machine, subject.step_on)
     levels = checkpoint_levels(reliability, costs, subject.step, _rates(parts, treated))
@@ -93,6 +93,7 @@ def planned(subject: Subject, reliability: Reliability, length: Length) -> Plann
         treated,
         _phases(reliability, job),
         tiers(reliability),
+        spares_unit(reliability, machine),
         retire_after=None if spares is None else spares.retire_after,
         nodes=ceil_divide(job.gpus, gpus_of_node(machine)),
         steps=_steps(subject, reliability),
@@ -102,6 +103,7 @@ def planned(subject: Subject, reliability: Reliability, length: Length) -> Plann
         shares=_shares(reliability, job, length),
         tolerated=tolerated(reliability),
     )
+    _require_nodes(reliability, plan, machine)
     _require_progress(reliability, plan, parts)
     return PlannedRun(plan, costs, parts)
 
@@ -169,12 +171,9 @@ def failure_rate(parts: Sequence[FailingParts]) -> float:
     return sum(fleet.parts / fleet.mean for fleet in parts if not isinstance(fleet.law, Log)) / PS_PER_US
 
 
-def _require_nodes(reliability: Reliability, job: Job, machine: Machine) -> None:
-    gpus_per_node = gpus_of_node(machine)
-    spares, nodes = reliability.spec.spares, machine.fabric.gpus // gpus_per_node
-    if spares is None:
-        return
-    used, waiting = ceil_divide(job.gpus, gpus_per_node), spares.hot + spares.warm + spares.cold
+def _require_nodes(reliability: Reliability, plan: RunPlan, machine: Machine) -> None:
+    nodes = machine.fabric.gpus // gpus_of_node(machine)
+    used, waiting = plan.nodes, plan.spares
     if used + waiting > max(nodes, used):
         problem = f"{waiting} spare nodes and {used} of the job, {machine.name} has {nodes}"
         reliability.refuse("spares", f"{problem}; allowed: up to {max(nodes - used, 0)}")

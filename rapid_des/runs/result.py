@@ -118,8 +118,7 @@ class GoodputResult(Report, Struct, frozen=True, dict=True):
     @property
     def gpus_held(self) -> int:
         """The number of GPUs of the job and of its spare nodes."""
-        spares = sum(tier.count for tier in self.plan.tiers)
-        return self.gpus + spares * ceil_divide(self.gpus, self.plan.nodes)
+        return self.gpus + self.plan.spares * ceil_divide(self.gpus, self.plan.nodes)
 
     def as_json(self, price: float | None = None) -> dict[str, Any]:
         """Return plain data for JSON; times in seconds, means over the replications.

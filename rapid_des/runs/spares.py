@@ -24,12 +24,16 @@ class Tier(Struct, frozen=True):
 class Spares:
     """The spare nodes of one replication; without tiers one is always at hand."""
 
-    def __init__(self, env: simpy.Environment, tiers: tuple[Tier, ...], retire_after: int | None) -> None:
-        self._env, self._tiers, self._retire_after = env, tiers, retire_after
-        ready = [tier for tier, nodes in enumerate(tiers) for _ in range(nodes.count)]
-        # a spare is its tier and the number of the node; those of the job have numbers from 0
-        self._ready = simpy.PriorityStore(env)
-        self._ready.items = [(tier, -1 - number) for number, tier in enumerate(ready)]
+    def __init__(
+        self,
+        env: simpy.Environment,
+        tiers: tuple[Tier, ...],
+        retire_after: int | None,
+        unit: int | None = None,
+    ) -> None:
+        """Take the number of nodes of a unit that has such tiers for itself; None: the job has them."""
+        self._env, self._tiers, self._retire_after, self._unit = env, tiers, retire_after, unit
+        self._stores = dict[int, simpy.PriorityStore]()  # by unit
         self._placed = dict[int, int]()  # the node at a place in the job, where it is not the first one
         self._repairs = Counter[int]()
         self._out = self._most = self._changed = self._node_time = 0
@@ -40,34 +44,44 @@ class Spares:
         """Send the nodes at these places of the job to repair."""
         if places:
             self._count(len(places))
-            self._env.process(self._repaired([self._placed.get(place, place) for place in places], repair))
+            nodes = [(self._ready(place), self._placed.get(place, place)) for place in places]
+            self._env.process(self._repaired(nodes, repair))
 
     def take(self, place: int, uniform: float) -> Process:
         """Wait for a spare node and its start."""
         if self._tiers:
-            tier, node = yield self._ready.get()
+            tier, node = yield self._ready(place).get()
             self._placed[place] = node
             yield self._env.timeout(self._tiers[tier].start.at(uniform))
 
-    @property
-    def left(self) -> int:
-        """The number of nodes that are ready."""
-        return len(self._ready.items)
+    def left(self, place: int) -> int:
+        """Return the number of nodes that are ready for a place."""
+        return len(self._ready(place).items)
 
     def usage(self, wall: int) -> tuple[float, int]:
         """Return the mean and the largest number of nodes in repair."""
         self._count(0)
         return self._node_time / max(wall, 1), self._most
 
-    def _repaired(self, nodes: list[int], repair: int) -> Process:
+    def _ready(self, place: int) -> simpy.PriorityStore:
+        """Return the nodes that are ready for a place: those of its unit."""
+        unit = 0 if self._unit is None else place // self._unit
+        if unit not in self._stores:
+            ready = [tier for tier, nodes in enumerate(self._tiers) for _ in range(nodes.count)]
+            # a spare is its tier and the number of the node; those of the job have numbers from 0
+            store = self._stores[unit] = simpy.PriorityStore(self._env)
+            store.items = [(tier, -1 - unit * len(ready) - number) for number, tier in enumerate(ready)]
+        return self._stores[unit]
+
+    def _repaired(self, nodes: list[tuple[simpy.PriorityStore, int]], repair: int) -> Process:
         yield self._env.timeout(repair)
         self._count(-len(nodes))
-        for node in nodes if self._tiers else ():
+        for ready, node in nodes if self._tiers else ():
             self._repairs[node] += 1
             if self._retire_after is not None and self._repairs[node] >= self._retire_after:
                 self.retired += 1
             else:
-                yield self._ready.put((0, node))
+                yield ready.put((0, node))
 
     def _count(self, nodes: int) -> None:
         now = int(self._env.now)

@@ -170,6 +170,10 @@ class SparesSpec(Spec, frozen=True):
     """The time until a warm node is ready."""
     cold_start: str = "0 s"
     """The time until a cold node is ready."""
+    per: str | None = None
+    """The unit that has these numbers of nodes for itself: node, or a name in `domains`. A failed node is
+    replaced by one of its own unit. Unset: the whole job.
+    """
     retire_after: Count | None = None
     """The number of failures of a node after which it does not come back from repair; unset: it always does.
     """

@@ -13,6 +13,7 @@ from rapid_des.runs.spares import Tier
 from rapid_des.runs.steps import ConstantStep, StepTimes
 from rapid_des.runs.stretch import TrainingStretch
 from rapid_des.runs.times import Time, parse_time
+from rapid_des.units import ceil_divide
 
 
 class Treatment(Struct, frozen=True):
@@ -57,6 +58,8 @@ class RunPlan(Struct, frozen=True, dict=True):
     """The phases of a restart by name; without `load` it is the loaded checkpoint's."""
     tiers: tuple[Tier, ...] = ()
     """The spares in the order in which they are taken: hot, warm, cold; none: one is always at hand."""
+    spares_unit: int | None = None
+    """The number of nodes of a unit that has such spares for itself; None: the whole job has them."""
     retire_after: int | None = None
     """The number of repairs after which a node does not come back; None: it always does."""
     nodes: int = 1
@@ -74,6 +77,12 @@ class RunPlan(Struct, frozen=True, dict=True):
     """
     tolerated: float = inf
     """The share by which a step may be slower before slow parts are replaced."""
+
+    @property
+    def spares(self) -> int:
+        """The number of spare nodes of all units."""
+        units = 1 if self.spares_unit is None else ceil_divide(self.nodes, self.spares_unit)
+        return units * sum(tier.count for tier in self.tiers)
 
     @cached_property
     def phases(self) -> tuple[str, ...]:

@@ -95,6 +95,37 @@ def test_a_smaller_batch_after_a_shrink_trains_fewer_tokens():
     assert longer.wall - found.wall == (30 + 3) * S  # and the checkpoint after step 33
 
 
+def test_a_node_waits_for_a_spare_of_its_own_unit():
+    # nodes 0 and 1 are a unit with one spare, 2 and 3 another: the second failure in a unit waits
+    among = {"tiers": (1,), "repair": "160 s", "spares_unit": 2}
+    assert "spare_wait" not in spent("in_place", (5, 1, 0), (70, 1, 2), **among)
+    # out at 5 s and back at 165 s; the other node of the unit fails at 70 s
+    assert spent("in_place", (5, 1, 0), (70, 1, 1), **among)["spare_wait"] == 165 - 70
+    among["spares_unit"] = None
+    assert spent("in_place", (5, 1, 0), (70, 1, 2), **among)["spare_wait"] == 165 - 70
+    among["tiers"] = (2,)
+    assert "spare_wait" not in spent("in_place", (5, 1, 0), (70, 1, 1), **among)
+
+
+@pytest.mark.parametrize(
+    ("spares", "said"),
+    [
+        ({"hot": 1, "per": "row"}, "spares.per: 'row' is not one of gpu, node, half"),
+        ({"hot": 1, "per": "half"}, "spares.per: half has 4 GPUs, a node 8; allowed: whole nodes"),
+        (
+            {"hot": 1, "per": "node"},
+            "spares: 1 spare nodes and 1 of the job, DGX A100 has 1; allowed: up to 0",
+        ),
+    ],
+)
+def test_units_without_whole_nodes_are_refused(spares, said):
+    tree = {"classes": [], "detection": "0 s", "diagnosis": "0 s", "repair": "0 s"}
+    tree |= {"spares": spares, "domains": {"half": 4}}
+    with pytest.raises(ConfigError) as refusal:
+        goodput(load_job("llama2_7b_train"), load_machine("dgx_a100"), tree, days=1, mode="analytical")
+    assert said in str(refusal.value)
+
+
 def test_the_last_replica_waits():
     found = spent("shrink", *((10 + place, 1, place) for place in range(4)), tiers=(0,), repair="100 s")
     assert found["spare_wait"] > 0
