@@ -17,7 +17,7 @@ from rapid_des.studies.sensitivity import MACHINE_PARTS, SensitivityOptions, sen
 SMALL = {"model.layers": "2", "training.global_batch": "8", "training.sequence_length": "2048"}
 
 
-def test_elasticities_are_what_dimensions_demand():
+def test_elasticities_are_what_dimensions_demand_and_as_the_command_draws_them(tmp_path, monkeypatch):
     machine = load_machine("dgx_a100", device_settings=[("operators", "roofline")])
     job = load_job("llama2_7b_train", settings=SMALL)
     found = sensitivity(job, machine, SensitivityOptions(change=0.01))
@@ -32,6 +32,7 @@ def test_elasticities_are_what_dimensions_demand():
     strongest = found.rows[0]
     assert strongest.parameter in {"device.tensor_peak", "device.clock.sustained", "device.sms"}
     assert strongest.higher < found.step_time < strongest.lower
+    draws_what_it_tells(tmp_path, found, monkeypatch)  # here, as it takes seconds to find
 
 
 def test_parameters_that_stand_for_one_thing_move_together():
@@ -100,10 +101,8 @@ def sensitivity_step(job, machine):
     return simulate(job, machine, mode="analytical").step_time
 
 
-def test_the_command_draws_what_it_tells(tmp_path, found, monkeypatch):
-    monkeypatch.setattr(
-        "rapid_des.cli.plan.sensitivity", lambda *_: found
-    )  # what the fixture takes seconds for
+def draws_what_it_tells(tmp_path, found, monkeypatch):
+    monkeypatch.setattr("rapid_des.cli.plan.sensitivity", lambda *_: found)
     target = tmp_path / "tornado.png"
     sets = [part for key, value in SMALL.items() for part in ("--set", f"job.{key}={value}")]
     asked = [
