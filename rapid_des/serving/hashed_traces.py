@@ -74,7 +74,7 @@ def read_hashed(file: str, size: int) -> HashedTrace:
             raise ConfigError(problem, file=file, key=key) from None
         blocks = ceil_divide(row.input_length, size)
         if len(row.hash_ids) > blocks:
-            allowed = f"up to {blocks}, as {row.input_length} tokens have so many blocks of {size}"
+            allowed = f"up to {blocks}, the blocks of {size} tokens in a prompt of {row.input_length}"
             problem = f"{len(row.hash_ids)} hash_ids; allowed: {allowed} (block= states another size)"
             raise ConfigError(problem, file=file, key=key)
         rows.append(row)

@@ -85,7 +85,7 @@ class _Stretch(Struct, eq=False):
     node: _Node
     first: int
     ends: list[int]
-    """For each tier the end of its pages: it holds those from the end of the tier above to its own."""
+    """The end of the pages by tier: a tier holds those from the end of the tier above to its own."""
     users: int = 0
     """Number of running requests that use the stretch. If there are any, the GPU holds all of it."""
 

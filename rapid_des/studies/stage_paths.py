@@ -44,7 +44,7 @@ class Runs(Struct, frozen=True):
     stages: tuple[tuple[int, ...], ...]
     """The position in `kinds` of each run of each stage, in order."""
     last: tuple[int, ...]
-    """For each stage the run with the last backward of the chunk that finishes first."""
+    """The run, by stage, with the last backward of the chunk that finishes first."""
 
     @classmethod
     def of(cls, orders: StageOrders, parts: Parts) -> Runs:

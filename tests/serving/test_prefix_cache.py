@@ -262,7 +262,7 @@ def test_traces_with_hash_ids_are_read_as_they_are(name, tmp_path):
         ({"timestamp": 1}, r"line 2: not a request with .* missing required field `input_length`"),
         (
             {**LINES[0], "hash_ids": [1, 2, 3]},
-            r"line 2: 3 hash_ids; allowed: up to 2, as 1000 tokens .* of 512.*block=",
+            r"line 2: 3 hash_ids; allowed: up to 2, the blocks of 512 .* of 1000 .*block=",
         ),
         ({**LINES[0], "output_length": 0}, "line 2: .*>= 1"),
     ],
