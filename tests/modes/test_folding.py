@@ -176,8 +176,8 @@ def test_members_that_start_messages_over_one_link_at_once_in_another_order_live
 
 
 def test_messages_whose_routes_join_again_do_not_count_as_in_order():
-    # each message has a first link of its own, then all of a member ask its one middle link at one instant, in
-    # an order that is not that of its image; no link carries messages of two members
+    # each message has a first link of its own, then all of a member ask its one middle link at one instant,
+    # in an order that is not that of its image's; no link carries messages of two members
     nodes = Nodes()
     nodes.collective(CollectiveType.ALL_TO_ALL, 600)
     inner, outer = dimension("fully_connected", 3), dimension("fully_connected", 2, latency="150 ns")
