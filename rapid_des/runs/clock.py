@@ -77,7 +77,7 @@ class _Clock:
         self.plan, self.env = plan, simpy.Environment()
         self.times = dict.fromkeys(plan.causes, 0)
         self.incidents: list[Incident] = []
-        self.spares = Spares(self.env, plan.tiers, plan.retire_after, plan.spares_unit)
+        self.spares = Spares(self.env, plan.tiers, plan.retire_after, plan.spares_unit, plan.crews)
         self.progress = Progress(plan.course.step, plan.replicas.count)
         self.state: State = frozenset()
         self._states = set[StateKey]()

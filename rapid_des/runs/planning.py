@@ -95,6 +95,7 @@ def planned(subject: Subject, reliability: Reliability, length: Length) -> Plann
         tiers(reliability),
         spares_unit(reliability, machine),
         retire_after=None if spares is None else spares.retire_after,
+        crews=reliability.spec.repair_crews,
         nodes=ceil_divide(job.gpus, gpus_of_node(machine)),
         steps=_steps(subject, reliability),
         policy=reliability.spec.policy,

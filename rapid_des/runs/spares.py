@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator
+from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 import simpy
@@ -30,8 +31,13 @@ class Spares:
         tiers: tuple[Tier, ...],
         retire_after: int | None,
         unit: int | None = None,
+        crews: int | None = None,
     ) -> None:
-        """Take the number of nodes of a unit that has such tiers for itself; None: the job has them."""
+        """Take the number of nodes of a unit that has such tiers for itself, and the number of repair crews.
+
+        None: the job has the tiers, and there are as many crews as failures.
+        """
+        self._crews = None if crews is None else simpy.Resource(env, crews)
         self._env, self._tiers, self._retire_after, self._unit = env, tiers, retire_after, unit
         self._stores = dict[int, simpy.PriorityStore]()  # by unit
         self._placed = dict[int, int]()  # the node at a place in the job, where it is not the first one
@@ -74,7 +80,10 @@ class Spares:
         return self._stores[unit]
 
     def _repaired(self, nodes: list[tuple[simpy.PriorityStore, int]], repair: int) -> Process:
-        yield self._env.timeout(repair)
+        with nullcontext() if self._crews is None else self._crews.request() as crew:
+            if crew is not None:
+                yield crew
+            yield self._env.timeout(repair)
         self._count(-len(nodes))
         for ready, node in nodes if self._tiers else ():
             self._repairs[node] += 1

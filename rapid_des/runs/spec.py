@@ -190,6 +190,10 @@ class ReliabilitySpec(Spec, frozen=True):
     """The time from the detection until the broken part is known."""
     repair: str
     """The time until a replaced node is back among the spares."""
+    repair_crews: Count | None = None
+    """The number of failures whose nodes are repaired at the same time; others wait, the first one first.
+    Unset: any number.
+    """
     time_out: str | None = None
     """The time after which a job that hangs is noticed."""
     tolerate: str | None = None

@@ -62,6 +62,8 @@ class RunPlan(Struct, frozen=True, dict=True):
     """The number of nodes of a unit that has such spares for itself; None: the whole job has them."""
     retire_after: int | None = None
     """The number of repairs after which a node does not come back; None: it always does."""
+    crews: int | None = None
+    """The number of repairs at the same time; None: any number."""
     nodes: int = 1
     """The number of nodes of the job."""
     steps: StepTimes = ConstantStep()

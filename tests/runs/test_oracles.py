@@ -2,9 +2,10 @@
 
 from itertools import islice, pairwise
 from math import exp, factorial
-from statistics import fmean
+from statistics import fmean, stdev
 
 import pytest
+from msgspec import structs
 
 from rapid_des.runs.clock import replicate
 from rapid_des.runs.failures import FailingParts, failures
@@ -37,6 +38,19 @@ def test_nodes_in_repair_are_those_of_a_queue_with_a_server_for_each():
     fleet = FailingParts("node", 100, Exponential(), 1000 * HOUR * 1e6)
     found = runs(plan(repair="uniform(24 h, 72 h)", nodes=1, tiers=(60,), days=200), fleet, 6)
     assert fmean(each.nodes_out for each in found) == pytest.approx(4.8, rel=0.06)
+
+
+@pytest.mark.parametrize(("crews", "load"), [(1, 0.6), (3, 2.1)])
+def test_repairs_by_few_crews_are_a_queue(crews, load):
+    # failures at 1 /h and exponential repairs by c crews: M/M/c, with Erlang's probability of waiting
+    fleet = FailingParts("node", 1, Exponential(), HOUR * 1e6)
+    queue = plan(repair=f"exponential({load} h)", nodes=1, days=100)
+    found = [each.nodes_out for each in runs(structs.replace(queue, crews=crews), fleet, 12)]
+    full = load**crews / factorial(crews) * crews / (crews - load)
+    waits = full / (sum(load**busy / factorial(busy) for busy in range(crews)) + full)
+    error = stdev(found) / len(found) ** 0.5
+    assert fmean(found) == pytest.approx(load + waits * load / (crews - load), abs=3 * error)
+    assert fmean(found) - load > 5 * error  # more than with a crew for each
 
 
 def test_a_run_waits_for_a_spare_as_often_as_erlang_says():
