@@ -29,6 +29,16 @@ class MeanInterval(Struct, frozen=True):
         half = student(len(values) - 1) * stdev(values) / sqrt(len(values)) if len(values) > 1 else inf
         return cls(mean, mean - half, mean + half)
 
+    def within(self, low: float, high: float) -> MeanInterval:
+        """Return the interval without what the figure can not be; one that is not known stays so.
+
+        >>> MeanInterval(0.9, 0.7, 1.1).within(0, 1)
+        MeanInterval(mean=0.9, low=0.7, high=1)
+        """
+        if self.high == inf:
+            return self
+        return MeanInterval(self.mean, max(self.low, low), min(self.high, high))
+
     def as_json(self) -> dict[str, float | None]:
         """Return plain data for JSON; null: not known."""
         known = self.high < inf

@@ -7,6 +7,7 @@ import io
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,10 @@ class GoodputResult(Report, Struct, frozen=True, dict=True):
             "incidents": [float(sum(each.counts.values())) for each in self.replications],
             "nodes_in_repair": [each.nodes_out for each in self.replications],
         }
-        return {name: MeanInterval.of(values) for name, values in samples.items()}
+        most = {"goodput": 1.0, "ettr": 1.0, "mfu": self.step_mfu}
+        return {
+            name: MeanInterval.of(values).within(0.0, most.get(name, inf)) for name, values in samples.items()
+        }
 
     def report(self) -> Iterator[Part]:
         """Yield the report that `rapid-des goodput` prints."""

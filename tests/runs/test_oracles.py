@@ -44,8 +44,8 @@ def test_nodes_in_repair_are_those_of_a_queue_with_a_server_for_each():
 def test_repairs_by_few_crews_are_a_queue(crews, load):
     # failures at 1 /h and exponential repairs by c crews: M/M/c, with Erlang's probability of waiting
     fleet = FailingParts("node", 1, Exponential(), HOUR * 1e6)
-    queue = plan(repair=f"exponential({load} h)", nodes=1, days=100)
-    found = [each.nodes_out for each in runs(structs.replace(queue, crews=crews), fleet, 12)]
+    queue = plan(repair=f"exponential({load} h)", nodes=1, days=60)
+    found = [each.nodes_out for each in runs(structs.replace(queue, crews=crews), fleet, 8)]
     full = load**crews / factorial(crews) * crews / (crews - load)
     waits = full / (sum(load**busy / factorial(busy) for busy in range(crews)) + full)
     error = stdev(found) / len(found) ** 0.5

@@ -17,33 +17,28 @@ from rapid_des.studies.sensitivity import MACHINE_PARTS, SensitivityOptions, sen
 SMALL = {"model.layers": "2", "training.global_batch": "8", "training.sequence_length": "2048"}
 
 
-@pytest.fixture(scope="module")
-def found():
+def test_elasticities_are_what_dimensions_demand_and_as_the_command_draws_them(tmp_path, monkeypatch):
     machine = load_machine("dgx_a100", device_settings=[("operators", "roofline")])
-    return sensitivity(load_job("llama2_7b_train", settings=SMALL), machine, SensitivityOptions(change=0.01))
-
-
-def test_rates_and_times_add_up_as_dimensions_demand(found):
+    job = load_job("llama2_7b_train", settings=SMALL)
+    found = sensitivity(job, machine, SensitivityOptions(change=0.01))
     # a roofline has no constants of kernels: rates c times as high and times 1/c make the step 1/c, and the
     # elasticities of rates less those of times are then -1 (Euler), but for steps of algorithms
     assert found.scaled == pytest.approx(1, abs=1e-4)
     assert found.sums["rate"] - found.sums["time"] == pytest.approx(-1, abs=0.01)
-
-
-def test_what_a_step_does_not_depend_on_is_idle_and_not_nothing(found):
-    # nothing is offloaded to the host, a roofline looks at no registers
+    # nothing is offloaded to the host, a roofline looks at no registers: both are idle
     assert {"device.host.to_host", "device.registers.bandwidth"} <= set(found.idle)
     assert all(row.lower != row.higher or row.lower != found.step_time for row in found.rows)
     assert "clock.peak" in found.refused["device.clock.peak"]
-
-
-def test_parameters_that_stand_for_one_thing_move_together(found):
-    machine = load_machine("dgx_a100")
-    by_name = {parameter.name: parameter for parameter in parameters_of(load_job("llama2_7b_train"), machine)}
-    assert len(by_name["device.tensor_peak"].keys) == len(machine.device.spec.tensor_peak)
     strongest = found.rows[0]
     assert strongest.parameter in {"device.tensor_peak", "device.clock.sustained", "device.sms"}
     assert strongest.higher < found.step_time < strongest.lower
+    draws_what_it_tells(tmp_path, found, monkeypatch)  # here, as it takes seconds to find
+
+
+def test_parameters_that_stand_for_one_thing_move_together():
+    machine = load_machine("dgx_a100")
+    by_name = {parameter.name: parameter for parameter in parameters_of(load_job("llama2_7b_train"), machine)}
+    assert len(by_name["device.tensor_peak"].keys) == len(machine.device.spec.tensor_peak)
 
 
 def test_every_constant_is_a_parameter_or_a_choice(tmp_path):
@@ -106,10 +101,8 @@ def sensitivity_step(job, machine):
     return simulate(job, machine, mode="analytical").step_time
 
 
-def test_the_command_draws_what_it_tells(tmp_path, found, monkeypatch):
-    monkeypatch.setattr(
-        "rapid_des.cli.plan.sensitivity", lambda *_: found
-    )  # what the fixture takes seconds for
+def draws_what_it_tells(tmp_path, found, monkeypatch):
+    monkeypatch.setattr("rapid_des.cli.plan.sensitivity", lambda *_: found)
     target = tmp_path / "tornado.png"
     sets = [part for key, value in SMALL.items() for part in ("--set", f"job.{key}={value}")]
     asked = [
