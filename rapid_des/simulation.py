@@ -17,7 +17,6 @@ from msgspec import Struct, structs
 
 from rapid_des.bounded_cache import BoundedCache
 from rapid_des.errors import (
-    ConfigError,
     DeadlockError,
     FabricCutError,
     InputError,
@@ -227,8 +226,8 @@ def _simulated(job: Job, machine: Machine, options: _Options) -> Result:
     if options.mode == FLATTENED:
         return _flattened(job, machine, options)
     if job.spec.parallelism.placement is not None:
-        problem = "ranks that a job places are simulated one by one; take mode flattened"
-        raise ConfigError(problem, file=job.file, key="parallelism.placement")
+        problem = f"mode {options.mode} has ranks stand as they come; take mode {FLATTENED}"
+        raise UnsupportedByEngine(f"{job.file}: parallelism.placement: {problem}")
     if options.mode == FINEST:
         return _finest(job, machine, options)
     from rapid_des.modes.blocks import BLOCK_MODES, pays_whole, require_own_links, run_blocks, whole_note

@@ -21,5 +21,3 @@ def encoder_refusals(job: Job) -> Iterator[tuple[str, str]]:
     if any(kind.output_length > 1 or kind.cached for kind in kinds):
         problem = f"{job.model.name} sees positions to both sides and makes no tokens one by one: state 1"
         yield "inference.output_length", problem
-    if job.spec.serving is not None:
-        yield "serving", f"{job.model.name} is an encoder, which `run` predicts for batches alone"

@@ -39,7 +39,7 @@ def placements(job: Job, trace: JobTrace, machine: Machine) -> Iterator[Int64s]:
     """
     stated = job.spec.parallelism.placement
     if machine.slowed or any(fault.gpu is not None for fault in machine.faults):
-        problem = "faults of GPUs slow ranks as they come: state no placement beside them"
+        problem = "a job that states a placement takes faults of links alone, and one is of a GPU"
         raise ConfigError(problem, file=job.file, key=KEY)
     if stated != "auto":
         yield _stated(job, machine, stated)
@@ -127,17 +127,17 @@ def traffic_of(traces: TraceSet) -> Floats:
         sends = nodes.kind == NodeKind.SEND
         for slot, size in _sums(nodes.peer[sends], nodes.size[sends]):
             traffic[rank.rank, rank.peers[slot]] += size
-        for each in (True, False):
-            alike = np.isin(nodes.collective, [int(kind) for kind in _TO_EACH]) == each
-            some = (nodes.kind == NodeKind.COLLECTIVE) & alike
-            for slot, size in _sums(nodes.group[some], nodes.size[some]):
-                members = traces.groups[rank.groups[slot]]
-                others = [member for member in members if member != rank.rank]
-                if each:
-                    traffic[rank.rank, others] += size / max(1, len(others))
-                elif others:
-                    following = members[(members.index(rank.rank) + 1) % len(members)]
-                    traffic[rank.rank, following] += size
+        collectives = nodes.kind == NodeKind.COLLECTIVE
+        spread = collectives & np.isin(nodes.collective, [int(kind) for kind in _TO_EACH])
+        for slot, size in _sums(nodes.group[spread], nodes.size[spread]):
+            others = [member for member in traces.groups[rank.groups[slot]] if member != rank.rank]
+            traffic[rank.rank, others] += size / max(1, len(others))
+        around = collectives & ~spread
+        for slot, size in _sums(nodes.group[around], nodes.size[around]):
+            members = traces.groups[rank.groups[slot]]
+            following = members[(members.index(rank.rank) + 1) % len(members)]
+            traffic[rank.rank, following] += size
+    np.fill_diagonal(traffic, 0)  # groups of one
     return traffic
 
 

@@ -41,6 +41,8 @@ def serve_report(plain: Plain, title: str, replicas: int) -> Iterator[Part]:
         facts["sessions"] = f"{plain['turns_waited']:,} turns waited for the answer before them"
     if plain["prefix_cache"] is not None:
         facts["prefix cache"] = _found(plain["prefix_cache"])
+    elif plain["hash_ids"]:
+        facts["prefix cache"] = "none: the trace's hash_ids are not read (state serving.prefix_cache)"
     facts |= _scaled(plain)
     facts |= _outages(plain, replicas)
     if plain["preemptions"]:

@@ -57,7 +57,7 @@ def _compared(plain: Plain) -> Iterator[Table]:
     """Yield the best point for each value of the compared axis."""
     axis, rows = plain["compare"], plain["compared"]
     if len(rows) > 1:
-        cells = [{**row, "gain": f"{row['gain']:.2f} x"} for row in rows]
+        cells = [{**row, "gain": row["gain"] and f"{row['gain']:.2f} x"} for row in rows]
         for cell in cells:
             del cell["breakdown_s"]
         title = f"the best for each {heading(axis)}; gain: how many times as good as {rows[0][axis]}"

@@ -27,6 +27,7 @@ from rapid_des.serving.sampling import INTERVALS, SHARES, SteadyWindow, half_wid
 from rapid_des.serving.slo import Slo
 from rapid_des.serving.uncertainty import forecasts
 from rapid_des.serving.uncertainty import intervals as intervals_of
+from rapid_des.serving.workload import Workload
 from rapid_des.units import PS_PER_S
 
 _QUEUED = 0.5
@@ -48,6 +49,7 @@ class FleetRecord(Protocol):
     startup: int
     turns: Turns
     scalers: list[Autoscaler]
+    workload: Workload
 
 
 class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
@@ -89,6 +91,8 @@ class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
     """Whether decode steps check drafted tokens."""
     prefix_cache: PrefixHits | None = None
     """What requests found in caches of prefixes; None: there are none."""
+    hashed: bool = False
+    """Whether a trace states the content of prompts, which a cache of prefixes reads."""
     sizes: Sequence[FleetSize] = ()
     """How many replicas there were over time, by pool; empty: all always."""
     inside: int = 0
@@ -124,6 +128,7 @@ class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
             stops=tuple(fleet.stops),
             startup=fleet.startup,
             turns_waited=fleet.turns.waited,
+            hashed=fleet.workload.blocks is not None,
             prefix_cache=PrefixHits.of([member.content for member in fleet.members]),
             sizes=[scaler.size for scaler in fleet.scalers],
             inside=fleet.area,
@@ -266,6 +271,7 @@ class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
             "retries": int(self.requests["retries"].sum()),
             "lost": len(self.lost),
             "turns_waited": self.turns_waited,
+            "hash_ids": self.hashed,
             "prefix_cache": self.prefix_cache and self.prefix_cache.as_json(),
             "startup_s": self.startup / PS_PER_S,
             "autoscaling": [size.as_json(self.elapsed) for size in self.sizes] or None,

@@ -292,6 +292,11 @@ def _drafts(job: Job, seed: int) -> Drafts | None:
 
 def _check(job: Job, pools: Sequence[Pool], gpus: int) -> None:
     """Raise a `ConfigError` for jobs that can not serve, and if the machine has too few GPUs."""
+    if not job.model.is_causal:
+        problem = (
+            f"{job.model.name} is an encoder, which `run` predicts in batches; servers make tokens one by one"
+        )
+        raise ConfigError(problem, file=job.file, key="model")
     if job.spec.parallelism.cp > 1:
         problem = f"cp {job.spec.parallelism.cp} splits the prompts of static batches (`run`), not a server's"
         raise ConfigError(problem, file=job.file, key="parallelism.cp")

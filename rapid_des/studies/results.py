@@ -169,7 +169,7 @@ class Sweep(Report, Struct, frozen=True):
         """Return the best point for each value of the compared axis, with `gain` and `breakdown_s`.
 
         Values stand in the order of their first points; `gain` is how many times as good as the first of
-        them a point is by the objective, above 1 if it is better.
+        them a point is by the objective, above 1 if it is better; None beside a figure of 0.
         """
         if not self.compare:
             return []
@@ -178,8 +178,9 @@ class Sweep(Report, Struct, frozen=True):
         rows = [best[value] for value in values.tolist() if value in best]
         parts = [f"{part}_s" for part in PARTS]
         for row in rows:
-            gain = row[self.objective] / rows[0][self.objective]
-            row["gain"] = gain if FIGURES[self.objective] == "more" else 1 / gain
+            one, other = rows[0][self.objective], row[self.objective]
+            more, less = (other, one) if FIGURES[self.objective] == "more" else (one, other)
+            row["gain"] = more / less if less else None
             (spent,) = self.at(np.flatnonzero(self.columns["id"] == row["id"]), parts)
             row["breakdown_s"] = {part: spent[f"{part}_s"] for part in PARTS if spent[f"{part}_s"]}
         return rows

@@ -8,6 +8,7 @@ from rapid_des.errors import ConfigError
 from rapid_des.frontend import load_job, load_model
 from rapid_des.importers.hugging_face import import_hugging_face
 from rapid_des.machine import load_machine
+from rapid_des.serving.server import serve
 from rapid_des.simulation import simulate
 
 
@@ -119,6 +120,15 @@ def test_jobs_that_images_can_not_have_are_refused(tmp_path, changes, problem):
 def test_requests_that_images_can_not_be_are_refused(tmp_path, served, problem):
     with pytest.raises(ConfigError, match=problem):
         load_job({"model": model(tmp_path), "phase": "inference", "inference": served})
+
+
+def test_an_encoder_is_no_server(tmp_path):
+    served = {"batch": 2, "prompt_length": 197, "output_length": 1}
+    job = load_job(
+        {"model": model(tmp_path), "phase": "inference", "inference": served, "software": "vllm-0.x"}
+    )
+    with pytest.raises(ConfigError, match="model: .* is an encoder"):
+        serve(job, load_machine("dgx_a100"), arrivals="poisson rate=1/s")
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ from random import Random
 import numpy as np
 import pytest
 
-from rapid_des.errors import ConfigError
+from rapid_des.errors import ConfigError, UnsupportedByEngine
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
 from rapid_des.modes.placement import improved, seconds_a_byte, traffic_of
 from rapid_des.modes.pricing import price
 from rapid_des.network.faults import parse_fault
-from rapid_des.simulation import simulate
+from rapid_des.simulation import compare, simulate
 
 SMALL = {"model.layers": 4, "training.global_batch": 16, "training.sequence_length": 1024}
 
@@ -116,10 +116,12 @@ def test_placements_that_can_not_be_are_refused(placement, problem):
 
 def test_other_modes_and_slow_gpus_are_refused():
     machine = load_machine("torus_2d_a100")
-    with pytest.raises(ConfigError, match="take mode flattened"):
+    with pytest.raises(UnsupportedByEngine, match="parallelism.placement: .*take mode flattened"):
         simulate(job(**SPLIT, placement="auto"), machine, mode="analytical")
+    found = compare(job(**SPLIT, placement="auto"), machine)
+    assert "take mode flattened" in found["hybrid"] and found["flattened"].step_time > 0
     slow = machine.with_faults([parse_fault("gpu=3 compute=0.5")])
-    with pytest.raises(ConfigError, match="faults of GPUs"):
+    with pytest.raises(ConfigError, match="takes faults of links alone"):
         simulate(job(**SPLIT, placement="auto"), slow)
     cut = machine.with_faults([parse_fault("link=0-1 bandwidth=0.2")])
     came, found = (simulate(job(**SPLIT, placement=how), cut).step_time for how in (None, "auto"))

@@ -254,6 +254,9 @@ def test_traces_with_hash_ids_are_read_as_they_are(name, tmp_path):
     # the second block of the first prompt has 488 tokens: the second prompt goes on behind its first page
     assert result.prefix_cache.found_tokens == {"gpu": 62 * 16}
     assert "prefix cache" in str(result)
+    plain = load_job("llama2_7b_inference", settings={"model.layers": 2})
+    unread = serve(plain, machine, arrivals=written(tmp_path / name, LINES), requests=10)
+    assert "hash_ids are not read" in str(unread) and unread.as_json()["prefix_cache"] is None
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import rapid_des as rd
+from rapid_des.report.page.study_charts import sweep_charts
 from rapid_des.report.sweep_text import mark_lines, marks, sweep_report
 from rapid_des.studies.effects import front, interactions, main_effects
 from rapid_des.studies.expressions import Expression
@@ -376,6 +377,10 @@ def test_values_of_an_axis_are_compared_by_their_best_points(tmp_path):
     assert sum(rows[1]["breakdown_s"].values()) == pytest.approx(rows[1]["step_time_s"])
     assert "the best for each gpu" in list(sweep_report(done.as_json(), "study"))[1].title
     assert len(done.plot().axes) == 1
+    first = next(sweep_charts(done.as_json(), done.columns))
+    assert [bar.text for bar in first.bars][1].endswith("x")
+    idle = sweep({**stated, "objective": "idle_s"}, executor="local").compared()
+    assert [row["gain"] for row in idle] == [None, None]  # of times of 0
     with pytest.raises(
         rd.ConfigError, match=r"compare: 'cp' is no axis; allowed: gpu, recompute, tp, pp, dp"
     ):

@@ -49,8 +49,14 @@ def _mark(row: Plain, *, first: bool) -> str:
 def sweep_charts(plain: Plain, columns: Mapping[str, Any]) -> Iterator[Bars | Plot]:
     """Yield the points of a study over two figures with the front, and the share of each axis.
 
-    `columns` have an entry for each point.
+    `columns` have an entry for each point. The best points of a compared axis come first.
     """
+    if len(plain["compared"]) > 1:
+        axis, objective = plain["compare"], plain["objective"]
+        yield Bars(
+            f"the best {heading(objective)} for each {heading(axis)}",
+            [_compared_bar(str(row[axis]), objective, row) for row in plain["compared"]],
+        )
     across, upwards = plain["pareto"]["columns"]
     ran = np.isfinite(np.asarray(columns[across], np.float64)) & np.isfinite(
         np.asarray(columns[upwards], np.float64)
@@ -89,6 +95,11 @@ def sweep_charts(plain: Plain, columns: Mapping[str, Any]) -> Iterator[Bars | Pl
         for row in plain["best"]
     ]
     yield Bars(f"the best by {heading(plain['objective'])}", best)
+
+
+def _compared_bar(value: str, objective: str, row: Plain) -> HorizontalBar:
+    gain = "" if row["gain"] is None else f", {row['gain']:.2f} x"
+    return HorizontalBar(value, abs(row[objective]), shown(objective, row[objective]) + gain, "before")
 
 
 def _unit(name: str) -> int:

@@ -67,7 +67,7 @@ def _draw_compared(plain: Mapping[str, Any], path: Path | None, title: str) -> A
             f"{row[axis]}   {differing_axes(others, rows, row)}".rstrip(),
             row["step_time_s"],
             row["breakdown_s"],
-            f"{row['gain']:.2f} x",
+            "" if row["gain"] is None else f"{row['gain']:.2f} x",
         )
         for row in rows
     ]
