@@ -18,6 +18,7 @@ from rapid_des.modes.symmetry import Budget, fold
 from rapid_des.program.lowering import lower
 from rapid_des.program.program import shapes
 from rapid_des.program.rounds import Rounds, rounds_template
+from rapid_des.values import replace
 from tests.engines.agreement import RUN, assert_same
 from tests.engines.test_compiled_kernel import python
 from tests.modes.symmetric_programs import symmetric_programs
@@ -172,6 +173,37 @@ def test_members_that_start_messages_over_one_link_at_once_in_another_order_live
     folding = fold(lower(same_everywhere(nodes, 8), where).program, ALWAYS)
     assert folding is not None
     assert folding.factor == 2  # the nodes
+
+
+def test_messages_whose_routes_join_again_do_not_count_as_in_order():
+    # each message has a first link of its own, then all of a member ask its one middle link at one instant,
+    # in an order that is not that of its image's; no link carries messages of two members
+    nodes = Nodes()
+    nodes.collective(CollectiveType.ALL_TO_ALL, 600)
+    inner, outer = dimension("fully_connected", 3), dimension("fully_connected", 2, latency="150 ns")
+    where = machine(inner, outer, order="outermost_first", collectives={"default": "direct"})
+    program = lower(same_everywhere(nodes, 6), where).program
+    (template,) = program.templates
+    source, destination = template.pair_source, template.pair_destination
+    last = np.where(source // 3 == destination // 3, 0, 1)
+    of_pairs = np.stack((6 * source + destination, 36 + source, 42 + 6 * source + destination), 1)
+    program = replace(
+        program,
+        links=78,
+        route_starts=np.arange(0, 3 * len(source) + 1, 3),
+        route_links=of_pairs.reshape(-1).astype(np.int32),
+        route_class=np.stack((0 * last, 0 * last, last), 1).reshape(-1).astype(np.int32),
+    )
+    whole = RUN["compiled"](program)
+    assert len(set(whole.finish.tolist())) == 2
+    folding = fold(program, Budget(inf, discarded=0))
+    assert folding is not None
+    assert folding.factor == 2  # a shift by three takes members with all their messages to others
+    assert_same(folding.unfolded(program, RUN["compiled"](folding.program)), whole, ties=False)
+    folding = fold(program, ALWAYS)
+    assert folding is not None
+    assert not folding.keeps_order
+    assert RUN["compiled"](folding.program).ties
 
 
 def test_ranks_apart_above_the_shift_keep_their_order():

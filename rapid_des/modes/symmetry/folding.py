@@ -178,7 +178,8 @@ class _RotationSearch:
         if not (ordered or may_be_discarded):
             return None
         rotation = prove(self.uses, shift, groups)
-        if rotation is None:
+        ordered = ordered and rotation is not None and not rotation.reorders
+        if rotation is None or not (ordered or may_be_discarded):
             self.left_s -= compare_s
             return None
         return _Quotient(self.program, rotation).folding(keeps_order=ordered)

@@ -208,7 +208,8 @@ def keeps_order(uses: Uses, shift: Shift) -> bool:
     """Return whether a shift keeps the order of any transfers that may ask one link at one instant.
 
     R3 orders them by their ranks' positions a + stride·(b + extent·c), where b is the digit that the shift
-    turns, then in the order in which a rank injected them, which a shift keeps. Ranks of different c are
+    turns, then in the order in which a rank injected them, which a shift keeps unless it `reorders` tasks.
+    Ranks of different c are
     ordered by c in all images, as their representatives are. Ranks of one c are ordered by (b, a): if all of
     them that ever use the link have one digit b, they have one digit b + k in every image and are ordered by
     a, as their representatives are. If two digits meet, k moves one of them around the end before the other,
@@ -258,6 +259,12 @@ class Rotation(Struct, frozen=True):
     """[link] the link that it is mapped to; one that no route takes stays."""
     lowest_link: Int64s
     """The lowest link of each link's orbit."""
+
+    @property
+    def reorders(self) -> bool:
+        """Whether tasks that a rank injects at one instant change their order."""
+        # They never meet on a first link (`_keeps_choices`), but may where their routes join again.
+        return any(each.order is not None and each.order.changed for each in self.invariances.values())
 
     @property
     def position(self) -> Int64s:
