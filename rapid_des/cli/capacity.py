@@ -9,6 +9,7 @@ import click
 
 from rapid_des.cli.main import progress
 from rapid_des.cli.options import (
+    OF_SERVERS,
     Amount,
     echo_marked,
     job_options,
@@ -80,7 +81,7 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
     path: Path | None = options["plot"]
     check_outputs([], pictures=[path], replace=options["force"])
     check_report(options["report"], force=options["force"])
-    wanted, loaded = open_job(job, machine, settings, serves=True)
+    wanted, loaded = open_job(job, machine, settings, reads=OF_SERVERS)
     texts = (*options["texts"], *(all_layouts(loaded) if options["all_layouts"] else ()))
     texts = with_splits(texts, options["splits"]) if options["splits"] else texts
     title = f"{job} on {loaded.name}"

@@ -14,6 +14,7 @@ from rapid_des.bounded_cache import BoundedCache
 from rapid_des.cli.executing import chosen_executor, executor_options_of
 from rapid_des.cli.main import progress
 from rapid_des.cli.options import (
+    OF_RUNS,
     Amount,
     echo_marked,
     fault_option,
@@ -111,7 +112,7 @@ def goodput(job: str, machine: str, settings: tuple[str, ...], **options: Any) -
     changes = [(key.strip().removeprefix(_ROOT), value) for key, _, value in own]
     reliability = load_reliability(options["reliability"], settings=changes)
     others = [text for text in settings if not text.strip().startswith(_ROOT)]
-    wanted, loaded = open_job(job, machine, others, options["faults"])
+    wanted, loaded = open_job(job, machine, others, options["faults"], reads=OF_RUNS)
     title = f"{job} on {loaded.name} with {reliability.name}"
     asked = {name: options[name] for name in ("days", "steps", "tokens", "seed", "mode")}
     cache, request = BoundedCache(), requested(wanted, loaded, reliability, **asked)

@@ -274,7 +274,9 @@ def open_machine(
     return loaded
 
 
-_OF_SERVERS = ("--set job.serving.", "--set job.memory.", "--set job.host.")
+OF_SERVERS = ("--set job.serving.", "--set job.memory.", "--set job.host.")
+OF_RUNS = ("--set machine.storage", "--set machine.gpus_per_node=", "--set device.host.")
+"""What a run with failures reads besides its step: where checkpoints go, and what a node is."""
 
 
 def open_job(
@@ -283,15 +285,15 @@ def open_job(
     settings: Sequence[str],
     faults: Iterable[str] = (),
     *,
-    serves: bool = False,
+    reads: tuple[str, ...] = (),
 ) -> tuple[Job, Machine]:
     """Return the job and the machine with --set and --fault; idle settings are named on stderr.
 
-    `serves`: what the job says of its server is read, which no static run does.
+    `reads`: how the settings begin that are read besides those of a step.
     """
     wanted, loaded, idle = open_job_with_notes(job, machine, settings, faults)
     for line in idle:
-        if not (serves and line.startswith(_OF_SERVERS)):
+        if not line.startswith(reads):
             announce(line)
     return wanted, loaded
 

@@ -11,6 +11,7 @@ from rapid_des.cli.asked_runs import asked_run, run_options
 from rapid_des.cli.executing import chosen_executor, executor_options
 from rapid_des.cli.main import Bar, progress
 from rapid_des.cli.options import (
+    OF_RUNS,
     Amount,
     echo_marked,
     job_options,
@@ -120,7 +121,7 @@ def plan_command(job: str, machine: str, settings: tuple[str, ...], **options: A
     run = asked_run(options)
     source = job_of(job, options["tokens"], options["sequence"])
     vary = choices_of(options["vary"])
-    wanted, loaded = open_job(source, machine, settings)
+    wanted, loaded = open_job(source, machine, settings, reads=() if run is None else OF_RUNS)
     with progress("plan") as bar, _interruptible(options) as crew:
         names = ("gpus", "top", "mode", "pruned", "price", "headroom", "within_s")
         asked = Wanted(

@@ -8,7 +8,15 @@ from typing import Any
 import click
 
 from rapid_des.cli.main import announce, progress
-from rapid_des.cli.options import echo_marked, fault_option, force_option, job_options, json_option, open_job
+from rapid_des.cli.options import (
+    OF_SERVERS,
+    echo_marked,
+    fault_option,
+    force_option,
+    job_options,
+    json_option,
+    open_job,
+)
 from rapid_des.cli.pages import check_report, report_option, write_study_page
 from rapid_des.frontend import load_job
 from rapid_des.report.page.study_charts import served_charts
@@ -72,7 +80,7 @@ def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> 
     )
     check_report(options["report"], force=options["force"])
     slo = None if options["slo"] is None else Slo.parse(options["slo"])
-    wanted, loaded = open_job(job, machine, settings, options["faults"], serves=True)
+    wanted, loaded = open_job(job, machine, settings, options["faults"], reads=OF_SERVERS)
     if options["outages"]:
         wanted = load_job(wanted, settings={"serving.outages": options["outages"]})
     title = f"{job} on {loaded.name}"

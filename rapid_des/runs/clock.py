@@ -94,10 +94,7 @@ class _Clock:
     def run(self, number: int) -> Replication:
         """Return what a run from its start to its end counts."""
         self.env.process(self._strike())
-        try:
-            self.env.run(until=self._process if self.plan.horizon is None else self.plan.horizon)
-        except RuntimeError:
-            raise CannotFinishError("the run waits for a node that no repair gives back") from None
+        self.env.run(until=self._process if self.plan.horizon is None else self.plan.horizon)
         self._job.close()  # books the time of what was going on
         healthy, beyond = self.progress.useful()
         self.times["steps"] += healthy
@@ -290,11 +287,15 @@ class _Clock:
                 for each in treated:
                     if each is not struck:
                         nodes = self._lose(each, nodes)
+                        if self.plan.horizon is None:
+                            self._require_progress()
                 self._replaced = bool(wanted)
                 for place, each in wanted:
                     if self._shrinks(place):
                         self._miss(self._missing | {place})
                         self.env.process(self._grow(place, each))
+                    elif self.plan.horizon is None and self.spares.never(place):
+                        raise CannotFinishError("the run waits for a node that no repair gives back")
                     else:
                         yield from self.spares.take(place, each.failure.uniforms[Draws.START])
                 treated = []

@@ -42,6 +42,7 @@ class Spares:
         self._stores = dict[int, simpy.PriorityStore]()  # by unit
         self._placed = dict[int, int]()  # the node at a place in the job, where it is not the first one
         self._repairs = Counter[int]()
+        self._in_repair = Counter[tuple[int, int]]()  # by unit and node
         self._out = self._most = self._changed = self._node_time = 0
         self.retired = 0
         """The number of nodes that were not repaired again."""
@@ -50,7 +51,8 @@ class Spares:
         """Send the nodes at these places of the job to repair."""
         if places:
             self._count(len(places))
-            nodes = [(self._ready(place), self._placed.get(place, place)) for place in places]
+            nodes = [(self._unit_of(place), self._placed.get(place, place)) for place in places]
+            self._in_repair.update(nodes)
             self._env.process(self._repaired(nodes, repair))
 
     def take(self, place: int, uniform: float) -> Process:
@@ -64,6 +66,16 @@ class Spares:
         """Return the number of nodes that are ready for a place."""
         return len(self._ready(place).items)
 
+    def never(self, place: int) -> bool:
+        """Return whether a node for a place would be waited for without end."""
+        unit, ready, most = self._unit_of(place), self._ready(place), self._retire_after
+        coming = sum(
+            count if most is None else max(min(count, most - 1 - self._repairs[node]), 0)
+            for (of, node), count in self._in_repair.items()
+            if of == unit
+        )
+        return bool(self._tiers) and len(ready.items) + coming <= len(ready.get_queue)
+
     def usage(self, wall: int) -> tuple[float, int]:
         """Return the mean and the largest number of nodes in repair."""
         self._count(0)
@@ -71,7 +83,12 @@ class Spares:
 
     def _ready(self, place: int) -> simpy.PriorityStore:
         """Return the nodes that are ready for a place: those of its unit."""
-        unit = 0 if self._unit is None else place // self._unit
+        return self._store(self._unit_of(place))
+
+    def _unit_of(self, place: int) -> int:
+        return 0 if self._unit is None else place // self._unit
+
+    def _store(self, unit: int) -> simpy.PriorityStore:
         if unit not in self._stores:
             ready = [tier for tier, nodes in enumerate(self._tiers) for _ in range(nodes.count)]
             # a spare is its tier and the number of the node; those of the job have numbers from 0
@@ -79,18 +96,19 @@ class Spares:
             store.items = [(tier, -1 - unit * len(ready) - number) for number, tier in enumerate(ready)]
         return self._stores[unit]
 
-    def _repaired(self, nodes: list[tuple[simpy.PriorityStore, int]], repair: int) -> Process:
+    def _repaired(self, nodes: list[tuple[int, int]], repair: int) -> Process:
         with nullcontext() if self._crews is None else self._crews.request() as crew:
             if crew is not None:
                 yield crew
             yield self._env.timeout(repair)
         self._count(-len(nodes))
-        for ready, node in nodes if self._tiers else ():
+        self._in_repair.subtract(nodes)
+        for unit, node in nodes if self._tiers else ():
             self._repairs[node] += 1
             if self._retire_after is not None and self._repairs[node] >= self._retire_after:
                 self.retired += 1
             else:
-                yield ready.put((0, node))
+                yield self._store(unit).put((0, node))
 
     def _count(self, nodes: int) -> None:
         now = int(self._env.now)

@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 
 from rapid_des import goodput
-from rapid_des.errors import ConfigError
+from rapid_des.errors import CannotFinishError, ConfigError
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
 from rapid_des.network.faults import parse_fault
@@ -142,6 +142,21 @@ def test_nodes_are_retired_after_their_last_repair():
     # place 0 fails five times: nodes 0, then both spares, then node 0 again, which retires, and a spare
     found = replicate(run, at(10, 20, 30, 40, 50, part=0), 0)
     assert found.retired == 2
+
+
+@pytest.mark.parametrize(
+    ("repair", "retire_after", "said"),
+    [
+        ("1 s", 1, "waits for a node that no repair gives back"),
+        ("2 h", None, "does not progress: 1,000 failures in a row"),
+    ],
+)
+def test_a_run_that_waits_for_a_node_without_end_says_so(repair, retire_after, said):
+    # the failures of other nodes go on while the job stands still
+    run = plan("stops", nodes=1, tiers=(0,), repair=repair, retire_after=retire_after)
+    fleet = FailingParts("part", 4, Exponential(), 1e8)
+    with pytest.raises(CannotFinishError, match=said):
+        replicate(run, failures([fleet], seed=0, replication=0), 0)
 
 
 @pytest.fixture(scope="module")

@@ -201,6 +201,14 @@ def test_two_files_are_compared_under_the_same_failures(where, tmp_path):
     assert answer.json["compared"]["gain"]["mean"] == pytest.approx(gain.mean)
 
 
+def test_settings_that_only_a_run_reads_are_not_called_idle():
+    settings = ("machine.storage.bandwidth=1 TB/s", "job.training.prefetch=3")
+    chosen = [word for setting in settings for word in ("--set", setting)]
+    said = call(*COMMAND, "--reliability", "llama3_h100", "--days", 1, "--replications", 1, *chosen).err
+    assert "machine.storage" not in said
+    assert "job.training.prefetch=3: nothing in this run depends on it" in said
+
+
 def test_runs_with_more_failures_than_can_be_played_are_refused():
     said = refused(call(*COMMAND, "--reliability", "llama3_h100", "--days", "1e9"))
     assert "100 runs of 1000000000 d have about" in said
