@@ -1,4 +1,4 @@
-"""What jobs of encoders, and of models of images, can not have."""
+"""Checks of jobs with encoders, and with models of images."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def encoder_refusals(job: Job) -> Iterator[tuple[str, str]]:
     if job.model.is_causal or training is not None:
         return
     if any(kind.output_length > 1 or kind.cached for kind in kinds):
-        problem = f"{job.model.name} sees positions to both sides and makes no tokens one by one: state 1"
+        problem = f"{job.model.name} attends to both sides and generates no tokens; allowed: 1, none cached"
         yield "inference.output_length", problem

@@ -1,9 +1,9 @@
-"""Images in place of tokens: what stands before and behind the layers of a vision transformer.
+"""Images in place of tokens: the operators before and after the layers of a vision transformer.
 
-A sequence is an image, cut into square patches, behind tokens that are learned (ViT, arXiv 2010.11929: one
-that stands for the class). One product embeds the patches, which is what a convolution by whole patches
-computes. It is whole on every tp rank, as its output is wanted whole. The head reads one position of a
-sequence; its logits are over classes.
+A sequence is an image. It begins with learned tokens (ViT, arXiv 2010.11929, has one, for the class), and the
+square patches of the image follow. One matrix product embeds the patches; it equals a convolution whose
+stride is the size of a patch. Every tp rank computes the whole product, because the layers need its whole
+output. The head reads one position of each sequence, and its logits are over classes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _linear(shard: Shard, patches: PatchesSpec) -> Linear:
 
 
 def embed_patches(operations: OperatorList, shard: Shard, patches: PatchesSpec) -> None:
-    """Append the product that embeds the patches, which keeps the pixels for its gradient."""
+    """Append the product that embeds the patches, and keep the pixels for its gradient."""
     linear = _linear(shard, patches)
     pixels = shard.activation_bytes(linear.rows * linear.inner)
     forward_gemm(operations, _whole(shard), linear, saved=pixels)
@@ -40,7 +40,7 @@ def patch_gradients(operations: OperatorList, shard: Shard, patches: PatchesSpec
 
 
 def pooled(shard: Shard) -> Shard:
-    """Return what the head sees of sequences: one position of each, whole on every tp rank."""
+    """Return the shard that the head reads: one position of each sequence, whole on every tp rank."""
     return replace(_whole(shard), tp=shard.tp, query_length=1, key_length=1)
 
 

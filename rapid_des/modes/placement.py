@@ -1,10 +1,12 @@
-"""Which GPU each rank of a job stands on: as they come, as a job states, or as its traffic asks.
+"""The placement of a job: on which GPU each rank runs.
 
-`auto` takes the first GPUs of the machine, one for each rank. It compares placements by the time that links
-carry the job's bytes: for each pair of ranks its bytes times the seconds a byte takes on the links between
-their GPUs. Placements are those of each order of the axes, and what swaps of two ranks make of the best one
-(2-opt). The best few are simulated beside the ranks as they come: the fastest is taken. Swaps halve the sum
-on tori and yet are seldom the fastest: collectives run along rows of a fabric, which swaps break up.
+By default rank 0 runs on GPU 0, rank 1 on GPU 1, and so on. A job may state another placement, or `auto`,
+which searches for one on the first GPUs of the machine, as many as there are ranks. The search scores a
+placement by the time for which links carry the job's bytes: it sums, over all pairs of ranks, the bytes
+between them times the seconds that a byte takes on the links between their GPUs. It scores each order of the
+axes, and what swaps of two ranks make of the best order (2-opt). It then simulates the default and the few
+with the lowest scores, and takes the fastest. On tori swaps halve the score and yet are seldom the fastest,
+because collectives run along rows of the fabric and swaps break these up.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import numpy as np
 from rapid_des.arrays import Floats, Int64s
 from rapid_des.chakra.trace import CollectiveType, NodeKind, RankTrace, TraceSet
 from rapid_des.config.documents import read_text
+from rapid_des.config.specs import beside
 from rapid_des.config.texts import parse_json
 from rapid_des.errors import ConfigError
 from rapid_des.frontend import Job, JobTrace
@@ -26,16 +29,16 @@ from rapid_des.values import replace
 
 KEY = "parallelism.placement"
 _MOST_RANKS = 512
-"""Most ranks for which a placement is looked for: all pairs of them are compared."""
+"""Most ranks for which `auto` searches: it compares all pairs of ranks."""
 _TRIED = 4
-"""Most placements that are simulated beside the ranks as they come."""
+"""Most placements that `auto` simulates besides the default."""
 _TO_EACH = frozenset((CollectiveType.ALL_TO_ALL, CollectiveType.GATHER, CollectiveType.SCATTER))
 
 
 def placements(job: Job, trace: JobTrace, machine: Machine) -> Iterator[Int64s]:
-    """Yield the GPUs of ranks that may be the best: the stated one, or what `auto` finds.
+    """Yield the placements to simulate: the stated one, or the default and those that `auto` finds.
 
-    A `ConfigError` says why a placement can not be.
+    A `ConfigError` says why a placement is refused.
     """
     stated = job.spec.parallelism.placement
     if machine.slowed or any(fault.gpu is not None for fault in machine.faults):
@@ -74,28 +77,44 @@ def in_orders(job: Job) -> list[Int64s]:
 
 
 def _stated(job: Job, machine: Machine, stated: object) -> Int64s:
-    """Return the GPUs that a job states, in its file or in a file of their own (a JSON list)."""
+    """Return the GPUs that a job states, in its file or in a JSON file that it names."""
+    name = ""
     if isinstance(stated, str):
-        path = Path(job.file).parent / stated
-        stated = parse_json(read_text(path), path)
-    numbers = list(stated) if isinstance(stated, list | tuple) else []
-    if len(numbers) != job.gpus or not all(type(number) is int for number in numbers):
-        problem = f"a list of the GPU of each of the job's {job.gpus} ranks is wanted"
-        raise ConfigError(problem, file=job.file, key=KEY)
-    gpus = np.array(numbers, np.int64)
-    if gpus.min() < 0 or gpus.max() >= machine.fabric.gpus:
-        wrong = int(gpus[(gpus < 0) | (gpus >= machine.fabric.gpus)][0])
-        problem = f"GPU {wrong}; {machine.name} has 0 to {machine.fabric.gpus - 1}"
-        raise ConfigError(problem, file=job.file, key=KEY)
-    values, counts = np.unique(gpus, return_counts=True)
-    if counts.max() > 1:
-        problem = f"GPU {values[counts.argmax()]} stands {counts.max()} times"
-        raise ConfigError(problem, file=job.file, key=KEY)
-    return gpus
+        name = f"{stated}: "
+        stated = _in_file(job, stated)
+    if problem := _problem(stated, job.gpus, machine):
+        raise ConfigError(name + problem, file=job.file, key=KEY)
+    return np.array(stated, np.int64)
+
+
+def _in_file(job: Job, name: str) -> object:
+    """Return what the JSON file holds that a job names as its placement."""
+    try:
+        path = beside(Path(job.file).parent, name, key="")
+        return parse_json(read_text(path), path)
+    except ConfigError as error:
+        problem = f"{error}; allowed: auto, a list of the GPUs by rank, or a JSON file with such a list"
+        raise ConfigError(problem, file=job.file, key=KEY) from None
+
+
+def _problem(stated: object, ranks: int, machine: Machine) -> str:
+    """Return why a value is no list of one GPU for each rank; an empty text if it is one."""
+    last = machine.fabric.gpus - 1
+    if not isinstance(stated, list | tuple):
+        return f"{str(stated)[:60]!r} is not a list of {ranks} GPUs, one for each rank"
+    if len(stated) != ranks:
+        return f"a list of {len(stated)} GPUs; allowed: {ranks}, one for each rank"
+    ranks_of: dict[int, int] = {}
+    for rank, gpu in enumerate(stated):
+        if type(gpu) is not int or not 0 <= gpu <= last:
+            return f"rank {rank}: {str(gpu)[:60]!r} is no GPU of {machine.name}; allowed: 0 to {last}"
+        if ranks_of.setdefault(gpu, rank) != rank:
+            return f"ranks {ranks_of[gpu]} and {rank}: both on GPU {gpu}; allowed: one rank on a GPU"
+    return ""
 
 
 def placed(trace: JobTrace, gpus: Int64s) -> JobTrace:
-    """Return a job's trace with ranks by the numbers of their GPUs."""
+    """Return a job's trace in which each rank has the number of its GPU."""
     traces, order = trace.traces, np.argsort(gpus).tolist()
     of = dict(zip((rank.rank for rank in traces.ranks), gpus.tolist(), strict=True))
     ranks = tuple(_moved(traces.ranks[place], of) for place in order)
@@ -116,9 +135,10 @@ def _listed(gpus: Int64s) -> str:
 
 
 def traffic_of(traces: TraceSet) -> Floats:
-    """Return the bytes that each rank sends to each other one: [rank, rank].
+    """Return the bytes that each rank sends to each other rank: [rank, rank].
 
-    A collective's go around its group as a ring would send them, or to each member alike.
+    Bytes of a collective go around its group as in a ring. Those of an all-to-all, a gather or a scatter go
+    to all members in equal parts.
     """
     count = len(traces.ranks)
     traffic = np.zeros((count, count))
@@ -149,7 +169,7 @@ def _sums(slots: Int64s, sizes: Int64s) -> Iterator[tuple[int, float]]:
 
 
 def seconds_a_byte(machine: Machine, ranks: int) -> Floats:
-    """Return the seconds that a byte takes on all links between the first GPUs, one a rank: [GPU, GPU]."""
+    """Return the seconds that a byte takes on all links between two of the first GPUs: [GPU, GPU]."""
     pairs = np.array(list(permutations(range(ranks), 2)), np.int64)
     routes = machine.router.routes(pairs)
     each = 1 / machine.fabric.bandwidth[routes.links]
@@ -160,7 +180,7 @@ def seconds_a_byte(machine: Machine, ranks: int) -> Floats:
 
 
 def improved(traffic: Floats, seconds: Floats, start: Int64s) -> Int64s:
-    """Return a placement from which no swap of two ranks lowers the sum of traffic times seconds.
+    """Return a placement whose sum of traffic times seconds no swap of two ranks lowers.
 
     >>> near = np.array([[0, 1, 2, 1], [1, 0, 1, 2], [2, 1, 0, 1], [1, 2, 1, 0]], float)
     >>> across = np.array([[0, 0, 9, 0], [0, 0, 0, 9], [9, 0, 0, 0], [0, 9, 0, 0]], float)
@@ -172,7 +192,7 @@ def improved(traffic: Floats, seconds: Floats, start: Int64s) -> Int64s:
     between = (seconds + seconds.T) / 2
     while True:
         lengths = between[np.ix_(gpus, gpus)]
-        # [a, b]: what rank a's traffic takes from the place of b, all others where they are
+        # [a, b]: the time of rank a's traffic if a stood on the GPU of b and all others stayed
         moved = both @ lengths
         now = np.diag(moved)
         changes = moved + moved.T - now[:, None] - now[None, :] + 2 * both * lengths

@@ -1,8 +1,9 @@
-"""A run in Perfetto's own format: tracks by node, rank and stream, flows of messages, counters.
+"""Writes a run in Perfetto's own format: tracks by node, rank and stream, flows of messages, counters.
 
-The file is a protobuf message `Trace` of packets (perfetto.dev/docs/reference/trace-packet-proto). A packet
-describes a track, begins or ends a slice, states a counter, or numbers a name before its first use. Times are
-whole nanoseconds, as Perfetto has them. Slices of a track that overlap go to further tracks of that name.
+The file is a protobuf message `Trace`, a sequence of packets
+(perfetto.dev/docs/reference/trace-packet-proto). A packet describes a track, begins or ends a slice, states
+the value of a counter, or gives a name its number before the first use. Times are whole nanoseconds, the unit
+of Perfetto. Slices that overlap go to several tracks of the same name.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ class _Slice(Struct, frozen=True):
     finish: int
     notes: Mapping[str, int]
     flow: int = 0
-    """The message that the slice sends or receives, from 1; 0: none."""
+    """The number of the message that the slice sends or receives, from 1 on; 0 if there is none."""
     receives: bool = False
 
 
 def memory_counters(memory: JobMemory, trace: JobTrace, run: Run) -> Iterator[Counter]:
-    """Yield the memory of a rank of each stage over a training step; nothing for other runs."""
+    """Yield the memory of one rank of each stage over a training step; other runs have no such counters."""
     if trace.job.spec.training is None:
         return
     for stage, (times, held) in steps_of_stages(memory.stages, trace, run):
@@ -96,7 +97,10 @@ def _write(file: BinaryIO, run: Run, chosen: Chosen, counters: Sequence[Counter]
 
 
 def _flows(run: Run, positions: Sequence[int]) -> dict[tuple[int, int], int]:
-    """Return the message of each send and receive by position and node: the k-th with their ends and tag."""
+    """Return the number of the message of each send and receive, by position and node.
+
+    The k-th send of a pair of ranks with a tag matches the k-th receive of that pair and tag.
+    """
     ends: dict[tuple[int, int, int, int], dict[bool, tuple[int, int]]] = defaultdict(dict)
     counts: dict[tuple[int, int, int, bool], int] = defaultdict(int)
     for position in positions:
@@ -141,7 +145,7 @@ def _of_rank(
 
 
 def _of_links(run: Run, hops: Int64s) -> Iterator[tuple[str, list[_Slice]]]:
-    """Yield each link that messages passed, with its slices."""
+    """Yield each link that messages crossed, with its slices."""
     trail, fabric = run.execution.records.trail, run.machine.fabric
     if trail is None or not len(hops):
         return
@@ -156,7 +160,7 @@ def _of_links(run: Run, hops: Int64s) -> Iterator[tuple[str, list[_Slice]]]:
 
 
 def _busy(run: Run, hops: Int64s) -> Counter:
-    """Return how many links serve a message over time."""
+    """Return the number of links that serve a message, over time."""
     trail = run.execution.records.trail
     assert trail is not None
     times = np.concatenate((trail.start[hops], trail.finish[hops]))

@@ -1,10 +1,11 @@
-"""A fleet that grows and shrinks: replicas start when there is much to do and drain when there is little.
+"""A fleet that grows and shrinks: replicas start when the load is high and drain when it is low.
 
-The rule is that of Kubernetes' HorizontalPodAutoscaler (kubernetes.io, "Horizontal Pod Autoscaling"): as many
-replicas are wanted as bring a measure of their load to its target, nothing changes while the load is within a
-tolerance of it, and a fleet shrinks to the most that was wanted in some time (its stabilization window).
-A replica that starts takes its start-up first. One that drains gets no more requests, and stops when it has
-answered those that it has; the one with the least to do drains first, and who drains serves again at once.
+The rule is that of Kubernetes' HorizontalPodAutoscaler (kubernetes.io, "Horizontal Pod Autoscaling"). It
+wants the number of replicas that brings the load of each to a target. It changes nothing while the load is
+within a tolerance of the target. It shrinks a fleet to the largest number that it wanted within the last
+minutes (the stabilization window). A replica that starts serves after its start-up time. A replica that
+drains gets no more requests, and stops when it has answered those that it has. The replica with the least
+work drains first. If more replicas are wanted, one that drains serves again at once.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rapid_des.units import PS_PER_S
 _INTERVAL, _WINDOW = 15 * PS_PER_S, 300 * PS_PER_S
 """Kubernetes' defaults."""
 _SAMPLES = 10
-"""Number of samples of the load in an interval, of which decisions take the mean."""
+"""Number of samples of the load in an interval; a decision takes their mean."""
 _LOOK = PS_PER_S // 10
 """Picoseconds between two looks at whether a replica that drains is done."""
 
@@ -126,14 +127,14 @@ class Autoscaler:
             self._record()
 
     def _asked(self, load: float) -> int:
-        """Return how many replicas bring the load to its target; `load` is in replicas at their target."""
+        """Return how many replicas are wanted; `load` counts replicas that are at their target."""
         current = len(self._serving) + self._starting
         if abs(load / max(current, 1) - 1) <= self._spec.tolerance:
             return current
         return min(max(ceil(load), self._least), len(self._members))
 
     def _stabilized(self, asked: int) -> int:
-        """Return the most that was wanted in the window, if that is not above what there is; else `asked`."""
+        """Return `asked` if the fleet grows, else the most wanted in the window, at most its size."""
         now = int(self._env.now)
         self._wanted.append((now, asked))
         while self._wanted[0][0] < now - self._window:
@@ -144,7 +145,7 @@ class Autoscaler:
         return min(current, max(count for _, count in self._wanted))
 
     def _add(self) -> None:
-        """Have a replica serve: one that drains, or else one that is down, after its start-up."""
+        """Have one more replica serve: one that drains, or else one that is down, after its start-up."""
         draining = next((member for member in self._members if member.draining), None)
         if draining is not None:
             draining.draining = False
@@ -162,7 +163,7 @@ class Autoscaler:
         self._changed()
 
     def _drain(self) -> None:
-        """Stop sending requests to the replica that has the least to do, the last of several."""
+        """Stop sending requests to the replica that has the least work (of several, the last)."""
         if not (serving := self._serving):
             return
         chosen = min(reversed(serving), key=lambda member: member.outstanding_tokens)

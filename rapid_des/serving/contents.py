@@ -1,4 +1,4 @@
-"""The content of requests, as far as one may be found in another: blocks of a trace, prefixes, sessions."""
+"""The content of requests by which they find each other's pages: blocks of a trace, prefixes, sessions."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from rapid_des.arrays import Int64s
 from rapid_des.serving.requests import NEVER, ContentSpan, Request
 
 _PREFIX = -1
-"""The key of the prefix that prompts have in common; keys of blocks are from 0 on."""
+"""The key of the prefix that prompts have in common; keys of blocks are 0 or more."""
 
 
 class HashedBlocks(Struct, frozen=True):
     """The keys of the blocks of each request's prompt, as traces state them (`hash_ids`).
 
-    Equal keys are equal content, all that is before it included.
+    Equal keys mean that the blocks and all content before them are equal.
     """
 
     size: int
     """Number of tokens of a block; the last one of a prompt may have fewer."""
     starts: Int64s
-    """The place of each request's first key, and the number of all keys."""
+    """The index of each request's first key, and behind them the number of all keys."""
     keys: Int64s
 
 
@@ -38,10 +38,10 @@ class Contents:
     def __init__(self, blocks: HashedBlocks | None = None) -> None:
         self._blocks = blocks
         self._said: dict[int, tuple[ContentSpan, ...]] = {}
-        """What was said in each session."""
+        """The content of each session so far."""
 
     def path(self, request: Request) -> tuple[ContentSpan, ...]:
-        """Return the content of a request: what others have too, then its own, of which its answer is."""
+        """Return the content of a request: what others may have too, then its own with its answer."""
         own = ContentSpan(_PREFIX - 1 - request.number, request.prompt + request.output)
         path = (*self._known(request), own)
         if request.session != NEVER:
@@ -49,7 +49,7 @@ class Contents:
         return path
 
     def _known(self, request: Request) -> Iterator[ContentSpan]:
-        """Yield the content of the prompt that has a name."""
+        """Yield that content of the prompt which other requests may have too."""
         if self._blocks is not None:
             size, starts = self._blocks.size, self._blocks.starts
             keys = self._blocks.keys[starts[request.number] : starts[request.number + 1]]

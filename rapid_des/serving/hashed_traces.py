@@ -1,8 +1,8 @@
-"""Requests of files of Mooncake's form: a JSON object a line, plain or as gzip.
+"""Reads traces in Mooncake's format: each line is a JSON object, in a plain file or in gzip.
 
-`timestamp` is milliseconds, `input_length` and `output_length` are tokens, `hash_ids` name the blocks of the
-prompt, with everything before them (github.com/kvcache-ai/Mooncake, FAST25-release; Dynamo's traces are of
-the same form).
+`timestamp` is in milliseconds; `input_length` and `output_length` are in tokens. Each of the `hash_ids`
+identifies a block of the prompt and all blocks before it (github.com/kvcache-ai/Mooncake, FAST25-release).
+Dynamo's traces have the same format.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class HashedTrace(Struct, frozen=True):
 
 
 def is_hashed(file: str) -> bool:
-    """Return whether a file has a JSON object a line, by its first bytes."""
+    """Return whether a file begins as gzip or with a JSON object, and so is of this format."""
     with open_input(Path(file), REQUESTS) as raw:
         first = raw.read(64)
     return first.startswith(_GZIP) or first.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
@@ -70,14 +70,13 @@ def read_hashed(file: str, size: int) -> HashedTrace:
         try:
             row = decoder.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            problem = f"no request of timestamp, input_length, output_length and hash_ids: {error}"
+            problem = f"not a request with timestamp, input_length, output_length and hash_ids: {error}"
             raise ConfigError(problem, file=file, key=key) from None
         blocks = ceil_divide(row.input_length, size)
         if len(row.hash_ids) > blocks:
-            problem = (
-                f"{len(row.hash_ids)} hash_ids; a prompt of {row.input_length} has {blocks} of {size} tokens"
-            )
-            raise ConfigError(f"{problem}: state block=", file=file, key=key)
+            allowed = f"up to {blocks}, the blocks of {size} tokens in a prompt of {row.input_length}"
+            problem = f"{len(row.hash_ids)} hash_ids; allowed: {allowed} (block= states another size)"
+            raise ConfigError(problem, file=file, key=key)
         rows.append(row)
         keys += len(row.hash_ids)
         if len(rows) > _MOST_ROWS or keys > _MOST_KEYS:

@@ -1,16 +1,16 @@
-"""A cache of prefixes: pages of keys and values that are found again by their content.
+"""A cache of prefixes: a request finds pages of keys and values by their content.
 
-Pages stand in a tree, as in SGLang's RadixAttention (Zheng et al., 2024) and vLLM's automatic prefix caching.
-A node is content behind all that is above it, so a page is found by everything before its end. Its pages are
-in stretches, each of which the same requests use from its first page to its last.
-Whole pages are found, the last prompt token is always computed, and what a request has computed is found by
-others after that iteration. A page that two requests have computed at once is kept once.
+The cache is a tree of pages, as in SGLang's RadixAttention (Zheng et al., 2024) and vLLM's automatic prefix
+caching. A node holds content that follows all content above it, so a page is identified by everything up to
+its end. The pages of a node form stretches: the requests that use one page of a stretch use all of it. A
+request finds whole pages only, and always computes its last prompt token. Others find what it has computed
+after that iteration. If two requests compute the same page at once, the cache keeps one copy.
 
-Pages of running requests are counted and stay. Pages of nobody make room, those first that were let go
-longest ago, ends of paths before their beginnings. They go down to the tiers below the GPU, if there are any,
-each of which drops what was put there longest ago to the next one. Found there, they go up to the GPU again
-and the request waits for the load. Putting pages down takes no time of the GPU: engines copy beside their
-iterations.
+Pages that running requests use are never evicted. An unused page is evicted when its room is needed: the
+pages that were released longest ago go first, and the end of a path goes before its beginning. An evicted
+page moves to the tier below the GPU, if there is one; a full tier passes its oldest pages on to the next. A
+request that finds pages in a lower tier waits until they are loaded to the GPU. Moving pages down takes no
+time of the GPU, because engines copy while iterations run.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class PrefixHits(Struct, frozen=True):
 
 
 class _Node(Struct, eq=False):
-    """Content behind all that is above it in the tree."""
+    """Content that follows all content above it in the tree."""
 
     parent: _Node | None
     place: tuple[int, int]
     """The token at which it begins, and the key of its content."""
     stretches: list[_Stretch] = field(default_factory=list)
-    """Its pages in their order, as far as any tier holds them."""
+    """Its pages that some tier holds, in order."""
     children: dict[tuple[int, int], _Node] = field(default_factory=dict)
     """The nodes below it, by their places."""
 
@@ -85,13 +85,13 @@ class _Stretch(Struct, eq=False):
     node: _Node
     first: int
     ends: list[int]
-    """The page behind the last one by tier: a tier holds those from the end of the tier above to its own."""
+    """The end of the pages by tier: a tier holds those from the end of the tier above to its own."""
     users: int = 0
-    """Number of running requests that use it; the GPU then holds all of it."""
+    """Number of running requests that use the stretch. If there are any, the GPU holds all of it."""
 
     @property
     def stop(self) -> int:
-        """The page behind its last one."""
+        """The number of its last page, plus one."""
         return self.ends[-1]
 
     def held(self, tier: int) -> int:
@@ -118,9 +118,9 @@ class PrefixCache:
         self._levels = range(1 + len(tiers))
         self._root = _Node(None, (0, 0))
         self._order: list[OrderedDict[_Stretch, None]] = [OrderedDict() for _ in self._levels]
-        """By tier the stretches with pages of nobody, those first that were let go longest ago."""
+        """For each tier its stretches with unused pages, in the order of their release."""
         self._below = [0] * len(self._levels)
-        """Number of pages by tier below the GPU."""
+        """Number of pages in each tier; 0 for the GPU."""
         self.idle = 0
         """Number of pages on the GPU that no running request uses."""
         self.shared_pages = 0
@@ -128,7 +128,7 @@ class PrefixCache:
         self.asked = 0
         """Number of prompt tokens of the requests that were admitted."""
         self.hits = [0] * len(self._levels)
-        """Number of those that were found, by tier."""
+        """Number of these tokens that were found, by tier."""
         self.evicted = 0
         """Number of pages that left the GPU to make room."""
 
@@ -147,9 +147,9 @@ class PrefixCache:
         return counts
 
     def _stretches(self, request: Request, pages: int) -> Iterator[tuple[_Stretch, int]]:
-        """Yield what holds a request's first `pages` pages, up to the first page that nothing holds.
+        """Yield the stretches of a request's first `pages` pages, up to the first page that no tier holds.
 
-        Of the last stretch of a node the request may have a part: up to the page that is yielded beside it.
+        Beside each is the end of the request's pages in its node: it may use a part of the last one.
         """
         at = 0
         for node, end in self._nodes(request, pages):
@@ -162,7 +162,7 @@ class PrefixCache:
                 return
 
     def _nodes(self, request: Request, pages: int) -> Iterator[tuple[_Node, int]]:
-        """Yield the nodes of a request's first `pages` pages, and the page behind the last one of each."""
+        """Yield the nodes of a request's first `pages` pages, and the end of its pages in each."""
         node, begin = self._root, 0
         for key, end in request.path:
             child = node.children.get((begin, key))
@@ -172,13 +172,13 @@ class PrefixCache:
             node, begin = child, end
 
     def meet(self, request: Request) -> None:
-        """Set what a request that has come to the replica finds; one that brings its own keys shares none."""
+        """Set what a request finds when it comes; one that brings its own keys shares no page."""
         request.shared = 0
         if not request.carried:
             self.look_again(request)
 
     def look_again(self, request: Request) -> None:
-        """Update what a waiting request finds: `shared` is what running requests hold of that."""
+        """Update what a waiting request finds; `shared` counts its pages that running requests use."""
         pages = sum(self._found(request))
         request.computed = pages * self._page_size
         request.shared = sum(
@@ -188,7 +188,7 @@ class PrefixCache:
         )
 
     def admit(self, request: Request) -> tuple[int, int]:
-        """Let a request use what it found; return newly held pages, and the time of loads from below."""
+        """Let a request use what it found; return newly used pages, and the time of loads from below."""
         if request.carried:
             return 0, 0
         counts = self._found(request)
@@ -202,7 +202,7 @@ class PrefixCache:
         return self._pin(request, 0, request.shared), load * self._page_size
 
     def grow(self, request: Request) -> int:
-        """Share what a request has computed by now; return how many pages are free, as others have them."""
+        """Share what a request has computed by now; return how many pages others share, which become free."""
         covered = request.path[-1].end if request.path else 0
         pages = min(request.computed, covered) // self._page_size
         moved = pages - request.shared
@@ -214,7 +214,7 @@ class PrefixCache:
         return moved - newly
 
     def _plant(self, request: Request, pages: int) -> None:
-        """Put the first pages of a request into the tree, as far as they are not there."""
+        """Add those of the first pages of a request to the tree that are not in it."""
         node, begin = self._root, 0
         for key, end in request.path:
             first, place = begin // self._page_size, (begin, key)
@@ -236,7 +236,7 @@ class PrefixCache:
             at, number = known.stop, number + 1
 
     def _pin(self, request: Request, before: int, after: int) -> int:
-        """Use pages `before` to `after` of a request too; return how many of them nobody used."""
+        """Let a request use its pages `before` to `after`; return how many of them no request used before."""
         newly = 0
         for stretch, end in list(self._stretches(request, after)):
             if min(stretch.stop, end) <= before:
@@ -251,14 +251,14 @@ class PrefixCache:
         return newly
 
     def _head(self, stretch: _Stretch, at: int) -> _Stretch:
-        """Split a stretch; return the first part, while the rest keeps its turn to make room."""
+        """Split a stretch; return the first part. The rest keeps its place in the order of eviction."""
         head = _Stretch(stretch.node, stretch.first, [min(end, at) for end in stretch.ends], stretch.users)
         stretch.first, stretch.ends = at, [max(end, at) for end in stretch.ends]
         stretch.node.stretches.insert(stretch.node.stretches.index(stretch), head)
         return head
 
     def _raise(self, stretch: _Stretch) -> None:
-        """Have the GPU hold a whole stretch of nobody's, which takes its place among none of them."""
+        """Have the GPU hold all of an unused stretch, and take the stretch out of the orders of eviction."""
         self.idle += stretch.stop - stretch.ends[GPU]
         for tier in self._levels[1:]:
             self._below[tier] -= stretch.held(tier)
@@ -267,7 +267,7 @@ class PrefixCache:
             order.pop(stretch, None)
 
     def leave(self, request: Request) -> int:
-        """End the use of shared pages; return how many nobody uses any more."""
+        """End the use of shared pages; return how many of them no request uses any more."""
         freed = 0
         for stretch, _ in reversed(list(self._stretches(request, request.shared))):  # ends make room first
             stretch.users -= 1
@@ -283,14 +283,14 @@ class PrefixCache:
         """Do nothing: what a request has computed stays until room is needed."""
 
     def shrink(self, room: int) -> Collection[int]:
-        """Evict pages of nobody until the rest fits into `room` pages; no session goes as a whole."""
+        """Evict unused pages until the rest fits into `room` pages; it names no sessions."""
         before = self.idle
         self.idle = self._cut(GPU, self.idle, max(room, 0))
         self.evicted += before - self.idle
         return ()
 
     def _cut(self, tier: int, held: int, room: int) -> int:
-        """Have a tier drop what it got longest ago, to the next one, down to `room`; return what it holds."""
+        """Move the oldest pages of a tier down until it holds at most `room`; return what it holds."""
         below = tier + 1 if tier + 1 < len(self._levels) else None
         while held > room:
             oldest = next(iter(self._order[tier]))
@@ -309,7 +309,7 @@ class PrefixCache:
         return held
 
     def _remove(self, stretch: _Stretch) -> None:
-        """Remove a stretch that no tier holds, and the nodes that are empty by that."""
+        """Remove a stretch that no tier holds, and the nodes that are empty then."""
         node = stretch.node
         node.stretches.remove(stretch)
         while node.parent is not None and not node.children and not node.stretches:

@@ -1,15 +1,15 @@
 """Keys and values that requests find in a replica's KV cache when they come, and how long these stay.
 
-`ResidentContent` is a prefix and sessions whose content is known by their names alone. A prefix that all
-prompts begin with is there from the beginning and takes its pages once, as in engines whose pages have
-reference counts. Requests whose parts of it differ share as much as the shorter part has. While nobody uses
-it, its pages make room for others.
+`ResidentContent` holds a prefix and idle sessions, and identifies them by their names alone. The prefix that
+all prompts begin with is there from the start, and its pages are held once, as in engines that count the
+references to a page. Two requests that use different lengths of it share the shorter length. While no request
+uses the prefix, its pages are free for others.
 
-Idle sessions are kept on GPU and host until their memory is needed. What leaves the GPU stays in the host's
-memory if that has room (LMCache: copied there when it becomes idle, beside the iterations; what was used
-longest ago makes room). A session goes on from the longer of both.
+Idle sessions stay on the GPU until their memory is needed. A copy stays in the host's memory if that has
+room, as in LMCache: the session is copied when it becomes idle, while iterations run, and the least recently
+used copy is dropped first. The next turn of a session uses the longer of both.
 
-`prefix_cache.PrefixCache` finds what earlier requests have computed, by content.
+`prefix_cache.PrefixCache` finds by content what earlier requests have computed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rapid_des.units import ceil_divide
 
 
 class FoundContent(Protocol):
-    """What a replica asks of the content of its KV cache; all numbers of pages are of the GPU."""
+    """What a replica asks of the content of its KV cache; all numbers of pages count pages on the GPU."""
 
     @property
     def shared_pages(self) -> int:
@@ -53,7 +53,7 @@ class FoundContent(Protocol):
         ...
 
     def grow(self, request: Request) -> int:
-        """Share what a request has computed by now; return how many pages become free by that."""
+        """Share what a request has computed by now; return how many pages become free."""
         ...
 
     def leave(self, request: Request) -> int:
@@ -65,7 +65,7 @@ class FoundContent(Protocol):
         ...
 
     def shrink(self, room: int) -> Collection[int]:
-        """Drop what nobody uses until the rest fits into `room` pages; return the sessions that went."""
+        """Drop unused pages until the rest fits into `room` pages; return the sessions that were dropped."""
         ...
 
 
@@ -82,13 +82,13 @@ class SharedPrefix(Struct):
     """Number of running requests by how many pages of the prefix they use."""
 
     def take(self, pages: int) -> int:
-        """Add a request that uses the first `pages` pages; return how many of them nobody held."""
+        """Add a request that uses the first `pages` pages; return how many of them no request held."""
         before, self.pages = self.pages, max(self.pages, pages)
         self._users[pages] += 1
         return self.pages - before
 
     def leave(self, pages: int) -> int:
-        """Remove a request; return how many pages nobody holds any more."""
+        """Remove a request; return how many pages no request holds any more."""
         self._users[pages] -= 1
         if self._users[pages]:
             return 0
@@ -98,7 +98,7 @@ class SharedPrefix(Struct):
 
 
 class IdleSessions(Struct):
-    """The idle sessions that a replica keeps, their shared pages left out.
+    """The idle sessions that a replica keeps, without the pages of the shared prefix.
 
     >>> kept = IdleSessions(page_size=16)
     >>> kept.keep(7, 40, shared=0)
@@ -218,5 +218,5 @@ class ResidentContent:
             self._sessions.keep(request.session, request.computed, shared=request.shared)
 
     def shrink(self, room: int) -> Collection[int]:
-        """Drop idle sessions until the rest fits into `room` pages; return those that went."""
+        """Drop idle sessions until the rest fits into `room` pages; return those that were dropped."""
         return self._sessions.shrink(room)

@@ -1,8 +1,9 @@
-"""When every stage is done at the earliest where passes run in pairs, or backwards in two halves.
+"""The earliest end of every stage where passes run in pairs, or where backward passes run in two halves.
 
-What an item of a schedule does to the streams of its stage is a matrix (see `stream_paths`): each node takes
-what it takes alone. A stage runs its items in order, so their product says how long it needs at least: it
-never waits for others. Items repeat: the product is made by halves, each of which is made once.
+A matrix (see `stream_paths`) states what an item of a schedule does to the streams of its stage, if each node
+takes as long as it does alone. A stage runs its items in order. The product of their matrices is therefore
+the least time of the stage, without its waits for other stages. Items repeat, so a long product is computed
+from two halves, and equal halves are computed once.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ class Timed(NamedTuple):
 
 
 class Runs(Struct, frozen=True):
-    """What each stage runs: items, or pairs of them, by the kinds of their parts."""
+    """The runs of each stage: a run is an item or a pair of items, by the kinds of their parts."""
 
     kinds: tuple[tuple[tuple[int, PassKind], ...], ...]
-    """The distinct runs: of each item the kind of its part, and its phase."""
+    """The distinct runs; each of their items is the kind of its part, and its phase."""
     stages: tuple[tuple[int, ...], ...]
     """The position in `kinds` of each run of each stage, in order."""
     last: tuple[int, ...]
-    """The run of each stage in which the last backward begins of the chunk that is done first."""
+    """The run, by stage, with the last backward of the chunk that finishes first."""
 
     @classmethod
     def of(cls, orders: StageOrders, parts: Parts) -> Runs:
@@ -68,7 +69,7 @@ class StagePaths(Struct, dict=True):
     """The matrices of passes that run on one stage, alone or two beside each other."""
 
     places: Sequence[Mapping[PieceKey, Timed]]
-    """All pieces, at each place of ranks whose experts' loads differ."""
+    """All pieces, for each of the ranks whose experts' loads differ."""
     by_unit: bool
     """Whether each section waits for its parameters, and nothing runs beside another."""
     known: dict[tuple[Pass, ...], Int64s] = field(default_factory=dict)
@@ -82,7 +83,7 @@ class StagePaths(Struct, dict=True):
         return tuple(sorted({0, *np.concatenate(rows).tolist()}))
 
     def ends(self, runs: Runs, parts: Parts, *, whole: bool) -> list[End]:
-        """Return when each stage is done at the earliest; `whole`: no backward is taken apart."""
+        """Return the earliest end of each stage; `whole`: no backward is split into halves."""
         forward, backward = (
             [self._through((kind.sections, phase)) for kind in parts.kinds] for phase in _WHOLE
         )
@@ -108,7 +109,7 @@ class StagePaths(Struct, dict=True):
         return max(0, int(self.of((one,))[-2, -2]))
 
     def of(self, passes: tuple[Pass, ...]) -> Int64s:
-        """Return the matrix of a pass, or of two, at the quickest place: beside each other where they can."""
+        """Return the matrix of one pass, or of two that overlap where they can, at the fastest place."""
         if passes not in self.known:
             self.known[passes] = self._made(passes)
         return self.known[passes]
@@ -143,7 +144,7 @@ class StagePaths(Struct, dict=True):
         return paths(both.piece, durations, self.streams, both.outputs)
 
     def _together(self, passes: tuple[Pass, ...]) -> bool:
-        """Return whether two passes run beside each other."""
+        """Return whether two passes overlap."""
         chains = [[timed.piece for timed in _timed(one, self.places[0])] for one in passes]
         beside = all(chains) and passes[0][1] == "forward" != passes[1][1] and not self.by_unit
         return beside and any(travels(piece) for pieces in chains for piece in pieces)
@@ -158,10 +159,10 @@ _WHOLE: tuple[PassKind, PassKind] = ("forward", "backward")
 
 
 def times_beside(places: Sequence[Mapping[PieceKey, Timed]]) -> tuple[Times, Times]:
-    """Return what sections take at least, forward and backward, where another pass may run beside them.
+    """Return the least times of sections, forward and backward, where another pass may overlap with them.
 
-    Of the stream of kernels, with what these wait for but exchanges among experts; and of such exchanges.
-    What both passes of a pair need of a stream they need one after the other.
+    The first result is for the stream of kernels, with all that kernels wait for except exchanges among
+    experts. The second is for these exchanges. Two passes of a pair use a stream one after the other.
     """
     needed = [{key: _needed(timed) for key, timed in pieces.items()} for pieces in places]
     kernels, exchanges = ({key: min(of[key][at] for of in needed) for key in needed[0]} for at in (0, 1))
@@ -177,7 +178,7 @@ def _needed(timed: Timed) -> tuple[int, int]:
 
 
 def _whole(times: Mapping[PieceKey, int]) -> Times:
-    """Return what forwards take, and backwards: whole or in halves, whichever is less."""
+    """Return the times of forwards and backwards; a backward takes the less of whole and in halves."""
     found = {(key.section, key.phase != "forward"): times[key] for key in times if key.phase in _WHOLE}
     for section in {key.section for key in times if key.phase == "input_gradient"}:
         halves = times[PieceKey(section, "input_gradient")] + times[PieceKey(section, "weight_gradient")]
@@ -186,7 +187,7 @@ def _whole(times: Mapping[PieceKey, int]) -> Times:
 
 
 def in_a_row(runs: tuple[int, ...], known: dict[tuple[int, ...], Int64s]) -> Int64s:
-    """Return the matrix of runs in a row, given that of each, and note it and its parts in `known`."""
+    """Return the matrix of several runs in order; `known` has those of single runs, and gets all others."""
     if runs not in known:
         half = 1 << (len(runs) - 1).bit_length() - 1
         known[runs] = product(in_a_row(runs[half:], known), in_a_row(runs[:half], known))

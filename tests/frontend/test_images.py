@@ -113,7 +113,7 @@ def test_jobs_that_images_can_not_have_are_refused(tmp_path, changes, problem):
 @pytest.mark.parametrize(
     ("served", "problem"),
     [
-        ({"batch": 2, "prompt_length": 197, "output_length": 5}, "output_length.*state 1"),
+        ({"batch": 2, "prompt_length": 197, "output_length": 5}, "output_length.*allowed: 1"),
         ({"batch": 2, "prompt_length": 100, "output_length": 1}, "prompt_length.*has 197"),
     ],
 )

@@ -103,10 +103,12 @@ def test_a_file_beside_the_job_says_it(tmp_path):
 @pytest.mark.parametrize(
     ("placement", "problem"),
     [
-        ([0, 1], "a list of the GPU of each of the job's 16 ranks"),
-        ([0] * 16, "GPU 0 stands 16 times"),
-        ([*range(15), 99], "GPU 99; .* has 0 to 63"),
-        ("nowhere.json", "nowhere.json"),
+        ([0, 1], "a list of 2 GPUs; allowed: 16, one for each rank"),
+        ([0] * 16, "ranks 0 and 1: both on GPU 0"),
+        ([*range(15), 99], "rank 15: '99' is no GPU of .*; allowed: 0 to 63"),
+        ([*range(15), 10**30], "rank 15: '10+' is no GPU"),
+        ("nowhere.json", "nowhere.json: can not be read.*; allowed: auto, a list"),
+        ("../nowhere.json", "'../nowhere.json' leads out of .*; allowed: auto, a list"),
     ],
 )
 def test_placements_that_can_not_be_are_refused(placement, problem):

@@ -262,8 +262,11 @@ def test_traces_with_hash_ids_are_read_as_they_are(name, tmp_path):
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ({"timestamp": 1}, r"line 2: no request of .* missing required field `input_length`"),
-        ({**LINES[0], "hash_ids": [1, 2, 3]}, r"line 2: 3 hash_ids; a prompt of 1000 has 2 of 512.*block="),
+        ({"timestamp": 1}, r"line 2: not a request with .* missing required field `input_length`"),
+        (
+            {**LINES[0], "hash_ids": [1, 2, 3]},
+            r"line 2: 3 hash_ids; allowed: up to 2, the blocks of 512 .* of 1000 .*block=",
+        ),
         ({**LINES[0], "output_length": 0}, "line 2: .*>= 1"),
     ],
 )

@@ -1,13 +1,13 @@
-"""Where the tasks of a template go under a permutation of its members.
+"""The image of each task of a template under a permutation of its members.
 
-Of each member the tasks stand in a list, and a permutation takes the j-th of a member's list to the j-th of
-the list of the member's image. The lists are in the order of the template, or else *by pair*: the j-th task
-between two members then goes to the j-th between their images.
+Each member has a list of its tasks. A permutation takes the j-th task of a member's list to the j-th task of
+the list of the member's image. The lists are either in the order of the template or *by pair*: then the j-th
+task between two members goes to the j-th task between their images.
 
     exchange, member 0:  to 1, to 2, over the rail to 8        member 7:  over the rail to 15, to 0, to 1
 
-The order of the template decides between tasks that a member injects at one instant and that ask one link
-first (R3). So by pair such tasks must keep it (`keeps_choices`).
+If a member injects several tasks at one instant and they begin on the same link, the order of the template
+decides which goes first (R3). So lists by pair must keep that order for such tasks (`keeps_choices`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rapid_des.arrays import Bools, Int32s, Int64s, rows_of, starts_of
 from rapid_des.program.program import NONE, Template
 
 BLOCK = 1 << 16
-"""Tasks compared at a time: what a comparison holds beside the template is a few megabytes."""
+"""Number of tasks that are compared at a time, so that a comparison needs a few megabytes of its own."""
 
 
 def blocks_of(count: int) -> list[slice]:
@@ -37,14 +37,14 @@ class TaskOrder:
         self.task = np.argsort(few, kind="stable").astype(np.int32)  # 16 bits: by radix, many times faster
         self.place = _inverse(self.task)
         self.changed = False
-        """Whether lists are not in the order of the template."""
+        """Whether some list is not in the order of the template."""
 
     @classmethod
     def by_pair(cls, template: Template, member: Int64s, pair: Int32s) -> TaskOrder | None:
-        """Return lists by which tasks go to those between the images of their members.
+        """Return lists by pair; None if there are none, or if they are the lists of the template.
 
-        `pair` is the image of each pair. Of members that the permutation takes to one another, the lowest
-        one's list stays as it is. None if there are no such lists, or none but those of the template.
+        `pair` is the image of each pair. In each orbit of the permutation, the member with the lowest number
+        keeps its list as it is.
         """
         order, images = cls(template), _images_by_pair(template, member, pair)
         if images is None:
@@ -64,7 +64,7 @@ class TaskOrder:
         return order
 
     def image(self, tasks: Int32s | Int64s | slice, member: Int64s) -> Int32s:
-        """Return the tasks that take the places of tasks at the images of their members."""
+        """Return the images of tasks."""
         # `place` is where a task stands in the list by member; that list moves by whole members.
         moved = (self.first[member] - self.first)[self.source[tasks]]
         image: Int32s = self.task[self.place[tasks] + moved]
@@ -80,9 +80,9 @@ class TaskOrder:
         )
 
     def keeps_choices(self, template: Template, links: Int32s) -> bool:
-        """Return whether each list has tasks between which a first link may choose as the template has them.
+        """Return whether tasks among which a first link may choose stand in each list as in the template.
 
-        `links` has the first link of each pair (NONE: it crosses none).
+        `links` has the first link of each pair (NONE: it crosses no link).
         """
         if not self.changed:
             return True
@@ -95,9 +95,9 @@ class TaskOrder:
 
 
 def _moments(template: Template) -> Int64s:
-    """Return for each task how long after its member's arrival it is injected; 0 for all if some wait longer.
+    """Return the time of injection of each task after its member's arrival; all 0 if some wait for others.
 
-    Tasks that are injected at different moments are never equal to a link.
+    A link never has to choose between tasks that are injected at different times.
     """
     tasks, moments = len(template), np.zeros(len(template), np.int64)
     waits = np.bincount(template.arrival_target, minlength=tasks)[:tasks]
@@ -128,9 +128,9 @@ def _inverse(permutation: Int32s) -> Int32s:
 
 
 def _images_by_pair(template: Template, member: Int64s, pair: Int32s) -> Int32s | None:
-    """Return for each task the one of its number between the images of its members; None if one has none."""
+    """Return for each task the task of the same number between the images; None if a task has no image."""
     pairs = len(template.pair_source)
-    # what crosses no link goes to what its member's image has of that kind
+    # the j-th task of a member that crosses no link goes to the j-th such task of its image
     between = np.where(template.pair == NONE, pairs + template.source, template.pair)
     image = np.concatenate((pair, pairs + member))
     counts = np.bincount(between, minlength=len(image))
