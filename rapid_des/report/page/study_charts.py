@@ -7,7 +7,26 @@ from typing import Any
 
 import numpy as np
 
-from rapid_des.report.page.charts import Bars, HorizontalBar, Plot, PlotAxis, Series
+from rapid_des.report.colours import BUSY
+from rapid_des.report.page.charts import (
+    Bars,
+    HorizontalBar,
+    Parallel,
+    ParallelLine,
+    Plot,
+    PlotAxis,
+    Series,
+    Tiles,
+)
+from rapid_des.report.page.study_tiles import (
+    capacity_tiles,
+    goodput_tiles,
+    layout_name,
+    plan_tiles,
+    sample_tiles,
+    served_tiles,
+    sweep_tiles,
+)
 from rapid_des.report.pictures.serving import Drawn, over_time
 from rapid_des.report.plan_text import differing_text
 from rapid_des.report.sweep_text import differing_axes, marks
@@ -19,8 +38,9 @@ _POINTS = 300
 """The largest number of points of a line that shows a distribution."""
 
 
-def plan_charts(plan: Plain) -> Iterator[Bars | Plot]:
+def plan_charts(plan: Plain) -> Iterator[Tiles | Bars | Plot]:
     """Yield the steps of a plan's rows, and their memory against their step."""
+    yield plan_tiles(plan)
     rows = plan["rows"]
     names = [f"{number}: {differing_text(rows, row)}".rstrip(": ") for number, row in enumerate(rows, 1)]
     bars = [
@@ -46,11 +66,12 @@ def _mark(row: Plain, *, first: bool) -> str:
     return " ~" if not first and row["told_apart"] is False else ""
 
 
-def sweep_charts(plain: Plain, columns: Mapping[str, Any]) -> Iterator[Bars | Plot]:
-    """Yield the points of a study over two figures with the front, and the share of each axis.
+def sweep_charts(plain: Plain, columns: Mapping[str, Any]) -> Iterator[Tiles | Bars | Plot | Parallel]:
+    """Yield the points of a study over two figures with the front, over all axes, and the share of each axis.
 
     `columns` have an entry for each point. The best points of a compared axis come first.
     """
+    yield sweep_tiles(plain)
     if len(plain["compared"]) > 1:
         axis, objective = plain["compare"], plain["objective"]
         yield Bars(
@@ -76,6 +97,7 @@ def sweep_charts(plain: Plain, columns: Mapping[str, Any]) -> Iterator[Bars | Pl
         series += [Series("front", "after", front, "dots", legend=False, radii=[6] * len(front))]
     if places:
         yield Plot("all points that ran", _axis(across), _axis(upwards), series)
+    yield from _parallel(plain, columns)
     effects = [
         HorizontalBar(effect["axis"], effect["share"], f"{effect['share']:.1%}", effect["axis"])
         for effect in plain["main_effects"]
@@ -97,6 +119,59 @@ def sweep_charts(plain: Plain, columns: Mapping[str, Any]) -> Iterator[Bars | Pl
     yield Bars(f"the best by {heading(plain['objective'])}", best)
 
 
+_LINES = 1_000
+"""The largest number of lines of parallel coordinates; more show the best and some of all others."""
+
+
+def _parallel(plain: Plain, columns: Mapping[str, Any]) -> Iterator[Parallel]:
+    """Yield the points as lines over the axes of the study and its objective, the best on top."""
+    objective = plain["objective"]
+    axes = [each["axis"] for each in plain["main_effects"] if each["axis"] in columns]
+    values = np.asarray(columns[objective], np.float64)
+    ran = np.flatnonzero(np.isfinite(values))
+    if len(axes) < 2 or len(ran) < 3:  # noqa: PLR2004 - a plot of two figures shows as much
+        return
+    best = float(plain["best"][0][objective])
+    order = ran[np.argsort(-np.abs(values[ran] - best), kind="stable")]  # the best last
+    order = np.concatenate(
+        [order[: -_LINES // 2][:: max(1, 2 * len(order) // _LINES)], order[-_LINES // 2 :]]
+    )
+    named, places = [], []
+    for axis in axes:
+        texts = [str(value) for value in np.asarray(columns[axis])[order].tolist()]
+        known = sorted(set(texts), key=_by_number)
+        at = {text: (n + 0.5) / len(known) for n, text in enumerate(known)}
+        named.append((heading(axis), [(at[text], text) for text in known]))
+        places.append([at[text] for text in texts])
+    low, high = float(values[ran].min()), float(values[ran].max())
+    span = (high - low) or 1.0
+    places.append(((values[order] - low) / span).tolist())
+    named.append((heading(objective), [(0.0, shown(objective, low)), (1.0, shown(objective, high))]))
+    away = np.abs(values[order] - best) / max(float(np.abs(values[ran] - best).max()), 1e-300)
+    levels = np.clip(len(BUSY) - 1 - np.floor(away * len(BUSY)), 0, len(BUSY) - 1).astype(np.int64)
+    names = np.asarray(columns["id"])[order].tolist()
+    lines = [
+        ParallelLine(row, f"point {name}: {shown(objective, value)}", level)
+        for *row, name, value, level in zip(
+            *places, names, values[order].tolist(), levels.tolist(), strict=True
+        )
+    ]
+    texts = ["farthest from the best", *[""] * (len(BUSY) - 2), "nearest to the best"]
+    yield Parallel("each point as a line over the axes of the study", named, lines, texts)
+
+
+def _by_number(text: str) -> tuple[bool, float, str]:
+    """Return the order of an axis' values: numbers by size, then texts.
+
+    >>> sorted(["8", "16", "a"], key=_by_number)
+    ['8', '16', 'a']
+    """
+    try:
+        return False, float(text), text
+    except ValueError:
+        return True, 0.0, text
+
+
 def _compared_bar(value: str, objective: str, row: Plain) -> HorizontalBar:
     gain = "" if row["gain"] is None else f", {row['gain']:.2f} x"
     return HorizontalBar(value, abs(row[objective]), shown(objective, row[objective]) + gain, "before")
@@ -112,8 +187,14 @@ def _axis(name: str) -> PlotAxis:
     return PlotAxis(heading(name) + unit)
 
 
+def served_page(result: Drawn, limits: Mapping[str, float], plain: Plain) -> Iterator[Tiles | Plot]:
+    """Yield what a page of a server shows: whether it keeps its limits, and its charts."""
+    yield served_tiles(plain, limits)
+    yield from served_charts(result, limits)
+
+
 def served_charts(result: Drawn, limits: Mapping[str, float]) -> Iterator[Plot]:
-    """Yield latencies as shares of requests, and the load over time.
+    """Yield latencies as shares of requests and over time, and the load over time.
 
     `limits` are the SLO's in seconds: `ttft`, `tpot`, `e2e`.
     """
@@ -128,24 +209,49 @@ def served_charts(result: Drawn, limits: Mapping[str, float]) -> Iterator[Plot]:
     share = PlotAxis("share of requests", low=0, high=1)
     yield Plot(
         "latencies: the share of requests that wait no longer",
-        PlotAxis("seconds", log=True, low=_least(lines)),
+        PlotAxis("time, s", log=True, low=_least(lines)),
         share,
         lines,
     )
     gaps = list(_shares("per output token", 1e3 * result.tpot / PS_PER_S, _thousandfold(limits.get("tpot"))))
-    yield Plot("time per output token", PlotAxis("milliseconds", low=0), share, gaps)
+    yield Plot("time per output token", PlotAxis("time per output token, ms", low=0), share, gaps)
+    yield from _latencies(result, limits)
     times, load = over_time(result)
     for title, label, names in _LOADS:
         series = [
             Series(name, name, list(zip(times.tolist(), load[name].tolist(), strict=True))) for name in names
         ]
-        yield Plot(title, PlotAxis("seconds", low=0), PlotAxis(label, low=0), series, height=240)
+        yield Plot(title, PlotAxis("time, s", low=0), PlotAxis(label, low=0), series, height=240)
+
+
+_DOTS = 2_000
+"""The largest number of requests that are dots over time."""
+
+
+def _latencies(result: Drawn, limits: Mapping[str, float]) -> Iterator[Plot]:
+    """Yield the first token and the time per output token of requests by arrival, with their limits."""
+    arrival = np.asarray(result.requests["arrival"], np.float64) / PS_PER_S
+    kept = np.linspace(0, len(arrival) - 1, min(len(arrival), _DOTS)).astype(np.int64)
+    for name, key, times, unit in (
+        ("first token", "ttft", np.asarray(result.ttft, np.float64) / PS_PER_S, "s"),
+        ("per output token", "tpot", 1e3 * np.asarray(result.tpot, np.float64) / PS_PER_S, "ms"),
+    ):
+        if len(times) != len(arrival):
+            continue
+        points = list(zip(arrival[kept].tolist(), times[kept].tolist(), strict=True))
+        series = [Series(name, name, points, "dots", radii=[2.5] * len(points))]
+        if key in limits:
+            limit = limits[key] * (1 if unit == "s" else 1e3)
+            ends = [(float(arrival.min()), limit), (float(arrival.max()), limit)]
+            series.append(Series(f"limit of {name}", "", ends, dashed=True))
+        x, y = PlotAxis("arrival, s", low=0), PlotAxis(f"{name}, {unit}", low=0)
+        yield Plot(f"{name} of each request, by its arrival", x, y, series, height=240)
 
 
 _LIMITS = {"first token": "ttft", "end to end": "e2e", "queue": ""}
 _LOADS = (
     ("requests in the server over time", "requests", ("running", "waiting")),
-    ("pages of the KV cache that are held", "%", ("KV cache",)),
+    ("pages of the KV cache that are held", "pages held, %", ("KV cache",)),
     ("tokens decoded over time", "tokens/s", ("tokens/s",)),
 )
 
@@ -172,6 +278,12 @@ def _shares(name: str, times: Any, limit: float | None) -> Iterator[Series]:
         yield Series(f"limit of {name}", name, [(limit, 0.0), (limit, 1.0)], dashed=True)
 
 
+def sample_page(sample: Plain) -> Iterator[Tiles | Plot]:
+    """Yield what a page of fault draws shows: what they cost, and their steps."""
+    yield sample_tiles(sample)
+    yield from sample_charts(sample)
+
+
 def sample_charts(sample: Plain) -> Iterator[Plot]:
     """Yield the steps of fault draws as shares of them, with the healthy step, a plot a configuration."""
     for configuration in [each for each in sample["configurations"] if each["rows"]][:6]:
@@ -192,8 +304,9 @@ def sample_charts(sample: Plain) -> Iterator[Plot]:
         )
 
 
-def goodput_charts(plain: Plain) -> Iterator[Bars]:
+def goodput_charts(plain: Plain) -> Iterator[Tiles | Bars]:
     """Yield where the wall time of a run goes besides steps whose results are left."""
+    yield goodput_tiles(plain)
     wall, lost = plain["wall_s"], {name: time for name, time in plain["time_s"].items() if name != "steps"}
     bars = [
         HorizontalBar(name.replace("_", " "), time, f"{time / wall:.2%}", name)
@@ -202,6 +315,18 @@ def goodput_charts(plain: Plain) -> Iterator[Bars]:
     ]
     if bars:
         yield Bars("lost time by cause, as a share of the wall time", bars, max(lost.values()))
+
+
+def capacity_page(plain: Plain) -> Iterator[Tiles | Bars | Plot]:
+    """Yield what a page of capacities shows: the best layout, the highest rates, and curves."""
+    yield capacity_tiles(plain)
+    bars = []
+    for row in plain.get("rows") or ():
+        low, high = row["rate_interval_per_s"]
+        text = f"{row['rate_per_s']:.3g} ({low:.3g} to {high:.3g})"
+        bars.append(HorizontalBar(layout_name(row), row["rate_per_s"], text, "before"))
+    yield Bars("the highest rate of each layout, requests/s, with 95% intervals", bars)
+    yield from capacity_charts(plain)
 
 
 def capacity_charts(plain: Plain) -> Iterator[Plot]:
