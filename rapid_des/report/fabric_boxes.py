@@ -153,7 +153,7 @@ def boxes_of(layout: FabricLayout, whole: FabricBoxes | None = None, number: int
 def _merged(layout: FabricLayout, members: Int64s) -> FabricBoxes:
     """Return boxes of neighbouring units, level by level."""
     box = np.full(layout.fabric.nodes, -1, np.int64)
-    names, kinds, points = [], [], []
+    names, kinds, points = list[str](), list[str](), list[Points]()
     for level in np.unique(layout.level[members]).tolist():
         mine = members[layout.level[members] == level]
         units, place = np.unique(layout.unit[mine], return_inverse=True)
@@ -174,8 +174,8 @@ def _merged(layout: FabricLayout, members: Int64s) -> FabricBoxes:
 def _name(layout: FabricLayout, level: int, members: Int64s, units: Int64s) -> str:
     if level:
         nodes = members[np.isin(layout.unit[members], units)]
-        first = layout.fabric.node_name(int(nodes[0]))
-        return first if len(nodes) == 1 else f"{len(nodes)} switches from {first}"
+        switch = layout.fabric.node_name(int(nodes[0]))
+        return switch if len(nodes) == 1 else f"{len(nodes)} switches from {switch}"
     first, last = int(units[0]), int(units[-1])
     return f"{layout.word} {first}" if first == last else f"{layout.word}s {first} to {last}"
 
