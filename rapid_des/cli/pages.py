@@ -98,5 +98,6 @@ def _traced(
 
     if result.run is None or result.run.execution.records.hops > _MOST_HOPS:
         return None
-    options = {"mode": result.mode, "engine": how[0], "cache": how[1]}
-    return simulate(*inputs, trail=True, allow_oom=True, **options).run
+    engine, cache = how
+    again = simulate(*inputs, mode=result.mode, engine=engine, trail=True, allow_oom=True, cache=cache)
+    return again.run
