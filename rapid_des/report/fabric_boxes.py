@@ -31,7 +31,7 @@ _WIDTH, _RISE = 20.0, 4.0
 """The width of tiers and their distance, in units of a picture."""
 
 
-class FabricLayout(Struct, frozen=True, eq=False):
+class FabricUnits(Struct, frozen=True, eq=False):
     """The units of a fabric, each of which can be a box, or be together with its neighbours in one."""
 
     fabric: Fabric
@@ -44,7 +44,7 @@ class FabricLayout(Struct, frozen=True, eq=False):
     unit: Int64s
     """[node] the unit, or the place of a switch in its tier."""
     sizes: tuple[int, ...] = ()
-    """Of a grid the numbers of blocks along its axes."""
+    """The numbers of blocks along the axes of a grid."""
 
 
 class FabricBoxes(Struct, frozen=True, eq=False):
@@ -54,14 +54,14 @@ class FabricBoxes(Struct, frozen=True, eq=False):
     """[node] the number of its box; -1: it is not shown."""
     names: list[str]
     kinds: list[str]
-    """Of each box: `gpu`, `nic`, `switch`, `rack` or `group`."""
+    """The kind of each box: `gpu`, `nic`, `switch`, `rack` or `group`."""
     points: Points
     inside: int
     """The number of boxes; those from here on stand for what is beside them."""
     axes: tuple[int, ...] = ()
-    """Of a grid the sizes of its axes."""
+    """The sizes of the axes of a grid."""
     ids: Int64s | None = None
-    """Of a grid the number of each box in it."""
+    """The number of each box in its grid."""
 
     def are_far(self, one: Int64s, other: Int64s) -> Bools:
         """Return which pairs of boxes are no neighbours in their grid: they are joined around it."""
@@ -75,7 +75,7 @@ class FabricBoxes(Struct, frozen=True, eq=False):
         return far
 
 
-def layout_of(machine: Machine) -> FabricLayout:
+def layout_of(machine: Machine) -> FabricUnits:
     """Return the units of a machine's fabric.
 
     >>> from rapid_des.machine import load_machine
@@ -106,15 +106,15 @@ def layout_of(machine: Machine) -> FabricLayout:
         members = np.flatnonzero(level == height)
         unit[members] = np.arange(len(members))
     word = "rack" if inner >= _RACK else "node" if inner > 1 else "GPU"
-    return FabricLayout(fabric, "tiers", word, level, unit)
+    return FabricUnits(fabric, "tiers", word, level, unit)
 
 
-def _groups(fabric: Fabric, first: Bools, unit: Int64s, routers: int, each: int) -> FabricLayout:
+def _groups(fabric: Fabric, first: Bools, unit: Int64s, routers: int, each: int) -> FabricUnits:
     """Return the groups of a dragonfly; `first` are routers with endpoints, `each` those of a network."""
     members = np.flatnonzero(first)
     unit[members] = np.arange(len(members)) % max(-(-each // routers) * routers, routers) // routers
     _spread(fabric, unit, np.ones(fabric.nodes, np.bool_))
-    return FabricLayout(fabric, "groups", "group", np.zeros(fabric.nodes, np.int64), unit)
+    return FabricUnits(fabric, "groups", "group", np.zeros(fabric.nodes, np.int64), unit)
 
 
 def _spread(fabric: Fabric, unit: Int64s, allowed: Bools) -> None:
@@ -127,7 +127,7 @@ def _spread(fabric: Fabric, unit: Int64s, allowed: Bools) -> None:
         np.minimum.at(unit, fabric.destination[open_ends], unit[fabric.source[open_ends]])
 
 
-def _blocks(fabric: Fabric) -> FabricLayout:
+def _blocks(fabric: Fabric) -> FabricUnits:
     """Return blocks of a grid: the longest axis is halved until there are few."""
     sizes = list(fabric.axes)
     while math.prod(sizes) > _MOST_BLOCKS:
@@ -137,10 +137,10 @@ def _blocks(fabric: Fabric) -> FabricLayout:
     for size, count in zip(fabric.axes, sizes, strict=True):
         unit += factor * (rest % size * count // size)
         rest, factor = rest // size, factor * count
-    return FabricLayout(fabric, "grid", "block", np.zeros(fabric.gpus, np.int64), unit, tuple(sizes))
+    return FabricUnits(fabric, "grid", "block", np.zeros(fabric.gpus, np.int64), unit, tuple(sizes))
 
 
-def boxes_of(layout: FabricLayout, whole: FabricBoxes | None = None, number: int = 0) -> FabricBoxes:
+def boxes_of(layout: FabricUnits, whole: FabricBoxes | None = None, number: int = 0) -> FabricBoxes:
     """Return the boxes of all nodes, or what is in one of those and beside it."""
     if whole is None:
         return _merged(layout, np.arange(layout.fabric.nodes))
@@ -150,7 +150,7 @@ def boxes_of(layout: FabricLayout, whole: FabricBoxes | None = None, number: int
     return _with_neighbours(layout, _merged(layout, members), whole)
 
 
-def _merged(layout: FabricLayout, members: Int64s) -> FabricBoxes:
+def _merged(layout: FabricUnits, members: Int64s) -> FabricBoxes:
     """Return boxes of neighbouring units, level by level."""
     box = np.full(layout.fabric.nodes, -1, np.int64)
     names, kinds, points = list[str](), list[str](), list[Points]()
@@ -171,7 +171,7 @@ def _merged(layout: FabricLayout, members: Int64s) -> FabricBoxes:
     return FabricBoxes(box, names, kinds, np.concatenate(points), len(names), layout.sizes, ids)
 
 
-def _name(layout: FabricLayout, level: int, members: Int64s, units: Int64s) -> str:
+def _name(layout: FabricUnits, level: int, members: Int64s, units: Int64s) -> str:
     if level:
         nodes = members[np.isin(layout.unit[members], units)]
         switch = layout.fabric.node_name(int(nodes[0]))
@@ -180,7 +180,7 @@ def _name(layout: FabricLayout, level: int, members: Int64s, units: Int64s) -> s
     return f"{layout.word} {first}" if first == last else f"{layout.word}s {first} to {last}"
 
 
-def _places(layout: FabricLayout, level: int, count: int, units: Int64s) -> Points:
+def _places(layout: FabricUnits, level: int, count: int, units: Int64s) -> Points:
     if layout.sizes:
         return grid_points(layout.sizes)[units]
     if layout.kind == "groups":
@@ -190,7 +190,7 @@ def _places(layout: FabricLayout, level: int, count: int, units: Int64s) -> Poin
     return np.stack([across, np.full(count, level * _RISE)], axis=1)
 
 
-def _single(layout: FabricLayout, members: Int64s) -> FabricBoxes:
+def _single(layout: FabricUnits, members: Int64s) -> FabricBoxes:
     """Return a box for each node: a grid as it stands, else GPUs, NICs and switches row by row."""
     fabric = layout.fabric
     box = np.full(fabric.nodes, -1, np.int64)
@@ -207,7 +207,7 @@ def _single(layout: FabricLayout, members: Int64s) -> FabricBoxes:
     return FabricBoxes(box, names, kinds, points, len(members), axes, ids)
 
 
-def _outwards(layout: FabricLayout, members: Int64s) -> NDArray[np.int64]:
+def _outwards(layout: FabricUnits, members: Int64s) -> NDArray[np.int64]:
     """Return 1 and more for switches that lead out of a unit, -2 for those that GPUs alone are cabled to."""
     fabric = layout.fabric
     known = np.zeros(fabric.nodes, np.bool_)
@@ -232,7 +232,7 @@ def _rows(fabric: Fabric, members: Int64s, kind: Int64s, row: NDArray[np.int64])
     return points
 
 
-def _with_neighbours(layout: FabricLayout, found: FabricBoxes, whole: FabricBoxes) -> FabricBoxes:
+def _with_neighbours(layout: FabricUnits, found: FabricBoxes, whole: FabricBoxes) -> FabricBoxes:
     """Return boxes with those of the overview to which they are cabled; a grid is shown alone."""
     fabric, box = layout.fabric, found.box
     if layout.sizes:

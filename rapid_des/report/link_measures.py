@@ -23,9 +23,9 @@ class LinkMeasure(Struct, frozen=True, eq=False):
 
     name: str
     values: _Shares
-    """[link]"""
+    """The figure of each link, by its id."""
     unit: str
-    """What follows a value, as in `% busy`; values of percentages are shares of 1."""
+    """The words after a value, as in `% busy`; values of percentages are shares of 1."""
 
     def text(self, value: float) -> str:
         """Return a value with its unit.

@@ -17,18 +17,7 @@ def _path(path: str | Path | None) -> Path | None:
 
 
 class Plotted:
-    """The figures of a result; a path is optional, and the figure is written to it too.
-
-    In a notebook a result shows itself as the charts of its page.
-    """
-
-    def _repr_mimebundle_(self: Any, **_: Any) -> dict[str, str]:
-        """Return the charts of a result for a notebook, and its report as text."""
-        from rapid_des.report.page.whole_run import notebook_html
-
-        shown = {"text/plain": str(self)}
-        run = self.run if self.blocks is None else self.blocks.run
-        return shown if run is None else shown | {"text/html": notebook_html(self)}
+    """The figures of a result; a path is optional, and the figure is written to it too."""
 
     def plot_breakdown(self: Any, path: str | Path | None = None, *, title: str = "") -> Any:
         """Return a figure of the step as a bar, stacked by where its time goes; in every mode."""

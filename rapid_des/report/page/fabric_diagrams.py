@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rapid_des.arrays import Int64s
 from rapid_des.machine import Machine
 from rapid_des.report.colours import BUSY
-from rapid_des.report.fabric_boxes import MOST_NODES, FabricBoxes, FabricLayout, boxes_of, layout_of
+from rapid_des.report.fabric_boxes import MOST_NODES, FabricBoxes, FabricUnits, boxes_of, layout_of
 from rapid_des.report.link_measures import BINS, LinkMeasure, LinksSeen
 from rapid_des.report.page.charts import Diagram, DiagramShape
 from rapid_des.report.page.svg import round_step
@@ -46,9 +46,9 @@ class _Bundles(Struct, frozen=True, eq=False):
     bundle: Int64s
     """[link] its bundle; -1: it is not shown."""
     names: Sequence[str]
-    """What each bundle is called: a cable as --fault names it, with a `>` between its ends."""
+    """The name of each bundle: a cable as --fault names it, with a `>` between its ends."""
     lines: Sequence[NDArray[np.float64]]
-    """Of each bundle; those beyond are inside of boxes."""
+    """The line of each bundle; those beyond are inside of boxes."""
 
 
 def level_of(value: float, most: float) -> int:
@@ -74,9 +74,7 @@ def diagrams(machine: Machine, drawn: Picture, seen: LinksSeen, room: int = ROOM
         yield _opened(drawn, seen, layout, boxes, number)
 
 
-def _opened(
-    drawn: Picture, seen: LinksSeen, layout: FabricLayout, boxes: FabricBoxes, number: int
-) -> Diagram:
+def _opened(drawn: Picture, seen: LinksSeen, layout: FabricUnits, boxes: FabricBoxes, number: int) -> Diagram:
     inside = boxes_of(layout, boxes, number)
     name = boxes.names[number]
     return replace(_of_boxes(drawn, seen, (layout, inside), f"inside {name}"), name=name)
@@ -125,7 +123,7 @@ def _straight(line: NDArray[np.float64]) -> NDArray[np.float64]:
 def _of_boxes(
     drawn: Picture,
     seen: LinksSeen,
-    placed: tuple[FabricLayout, FabricBoxes],
+    placed: tuple[FabricUnits, FabricBoxes],
     title: str,
     opens: Sequence[int] = (),
 ) -> Diagram:
@@ -195,10 +193,10 @@ def _shapes(drawn: Picture, seen: LinksSeen, bundles: _Bundles) -> Iterator[Diag
         pairs = zip(seen.measures, figures, strict=True)
         texts = [measure.text(float(column[number])) for measure, column in pairs]
         name, line = bundles.names[number], bundles.lines[number] if number < len(bundles.lines) else ()
-        told = _told(int(size[number]), int(dead[number]), int(derated[number]), cable=">" in name)
+        words = _in_words(int(size[number]), int(dead[number]), int(derated[number]), cable=">" in name)
         yield DiagramShape(
             [(float(x), float(y)) for x, y in line],
-            f"{name}: {', '.join(filter(None, [told, *(texts if state != 'down' and drawn.load else [])]))}",
+            f"{name}: {', '.join(filter(None, [words, *(texts if state != 'down' and drawn.load else [])]))}",
             [column[number] for column in levels],
             moving[number],
             state,  # type: ignore[arg-type] # one of the three
@@ -206,10 +204,10 @@ def _shapes(drawn: Picture, seen: LinksSeen, bundles: _Bundles) -> Iterator[Diag
         )
 
 
-def _told(size: int, dead: int, derated: int, *, cable: bool) -> str:
+def _in_words(size: int, dead: int, derated: int, *, cable: bool) -> str:
     """Return the number of links of a bundle, and what is wrong with them.
 
-    >>> _told(8, 2, 0, cable=False), _told(2, 2, 0, cable=True), _told(2, 0, 0, cable=True)
+    >>> _in_words(8, 2, 0, cable=False), _in_words(2, 2, 0, cable=True), _in_words(2, 0, 0, cable=True)
     ('8 links, 2 of them down', 'down', '')
     """
     if cable:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from html import escape
 
 from msgspec import Struct
 
-from rapid_des.inputs import escaped
 from rapid_des.modes.execution import Run
-from rapid_des.report.critical_path import CriticalPath, critical_path
+from rapid_des.report.critical_path import CriticalPath
 from rapid_des.report.explain_text import explain_report
 from rapid_des.report.job_structure import Explanation
 from rapid_des.report.link_measures import links_seen
@@ -21,7 +19,6 @@ from rapid_des.report.page.details import (
     run_of,
     timeline_section,
 )
-from rapid_des.report.page.document import page
 from rapid_des.report.page.fabric import fabric_section
 from rapid_des.report.page.run import (
     basis_section,
@@ -35,8 +32,6 @@ from rapid_des.report.result import Result
 from rapid_des.report.tables import Column, Part, Table, columns
 from rapid_des.report.why_text import SimulatedChange
 
-_MOST_NODES = 20_000
-"""The largest number of kernels and messages of a rank whose timeline is put into a notebook."""
 _TABLES = {
     "process groups": "Process groups",
     "messages": "Messages",
@@ -78,26 +73,6 @@ def run_sections(result: Result, explained: Explained) -> list[PageSection]:
         PageSection("Structure", tables["Structure"]),
         basis_section(plain, explained.inputs),
     ]
-
-
-def notebook_html(result: Result) -> str:
-    """Return the charts of a result for a notebook's cell: a page in a frame that may load nothing."""
-    plain, path = result.as_json(), critical_path(result)
-    run = run_of(result)
-    few = run is not None and len(run.lowered.traces.ranks[0].nodes) <= _MOST_NODES
-    memory: list[Part | Chart | TextFile] = [memory_bars(plain)] if "memory_bytes" in plain else []
-    sections = [
-        headline(plain),
-        breakdown_section(plain),
-        PageSection("Critical path", [*path_parts(path)]),
-        *([timeline_section(result, path)] if few else []),
-        PageSection("Memory", [*memory, *memory_plots(result)]),
-        roofline_section(result),
-        _fabric(result, None),
-    ]
-    text, look = escape(page(result.title, sections, plain)), "width:100%;height:42rem;border:0"
-    allowed = 'sandbox="allow-scripts allow-downloads"'
-    return f'<iframe title="{escaped(result.title)}" {allowed} style="{look}" srcdoc="{text}"></iframe>'
 
 
 def _tables(result: Result, structure: Explanation) -> dict[str, list[Part | Chart | TextFile]]:
