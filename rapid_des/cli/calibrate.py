@@ -56,7 +56,6 @@ def calibrate(files: tuple[Path, ...], output: Path, machine: str, **options: An
 
     \b
     rapid-des calibrate -o my_cluster --on dgx_h100_x8 all_reduce.txt gemms.csv --step my_job.yaml=4.3s
-    rapid-des run my_job.yaml --on my_cluster/machine.yaml
     """
     from rapid_des.studies.calibration import Questions, calibrate_machine
     from rapid_des.studies.calibration.calibrate import DEVICE, MACHINE, NCCL, SOFTWARE
