@@ -135,6 +135,8 @@ OPENED_OTHERWISE = {
     "rapid_des/serving/uncertainty.py": {"read_text": 1},  # the same
     "rapid_des/serving/hashed_traces.py": {"open": 1},  # gzip of what inputs.py opened
     "rapid_des/studies/database.py": {"connect": 1},  # of what inputs.py has looked at
+    "rapid_des/profiles/kineto.py": {"open": 1},  # gzip of what inputs.py opened
+    "rapid_des/profiles/nsight.py": {"open": 1, "connect": 1},  # the same; of what inputs.py has looked at
     "rapid_des/studies/points.py": {"read_bytes": 1},  # the package's own source
     "rapid_des/chakra/source.py": {"read_json": 1},  # the package's own
     "rapid_des/studies/store.py": {"ParquetFile": 2, "open": 1},  # of what inputs.py opened; Store.open
