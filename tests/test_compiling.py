@@ -126,7 +126,7 @@ def cache(compiled_once, tmp_path, monkeypatch):
 
 @pytest.fixture
 def compilations(compiled_once, monkeypatch):
-    """The names of what would be compiled in this test; the machine code is that of the module's one compilation."""
+    """The names of what would be compiled in this test; the machine code is from `compiled_once`."""
     made = []
     (file,) = compiled_once.glob("rapid_des/*.o")
     _, _, code = file.read_bytes().partition(b"\n")

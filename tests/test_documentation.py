@@ -116,7 +116,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
     for package in ("sphinx", "myst_parser", "furo"):
         pytest.importorskip(package)
     built = subprocess.run(
-        [sys.executable, "-m", "sphinx", "-b", "dummy", "-qW", "--keep-going", "docs", tmp_path],  # writes no HTML
+        [sys.executable, "-m", "sphinx", "-b", "dummy", "-qW", "--keep-going", "docs", tmp_path],  # no HTML
         cwd=ROOT, check=False, capture_output=True, text=True,
     )  # fmt: skip
     assert built.returncode == 0, built.stderr

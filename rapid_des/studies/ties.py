@@ -1,4 +1,4 @@
-"""Which of a study's best points can be distinguished: by measurements, and by the mode that simulated them."""
+"""Which of the best points of a study can be distinguished: by measurements, and by their mode."""
 
 from __future__ import annotations
 
