@@ -65,7 +65,7 @@ class HostStep(NamedTuple):
 
 
 class Profile(Struct, frozen=True):
-    """What one rank's profile tells."""
+    """The events of one rank's profile."""
 
     path: Path
     rank: int | None
