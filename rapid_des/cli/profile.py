@@ -112,11 +112,13 @@ def asked(
     engine: EngineChoice,
 ) -> Mapping[str, Any]:
     """Return a run's profiles on a machine as `replay FILE… --network simulated --json` prints them."""
-    from rapid_des.profiles.ranks import Wanted
+    from rapid_des.profiles.ranks import ProfileChanges
     from rapid_des.studies.profile_replay import ask_profiles
 
     profiles = [profile for file in files for profile in read_profiles(Path(file))]
-    wanted = Wanted(_scaled(options["speed"], options["remove"]), options["dp"] and _grown(options["dp"]))
+    wanted = ProfileChanges(
+        _scaled(options["speed"], options["remove"]), options["dp"] and _grown(options["dp"])
+    )
     return ask_profiles(profiles, machines, wanted, engine=engine).as_json()
 
 

@@ -49,11 +49,11 @@ class GroupPattern(NamedTuple):
         return tuple(range(first, first + self.stride * self.size, self.stride))
 
 
-class Wanted(Struct, frozen=True):
+class ProfileChanges(Struct, frozen=True):
     """What is asked of a run's profiles."""
 
     scaled: Mapping[str, float] = {}
-    """By how much kernels of a class are faster than measured."""
+    """The factors by which kernels of a class are faster than measured, by class."""
     grown: tuple[int, int] | None = None
     """The size of the data-parallel groups, and the size that they grow to."""
 
@@ -74,7 +74,7 @@ class RunOfRanks(Struct, frozen=True):
     """Collectives of the step that are simulated."""
 
 
-def run_of_ranks(profiles: Sequence[Profile], wanted: Wanted) -> RunOfRanks:
+def run_of_ranks(profiles: Sequence[Profile], wanted: ProfileChanges) -> RunOfRanks:
     """Return the traces of all ranks of a run in one step; `InputError` names what can not be derived."""
     given = _by_rank(profiles)
     steps = _steps(given)

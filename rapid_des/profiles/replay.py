@@ -2,7 +2,7 @@
 
 A device event starts once the host has called for it, the event before it on its stream is done, and those
 of other streams are done that it waited for: the last that ended before it where nothing else explains its
-start, and what other streams had done where the host told its stream to wait for an event. What is left until
+start, and what other streams had done where the host made its stream wait for an event. What is left until
 its start is its own lag. A host that waited for the GPU goes on when the last event that had ended is done.
 So the replay of what was measured gives the measured step, and scaled kernels move what depends on them. A
 message takes what it took, its wait for other ranks included, unless it is simulated on a machine.
@@ -180,7 +180,7 @@ class StepProgram:
         self._host = begin
         """When the host was done with what is placed."""
         self._calls: dict[int, int] = {}
-        self._orders, self._told = profile.orders, set[int]()
+        self._orders, self._behind_others_of = profile.orders, set[int]()
         # a call that returned after its own event was done waited for it: copies from pageable memory
         waited = events.launched[(events.called >= 0) & (events.launched >= events.end)]
         self._waits: Int64s = np.sort(np.concatenate((profile.waits, waited)))
@@ -189,9 +189,9 @@ class StepProgram:
         """Place device events, and before each the calls of the host up to its start; return their nodes."""
         called = self._events.called[events]
         each = np.unique(called[called >= 0])
-        # a call is for a stream that was told, since the call before it, to wait for another stream's event
-        told = np.searchsorted(self._orders, each)
-        self._told = set(each[1:][told[1:] > told[:-1]].tolist())
+        # a call is for a stream that waits for another stream if the call before it was to make it wait
+        behind = np.searchsorted(self._orders, each)
+        self._behind_others_of = set(each[1:][behind[1:] > behind[:-1]].tolist())
         calls = each.tolist()[::-1]
         placed = list[int]()
         for event in events:
@@ -248,7 +248,7 @@ class StepProgram:
         begun = max(start, self._free.get(stream, start))
         if start - ready > _TAKES_EFFECT:
             ready, waits = self._behind_last_ended(start, ready)
-        if called in self._told:
+        if called in self._behind_others_of:
             ready, waits = self._behind_others(stream, start, (ready, waits))
         row, lane = int(self._events.name[event]), f"stream {stream}"
         lag = self._add(_Row("lag", lane, start - ready, waits, issuer))

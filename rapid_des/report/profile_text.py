@@ -66,7 +66,7 @@ def replayed_text(plain: Mapping[str, Any], title: str) -> Iterator[Part]:
 
 
 def asked_text(plain: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[Part]:
-    """Yield the report of `AskedRun.as_json`, with what was asked for."""
+    """Yield the report of `AskedProfiles.as_json`, with what was asked for."""
     measured, before, after = (plain[f"{name}_s"] for name in ("measured", "unchanged", "step_time"))
     copied = f", {plain['copied_ranks']:,} of them copies of their peers" if plain["copied_ranks"] else ""
     yield f"{plain['machine']}: {counted(plain['ranks'], 'rank')}{copied}"

@@ -10,14 +10,14 @@ from msgspec import Struct
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.profiles import Profile
-from rapid_des.profiles.ranks import RunOfRanks, Wanted, run_of_ranks
+from rapid_des.profiles.ranks import ProfileChanges, RunOfRanks, run_of_ranks
 from rapid_des.profiles.replay import simulated_time
 from rapid_des.program.lowering import rank_times
 from rapid_des.simulation import replay
 from rapid_des.units import seconds
 
 
-class AskedRun(Struct, frozen=True):
+class AskedProfiles(Struct, frozen=True):
     """A measured step, simulated on a machine as it was and as it is asked for, in picoseconds."""
 
     measured: int
@@ -57,18 +57,18 @@ class AskedRun(Struct, frozen=True):
 def ask_profiles(
     profiles: Sequence[Profile],
     machines: tuple[Machine, Machine],
-    wanted: Wanted,
+    wanted: ProfileChanges,
     *,
     engine: EngineChoice,
-) -> AskedRun:
+) -> AskedProfiles:
     """Return a measured step on `machines[0]` as it was, and on `machines[1]` as it is asked for."""
-    before, after = run_of_ranks(profiles, Wanted()), run_of_ranks(profiles, wanted)
+    before, after = run_of_ranks(profiles, ProfileChanges()), run_of_ranks(profiles, wanted)
     unchanged = _steps(before, machines[0], engine)
-    same = wanted == Wanted() and machines[0] == machines[1]
+    same = wanted == ProfileChanges() and machines[0] == machines[1]
     changed = unchanged if same else _steps(after, machines[1], engine)
     critical = max(changed, key=lambda rank: changed[rank])
     measured = max(chosen.length for _, chosen, _ in before.profiles.values()) * 1000
-    return AskedRun(
+    return AskedProfiles(
         measured=measured,
         unchanged=max(unchanged.values()),
         changed=changed[critical],

@@ -4,7 +4,7 @@ import pytest
 
 from rapid_des.errors import InputError
 from rapid_des.profiles import read_profile
-from rapid_des.profiles.ranks import Wanted, run_of_ranks
+from rapid_des.profiles.ranks import ProfileChanges, run_of_ranks
 from tests.cli.shell import call, refused
 from tests.profiles.test_profiles import event, launch, written
 
@@ -70,7 +70,7 @@ def test_clocks_are_aligned_and_all_wait_for_the_slow_rank(tmp_path):
 )
 def test_groups_grow_and_shards_shrink_with_them(tmp_path, kind, factor):
     (path,) = paths(tmp_path, rank(name=kind))
-    run = run_of_ranks([read_profile(tmp_path / path)], Wanted(grown=(2, 8)))
+    run = run_of_ranks([read_profile(tmp_path / path)], ProfileChanges(grown=(2, 8)))
     assert len(run.traces.ranks) == 8
     assert run.traces.groups["group 0 from rank 0"] == tuple(range(8))
     assert run.traces.ranks[5].nodes.size.max() == 2 * MANY * factor
@@ -82,7 +82,7 @@ def test_inner_groups_stay_where_outer_ones_grow(tmp_path):
     message = next(each for each in dp if "nccl" in each["name"])
     message["args"] |= {"Process Group Name": "dp", "Process Group Ranks": "[1, 3]", "correlation": 9}
     path = written(tmp_path, [*tp, {**message, "ts": 20, "dur": 10}], distributedInfo={"rank": 1})
-    run = run_of_ranks([read_profile(path)], Wanted(grown=(2, 4)))
+    run = run_of_ranks([read_profile(path)], ProfileChanges(grown=(2, 4)))
     assert run.traces.groups["group dp from rank 1"] == (1, 3, 5, 7)
     assert run.traces.groups["group 0 from rank 6"] == (6, 7)
 
@@ -96,7 +96,7 @@ def test_inner_groups_stay_where_outer_ones_grow(tmp_path):
 def test_what_can_not_be_derived_is_refused_by_name(tmp_path, wanted, name, said):
     path = written(tmp_path, rank(name=name), distributedInfo={"rank": 0})
     with pytest.raises(InputError) as problem:
-        run_of_ranks([read_profile(path)], Wanted(grown=wanted))
+        run_of_ranks([read_profile(path)], ProfileChanges(grown=wanted))
     assert said in str(problem.value)
 
 
