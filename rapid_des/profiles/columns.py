@@ -147,9 +147,9 @@ class EventColumns:
         return sorted(marked, key=lambda step: step.start)
 
     def _device_events(self) -> DeviceEvents:
-        table = np.array([np.frombuffer(column, np.int64) for column in self._events]).reshape(7, -1)
-        order = np.lexsort((table[4], table[3]))
-        row, kind, stream, start, end, correlation, operator = table[:, order]
+        columns = [np.frombuffer(column, np.int64) for column in self._events]
+        order = np.lexsort((columns[4], columns[3]))
+        row, kind, stream, start, end, correlation, operator = (column[order] for column in columns)
         keys = np.frombuffer(self._launches[0], np.int64)
         called, launched = (
             _looked_up(keys, np.frombuffer(column, np.int64), correlation) for column in self._launches[1:]
@@ -165,7 +165,7 @@ class EventColumns:
             collectives = {
                 event: said for event, said in asked if said is not None and not kind[event]
             } | collectives
-        known = np.zeros(len(order), np.int64)
+        known = np.zeros(len(order), np.int8)
         known[list(collectives)] = 1
         names, texts = list(self._names), list(self._kinds)
         # one number for what classes a kernel: NOTE: rows of a table are sorted ten times as slowly

@@ -236,7 +236,9 @@ def _read(path: Path, file: IO[bytes]) -> bytes:
 def _rest(path: Path, file: IO[bytes]) -> bytes:
     pieces = list(iter(lambda: _read(path, file), b""))
     if sum(map(len, pieces)) > 1 << 31:
-        raise TraceError(f"{path}: is no profile of PyTorch: no 'traceEvents' in its first {_PIECE >> 20} MiB")
+        raise TraceError(
+            f"{path}: is no profile of PyTorch: no 'traceEvents' in its first {_PIECE >> 20} MiB"
+        )
     return b"".join(pieces)
 
 
