@@ -8,9 +8,9 @@ dependent computation via decomposition"; Transformer Engine's ring exchange; Py
 parallelism, which copies each shard straight from its rank); `pipeline` calls a collective for each piece.
 Transformer Engine's user buffers gather by a ring and scatter in a pipeline. What no product depends on,
 gathers and sums of a column-parallel backward, travels beside the other gradient's product, unless
-`training.overlap_tp_gradients` says that sums wait for it. PyTorch's tensors have sequences along their second
-dimension and its collectives work along the first, so that a kernel copies all of a tensor behind each gather and
-before each scatter that is whole (`training.sequence_copies`).
+`training.overlap_tp_gradients` says that sums wait for it. PyTorch's tensors have sequences along their
+second dimension and its collectives work along the first, so that a kernel copies all of a tensor behind each
+gather and before each sum that is whole (`training.sequence_copies`).
 """
 
 from __future__ import annotations

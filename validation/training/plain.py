@@ -231,7 +231,7 @@ def _layout(decoder: Decoder, record: Record) -> Layout:
 
 
 def _spread(layers: int, parts: int) -> str | tuple[int, ...]:
-    """Return how layers are dealt to parts of stages: evenly, with both ends as layers, or the first get more."""
+    """Return how parts of stages get layers: evenly, with both ends as layers, or the first ones more."""
     if layers % parts == 0:
         return "even"
     if (layers + 2) % parts == 0:
