@@ -18,10 +18,10 @@ from rapid_des.importers.astra_sim import replay_traces
 from rapid_des.importers.astra_sim.files import Dialect, Files, NetworkFile, Setup, Shape, SystemFile
 from rapid_des.machine import load_machine
 from rapid_des.modes.execution import EngineChoice
+from rapid_des.network.faults.models import FaultDraws, Variates, parse_model
 from rapid_des.runs.goodput import goodput
 from rapid_des.serving.server import serve
-from rapid_des.simulation import simulate
-from rapid_des.studies.fault_sample import faults_sample
+from rapid_des.simulation import simulate, timed
 from rapid_des.studies.traffic import irregular
 
 _STREAM = "network"
@@ -168,9 +168,14 @@ def _weeks(replications: int) -> Outcome:
 def _draws(number: int) -> Outcome:
     """Simulate draws of one slow link. The answer is the sum of the step times."""
     job, machine = load_job("llama3_1_70b_train_64"), load_machine("torus2d_ring_a100_64")
-    began, fault = time.perf_counter(), "random=links count=1 bandwidth=normal(0.5,0.1)"
-    rows = faults_sample(job, machine, [fault], draws=number).rows
-    return Outcome(sum(row.step_time for row in rows), 0, 0, time.perf_counter() - began)
+    model = parse_model("random=links count=1 bandwidth=normal(0.5,0.1)")
+    drawn = FaultDraws((model,), machine.healthy, machine.spec.gpus_per_node)
+    cache, choice = BoundedCache(), EngineChoice(programs=number)
+    began, finish = time.perf_counter(), 0
+    for draw in range(number):
+        hurt = machine.with_faults(drawn.draw(Variates(0, draw, "independent")))
+        finish += int(timed(job, hurt, mode="hierarchical", engine=choice, cache=cache).step_time)
+    return Outcome(finish, 0, 0, time.perf_counter() - began)
 
 
 def _requests(number: int) -> Outcome:
