@@ -53,6 +53,6 @@ def why(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
         changes = best_changes(wanted, loaded, result, path, choice)
     plain = path.as_json() | {"mode": result.mode, "changes": [change.as_json() for change in changes]}
     plain |= beside.as_json()
-    echo(options["as_json"], plain, why_report(path, changes, beside, title))
+    echo(options["as_json"], plain, why_report(path, changes, list(beside.report()), title))
     for note in result.notes if result.mode != MODES[0] else ():
         announce(f"note: {note}")

@@ -7,11 +7,10 @@ from typing import Protocol
 
 from rapid_des.report.colours import COMPUTE, KIND_ORDER
 from rapid_des.report.critical_path import CriticalPath
-from rapid_des.report.critical_path.off_path import OffPath
 from rapid_des.report.tables import Part, Table, change_text, columns, counted, share_table
 from rapid_des.units import Duration
 
-_OPERATORS, _QUEUES = 5, 2
+_OPERATORS = 5
 _NAMES = {"host": "the host", "queueing": "a place on a stream", "latency": "fixed latencies"}
 
 
@@ -35,9 +34,9 @@ class SimulatedChange(Protocol):
 
 
 def why_report(
-    path: CriticalPath, changes: Sequence[SimulatedChange], beside: OffPath, title: str
+    path: CriticalPath, changes: Sequence[SimulatedChange], beside: Sequence[str], title: str
 ) -> Iterator[Part]:
-    """Yield what a step waits for, the longest operators on its critical path, and the best changes."""
+    """Yield what a step waits for, the longest operators on its path, what is beside it, and changes."""
     yield f"{title}: why the step takes {path.step_time}"
     shares = [
         f"{time / max(path.step_time, 1):.1%} for {cause_name(cause, path)}"
@@ -51,7 +50,7 @@ def why_report(
         )
     longest = {operator: time for (_, operator), time in [*path.by_operator.items()][:_OPERATORS]}
     yield share_table("longest on the critical path", longest, path.step_time)
-    yield from off_path_report(beside)
+    yield from beside
     rows = [
         {
             "what": change.what,
@@ -65,23 +64,6 @@ def why_report(
     yield Table("what would help the most, each simulated", named, rows)
     if not changes:
         yield "no single change of the machine or the job shortens this step"
-
-
-def off_path_report(beside: OffPath) -> Iterator[str]:
-    """Yield what would be critical next, and who waits on links."""
-    following = beside.next
-    if following is not None:
-        what = f"{following.operator} ({following.cause}, rank {following.rank})"
-        yield (
-            f"critical next: {what}, which could run {Duration(following.least)} later; "
-            "once the path is that much shorter, it decides too"
-        )
-    for queue in beside.queues[:_QUEUES]:
-        busy = ", ".join(f"{kind} {Duration(time)}" for kind, time in queue.busy.items())
-        yield (
-            f"{queue.kind} messages wait {Duration(queue.wait)} for links in all, "
-            f"{Duration(queue.link_wait)} of that on {queue.link}, which serves {busy}"
-        )
 
 
 def cause_name(cause: str, path: CriticalPath) -> str:

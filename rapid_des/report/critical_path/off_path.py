@@ -14,7 +14,10 @@ from rapid_des.program.program import NONE, VisitKind
 from rapid_des.report.critical_path import CriticalPath, Namer
 from rapid_des.report.critical_path.slack import slack_of
 from rapid_des.report.result import Result
-from rapid_des.units import seconds
+from rapid_des.units import Duration, seconds
+
+_QUEUES = 2
+"""The number of kinds of messages whose waits are put into words."""
 
 
 class OperatorSlack(Struct, frozen=True):
@@ -81,6 +84,22 @@ class OffPath(Struct, frozen=True):
     def next(self) -> OperatorSlack | None:
         """What would be critical next: of what has slack and is not on the path, what has the least."""
         return next((row for row in self.slacks if row.least > 0 and not row.on_path), None)
+
+    def report(self) -> Iterator[str]:
+        """Yield what would be critical next, and who waits on links."""
+        following = self.next
+        if following is not None:
+            what = f"{following.operator} ({following.cause}, rank {following.rank})"
+            yield (
+                f"critical next: {what}, which could run {Duration(following.least)} later; "
+                "once the path is that much shorter, it decides too"
+            )
+        for queue in self.queues[:_QUEUES]:
+            busy = ", ".join(f"{kind} {Duration(time)}" for kind, time in queue.busy.items())
+            yield (
+                f"{queue.kind} messages wait {Duration(queue.wait)} for links in all, "
+                f"{Duration(queue.link_wait)} of that on {queue.link}, which serves {busy}"
+            )
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data for JSON; times in seconds."""
