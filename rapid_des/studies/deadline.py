@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from msgspec import Struct, field
 
@@ -31,17 +30,10 @@ class Deadline(Struct, frozen=True):
         """Whether the time is up."""
         return self.seconds is not None and time.monotonic() - self.began >= self.seconds
 
-    def while_waiting(self, work: Callable[[], bool]) -> Callable[[], bool]:
-        """Return a function for idle time: it does a piece of `work`, and raises `TimeIsUp` at the end."""
-
-        def meanwhile() -> bool:
-            if self.over:
-                raise TimeIsUp
-            if work():
-                return True
-            if self.seconds is None:
-                return False
+    def wait(self) -> bool:
+        """Wait a little for workers if there is a limit; raise `TimeIsUp` at the end."""
+        if self.over:
+            raise TimeIsUp
+        if self.seconds is not None:
             time.sleep(_PATIENCE_S)
-            return True
-
-        return meanwhile
+        return self.seconds is not None

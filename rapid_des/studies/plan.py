@@ -25,8 +25,7 @@ from rapid_des.report.tables import Part, Report
 from rapid_des.report.writing import require_extra
 from rapid_des.simulation import FINEST, FLATTENED, MODES, require_kind
 from rapid_des.studies.deadline import Deadline
-from rapid_des.studies.lookahead import Entry, Why
-from rapid_des.studies.refinement import Refinement
+from rapid_des.studies.refinement import Entry, Refinement, Why
 from rapid_des.studies.splits import Candidate, Family, Space
 from rapid_des.units import Duration, seconds
 
@@ -344,7 +343,8 @@ class _Search(Struct, dict=True):
 
     def _known(self) -> list[Entry]:
         """Return what was simulated and is uncertain, the last mode's first, as far as they would be rows."""
-        known = [entry for entry in list(self.refinement.queue) if entry.result is not None]
+        refinement = self.refinement
+        known = [entry for entry in (*refinement.queue, *refinement.asked) if entry.result is not None]
         known.sort(key=lambda entry: (not entry.certain, entry))
         return known[: self.wanted.top - len(self.refinement.rows)]
 

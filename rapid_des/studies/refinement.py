@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
+from dataclasses import field as compared
 from functools import partial
 from math import exp, floor
+from typing import Literal
 
 from msgspec import Struct, field
 
@@ -29,20 +32,10 @@ from rapid_des.report.evidence import resolution
 from rapid_des.report.result import Result
 from rapid_des.studies.closed_form_bounds import fullest_stages
 from rapid_des.studies.deadline import Deadline, TimeIsUp
-from rapid_des.studies.lookahead import (
-    BOUNDED,
-    ESTIMATED,
-    EXCHANGED,
-    FINAL,
-    KERNELS,
-    PLAIN,
-    Entry,
-    Lookahead,
-    Out,
-    Why,
-)
 from rapid_des.studies.lower_bounds import LowerBounds
+from rapid_des.studies.memory_bounds import MemoryBounds
 from rapid_des.studies.points import Point, evaluate
+from rapid_des.studies.shared_work import SharedWork
 from rapid_des.studies.splits import Candidate, Family, Space, checked
 from rapid_des.units import Duration
 from rapid_des.values import replace
@@ -52,6 +45,50 @@ _ROUNDED, _BESIDE = 1e-5, 0.0025
 _RANKS, _TWICE = 1024, 2
 """The ranks of all simulations by closed forms, and these for each row, up to which all rows are made
 certain."""
+
+
+Why = Literal["memory", "bound", "refused"]
+PLAIN, KERNELS, EXCHANGED, BOUNDED, ESTIMATED, FINAL = range(6)
+"""The levels of knowledge: bounds of kernels (not run again, all), with their layers' messages, of the whole
+step; then both simulated steps."""
+_ROUND = 4
+"""The number of simulations that are chosen together: how many there are does not depend on the workers."""
+
+
+@dataclass(order=True)
+class Entry:
+    """Candidates in the queue."""
+
+    least: int
+    """Picoseconds that each takes at least, by what is known."""
+    number: tuple[int, ...]
+    """The number of the family, and the place in it: ties are broken by the order of the space."""
+    family: Family = compared(compare=False)
+    level: int = compared(default=PLAIN, compare=False)
+    result: Result | None = compared(default=None, compare=False)
+
+    @property
+    def certain(self) -> bool:
+        """Whether nothing is left to be found out."""
+        return self.level == FINAL
+
+    @property
+    def flattened(self) -> int:
+        """What its flattened steps take at least, in picoseconds."""
+        bound = None if self.result is None else self.result.mode_bound
+        return self.least if bound is None else min(self.least, bound.low)
+
+    def part(self, place: int, family: Family, *, level: int, least: int) -> Entry:
+        """Return a part of these candidates, with a bound that holds for it."""
+        return Entry(max(self.least, least), (*self.number, place), family, level)
+
+
+class Out(Struct, frozen=True):
+    """Candidates that are none, and why."""
+
+    family: Family
+    why: Why
+    text: str
 
 
 class _TooLarge(Struct, frozen=True):
@@ -91,11 +128,12 @@ class Refinement(Struct, dict=True):
     """Whether every family was looked at: the time may be up before."""
     limit: int = 1 << 62
     """Picoseconds: a layout that takes more is not shown to be faster than the first by measurements."""
-    aside: list[Entry] = field(default_factory=list)
-    """Those that are not looked at while rows are chosen among what was simulated."""
+    asked: list[Entry] = field(default_factory=list)
+    """Those that are being simulated."""
 
     def __post_init__(self) -> None:
-        self.lower_bounds = LowerBounds(self.machine, self.cache)
+        work = SharedWork(self.machine, self.cache)
+        self.lower_bounds, self.memory_bounds = LowerBounds(work), MemoryBounds(work)
         self.trains = self.space.job.spec.training is not None
         self.share = self.headroom if self.trains else 1.0
         self.capacity = int(self.share * self.machine.device.spec.hbm.capacity)
@@ -133,70 +171,67 @@ class Refinement(Struct, dict=True):
         All rows are certain if that takes few simulations. Else it ends where only the first is, as far as
         measurements distinguish layouts; the rows behind it are the best of what was simulated.
         """
-        yield from self._refined(executor, top)
-        while self._settled(top) and not self.deadline.over:
-            self.aside = [entry for entry in self.queue if entry.result is None]
-            self.queue = sorted(entry for entry in self.queue if entry.result is not None)
-            try:
-                yield from self._refined(executor, top)
-            finally:
-                self.queue, self.aside = sorted(self.queue + self.aside), []
+        while not self.deadline.over and self._choose(top):
+            yield from self._simulated(executor)
+
+    def _choose(self, top: int) -> bool:
+        """Take the next candidates to be simulated out of the queue; return whether there are any.
+
+        Once the first row is certain enough only those are looked at that were simulated before.
+        """
+        settled, later = self._settled(top), list[Entry]()
+        while self.queue and len(self.asked) < _ROUND and len(self.rows) < top and not self.deadline.over:
+            entry = heapq.heappop(self.queue)
+            if settled and entry.result is None:
+                later.append(entry)
+            elif entry.level < BOUNDED:
+                self._put(self._closer(entry))
+            elif entry.certain and not self.asked:
+                self.rows.append(entry)
+            elif entry.certain or self._finals == top - len(self.rows):
+                later.append(entry)  # those before it may turn out to be slower
+                break
+            else:
+                self.asked.append(entry)
+        self._return(later)
+        if settled and not self.asked and len(self.rows) < top:
             self.exact = self.counts["analytical"] + top
-            yield from self._refined(executor, top)
+            return self._choose(top)
+        return bool(self.asked)
+
+    @property
+    def _finals(self) -> int:
+        """How many are being simulated to the end: no more than rows are wanted."""
+        return sum(entry.level == ESTIMATED for entry in self.asked)
 
     def _settled(self, top: int) -> bool:
         """Return whether the first is certain enough, and enough is simulated to choose rows behind it."""
-        if len(self.rows) == top or self.aside or self.counts["analytical"] < max(self.exact, _TWICE * top):
+        if not self.queue or self.counts["analytical"] < max(self.exact, _TWICE * top):
             return False
-        return bool(self.queue) and self.queue[0].least >= self.limit
+        return self.queue[0].least >= self.limit
 
-    def _refined(self, executor: Executor, top: int) -> Iterator[None]:
-        """Take the queue apart until so many rows are certain, or the first is enough; yield as `search`.
-
-        Workers simulate ahead of what is known. What they find is taken in where it is asked for, in order:
-        so the same are looked at, and counted, however many workers there are.
-        """
-        over = self.deadline
-        lookahead = Lookahead(self._closer, top - len(self.rows), executor.workers, lambda: over.over)
-        lookahead.add(self.queue)
-        meanwhile = over.while_waiting(lookahead.look_ahead)
+    def _simulated(self, executor: Executor) -> Iterator[None]:
+        """Simulate the chosen ones, and put them back with what was found; yield after each."""
+        found, over = dict[int, Entry | Out](), self.deadline
+        points = (self._point(entry) for entry in self.asked if not over.over)
         try:
-            while self._take_in(lookahead, top) and not over.over:
-                with closing(executor.map(self.fitting, map(self._point, lookahead), meanwhile)) as outcomes:
-                    for place, outcome in outcomes:
-                        lookahead.learn(place, self._found(lookahead.asked[place], outcome))
-                        yield
-                        if not self._take_in(lookahead, top):
-                            break
+            with closing(executor.map(self.fitting, points, over.wait)) as outcomes:
+                for place, outcome in outcomes:
+                    found[place] = self._found(self.asked[place], outcome)
+                    yield
         except TimeIsUp:
             pass
         finally:
-            if len(self.rows) < top and not self._settled(top):
-                self._keep(lookahead)
+            self._return(entry for place, entry in enumerate(self.asked) if place not in found)
+            self.asked = []
+            self._put(found[place] for place in sorted(found))
 
     def _point(self, entry: Entry) -> Point:
         return Point(entry.family.job, self.machine, mode=self._mode(entry), allow_oom=True)
 
-    def _take_in(self, lookahead: Lookahead, top: int) -> bool:
-        """Put what is known of those who come first in their place; tell whether more has to be found out."""
-        while self.queue and len(self.rows) < top and not self._settled(top):
-            entry = self.queue[0]
-            if entry.certain:
-                self.rows.append(heapq.heappop(self.queue))
-            elif entry.key in lookahead.known:
-                heapq.heappop(self.queue)
-                self._put(lookahead.known.pop(entry.key))
-            else:
-                return True
-        return False
-
-    def _keep(self, lookahead: Lookahead) -> None:
-        """Put all that is known in its place where the search was stopped: what was simulated is told."""
-        while ripe := [entry for entry in self.queue if entry.key in lookahead.known]:
-            self.queue = [entry for entry in self.queue if entry.key not in lookahead.known]
-            heapq.heapify(self.queue)
-            for entry in ripe:
-                self._put(lookahead.known.pop(entry.key))
+    def _return(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            heapq.heappush(self.queue, entry)
 
     def estimate_one(self) -> None:
         """Estimate the step of one candidate that fits, by closed forms, where no time is left for more."""
@@ -236,7 +271,7 @@ class Refinement(Struct, dict=True):
         for recomputed in parts:
             stages = list(replace(recomputed, orders=recomputed.orders[:1]).along("zero_stages"))
             legal = [job for part in stages if (job := checked(Candidate(part.job), _unheard)) is not None]
-            bounds = self.lower_bounds.memories(legal) if self.trains and legal else [0] * len(legal)
+            bounds = self.memory_bounds.memories(legal) if self.trains and legal else [0] * len(legal)
             for bound, job in zip(bounds, legal, strict=True):
                 number += 1
                 yield bound, number, job
@@ -254,7 +289,7 @@ class Refinement(Struct, dict=True):
             for family in self._left(entry):
                 self._drop(family, "bound", f"{known} {Duration(entry.least)}")
 
-    def _put(self, parts: Sequence[Entry | Out]) -> None:
+    def _put(self, parts: Iterable[Entry | Out]) -> None:
         """Put the parts of an entry in its place, each with the next tighter bound."""
         for part in parts:
             if isinstance(part, Out):
@@ -307,34 +342,22 @@ class Refinement(Struct, dict=True):
         return self.lower_bounds.passes(family.job, again=again) if self.bounded else 0
 
     def _least_memory(self, family: Family) -> int:
-        """Return bytes that no candidate of a family can do without."""
+        """Return bytes that no candidate of a family can do without: what it keeps of its micro-batches."""
         if not self.trains:
             return 0
-        needed, sharded = 0, [part.job for part in family.along("zero_stages")]
-        again = [part.job for part in family.along("recomputes")][::-1]
-        for stage in fullest_stages(family.job):
-            needed = max(needed, self._of_stage(sharded, again, stage))
-            if needed > self.capacity:
-                break
-        return needed
-
-    def _of_stage(self, sharded: Sequence[Job], again: Sequence[Job], stage: int) -> int:
-        """Return bytes that no candidate of a family can do without on a stage, or of one that fits."""
-        needed = min(self.lower_bounds.standing(job, stage) for job in sharded)
-        moving = 0
-        for job in again if needed <= self.capacity else ():
-            moving = min(moving or self.capacity, self.lower_bounds.moving(job, stage))
-            if needed + moving <= self.capacity:
-                break
-            kept = self.lower_bounds.kept(job, stage) if _keeps_least(job) else 0
-            if needed + kept > self.capacity:
-                return needed + kept
-        return needed + moving
+        sharded = [part.job for part in family.along("zero_stages")]
+        again = [part.job for part in family.along("recomputes")]
+        again = [job for job in again if _keeps_least(job)] or again
+        return max(
+            min(self.memory_bounds.standing(job, stage) for job in sharded)
+            + min(self.memory_bounds.kept(job, stage) for job in again)
+            for stage in fullest_stages(family.job)
+        )
 
     def _fitting_parts(self, family: Family) -> Iterator[Family | Out]:
         """Yield the parts of one recomputation, or that they do not fit into memory."""
         parts = list(family.along("zero_stages"))
-        each = self.lower_bounds.memories([part.job for part in parts]) if self.trains else [0] * len(parts)
+        each = self.memory_bounds.memories([part.job for part in parts]) if self.trains else [0] * len(parts)
         for part, needed in zip(parts, each, strict=True):
             if needed <= self.capacity:
                 yield part
