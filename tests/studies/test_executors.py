@@ -1,7 +1,6 @@
 """Executors: the same outcomes in any of them, whatever dies; what fails, fails alone."""
 
 import os
-import pickle
 import signal
 from concurrent.futures import Future
 from pathlib import Path
