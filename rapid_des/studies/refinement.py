@@ -1,4 +1,4 @@
-"""Which of many ways to split a job is the fastest: a queue of all of them, each at what is known of it.
+"""Which of many layouts of a job is the fastest: a queue of all of them, each at what is known of it.
 
     families: memory, kernels ──► one recomputation: memory ──► one order: messages ──► one: bound ──► steps
 
@@ -113,9 +113,9 @@ class Refinement(Struct, dict=True):
     space: Space
     machine: Machine
     mode: str
-    """Of the last figures."""
+    """The mode of the rows."""
     dropped: Callable[[Family, Why, str], None]
-    """Told of candidates that are none, and why."""
+    """Called with candidates that are none, and why."""
     headroom: float
     """The share of a GPU's memory that layouts for training may take."""
     deadline: Deadline = field(default_factory=Deadline)
@@ -129,7 +129,7 @@ class Refinement(Struct, dict=True):
     limit: int = 1 << 62
     """Picoseconds: a layout that takes more is not shown to be faster than the first by measurements."""
     asked: list[Entry] = field(default_factory=list)
-    """Those that are being simulated."""
+    """The candidates that are being simulated."""
 
     def __post_init__(self) -> None:
         work = SharedWork(self.machine, self.cache)
@@ -166,7 +166,7 @@ class Refinement(Struct, dict=True):
         return candidates
 
     def search(self, executor: Executor, top: int) -> Iterator[None]:
-        """Find so many rows, the fastest first; yield after every simulation.
+        """Find `top` rows, the fastest first; yield after every simulation.
 
         All rows are certain if that takes few simulations. Else it ends where only the first is, as far as
         measurements distinguish layouts; the rows behind it are the best of what was simulated.
@@ -414,7 +414,7 @@ def _unheard(_: str) -> None:
 
 
 def _keeps_least(job: Job) -> bool:
-    """Tell whether no other recomputation keeps less of a micro-batch: every layer's input alone."""
+    """Return whether no other recomputation keeps less of a micro-batch: every layer's input alone."""
     return job.training.recompute == "full" and job.training.recompute_layers is None
 
 
@@ -422,8 +422,8 @@ def margin(job: Job) -> float:
     """Return by which part of it a step by closed forms may be longer than a finer one, at most.
 
     Paces of collectives are rounded. Where messages slow kernels beside them, a message that comes late may
-    meet fewer of these: of 735 ways that were simulated in both modes four were longer, by 0.11 % at most. Of
-    28 whose experts' loads differ by rank seven were, by 0.21 %.
+    meet fewer of these: of 735 layouts that were simulated in both modes four were longer, by 0.11 % at most.
+    Of 28 whose experts' loads differ by rank seven were, by 0.21 %.
     """
     meets_fewer = job.spec.training is not None and (job.sharding.each or places(job) > 1)
     return _BESIDE if meets_fewer else _ROUNDED

@@ -27,7 +27,7 @@ from rapid_des.studies.closed_form_bounds import held
 from rapid_des.studies.deadline import Deadline, TimeIsUp
 from rapid_des.studies.lower_bounds import LowerBounds
 from rapid_des.studies.memory_bounds import MemoryBounds
-from rapid_des.studies.orders import told_apart
+from rapid_des.studies.orders import order_key
 from rapid_des.studies.plan import Plan, Wanted, plan
 from rapid_des.studies.shared_work import SharedWork
 from rapid_des.studies.splits import Space, checked
@@ -669,7 +669,7 @@ def test_orders_that_a_switch_does_not_tell_apart_take_one_time(tp, cp, dp, pp):
     machine, sizes = load_machine("dgx_a100_x4"), {"tp": tp, "cp": cp, "dp": dp, "pp": pp}
     alike = defaultdict(list)
     for order in permutations(sizes):
-        alike[told_apart([(axis, sizes[axis]) for axis in order if sizes[axis] > 1], machine)].append(order)
+        alike[order_key([(axis, sizes[axis]) for axis in order if sizes[axis] > 1], machine)].append(order)
 
     def steps(order):
         split = {**sizes, "order": "[ep, " + ", ".join(order) + "]"}
@@ -685,7 +685,7 @@ def test_orders_that_a_switch_does_not_tell_apart_take_one_time(tp, cp, dp, pp):
 
 def test_a_ring_of_gradients_tells_apart_where_contexts_lie_in_it():
     machine = load_machine("dgx_h100_x8")
-    assert told_apart([("cp", 4), ("dp", 2)], machine) != told_apart([("dp", 2), ("cp", 4)], machine)
+    assert order_key([("cp", 4), ("dp", 2)], machine) != order_key([("dp", 2), ("cp", 4)], machine)
     changed = {"model.layers": 2, "model.hidden": 6144, "model.attention": "{heads: 48}",
                "training.global_batch": 4, "training.micro_batch": 1, "training.zero_stage": 0}  # fmt: skip
     jobs = [
