@@ -128,7 +128,7 @@ class Plan(Report):
     """The price of a GPU for an hour."""
     interrupted: bool = False
     floor: Duration | None = None
-    """What every candidate that is no row takes at least, if the plan stopped before its rows were certain."""
+    """What every candidate that is no row takes at least, if it stopped before its rows were certain."""
     others: Duration | None = None
     """What every candidate that is no row takes at least, flattened; None where there is none."""
 
