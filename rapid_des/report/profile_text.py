@@ -53,13 +53,43 @@ def replayed_text(plain: Mapping[str, Any], title: str) -> Iterator[Part]:
     """Yield the report of `ReplayedStep.as_json`."""
     measured, simulated = plain["measured_s"], plain["step_time_s"]
     yield f"{title}: step {plain['step']} of the profile, {counted(plain['device_events'], 'device event')}"
-    changed = ", ".join(f"{kind} {factor:g}x" for kind, factor in plain["speed"].items())
+    changed = ", ".join(
+        f"{kind} {factor:g}x" if factor else f"{kind} takes no time"
+        for kind, factor in plain["speed"].items()
+    )
     yield {
         "measured": seconds_text(measured),
         "replayed": f"{seconds_text(simulated)} ({change_text(simulated, measured)})",
         **({"faster": changed} if changed else {}),
     }
     yield "messages take what they took, waits for other ranks included"
+
+
+def asked_text(plain: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[Part]:
+    """Yield the report of `AskedProfiles.as_json`, with what was asked for."""
+    measured, before, after = (plain[f"{name}_s"] for name in ("measured", "unchanged", "step_time"))
+    copied = f", {plain['copied_ranks']:,} of them copies of their peers" if plain["copied_ranks"] else ""
+    yield f"{plain['machine']}: {counted(plain['ranks'], 'rank')}{copied}"
+    names = {"speed": "speed", "remove": "remove", "settings": "set", "faults": "fault"}
+    asked = [f"--{name} {text}" for key, name in names.items() for text in options[key]]
+    asked += [f"--dp {options['dp']}"] if options["dp"] else []
+    facts = {
+        "measured": f"{seconds_text(measured)}, the base of what follows",
+        "as it was": f"{seconds_text(before)} simulated ({change_text(before, measured)})",
+    }
+    if asked:
+        facts["changed"] = " ".join(asked)
+        facts["simulated"] = f"{seconds_text(after)} ({change_text(after, before)})"
+        expected = plain["expected_s"]
+        facts["expected"] = f"{seconds_text(expected)}: measured times the ratio of the simulated steps"
+    yield facts
+    kept = plain["collectives_as_measured"]
+    yield f"{counted(plain['collectives_simulated'], 'message')} of the step simulated on the machine" + (
+        f"; {kept:,} of unknown bytes or ranks keep their time" if kept else ""
+    )
+    skews = [abs(skew) for skew in plain["clock_skew_s"].values()]
+    if len(skews) > 1:
+        yield f"clocks were up to {seconds_text(max(skews))} apart, as collectives show: this is removed"
 
 
 def comparison_text(plain: Mapping[str, Any], title: str) -> Iterator[Part]:

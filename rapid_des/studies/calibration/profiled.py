@@ -26,7 +26,7 @@ _DTYPES: Mapping[str, Dtype] = {"c10::BFloat16": "bf16", "c10::Half": "fp16", "f
 _LEAST_LAUNCHES = 100
 _LEAST_PRODUCTS = 3
 _PAUSE = 10.0
-"""A gap of more than so many medians between two calls is no pace: the host waits, or reads its data."""
+"""The gaps between two calls that are no pace, in medians: the host waits, or reads its data."""
 
 
 class ProfileEvidence(Struct, frozen=True):
