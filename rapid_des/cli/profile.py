@@ -23,7 +23,7 @@ from rapid_des.cli.options import (
 from rapid_des.errors import InputError
 from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice
-from rapid_des.profiles import Profile, profile_report, read_profile, read_profiles, replay_step
+from rapid_des.profiles import profile_report, read_profile, read_run, replay_step
 from rapid_des.profiles.kernel_classes import CLASSES
 from rapid_des.report.profile_comparison import compare_with_profile
 from rapid_des.report.profile_text import comparison_text, profile_text
@@ -43,16 +43,15 @@ def profile() -> None:
 )
 @json_option
 def show(files: tuple[Path, ...], top: int, *, as_json: bool) -> None:
-    r"""Show where the time of profiled steps goes; each FILE is the profile of one rank.
+    r"""Show where the time of profiled steps goes.
+
+    Each FILE is the profile of one rank. A host trace of PyTorch may stand before it.
 
     \b
     rapid-des profile show trace_rank_0.json.gz trace_rank_1.json.gz
     """
-    with progress("profiles") as report:
-        profiles: list[Profile] = []
-        for number, file in enumerate(files):
-            profiles += read_profiles(file)
-            report(number + 1, len(files))
+    with progress("profiles"):
+        profiles = read_run(files)
     plain = profile_report(profiles).as_json()
     echo(as_json, plain, profile_text(plain, top=top))
 
@@ -87,7 +86,7 @@ def compare(
     \b
     rapid-des profile compare rank_0.json.gz --job llama2_7b_train --on dgx_a100
     """
-    report = profile_report(list(map(read_profile, files)))
+    report = profile_report(read_run(files))
     wanted, loaded = open_job(job, machine, settings, faults)
     title = f"{files[0]} beside {job} on {loaded.name}"
     with progress(title) as bar:
@@ -115,7 +114,7 @@ def asked(
     from rapid_des.profiles.ranks import ProfileChanges
     from rapid_des.studies.profile_replay import ask_profiles
 
-    profiles = [profile for file in files for profile in read_profiles(Path(file))]
+    profiles = read_run([Path(file) for file in files])
     wanted = ProfileChanges(
         _scaled(options["speed"], options["remove"]), options["dp"] and _grown(options["dp"])
     )

@@ -25,7 +25,7 @@ from rapid_des.cli.options import (
 )
 from rapid_des.cli.profile import asked, replayed
 from rapid_des.errors import DeadlockError, InputError
-from rapid_des.profiles.reading import is_profile
+from rapid_des.profiles.reading import is_host_trace, is_profile
 from rapid_des.report.profile_text import asked_text, replayed_text
 from rapid_des.report.result import Result
 from rapid_des.report.result_text import astra_report, result_report
@@ -95,7 +95,7 @@ def replay(
 ) -> None:
     """Replay the Chakra traces PREFIX.<rank>.et on a machine, or profiles of a run, one a rank."""
     require_outputs(options)
-    if is_profile(Path(prefix)):
+    if is_profile(Path(prefix)) or (others and is_host_trace(Path(prefix))):
         _replay_profiles((prefix, *others), options | {"machine": machine})
         return
     _refuse(options, _OF_PROFILES, "Chakra traces; it is for profiles")
@@ -131,9 +131,10 @@ def _replay_profiles(files: tuple[str, ...], options: dict[str, Any]) -> None:
             every = [
                 replayed(file, options["speed"], options["remove"], run_choice(options, bar))
                 for file in files
+                if not is_host_trace(Path(file))
             ]
         plain = max(every, key=lambda each: each["step_time_s"])
-        name = files[every.index(plain)]
+        name = [file for file in files if not is_host_trace(Path(file))][every.index(plain)]
         echo(options["as_json"], plain, replayed_text(plain, name))
         return
     _refuse(options, {key: _OF_TRACES[key] for key in _NO_USE}, "profiles")

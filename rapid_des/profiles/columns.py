@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +44,8 @@ class EventColumns:
         self._launches = [array("q") for _ in range(3)]
         self._operators = [array("q") for _ in range(2)]
         self._shapes: dict[int, str] = {}
+        self.unshaped: list[tuple[int, str, int]] = []
+        """Products without shapes: their start, operator and number."""
         self._waits = array("q")
         self._orders = array("q")
         self._marks: set[HostStep] = set()
@@ -95,6 +97,10 @@ class EventColumns:
         self._operators[1].append(row)
         if shapes:
             self._shapes[number] = shapes
+
+    def add_shapes(self, shapes: Mapping[int, str]) -> None:
+        """Say the shapes of products, by the number of their operator."""
+        self._shapes |= shapes
 
     def add_mark(self, name: str, start: int, end: int) -> None:
         """Add a range of the host if it marks a step."""

@@ -17,6 +17,9 @@ _WORDS = {
 }
 _LONGEST_NAME = 70
 """Letters of a kernel's name that are shown: template arguments make some thousands long."""
+_LONGEST_READ = 4096
+_WRAPPERS = ("Kernel", "Kernel2", "device_kernel", "cutlass_kernel")
+"""The ends of names of kernels that run whatever their template is given, as cutlass::Kernel."""
 
 
 def profile_text(plain: Mapping[str, Any], *, top: int) -> Iterator[Part]:
@@ -40,7 +43,7 @@ def profile_text(plain: Mapping[str, Any], *, top: int) -> Iterator[Part]:
     yield _shares("kernels by class, streams together", plain["classes_s"], step)
     yield _shares("collectives", plain["communication_s"], step)
     rows = [
-        {"name": _shortened(row["name"]), **{key: row[key] for key in ("class", "count", "time_s")}}
+        {"name": folded(row["name"]), **{key: row[key] for key in ("class", "count", "time_s")}}
         for row in plain["operators"][:top]
     ]
     yield Table("slowest kernels, of all steady steps", columns("name", "class", "count", "time_s"), rows)
@@ -129,8 +132,26 @@ def _rank(row: Mapping[str, Any]) -> str:
     return "?" if row["rank"] is None else str(row["rank"])
 
 
-def _shortened(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+def folded(name: str) -> str:
+    """Return a kernel's name without its arguments, and of a wrapper what it wraps.
+
+    >>> folded("void gelu<float>(float*, (anonymous namespace)::Shape)")
+    'gelu<float>'
+    >>> folded("void cutlass::Kernel<cutlass_80_tensorop_bf16_s16816gemm_relu_256x128_32x3_tn_align8>(P)")
+    'cutlass_80_tensorop_bf16_s16816gemm_relu_256x128_32x3_tn_align8'
+    """
+    plain = name.replace("(anonymous namespace)::", "").removeprefix("void ")
+    depth, end = 0, len(plain)
+    for place, letter in enumerate(plain[:_LONGEST_READ]):
+        depth += (letter == "<") - (letter == ">")
+        if letter == "(" and not depth:
+            end = place
+            break
+    plain = plain[:end].strip() or name
+    if len(plain) > _LONGEST_NAME and "<" in plain:
+        base, _, given = plain.partition("<")
+        plain = given.rstrip("> ").partition(",")[0] if base.endswith(_WRAPPERS) else plain
+    return plain if len(plain) <= _LONGEST_NAME else f"{plain[: _LONGEST_NAME - 1]}…"
 
 
 def _four_digits(seconds: float) -> int:

@@ -130,7 +130,7 @@ def test_a_git_lfs_pointer_is_refused_by_name(tmp_path):
     [
         (
             {"schema": "1.1.1-chakra.0.0.4", "nodes": [{"id": 1}]},
-            "PyTorch host execution trace.*chakra_trace_link",
+            "PyTorch host execution trace.*Kineto profile",
         ),
         ({"traceEvents": []}, "Kineto"),
         ({"something": 1}, "JSON of another kind"),
