@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 from msgspec import Struct, field
 
@@ -30,10 +31,12 @@ class Deadline(Struct, frozen=True):
         """Whether the time is up."""
         return self.seconds is not None and time.monotonic() - self.began >= self.seconds
 
-    def wait(self) -> bool:
-        """Wait a little for workers if there is a limit; raise `TimeIsUp` at the end."""
+    def wait(self, work: Iterator[bool]) -> bool:
+        """Do a piece of `work`, or wait a little if there is a limit; raise `TimeIsUp` at the end."""
         if self.over:
             raise TimeIsUp
+        if next(work, False):
+            return True
         if self.seconds is not None:
             time.sleep(_PATIENCE_S)
         return self.seconds is not None

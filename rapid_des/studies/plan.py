@@ -25,7 +25,8 @@ from rapid_des.report.tables import Part, Report
 from rapid_des.report.writing import require_extra
 from rapid_des.simulation import FINEST, FLATTENED, MODES, require_kind
 from rapid_des.studies.deadline import Deadline
-from rapid_des.studies.refinement import Entry, Refinement, Why
+from rapid_des.studies.entries import Entry, Why
+from rapid_des.studies.refinement import Refinement
 from rapid_des.studies.splits import Candidate, Family, Space
 from rapid_des.units import Duration, seconds
 

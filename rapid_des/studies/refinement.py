@@ -12,11 +12,8 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
-from dataclasses import field as compared
 from functools import partial
 from math import exp, floor
-from typing import Literal
 
 from msgspec import Struct, field
 
@@ -32,6 +29,7 @@ from rapid_des.report.evidence import resolution
 from rapid_des.report.result import Result
 from rapid_des.studies.closed_form_bounds import fullest_stages
 from rapid_des.studies.deadline import Deadline, TimeIsUp
+from rapid_des.studies.entries import BOUNDED, ESTIMATED, EXCHANGED, FINAL, KERNELS, PLAIN, Entry, Out, Why
 from rapid_des.studies.lower_bounds import LowerBounds
 from rapid_des.studies.memory_bounds import MemoryBounds
 from rapid_des.studies.points import Point, evaluate
@@ -47,48 +45,8 @@ _RANKS, _TWICE = 1024, 2
 certain."""
 
 
-Why = Literal["memory", "bound", "refused"]
-PLAIN, KERNELS, EXCHANGED, BOUNDED, ESTIMATED, FINAL = range(6)
-"""The levels of knowledge: bounds of kernels (not run again, all), with their layers' messages, of the whole
-step; then both simulated steps."""
 _ROUND = 4
 """The number of simulations that are chosen together: how many there are does not depend on the workers."""
-
-
-@dataclass(order=True)
-class Entry:
-    """Candidates in the queue."""
-
-    least: int
-    """Picoseconds that each takes at least, by what is known."""
-    number: tuple[int, ...]
-    """The number of the family, and the place in it: ties are broken by the order of the space."""
-    family: Family = compared(compare=False)
-    level: int = compared(default=PLAIN, compare=False)
-    result: Result | None = compared(default=None, compare=False)
-
-    @property
-    def certain(self) -> bool:
-        """Whether nothing is left to be found out."""
-        return self.level == FINAL
-
-    @property
-    def flattened(self) -> int:
-        """What its flattened steps take at least, in picoseconds."""
-        bound = None if self.result is None else self.result.mode_bound
-        return self.least if bound is None else min(self.least, bound.low)
-
-    def part(self, place: int, family: Family, *, level: int, least: int) -> Entry:
-        """Return a part of these candidates, with a bound that holds for it."""
-        return Entry(max(self.least, least), (*self.number, place), family, level)
-
-
-class Out(Struct, frozen=True):
-    """Candidates that are none, and why."""
-
-    family: Family
-    why: Why
-    text: str
 
 
 class _TooLarge(Struct, frozen=True):
@@ -128,6 +86,8 @@ class Refinement(Struct, dict=True):
     """Whether every family was looked at: the time may be up before."""
     limit: int = 1 << 62
     """Picoseconds: a layout that takes more is not shown to be faster than the first by measurements."""
+    parts: dict[tuple[tuple[int, ...], int], list[Entry | Out]] = field(default_factory=dict)
+    """The parts of entries that were looked at while workers were busy, by number and level."""
     asked: list[Entry] = field(default_factory=list)
     """The candidates that are being simulated."""
 
@@ -172,7 +132,7 @@ class Refinement(Struct, dict=True):
         measurements distinguish layouts; the rows behind it are the best of what was simulated.
         """
         while not self.deadline.over and self._choose(top):
-            yield from self._simulated(executor)
+            yield from self._simulated(executor, iter(()) if self._settled(top) else self._ahead())
 
     def _choose(self, top: int) -> bool:
         """Take the next candidates to be simulated out of the queue; return whether there are any.
@@ -185,7 +145,8 @@ class Refinement(Struct, dict=True):
             if settled and entry.result is None:
                 later.append(entry)
             elif entry.level < BOUNDED:
-                self._put(self._closer(entry))
+                self._put(self._parts(entry))
+                del self.parts[entry.number, entry.level]
             elif entry.certain and not self.asked:
                 self.rows.append(entry)
             elif entry.certain or self._finals == top - len(self.rows):
@@ -210,12 +171,34 @@ class Refinement(Struct, dict=True):
             return False
         return self.queue[0].least >= self.limit
 
-    def _simulated(self, executor: Executor) -> Iterator[None]:
-        """Simulate the chosen ones, and put them back with what was found; yield after each."""
+    def _ahead(self) -> Iterator[bool]:
+        """Look more closely at what the next round may need, whose counts do not change; yield after each."""
+        ahead, ready = list(self.queue), 0
+        while ahead and ready < _ROUND:
+            entry = heapq.heappop(ahead)
+            if entry.level >= BOUNDED:
+                ready += 1
+                continue
+            for part in self._parts(entry):
+                if isinstance(part, Entry):
+                    heapq.heappush(ahead, part)
+            yield True
+
+    def _parts(self, entry: Entry) -> list[Entry | Out]:
+        key = entry.number, entry.level
+        if key not in self.parts:
+            self.parts[key] = list(self._closer(entry))
+        return self.parts[key]
+
+    def _simulated(self, executor: Executor, ahead: Iterator[bool]) -> Iterator[None]:
+        """Simulate the chosen ones, and put them back with what was found; yield after each.
+
+        While workers are busy it looks `ahead`.
+        """
         found, over = dict[int, Entry | Out](), self.deadline
         points = (self._point(entry) for entry in self.asked if not over.over)
         try:
-            with closing(executor.map(self.fitting, points, over.wait)) as outcomes:
+            with closing(executor.map(self.fitting, points, partial(over.wait, ahead))) as outcomes:
                 for place, outcome in outcomes:
                     found[place] = self._found(self.asked[place], outcome)
                     yield
