@@ -3,6 +3,7 @@
 import json
 import random
 import sys
+import time
 from collections import defaultdict
 from itertools import permutations
 
@@ -337,11 +338,12 @@ def test_after_many_simulations_the_first_row_is_enough_and_others_say_whether_t
     )
 
 
-def test_a_plan_that_is_stopped_says_what_all_others_take_at_least():
+def test_a_plan_that_is_stopped_says_what_all_others_take_at_least(monkeypatch):
+    monkeypatch.setattr("rapid_des.studies.deadline.time", _LongWaits())
     job, machine = job_of(), machine_of()
     vary = {**FEW, "tp": [1, 2, 4], "cp": [1], "micro_batch": [1], "schedule": ["1f1b"], "pp": [1, 2]}
     whole = plan(job, machine, Wanted(gpus=4, top=3, vary=vary))
-    stopped = plan(job, machine, Wanted(gpus=4, top=3, vary=vary, within_s=0.5, pruned=True), _Slow())
+    stopped = plan(job, machine, Wanted(gpus=4, top=3, vary=vary, within_s=1800, pruned=True), _Slow())
     assert whole.floor is None
     assert stopped.rows
     assert not any(row.certain for row in stopped.rows)
@@ -350,6 +352,19 @@ def test_a_plan_that_is_stopped_says_what_all_others_take_at_least():
     assert all(stopped.floor <= row.step_time for row in whole.rows if row.settings not in listed)
     lines = list(text(plan_report(stopped.as_json(), "job", "machine")))
     assert "no layout that is not listed takes less than" in lines[2]
+
+
+class _LongWaits:
+    """A clock on which each wait for workers takes an hour."""
+
+    def __init__(self):
+        self.waited = 0
+
+    def monotonic(self):
+        return time.monotonic() + self.waited
+
+    def sleep(self, _):
+        self.waited += 3600
 
 
 class _Slow(InProcess):
