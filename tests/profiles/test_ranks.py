@@ -62,6 +62,7 @@ def test_clocks_are_aligned_and_all_wait_for_the_slow_rank(tmp_path):
     assert found["clock_skew_s"] == {"0": 0.0, "1": pytest.approx(0.125456)}
     alone = asked(files[:1]).json
     assert found["step_time_s"] > alone["step_time_s"]
+    assert "1.json (the slowest of 2 ranks)" in call("replay", *files).out
     assert "as collectives show" in call("replay", *files, "--network", "simulated", "--on", "dgx_a100").out
 
 
