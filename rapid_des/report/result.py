@@ -30,6 +30,7 @@ from rapid_des.report.breakdown import (
     operator_times,
     with_inside,
 )
+from rapid_des.report.energy import energy_figures
 from rapid_des.report.evidence import Basis, basis_of
 from rapid_des.report.figures import (
     JobFigures,
@@ -391,7 +392,10 @@ def _of_job(
     figures, notes = None, result.notes
     if memory is not None:
         device = as_used(trace.job, run.machine, run.machine.device)
-        figures = job_figures(trace, device, int(result.step_time), memory=memory, requests=requests)
+        step, blocks = int(result.step_time), result.blocks
+        whole = None if blocks is None else blocks.programs
+        energy = energy_figures(trace, device, run.machine, step, whole)
+        figures = job_figures(trace, device, step, memory=memory, requests=requests, energy=energy)
         notes = (*notes, *(figures.energy.notes if figures.energy else ()))
     models = {row.name: row.model for row in trace.operators}
     return replace(
