@@ -23,8 +23,10 @@ from rapid_des.config import (
     to_tree,
     to_yaml,
 )
+from rapid_des.config.bases import machine_with_base
 from rapid_des.config.specs import beside
 from rapid_des.device.device import Device, device_of, load_device, with_settings
+from rapid_des.device.machine_evidence import MachineEvidence
 from rapid_des.device.spec import DeviceSpec
 from rapid_des.errors import ConfigError, InputError, TopologyError
 from rapid_des.inputs import html_text
@@ -102,6 +104,8 @@ class MachineSpec(Spec, frozen=True, kw_only=True):
     """The links that have a rate of their own."""
     faults: tuple[Fault, ...] = ()
     """The faults of the machine, permanent or timed."""
+    evidence: MachineEvidence | None = None
+    """The measurements behind the machine's files, as `rapid-des calibrate` writes them; unset: none."""
     jitter: Jitter | None = None
     """The differences among GPUs and the delays of messages; unset: all GPUs are equal and no message is
     delayed.
@@ -383,6 +387,7 @@ def load_machine(  # noqa: PLR0913 - what may be set, by name
         document = Document(reference.path, to_tree(reference.as_spec(), "machine"))
     else:
         document = open_document(reference, "machine", folder=folder or Path())
+        document = machine_with_base(document) if "base" in document.tree else document
     chosen, stated = _with_whole_messages(as_pairs(settings)), tuple(as_pairs(device_settings))
     document = apply_overrides(document, chosen, root="machine", folder=folder or Path())
     spec = _checked_spec(document)

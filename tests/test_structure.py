@@ -5,6 +5,7 @@ import inspect
 import sys
 import tomllib
 from collections import Counter, defaultdict
+from functools import cache
 from pathlib import Path
 
 import networkx as nx
@@ -23,12 +24,18 @@ DEFINED_TWICE = {"_Stage", "_Travel", "_Walk"}
 """Private classes of two bounds of a plan, which have the same role in each."""
 
 
+@cache
+def parsed(path):
+    """Return the syntax tree of a module, which most tests here look at."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def code_lines(path):
     """Return how many lines of a module hold code: no docstrings, no comments, no blank lines."""
     text = path.read_text()
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     ignored = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(path)):
         for statement in getattr(node, "body", []) if isinstance(node, documented) else []:
             if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
                 ignored.update(range(statement.lineno, statement.end_lineno + 1))
@@ -64,7 +71,7 @@ def test_chains_of_imports_are_short(imports):
 def test_no_class_name_has_two_meanings():
     places = defaultdict(list)
     for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
     repeated = {name: found for name, found in places.items() if len(found) > 1}
@@ -135,6 +142,8 @@ OPENED_OTHERWISE = {
     "rapid_des/serving/uncertainty.py": {"read_text": 1},  # the same
     "rapid_des/serving/hashed_traces.py": {"open": 1},  # gzip of what inputs.py opened
     "rapid_des/studies/database.py": {"connect": 1},  # of what inputs.py has looked at
+    "rapid_des/profiles/kineto.py": {"open": 1},  # gzip of what inputs.py opened
+    "rapid_des/profiles/nsight.py": {"open": 1, "connect": 1},  # the same; of what inputs.py has looked at
     "rapid_des/studies/points.py": {"read_bytes": 1},  # the package's own source
     "rapid_des/chakra/source.py": {"read_json": 1},  # the package's own
     "rapid_des/studies/store.py": {"ParquetFile": 2, "open": 1},  # of what inputs.py opened; Store.open
@@ -168,7 +177,7 @@ def opens_to_read(node):
 def test_every_input_is_opened_in_one_checked_way():
     found = {}
     for path in [*MODULES, ROOT / "cli.py"]:
-        calls = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+        calls = (node for node in ast.walk(parsed(path)) if isinstance(node, ast.Call))
         counts = Counter(filter(None, map(opens_to_read, calls)))
         found[str(path.relative_to(ROOT))] = dict(counts)
     others = {name: counts for name, counts in found.items() if counts != OPENED_OTHERWISE.get(name, {})}

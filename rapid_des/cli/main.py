@@ -38,6 +38,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rollout": ("rapid_des.cli.rollout:rollout", "Predict a step of reinforcement learning."),
     "goodput": ("rapid_des.cli.goodput:goodput", "Predict a training run of weeks with failures in it."),
     "replay": ("rapid_des.cli.replay:replay", "Replay Chakra traces on a machine."),
+    "calibrate": (
+        "rapid_des.cli.calibrate:calibrate",
+        "Write the files of your own machine from measurements.",
+    ),
     "profile": ("rapid_des.cli.profile:profile", "Explain profiles of PyTorch runs."),
     "trace": ("rapid_des.cli.trace:trace", "Show, check, convert and write Chakra traces."),
     "topology": ("rapid_des.cli.topology:topology", "Show, route, check and benchmark a machine's fabric."),

@@ -25,7 +25,7 @@ from rapid_des.cli.options import (
 )
 from rapid_des.cli.profile import replayed
 from rapid_des.errors import DeadlockError, InputError
-from rapid_des.profiles.events import is_profile
+from rapid_des.profiles.reading import is_profile
 from rapid_des.report.profile_text import replayed_text
 from rapid_des.report.result import Result
 from rapid_des.report.result_text import astra_report, result_report

@@ -92,10 +92,10 @@ class KernelLibrary:
     def _loaded(self) -> Addresses:
         if self.shipped.exists():
             return Addresses.of_library(self.shipped)
-        return Addresses.of_object(self._object())
+        return Addresses.of_object(self.object_code())
 
-    def _object(self) -> bytes:
-        """Return the object code from the cache, or compile it."""
+    def object_code(self) -> bytes:
+        """Return a line with the kernels' names and their object code, from the cache if it is there."""
         with suppress(OSError):
             return _read(self._place)
         with self._alone():
@@ -113,17 +113,17 @@ class KernelLibrary:
         """Return the object code that another process compiles."""
         from concurrent.futures.process import BrokenProcessPool
 
-        from rapid_des.compiling.emit import object_code
+        from rapid_des.compiling import emit
         from rapid_des.processes import Worker
 
         asked = self.modules, platform.machine()
         try:
             worker = Worker()
         except (ImportError, NotImplementedError, OSError):  # a system without semaphores: ^C waits
-            return _with_names(*object_code(*asked))
+            return _with_names(*emit.object_code(*asked))
         with worker:
             try:
-                return _with_names(*worker.submit(object_code, *asked).result())
+                return _with_names(*worker.submit(emit.object_code, *asked).result())
             except BrokenProcessPool as died:
                 raise MemoryError(f"the compiler of kernels ended: {died}") from None
 

@@ -12,7 +12,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -141,7 +141,7 @@ def apply_overrides(
             holder = _enter(holder, step, key)
         value = parse_text(text, Path(f"--set {prefix}{key}"))
         if isinstance(value, str) and _FILES.fullmatch(f"{prefix}{key}"):
-            value = _located(value, folder)
+            value = located(value, folder)
         _assign(holder, steps[-1], value, key)
     stated = ((f"--set {prefix}{key}={text}", key) for key, text in settings)
     return Document(document.path, tree, (*document.settings, *stated))
@@ -164,7 +164,7 @@ def _item(tree: object, step: str) -> object:
     return tree[int(step)] if there and isinstance(tree, list) else None
 
 
-def _located(reference: str, folder: Path) -> str:
+def located(reference: str, folder: Path) -> str:
     """Return the absolute path of a file if it is in a folder, else the reference as it is written."""
     source = _SOURCE.match(reference)
     scheme = source[0] if source else ""
@@ -257,3 +257,51 @@ def read_rows(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
     if not rows:
         raise InputError(f"{path}: no rows in it")
     return rows
+
+
+Change: TypeAlias = Callable[[Document, list[tuple[str, str]]], Document]
+"""Sets (key path, text) pairs over a base's document."""
+
+
+def with_base(
+    document: Document,
+    find: Callable[[str, Document], Path],
+    change: Change = apply_overrides,
+    *,
+    settle: Callable[[Document], Document] = lambda document: document,
+    seen: tuple[Path, ...] = (),
+) -> Document:
+    """Return a document with its chain of bases merged in; `find` says which file a base is.
+
+    `settle` makes the references of each file independent of the folder that it stands in.
+
+    Mappings are merged key by key, and lists are replaced. A key below a list is the number of its item, as
+    in `fabric: {"1": {bandwidth: 45 GB/s}}`. A value such as `0.73x` multiplies what the base has.
+    """
+    document = settle(document)
+    tree = dict(document.tree)
+    base, seen = tree.pop("base", None), (*seen, document.path)
+    if base is None:
+        return document
+    if not isinstance(base, str):
+        raise ConfigError(
+            f"{base!r}; allowed: the name of a file or preset", file=str(document.path), key="base"
+        )
+    path = find(base, document)
+    if path in seen:
+        chain = " -> ".join(str(step) for step in (*seen, path))
+        raise ConfigError(
+            f"the chain of bases runs in a circle: {chain}", file=str(document.path), key="base"
+        )
+    below = with_base(load_document(path), find, change, settle=settle, seen=seen)
+    changed = change(Document(document.path, below.tree), list(_leaves(tree)))
+    return Document(document.path, changed.tree)
+
+
+def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the key path and the text of every value of a tree that is no mapping."""
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", json.dumps(value)

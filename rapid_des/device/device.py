@@ -7,9 +7,8 @@ back to a file of its format.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 from fractions import Fraction
 from functools import cached_property
@@ -31,6 +30,7 @@ from rapid_des.config import (
     to_tree,
     to_yaml,
 )
+from rapid_des.config.documents import with_base
 from rapid_des.config.specs import beside, preset_folder
 from rapid_des.device.operators import Dtype
 from rapid_des.device.spec import (
@@ -283,7 +283,7 @@ def load_device_spec(
     what the base has.
     """
     document = open_document(reference, "device", folder=folder)
-    return with_settings(_with_base(document, (document.path,)), settings)
+    return with_settings(with_base(document, _find_base, _changed), settings)
 
 
 def with_settings(document: Document, settings: Settings) -> DeviceSpec:
@@ -304,23 +304,14 @@ def _slower_clock(clock: Clock, share: Fraction) -> Clock:
     return structs.replace(clock, **plain, sustained_by_dtype=by_dtype)
 
 
-def _with_base(document: Document, seen: tuple[Path, ...]) -> Document:
-    tree = dict(document.tree)
-    base = tree.pop("base", None)
-    if base is None:
-        return document
-    if not isinstance(base, str):
-        raise ConfigError(f"base must name a device, it is {base!r}", file=str(document.path), key="base")
-    path = resolve(base, "device", folder=document.folder, named_in=str(document.path), key="base")
-    if path in seen:
-        chain = " -> ".join(str(step) for step in (*seen, path))
-        raise ConfigError(
-            f"the chain of bases runs in a circle: {chain}", file=str(document.path), key="base"
-        )
-    below = _with_base(load_document(path), (*seen, path))
-    leaves, base_tree = dict(_leaves(tree)), Document(document.path, below.tree)
-    changed = apply_overrides(_without_clock_evidence(base_tree, leaves.keys()), list(leaves.items()))
-    return Document(document.path, with_derived(below, changed, leaves.keys(), file=str(document.path)).tree)
+def _find_base(base: str, document: Document) -> Path:
+    return resolve(base, "device", folder=document.folder, named_in=str(document.path), key="base")
+
+
+def _changed(below: Document, changes: list[tuple[str, str]]) -> Document:
+    stated = {key for key, _ in changes}
+    changed = apply_overrides(_without_clock_evidence(below, stated), changes)
+    return with_derived(below, changed, stated, file=str(below.path))
 
 
 def _without_clock_evidence(document: Document, stated: AbstractSet[str]) -> Document:
@@ -332,14 +323,6 @@ def _without_clock_evidence(document: Document, stated: AbstractSet[str]) -> Doc
     kept = "sustained_by_dtype" if any("clock.sustained_by_dtype." in key for key in stated) else ""
     left = {key: value for key, value in clock.items() if key == kept or not key.startswith("sustained_")}
     return Document(document.path, {**document.tree, "clock": left})
-
-
-def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", json.dumps(value)
 
 
 class Rates(Struct, frozen=True):

@@ -18,6 +18,8 @@ the ranks of a node share its cores.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -27,6 +29,7 @@ from msgspec import structs
 from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import NodeKind
 from rapid_des.config import Document, Spec, decode, load_document, resolve
+from rapid_des.config.documents import with_base
 from rapid_des.device.operators import Attention, Operator, Starts, Vector
 from rapid_des.device.spec import DecodePolicy
 from rapid_des.device.vector import kind_of
@@ -92,9 +95,12 @@ def software_of(document: Document) -> Software:
         return decode(Document(document.path, {"software": stated}, document.settings), _Holder).software
     usual = USUAL["inference" if phase == "inference" else "training"]
     name = usual if stated is None else str(stated)
-    folder, named_in = document.path.parent, str(document.path)
-    path = resolve(name, "software", folder=folder, named_in=named_in, key="software")
-    return decode(load_document(path), Software)
+    path = _find(name, document, key="software")
+    return decode(with_base(load_document(path), partial(_find, key="base")), Software)
+
+
+def _find(name: str, document: Document, *, key: str) -> Path:
+    return resolve(name, "software", folder=document.folder, named_in=str(document.path), key=key)
 
 
 def with_defaults(document: Document, software: Software) -> Document:

@@ -1,7 +1,8 @@
-"""Profiles of PyTorch's profiler (Kineto): reading, classing kernels, and where the time of steps goes."""
+"""Profiles of real runs: reading, classing kernels, where the time of steps goes, and their replay."""
 
 from rapid_des.profiles.breakdown import ProfileReport, profile_report
-from rapid_des.profiles.events import Profile, is_profile, read_profile
+from rapid_des.profiles.events import Profile
+from rapid_des.profiles.reading import is_profile, read_profile, read_profiles
 from rapid_des.profiles.replay import ReplayedStep, replay_step
 
 __all__ = [
@@ -11,5 +12,6 @@ __all__ = [
     "is_profile",
     "profile_report",
     "read_profile",
+    "read_profiles",
     "replay_step",
 ]

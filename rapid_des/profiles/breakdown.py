@@ -24,7 +24,7 @@ _COPIES = {"copy", "fill"}
 _NEAR = 0.25
 """Steps whose time is farther than this share from the median are warm-up or disturbed."""
 _FEW = 3
-"""Below so many steps none is left out."""
+"""The number of steps below which none is left out."""
 
 
 class OperatorTime(Struct, frozen=True):
@@ -236,7 +236,7 @@ def _union(starts: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
     if not len(starts):
         return starts, ends
     reached = np.maximum.accumulate(ends)
-    # an interval begins anew where all before it have ended
+    # an interval starts where all before it have ended
     new = np.concatenate(([True], starts[1:] > reached[:-1]))
     last = np.concatenate((np.flatnonzero(new)[1:] - 1, [len(starts) - 1]))
     return starts[new], reached[last]

@@ -19,7 +19,7 @@ _BY_NAME = (
     ("optimizer", r"adam|multi_tensor|lamb|\bsgd|foreach|fused_optim|l2norm|scale_functor"),
     ("embedding", r"embedding|pooled_embs|bounds_check_indices|jagged|linearize_index|compute_grad_weight"),
     ("convolution", r"conv|winograd|fprop|dgrad|wgrad|implicit_gemm|scudnn|nhwc|nchw|im2col|col2im"
-                    r"|fft2d|cgemm"),
+                    r"|fft2d|cgemm|computeoffsets"),
     ("dropout", r"dropout|philox|distribution_|random"),
     ("norm", r"norm|_bn_|bn_(fw|bw)|rowwisemoments|gammabeta|rms|welford"),
     ("softmax", r"softmax|cross_entropy|nll_loss|log_?sum|_loss"),
@@ -32,7 +32,7 @@ _BY_NAME = (
     ("quantise", r"quantiz|fp8|fp4|int8|cast|convert|dequant"),
     ("elementwise", r"elementwise|silu|gelu|relu|swiglu|sigmoid|tanh|rope|rotary|add|mul|copy|fill|pointwise"
                     r"|_poi_|transpose|catarray|concat|stack|bias|vectorized|unrolled|clamp|activation|tensor_apply|lerp"
-                    r"|epilogue"),
+                    r"|epilogue|scalepacked|compute_cuda_kernel|to_dense|spin_kernel"),
     ("triton", r"triton"),
 )  # fmt: skip
 _BY_OPERATOR = (

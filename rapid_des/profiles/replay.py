@@ -44,7 +44,7 @@ class ReplayedStep(Struct, frozen=True):
     step: int
     """The number of the step in the profile: the steady one that is nearest to their mean."""
     scaled: Mapping[str, float]
-    """By how much kernels of a class are faster than measured."""
+    """The factor by which kernels of a class are faster than measured."""
     events: int
     """Device events of the step."""
 

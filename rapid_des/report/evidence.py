@@ -30,6 +30,7 @@ from msgspec import Struct, structs
 from rapid_des.arrays import Floats
 from rapid_des.chakra.trace import CollectiveType
 from rapid_des.device.device import Device, load_device
+from rapid_des.device.machine_evidence import MachineEvidence
 from rapid_des.device.spec import Clock, DeviceSpec
 from rapid_des.frontend import Job
 from rapid_des.frontend.software import TIMES, HostSpec
@@ -56,15 +57,15 @@ _CLASSES = {"gemm": "gemm", "grouped": "experts", "attention": "attention", "vec
 _WAITING = ("bubble", "host", "idle")
 
 
-def measured_topics(device: Device, dtype: str) -> tuple[str, ...]:
+def measured_topics(device: Device, dtype: str, *, calibrated: bool = False) -> tuple[str, ...]:
     """Return the topics that a device was measured in: none if its numbers are not those of that preset.
 
-    GEMMs count in the `dtype` of the matrices alone.
+    GEMMs count in the `dtype` of the matrices alone. A `calibrated` device's numbers are its own machine's.
     """
     preset, topics = MEASURED.get(device.spec.name, ("", ()))
     if not topics:
         return ()
-    if structs.replace(_preset(preset), conditions=device.conditions) != device.spec:
+    if not calibrated and structs.replace(_preset(preset), conditions=device.conditions) != device.spec:
         return ()
     absent = () if dtype in GEMM_DTYPES.get(device.spec.name, ()) else ("gemm",)
     return tuple(topic for topic in topics if topic not in absent)
@@ -146,6 +147,8 @@ class Basis(Struct, frozen=True):
     """The job's framework or engine."""
     host: HostSpec | None = None
     """The cost of issuing work; None: launches are in the kernels' times."""
+    measured_here: MachineEvidence | None = None
+    """The measurements of this very machine; None where there are none."""
 
     @property
     def launch(self) -> str:
@@ -187,6 +190,7 @@ class Basis(Struct, frozen=True):
             "attention": used.attention or used.library,
             "operators": spec.operators,
             "validated": list(self.validated),
+            "calibrated_on": list(self.measured_here.calibrated_on if self.measured_here else ()),
             "jobs_validated": not jobs_text(self.software, spec.name),
         }
 
@@ -216,7 +220,8 @@ def basis_of(run: Run, job: Job | None, got: Iterable[ServedCollective]) -> Basi
         served,
         device,
         decode,
-        validated=measured_topics(machine.device, dtype),
+        validated=measured_topics(machine.device, dtype, calibrated=machine.spec.evidence is not None),
+        measured_here=machine.spec.evidence,
         matrix_dtype=dtype,
         software=job.software.name,
         host=job.host,

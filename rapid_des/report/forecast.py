@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -27,6 +27,7 @@ import numpy as np
 from msgspec import Struct, convert, structs, to_builtins
 
 from rapid_des.arrays import Floats
+from rapid_des.device.machine_evidence import MeasuredStep
 from rapid_des.modes.mode_bound import ModeBound
 from rapid_des.report.evidence import COMMUNICATION, ROUTER, STEP, Basis, Interval, Origin, intervals
 from rapid_des.units import Duration
@@ -112,15 +113,52 @@ class Posterior(Struct, frozen=True):
     covariance: Floats
     members: tuple[tuple[str, str], ...]
 
-    def ratio(self, kind: JobKind) -> tuple[float, float]:
-        """Return ln(measured / simulated) of a job of a source unseen: median and standard deviation."""
-        row, scales = np.append(_row(kind, self.members), 0.0), self.table.scales
-        unseen = sum(
-            getattr(scales, name) ** 2 for name in GROUPS if (name, kind.group(name)) not in self.members
-        )
+    def ratio(self, kind: JobKind, own: Sequence[Cell] = ()) -> tuple[float, float]:
+        """Return ln(measured / simulated) of a job of a source unseen: median and standard deviation.
+
+        `own` are jobs that were measured where this one runs, so that they share what is its source's.
+        """
+        row, scales = self._effects(kind), self.table.scales
+        unseen = sum(getattr(scales, name) ** 2 for name in self._unseen(kind))
         spread = scales.source**2 + scales.rest**2 + scales.within**2
-        variance = float(row @ self.covariance @ row) + unseen + spread
-        return float(row @ self.mean), math.sqrt(variance)
+        mean, variance = float(row @ self.mean), float(row @ self.covariance @ row) + unseen + spread
+        if not own:
+            return mean, math.sqrt(variance)
+        # a normal vector's condition on some of its parts: the jobs that were measured here
+        rows = np.array([self._effects(cell.kind) for cell in own])
+        among = np.array([[self._common(one.kind, other.kind) for other in own] for one in own])
+        seen = rows @ self.covariance @ rows.T + among
+        seen += np.diag([scales.rest**2 + scales.within**2 / cell.jobs for cell in own])
+        shared = rows @ self.covariance @ row + [self._common(cell.kind, kind) for cell in own]
+        gains = np.linalg.solve(seen, shared)
+        off = np.array([cell.error for cell in own]) - rows @ self.mean
+        return mean + float(gains @ off), math.sqrt(max(variance - float(gains @ shared), 0.0))
+
+    def _effects(self, kind: JobKind) -> Floats:
+        return np.append(_row(kind, self.members), 0.0)
+
+    def _unseen(self, kind: JobKind) -> list[str]:
+        """Return the groups of which the job's members have no published job."""
+        return [name for name in GROUPS if (name, kind.group(name)) not in self.members]
+
+    def _common(self, one: JobKind, other: JobKind) -> float:
+        """Return the variance that two jobs of a source have in common beyond the published effects."""
+        scales = self.table.scales
+        alike = (name for name in self._unseen(one) if one.group(name) == other.group(name))
+        return float(scales.source**2 + sum(getattr(scales, name) ** 2 for name in alike))
+
+
+def own_steps(steps: Iterable[MeasuredStep]) -> tuple[Cell, ...]:
+    """Return the steps that were measured on a machine as forecasts use them."""
+    return tuple(
+        Cell(
+            "this machine",
+            JobKind(step.software, step.family, step.format, step.experts, step.shares),
+            1,
+            math.log(step.measured / step.simulated),
+        )
+        for step in steps
+    )
 
 
 def shares_of(work: Mapping[str, int], breakdown: Mapping[str, int]) -> dict[str, float]:
@@ -150,16 +188,17 @@ def kind_of(basis: Basis | None, work: Mapping[str, int], breakdown: Mapping[str
     return JobKind(basis.software, family, basis.matrix_dtype, ROUTER in work, shares)
 
 
-def intervals_of(
+def intervals_of(  # noqa: PLR0913, PLR0917 - what an interval rests on
     times: Mapping[str, int],
     work: Mapping[str, int],
     origin: Origin | None,
     kind: JobKind | None,
     bound: ModeBound | None,
+    own: Sequence[Cell] = (),
 ) -> Mapping[str, Interval]:
     """Return where the measurements of a run's times are expected: of a training step by its `kind`.
 
-    `bound` holds what the mode leaves out.
+    `bound` holds what the mode leaves out, `own` the jobs that were measured on the machine.
     """
     if origin is None:
         return {}
@@ -168,22 +207,23 @@ def intervals_of(
     if kind is None:
         found = intervals(times, work, origin)
         return found if bound is None else {name: each.widened(low, high) for name, each in found.items()}
-    step = step_interval(times[STEP], kind)
+    step = step_interval(times[STEP], kind, own)
     if step is None:
         return {}
     ends = Duration(round(step.low * min(low, 1.0))), Duration(round(step.high * max(high, 1.0)))
     return {STEP: structs.replace(step, low=ends[0], high=ends[1])}
 
 
-def step_interval(time: int, kind: JobKind) -> Interval | None:
+def step_interval(time: int, kind: JobKind, own: Sequence[Cell] = ()) -> Interval | None:
     """Return where a step's measurement is expected; None of a GPU family without measured jobs."""
     known = table()
-    if kind.family not in {cell.kind.family for cell in known.cells}:
+    if kind.family not in {cell.kind.family for cell in (*known.cells, *own)}:
         return None
-    middle, spread = posterior().ratio(kind)
+    middle, spread = posterior().ratio(kind, own)
     half = known.scales.width * spread
     low, median, high = (Duration(round(time * math.exp(middle + step))) for step in (-half, 0.0, half))
-    return Interval(Duration(time), low, high, known.jobs, f"{known.sources} published sources", median)
+    source = f"{known.sources} published sources" + (" and this machine's own steps" if own else "")
+    return Interval(Duration(time), low, high, known.jobs + len(own), source, median)
 
 
 def posterior_of(known: Published, *, without: Collection[str] = ()) -> Posterior:

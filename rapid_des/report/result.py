@@ -40,7 +40,7 @@ from rapid_des.report.figures import (
     request_times,
     until_last_token,
 )
-from rapid_des.report.forecast import JobKind, intervals_of, kind_of
+from rapid_des.report.forecast import JobKind, intervals_of, kind_of, own_steps
 from rapid_des.report.plotted import Plotted
 from rapid_des.report.tables import Part, Report
 from rapid_des.units import Duration, seconds
@@ -162,7 +162,9 @@ class Result(Plotted, Report):
                 evidence.FIRST_TOKEN: requests.first_token,
                 evidence.PER_TOKEN: requests.per_output_token,
             }
-        return intervals_of(times, self.work, self.origin, self.kind, self.mode_bound)
+        here = None if self.basis is None else self.basis.measured_here
+        own = own_steps(here.steps) if here else ()
+        return intervals_of(times, self.work, self.origin, self.kind, self.mode_bound, own)
 
     @property
     def kind(self) -> JobKind | None:

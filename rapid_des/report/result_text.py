@@ -78,7 +78,11 @@ def _basis_lines(basis: Basis) -> Iterator[str]:
     if basis.device is None:
         return
     jobs = jobs_text(basis.software, basis.device.spec.name)
-    yield f"{validation_text(basis.validated, basis.matrix_dtype)}{jobs}"
+    here = basis.measured_here
+    if here is None:
+        yield f"{validation_text(basis.validated, basis.matrix_dtype)}{jobs}"
+    else:
+        yield f"calibrated on {'; '.join(here.calibrated_on)}"
 
 
 def _served_lines(served: Iterable[ServedCollective]) -> Iterator[str]:

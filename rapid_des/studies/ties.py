@@ -1,4 +1,4 @@
-"""Which of a study's best points can be told apart: by measurements, and by the mode that simulated them."""
+"""Which of the best points of a study can be distinguished: by measurements, and by their mode."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def marked(
             **row,
             "breakdown_s": result.get("breakdown_s"),
             "mode_bound_s": result.get("mode_bound_s"),
-            "told_apart": None if number == 0 else _told_apart(first, result),
+            "told_apart": None if number == 0 else _is_distinct(first, result),
             "may_be_faster": None if number == 0 else _may_be_faster(first, result),
         }
         for number, (row, result) in enumerate(zip(rows, results, strict=True))
     ]
 
 
-def _told_apart(first: Mapping[str, Any], other: Mapping[str, Any]) -> bool | None:
+def _is_distinct(first: Mapping[str, Any], other: Mapping[str, Any]) -> bool | None:
     one, two = first.get("spread"), other.get("spread")
     software = (first.get("priced_with") or {}).get("software")
     if one is None or two is None or software is None:

@@ -130,10 +130,10 @@ def _taken(tree: Any, path: Steps, value: Any, importing: Import) -> Iterator[st
     after = _outcome(renamed(tree, path), importing)
     strange = ".".join((*map(str, path[:-1]), UNKNOWN))
     if isinstance(after, str):
-        told = UNKNOWN in after or path[-1] in after
+        named = UNKNOWN in after or path[-1] in after
     else:
-        told = any(each.key == strange and each.reason for each in after.ignored)
-    if not told:
+        named = any(each.key == strange and each.reason for each in after.ignored)
+    if not named:
         yield f"{'.'.join(map(str, path))}: an unknown name instead of it is not refused by name"
 
 

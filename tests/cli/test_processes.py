@@ -32,14 +32,11 @@ FAULT = "all=links bandwidth=uniform(0.5,1)"
 TWO = ("--executor", "processes", "--workers", "2")
 SHORT = {
     "sweep": ["sweep", "{short}", *TWO],
-    "plan": ["plan", *ON.split(), "--vary", "tp=8", "--vary", "zero_stage=1", "--mode", "analytical", *TWO],
     "validate": ["validate", "training/memory"],
-    "bench": ["bench", "irregular_64"],
 }
-"""A call of each part that starts processes. Other commands start theirs as sweeps do, in one place."""
+"""A call of each package that starts processes. Other commands start theirs as these do, in one place."""
 ENDLESS = {
     "sweep": ["sweep", "{long}", *TWO],
-    "plan": ["plan", "llama3_1_70b_train_64", "--on", "dgx_h100_x8", "--mode", "flattened", *TWO],
     "faults sample": ["faults", "sample", *ON.split(), "--draws", "99999", "--fault", FAULT, *TWO],
     "validate": ["validate", "training"],
     "bench": ["bench"],
@@ -207,7 +204,8 @@ ENDS = [
     ("sweep", signal.SIGKILL, "as they start"),
     ("bench", signal.SIGTERM, "as they start"),
     ("faults sample", signal.SIGHUP, "as they work"),
-    *((name, signal.SIGINT, "as they work") for name in ENDLESS),
+    ("sweep", signal.SIGINT, "as they work"),
+    ("validate", signal.SIGINT, "as they work"),
 ]
 
 
@@ -257,7 +255,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("count", [1, 10, 100, 400])
+@pytest.mark.parametrize("count", [1, 400])
 def test_ctrl_c_at_any_import_is_one_line(count):
     code = INTERRUPTED_AT_IMPORT.format(count=count, root=str(ROOT))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

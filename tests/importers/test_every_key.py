@@ -157,7 +157,6 @@ def _toml(tree, name=""):
 MIXTURE = model(moe=EXPERTS | {"n_shared_experts": 1, "moe_layer_freq": 2, "first_k_dense_replace": 1})
 FLAT = {"network__faulty_links": [], "parallelism__cp": 1}
 RUNS = {
-    "training": (hardware(parallelism__train__dp=4), model(global_batch_size=16)),
     "experts": (
         hardware(
             **FLAT,
@@ -168,12 +167,14 @@ RUNS = {
         MIXTURE,
     ),
     "inference": (
-        hardware(**FLAT, network__dimensions__1__topology=SUPERPOD | {"leaf_size": 32}),
-        model(run_type="inference") | {"inference_param": {"sample_every": 7}},
-    ),
-    "inference with experts": (
-        hardware(**FLAT, parallelism__inference__moe_dp=2, sw_param__dp_zero_stage=3),
-        model(run_type="inference", moe=MIXTURE["model_param"]["moe"]),
+        hardware(
+            **FLAT,
+            parallelism__inference__moe_dp=2,
+            sw_param__dp_zero_stage=3,
+            network__dimensions__1__topology=SUPERPOD | {"leaf_size": 32},
+        ),
+        model(run_type="inference", moe=MIXTURE["model_param"]["moe"])
+        | {"inference_param": {"sample_every": 7}},
     ),
 }
 

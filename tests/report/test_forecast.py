@@ -56,9 +56,9 @@ def test_a_source_that_is_left_out_has_no_say():
 def test_sources_drawn_from_one_field_are_forecast_as_well_as_they_differ():
     drawn = random.Random(3)
     jobs = []
-    for number in range(14):
+    for number in range(10):
         offset = 0.12 + drawn.gauss(0, 0.05)
-        jobs += [Measured(f"s{number}", f"{part}", KIND, offset + drawn.gauss(0, 0.03)) for part in range(8)]
+        jobs += [Measured(f"s{number}", f"{part}", KIND, offset + drawn.gauss(0, 0.03)) for part in range(6)]
     found = list(left_out(jobs))
     assert abs(sum(middle - job.error for job, middle, _ in found)) / len(found) < 0.02
     assert 0.7 < width_of(found) < 2.0

@@ -228,7 +228,13 @@ def _learned() -> bytes:
 @cache
 def samples() -> dict[str, Sample]:
     """Return every kind by name."""
-    return own() | importers() | servers() | studies() | whole_runs() | notebooks(MACHINE) | drawn(MACHINE)
+    return written() | studies() | whole_runs()
+
+
+@cache
+def written() -> dict[str, Sample]:
+    """Return the kinds whose files are written here, without running a study or a job."""
+    return own() | importers() | servers() | notebooks(MACHINE) | drawn(MACHINE)
 
 
 def own() -> dict[str, Sample]:

@@ -14,7 +14,8 @@ from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta, structs
 
-from rapid_des.config import Spec, decode, load_document
+from rapid_des.config import Document, Spec, decode, load_document
+from rapid_des.config.documents import with_base
 from rapid_des.config.specs import preset_folder
 from rapid_des.errors import ConfigError
 from rapid_des.units import Bandwidth, Duration, Size
@@ -206,10 +207,15 @@ class NcclFabric(Spec, frozen=True, kw_only=True):
 @cache
 def load_fabric(name: str) -> NcclFabric:
     """Return the fabric that a path or a preset's bare name stands for; `ConfigError` names the presets."""
-    folder = preset_folder("machine") / "fabrics"
-    for candidate in (Path(name), folder / f"{name}.yaml"):
+    return decode(with_base(load_document(_find_fabric(name)), _find_fabric), NcclFabric)
+
+
+def _find_fabric(name: str, named_in: Document | None = None) -> Path:
+    """Return the file of a fabric: as a path, beside the file that names it as its base, or a preset."""
+    beside = [] if named_in is None else [named_in.folder / name]
+    for candidate in (*beside, Path(name), preset_folder("machine") / "fabrics" / f"{name}.yaml"):
         if candidate.is_file():
-            return decode(load_document(candidate), NcclFabric)
+            return candidate
     raise ConfigError(f"no fabric file {name!r}; presets: {', '.join(fabric_names())}")
 
 

@@ -1,0 +1,178 @@
+"""Columns of events as readers of profiles fill them, and the profile that they make.
+
+NOTE: arrays and not objects: a profile has millions of events, and objects take ten times the memory.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rapid_des.arrays import Int64s
+from rapid_des.errors import TraceError
+from rapid_des.profiles.events import Collective, DeviceEvents, HostStep, Profile
+from rapid_des.profiles.kernel_classes import class_of
+
+KERNEL, COPY, FILL = "", "copy", "fill"
+_MOST_NS = 1 << 62
+_LONGEST_NAME = 2048
+"""Letters of a name that are kept."""
+_WAITING = ("Synchronize", "cudaMemcpy", "hipMemcpy", "hipMemcpyWithStream")
+"""The ends of names of calls that return once the GPU is done, as cudaStreamSynchronize."""
+_STEP = re.compile(
+    r"ProfilerStep|\W*(?:(?:train|training)?[ _]?(?:step|iteration|iter))[ _#:=-]*\d+\W*\Z", re.IGNORECASE
+)
+_MARKED = "ProfilerStep"
+_VERSION = re.compile(r"_(?:v\d+|ptsz|ptds)\b.*")
+"""What Nsight Systems adds to the names of calls, as in cudaLaunchKernel_v7000."""
+
+
+class EventColumns:
+    """What a reader saw, in the order of the file; times in nanoseconds."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.device, self.rank = path, "", None  # type: Path, str, int | None
+        self._names: dict[str, int] = {}
+        self._kinds: dict[str, int] = {KERNEL: 0, COPY: 1, FILL: 2}
+        self._events = [array("q") for _ in range(7)]
+        """[event]: name, kind, stream, start, end, correlation, operator (external id)."""
+        self._launches = [array("q") for _ in range(3)]
+        self._operators = [array("q") for _ in range(2)]
+        self._shapes: dict[int, str] = {}
+        self._waits = array("q")
+        self._marks: set[HostStep] = set()
+        self._collectives: dict[int, Collective] = {}
+        self._asked: dict[int, Collective] = {}
+        """What operators asked for, by their number."""
+        self._first, self._last = _MOST_NS, -_MOST_NS
+
+    def check(self, name: str, start: int, end: int) -> None:
+        """Take note of when an event was; `TraceError` for times that can not be."""
+        if end < start:
+            raise TraceError(f"{self.path}: event {name[:80]!r}: ends {start - end} ns before it begins")
+        self._first = min(self._first, start)
+        self._last = max(self._last, end)
+        if not -_MOST_NS < start <= end < _MOST_NS:
+            raise TraceError(f"{self.path}: event {name[:80]!r}: {start} ns is no time")
+
+    def add_event(
+        self, name: str, kind: str, stream: int, span: tuple[int, int], keys: tuple[int, int]
+    ) -> int:
+        """Add a kernel, copy or fill; `keys` are its correlation and its operator's number, -1 if unknown."""
+        row = self._names.setdefault(name[:_LONGEST_NAME], len(self._names))
+        for column, value in zip(self._events, (row, self._kinds[kind], stream, *span, *keys), strict=True):
+            column.append(value)
+        return len(self._events[0]) - 1
+
+    def add_collective(self, event: int, collective: Collective) -> None:
+        """Say what an event was as a collective."""
+        self._collectives[event] = collective
+
+    def add_asked(self, number: int, collective: Collective) -> None:
+        """Say what collective an operator asked for; its kernel is one."""
+        self._asked[number] = collective
+
+    def add_call(self, name: str, correlation: int, start: int, end: int) -> None:
+        """Add a call of the host to the GPU's runtime."""
+        if correlation >= 0:
+            for column, value in zip(self._launches, (correlation, start, end), strict=True):
+                column.append(value)
+        if _VERSION.sub("", name).endswith(_WAITING):
+            self._waits.append(end)
+
+    def add_operator(self, number: int, name: str, shapes: str = "") -> None:
+        """Add an operator of the framework, by which its kernels are classed; `shapes` of matrix products."""
+        row = self._names.setdefault(name[:_LONGEST_NAME], len(self._names))
+        self._operators[0].append(number)
+        self._operators[1].append(row)
+        if shapes:
+            self._shapes[number] = shapes
+
+    def add_mark(self, name: str, start: int, end: int) -> None:
+        """Add a range of the host if it marks a step."""
+        if _STEP.match(name):
+            self._marks.add(HostStep(name[:80], start, end))
+
+    def profile(self) -> Profile:
+        """Return the profile."""
+        if self._first > self._last:
+            raise TraceError(
+                f"{self.path}: has no events with a duration (ph X); a profile of PyTorch has some"
+            )
+        return Profile(
+            path=self.path,
+            rank=self.rank,
+            device=self.device,
+            events=self._device_events(),
+            steps=self._steps(),
+            waits=np.array(self._waits, np.int64),
+            span=(self._first, self._last),
+        )
+
+    def _steps(self) -> Sequence[HostStep]:
+        """Return the marked steps, each once: those of PyTorch's profiler if there are any."""
+        marked = [mark for mark in self._marks if mark.name.startswith(_MARKED)] or self._marks
+        return sorted(marked, key=lambda step: step.start)
+
+    def _device_events(self) -> DeviceEvents:
+        table = np.array([np.frombuffer(column, np.int64) for column in self._events]).reshape(7, -1)
+        order = np.lexsort((table[4], table[3]))
+        row, kind, stream, start, end, correlation, operator = table[:, order]
+        keys = np.frombuffer(self._launches[0], np.int64)
+        called, launched = (
+            _looked_up(keys, np.frombuffer(column, np.int64), correlation) for column in self._launches[1:]
+        )
+        above = _looked_up(
+            np.frombuffer(self._operators[0], np.int64), np.frombuffer(self._operators[1], np.int64), operator
+        )
+        place = np.empty(len(order), np.int64)
+        place[order] = np.arange(len(order))
+        collectives = {int(place[event]): said for event, said in self._collectives.items()}
+        if self._asked:
+            asked = ((event, self._asked.get(each)) for event, each in enumerate(operator.tolist()))
+            collectives = {
+                event: said for event, said in asked if said is not None and not kind[event]
+            } | collectives
+        known = np.zeros(len(order), np.int64)
+        known[list(collectives)] = 1
+        names, texts = list(self._names), list(self._kinds)
+        pairs, number = np.unique(np.array([row, kind, above, known]), axis=1, return_inverse=True)
+        named = [(names[n], texts[k], names[o] if o >= 0 else "", c) for n, k, o, c in pairs.T.tolist()]
+        classes = [k or ("communication" if c else class_of(n, o)) for n, k, o, c in named]
+        rows = {
+            key: at for at, key in enumerate(dict.fromkeys(zip([n for n, *_ in named], classes, strict=True)))
+        }
+        of = np.array([rows[each] for each in zip([n for n, *_ in named], classes, strict=True)], np.int32)
+        products = {}
+        if self._shapes:
+            numbers = operator.tolist()
+            products = {
+                event: self._shapes[each] for event, each in enumerate(numbers) if each in self._shapes
+            }
+        return DeviceEvents(
+            names=[name for name, _ in rows],
+            classes=[kind for _, kind in rows],
+            name=of[number.reshape(-1)] if len(of) else np.zeros(0, np.int32),
+            stream=stream,
+            start=start,
+            end=end,
+            called=called,
+            launched=launched,
+            collectives=collectives,
+            products=products,
+        )
+
+
+def _looked_up(keys: Int64s, values: Int64s, wanted: Int64s) -> Int64s:
+    """Return the value of each key that is wanted, the last of equals; -1 where there is none."""
+    if not len(keys):
+        return np.full(len(wanted), -1, np.int64)
+    order = np.argsort(keys, kind="stable")
+    place = np.searchsorted(keys[order], wanted, side="right") - 1
+    found = (place >= 0) & (keys[order][place] == wanted) & (wanted >= 0)
+    result: Int64s = np.where(found, values[order][place], -1)
+    return result
