@@ -346,6 +346,12 @@ class Machine(Struct, frozen=True, eq=False, dict=True):
         return replace(self, spec=structs.replace(self.spec, collectives=closed_forms))
 
     @property
+    def states_energy(self) -> bool:
+        """Whether the file says what something besides GPUs takes."""
+        of_dimensions = (getattr(dimension, "energy", None) for dimension in self.spec.fabric)
+        return self.spec.host_power is not None or any(of_dimensions)
+
+    @property
     def replans(self) -> bool:
         """Whether a constant fault asks for collectives that are planned for what is left."""
         return bool(self.dead) and any(fault.policy == "replan" and not fault.timed for fault in self.faults)

@@ -51,7 +51,7 @@ class NetworkEnergy(Struct, frozen=True):
 
     dimensions: tuple[DimensionEnergy, ...] = ()
     hosts_j: float = 0.0
-    left_out: tuple[str, ...] = ("links", "NICs", "switches", "hosts")
+    left_out: tuple[str, ...] = ()
     """What the machine file says nothing about."""
 
     @property
@@ -77,14 +77,19 @@ class NetworkEnergy(Struct, frozen=True):
 
 
 def network_energy(
-    trace: JobTrace, whole: Callable[[], Sequence[FinishedProgram]], machine: Machine, duration_s: float
+    trace: JobTrace,
+    whole: Callable[[], Sequence[FinishedProgram]] | None,
+    machine: Machine,
+    duration_s: float,
 ) -> NetworkEnergy:
     """Return what a job's messages take, and its GPUs' share of what is on all the time.
 
-    `whole` writes the programs of the job's ranks; it is called if a dimension states its energy.
+    `whole` writes the programs of the job's ranks; None: they are those of the trace.
     """
     stated = [getattr(dimension, "energy", None) for dimension in machine.spec.fabric]
-    crossed = _crossed(trace, whole(), machine) if any(stated) else np.zeros(len(stated))
+    crossed = np.zeros(len(stated))
+    if any(stated):
+        crossed = _crossed(trace, trace.programs if whole is None else whole(), machine)
     return _energy(machine, duration_s * trace.job.gpus, [8 * bits for bits in crossed.tolist()])
 
 

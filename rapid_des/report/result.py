@@ -30,12 +30,12 @@ from rapid_des.report.breakdown import (
     operator_times,
     with_inside,
 )
-from rapid_des.report.energy import energy_figures
 from rapid_des.report.evidence import Basis, basis_of
 from rapid_des.report.figures import (
     JobFigures,
     RequestTimes,
     compute_bound,
+    energy_figures,
     job_figures,
     request_times,
     until_last_token,

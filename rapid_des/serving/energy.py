@@ -154,7 +154,8 @@ class _Passes(Struct, frozen=True):
             energy = result.figures.energy if result.figures else None
             if energy is None:
                 return None
-            return energy.arithmetic_j + energy.memory_j, energy.network.by_part.get("links", 0.0)
+            links = 0.0 if energy.network is None else energy.network.by_part.get("links", 0.0)
+            return energy.arithmetic_j + energy.memory_j, links
 
         known = self.cache.get_or_make(("energy", self.job, self.machine, tuple(groups)), make)
         return None if known is None else known[self.of_links]

@@ -423,5 +423,5 @@ def test_what_stands_in_a_file_never_leaves_its_comment(imported):
 
 def test_energy_of_links_is_that_of_a_bit_sent(imported):
     # 8 pJ a bit: a message crosses one link of a torus or ring
-    fabric = imported().machine.spec.fabric
-    assert [dimension.energy.pj_per_bit for dimension in fabric] == [8.0] * len(fabric)
+    fabric = imported().machine["fabric"]
+    assert [dimension["energy"] for dimension in fabric] == [{"pj_per_bit": 8.0}] * len(fabric)

@@ -9,7 +9,7 @@ from rapid_des.device.operators import Gemm
 from rapid_des.device.pricing import estimate
 from rapid_des.device.spec import Energy, operator_energy
 from rapid_des.modes.pricing import price
-from rapid_des.report.energy import energy_figures
+from rapid_des.report.figures import energy_figures
 from tests.cli.shell import call
 
 ONE_A_FLOP = {"fp32": 1.0, "tf32": 1.0, "fp16": 1.0, "bf16": 1.0}
