@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -43,6 +44,17 @@ class TableSource(Struct, frozen=True):
         if self.options.streams != "auto":
             return self.options.streams == "unordered"
         return stream in self.declared_unordered or not self.dialect.in_order
+
+
+_NCCL_KERNEL = re.compile(rb"(?:nccl|rccl)(?:Dev)?Kernel_?(?:Generic_)?([A-Za-z]+)")
+_KERNEL_TYPES = {
+    b"AllReduce": CollectiveType.ALL_REDUCE,
+    b"AllGather": CollectiveType.ALL_GATHER,
+    b"ReduceScatter": CollectiveType.REDUCE_SCATTER,
+    b"Broadcast": CollectiveType.BROADCAST,
+    b"Reduce": CollectiveType.REDUCE,
+}
+"""Collectives by the word in the names of NCCL's kernels; `SendRecv` may be any exchange."""
 
 
 class Columns(Struct, frozen=True):
@@ -200,9 +212,25 @@ def _sizes(read: _Attributes, kind: Int8s, width: int, tensor_bytes: Int64s) -> 
 
 
 def _collectives(read: _Attributes, kind: Int8s) -> Int8s:
+    """Return the collectives' types: as stated, else as the name of an NCCL kernel says."""
     value = read.value("comm_type")
     known = read.stated("comm_type") & (value >= 0) & (value <= _COLLECTIVES)
-    return np.where(known & (kind == _COLLECTIVE), value, UNSTATED).astype(np.int8)
+    found = np.where(known & (kind == _COLLECTIVE), value, UNSTATED).astype(np.int8)
+    silent = (kind == _COLLECTIVE) & ~read.stated("comm_type")
+    if silent.any():
+        named = np.array([_named_collective(name) for name in read.raw.names], np.int8)
+        found[silent] = named[read.raw.name[silent]]
+    return found
+
+
+def _named_collective(name: bytes) -> int:
+    """Return the type of the collective that a kernel of NCCL is by its name, or `UNSTATED`.
+
+    >>> _named_collective(b"ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclDevComm*)"), _named_collective(b"x")
+    (2, -1)
+    """
+    kernel = _NCCL_KERNEL.match(name)
+    return _KERNEL_TYPES.get(kernel[1], UNSTATED) if kernel else UNSTATED
 
 
 def _peers(read: _Attributes, kind: Int8s) -> Int64s:

@@ -15,10 +15,10 @@ from rapid_des.chakra.wire import message_class
 from rapid_des.errors import TraceError
 
 _REFUSED = {
-    "traceEvents": "is a Kineto (Chrome) timeline; link it with the host trace (chakra_trace_link), "
-    "then convert it (chakra_converter PyTorch)",
-    "nodes": "is a PyTorch host execution trace or another JSON graph, not a Chakra trace; link it with "
-    "the Kineto timeline (chakra_trace_link), then convert it (chakra_converter PyTorch)",
+    "traceEvents": "is a Kineto (Chrome) timeline, no Chakra trace; `rapid-des profile show` and "
+    "`rapid-des replay` read it",
+    "nodes": "is a PyTorch host execution trace or another JSON graph, not a Chakra trace; "
+    "`rapid-des replay` reads the Kineto profile of the same run, with the host trace before it or without",
 }
 LARGEST_JSON = 1 << 28
 _UNFIT = (json_format.ParseError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)

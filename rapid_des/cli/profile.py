@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,14 @@ from rapid_des.cli.options import (
     set_option,
 )
 from rapid_des.errors import InputError
+from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice
-from rapid_des.profiles import profile_report, read_profile, replay_step
+from rapid_des.profiles import profile_report, read_profile, read_run, replay_step
 from rapid_des.profiles.kernel_classes import CLASSES
 from rapid_des.report.profile_comparison import compare_with_profile
 from rapid_des.report.profile_text import comparison_text, profile_text
 from rapid_des.simulation import simulate
+from rapid_des.units import whole_number
 
 
 @click.group()
@@ -40,16 +43,15 @@ def profile() -> None:
 )
 @json_option
 def show(files: tuple[Path, ...], top: int, *, as_json: bool) -> None:
-    r"""Show where the time of profiled steps goes; each FILE is the profile of one rank.
+    r"""Show where the time of profiled steps goes.
+
+    Each FILE is the profile of one rank. A host trace of PyTorch may stand before it.
 
     \b
     rapid-des profile show trace_rank_0.json.gz trace_rank_1.json.gz
     """
-    with progress("profiles") as report:
-        profiles = []
-        for number, file in enumerate(files):
-            profiles.append(read_profile(file))
-            report(number + 1, len(files))
+    with progress("profiles"):
+        profiles = read_run(files)
     plain = profile_report(profiles).as_json()
     echo(as_json, plain, profile_text(plain, top=top))
 
@@ -84,7 +86,7 @@ def compare(
     \b
     rapid-des profile compare rank_0.json.gz --job llama2_7b_train --on dgx_a100
     """
-    report = profile_report(list(map(read_profile, files)))
+    report = profile_report(read_run(files))
     wanted, loaded = open_job(job, machine, settings, faults)
     title = f"{files[0]} beside {job} on {loaded.name}"
     with progress(title) as bar:
@@ -95,9 +97,43 @@ def compare(
     echo(options["as_json"], plain, comparison_text(plain, title))
 
 
-def replayed(file: str, speeds: tuple[str, ...], engine: EngineChoice) -> Mapping[str, Any]:
+def replayed(
+    file: str, speeds: tuple[str, ...], removed: tuple[str, ...], engine: EngineChoice
+) -> Mapping[str, Any]:
     """Return a replayed step of a profile beside what was measured, as `replay FILE --json` prints it."""
-    return replay_step(read_profile(Path(file)), dict(map(_speed, speeds)), engine=engine).as_json()
+    return replay_step(read_profile(Path(file)), _scaled(speeds, removed), engine=engine).as_json()
+
+
+def asked(
+    files: tuple[str, ...],
+    machines: tuple[Machine, Machine],
+    options: Mapping[str, Any],
+    engine: EngineChoice,
+) -> Mapping[str, Any]:
+    """Return a run's profiles on a machine as `replay FILE… --network simulated --json` prints them."""
+    from rapid_des.profiles.ranks import ProfileChanges
+    from rapid_des.studies.profile_replay import ask_profiles
+
+    profiles = read_run([Path(file) for file in files])
+    wanted = ProfileChanges(
+        _scaled(options["speed"], options["remove"]), options["dp"] and _grown(options["dp"])
+    )
+    return ask_profiles(profiles, machines, wanted, engine=engine).as_json()
+
+
+def _grown(text: str) -> tuple[int, int]:
+    before, _, after = text.partition("=")
+    try:
+        return whole_number(before, 2, 2**20), whole_number(after, 2, 2**20)
+    except ValueError:
+        raise InputError(f"--dp {text!r}: allowed: N=M, two numbers of ranks from 2 on, as 8=512") from None
+
+
+def _scaled(speeds: tuple[str, ...], removed: tuple[str, ...]) -> dict[str, float]:
+    for kind in removed:
+        if kind not in CLASSES:
+            raise InputError(f"--remove {kind!r}: is not one of {', '.join(CLASSES)}")
+    return dict(map(_speed, speeds)) | dict.fromkeys(removed, math.inf)
 
 
 def _speed(text: str) -> tuple[str, float]:

@@ -23,10 +23,10 @@ from rapid_des.cli.options import (
     trace_options,
     write_outputs,
 )
-from rapid_des.cli.profile import replayed
+from rapid_des.cli.profile import asked, replayed
 from rapid_des.errors import DeadlockError, InputError
-from rapid_des.profiles.reading import is_profile
-from rapid_des.report.profile_text import replayed_text
+from rapid_des.profiles.reading import is_host_trace, is_profile
+from rapid_des.report.profile_text import asked_text, replayed_text
 from rapid_des.report.result import Result
 from rapid_des.report.result_text import astra_report, result_report
 from rapid_des.report.rows import write_links
@@ -55,10 +55,13 @@ _OF_TRACES = _OF_MACHINES | {
     **{f"astra_{key}": f"astra-{key}" for key in ("network", "system", "groups", "memory")},
 }
 """Options of replays on machines, and those that profiles have no use for, by their names in the command."""
+_NO_USE = ("timeline", "links", "links_plot", "astra_network", "astra_system", "astra_groups", "astra_memory")
+_OF_PROFILES = {"speed": "speed", "remove": "remove", "network": "network", "dp": "dp"}
 
 
 @click.command()
 @click.argument("prefix", shell_complete=names_or_files("trace"))
+@click.argument("others", nargs=-1, metavar="[PROFILE…]")
 @click.option(
     "--on",
     "machine",
@@ -78,19 +81,28 @@ _OF_TRACES = _OF_MACHINES | {
     metavar="CLASS=FACTORx",
     help="For a profile: how much faster kernels of a class are, as gemm=1.3x.",
 )
-def replay(prefix: str, machine: str | None, reading: ReadOptions, **options: Any) -> None:
-    """Replay the Chakra traces PREFIX.<rank>.et on a machine, or a profile of PyTorch (a JSON file)."""
+@click.option(
+    "--remove", multiple=True, metavar="CLASS", help="For a profile: kernels of a class that take no time."
+)
+@click.option(
+    "--network",
+    type=click.Choice(["measured", "simulated"]),
+    help="For profiles: whether messages keep their time or are simulated on the machine.",
+)
+@click.option("--dp", metavar="N=M", help="For profiles: outermost groups of N ranks become groups of M.")
+def replay(
+    prefix: str, others: tuple[str, ...], machine: str | None, reading: ReadOptions, **options: Any
+) -> None:
+    """Replay the Chakra traces PREFIX.<rank>.et on a machine, or profiles of a run, one a rank."""
     require_outputs(options)
-    if is_profile(Path(prefix)):
-        _refuse(
-            options | {"machine": machine}, _OF_TRACES, "a profile: what it measured is replayed as it is"
-        )
-        with progress(prefix) as bar:
-            plain = replayed(prefix, options["speed"], run_choice(options, bar))
-        echo(options["as_json"], plain, replayed_text(plain, prefix))
+    if is_profile(Path(prefix)) or (others and is_host_trace(Path(prefix))):
+        _replay_profiles((prefix, *others), options | {"machine": machine})
         return
-    if options["speed"]:
-        raise InputError("--speed scales the kernels of a profile of PyTorch; a machine's device has --set")
+    _refuse(options, _OF_PROFILES, "Chakra traces; it is for profiles")
+    if others:
+        raise InputError(
+            f"{others[0]}: Chakra traces have one PREFIX; several files are profiles, one a rank"
+        )
     files = _astra_files(options)
     if files is not None:
         _replay_on_astra_files(prefix, files, options | {"machine": machine}, reading)
@@ -108,6 +120,31 @@ def replay(prefix: str, machine: str | None, reading: ReadOptions, **options: An
     title = f"{prefix} on {loaded.name}: {len(result.finish)} ranks"
     echo(options["as_json"], _with_ranks(result), result_report(result, title))
     write_outputs(result, options)
+
+
+def _replay_profiles(files: tuple[str, ...], options: dict[str, Any]) -> None:
+    """Replay profiles: each as it was measured, or all on a machine that carries their messages."""
+    if options["network"] != "simulated":
+        _refuse(options, _OF_TRACES, "a profile whose messages keep their time; --network simulated")
+        _refuse(options, {"dp": "dp"}, "a profile whose messages keep their time; --network simulated")
+        with progress(files[0]) as bar:
+            every = [
+                replayed(file, options["speed"], options["remove"], run_choice(options, bar))
+                for file in files
+                if not is_host_trace(Path(file))
+            ]
+        plain = max(every, key=lambda each: each["step_time_s"])
+        name = [file for file in files if not is_host_trace(Path(file))][every.index(plain)]
+        echo(options["as_json"], plain, replayed_text(plain, name))
+        return
+    _refuse(options, {key: _OF_TRACES[key] for key in _NO_USE}, "profiles")
+    if options["machine"] is None:
+        raise InputError("--network simulated needs a machine: --on MACHINE (`rapid-des presets` lists them)")
+    with progress(files[0]) as bar:
+        base = open_machine(options["machine"], ())
+        changed = open_machine(options["machine"], options["settings"], options["faults"])
+        plain = asked(files, (base, changed), options, run_choice(options, bar))
+    echo(options["as_json"], plain, asked_text(plain, options))
 
 
 def _refuse(options: dict[str, Any], names: dict[str, str], what: str) -> None:

@@ -52,7 +52,10 @@ def read_text(path: Path) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"not UTF-8 text (byte {error.start})", file=str(path)) from None
+        problem = f"not UTF-8 text (byte {error.start})"
+        if content.startswith((b"\x1f\x8b", b"SQLite format 3")):
+            problem = "is packed or a database, no text; `rapid-des profile show` and `replay` read profiles"
+        raise ConfigError(problem, file=str(path)) from None
 
 
 def count_rows(path: Path) -> tuple[tuple[int, ...], ...]:

@@ -2,7 +2,7 @@
 
 from rapid_des.profiles.breakdown import ProfileReport, profile_report
 from rapid_des.profiles.events import Profile
-from rapid_des.profiles.reading import is_profile, read_profile, read_profiles
+from rapid_des.profiles.reading import is_profile, read_profile, read_profiles, read_run
 from rapid_des.profiles.replay import ReplayedStep, replay_step
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "profile_report",
     "read_profile",
     "read_profiles",
+    "read_run",
     "replay_step",
 ]

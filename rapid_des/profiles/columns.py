@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ _WAITING = ("Synchronize", "cudaMemcpy", "hipMemcpy", "hipMemcpyWithStream")
 _STEP = re.compile(
     r"ProfilerStep|\W*(?:(?:train|training)?[ _]?(?:step|iteration|iter))[ _#:=-]*\d+\W*\Z", re.IGNORECASE
 )
+_ORDERS = "StreamWaitEvent"
 _MARKED = "ProfilerStep"
 _VERSION = re.compile(r"_(?:v\d+|ptsz|ptds)\b.*")
 """What Nsight Systems adds to the names of calls, as in cudaLaunchKernel_v7000."""
@@ -43,7 +44,10 @@ class EventColumns:
         self._launches = [array("q") for _ in range(3)]
         self._operators = [array("q") for _ in range(2)]
         self._shapes: dict[int, str] = {}
+        self.unshaped: list[tuple[int, str, int]] = []
+        """Products without shapes: their start, operator and number."""
         self._waits = array("q")
+        self._orders = array("q")
         self._marks: set[HostStep] = set()
         self._collectives: dict[int, Collective] = {}
         self._asked: dict[int, Collective] = {}
@@ -83,6 +87,8 @@ class EventColumns:
                 column.append(value)
         if _VERSION.sub("", name).endswith(_WAITING):
             self._waits.append(end)
+        elif _ORDERS in name:
+            self._orders.append(start)
 
     def add_operator(self, number: int, name: str, shapes: str = "") -> None:
         """Add an operator of the framework, by which its kernels are classed; `shapes` of matrix products."""
@@ -91,6 +97,10 @@ class EventColumns:
         self._operators[1].append(row)
         if shapes:
             self._shapes[number] = shapes
+
+    def add_shapes(self, shapes: Mapping[int, str]) -> None:
+        """Say the shapes of products, by the number of their operator."""
+        self._shapes |= shapes
 
     def add_mark(self, name: str, start: int, end: int) -> None:
         """Add a range of the host if it marks a step."""
@@ -110,6 +120,7 @@ class EventColumns:
             events=self._device_events(),
             steps=self._steps(),
             waits=np.array(self._waits, np.int64),
+            orders=np.sort(np.array(self._orders, np.int64)),
             span=(self._first, self._last),
         )
 

@@ -75,5 +75,7 @@ class Profile(Struct, frozen=True):
     """The steps that `torch.profiler` marked (`ProfilerStep#7`), in order; none if the loop marked none."""
     waits: Int64s
     """[call]: when calls of the host that wait for the GPU ended."""
+    orders: Int64s
+    """[call]: when calls of the host began that make a stream wait for another one's event."""
     span: tuple[int, int]
     """The first and the last nanosecond of any event."""

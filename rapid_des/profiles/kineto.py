@@ -20,6 +20,7 @@ from rapid_des.errors import TraceError
 from rapid_des.inputs import open_input
 from rapid_des.profiles.columns import COPY, FILL, KERNEL, EventColumns
 from rapid_des.profiles.events import GZIP, PROFILE, Collective, Profile
+from rapid_des.profiles.host_traces import PRODUCTS, Shapes, linked
 
 NS_PER_US = 1000
 _PIECE = 1 << 25
@@ -29,7 +30,6 @@ _ON_DEVICE = {"kernel": KERNEL, "gpu_memcpy": COPY, "memcpy": COPY, "gpu_memset"
 _LAUNCHES = {"cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "hip_driver"}
 _COMMUNICATES = "record_param_comms"
 """The operator whose arguments say what a collective is, of profilers that do not say so of the kernel."""
-_PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm"}
 _BEGIN = re.compile(rb'"traceEvents"\s*:\s*\[')
 _EVENT_ENDS = re.compile(rb"\}\s*,")
 _TRIES = 64
@@ -96,8 +96,11 @@ class _File(Struct, frozen=True):
     devices: list[_Device] = msgspec.field(default_factory=list, name="deviceProperties")
 
 
-def read_kineto(path: Path) -> Profile:
-    """Read a trace of PyTorch's profiler; `TraceError` names the file and what is wrong."""
+def read_kineto(path: Path, host: Shapes | None = None) -> Profile:
+    """Read a trace of PyTorch's profiler; `TraceError` names the file and what is wrong.
+
+    `host` are the shapes that the host's trace of the same run says.
+    """
     columns = EventColumns(path)
     for found in _files(path):
         for event in found.events:
@@ -105,6 +108,8 @@ def read_kineto(path: Path) -> Profile:
         if found.ranks:
             columns.rank = found.ranks.rank
         columns.device = columns.device or next((device.name for device in found.devices if device.name), "")
+    if host is not None:
+        columns.add_shapes(linked(columns.unshaped, host, str(path)))
     return columns.profile()
 
 
@@ -141,8 +146,10 @@ def _add_operator(columns: EventColumns, event: _Event) -> None:
     said = event.args or _NONE
     if (number := _number(said.external)) < 0:
         return
-    shapes = f"{said.shapes} {said.types}" if event.name in _PRODUCTS and said.shapes else ""
+    shapes = f"{said.shapes} {said.types}" if event.name in PRODUCTS and said.shapes else ""
     columns.add_operator(number, event.name, shapes[:400])
+    if event.name in PRODUCTS and not shapes:
+        columns.unshaped.append((round(event.ts * NS_PER_US), event.name, number))
     if said.collective and event.name == _COMMUNICATES:
         columns.add_asked(number, _collective(said))
 

@@ -11,6 +11,7 @@ from zlib import error as ZlibError  # noqa: N812 - the module has no other name
 from rapid_des.errors import TraceError
 from rapid_des.inputs import open_input
 from rapid_des.profiles.events import GZIP, PROFILE, Profile
+from rapid_des.profiles.host_traces import read_host_trace
 from rapid_des.profiles.kineto import read_kineto
 from rapid_des.profiles.nsight import read_lines, read_sqlite
 
@@ -34,6 +35,28 @@ def read_profiles(path: Path) -> Sequence[Profile]:
     if head.startswith(_SQLITE) or (any(key in head for key in _NSIGHT) and _KINETO[0] not in head):
         return read_sqlite(path) if head.startswith(_SQLITE) else read_lines(path)
     return [read_kineto(path)]
+
+
+def read_run(paths: Sequence[Path]) -> list[Profile]:
+    """Read the profiles of a run, a rank each; a host trace before a profile is of the same rank."""
+    profiles, host = list[Profile](), None
+    for path in paths:
+        if is_host_trace(path):
+            host = read_host_trace(path)
+        elif host is None:
+            profiles += read_profiles(path)
+        else:
+            profiles.append(read_kineto(path, host))
+            host = None
+    if host is not None:
+        raise TraceError(f"{paths[-1]}: is a host trace; name the profile of the same rank behind it")
+    return profiles
+
+
+def is_host_trace(path: Path) -> bool:
+    """Return whether a file begins as PyTorch's execution traces of the host do, plain or packed."""
+    head = _head(path) if path.is_file() else b""
+    return b'"schema"' in head and b'"nodes"' in head and _KINETO[0] not in head
 
 
 def is_profile(path: Path) -> bool:

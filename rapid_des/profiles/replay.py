@@ -1,29 +1,39 @@
 """Replaying a profiled step: the host issues, streams run in order, and what follows from that is simulated.
 
-A device event starts once the host has called for it, the event before it on its stream is done, and the
-event of another stream is done that it was seen to wait for (the last that ended before it, where nothing
-else explains its start). What is left until its start is its own lag. A host that waited for the GPU goes on
-when the last event that had ended is done. So the replay of what was measured gives the measured step, and
-scaled kernels move what depends on them. A message takes what it took, its wait for other ranks included.
+A device event starts once the host has called for it, the event before it on its stream is done, and those
+of other streams are done that it waited for: the last that ended before it where nothing else explains its
+start, and what other streams had done where the host made its stream wait for an event. What is left until
+its start is its own lag. A host that waited for the GPU goes on when the last event that had ended is done.
+So the replay of what was measured gives the measured step, and scaled kernels move what depends on them. A
+message takes what it took, its wait for other ranks included, unless it is simulated on a machine.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right, insort
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import Struct
 
 from rapid_des.arrays import Int64s
-from rapid_des.chakra.trace import NodeKind, NodeTable, RankTrace, TraceSet, node_table
+from rapid_des.chakra.trace import (
+    UNSTATED,
+    CollectiveType,
+    NodeKind,
+    NodeTable,
+    RankTrace,
+    TraceSet,
+    node_table,
+)
 from rapid_des.errors import TraceError
 from rapid_des.machine import load_machine
 from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.profiles.breakdown import profile_report
 from rapid_des.profiles.events import Profile
-from rapid_des.program.lowering import lower
+from rapid_des.program.lowering import Lowered, lower
 from rapid_des.program.program import NONE
 from rapid_des.units import seconds
 
@@ -55,7 +65,7 @@ class ReplayedStep(Struct, frozen=True):
             "measured_s": seconds(self.measured),
             "step": self.step,
             "device_events": self.events,
-            "speed": dict(self.scaled),
+            "speed": {kind: factor if factor < math.inf else 0.0 for kind, factor in self.scaled.items()},
         }
 
 
@@ -63,44 +73,114 @@ def replay_step(
     profile: Profile, scaled: Mapping[str, float] | None = None, *, engine: str | EngineChoice = "auto"
 ) -> ReplayedStep:
     """Replay the steady step nearest to the mean, with kernels of some classes `scaled` times as fast."""
+    chosen = chosen_step(profile)
+    step = StepProgram(profile, chosen.begin, scaled or {})
+    nodes = step.place([*chosen.events, *chosen.following])
+    traces = TraceSet((RankTrace(0, step.table()),), {"world": (0,)})
+    lowered = lower(traces, load_machine(_PLACE))
+    records = execute(lowered.program, EngineChoice.of(engine), name=lowered.name).records
+    visits = visits_of(lowered, 0)[nodes]
+    times = records.start[visits], records.finish[visits]
+    simulated = simulated_time(profile, chosen, *times)
+    return ReplayedStep(
+        chosen.length * _PS_PER_NS, simulated, chosen.number, scaled or {}, len(chosen.events)
+    )
+
+
+class ChosenStep(NamedTuple):
+    """A step of a profile that is replayed; times in nanoseconds."""
+
+    number: int
+    begin: int
+    end: int
+    events: Sequence[int]
+    """Its device events."""
+    following: Sequence[int]
+    """The first event of the next step; empty behind the last one."""
+
+    @property
+    def length(self) -> int:
+        """The measured time of the step."""
+        return self.end - self.begin
+
+
+def chosen_step(profile: Profile, number: int | None = None) -> ChosenStep:
+    """Return a step of a profile, by default the steady one that is nearest to the mean."""
     events = profile.events
     if not len(events):
         raise TraceError(f"{profile.path}: has no device events, so there is nothing to replay")
     (rank,) = profile_report([profile]).ranks
-    number = min(rank.steady, key=lambda step: abs(rank.steps[step] - rank.mean))
+    if number is None:
+        number = min(rank.steady, key=lambda step: abs(rank.steps[step] - rank.mean))
     begin, end = rank.windows[number]
-    chosen = np.flatnonzero((events.start >= begin) & (events.start < end)).tolist()
-    following = np.flatnonzero(events.start >= end)[:1].tolist()
-    step = _Step(profile, begin, scaled or {})
-    nodes = step.place([*chosen, *following])
-    traces = TraceSet((RankTrace(0, step.table()),), {"world": (0,)})
-    lowered = lower(traces, load_machine(_PLACE))
-    records = execute(lowered.program, EngineChoice.of(engine), name=lowered.name).records
-    visits = np.flatnonzero(lowered.program.programs[0].node != NONE)
-    first = int(records.start[visits[nodes[0]]])
-    if following:  # the next step begins as its first event does
-        simulated = int(records.start[visits[nodes[-1]]]) - first
-    else:  # what the host does after the last event stays as it was
-        tail = end - int(events.end[chosen].max())
-        simulated = int(records.finish[visits[nodes]].max()) - first + _PS_PER_NS * tail
-    return ReplayedStep((end - begin) * _PS_PER_NS, simulated, number, scaled or {}, len(chosen))
+    inside = np.flatnonzero((events.start >= begin) & (events.start < end)).tolist()
+    return ChosenStep(number, begin, end, inside, np.flatnonzero(events.start >= end)[:1].tolist())
 
 
-class _Step:
+def visits_of(lowered: Lowered, position: int) -> Int64s:
+    """Return the visit of each node of a rank, by its position in the program."""
+    program = lowered.program
+    own = program.programs[program.bindings[position].program].node
+    return np.flatnonzero(own != NONE) + int(program.visits()[position])
+
+
+def simulated_time(profile: Profile, chosen: ChosenStep, starts: Int64s, finishes: Int64s) -> int:
+    """Return the picoseconds of a replayed step, of the times of its events in order.
+
+    The next step begins as its first event does. Behind the last one the host's tail stays as it was.
+    """
+    if chosen.following:
+        return int(starts[-1] - starts[0])
+    tail = chosen.end - int(profile.events.end[chosen.events].max())
+    return int(finishes.max() - starts[0]) + _PS_PER_NS * tail
+
+
+class SimulatedCollective(NamedTuple):
+    """A collective that is simulated on a machine: what is sent, and among whom."""
+
+    collective: CollectiveType
+    size: int
+    slot: int
+    """The number of the group among those of its rank."""
+
+
+class _Row(NamedTuple):
+    """A node of a replayed step."""
+
+    name: str
+    stream: str
+    length: int
+    """Nanoseconds."""
+    waits: Sequence[int]
+    issuer: int = NONE
+    """The host's node that issues it."""
+    sent: SimulatedCollective | None = None
+
+
+class StepProgram:
     """The nodes of a step, placed in the order of time."""
 
-    def __init__(self, profile: Profile, begin: int, scaled: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        begin: int,
+        scaled: Mapping[str, float],
+        sent: Mapping[int, SimulatedCollective] | None = None,
+    ) -> None:
+        """Begin a step; `sent` says which events are collectives that a machine's network carries."""
         events = self._events = profile.events
-        self._scaled, self._begin = scaled, begin
-        self._rows: list[tuple[str, str, int, Sequence[int], int]] = []
-        """(name, stream, nanoseconds, what it waits for, the host's node that issues it) by node."""
+        self._scaled, self._begin, self._sent = scaled, begin, sent or {}
+        self._rows: list[_Row] = []
         self._ended: list[tuple[int, int]] = []
         """(measured end, node) of device events, ascending."""
+        self._of: dict[int, list[tuple[int, int]]] = {}
+        """The same by stream."""
         self._free: dict[int, int] = {}
         """When each stream was done with what is placed."""
         self._host = begin
         """When the host was done with what is placed."""
         self._calls: dict[int, int] = {}
+        self._orders, self._behind_others_of = profile.orders, set[int]()
         # a call that returned after its own event was done waited for it: copies from pageable memory
         waited = events.launched[(events.called >= 0) & (events.launched >= events.end)]
         self._waits: Int64s = np.sort(np.concatenate((profile.waits, waited)))
@@ -108,7 +188,11 @@ class _Step:
     def place(self, events: Sequence[int]) -> list[int]:
         """Place device events, and before each the calls of the host up to its start; return their nodes."""
         called = self._events.called[events]
-        calls = np.unique(called[called >= 0]).tolist()[::-1]
+        each = np.unique(called[called >= 0])
+        # a call is for a stream that waits for another stream if the call before it was to make it wait
+        behind = np.searchsorted(self._orders, each)
+        self._behind_others_of = set(each[1:][behind[1:] > behind[:-1]].tolist())
+        calls = each.tolist()[::-1]
         placed = list[int]()
         for event in events:
             while calls and calls[-1] <= self._events.start[event]:
@@ -118,25 +202,32 @@ class _Step:
 
     def table(self) -> NodeTable:
         """Return the node table; an issued node starts when its issuer is done."""
-        names, streams, lengths, waits, issuer = zip(*self._rows, strict=True)
-        known, lanes = ({text: n for n, text in enumerate(dict.fromkeys(each))} for each in (names, streams))
-        duration, issuers = _PS_PER_NS * np.array(lengths, np.int64), np.array(issuer, np.int32)
+        rows = self._rows
+        known, lanes = (
+            {text: number for number, text in enumerate(dict.fromkeys(each))}
+            for each in ((row.name for row in rows), (row.stream for row in rows))
+        )
+        sent = [row.sent for row in rows]
+        duration = _PS_PER_NS * np.array([row.length for row in rows], np.int64)
+        issuers = np.array([row.issuer for row in rows], np.int32)
         return node_table(
-            [NodeKind.COMPUTE] * len(names),
-            [0] * len(names),
+            [NodeKind.COMPUTE if each is None else NodeKind.COLLECTIVE for each in sent],
+            [0 if each is None else each.size for each in sent],
             streams=tuple(lanes),
             names=tuple(known),
-            waits=waits,
-            name=[known[name] for name in names],
-            stream=[lanes[stream] for stream in streams],
-            duration=duration,
-            on_cpu=[stream == _HOST for stream in streams],
+            waits=[row.waits for row in rows],
+            name=[known[row.name] for row in rows],
+            stream=[lanes[row.stream] for row in rows],
+            duration=np.where([each is None for each in sent], duration, UNSTATED),
+            on_cpu=[row.stream == _HOST for row in rows],
+            collective=[UNSTATED if each is None else each.collective for each in sent],
+            group=[UNSTATED if each is None else each.slot for each in sent],
             issuer=issuers,
             issued=np.where(issuers == NONE, 0, duration[issuers]),
         )
 
-    def _add(self, name: str, stream: str, length: int, waits: Sequence[int], issuer: int = NONE) -> int:
-        self._rows.append((name, stream, max(length, 0), waits, issuer))
+    def _add(self, row: _Row) -> int:
+        self._rows.append(row._replace(length=max(row.length, 0)))
         return len(self._rows) - 1
 
     def _call(self, when: int) -> None:
@@ -145,7 +236,7 @@ class _Step:
         place = bisect_right(self._waits, when) - 1
         if place >= 0 and self._waits[place] > since:
             since, waits = self._behind_last_ended(int(self._waits[place]), since)
-        self._calls[when] = self._add(_HOST, _HOST, when - since, waits)
+        self._calls[when] = self._add(_Row(_HOST, _HOST, when - since, waits))
         self._host = max(when, since)
 
     def _event(self, event: int) -> int:
@@ -157,13 +248,27 @@ class _Step:
         begun = max(start, self._free.get(stream, start))
         if start - ready > _TAKES_EFFECT:
             ready, waits = self._behind_last_ended(start, ready)
+        if called in self._behind_others_of:
+            ready, waits = self._behind_others(stream, start, (ready, waits))
         row, lane = int(self._events.name[event]), f"stream {stream}"
-        lag = self._add("lag", lane, start - ready, waits, issuer)
+        lag = self._add(_Row("lag", lane, start - ready, waits, issuer))
         faster = self._scaled.get(self._events.classes[row], 1.0)
-        node = self._add(self._events.names[row], lane, round((end - begun) / faster), (lag,))
+        length, sent = round((end - begun) / faster), self._sent.get(event)
+        node = self._add(_Row(self._events.names[row], lane, length, (lag,), sent=sent))
         self._free[stream] = max(end, begun)
         insort(self._ended, (end, node))
+        insort(self._of.setdefault(stream, []), (end, node))
         return node
+
+    def _behind_others(self, stream: int, when: int, known: tuple[int, list[int]]) -> tuple[int, list[int]]:
+        """Return when the last of what other streams had done by a time ended, and the nodes of it."""
+        ready, waits = known
+        for other, ended in self._of.items():
+            place = bisect_right(ended, when, key=lambda pair: pair[0]) - 1
+            if other != stream and place >= 0:
+                ready = max(ready, ended[place][0])
+                waits = [*waits, ended[place][1]]
+        return ready, waits
 
     def _behind_last_ended(self, when: int, since: int) -> tuple[int, list[int]]:
         """Return the end of the last device event up to a time, and its node; `since` if that is later."""

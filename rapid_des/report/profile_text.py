@@ -17,6 +17,9 @@ _WORDS = {
 }
 _LONGEST_NAME = 70
 """Letters of a kernel's name that are shown: template arguments make some thousands long."""
+_LONGEST_READ = 4096
+_WRAPPERS = ("Kernel", "Kernel2", "device_kernel", "cutlass_kernel")
+"""The ends of names of kernels that run whatever their template is given, as cutlass::Kernel."""
 
 
 def profile_text(plain: Mapping[str, Any], *, top: int) -> Iterator[Part]:
@@ -40,7 +43,7 @@ def profile_text(plain: Mapping[str, Any], *, top: int) -> Iterator[Part]:
     yield _shares("kernels by class, streams together", plain["classes_s"], step)
     yield _shares("collectives", plain["communication_s"], step)
     rows = [
-        {"name": _shortened(row["name"]), **{key: row[key] for key in ("class", "count", "time_s")}}
+        {"name": folded(row["name"]), **{key: row[key] for key in ("class", "count", "time_s")}}
         for row in plain["operators"][:top]
     ]
     yield Table("slowest kernels, of all steady steps", columns("name", "class", "count", "time_s"), rows)
@@ -53,13 +56,43 @@ def replayed_text(plain: Mapping[str, Any], title: str) -> Iterator[Part]:
     """Yield the report of `ReplayedStep.as_json`."""
     measured, simulated = plain["measured_s"], plain["step_time_s"]
     yield f"{title}: step {plain['step']} of the profile, {counted(plain['device_events'], 'device event')}"
-    changed = ", ".join(f"{kind} {factor:g}x" for kind, factor in plain["speed"].items())
+    changed = ", ".join(
+        f"{kind} {factor:g}x" if factor else f"{kind} takes no time"
+        for kind, factor in plain["speed"].items()
+    )
     yield {
         "measured": seconds_text(measured),
         "replayed": f"{seconds_text(simulated)} ({change_text(simulated, measured)})",
         **({"faster": changed} if changed else {}),
     }
     yield "messages take what they took, waits for other ranks included"
+
+
+def asked_text(plain: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[Part]:
+    """Yield the report of `AskedProfiles.as_json`, with what was asked for."""
+    measured, before, after = (plain[f"{name}_s"] for name in ("measured", "unchanged", "step_time"))
+    copied = f", {plain['copied_ranks']:,} of them copies of their peers" if plain["copied_ranks"] else ""
+    yield f"{plain['machine']}: {counted(plain['ranks'], 'rank')}{copied}"
+    names = {"speed": "speed", "remove": "remove", "settings": "set", "faults": "fault"}
+    asked = [f"--{name} {text}" for key, name in names.items() for text in options[key]]
+    asked += [f"--dp {options['dp']}"] if options["dp"] else []
+    facts = {
+        "measured": f"{seconds_text(measured)}, the base of what follows",
+        "as it was": f"{seconds_text(before)} simulated ({change_text(before, measured)})",
+    }
+    if asked:
+        facts["changed"] = " ".join(asked)
+        facts["simulated"] = f"{seconds_text(after)} ({change_text(after, before)})"
+        expected = plain["expected_s"]
+        facts["expected"] = f"{seconds_text(expected)}: measured times the ratio of the simulated steps"
+    yield facts
+    kept = plain["collectives_as_measured"]
+    yield f"{counted(plain['collectives_simulated'], 'message')} of the step simulated on the machine" + (
+        f"; {kept:,} of unknown bytes or ranks keep their time" if kept else ""
+    )
+    skews = [abs(skew) for skew in plain["clock_skew_s"].values()]
+    if len(skews) > 1:
+        yield f"clocks were up to {seconds_text(max(skews))} apart, as collectives show: this is removed"
 
 
 def comparison_text(plain: Mapping[str, Any], title: str) -> Iterator[Part]:
@@ -99,8 +132,26 @@ def _rank(row: Mapping[str, Any]) -> str:
     return "?" if row["rank"] is None else str(row["rank"])
 
 
-def _shortened(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+def folded(name: str) -> str:
+    """Return a kernel's name without its arguments, and of a wrapper what it wraps.
+
+    >>> folded("void gelu<float>(float*, (anonymous namespace)::Shape)")
+    'gelu<float>'
+    >>> folded("void cutlass::Kernel<cutlass_80_tensorop_bf16_s16816gemm_relu_256x128_32x3_tn_align8>(P)")
+    'cutlass_80_tensorop_bf16_s16816gemm_relu_256x128_32x3_tn_align8'
+    """
+    plain = name.replace("(anonymous namespace)::", "").removeprefix("void ")
+    depth, end = 0, len(plain)
+    for place, letter in enumerate(plain[:_LONGEST_READ]):
+        depth += (letter == "<") - (letter == ">")
+        if letter == "(" and not depth:
+            end = place
+            break
+    plain = plain[:end].strip() or name
+    if len(plain) > _LONGEST_NAME and "<" in plain:
+        base, _, given = plain.partition("<")
+        plain = given.rstrip("> ").partition(",")[0] if base.endswith(_WRAPPERS) else plain
+    return plain if len(plain) <= _LONGEST_NAME else f"{plain[: _LONGEST_NAME - 1]}…"
 
 
 def _four_digits(seconds: float) -> int:

@@ -130,7 +130,7 @@ def test_a_git_lfs_pointer_is_refused_by_name(tmp_path):
     [
         (
             {"schema": "1.1.1-chakra.0.0.4", "nodes": [{"id": 1}]},
-            "PyTorch host execution trace.*chakra_trace_link",
+            "PyTorch host execution trace.*Kineto profile",
         ),
         ({"traceEvents": []}, "Kineto"),
         ({"something": 1}, "JSON of another kind"),
@@ -339,6 +339,15 @@ def test_gpu_collectives_without_size_or_type_are_found(tmp_path):
     )
     assert kinds(check(folder)) == ["unknown collective", "no size"]
     assert only(folder).size.tolist() == [UNSTATED, UNSTATED]
+
+
+def test_a_kernels_name_says_what_collective_it_is_where_nothing_else_does(tmp_path):
+    name = "ncclKernel_Broadcast_RING_LL_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork*)" + " " * 300
+    silent = node(1, name=name, type=COLLECTIVE, is_cpu_op=False, comm_size=64)
+    stated = node(2, name=name, type=COLLECTIVE, is_cpu_op=False, comm_size=64, comm_type=0)
+    other = node(3, name="ncclKernel_SendRecv_RING", type=COLLECTIVE, is_cpu_op=False, comm_size=64)
+    found = only(one_rank(tmp_path, silent, stated, other)).collective.tolist()
+    assert found == [CollectiveType.BROADCAST, CollectiveType.ALL_REDUCE, UNSTATED]
 
 
 @pytest.mark.parametrize("kind", list(CollectiveType))

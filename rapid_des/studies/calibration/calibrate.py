@@ -22,7 +22,7 @@ from rapid_des.device.machine_evidence import MachineEvidence, MeasuredStep
 from rapid_des.errors import InputError
 from rapid_des.frontend import Job
 from rapid_des.machine import Machine, load_machine
-from rapid_des.profiles.reading import is_profile
+from rapid_des.profiles.reading import is_host_trace, is_profile
 from rapid_des.report.forecast import JobKind, own_steps, step_interval
 from rapid_des.report.result import Result
 from rapid_des.simulation import simulate
@@ -121,11 +121,17 @@ class _Evidence(Struct):
     products: list[GemmTimes] = []
     issues: dict[str, list[float]] = {}
     notes: list[str] = []
+    host: Path | None = None
+    """A host trace that belongs to the next profile."""
 
     def read(self, path: Path, device: Device) -> None:
         """Add what a file holds."""
+        if is_host_trace(path):
+            self.host = path
+            return
         if is_profile(path):
-            profiled = profile_evidence(path, device)
+            paths = [path] if self.host is None else [self.host, path]
+            profiled, self.host = profile_evidence(paths, device), None
             self.notes += profiled.notes
             self.products += profiled.gemms
             if profiled.issues:

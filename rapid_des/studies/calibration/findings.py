@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 EVERY = 3
-"""One of so many cases is held out."""
+"""The number of cases of which one is held out."""
 
 
 class MeasuredCase(Struct, frozen=True):

@@ -42,7 +42,7 @@ _NCCL = {
 _MATTERS = 1e-3
 """A constant is moved if a tenth more of it changes some time by more than this share."""
 _LARGE = 1 << 16
-"""Messages from so many bytes on are as fast as the wire allows."""
+"""The bytes from which on messages are as fast as the wire allows."""
 _SLACK = 1.005
 """How far rounding may lift a measurement above what is possible."""
 

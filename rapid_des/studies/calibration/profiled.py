@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,16 +18,19 @@ from rapid_des.device import Gemm
 from rapid_des.device.device import Device
 from rapid_des.device.operators import Dtype
 from rapid_des.errors import InputError
-from rapid_des.profiles import Profile, profile_report, read_profile
+from rapid_des.profiles import Profile, profile_report, read_run
 from rapid_des.studies.calibration.findings import CalibratedPart, MeasuredCase, held_out
 from rapid_des.studies.calibration.fits import GemmTimes, check_utilisation
 from rapid_des.units import Duration
 
-_DTYPES: Mapping[str, Dtype] = {"c10::BFloat16": "bf16", "c10::Half": "fp16", "float": "tf32"}
+_DTYPES: Mapping[str, Dtype] = {"c10::BFloat16": "bf16", "c10::Half": "fp16"}
+"""Number formats of products by PyTorch's names. `float` may mean TF32, which profiles do not say."""
+_MODEL = re.compile(r"[A-Z]*\d+[A-Z]*")
+"""The model in the name of a GPU, as A100 or 4090."""
 _LEAST_LAUNCHES = 100
 _LEAST_PRODUCTS = 3
 _PAUSE = 10.0
-"""A gap of more than so many medians between two calls is no pace: the host waits, or reads its data."""
+"""The gaps between two calls that are no pace, in medians: the host waits, or reads its data."""
 
 
 class ProfileEvidence(Struct, frozen=True):
@@ -69,19 +73,18 @@ def _stated(software: str) -> Duration:
     raise InputError(f"software {software}: states no defaults.host.kernel to compare a host with")
 
 
-def profile_evidence(path: Path, device: Device) -> ProfileEvidence:
-    """Return what a profile says of matrix products and launches."""
-    profile = read_profile(path)
+def profile_evidence(paths: Sequence[Path], device: Device) -> ProfileEvidence:
+    """Return what a profile, after its host trace if there is one, says of matrix products and launches."""
+    path, (profile,) = paths[-1], _one(read_run(paths), paths[-1])
+    _check_device(profile, device)
     products = _products(profile)
     notes = (
         []
         if products
-        else [f"{path.name}: no shapes of matrix products; record them with record_shapes=True"]
+        else [f"{path.name}: no shapes of products in bf16 or fp16; record_shapes=True records them"]
     )
     times = []
     for dtype, found in products.items():
-        if dtype == "tf32" and dtype not in device.spec.tensor_peak:
-            continue
         for gemm, micros in found:
             check_utilisation(str(path), gemm, micros, device)
         if len(found) >= _LEAST_PRODUCTS:
@@ -91,6 +94,19 @@ def profile_evidence(path: Path, device: Device) -> ProfileEvidence:
                 f"{path.name}: {len(found)} shapes of products in {dtype} are too few to calibrate on"
             )
     return ProfileEvidence(path, times, list(_issues(profile)), notes)
+
+
+def _check_device(profile: Profile, device: Device) -> None:
+    """Raise `InputError` if a profile says that it is of another GPU."""
+    model = _MODEL.search(profile.device.upper())
+    if model and model[0] not in device.spec.name.upper():
+        raise InputError(f"{profile.path}: is of {profile.device}; the machine's GPUs are {device.spec.name}")
+
+
+def _one(profiles: Sequence[Profile], path: Path) -> Sequence[Profile]:
+    if len(profiles) > 1:
+        raise InputError(f"{path}: has {len(profiles)} GPUs; allowed here: one")
+    return profiles
 
 
 def _products(profile: Profile) -> Mapping[Dtype, list[tuple[Gemm, float]]]:
