@@ -346,12 +346,6 @@ class Machine(Struct, frozen=True, eq=False, dict=True):
         return replace(self, spec=structs.replace(self.spec, collectives=closed_forms))
 
     @property
-    def states_energy(self) -> bool:
-        """Whether the file says what something besides GPUs takes."""
-        of_dimensions = (getattr(dimension, "energy", None) for dimension in self.spec.fabric)
-        return self.spec.host_power is not None or any(of_dimensions)
-
-    @property
     def replans(self) -> bool:
         """Whether a constant fault asks for collectives that are planned for what is left."""
         return bool(self.dead) and any(fault.policy == "replan" and not fault.timed for fault in self.faults)
@@ -429,8 +423,7 @@ def _refuse_serving(document: Document) -> None:
     """Say what to write instead of a key that machine files had."""
     collectives = document.tree.get("collectives")
     if isinstance(collectives, dict) and "serving" in collectives:
-        problem = "software chooses libraries now: state files of constants in collectives.measured "
-        problem += "{nccl: …, kernels: …} and `software:` in the job"
+        problem = "software chooses libraries now: state collectives.measured, and `software:` in the job"
         raise ConfigError(problem, file=str(document.path), key="collectives.serving")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,13 +15,14 @@ from rapid_des.arrays import distinct, rows_of
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.frontend.schedules.schedule import direction_of
-from rapid_des.frontend.trace import Segment
+from rapid_des.frontend.trace import PricedOperator, Segment
 from rapid_des.program.program import NONE, Records
 
 if TYPE_CHECKING:
     from rapid_des.modes.blocks.inner import BlockRun
     from rapid_des.modes.blocks.steady import Repetition
     from rapid_des.modes.execution import Run
+    from rapid_des.report.figures import RequestTimes
 
 
 from rapid_des.program.lowering import Lowered, RankTimes, rank_times
@@ -381,3 +382,44 @@ def _pauses(run: Run) -> Iterator[str]:
         f"priority flow control held {links} of {len(fabric):,} links: {total} in all, "
         f"{fabric.link_name(link)} longest, {longest}"
     )
+
+
+def compute_bound(
+    times: Mapping[str, int], priced: Iterable[PricedOperator], requests: RequestTimes | None
+) -> str:
+    """Return what limits most of a rank's time in kernels: `hbm`, `launch`, or `compute` on the chip.
+
+    `times` are those of operators by name. Of requests it is the longer of prefill and decode that counts.
+    """
+    decode = requests is not None and 2 * requests.first_token < requests.total
+    phase = [each for each in priced if requests is None or (each.step > 0) == decode]
+    whole: Counter[str] = Counter()
+    for kernel in phase:
+        whole[kernel.name] += kernel.duration
+    limits: Counter[str] = Counter({"compute": 0})
+    for kernel in phase:
+        share = kernel.duration / max(whole[kernel.name], 1)
+        limits[_LIMITS.get(kernel.bound, "compute")] += round(share * times.get(kernel.name, 0))
+    return max(limits, key=lambda name: limits[name])
+
+
+_LIMITS = {"hbm": "hbm", "launch": "launch", "latency": "launch"}
+
+
+def until_last_token(
+    parts: Callable[[int | None], dict[str, int]], requests: RequestTimes | None, makespan: int
+) -> tuple[int, dict[str, int]]:
+    """Return the step time and its parts, including decode steps that were not simulated."""
+    whole = parts(None)
+    if requests is None or requests.total == makespan:
+        return makespan, whole
+    return requests.total, _stretched(parts(requests.first_token), whole, requests.total)
+
+
+def _stretched(head: Mapping[str, int], whole: Mapping[str, int], total: int) -> dict[str, int]:
+    """Return the parts when only some decode steps were simulated: the decode phase grows in proportion."""
+    tail = {part: spent - head[part] for part, spent in whole.items()}
+    wanted, simulated = total - sum(head.values()), max(sum(tail.values()), 1)
+    parts = {part: head[part] + tail[part] * wanted // simulated for part in whole}
+    parts["idle"] += total - sum(parts.values())
+    return parts

@@ -7,7 +7,7 @@ Energy is modelled, and for comparisons. What a machine file does not state (`en
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct, structs
@@ -26,6 +26,7 @@ from rapid_des.program.program import Records
 from rapid_des.report.evidence import Interval
 from rapid_des.report.memory_forecast import MemoryForecast, memory_forecast
 from rapid_des.report.network_energy import NetworkEnergy, network_energy
+from rapid_des.report.tables import joules_text
 from rapid_des.units import Duration, FlopRate, seconds
 
 _PJ = 10**12
@@ -176,28 +177,6 @@ def job_figures(  # noqa: PLR0913 - what is known of a run, by name
     )
 
 
-def compute_bound(
-    times: Mapping[str, int], priced: Iterable[PricedOperator], requests: RequestTimes | None
-) -> str:
-    """Return what limits most of a rank's time in kernels: `hbm`, `launch`, or `compute` on the chip.
-
-    `times` are those of operators by name. Of requests it is the longer of prefill and decode that counts.
-    """
-    decode = requests is not None and 2 * requests.first_token < requests.total
-    phase = [each for each in priced if requests is None or (each.step > 0) == decode]
-    whole: Counter[str] = Counter()
-    for kernel in phase:
-        whole[kernel.name] += kernel.duration
-    limits: Counter[str] = Counter({"compute": 0})
-    for kernel in phase:
-        share = kernel.duration / max(whole[kernel.name], 1)
-        limits[_LIMITS.get(kernel.bound, "compute")] += round(share * times.get(kernel.name, 0))
-    return max(limits, key=lambda name: limits[name])
-
-
-_LIMITS = {"hbm": "hbm", "launch": "launch", "latency": "launch"}
-
-
 def request_times(trace: JobTrace, lowered: Lowered, records: Records) -> RequestTimes:
     """Return first-token and inter-token times from when passes leave the last pipeline stage.
 
@@ -242,25 +221,6 @@ def _kind_times(
         per_output_token=Duration(decode // max(later, 1)),
         total=Duration(first + decode),
     )
-
-
-def until_last_token(
-    parts: Callable[[int | None], dict[str, int]], requests: RequestTimes | None, makespan: int
-) -> tuple[int, dict[str, int]]:
-    """Return the step time and its parts, including decode steps that were not simulated."""
-    whole = parts(None)
-    if requests is None or requests.total == makespan:
-        return makespan, whole
-    return requests.total, _stretched(parts(requests.first_token), whole, requests.total)
-
-
-def _stretched(head: Mapping[str, int], whole: Mapping[str, int], total: int) -> dict[str, int]:
-    """Return the parts when only some decode steps were simulated: the decode phase grows in proportion."""
-    tail = {part: spent - head[part] for part, spent in whole.items()}
-    wanted, simulated = total - sum(head.values()), max(sum(tail.values()), 1)
-    parts = {part: head[part] + tail[part] * wanted // simulated for part in whole}
-    parts["idle"] += total - sum(parts.values())
-    return parts
 
 
 class EnergyFigures(Struct, frozen=True):
@@ -318,10 +278,10 @@ class EnergyFigures(Struct, frozen=True):
         limit = "" if self.limit_w is None else f" of {self.limit_w:,.0f}"
         board, rate = f"{self.average_power_w:,.0f}{limit} W a GPU", f"{self.tokens_per_joule:.3g} tokens/J"
         if self.network is None:
-            return f"{_joules(self.joules)}, {board}, {rate} (modelled, GPUs alone, for comparisons)"
+            return f"{joules_text(self.joules)}, {board}, {rate} (modelled, GPUs alone, for comparisons)"
         parts = {"GPUs": self.gpus_j, "network": self.network.network_j, "hosts": self.network.hosts_j}
-        shares = ", ".join(f"{name} {_joules(part)}" for name, part in parts.items() if part)
-        return f"{_joules(self.joules)}: {shares}; {board}, {rate} (modelled, for comparisons)"
+        shares = ", ".join(f"{name} {joules_text(part)}" for name, part in parts.items() if part)
+        return f"{joules_text(self.joules)}: {shares}; {board}, {rate} (modelled, for comparisons)"
 
     @property
     def notes(self) -> Iterator[str]:
@@ -378,8 +338,13 @@ def energy_figures(
         tokens=trace.tokens,
         limit_w=None if spec.power is None else spec.power.watts,
         constants=spec.energy,
-        network=network_energy(trace, whole, machine, duration) if machine.states_energy else None,
+        network=network_energy(trace, whole, machine, duration) if _stated(machine) else None,
     )
+
+
+def _stated(machine: Machine) -> bool:
+    of_dimensions = (getattr(dimension, "energy", None) for dimension in machine.spec.fabric)
+    return machine.spec.host_power is not None or any(of_dimensions)
 
 
 _Pair = tuple[float, float]
@@ -442,15 +407,3 @@ def _of_passes(job: Job, costs: Iterable[tuple[PricedOperator, _Pair]]) -> _Pair
 
 def _section(kernel: PricedOperator) -> ModelSection:
     return ModelSection(kernel.section, kernel.kind)
-
-
-def _joules(value: float) -> str:
-    """Return an energy with three or four digits.
-
-    >>> _joules(9123.0), _joules(0.25)
-    ('9.123 kJ', '0.25 J')
-    """
-    for size, unit in ((10**6, "MJ"), (10**3, "kJ")):
-        if value >= size:
-            return f"{value / size:.4g} {unit}"
-    return f"{value:.4g} J"

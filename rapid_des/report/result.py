@@ -19,6 +19,7 @@ from rapid_des.report.breakdown import (
     RankRun,
     breakdown,
     busiest,
+    compute_bound,
     congestion_notes,
     contention_notes,
     critical_position,
@@ -28,17 +29,16 @@ from rapid_des.report.breakdown import (
     in_whole_step,
     inside_times,
     operator_times,
+    until_last_token,
     with_inside,
 )
 from rapid_des.report.evidence import Basis, basis_of
 from rapid_des.report.figures import (
     JobFigures,
     RequestTimes,
-    compute_bound,
     energy_figures,
     job_figures,
     request_times,
-    until_last_token,
 )
 from rapid_des.report.forecast import JobKind, intervals_of, kind_of, own_steps
 from rapid_des.report.plotted import Plotted
