@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from rapid_des.modes.blocks.inner import BlockRun
     from rapid_des.modes.blocks.steady import Repetition
     from rapid_des.modes.execution import Run
-    from rapid_des.report.figures import RequestTimes
 
 
 from rapid_des.program.lowering import Lowered, RankTimes, rank_times
@@ -385,14 +384,15 @@ def _pauses(run: Run) -> Iterator[str]:
 
 
 def compute_bound(
-    times: Mapping[str, int], priced: Iterable[PricedOperator], requests: RequestTimes | None
+    times: Mapping[str, int], priced: Iterable[PricedOperator], tokens: tuple[int, int] | None
 ) -> str:
     """Return what limits most of a rank's time in kernels: `hbm`, `launch`, or `compute` on the chip.
 
-    `times` are those of operators by name. Of requests it is the longer of prefill and decode that counts.
+    `times` are those of operators by name. Of requests, whose first and last `tokens` come at these times, it
+    is the longer of prefill and decode that counts.
     """
-    decode = requests is not None and 2 * requests.first_token < requests.total
-    phase = [each for each in priced if requests is None or (each.step > 0) == decode]
+    decode = tokens is not None and 2 * tokens[0] < tokens[1]
+    phase = [each for each in priced if tokens is None or (each.step > 0) == decode]
     whole: Counter[str] = Counter()
     for kernel in phase:
         whole[kernel.name] += kernel.duration
@@ -407,13 +407,16 @@ _LIMITS = {"hbm": "hbm", "launch": "launch", "latency": "launch"}
 
 
 def until_last_token(
-    parts: Callable[[int | None], dict[str, int]], requests: RequestTimes | None, makespan: int
+    parts: Callable[[int | None], dict[str, int]], tokens: tuple[int, int] | None, makespan: int
 ) -> tuple[int, dict[str, int]]:
-    """Return the step time and its parts, including decode steps that were not simulated."""
+    """Return the step time and its parts, including decode steps that were not simulated.
+
+    `tokens` are the times of the first token and the last one; None: no requests.
+    """
     whole = parts(None)
-    if requests is None or requests.total == makespan:
+    if tokens is None or tokens[1] == makespan:
         return makespan, whole
-    return requests.total, _stretched(parts(requests.first_token), whole, requests.total)
+    return tokens[1], _stretched(parts(tokens[0]), whole, tokens[1])
 
 
 def _stretched(head: Mapping[str, int], whole: Mapping[str, int], total: int) -> dict[str, int]:

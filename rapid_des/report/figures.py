@@ -69,6 +69,11 @@ class RequestTimes(Struct, frozen=True):
     kinds: tuple[KindTimes, ...] = ()
     """Times by kind of requests, in the job's order."""
 
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The times of the first token and of the last one."""
+        return self.first_token, self.total
+
     def as_json(self) -> dict[str, Any]:
         """Return plain data for JSON; times in seconds."""
         plain: dict[str, Any] = {

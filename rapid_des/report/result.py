@@ -403,7 +403,7 @@ def _of_job(
     return replace(
         result,
         figures=figures,
-        compute_bound=compute_bound(result.computed, trace.operators, requests),
+        compute_bound=compute_bound(result.computed, trace.operators, requests.ends if requests else None),
         notes=notes,
         work=evidence.work_of(result.computed, models, result.breakdown),
         stream_kinds=trace.stream_kinds,
@@ -424,4 +424,4 @@ def _time_and_parts(
 
     if blocks is not None and blocks.repeated is not None:
         return records.makespan + blocks.repeated.left_out, in_whole_step(parts, blocks.repeated)
-    return until_last_token(parts, requests, records.makespan)
+    return until_last_token(parts, requests.ends if requests else None, records.makespan)
