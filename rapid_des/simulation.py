@@ -131,13 +131,7 @@ def simulate(  # noqa: PLR0913 - options by name
     require_kind(machine, Machine, "load_machine")
     if mode not in (*MODES, FINEST):
         raise InputError(f"mode {mode!r} is not one of {', '.join(MODES)}")
-    capacity = int(machine.device.spec.hbm.capacity)
-    remembered = BoundedCache() if cache is None else cache
-    if job.spec.inference is not None and not allow_oom:
-        asked_for = job
-        job = remembered.get_or_make(("passes", job, capacity), lambda: in_passes(asked_for, capacity))
-    of_job = ("memory", job, None if allow_oom else capacity)
-    needed = remembered.get_or_make(of_job, lambda: memory(job) if allow_oom else check_memory(job, capacity))
+    job, needed = _fitting(job, machine, cache, allow_oom=allow_oom)
     options = _Options(mode, EngineChoice.of(engine), needed, trail, strict, cache)
     result = _with_notes(_simulated_with_faults(job, machine, options), machine)
     congestion = machine.switching.congestion
@@ -151,6 +145,21 @@ def simulate(  # noqa: PLR0913 - options by name
     return replace(result, notes=(*result.notes, *lines))
 
 
+def _fitting(
+    job: Job, machine: Machine, cache: BoundedCache | None, *, allow_oom: bool
+) -> tuple[Job, JobMemory]:
+    """Return a job in passes that fit into the GPUs' memory, if it infers, and the memory that it needs."""
+    capacity = int(machine.device.spec.hbm.capacity)
+    remembered = BoundedCache() if cache is None else cache
+    if job.spec.inference is not None and not allow_oom:
+        asked_for = job
+        job = remembered.get_or_make(("passes", job, capacity), lambda: in_passes(asked_for, capacity))
+    of_job = ("memory", job, None if allow_oom else capacity)
+    return job, remembered.get_or_make(
+        of_job, lambda: memory(job) if allow_oom else check_memory(job, capacity)
+    )
+
+
 def step_time(
     job: Job,
     machine: Machine,
@@ -162,6 +171,25 @@ def step_time(
     """Return the picoseconds of a step as `simulate` does with `allow_oom`; no other figure is computed."""
     options = _Options(mode, EngineChoice.of(engine), None, trail=False, strict=False, cache=cache)
     return int(_simulated_with_faults(job, machine, options).step_time)
+
+
+def timed(  # noqa: PLR0913 - options by name
+    job: Job,
+    machine: Machine,
+    *,
+    mode: str = FLATTENED,
+    engine: str | EngineChoice = AUTO,
+    strict: bool = False,
+    allow_oom: bool = False,
+    cache: BoundedCache | None = None,
+) -> Result:
+    """Return what `simulate` does, without figures of the job, bounds of a mode and notes on the machine.
+
+    Studies of many runs compare their times alone.
+    """
+    job, _ = _fitting(job, machine, cache, allow_oom=allow_oom)
+    options = _Options(mode, EngineChoice.of(engine), None, trail=False, strict=strict, cache=cache)
+    return _simulated_with_faults(job, machine, options)
 
 
 def require_kind(value: object, kind: type, maker: str) -> None:
@@ -192,7 +220,7 @@ class _Options(Struct, frozen=True):
     choice: EngineChoice
     """The engine and its limits."""
     memory: JobMemory | None
-    """The memory that the job needs; None: no figures are wanted but times."""
+    """The memory that the job needs; None: nothing is wanted but times, and no bound of the mode's."""
     trail: bool
     """Whether every hop is recorded."""
     strict: bool
@@ -230,22 +258,23 @@ def _simulated(job: Job, machine: Machine, options: _Options) -> Result:
         raise UnsupportedByEngine(f"{job.file}: parallelism.placement: {problem}")
     if options.mode == FINEST:
         return _finest(job, machine, options)
-    from rapid_des.modes.blocks import BLOCK_MODES, pays_whole, require_own_links, run_blocks, whole_note
+    from rapid_des.modes import blocks as modes
 
-    cache, needed = options.cache, options.memory
-
-    blocks = run_blocks(
+    cache = options.cache
+    blocks = modes.run_blocks(
         price_blocks(job, machine, cache=cache),
         machine,
-        BLOCK_MODES[options.mode],
+        modes.BLOCK_MODES[options.mode],
         options.choice,
         strict=options.strict,
         cache=cache,
     )
-    if not pays_whole(blocks, strict=options.strict):
+    if options.memory is not None or options.strict or modes.may_pay_whole(blocks):
+        blocks = modes.bounded(blocks, options.choice, cache)
+    if not modes.pays_whole(blocks, strict=options.strict):
         if options.strict:
-            require_own_links(blocks)
-        return result_of(blocks.run, trace=blocks.trace, memory=needed, blocks=blocks)
+            modes.require_own_links(blocks)
+        return result_of(blocks.run, trace=blocks.trace, memory=options.memory, blocks=blocks)
     whole = _flattened(job, machine, options)
     step = int(whole.step_time)
     return replace(
@@ -253,7 +282,7 @@ def _simulated(job: Job, machine: Machine, options: _Options) -> Result:
         mode=options.mode,
         wall_s=whole.wall_s + blocks.wall_s,
         mode_bound=ModeBound(step, step, None, "all was simulated at once"),
-        notes=(whole_note(blocks), *whole.notes),
+        notes=(modes.whole_note(blocks), *whole.notes),
     )
 
 

@@ -17,7 +17,7 @@ from rapid_des.network.faults import parse_fault
 from rapid_des.program.lowering import lower, rank_times
 from rapid_des.report.result_text import result_report
 from rapid_des.report.tables import text
-from rapid_des.simulation import MODES, compare, replay, simulate
+from rapid_des.simulation import MODES, compare, replay, simulate, timed
 from tests.program.machines import dimension, machine, ring, switch
 
 MODEL = """\
@@ -145,6 +145,18 @@ def test_small_steps_whose_blocks_share_links_are_simulated_at_once(job):
     assert (at_once.finish, at_once.breakdown) == (flattened.finish, flattened.breakdown)
     assert any("simulated at once" in note for note in at_once.notes)
     assert (at_once.mode_bound.low, at_once.mode_bound.high) == (flattened.step_time, flattened.step_time)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("links", [switch, ring])
+def test_times_alone_are_those_of_the_whole_result(job, mode, links):
+    # on the switch the hierarchical step is simulated at once, which only its bound can tell
+    shared = apart(links(4, **FAST))
+    whole, times = (run(job(tp=2, dp=2), shared, mode=mode) for run in (simulate, timed))
+    assert (times.finish, times.breakdown, times.critical_rank) == (
+        whole.finish, whole.breakdown, whole.critical_rank,
+    )  # fmt: skip
+    assert times.figures is None
 
 
 @pytest.mark.usefixtures("in_blocks")

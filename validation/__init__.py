@@ -68,12 +68,13 @@ PROVIDERS: dict[str, str] = {
     "runs:topics": "goodput/",
     "ranking:topics": "ranking/",
     "profiles:topics": "profiles/",
+    "own_steps:topics": "calibration/",
     "peers:topics": "peers/",
 }
 """Module and function here, and what its topics' names start with: a provider is asked only if a wanted
 prefix may be its."""
-WITHOUT_FILES = {"network/dcqcn/", "network/auto/", "network/adaptive/"}
-"""Starts of topics that compare simulations with each other and read no measured file."""
+WITHOUT_FILES = {"network/dcqcn/", "network/auto/", "network/adaptive/", "calibration/"}
+"""Starts of topics that compare simulations with each other, or read what ships: no measured file."""
 
 
 def validate(

@@ -58,6 +58,7 @@ SOMETIMES: Mapping[str, Mapping[str, Sequence[Any]]] = {
         "overlap_batches": [True],
         "overlap_tp": ["ring", "userbuffers"],
         "overlap_tp_gradients": [False],
+        "sequence_copies": [True],
         "reduce_each_micro_batch": [True, False],
         "prefetch": [0, 2],
         "reshard": [False, 2],

@@ -36,11 +36,13 @@ class Set:
     topics: tuple[str, ...]
     area: str = "training"
     unit: str = "s"
+    picture: str = ""
+    """The name of a picture that sets share; unset: that of the topics."""
 
     @property
     def file(self) -> str:
         """Return the picture's name."""
-        return f"{self.topics[0].split('/')[0]}.png"
+        return f"{self.picture or self.topics[0].split('/')[0]}.png"
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -82,6 +84,22 @@ SETS = (
     Set("UCI, Llama 2 7B, 4 A100 PCIe", ("uci",)),
     Set("Megatron's MoE folding, H100", ("folding",)),
     Set("nanotron sweep, H100", ("nanotron/step",)),
+    *(
+        Set(name, (topic,), picture="further")
+        for name, topic in (
+            ("torchtitan's documentation, A100", "torchtitan-docs"),
+            ("IBM's fms-fsdp, A100 and H100", "ibm-fms-fsdp"),
+            ("InternEvo, A100", "internevo"),
+            ("TinyLlama, A100 40 GB", "tinyllama"),
+            ("nanoGPT, A100 40 GB", "nanogpt"),
+            ("NeMo AutoModel, H100, experts", "automodel"),
+            ("FlagPerf, A100 and H100", "flagperf"),
+            ("OLMo-core, H100", "olmo-core"),
+            ("VectorLM, A100", "vectorlm"),
+            ("GPT-NeoX-20B, A100 40 GB", "gpt-neox-20b"),
+            ("Nemotron-4 340B, 6,144 H100", "nemotron-4-340b"),
+        )
+    ),
     Set("Kundu et al. 2024, 200 + 200 tokens, A100", ("kundu/A100",), "inference", "ms"),
     Set("Kundu et al. 2024, H100", ("kundu/H100",), "inference", "ms"),
     Set("Koyeb, Llama 3.1 8B, A100, time a token", ("koyeb",), "inference", "ms"),

@@ -134,7 +134,8 @@ def _replay_profiles(files: tuple[str, ...], options: dict[str, Any]) -> None:
                 if not is_host_trace(Path(file))
             ]
         plain = max(every, key=lambda each: each["step_time_s"])
-        name = [file for file in files if not is_host_trace(Path(file))][every.index(plain)]
+        own = [file for file in files if not is_host_trace(Path(file))]
+        name = own[every.index(plain)] + (f" (the slowest of {len(own)} ranks)" if len(own) > 1 else "")
         echo(options["as_json"], plain, replayed_text(plain, name))
         return
     _refuse(options, {key: _OF_TRACES[key] for key in _NO_USE}, "profiles")

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from rapid_des.device.operators import Attention, Gemm, Vector
+from rapid_des.frontend.matrices import COPY
 from rapid_des.frontend.operations import Operation
 from rapid_des.frontend.template import INPUT
 from rapid_des.values import replace
@@ -39,7 +40,7 @@ def alternate(operations: Sequence[Operation]) -> Iterator[tuple[int, Share]]:
         if isinstance(operation.operator, Gemm):
             part = _part(operations, place, operation.operator)
             shares[place] = Share(part, part)
-        elif isinstance(operation.operator, Vector) and not operation.name.endswith(".amax"):
+        elif isinstance(operation.operator, Vector) and not operation.name.endswith((".amax", COPY)):
             before = shares.get(producer_of(operations, place), WHOLE)
             shares[place] = Share(1.0, 1.0 if operation.saved else before.lost)
     yield from ((place, share) for place, share in shares.items() if share.made)

@@ -378,14 +378,14 @@ class Job:
             cp_heads=self.spec.parallelism.head_degree,
             overlap_tp="none" if training is None else training.overlap_tp,
             overlap_tp_gradients=training is None or training.overlap_tp_gradients,
+            sequence_copies=training is not None and training.sequence_copies,
+            gathers_again=training is not None and training.recompute == "alternate",
             cross_entropy=self.spec.cross_entropy,
             ep=self.spec.parallelism.ep, etp=self.spec.parallelism.expert_degree,
-            flash=self.spec.attention == "flash",
-            dropout=training is not None and training.dropout,
+            flash=self.spec.attention == "flash", dropout=training is not None and training.dropout,
             fused_accumulation=training is None or training.accumulates_in_products,
             logged_losses=0 if training is None else training.logged_losses,
-            documents=() if training is None else training.documents,
-            serving=training is None,
+            documents=() if training is None else training.documents, serving=training is None,
         )  # fmt: skip
 
     @cached_property

@@ -8,7 +8,9 @@ dependent computation via decomposition"; Transformer Engine's ring exchange; Py
 parallelism, which copies each shard straight from its rank); `pipeline` calls a collective for each piece.
 Transformer Engine's user buffers gather by a ring and scatter in a pipeline. What no product depends on,
 gathers and sums of a column-parallel backward, travels beside the other gradient's product, unless
-`training.overlap_tp_gradients` says that sums wait for it.
+`training.overlap_tp_gradients` says that sums wait for it. PyTorch's tensors have sequences along their
+second dimension and its collectives work along the first, so that a kernel copies all of a tensor behind each
+gather and before each sum that is whole (`training.sequence_copies`).
 """
 
 from __future__ import annotations
@@ -148,10 +150,22 @@ def _travels_as(shard: Shard, linear: Linear) -> Dtype | None:
     return shard.gemm_dtype if shard.recipe is not None and linear.narrow else None
 
 
+def _copy(operations: OperatorList, shard: Shard, name: str, elements: int, after: int | None = None) -> int:
+    """Append the kernel that moves sequences to a tensor's first dimension or back; return its position."""
+    size = shard.activation_bytes(elements)
+    return operations.kernel(f"{name}{COPY}", shard.vector("copy", 1, elements), after=after, output=size)
+
+
+COPY = ".copy"
+"""The end of the names of these kernels."""
+
+
 def reduce_output(operations: OperatorList, shard: Shard, name: str, elements: int) -> None:
     """Append the sum of partial results over tp: whole, or to sequence shards."""
     if shard.tp > 1 and not shard.partial:
         role = "sp.scatter" if shard.sequence_parallel else "tp.reduce"
+        if shard.sequence_copies and shard.sequence_parallel:
+            _copy(operations, shard, f"{name}.scatter", elements)
         size = shard.message(role, elements)
         operations.message(f"{name}.{role.partition('.')[2]}", role, size, output=size)
 
@@ -162,6 +176,8 @@ def gather_gradient(operations: OperatorList, shard: Shard, name: str, elements:
         size = shard.message("sp.gather", elements)
         name = f"{name}.gather_gradient"
         operations.message(name, "sp.gather", size, output=shard.activation_bytes(elements))
+        if shard.sequence_copies:
+            _copy(operations, shard, name, elements)
 
 
 def _gathered(operations: OperatorList, shard: Shard, product: _Product, name: str) -> int:
@@ -178,6 +194,8 @@ def _shard_size(shard: Shard, product: _Product) -> int:
 def _gather_before(operations: OperatorList, shard: Shard, product: _Product, name: str) -> int:
     output = shard.activation_bytes(product.linear.rows * product.inner)
     gathered = operations.message(name, "sp.gather", _shard_size(shard, product), output=output)
+    if shard.sequence_copies:
+        gathered = _copy(operations, shard, name, product.linear.rows * product.inner)
     product.append(operations, shard)
     return gathered
 
@@ -270,6 +288,8 @@ def column_backward(operations: OperatorList, shard: Shard, linear: Linear) -> i
     if _gathers(shard):
         size = shard.message("sp.gather", elements, _travels_as(shard, linear))
         gathered = operations.message(f"{linear.name}.regather", "sp.gather", size, output=output)
+        if shard.sequence_copies and shard.gathers_again:
+            gathered = _copy(operations, shard, f"{linear.name}.regather", elements, gathered)
     gemm = shard.gemm(linear.rows, linear.inner, linear.columns, narrow=linear.narrow)
     ready = operations.kernel(f"{linear.name}.input_gradient", gemm, after=incoming, output=output)
     across = elements if _stands_across(shard, linear, made_by_norm=True) else 0
@@ -277,6 +297,8 @@ def column_backward(operations: OperatorList, shard: Shard, linear: Linear) -> i
         _weight_gradient(operations, shard, linear, gathered, across)
     if shard.tp > 1:
         role = "sp.scatter" if shard.sequence_parallel else "tp.reduce_gradient"
+        if shard.sequence_copies and shard.sequence_parallel:
+            ready = _copy(operations, shard, f"{linear.name}.reduce_gradient", elements, ready)
         after = tuple(dict.fromkeys((ready, operations.last)))
         ready = operations.message(
             f"{linear.name}.reduce_gradient", role, shard.message(role, elements), after=after

@@ -75,6 +75,9 @@ class Shard(Struct, frozen=True):
     """While decoding: number of ranks (cp) of which each holds a part of the cached positions."""
     overlap_tp: TensorOverlap = "none"
     overlap_tp_gradients: bool = True
+    sequence_copies: bool = False
+    gathers_again: bool = False
+    """Whether a checkpointed layer's gathers, which its backward runs again, are the only ones there."""
     cross_entropy: str = "one_pass"
     ep: int = 1
     etp: int = 1

@@ -447,6 +447,10 @@ class TrainingSpec(Spec, frozen=True):
     """Whether gathers and sums of sequence shards travel piece by piece beside the products that need or
     make them: passed on in a ring, by a collective for each of tp pieces (pipeline), or as Transformer
     Engine's user buffers do by default, gathers in a ring and sums in a pipeline. The head's are whole."""
+    sequence_copies: bool = False
+    """A kernel copies all of a tensor behind each gather of sequence shards, and before each sum to them: in
+    PyTorch the sequence is a tensor's second dimension (torch.distributed's _functional_collectives.py:
+    `torch.cat`; torchtitan's pull request 437). What `overlap_tp` cuts is not copied."""
     batched_messages: bool = False
     """Messages between stages that do not overlap compute go through the communicator of all stages, as
     torch's batch_isend_irecv sends them; otherwise each two ranks have one of their own."""

@@ -19,6 +19,10 @@ from rapid_des.profiles.kernel_classes import class_of
 
 KERNEL, COPY, FILL = "", "copy", "fill"
 _MOST_NS = 1 << 62
+_LONGEST = 86_400 * 10**9
+"""The nanoseconds between the first and the last event of a profile, at most."""
+_SKEW = 10**9
+"""The nanoseconds by which the clocks of host and GPU may differ."""
 _LONGEST_NAME = 2048
 """Letters of a name that are kept."""
 _WAITING = ("Synchronize", "cudaMemcpy", "hipMemcpy", "hipMemcpyWithStream")
@@ -113,16 +117,29 @@ class EventColumns:
             raise TraceError(
                 f"{self.path}: has no events with a duration (ph X); a profile of PyTorch has some"
             )
+        events = self._device_events()
+        self._check_clocks(events)
         return Profile(
             path=self.path,
             rank=self.rank,
             device=self.device,
-            events=self._device_events(),
+            events=events,
             steps=self._steps(),
             waits=np.array(self._waits, np.int64),
             orders=np.sort(np.array(self._orders, np.int64)),
             span=(self._first, self._last),
         )
+
+    def _check_clocks(self, events: DeviceEvents) -> None:
+        """Raise `TraceError` if a clock jumped while the profile was written."""
+        if (apart := self._last - self._first) > _LONGEST:
+            days = f"events are {apart / _LONGEST:.4g} days apart"
+            raise TraceError(f"{self.path}: {days}: a clock jumped; allowed: up to a day")
+        late = np.where(events.called >= 0, events.called - events.start, 0)
+        if late.max(initial=0) > _SKEW:
+            event = int(late.argmax())
+            what = f"{events.names[events.name[event]][:80]!r}: begins {late[event] / 1e9:.4g} s"
+            raise TraceError(f"{self.path}: event {what} before it was launched: a clock jumped")
 
     def _steps(self) -> Sequence[HostStep]:
         """Return the marked steps, each once: those of PyTorch's profiler if there are any."""
@@ -130,9 +147,9 @@ class EventColumns:
         return sorted(marked, key=lambda step: step.start)
 
     def _device_events(self) -> DeviceEvents:
-        table = np.array([np.frombuffer(column, np.int64) for column in self._events]).reshape(7, -1)
-        order = np.lexsort((table[4], table[3]))
-        row, kind, stream, start, end, correlation, operator = table[:, order]
+        columns = [np.frombuffer(column, np.int64) for column in self._events]
+        order = np.lexsort((columns[4], columns[3]))
+        row, kind, stream, start, end, correlation, operator = (column[order] for column in columns)
         keys = np.frombuffer(self._launches[0], np.int64)
         called, launched = (
             _looked_up(keys, np.frombuffer(column, np.int64), correlation) for column in self._launches[1:]
@@ -148,11 +165,19 @@ class EventColumns:
             collectives = {
                 event: said for event, said in asked if said is not None and not kind[event]
             } | collectives
-        known = np.zeros(len(order), np.int64)
+        known = np.zeros(len(order), np.int8)
         known[list(collectives)] = 1
         names, texts = list(self._names), list(self._kinds)
-        pairs, number = np.unique(np.array([row, kind, above, known]), axis=1, return_inverse=True)
-        named = [(names[n], texts[k], names[o] if o >= 0 else "", c) for n, k, o, c in pairs.T.tolist()]
+        # one number for what classes a kernel: NOTE: rows of a table are sorted ten times as slowly
+        many = len(names) + 1
+        keys = ((row * len(texts) + kind) * many + above + 1) * 2 + known
+        kinds, number = np.unique(keys, return_inverse=True)
+        rest, said = np.divmod(kinds, 2)
+        rest, operators = np.divmod(rest, many)
+        named = [
+            (names[each // len(texts)], texts[each % len(texts)], names[o - 1] if o else "", c)
+            for each, o, c in zip(rest.tolist(), operators.tolist(), said.tolist(), strict=True)
+        ]
         classes = [k or ("communication" if c else class_of(n, o)) for n, k, o, c in named]
         rows = {
             key: at for at, key in enumerate(dict.fromkeys(zip([n for n, *_ in named], classes, strict=True)))

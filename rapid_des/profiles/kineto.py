@@ -23,7 +23,7 @@ from rapid_des.profiles.events import GZIP, PROFILE, Collective, Profile
 from rapid_des.profiles.host_traces import PRODUCTS, Shapes, linked
 
 NS_PER_US = 1000
-_PIECE = 1 << 25
+_PIECE = 1 << 23
 _MOST_US = (1 << 62) / NS_PER_US
 _ON_DEVICE = {"kernel": KERNEL, "gpu_memcpy": COPY, "memcpy": COPY, "gpu_memset": FILL, "memset": FILL}
 """Categories of device events; older profilers wrote them with a capital."""
@@ -201,7 +201,7 @@ def _decoded_parts(path: Path, file: IO[bytes]) -> Iterator[_File]:
         yield _File(events)
         text += more
         if len(text) > 4 * _PIECE:
-            raise TraceError(f"{path}: is no JSON: an event of more than {_PIECE >> 20} MiB")
+            raise TraceError(f"{path}: is no JSON: an event of more than {_PIECE >> 18} MiB")
     yield _whole(path, opening + text)  # the last events, and the keys before and behind them
 
 
@@ -236,7 +236,9 @@ def _read(path: Path, file: IO[bytes]) -> bytes:
 def _rest(path: Path, file: IO[bytes]) -> bytes:
     pieces = list(iter(lambda: _read(path, file), b""))
     if sum(map(len, pieces)) > 1 << 31:
-        raise TraceError(f"{path}: is no profile of PyTorch: it has no 'traceEvents' in its first 32 MiB")
+        raise TraceError(
+            f"{path}: is no profile of PyTorch: no 'traceEvents' in its first {_PIECE >> 20} MiB"
+        )
     return b"".join(pieces)
 
 

@@ -97,10 +97,10 @@ def _read_events(
     database: sqlite3.Connection, table: str, kind: str, into: tuple[_Gpus, Mapping[int, str]]
 ) -> None:
     gpus, texts = into
-    others = ("correlationId", "globalPid", "demangledName", "shortName", "copyKind")
+    others = ("correlationId", "globalPid", "demangledName", "shortName", "mangledName", "copyKind")
     for row in _rows(database, table, _NEEDED, others):
-        start, end, device, stream, correlation, process, long, short, copied = row
-        name = _text(texts, long if long is not None else short) or _copy_name(kind, copied)
+        start, end, device, stream, correlation, process, *names, copied = row
+        name = next(filter(None, (_text(texts, each) for each in names)), "") or _copy_name(kind, copied)
         _add_event(gpus, (name, kind), (start, end), (device, stream, correlation, process))
 
 

@@ -2,8 +2,8 @@
 
 Ranks of a group leave a collective together, so the medians of the differences of their ends are how far
 their clocks are apart. Groups are what the profiler wrote of each collective: its ranks, if they are evenly
-apart, or all ranks. Ranks without a profile are copies of those that have one, in turn. Collectives of which
-bytes or ranks are not known, or about which the ranks disagree, keep their measured time.
+apart, or all ranks. A rank without a profile is a copy of one with its place in most groups. Collectives of
+which bytes or ranks are not known, or about which the ranks disagree, keep their measured time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
@@ -39,9 +39,13 @@ class GroupPattern(NamedTuple):
     stride: int
     size: int
 
+    def place(self, rank: int) -> int:
+        """Return which member of its group a rank is."""
+        return rank // self.stride % self.size
+
     def first(self, rank: int) -> int:
         """Return the first rank of the group that a rank is in."""
-        return rank - rank // self.stride % self.size * self.stride
+        return rank - self.place(rank) * self.stride
 
     def of(self, rank: int) -> tuple[int, ...]:
         """Return the ranks of the group that a rank is in."""
@@ -117,7 +121,7 @@ def _traces(world: int, tables: Mapping[int, NodeTable], patterns: Mapping[str, 
             if text not in groups:
                 groups[text] = pattern.of(rank)
             own.append(text)
-        ranks.append(RankTrace(rank, tables[_role(rank, tables)], groups=tuple(own)))
+        ranks.append(RankTrace(rank, tables[_role(rank, tables, patterns.values())], groups=tuple(own)))
     return TraceSet(tuple(ranks), groups)
 
 
@@ -231,10 +235,17 @@ def _size(said: Collective, size: int, group: GroupPattern, grown: Mapping[str, 
     return max(1, size * group.size // larger.size) if "gather" in name else size
 
 
-def _role(rank: int, tables: Mapping[int, NodeTable]) -> int:
-    """Return the rank whose profile a rank takes: its own, else that of the nearest rank below in turn."""
-    known = sorted(tables)
-    return rank if rank in tables else known[rank % len(known)]
+def _role(rank: int, known: Collection[int], patterns: Collection[GroupPattern]) -> int:
+    """Return the rank whose profile a rank takes: its own, else one with its place in most groups.
+
+    Of equals it is the nearest one below, else the nearest.
+    """
+
+    def common_places(other: int) -> tuple[int, bool, int]:
+        same = sum(pattern.place(other) == pattern.place(rank) for pattern in patterns)
+        return same, other <= rank, -abs(other - rank)
+
+    return rank if rank in known else max(known, key=common_places)
 
 
 def _agreed(given: Mapping[int, Profile], steps: Mapping[int, ChosenStep]) -> set[str]:

@@ -232,10 +232,25 @@ def posterior_of(known: Published, *, without: Collection[str] = ()) -> Posterio
     members = members_of(cells)
     rows = rows_of(cells, members)
     errors = np.array([cell.error for cell in cells])
-    weights = np.linalg.inv(noise_of(cells, known.scales))
+    weighted = _weighted(cells, known.scales, np.column_stack((rows, errors)))
     prior = np.diag(1 / prior_of(members, known.scales) ** 2)
-    covariance = np.array(np.linalg.inv(rows.T @ weights @ rows + prior), np.float64)
-    return Posterior(known, covariance @ rows.T @ weights @ errors, covariance, members)
+    covariance = np.array(np.linalg.inv(rows.T @ weighted[:, :-1] + prior), np.float64)
+    return Posterior(known, covariance @ (rows.T @ weighted[:, -1]), covariance, members)
+
+
+def _weighted(cells: Sequence[Cell], scales: Scales, columns: Floats) -> Floats:
+    """Return the inverse of `noise_of` times some columns, without the matrix of all pairs of cells.
+
+    Noise is diagonal but for one constant s² within each source, which changes the inverse D^-1 by rank 1 a
+    source (Sherman and Morrison): D^-1 x - D^-1 1 s² (1' D^-1 x) / (1 + s² 1' D^-1 1).
+    """
+    sources, source_of = np.unique([cell.source for cell in cells], return_inverse=True)
+    weights = 1 / np.array([scales.rest**2 + scales.within**2 / cell.jobs for cell in cells])
+    belongs = np.equal.outer(source_of, np.arange(len(sources))) * weights[:, None]  # [cell, source]
+    common = scales.source**2
+    shared = common * (belongs.T @ columns) / (1 + common * belongs.sum(axis=0))[:, None]
+    weighed: Floats = weights[:, None] * columns - belongs @ shared
+    return weighed
 
 
 def members_of(cells: Sequence[Cell]) -> tuple[tuple[str, str], ...]:

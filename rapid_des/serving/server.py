@@ -208,9 +208,19 @@ def workload_of(job: Job, texts: dict[str, str | None], *, requests: int, seed: 
 
 def iteration_costs(job: Job, machine: Machine, cache: BoundedCache | None) -> PassCosts:
     """Return the costs of a replica's iterations, those of earlier servers with `cache` among them."""
+    priced = _as_priced(job)
     if cache is None:
-        return PassCosts(job, machine)
-    return cache.get_or_make(("iterations", job, machine), lambda: PassCosts(job, machine, cache))
+        return PassCosts(priced, machine)
+    return cache.get_or_make(("iterations", priced, machine), lambda: PassCosts(priced, machine, cache))
+
+
+def _as_priced(job: Job) -> Job:
+    """Return the job without its `serving` section and the size of its KV cache.
+
+    These decide which iterations there are, and not how long they take.
+    """
+    memory = structs.replace(job.spec.memory, kv_pool=None)
+    return replace(job, spec=structs.replace(job.spec, serving=None, memory=memory))
 
 
 def _engine(job: Job, machine: Machine, workload: Workload, cache: BoundedCache | None) -> Engine:

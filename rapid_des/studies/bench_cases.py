@@ -18,8 +18,10 @@ from rapid_des.importers.astra_sim import replay_traces
 from rapid_des.importers.astra_sim.files import Dialect, Files, NetworkFile, Setup, Shape, SystemFile
 from rapid_des.machine import load_machine
 from rapid_des.modes.execution import EngineChoice
+from rapid_des.network.faults.models import FaultDraws, Variates, parse_model
 from rapid_des.runs.goodput import goodput
-from rapid_des.simulation import simulate
+from rapid_des.serving.server import serve
+from rapid_des.simulation import simulate, timed
 from rapid_des.studies.traffic import irregular
 
 _STREAM = "network"
@@ -163,10 +165,33 @@ def _weeks(replications: int) -> Outcome:
     return Outcome(result.time_by_cause()["steps"], 0, incidents, time.perf_counter() - began)
 
 
+def _draws(number: int) -> Outcome:
+    """Simulate draws of one slow link. The answer is the sum of the step times."""
+    job, machine = load_job("llama3_1_70b_train_64"), load_machine("torus2d_ring_a100_64")
+    model = parse_model("random=links count=1 bandwidth=normal(0.5,0.1)")
+    drawn = FaultDraws((model,), machine.healthy, machine.spec.gpus_per_node)
+    cache, choice = BoundedCache(1 << 28), EngineChoice(programs=number)
+    began, finish = time.perf_counter(), 0
+    for draw in range(number):
+        hurt = machine.with_faults(drawn.draw(Variates(0, draw, "independent")))
+        finish += int(timed(job, hurt, mode="hierarchical", engine=choice, cache=cache).step_time)
+    return Outcome(finish, 0, 0, time.perf_counter() - began)
+
+
+def _requests(number: int) -> Outcome:
+    """Serve requests. The answer is the sum of the times that they take."""
+    job, machine = load_job("llama3_1_70b_serve"), load_machine("dgx_h100")
+    began = time.perf_counter()
+    result = serve(job, machine, requests=number)
+    return Outcome(int(result.e2e.sum()), 0, 0, time.perf_counter() - began)
+
+
 STATED_GROWTH: Mapping[str, float] = {
     "irregular": 1.35,
     "llama70b_flattened": 1.05,
     "llama405b_hierarchical": 1.15,
+    "draws": 1.0,
+    "requests": 1.0,
 }
 """The exponents with which the processor time of each ladder may grow with its size, at most. Random messages
 on a torus cross more links the more ranks there are: hops grow with exponent 1.5."""
@@ -233,6 +258,18 @@ CASES: Mapping[str, Benchmark] = {
     "llama70b_64_hierarchical_1000": Benchmark(
         partial(_configurations, 10, 20, 5), 5929899155760840, large=True
     ),
+    **{
+        f"llama70b_64_draws_{number}": Benchmark(
+            partial(_draws, number), finish, cost, ladder="draws", size=number
+        )
+        for number, finish, cost in ((10, 103837753340162, 2.6), (80, 833476374219260, 12.8))
+    },
+    **{
+        f"serve_70b_{number}_requests": Benchmark(
+            partial(_requests, number), finish, cost, ladder="requests", size=number
+        )
+        for number, finish, cost in ((100, 335450411631114, 4.0), (1000, 3921643752227036, 8.4))
+    },
     "goodput_16384_54_days": Benchmark(partial(_weeks, 20), 77550866250076963079, cost=9.5),
     "llama405b_16384_hierarchical": Benchmark(
         partial(_job, "llama3_1_405b_train_16384", "dgx_h100_x8", "hierarchical", nodes=2048),

@@ -23,7 +23,7 @@ from rapid_des.machine import Machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.network.faults.models import Draw, FaultDraws, FaultModel, Variates, parse_model
 from rapid_des.report.result import Result
-from rapid_des.simulation import simulate
+from rapid_des.simulation import simulate, timed
 from rapid_des.studies.criticality import PLURALS, alike_places
 from rapid_des.studies.draw_statistics import Until
 from rapid_des.studies.fault_rows import (
@@ -324,14 +324,18 @@ def simulate_draws(task: _Task, cache: BoundedCache) -> list[DrawRow]:
     job, machine = task.point.resolved(cache)
     choice = EngineChoice(task.point.engine, programs=_MANY)
 
+    point = task.point
+    how: dict[str, Any] = {"mode": point.mode, "strict": point.strict, "allow_oom": point.allow_oom}
+
     def run(on: Machine) -> Result:
-        point = task.point
-        how: dict[str, Any] = {"strict": point.strict, "allow_oom": point.allow_oom}
-        return simulate(job, on, mode=point.mode, engine=choice, cache=cache, **how)
+        return timed(job, on, engine=choice, cache=cache, **how)
+
+    def whole() -> Result:
+        return simulate(job, machine, engine=choice, cache=cache, **how)
 
     key = ("healthy", job, machine, task.point.mode, task.point.engine)
     try:
-        healthy = cache.get_or_make(key, lambda: run(machine), weight=_weight)
+        healthy = cache.get_or_make(key, whole, weight=_weight)
     except RapidDesError as error:
         if task.alone:
             raise

@@ -166,3 +166,22 @@ def test_sums_of_input_gradients_travel_beside_products_or_behind_them(tiny):
             (summed,) = named(operations, f"{name}.reduce_gradient")
             assert gradient in operations[summed].after
             assert (weights in operations[summed].after) is not beside
+
+
+@pytest.mark.parametrize(("phase", "copies"), [("forward", 4), ("backward", 4)])
+def test_tensors_with_sequences_along_the_second_dimension_are_copied_whole(tiny, phase, copies):
+    """Behind gathers and before sums, each of all that is gathered or summed."""
+    key, asked = PieceKey(ModelSection("block", 0), phase), ("training.sequence_copies", "true")
+    plain, copied = (training_lists(tiny(*SPLIT, HEADS, *more))[key] for more in ((), (asked,)))
+    added = [one for one in copied if one.name.endswith(".copy")]
+    assert len(added) == len(copied) - len(plain) == copies
+    sent = [place for place, one in enumerate(copied) if one.role == "sp.scatter"]
+    assert all(any(copied[before].name.endswith(".copy") for before in copied[one].after) for one in sent)
+
+
+def test_checkpoints_by_operator_copy_what_they_gather_again_and_keep_what_they_summed(tiny):
+    asked, again = ("training.sequence_copies", "true"), ("training.recompute", "alternate")
+    lists = training_lists(tiny(*SPLIT, HEADS, asked, again))
+    names = [one.name for one in lists[PieceKey(ModelSection("block", 0), "backward")]]
+    assert len([name for name in names if name.endswith(".regather.copy")]) == 2
+    assert not [name for name in names if name.endswith("output.scatter.copy")]

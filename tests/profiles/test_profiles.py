@@ -144,6 +144,34 @@ def test_a_file_that_is_no_profile_is_one_line(tmp_path, content, said):
     assert answer.code == 2 and answer.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("start", "called", "said"),
+    [(9e10, 9e10, "events are 1.042 days apart: a clock jumped"),
+     (5e6, 7e6, "'gelu': begins 2 s before it was launched: a clock jumped")],
+)  # fmt: skip
+def test_a_clock_that_jumped_is_named(tmp_path, start, called, said):
+    events = [launch(1, 0), event("sgemm", 5, 9, correlation=1), launch(2, called)]
+    path = written(tmp_path, [*events, event("gelu", start, 9, correlation=2)])
+    with pytest.raises(TraceError, match=said):
+        read_profile(path)
+
+
+def test_a_large_file_is_read_piece_by_piece(tmp_path, monkeypatch):
+    monkeypatch.setattr("rapid_des.profiles.kineto._PIECE", 1000)
+    events = [each for number in range(1, 40) for each in step_of(10 * number, 1000 + 100 * number)]
+    events[7]["args"]["deep"] = [{"a": "},{"}, {"b": 1}]  # ends of mappings that are no ends of events
+    path = written(tmp_path, events, distributedInfo={"rank": 3})
+    pieces = read_profile(path)
+    monkeypatch.undo()
+    whole = read_profile(path)
+    assert (pieces.rank, len(pieces.steps)) == (3, 39) and pieces.events.names == whole.events.names
+    assert np.array_equal(pieces.events.start, whole.events.start)
+    assert np.array_equal(pieces.events.called, whole.events.called)
+    path.write_bytes(path.read_bytes().replace(b'"ph": "X"', b'"ph" "X"', 1))
+    with pytest.raises(TraceError, match="is no JSON"):
+        read_profile(path)
+
+
 def test_a_number_that_no_stream_has_counts_as_none(tmp_path):
     wide = event("sgemm", 10, 20, stream=10**22, correlation=1)
     assert read_profile(written(tmp_path, [launch(1, 0), wide])).events.stream.tolist() == [-1]

@@ -4,7 +4,7 @@ import pytest
 
 from rapid_des.errors import InputError
 from rapid_des.profiles import read_profile
-from rapid_des.profiles.ranks import ProfileChanges, run_of_ranks
+from rapid_des.profiles.ranks import GroupPattern, ProfileChanges, _role, run_of_ranks
 from tests.cli.shell import call, refused
 from tests.profiles.test_profiles import event, launch, written
 
@@ -62,6 +62,7 @@ def test_clocks_are_aligned_and_all_wait_for_the_slow_rank(tmp_path):
     assert found["clock_skew_s"] == {"0": 0.0, "1": pytest.approx(0.125456)}
     alone = asked(files[:1]).json
     assert found["step_time_s"] > alone["step_time_s"]
+    assert "1.json (the slowest of 2 ranks)" in call("replay", *files).out
     assert "as collectives show" in call("replay", *files, "--network", "simulated", "--on", "dgx_a100").out
 
 
@@ -85,6 +86,13 @@ def test_inner_groups_stay_where_outer_ones_grow(tmp_path):
     run = run_of_ranks([read_profile(path)], ProfileChanges(grown=(2, 4)))
     assert run.traces.groups["group dp from rank 1"] == (1, 3, 5, 7)
     assert run.traces.groups["group 0 from rank 6"] == (6, 7)
+
+
+def test_a_missing_rank_has_the_profile_of_its_role():
+    tensor, data, pipeline = GroupPattern(1, 2), GroupPattern(2, 4), GroupPattern(4, 2)
+    assert [_role(rank, {0, 1}, [tensor, data]) for rank in range(8)] == [0, 1] * 4
+    assert [_role(rank, {0, 4}, [pipeline]) for rank in range(8)] == [0] * 4 + [4] * 4
+    assert [_role(rank, {0, 4}, []) for rank in range(6)] == [0, 0, 0, 0, 4, 4]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from rapid_des.frontend.operations import RequestGroup
 from rapid_des.machine import load_machine
 from rapid_des.serving.batch import Batch
 from rapid_des.serving.costs import PassCosts
-from rapid_des.serving.server import serve
+from rapid_des.serving.server import iteration_costs, serve
 from rapid_des.simulation import simulate
 
 JOB = {
@@ -52,6 +52,16 @@ def test_decode_steps_on_corners_are_exact(costs, batch):
 def test_a_prompt_on_a_corner_is_exact_but_for_the_last_issue(costs):
     # all of a long prompt's kernels are issued in time: only the first one is waited for
     assert costs[1](Batch(chunks=(RequestGroup(1, 8192),))) == pytest.approx(1, abs=1e-6)
+
+
+def test_servers_that_differ_in_what_iterations_there_are_share_their_costs():
+    machine, cache = load_machine("dgx_h100"), BoundedCache()
+    other = {"serving.max_batched_tokens": 512, "memory.kv_pool.share": 0.5}
+    plain, fewer = load_job(JOB), load_job(JOB, settings=other)
+    assert iteration_costs(fewer, machine, cache) is iteration_costs(plain, machine, cache)
+    assert iteration_costs(load_job({**JOB, "software": "trtllm-1"}), machine, cache) is not iteration_costs(
+        plain, machine, cache
+    )
 
 
 @pytest.mark.parametrize("device", ["dgx_a100", "dgx_h100"])

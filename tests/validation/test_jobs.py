@@ -13,10 +13,11 @@ from validation import DataFolder, open_folder, validate
 from validation.inference import tables, trtllm
 from validation.jobs.blame import Taken, errors_by_part
 from validation.jobs.cases import Case, Place, Served, outcome
+from validation.jobs.models import shipped
 from validation.jobs.origins import SERVERS, SOFTWARE, place
 from validation.jobs.workers import FEW, NOT_RUN, Runs
 from validation.measurements import CHECKOUT_DATA
-from validation.training import bridge, dgxc, mlperf, nanotron, published, small
+from validation.training import bridge, dgxc, mlperf, nanotron, plain, published, small
 from validation.training import tables as others
 
 pytestmark = pytest.mark.skipif(not CHECKOUT_DATA.is_dir(), reason="the data ships with a checkout only")
@@ -292,3 +293,14 @@ def test_workers_give_what_one_process_gives():
     assert [runs.outcome(case) for case in cases] == alone
     assert told
     runs.abandon()
+
+
+def test_a_row_of_a_page_states_its_network_its_stage_and_its_copies_of_the_state():
+    rows = {row["case_id"]: row for row in open_folder(None).read(plain.FILE)}
+    row = rows["internevo/7b-zero1-in-node-64"]
+    case, _ = plain.plain_case(shipped(), row, *plain.profile_of(row["framework"]))
+    job = json.loads(case.job)
+    assert ("fabric.1.bandwidth", "6.25 GB/s") in case.place.settings
+    assert (job["training"]["zero_stage"], job["parallelism"]["dp_replicate"]) == (1, 8)
+    case, _ = plain.plain_case(shipped(), rows["automodel/Kimi-K2-256"], "torchtitan")
+    assert sum(json.loads(case.job)["parallelism"]["layers"]) == 61  # dealt to 32 parts

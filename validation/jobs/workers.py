@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import cache, partial
+from itertools import groupby
 from pathlib import Path
 from threading import Lock
 
@@ -20,7 +21,7 @@ from validation.jobs.cases import Case, Outcome, outcome
 FEW = 12
 """Cases that are run in this process: workers take two seconds to begin."""
 _TOGETHER = 8
-"""Cases that a worker is handed at once: of one model and machine they have blocks and prices in common."""
+"""Cases that a worker is handed at once, or more: of one model and machine they have much in common."""
 _LOOK_S = 0.25
 """How often who waits is told what is done."""
 Watch = Callable[[int, int], None]
@@ -101,12 +102,22 @@ def _is_there(future: Future[list[Outcome]]) -> bool:
 
 
 def _batches(cases: Sequence[Case]) -> Iterable[Sequence[Case]]:
-    """Yield cases of one model, split alike inside blocks, on one machine together."""
+    """Yield cases of one model, split alike inside blocks, on one machine together.
+
+    Servers whose iterations cost the same are never apart.
+    """
     alike: dict[object, list[Case]] = {}
     for case in cases:
         alike.setdefault(_likeness(case), []).append(case)
     for members in alike.values():
-        yield from (members[begin : begin + _TOGETHER] for begin in range(0, len(members), _TOGETHER))
+        batch: list[Case] = []
+        for _, same in groupby(sorted(members, key=_priced), _priced):
+            batch += same
+            if len(batch) >= _TOGETHER:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
 
 
 def _likeness(case: Case) -> object:
@@ -115,6 +126,11 @@ def _likeness(case: Case) -> object:
     axes = job.get("parallelism", {})
     inside = [axes.get(axis, 1) for axis in ("tp", "cp", "ep")]
     return case.place, case.only_memory, json.dumps(job["model"]), str(inside)
+
+
+def _priced(case: Case) -> str:
+    """Return what a server's iterations cost by: its job without its `serving` section."""
+    return json.dumps({key: value for key, value in json.loads(case.job).items() if key != "serving"})
 
 
 def _outcomes(cases: Sequence[Case], keep: Path | None) -> list[Outcome]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
 from rapid_des.config import preset_names
-from validation.jobs.cases import Case
+from rapid_des.values import replace
+from validation.jobs.cases import Case, Place
 from validation.jobs.decoders import Dimensions, Experts, Tree, printed, training_flops
 from validation.jobs.models import STYLE_STARTS, Decoder, Models, models_of, spelled
 from validation.jobs.origins import SERVERS, SOFTWARE, Profile, place
@@ -26,11 +28,24 @@ READ_ELSEWHERE = {
     "megatron-bridge",
 }  # fmt: skip
 """Sources of the file with readers of their own."""
-_FRAMEWORKS: Mapping[str, str] = {
+_BF16_SUMS = {"precision": {"gradient_reduce": "bf16"}}
+"""fms-fsdp's policies/mixed_precision.py."""
+_EAGER = {"fusion": "eager"}
+_COMPILED_DDP = {"fusion": "torch_compile", "attention": "flash"}
+_DEEPEP = {"routing": {"dispatcher": "deepep"}}
+_FRAMEWORKS: Mapping[str, str | tuple[str, Mapping[str, Any]]] = {
+    "fms-fsdp": ("fsdp", _BF16_SUMS),
+    "gpt-neox": "megatron-deepspeed",
+    "megatron-deepspeed 0.11": ("megatron-deepspeed", {"attention": "flash"}),
     "deepspeed+megatron": "megatron-deepspeed",
     "megatron-deepspeed": "megatron-deepspeed",
     "deepspeed": "deepspeed",
+    "torchtitan, eager": ("torchtitan", _EAGER),
     "torchtitan": "torchtitan",
+    "olmo-core": "torchtitan",
+    "automodel": ("torchtitan", _DEEPEP),
+    "internevo": "megatron-2025",
+    "nanogpt": ("torch-eager", _COMPILED_DDP),
     "composer": "llm-foundry",
     "foundry": "llm-foundry",
     "nanotron": "nanotron",
@@ -41,7 +56,7 @@ _FRAMEWORKS: Mapping[str, str] = {
     "fsdp": "fsdp",
     "ddp": "torch-eager",
 }
-"""Profiles by what a framework's text holds, the first that does."""
+"""Profiles by what a framework's text holds, the first that does; with them what a job of it has besides."""
 _GPUS: Mapping[str, str] = {
     "a100": "A100-SXM4-80GB", "a10080gb": "A100-SXM4-80GB", "a10040gb": "A100-SXM4-40GB",
     "dgxa100": "A100-SXM4-80GB", "a100sxm": "A100-SXM4-80GB", "a100sxm80gb": "A100-SXM4-80GB",
@@ -53,7 +68,10 @@ _GPUS: Mapping[str, str] = {
     "gb200": "GB200-NVL72", "dgxgb200": "GB200-NVL72", "gb300": "GB300-NVL72", "dgxgb300": "GB300-NVL72",
 }  # fmt: skip
 """By a name's letters and digits."""
+_NETWORK = re.compile(r"\((\d+) Gb/s a node\)")
+_BF16_ALONE = dict.fromkeys(("gradients", "gradient_reduce", "master_weights", "optimizer"), "bf16")
 _FORMATS: Mapping[str, Mapping[str, str]] = {
+    "pure bf16": _BF16_ALONE,
     "nvfp4": {"gemm": "fp4"},
     "fp4": {"gemm": "fp4"},
     "fp8": {"gemm": "fp8"},
@@ -80,7 +98,8 @@ def _named(record: Record) -> tuple[str, str]:
 def _measured(models: Models, record: Record) -> MeasuredJob:
     topic, case_id = _named(record)
     measured = step_time(record)
-    case, basis = plain_case(models, record, profile_of(record["framework"]))
+    profile, keys = profile_of(record["framework"])
+    case, basis = plain_case(models, record, profile, keys)
     alike = f"{record['gpu']} {record['precision']}"
     return MeasuredJob(topic, case_id, measured, cases=(case,), basis=basis, alike=alike)
 
@@ -99,34 +118,58 @@ def step_time(record: Record) -> float:
     return tokens / (record.time("tokens_per_s_per_gpu") * record.count("n_gpus"))
 
 
-def plain_case(models: Models, record: Record, software: Profile) -> tuple[Case, float]:
-    """Return the job that a row's columns say on a software's profile, and the model's FLOPs a GPU."""
+def plain_case(
+    models: Models, record: Record, software: Profile, keys: Mapping[str, Any] | None = None
+) -> tuple[Case, float]:
+    """Return the job that a row's columns say on a software's profile, and the model's FLOPs a GPU.
+
+    `keys` are further keys of the job, by what is known of its framework.
+    """
     decoder, length = _decoder(models, record), record.count("seq")
     layout, batch = _layout(decoder, record), Batch(record.count("gbs"), record.count("mbs"), length)
-    stated = record.get("recompute")
-    training: Tree = {"recompute": stated} if stated in ("selective", "full") else {}
-    if record.get("fsdp", "") not in ("", "none", "0", "0.0"):
-        training |= {"zero_stage": 3}
-    more = {"training": training, "precision": _precision(record["precision"])}
-    where = place(gpu_of(record["gpu"]), layout.gpus)
+    more = {"training": _training(record), "precision": _precision(record["precision"])}
+    if record.get("copies"):
+        more["parallelism"] = {"dp_replicate": record.count("copies")}
+    known = dict(keys or {})
+    more = {**known, **more, "precision": {**more["precision"], **known.get("precision", {})}}
+    where = _place(record["gpu"], layout.gpus)
     case = Case.of(training_job(decoder.tree(length), layout, batch, software, more), where)
     size, gated = decoder.size, decoder.style.gated
     flops = training_flops(size, gated=gated, sequence=length, sequences=batch.sequences)
     return case, flops / layout.gpus
 
 
-def profile_of(framework: str) -> str:
-    """Return the software profile that a framework's name means.
+def _training(record: Record) -> Tree:
+    stated = record.get("recompute")
+    training: Tree = {"recompute": stated} if stated in ("selective", "full", "alternate") else {}
+    if record.get("fsdp", "") not in ("", "none", "0", "0.0"):
+        return training | {"zero_stage": 3}
+    if record.get("zero"):
+        return training | {"zero_stage": record.count("zero")}
+    return training
+
+
+def _place(gpu: str, gpus: int) -> Place:
+    """Return where a row ran, on the network that it prints behind its GPU, if any."""
+    where, stated = place(gpu_of(gpu), gpus), _NETWORK.search(gpu)
+    if stated is None or gpus <= where.node:
+        return where
+    rail = f"{float(stated[1]) / 8 / where.node:g} GB/s"
+    return replace(where, settings=(*where.settings, ("fabric.1.bandwidth", rail)))
+
+
+def profile_of(framework: str) -> tuple[str, Mapping[str, Any]]:
+    """Return the software profile that a framework's name means, and what its jobs have besides.
 
     >>> profile_of("Composer FSDP (flash-attn)"), profile_of("NeMo 25.04")
-    ('llm-foundry', 'megatron-2025')
+    (('llm-foundry', {}), ('megatron-2025', {}))
     """
     text = framework.lower()
     if text in preset_names("software"):
-        return text
+        return text, {}
     for part, profile in _FRAMEWORKS.items():
         if part in text:
-            return profile
+            return (profile, {}) if isinstance(profile, str) else profile
     raise UnsupportedRow(f"no software profile of {framework[:60]!r}")
 
 
@@ -179,9 +222,18 @@ def _layout(decoder: Decoder, record: Record) -> Layout:
         raise UnsupportedRow("the layout does not divide the GPUs")
     chunks = record.count("vpp") if record["vpp"] and pp > 1 else 1
     stated = {"True": True, "False": False}.get(record.get("seq_parallel", ""), tp > 1)
-    layers = decoder.size.layers
+    layers, parts = decoder.size.layers, pp * chunks
     return Layout(
         tp=tp, pp=pp, dp=gpus // (tp * pp * cp), cp=cp, ep=ep, chunks=chunks, sequence_parallel=stated,
         etp=1 if decoder.size.experts else 0,
-        layers="even" if layers % (pp * chunks) == 0 else "endpoints",
+        layers=_spread(layers, parts),
     )  # fmt: skip
+
+
+def _spread(layers: int, parts: int) -> str | tuple[int, ...]:
+    """Return how parts of stages get layers: evenly, with both ends as layers, or the first ones more."""
+    if layers % parts == 0:
+        return "even"
+    if (layers + 2) % parts == 0:
+        return "endpoints"
+    return tuple(layers // parts + (place < layers % parts) for place in range(parts))

@@ -16,7 +16,6 @@ from rapid_des.arrays import Int64s
 from rapid_des.chakra.trace import NodeKind, NodeTable
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.modes.blocks.inner import BlockRun, BlockTimes, times_alone, visits_of_nodes
-from rapid_des.modes.blocks.reach import Sharing
 from rapid_des.modes.execution import Run
 from rapid_des.modes.mode_bound import ModeBound
 from rapid_des.network.faults import touches_links
@@ -106,9 +105,7 @@ _MOST_HOPS, _MOST_RANKS = 100_000_000, 256
 """Up to which all is simulated at once instead: some seconds."""
 
 
-def bound_of(
-    shared: Sharing, done: BlockRun, met: Mapping[str, Meetings], sums: tuple[int, int]
-) -> ModeBound:
+def bound_of(done: BlockRun, met: Mapping[str, Meetings], sums: tuple[int, int]) -> ModeBound:
     """Return where the flattened step lies: all stages may wait on shared links, one after the other.
 
     `sums` is how much shorter or longer sums over a whole model may be than those that were run, in
@@ -123,7 +120,7 @@ def bound_of(
     most = done.step + int(done.step * _APART) + apart + longer
     if done.mode.inner_analytic and done.run.machine.collectives.measured == Measured():
         most += int(sum(inside) * _QUEUES)
-    links, each = _waits(shared, done, inside)
+    links, each = _waits(done, inside)
     waits = np.sum(each, axis=0)
     count = np.count_nonzero(waits)
     if not count:
@@ -135,11 +132,12 @@ def bound_of(
     return ModeBound(least, most, name, reason)
 
 
-def _waits(shared: Sharing, done: BlockRun, inside: Sequence[int]) -> tuple[Int64s, list[Int64s]]:
+def _waits(done: BlockRun, inside: Sequence[int]) -> tuple[Int64s, list[Int64s]]:
     """Return the links on which stages may wait, and for how long each stage may there.
 
     `inside` is for how long each stage's blocks keep their busiest link busy.
     """
+    shared = done.shared
     if done.mode.outer_analytic:
         busy = _busy_alone(done)
         waits = [shared.waits_of_closed_forms(busiest, busy) for busiest in inside]
@@ -192,16 +190,21 @@ def _between(done: BlockRun) -> Int64s:
     return between
 
 
+def may_pay_whole(done: BlockRun) -> bool:
+    """Return whether a hierarchical run may leave waiting out, and a flattened one takes only seconds."""
+    if done.mode.outer_analytic or done.blocks.job.gpus > _MOST_RANKS or not len(done.shared.met):
+        return False
+    return _hops(done) <= _MOST_HOPS
+
+
 def pays_whole(done: BlockRun, *, strict: bool) -> bool:
-    """Return whether a hierarchical run leaves waiting out, and a flattened one takes only seconds.
+    """Return whether a run whose bound is known leaves waiting out, and a flattened one takes only seconds.
 
     Little waiting is worth that if `strict` alone.
     """
-    bound, ranks = done.bound, done.blocks.job.gpus
     least = 0 if strict else _LEAST_WAITING
-    if done.mode.outer_analytic or bound.link is None or bound.high <= (1 + _APART + least) * done.step:
-        return False
-    return ranks <= _MOST_RANKS and _hops(done) <= _MOST_HOPS
+    waits = done.bound.link is not None and done.bound.high > (1 + _APART + least) * done.step
+    return waits and may_pay_whole(done)
 
 
 def require_own_links(done: BlockRun) -> None:

@@ -17,7 +17,14 @@ from rapid_des.frontend.blocks import Cuts, JobBlocks, PipelineBlock
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.frontend.trace import FinishedProgram, JobTrace
 from rapid_des.machine import Machine
-from rapid_des.modes.blocks.reach import Outside, basis_of, group_keys, keys_beside_health, lowered_on
+from rapid_des.modes.blocks.reach import (
+    Outside,
+    Sharing,
+    basis_of,
+    group_keys,
+    keys_beside_health,
+    lowered_on,
+)
 from rapid_des.modes.blocks.steady import Repetition
 from rapid_des.modes.execution import EngineChoice, Run, execute, on_idle_links
 from rapid_des.modes.mode_bound import UNBOUNDED, ModeBound
@@ -352,10 +359,12 @@ class BlockRun(Struct, frozen=True):
     """The kind of the inner group of each outer rank that was lowered."""
     times: Mapping[tuple[bytes, PieceKey], BlockTimes]
     wall_s: float
+    shared: Sharing
+    """Which links carry what was simulated apart."""
     repeated: Repetition | None = None
     """The stretch of the run that stands for more of the same; None: the run is the whole step."""
     bound: ModeBound = UNBOUNDED
-    """The bound of the flattened step."""
+    """The bound of the flattened step, once `bounded` has worked it out."""
 
     @property
     def step(self) -> int:

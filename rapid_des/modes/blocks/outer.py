@@ -137,9 +137,8 @@ def run_blocks(  # noqa: PLR0913 - what blocks are run with, by name
 ) -> BlockRun:
     """Run a job as blocks and the graph around them; `cache` keeps blocks and templates between runs.
 
-    Items that provably repeat others are not simulated if they are at least `worth`.
-
-    A note bounds what is left out. Raises `UnsupportedByEngine` where faults come and go, and if `strict`
+    Items that provably repeat others are not simulated if they are at least `worth`. `bounded` says how far
+    the flattened step may be. Raises `UnsupportedByEngine` where faults come and go, and if `strict`
     where they hit members of a block differently.
     """
     began = time.perf_counter()
@@ -164,16 +163,23 @@ def run_blocks(  # noqa: PLR0913 - what blocks are run with, by name
         (trace, run), repeated = shortened_run or (run_of(blocks.job, trail=False), None)
         kind_of = dict(zip((group[place] for group in blocks.inner_groups), kinds, strict=True))
         followed = [kind_of[rank.rank] for rank in trace.traces.ranks]
-        return BlockRun(mode, blocks, slow, trace, run, followed, times, 0.0, repeated)
+        return BlockRun(mode, blocks, slow, trace, run, followed, times, 0.0, shared, repeated)
 
     runs = [at(place) for place in chosen]
     done = max(runs, key=lambda candidate: candidate.step)
     notes = places_notes(chosen, [run.step for run in runs])
-    met = meetings(done.run)
-    bound = bound_of(shared, done, met, left_out_of_sums(done, met, choice, cache))
+    trace = replace(done.trace, notes=(*done.trace.notes, *notes))
+    return replace(done, trace=trace, wall_s=time.perf_counter() - began)
+
+
+def bounded(done: BlockRun, choice: EngineChoice, cache: BoundedCache | None = None) -> BlockRun:
+    """Return a run with the bound of the flattened step, and a note of it."""
+    began = time.perf_counter()
+    cache, met = BoundedCache() if cache is None else cache, meetings(done.run)
+    bound = bound_of(done, met, left_out_of_sums(done, met, choice, cache))
     said = bound.note(done.step)
-    trace = replace(done.trace, notes=(*done.trace.notes, *notes, *([said] if said else [])))
-    return replace(done, trace=trace, bound=bound, wall_s=time.perf_counter() - began)
+    trace = replace(done.trace, notes=(*done.trace.notes, *([said] if said else [])))
+    return replace(done, trace=trace, bound=bound, wall_s=done.wall_s + time.perf_counter() - began)
 
 
 def _repeated(
