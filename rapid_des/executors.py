@@ -59,10 +59,7 @@ class Executor(Protocol):
     def map(
         self, function: Work[Item, Value], items: Iterable[Item], meanwhile: Meanwhile | None = None
     ) -> Generator[tuple[int, Outcome[Value]], None, None]:
-        """Yield every item's position and outcome as they finish; items are taken as workers become free.
-
-        An iterator that has no item for now is asked again as long as workers are busy.
-        """
+        """Yield every item's position and outcome as they finish; items are taken as workers become free."""
         ...
 
     def __enter__(self) -> Self: ...

@@ -45,7 +45,7 @@ from rapid_des.network.routing import AnyNodeRouter, DimensionOrderRouter, Fault
 from rapid_des.network.specs import Collectives, LibraryChoice, LinkOverride, Measured, Routing, Switching
 from rapid_des.network.storage import StorageSpec
 from rapid_des.network.switches import SwitchTrees
-from rapid_des.units import Size
+from rapid_des.units import Power, Size
 from rapid_des.values import replace
 
 if TYPE_CHECKING:
@@ -91,6 +91,10 @@ class MachineSpec(Spec, frozen=True, kw_only=True):
     """
     gpus_per_node: Count | None = None
     """The number of GPUs in a server; their ids are consecutive. It defines `node` in faults."""
+    host_power: Power | None = None
+    """The power that each server draws all the time besides its GPUs: processors, memory, fans, and what
+    `energy` of the dimensions does not state. Unset: energy leaves hosts out.
+    """
     storage: StorageSpec | None = None
     """The storage that checkpoints of training runs go to; unset: reliability files state its bandwidth."""
     collectives: Collectives = Collectives()
@@ -419,8 +423,7 @@ def _refuse_serving(document: Document) -> None:
     """Say what to write instead of a key that machine files had."""
     collectives = document.tree.get("collectives")
     if isinstance(collectives, dict) and "serving" in collectives:
-        problem = "software chooses libraries now: state files of constants in collectives.measured "
-        problem += "{nccl: …, kernels: …} and `software:` in the job"
+        problem = "software chooses libraries now: state collectives.measured, and `software:` in the job"
         raise ConfigError(problem, file=str(document.path), key="collectives.serving")
 
 

@@ -176,6 +176,11 @@ class Power(Quantity):
     example: ClassVar = "400 W"
     shown: ClassVar = ("kW", "W", "mW")
 
+    @property
+    def watts(self) -> float:
+        """The power in watts."""
+        return int(self) / 1000
+
 
 class EventRate(Quantity):
     """How often something happens, in times a thousand hours.

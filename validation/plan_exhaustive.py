@@ -23,9 +23,11 @@ from rapid_des.executors import Done
 from rapid_des.frontend import memory
 from rapid_des.frontend.schedules import SCHEDULES
 from rapid_des.studies.lower_bounds import LowerBounds
+from rapid_des.studies.memory_bounds import MemoryBounds
 from rapid_des.studies.plan import HEADROOM, Wanted, plan
 from rapid_des.studies.points import Point, evaluate
 from rapid_des.studies.refinement import margin
+from rapid_des.studies.shared_work import SharedWork
 from rapid_des.studies.splits import Space, checked
 from rapid_des.studies.worker_pools import executor_of
 
@@ -130,7 +132,8 @@ class Way:
 
 def ways(case: Case, job: rd.Job, machine: rd.Machine) -> Iterator[tuple[rd.Job, Way]]:
     """Yield every way of a space, those that fit simulated in all modes."""
-    lower_bounds = LowerBounds(machine, BoundedCache(1 << 28))
+    work = SharedWork(machine, BoundedCache(1 << 28))
+    lower_bounds, memory_bounds = LowerBounds(work), MemoryBounds(work)
     capacity = int(HEADROOM * machine.device.spec.hbm.capacity)
     legal = [checked(one, lambda _: None) for one in Space(job, machine, case.gpus, case.vary)]
     fitting, steps = [], dict[tuple[int, str], int]()
@@ -138,7 +141,7 @@ def ways(case: Case, job: rd.Job, machine: rd.Machine) -> Iterator[tuple[rd.Job,
         if one is not None:
             needed = memory(one).fullest.peak
             bound = lower_bounds.step(one) if needed <= capacity else 0
-            fitting.append((one, Way(needed <= capacity, lower_bounds.memory(one), needed, bound, {})))
+            fitting.append((one, Way(needed <= capacity, memory_bounds.memory(one), needed, bound, {})))
     points = [
         (number, mode, Point(one, machine, mode=mode, allow_oom=True))
         for number, (one, way) in enumerate(fitting)

@@ -31,7 +31,7 @@ class Figure:
 
 FIGURES = {
     "6": Figure("Llama 2, inference, A100", ("inference/kundu/A100",), "at most 10.4, a factor fitted"),
-    "7": Figure("GPT 22B to 1T, A100", ("training/korthikanti", "training/sc21"), "at most 14"),
+    "7": Figure("GPT 22B to 1T, A100", ("training/korthikanti",), "at most 14"),
     "8": Figure("Llama 2 7B, DDP, A100 PCIe", ("training/uci",), "at most 5.5, six rows", rows="uci/ddp"),
     "koyeb": Figure("Llama 3.1 8B, A100", ("inference/koyeb",), "5.97 in the mean"),
     "h100": Figure("the same, H100", ("inference/kundu/H100",), "no figure"),

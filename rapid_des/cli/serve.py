@@ -22,6 +22,7 @@ from rapid_des.frontend import load_job
 from rapid_des.report.page.server_charts import served_page
 from rapid_des.report.serve_text import serve_report
 from rapid_des.report.writing import check_outputs
+from rapid_des.serving.energy import served_energy
 from rapid_des.serving.server import serve as run_server
 from rapid_des.serving.slo import Slo
 from rapid_des.serving.workload import WORKLOADS
@@ -66,6 +67,7 @@ def workload_texts(options: Mapping[str, Any]) -> dict[str, str | None]:
     metavar="'KEY=VALUE …'",
     help="A replica or GPU that fails, as in: replica=1 at=30s down=60s, or reliability=FILE. Repeatable.",
 )
+@click.option("--energy", is_flag=True, help="Add the energy by part: GPUs, network and hosts.")
 @click.option("--slo", metavar="'ttft=2s tpot=50ms'", help="Limits of which the goodput is counted.")
 @click.option("--rows", metavar="OUT.csv", help="Write a row a request: CSV, or Parquet if so named.")
 @click.option("--plot", metavar="OUT.png", help="Draw latencies, and the load over time.")
@@ -95,6 +97,9 @@ def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> 
     if options["plot"] is not None:
         result.plot(options["plot"], title=title)
     plain = result.as_json(slo)
+    if options["energy"]:
+        spent = served_energy(result, wanted, loaded)
+        plain["energy"] = spent and spent.as_json()
     parts = list(serve_report(plain, title, len(result.loads)))
     echo_marked(options["as_json"], plain, parts, [(wanted, loaded)])
     limits = {} if slo is None else {name: seconds(limit) for name, limit in slo.limits.items()}

@@ -425,3 +425,14 @@ def decode_time(samples: Sequence[tuple[int, int]], first: int, last: int) -> in
         return 0
     steps, times = zip(*sorted(samples), strict=True)
     return int(np.ceil(np.interp(np.arange(first, last + 1), steps, times).sum()))
+
+
+def decode_weights(job: Job, sampled: Iterable[int]) -> dict[int, float]:
+    """Return for how many of a job's decode steps each sampled one counts, as `decode_time` has it."""
+    steps = sorted(sampled)
+    if not steps:
+        return {}
+    last = job.inference.steps - 1 + int(not any(current.step <= 0 for current in passes(job)))
+    every = np.arange(1, last + 1)
+    rows = np.eye(len(steps))
+    return {step: float(np.interp(every, steps, row).sum()) for step, row in zip(steps, rows, strict=True)}

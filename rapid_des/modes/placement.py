@@ -4,14 +4,15 @@ By default rank 0 runs on GPU 0, rank 1 on GPU 1, and so on. A job may state ano
 which searches for one on the first GPUs of the machine, as many as there are ranks. The search scores a
 placement by the time for which links carry the job's bytes: it sums, over all pairs of ranks, the bytes
 between them times the seconds that a byte takes on the links between their GPUs. It scores each order of the
-axes, and what swaps of two ranks make of the best order (2-opt). It then simulates the default and the few
-with the lowest scores, and takes the fastest. On tori swaps halve the score and yet are seldom the fastest,
-because collectives run along rows of the fabric and swaps break these up.
+axes, and what swaps of two ranks make of the orders (2-opt) and, where ranks are few, of random moves.
+It then simulates the default and the few with the lowest scores, and takes the fastest. On tori swaps halve
+the score and yet are seldom the fastest, because collectives run along rows of the fabric and swaps break
+these up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
 
@@ -30,6 +31,9 @@ from rapid_des.values import replace
 KEY = "parallelism.placement"
 _MOST_RANKS = 512
 """Most ranks for which `auto` searches: it compares all pairs of ranks."""
+_DRAWN, _MOVED, _MOST_WORK = 256, 6, 3 * 10**8
+"""Most random moves from which swaps start, the ranks that one moves, and the most work on them, in ranks to
+the fourth."""
 _TRIED = 4
 """Most placements that `auto` simulates besides the default."""
 _TO_EACH = frozenset((CollectiveType.ALL_TO_ALL, CollectiveType.GATHER, CollectiveType.SCATTER))
@@ -52,12 +56,9 @@ def placements(job: Job, trace: JobTrace, machine: Machine) -> Iterator[Int64s]:
         raise ConfigError(problem, file=job.file, key=KEY)
     traffic, seconds = traffic_of(trace.traces), seconds_a_byte(machine, job.gpus)
 
-    def cost(gpus: Int64s) -> float:
-        return float((traffic * seconds[np.ix_(gpus, gpus)]).sum())
-
     came = np.arange(job.gpus)
-    shaped = sorted(in_orders(job), key=cost)
-    every = [came, improved(traffic, seconds, shaped[0]), *shaped]
+    shaped = sorted(in_orders(job), key=lambda gpus: cost_of(traffic, seconds, gpus))
+    every = [came, searched(traffic, seconds, shaped), *shaped]
     different = {gpus.tobytes(): gpus for gpus in every}
     yield from list(different.values())[: 1 + _TRIED]
 
@@ -123,7 +124,8 @@ def placed(trace: JobTrace, gpus: Int64s) -> JobTrace:
     moved = replace(traces, ranks=ranks, groups=groups, families=families)
     stages = tuple(trace.stage_of_rank[place] for place in order)
     note = f"ranks stand on GPUs {_listed(gpus)} ({KEY})"
-    return replace(trace, traces=moved, stage_of_rank=stages, notes=(*trace.notes, note))
+    at = tuple(gpus.tolist())
+    return replace(trace, traces=moved, stage_of_rank=stages, gpu_of_rank=at, notes=(*trace.notes, note))
 
 
 def _moved(rank: RankTrace, of: Mapping[int, int]) -> RankTrace:
@@ -177,6 +179,29 @@ def seconds_a_byte(machine: Machine, ranks: int) -> Floats:
     distances = np.zeros((ranks, ranks))
     distances[pairs[:, 0], pairs[:, 1]] = sums
     return distances
+
+
+def cost_of(traffic: Floats, seconds: Floats, gpus: Int64s) -> float:
+    """Return the sum of the ranks' traffic times the seconds of a byte between their GPUs."""
+    return float((traffic * seconds[np.ix_(gpus, gpus)]).sum())
+
+
+def searched(traffic: Floats, seconds: Floats, orders: Sequence[Int64s]) -> Int64s:
+    """Return the best placement that swaps make of the orders, or of it once some ranks are moved at random.
+
+    Where ranks are many, only the first order is improved. The draws have a fixed seed.
+    """
+    ranks, draws = len(traffic), np.random.default_rng(0)
+    tries = min(_DRAWN, _MOST_WORK // ranks**4)
+    found = [improved(traffic, seconds, start) for start in (orders if tries else orders[:1])]
+    best = min(found, key=lambda gpus: cost_of(traffic, seconds, gpus))
+    for _ in range(tries):
+        moved, start = draws.permutation(ranks)[:_MOVED], best.copy()
+        start[moved] = best[np.roll(moved, 1)]
+        best = min(
+            (best, improved(traffic, seconds, start)), key=lambda gpus: cost_of(traffic, seconds, gpus)
+        )
+    return best
 
 
 def improved(traffic: Floats, seconds: Floats, start: Int64s) -> Int64s:

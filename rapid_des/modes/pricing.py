@@ -96,20 +96,21 @@ def price_blocks(job: Job, machine: Machine, *, cache: BoundedCache | None = Non
 
     check_size(job, machine.fabric.gpus)
 
+    issued = issued_on(job, machine)
+    models = _Models(issued, machine, cache)
+
+    def priced(device: Device) -> JobBlocks:
+        operators, decode = models.on(device)
+        return blocks(issued, operators, decode_operators=decode)
+
     def make() -> PricedBlocks:
-        issued = issued_on(job, machine)
-        models = _Models(issued, machine, cache)
-
-        def priced(device: Device) -> JobBlocks:
-            operators, decode = models.on(device)
-            return blocks(issued, operators, decode_operators=decode)
-
         return PricedBlocks(*_priced(issued, machine, priced), notes=models.notes())
 
     if cache is None or machine.slowed:
         return make()
     machine.require_alive(range(job.gpus))
-    key = ("blocks", job, machine.device, machine.spec.clock, machine.spec.host_speed)
+    # Blocks follow from the job as its hosts issue it and from the devices as it uses them.
+    key = ("blocks", issued, models.devices(machine.device))
     return cache.get_or_make(key, make, weight=_blocks_weight)
 
 
@@ -184,15 +185,20 @@ class _Models:
         self._job, self._machine, self._cache = job, machine, cache
         self._used: list[OperatorModel] = []
 
+    def devices(self, device: Device) -> tuple[Device, Device | None]:
+        """Return a device as the job uses it and, where they run under other conditions, for decode steps."""
+        used = as_used(self._job, self._machine, device)
+        if self._job.spec.inference is None:
+            return used, None
+        decoding = as_used(self._job, self._machine, device, decoding=True)
+        return used, None if decoding == used else decoding
+
     def on(self, device: Device) -> tuple[OperatorModel, OperatorModel | None]:
         """Return what prices operators and, where they run under other conditions, those of decode steps."""
-        used = as_used(self._job, self._machine, device)
+        used, decoding = self.devices(device)
         operators = operator_model(used, self._cache)
         self._used.append(operators)
-        if self._job.spec.inference is None:
-            return operators, None
-        decoding = as_used(self._job, self._machine, device, decoding=True)
-        if decoding == used:
+        if decoding is None:
             return operators, None
         decode = operator_model(decoding, self._cache)
         self._used.append(decode)

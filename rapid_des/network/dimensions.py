@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta
 
 from rapid_des.config import Spec
-from rapid_des.units import Bandwidth, Duration
+from rapid_des.units import Bandwidth, Duration, Power
 
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=2**24)]
 Extent: TypeAlias = Count | Annotated[tuple[Count, ...], Meta(min_length=1, max_length=8)]
@@ -40,6 +40,26 @@ class Nic(Rate, frozen=True, kw_only=True):
     """
 
 
+Picojoules: TypeAlias = Annotated[float, Meta(ge=0, le=1e6)]
+
+
+class LinkEnergy(Spec, frozen=True, kw_only=True):
+    """What the links, NICs and switches of a dimension take; no time depends on it."""
+
+    pj_per_bit: Picojoules = 0.0
+    """The picojoules of a bit that crosses one link. Links between a GPU and its NIC take none: they are part
+    of the NIC.
+    """
+    idle_pj_per_bit: Picojoules = 0.0
+    """The picojoules that one direction of a link takes all the time for each bit that it could carry, as
+    transceivers do that are always on: watts over bits a second.
+    """
+    nic_power: Power | None = None
+    """The power that each NIC draws all the time; unset: it is left out."""
+    switch_power: Power | None = None
+    """The power that each switch draws all the time, without its transceivers; unset: it is left out."""
+
+
 class Dimension(Spec, frozen=True, kw_only=True, tag_field="shape"):
     """The keys that every shape has: bandwidth and latency are those of one directed link."""
 
@@ -51,6 +71,8 @@ class Dimension(Spec, frozen=True, kw_only=True, tag_field="shape"):
     """The latency of one directed link, from the end of sending to arrival."""
     reverse: Rate | None = None
     """The rate of the negative direction (towards lower positions; from a switch down), if it differs."""
+    energy: LinkEnergy | None = None
+    """The energy of links, NICs and switches; unset: reports leave them out."""
 
 
 class Ring(Dimension, frozen=True, kw_only=True, tag="ring"):

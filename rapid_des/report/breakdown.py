@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,7 +15,7 @@ from rapid_des.arrays import distinct, rows_of
 from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable
 from rapid_des.frontend.parts import PieceKey
 from rapid_des.frontend.schedules.schedule import direction_of
-from rapid_des.frontend.trace import Segment
+from rapid_des.frontend.trace import PricedOperator, Segment
 from rapid_des.program.program import NONE, Records
 
 if TYPE_CHECKING:
@@ -381,3 +381,48 @@ def _pauses(run: Run) -> Iterator[str]:
         f"priority flow control held {links} of {len(fabric):,} links: {total} in all, "
         f"{fabric.link_name(link)} longest, {longest}"
     )
+
+
+def compute_bound(
+    times: Mapping[str, int], priced: Iterable[PricedOperator], tokens: tuple[int, int] | None
+) -> str:
+    """Return what limits most of a rank's time in kernels: `hbm`, `launch`, or `compute` on the chip.
+
+    `times` are those of operators by name. Of requests, whose first and last `tokens` come at these times, it
+    is the longer of prefill and decode that counts.
+    """
+    decode = tokens is not None and 2 * tokens[0] < tokens[1]
+    phase = [each for each in priced if tokens is None or (each.step > 0) == decode]
+    whole: Counter[str] = Counter()
+    for kernel in phase:
+        whole[kernel.name] += kernel.duration
+    limits: Counter[str] = Counter({"compute": 0})
+    for kernel in phase:
+        share = kernel.duration / max(whole[kernel.name], 1)
+        limits[_LIMITS.get(kernel.bound, "compute")] += round(share * times.get(kernel.name, 0))
+    return max(limits, key=lambda name: limits[name])
+
+
+_LIMITS = {"hbm": "hbm", "launch": "launch", "latency": "launch"}
+
+
+def until_last_token(
+    parts: Callable[[int | None], dict[str, int]], tokens: tuple[int, int] | None, makespan: int
+) -> tuple[int, dict[str, int]]:
+    """Return the step time and its parts, including decode steps that were not simulated.
+
+    `tokens` are the times of the first token and the last one; None: no requests.
+    """
+    whole = parts(None)
+    if tokens is None or tokens[1] == makespan:
+        return makespan, whole
+    return tokens[1], _stretched(parts(tokens[0]), whole, tokens[1])
+
+
+def _stretched(head: Mapping[str, int], whole: Mapping[str, int], total: int) -> dict[str, int]:
+    """Return the parts when only some decode steps were simulated: the decode phase grows in proportion."""
+    tail = {part: spent - head[part] for part, spent in whole.items()}
+    wanted, simulated = total - sum(head.values()), max(sum(tail.values()), 1)
+    parts = {part: head[part] + tail[part] * wanted // simulated for part in whole}
+    parts["idle"] += total - sum(parts.values())
+    return parts

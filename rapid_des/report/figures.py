@@ -1,14 +1,13 @@
 """What a job's run means in the units of its users: tokens a second, MFU, latencies, memory, energy.
 
-Energy is modelled: every kernel's FLOPs and bytes, and what the boards draw all the time; of the GPUs alone.
-Links, NICs, hosts and cooling are left out: their picojoules a bit are not published for the links that
-machine files state.
+Energy is modelled, and for comparisons. What a machine file does not state (`energy` of a dimension,
+`host_power`) is left out, and so is cooling.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct, structs
@@ -20,13 +19,18 @@ from rapid_des.frontend.inference import decode_time, passes
 from rapid_des.frontend.memory import KvCapacity, kv_capacity, shortage
 from rapid_des.frontend.parts import ModelSection, stage_sections
 from rapid_des.frontend.spec import RequestsSpec
+from rapid_des.frontend.trace import FinishedProgram
+from rapid_des.machine import Machine
 from rapid_des.program.lowering import Lowered, rank_times
 from rapid_des.program.program import Records
 from rapid_des.report.evidence import Interval
 from rapid_des.report.memory_forecast import MemoryForecast, memory_forecast
-from rapid_des.units import Duration, FlopRate, Power, seconds
+from rapid_des.report.network_energy import NetworkEnergy, network_energy
+from rapid_des.report.tables import joules_text
+from rapid_des.units import Duration, FlopRate, seconds
 
 _PJ = 10**12
+_AROUND = "links", "NICs", "switches", "hosts"
 _MILLIWATTS = 1000
 
 
@@ -64,6 +68,11 @@ class RequestTimes(Struct, frozen=True):
     """Time to the last token of the last request."""
     kinds: tuple[KindTimes, ...] = ()
     """Times by kind of requests, in the job's order."""
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The times of the first token and of the last one."""
+        return self.first_token, self.total
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data for JSON; times in seconds."""
@@ -142,13 +151,14 @@ class JobFigures(Struct, frozen=True):
         return plain
 
 
-def job_figures(
+def job_figures(  # noqa: PLR0913 - what is known of a run, by name
     trace: JobTrace,
     device: Device,
     step_time: int,
     *,
     memory: JobMemory,
     requests: RequestTimes | None,
+    energy: EnergyFigures | None,
 ) -> JobFigures:
     """Return the figures of a step that takes `step_time` picoseconds."""
     job = trace.job
@@ -165,33 +175,11 @@ def job_figures(
         memory=memory,
         memory_capacity=int(device.spec.hbm.capacity),
         requests=requests,
-        energy=energy_figures(trace, device, step_time),
+        energy=energy,
         kv_cache=None if requests is None else kv_capacity(job, int(device.spec.hbm.capacity)),
         software=job.software.name,
         causal=job.model.is_causal,
     )
-
-
-def compute_bound(
-    times: Mapping[str, int], priced: Iterable[PricedOperator], requests: RequestTimes | None
-) -> str:
-    """Return what limits most of a rank's time in kernels: `hbm`, `launch`, or `compute` on the chip.
-
-    `times` are those of operators by name. Of requests it is the longer of prefill and decode that counts.
-    """
-    decode = requests is not None and 2 * requests.first_token < requests.total
-    phase = [each for each in priced if requests is None or (each.step > 0) == decode]
-    whole: Counter[str] = Counter()
-    for kernel in phase:
-        whole[kernel.name] += kernel.duration
-    limits: Counter[str] = Counter({"compute": 0})
-    for kernel in phase:
-        share = kernel.duration / max(whole[kernel.name], 1)
-        limits[_LIMITS.get(kernel.bound, "compute")] += round(share * times.get(kernel.name, 0))
-    return max(limits, key=lambda name: limits[name])
-
-
-_LIMITS = {"hbm": "hbm", "launch": "launch", "latency": "launch"}
 
 
 def request_times(trace: JobTrace, lowered: Lowered, records: Records) -> RequestTimes:
@@ -240,27 +228,8 @@ def _kind_times(
     )
 
 
-def until_last_token(
-    parts: Callable[[int | None], dict[str, int]], requests: RequestTimes | None, makespan: int
-) -> tuple[int, dict[str, int]]:
-    """Return the step time and its parts, including decode steps that were not simulated."""
-    whole = parts(None)
-    if requests is None or requests.total == makespan:
-        return makespan, whole
-    return requests.total, _stretched(parts(requests.first_token), whole, requests.total)
-
-
-def _stretched(head: Mapping[str, int], whole: Mapping[str, int], total: int) -> dict[str, int]:
-    """Return the parts when only some decode steps were simulated: the decode phase grows in proportion."""
-    tail = {part: spent - head[part] for part, spent in whole.items()}
-    wanted, simulated = total - sum(head.values()), max(sum(tail.values()), 1)
-    parts = {part: head[part] + tail[part] * wanted // simulated for part in whole}
-    parts["idle"] += total - sum(parts.values())
-    return parts
-
-
 class EnergyFigures(Struct, frozen=True):
-    """Joules that all GPUs of a job take in one step, or in one batch of requests.
+    """Joules that a job takes in one step, or in one batch of requests.
 
     >>> known = {"limit_w": 8.0, "constants": Energy({}, 0, 0, 0)}
     >>> figures = EnergyFigures(6.0, 3.0, 1.0, gpus=2, duration_s=0.5, tokens=100, **known)
@@ -279,16 +248,29 @@ class EnergyFigures(Struct, frozen=True):
     """Power limit of one board in watts, as its device file states it."""
     constants: Energy
     """The energy constants of the device file."""
+    network: NetworkEnergy | None = None
+    """The energy of links, NICs and switches, and of hosts; None: the machine file states none."""
+
+    @property
+    def gpus_j(self) -> float:
+        """Joules of the GPUs alone."""
+        return self.arithmetic_j + self.memory_j + self.idle_j
+
+    @property
+    def by_part(self) -> dict[str, float]:
+        """Joules by part; they add up to `joules`."""
+        chips = {"arithmetic": self.arithmetic_j, "memory": self.memory_j, "idle": self.idle_j}
+        return chips if self.network is None else chips | self.network.by_part
 
     @property
     def joules(self) -> float:
         """Sum of all parts."""
-        return self.arithmetic_j + self.memory_j + self.idle_j
+        return sum(self.by_part.values())
 
     @property
     def average_power_w(self) -> float:
         """Average power of one GPU, in watts."""
-        return self.joules / (self.duration_s * self.gpus)
+        return self.gpus_j / (self.duration_s * self.gpus)
 
     @property
     def tokens_per_joule(self) -> float:
@@ -299,10 +281,12 @@ class EnergyFigures(Struct, frozen=True):
     def text(self) -> str:
         """The energy as one line of a report."""
         limit = "" if self.limit_w is None else f" of {self.limit_w:,.0f}"
-        return (
-            f"{_joules(self.joules)}, {self.average_power_w:,.0f}{limit} W a GPU, "
-            f"{self.tokens_per_joule:.3g} tokens/J (modelled, GPUs alone, for comparisons)"
-        )
+        board, rate = f"{self.average_power_w:,.0f}{limit} W a GPU", f"{self.tokens_per_joule:.3g} tokens/J"
+        if self.network is None:
+            return f"{joules_text(self.joules)}, {board}, {rate} (modelled, GPUs alone, for comparisons)"
+        parts = {"GPUs": self.gpus_j, "network": self.network.network_j, "hosts": self.network.hosts_j}
+        shares = ", ".join(f"{name} {joules_text(part)}" for name, part in parts.items() if part)
+        return f"{joules_text(self.joules)}: {shares}; {board}, {rate} (modelled, for comparisons)"
 
     @property
     def notes(self) -> Iterator[str]:
@@ -318,21 +302,29 @@ class EnergyFigures(Struct, frozen=True):
         return {
             "modelled": True,
             "joules": self.joules,
-            "joules_by_part": {"arithmetic": self.arithmetic_j, "memory": self.memory_j, "idle": self.idle_j},
+            "joules_by_part": self.by_part,
             "average_power_w": self.average_power_w,
             "power_limit_w": self.limit_w,
             "tokens_per_joule": self.tokens_per_joule,
-            "left_out": ["links", "nics", "hosts", "cooling"],
-            "constants_from": "energy and idle_power of the device file",
+            "links": {} if self.network is None else self.network.as_json(),
+            "left_out": [*(_AROUND if self.network is None else self.network.left_out), "cooling"],
+            "constants_from": "energy and idle_power of the device file, energy of the dimensions and "
+            "host_power of the machine file",
             "constants": structs.asdict(self.constants),
         }
 
 
-def energy_figures(trace: JobTrace, device: Device, step_time: int) -> EnergyFigures | None:
+def energy_figures(
+    trace: JobTrace,
+    device: Device,
+    machine: Machine,
+    step_time: int,
+    whole: Callable[[], Sequence[FinishedProgram]] | None = None,
+) -> EnergyFigures | None:
     """Return the energy of a job that takes `step_time` picoseconds.
 
-    None where the device file lacks `energy`, one of its dtypes or `idle_power`, or where what prices the
-    operators does not count their bytes.
+    `whole` returns the programs of whole ranks where the trace holds others. None where the device file lacks
+    `energy`, one of its dtypes or `idle_power`, or where what prices operators does not count their bytes.
     """
     job, spec = trace.job, device.spec
     if spec.idle_power is None or spec.energy is None:
@@ -345,13 +337,19 @@ def energy_figures(trace: JobTrace, device: Device, step_time: int) -> EnergyFig
     return EnergyFigures(
         arithmetic / _PJ,
         memory / _PJ,
-        _watts(spec.idle_power) * duration * job.gpus,
+        spec.idle_power.watts * duration * job.gpus,
         gpus=job.gpus,
         duration_s=duration,
         tokens=trace.tokens,
-        limit_w=None if spec.power is None else _watts(spec.power),
+        limit_w=None if spec.power is None else spec.power.watts,
         constants=spec.energy,
+        network=network_energy(trace, whole, machine, duration) if _stated(machine) else None,
     )
+
+
+def _stated(machine: Machine) -> bool:
+    of_dimensions = (getattr(dimension, "energy", None) for dimension in machine.spec.fabric)
+    return machine.spec.host_power is not None or any(of_dimensions)
 
 
 _Pair = tuple[float, float]
@@ -414,19 +412,3 @@ def _of_passes(job: Job, costs: Iterable[tuple[PricedOperator, _Pair]]) -> _Pair
 
 def _section(kernel: PricedOperator) -> ModelSection:
     return ModelSection(kernel.section, kernel.kind)
-
-
-def _watts(power: Power) -> float:
-    return int(power) / _MILLIWATTS
-
-
-def _joules(value: float) -> str:
-    """Return an energy with three or four digits.
-
-    >>> _joules(9123.0), _joules(0.25)
-    ('9.123 kJ', '0.25 J')
-    """
-    for size, unit in ((10**6, "MJ"), (10**3, "kJ")):
-        if value >= size:
-            return f"{value / size:.4g} {unit}"
-    return f"{value:.4g} J"

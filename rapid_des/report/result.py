@@ -19,6 +19,7 @@ from rapid_des.report.breakdown import (
     RankRun,
     breakdown,
     busiest,
+    compute_bound,
     congestion_notes,
     contention_notes,
     critical_position,
@@ -28,16 +29,16 @@ from rapid_des.report.breakdown import (
     in_whole_step,
     inside_times,
     operator_times,
+    until_last_token,
     with_inside,
 )
 from rapid_des.report.evidence import Basis, basis_of
 from rapid_des.report.figures import (
     JobFigures,
     RequestTimes,
-    compute_bound,
+    energy_figures,
     job_figures,
     request_times,
-    until_last_token,
 )
 from rapid_des.report.forecast import JobKind, intervals_of, kind_of, own_steps
 from rapid_des.report.plotted import Plotted
@@ -393,13 +394,16 @@ def _of_job(
     figures, notes = None, result.notes
     if memory is not None:
         device = as_used(trace.job, run.machine, run.machine.device)
-        figures = job_figures(trace, device, int(result.step_time), memory=memory, requests=requests)
+        step, blocks = int(result.step_time), result.blocks
+        whole = None if blocks is None else blocks.programs
+        energy = energy_figures(trace, device, run.machine, step, whole)
+        figures = job_figures(trace, device, step, memory=memory, requests=requests, energy=energy)
         notes = (*notes, *(figures.energy.notes if figures.energy else ()))
     models = {row.name: row.model for row in trace.operators}
     return replace(
         result,
         figures=figures,
-        compute_bound=compute_bound(result.computed, trace.operators, requests),
+        compute_bound=compute_bound(result.computed, trace.operators, requests.ends if requests else None),
         notes=notes,
         work=evidence.work_of(result.computed, models, result.breakdown),
         stream_kinds=trace.stream_kinds,
@@ -420,4 +424,4 @@ def _time_and_parts(
 
     if blocks is not None and blocks.repeated is not None:
         return records.makespan + blocks.repeated.left_out, in_whole_step(parts, blocks.repeated)
-    return until_last_token(parts, requests, records.makespan)
+    return until_last_token(parts, requests.ends if requests else None, records.makespan)

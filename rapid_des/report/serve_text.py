@@ -44,6 +44,7 @@ def serve_report(plain: Plain, title: str, replicas: int) -> Iterator[Part]:
     elif plain["hash_ids"]:
         facts["prefix cache"] = "none: the trace's hash_ids are not read (state serving.prefix_cache)"
     facts |= _scaled(plain)
+    facts |= _energy(plain)
     facts |= _outages(plain, replicas)
     if plain["preemptions"]:
         facts["preemptions"] = f"{plain['preemptions']:,}"
@@ -64,6 +65,19 @@ def _scaled(plain: Plain) -> dict[str, str]:
         return {}
     whole = plain["gpus"] * plain["elapsed_s"]
     return {"replicas": f"{'; '.join(sizes)}; {plain['gpu_s'] / max(whole, 1e-12):.0%} of all GPUs' time"}
+
+
+def _energy(plain: Plain) -> dict[str, str]:
+    """Return the energy by part, if it was asked for."""
+    if "energy" not in plain:
+        return {}
+    if (energy := plain["energy"]) is None:
+        return {"energy": "unknown: the device file states no `energy`, or no `idle_power`"}
+    parts = ", ".join(
+        f"{name.replace('_', ' ')} {part:.4g} J" for name, part in energy["joules_by_part"].items()
+    )
+    each = f"{energy['joules_per_output_token']:.3g} J a token out"
+    return {"energy": f"{energy['joules']:.4g} J: {parts}; {each} (modelled, for comparisons)"}
 
 
 def _found(hits: Plain) -> str:

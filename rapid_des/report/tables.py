@@ -299,3 +299,15 @@ def html(parts: Iterable[Part]) -> str:
             rows = [[column.cell(row) for column in kept] for row in part.rows]
             found.append(html_table(rows, [column.heading for column in kept]))
     return "".join(found)
+
+
+def joules_text(value: float) -> str:
+    """Return an energy with three or four digits.
+
+    >>> joules_text(9123.0), joules_text(0.25)
+    ('9.123 kJ', '0.25 J')
+    """
+    for size, unit in ((10**6, "MJ"), (10**3, "kJ")):
+        if value >= size:
+            return f"{value / size:.4g} {unit}"
+    return f"{value:.4g} J"

@@ -1,4 +1,4 @@
-"""Energy of a served workload: what boards draw idle, and what the iterations' kernels add to that.
+"""Energy of a served workload: what stands idle, and what the iterations' kernels and messages add to that.
 
 Kernels are priced as those of static passes are (`report.figures`), at powers of two of the tokens and linear
 between; a pass of decoding requests more by what each position that they attend to adds.
@@ -20,16 +20,17 @@ from rapid_des.frontend import Job
 from rapid_des.frontend.inference import one_pass
 from rapid_des.frontend.operations import RequestGroup
 from rapid_des.machine import Machine
+from rapid_des.report.network_energy import NetworkEnergy, idle_network
 from rapid_des.serving.batch import decoding_group
 from rapid_des.serving.pools import pools_of, prompts_of, sharing
 from rapid_des.serving.result import ServeResult
 from rapid_des.simulation import simulate
+from rapid_des.values import replace
 
 _LENGTHS = 1024, 3072
 """KV lengths of the two passes from which the energy of decoding is interpolated."""
 _WIDE = 64
 """Number of requests in the passes that measure the energy per position."""
-_MILLIWATTS = 1000
 
 
 class ServedEnergy(Struct, frozen=True):
@@ -40,11 +41,18 @@ class ServedEnergy(Struct, frozen=True):
     """Idle energy of the boards over that time, in joules."""
     output_tokens: int
     gpu_seconds: float
+    network: NetworkEnergy = NetworkEnergy()
+    """The energy of links, NICs and switches, and of hosts, as far as the machine file states any."""
+
+    @property
+    def by_part(self) -> dict[str, float]:
+        """Joules by part; they add up to `joules`."""
+        return {"kernels": self.kernels_j, "idle": self.idle_j} | self.network.by_part
 
     @property
     def joules(self) -> float:
-        """Sum of both parts."""
-        return self.kernels_j + self.idle_j
+        """Sum of all parts."""
+        return sum(self.by_part.values())
 
     @property
     def joules_per_output_token(self) -> float:
@@ -54,14 +62,15 @@ class ServedEnergy(Struct, frozen=True):
     @property
     def average_power_w(self) -> float:
         """Average power of one GPU, in watts."""
-        return self.joules / self.gpu_seconds
+        return (self.kernels_j + self.idle_j) / self.gpu_seconds
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data."""
         return {
             "modelled": True,
             "joules": self.joules,
-            "joules_by_part": {"kernels": self.kernels_j, "idle": self.idle_j},
+            "joules_by_part": self.by_part,
+            "left_out": [*self.network.left_out, "cooling"],
             "joules_per_output_token": self.joules_per_output_token,
             "average_power_w": self.average_power_w,
         }
@@ -71,25 +80,31 @@ def served_energy(
     result: ServeResult, job: Job, machine: Machine, *, cache: BoundedCache | None = None
 ) -> ServedEnergy | None:
     """Return the energy of a served workload; None if the device file states no energy constants."""
-    cache, loads, total = BoundedCache() if cache is None else cache, iter(result.loads), 0.0
+    cache, loads = BoundedCache() if cache is None else cache, iter(result.loads)
+    total, links = 0.0, 0.0
     idle = machine.device.spec.idle_power
     for pool in pools_of(job):
         passes = _Passes(pool.alone, machine, cache)
         if idle is None or passes.kernels((RequestGroup(1, 1, 1),)) is None:
             return None
         # a pass of replicas that share experts is of them all
-        spent = sum(float(passes.of(load).sum()) for load in islice(loads, pool.replicas))
-        total += spent / sharing(pool.job)
+        mine = list(islice(loads, pool.replicas))
+        total += sum(float(passes.of(load).sum()) for load in mine) / sharing(pool.job)
+        beside = replace(passes, of_links=True)
+        links += sum(float(beside.of(load).sum()) for load in mine) / sharing(pool.job)
     assert idle is not None
     gpu_seconds = result.gpu_seconds
     output = int(result.requests["output"].sum())
-    return ServedEnergy(total, int(idle) / _MILLIWATTS * gpu_seconds, output, max(gpu_seconds, 1e-12))
+    network = idle_network(machine, gpu_seconds, links)
+    return ServedEnergy(total, idle.watts * gpu_seconds, output, max(gpu_seconds, 1e-12), network)
 
 
 class _Passes(Struct, frozen=True):
     job: Job
     machine: Machine
     cache: BoundedCache
+    of_links: bool = False
+    """Whether joules are those of messages on links, not of kernels."""
 
     @property
     def _checked(self) -> int:
@@ -133,10 +148,14 @@ class _Passes(Struct, frozen=True):
     def kernels(self, groups: Sequence[RequestGroup]) -> float | None:
         """Return the joules of a pass above the boards' idle energy; None: no energy constants."""
 
-        def make() -> float | None:
+        def make() -> tuple[float, float] | None:
             job = one_pass(self.job, groups)
             result = simulate(job, self.machine, mode="analytical", allow_oom=True, cache=self.cache)
             energy = result.figures.energy if result.figures else None
-            return None if energy is None else energy.arithmetic_j + energy.memory_j
+            if energy is None:
+                return None
+            links = 0.0 if energy.network is None else energy.network.by_part.get("links", 0.0)
+            return energy.arithmetic_j + energy.memory_j, links
 
-        return self.cache.get_or_make(("energy", self.job, self.machine, tuple(groups)), make)
+        known = self.cache.get_or_make(("energy", self.job, self.machine, tuple(groups)), make)
+        return None if known is None else known[self.of_links]

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from msgspec import Struct
 
 from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.chakra.trace import NodeKind, RankTrace, TraceSet
+from rapid_des.chakra.trace import RankTrace, TraceSet
 from rapid_des.frontend import Job
-from rapid_des.frontend.template import PieceNode
 from rapid_des.frontend.trace import FinishedProgram, ProgramWriter, assemble
 from rapid_des.machine import Machine
 from rapid_des.modes.blocks.replicas import TimesAlone
@@ -22,7 +20,6 @@ from rapid_des.program.replicas import Mates
 from rapid_des.values import replace
 
 _SIMPY = EngineChoice("simpy", fold=False)
-_NOTHING = PieceNode("nothing", NodeKind.COMPUTE, "compute", (), duration=0)
 
 
 def program_alone(job: Job, program: FinishedProgram, machine: Machine, cache: BoundedCache) -> int:
@@ -81,29 +78,3 @@ def members_of_first(job: Job, group: str) -> tuple[int, ...]:
     """Return the first rank's group of a kind."""
     rows = job.rows(group)
     return tuple(rows[rows[:, 0] == 0][0].tolist())
-
-
-class Boundary(Struct, frozen=True):
-    """The messages between stages."""
-
-    size: int
-    """Bytes of a message."""
-    batched: bool
-    """Whether they go through the communicator of all stages."""
-
-
-def message_between(
-    job: Job, boundary: Boundary, stages: tuple[int, int], machine: Machine, cache: BoundedCache
-) -> int:
-    """Return how long a message takes from one stage to another."""
-    source, target = stages
-    programs = [ProgramWriter(None, boundary.batched) for _ in range(job.stages)]
-    for program in programs:
-        program.writer.append(_NOTHING, ())
-    programs[source].send("message", to=target, size=boundary.size, tag=0, after=0)
-    programs[target].receive("message", source=source, size=boundary.size, tag=0)
-    line = job.rows("stages")
-    ranks = line[(line == job.layout.stride("pp") * source).any(axis=1)][0].tolist()
-    traces = assemble(job, [program.finish() for program in programs], ranks=ranks)
-    lowered = lower(traces, machine, analytic=True, cache=cache)
-    return execute(lowered.program, _SIMPY).records.makespan

@@ -199,7 +199,7 @@ class _CriticalityStudy:
 
     def __init__(self, subject: Job | TraceSet, machine: Machine, derate: float, how: How) -> None:
         self.subject, self.machine, self.derate, self.how = subject, machine, derate, how
-        self.cache = BoundedCache()
+        self.cache = BoundedCache(1 << 28)
         how.report("healthy run")
         flat = replace(how, mode="flattened")
         self.flat = step_of(subject, machine, flat, self.cache)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 
 from msgspec import Struct, field
 
@@ -31,17 +31,12 @@ class Deadline(Struct, frozen=True):
         """Whether the time is up."""
         return self.seconds is not None and time.monotonic() - self.began >= self.seconds
 
-    def while_waiting(self, work: Callable[[], bool]) -> Callable[[], bool]:
-        """Return a function for idle time: it does a piece of `work`, and raises `TimeIsUp` at the end."""
-
-        def meanwhile() -> bool:
-            if self.over:
-                raise TimeIsUp
-            if work():
-                return True
-            if self.seconds is None:
-                return False
-            time.sleep(_PATIENCE_S)
+    def wait(self, work: Iterator[bool]) -> bool:
+        """Do a piece of `work`, or wait a little if there is a limit; raise `TimeIsUp` at the end."""
+        if self.over:
+            raise TimeIsUp
+        if next(work, False):
             return True
-
-        return meanwhile
+        if self.seconds is not None:
+            time.sleep(_PATIENCE_S)
+        return self.seconds is not None

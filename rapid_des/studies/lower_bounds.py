@@ -13,10 +13,11 @@ GPUs are drawn (jitter) all are taken for as fast as the fastest.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from fractions import Fraction
+from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from rapid_des.device.pricing import operator_model
 from rapid_des.frontend import Job
@@ -24,13 +25,12 @@ from rapid_des.frontend.optimizers import step_kernels
 from rapid_des.frontend.parts import EMBEDDING
 from rapid_des.frontend.schedules import PipelineSchedule
 from rapid_des.frontend.schedules.schedule import PipelineShape
-from rapid_des.frontend.template import Domain
+from rapid_des.frontend.template import Domain, PieceColumn, PricedPiece
 from rapid_des.modes.pricing import as_used
 from rapid_des.studies.closed_form_bounds import USUAL, End, Times, ends, passes_alone, passes_whole
 from rapid_des.studies.made_of import Parts
-from rapid_des.studies.memory_bounds import once
-from rapid_des.studies.overlap_bound import least_delay
-from rapid_des.studies.piece_bounds import computes
+from rapid_des.studies.overlap_bound import OverlapBound
+from rapid_des.studies.shared_work import SharedWork, computes, once
 from rapid_des.studies.stage_paths import Runs, StagePaths, times_beside
 from rapid_des.studies.stand_ins import (
     Layers,
@@ -43,16 +43,24 @@ from rapid_des.studies.stand_ins import (
     without_unit_copies,
 )
 from rapid_des.studies.stream_paths import longest
-from rapid_des.studies.travel_bounds import TravelBounds
 
 _ROUNDED = Fraction(1, 10**6)
 """What times of kernels may be rounded by, as a share."""
+_MANY = ("block", "prediction")
+"""Sections whose messages count."""
 _MOST = 1 << 17
 """The number of passes of a step up to which stages are followed through their orders."""
 
 
-class LowerBounds(TravelBounds, Struct):
-    """Bounds for the time of these candidates, beside those of memory."""
+class LowerBounds(Struct, dict=True):
+    """Bounds of time for the candidates of one job."""
+
+    work: SharedWork
+    known: dict[Hashable, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.overlap = OverlapBound(self.work)
+        self.machine = self.work.machine
 
     def passes(self, job: Job, *, again: bool) -> int:
         """Return picoseconds that no step goes below, by kernels alone; `again`: with what is recomputed.
@@ -71,7 +79,7 @@ class LowerBounds(TravelBounds, Struct):
 
     def _drained(self, job: Job, times: Times) -> int:
         """Return when the last stage's passes are done at the earliest."""
-        return self._at_most_clock(max(end.drained for end in ends(job, times, self.parts(job))))
+        return self._at_most_clock(max(end.drained for end in ends(job, times, self.work.parts(job))))
 
     def step(self, job: Job) -> int:
         """Return picoseconds that no simulation of a training step goes below, by closed forms."""
@@ -89,36 +97,51 @@ class LowerBounds(TravelBounds, Struct):
         if not self._slows(job):
             return 0
         stage = max(range(len(done)), key=lambda stage: done[stage].drained)
-        messages = {
-            message: count * job.micro_batches for message, count in self.beside_stage(job, stage).items()
-        }
-        drained = done[stage].drained
-        busy = self.busy_stage(job, stage).times(job.micro_batches)
-        return drained + least_delay(busy, drained, messages, self.machine.device) if messages else 0
+        return done[stage].drained + self.overlap.delay(job, stage, done[stage].drained)
 
     def _slows(self, job: Job) -> bool:
         """Return whether messages between replicas slow kernels beside them, as far as bounds know."""
-        passes = job.sharding.each and passes_alone(job) and self.parts(job).copies == 1
+        passes = job.sharding.each and passes_alone(job) and self.work.parts(job).copies == 1
         return passes and self.machine.collectives.contention
 
     @once
     def _kernel_times(self, layers: Layers) -> Times:
-        return self.times(layers, computes)
+        return self._times(layers, computes)
 
     @once
     def _unslowed(self, placed: Placed) -> Times:
         """Return what passes take whose messages slow none of their kernels."""
-        return self.times(of_layers(placed), lambda piece: longest(piece, self.durations(placed, piece)))
+        return self._times(
+            of_layers(placed), lambda piece: longest(piece, self.work.durations(placed, piece))
+        )
+
+    @once
+    def _pass_times(self, placed: Placed) -> Times:
+        """Return what passes take with messages, beside which nothing else of their stage computes."""
+        return self._times(of_layers(placed), lambda piece: self._slowed_by_itself(placed, piece))
+
+    def _times(self, layers: Layers, takes: Callable[[PricedPiece], int]) -> Times:
+        """Return what sections take on a rank of the first stage, those that are many as `takes` says."""
+        return {
+            key: takes(piece) if key[0].name in _MANY else computes(piece)  # the ends' is one of many
+            for key, piece in self.work.pieces(layers).items()
+        }
+
+    def _slowed_by_itself(self, placed: Placed, piece: PricedPiece) -> int:
+        """Return what a piece takes; where nothing of it runs beside another, that is known."""
+        durations = self.work.durations(placed, piece)
+        together = durations.sum() > longest(piece, durations) or (piece.rows[:, PieceColumn.PEER] >= 0).any()
+        return self.work.alone(placed, piece) if together else int(durations.sum())
 
     @once
     def _times_beside(self, placed: Placed) -> Sequence[Times]:
-        return times_beside(self.timed(placed))
+        return times_beside(self.work.timed(placed))
 
     def _done(self, job: Job) -> Sequence[End]:
         """Return when stages are done at the earliest."""
-        parts, placed = self.parts(job), in_place(job)
+        parts, placed = self.work.parts(job), in_place(job)
         if passes_alone(job):
-            return ends(job, self.pass_times(placed), parts)
+            return ends(job, self._pass_times(placed), parts)
         if 2 * job.micro_batches * job.parts * parts.copies > _MOST:
             return ends(job, self._kernel_times(of_layers(job)), parts)
         paths = self._stage_paths(placed, by_unit=job.sharding.policy.by_unit)
@@ -131,12 +154,12 @@ class LowerBounds(TravelBounds, Struct):
 
     @once
     def _stage_paths(self, placed: Placed, *, by_unit: bool) -> StagePaths:
-        return StagePaths(self.timed(placed), by_unit)
+        return StagePaths(self.work.timed(placed), by_unit)
 
     def _step(self, job: Job, done: Sequence[End]) -> int:
         """Return what a step takes at the least whose stages have run their passes so."""
         around = self._around(of_state(job))
-        each = job.micro_batches // self.parts(job).copies
+        each = job.micro_batches // self.work.parts(job).copies
         reduced = [
             max(end.drained, end.last_backward + travel.once, each * travel.each)
             for end, travel in zip(done, around.travels, strict=True)
@@ -147,10 +170,10 @@ class LowerBounds(TravelBounds, Struct):
         """Return how long what the first stage's last pass completes is reduced: gradients of the table."""
         if job.training.schedule not in USUAL:
             return 0
-        piece = self.pieces(of_layers(job))[EMBEDDING, True]
+        piece = self.work.pieces(of_layers(job))[EMBEDDING, True]
         final = [mark for mark in piece.marks if mark.position == len(piece) - 1]
         parameters = Counter({mark.domain: mark.parameters for mark in final})
-        return self.travels(of_state(job), parameters, gathers=False)
+        return self.work.travels(of_state(job), parameters, gathers=False)
 
     @once
     def _around(self, state: State) -> _Around:
@@ -158,19 +181,19 @@ class LowerBounds(TravelBounds, Struct):
 
         All stages wait for the norm of the gradients; then each updates its own parameters.
         """
-        stages = [self.parameters_of(state, stage) for stage in range(state.stages)]
+        stages = [self.work.parameters_of(state, stage) for stage in range(state.stages)]
         least, most = (pick(range(state.stages), key=lambda s: stages[s].total()) for pick in (min, max))
         last = most if state.training.gradient_norm else least
         before, until_norm = self._optimizer(state, least, stages[least])[:2]
         after = until_norm + self._optimizer(state, last, stages[last])[2]
         once_a_step = not state.sharding.policy.by_unit and not state.sharding.ahead
         if not state.training.offload_optimizer and once_a_step:
-            after += self.travels(state, stages[last], gathers=True)
+            after += self.work.travels(state, stages[last], gathers=True)
         return _Around(before, after, tuple(self._moves(state, parameters) for parameters in stages))
 
     def _optimizer(self, state: State, stage: int, parameters: Counter[Domain]) -> tuple[int, int, int]:
         """Return what a stage's kernels once a step take: clearing, up to the gradients' norm, after it."""
-        operators = operator_model(as_used(state, self.machine, self.machine.device), self.cache)
+        operators = operator_model(as_used(state, self.machine, self.machine.device), self.work.cache)
         clearing, *others = step_kernels(state, stage, parameters).items()
         times = {name: operators.estimate(kernel).duration for name, kernel in (clearing, *others)}
         last = sum(times[name] for name, _ in others if name.startswith("optimizer"))
@@ -178,11 +201,11 @@ class LowerBounds(TravelBounds, Struct):
 
     def _moves(self, state: State, parameters: Counter[Domain]) -> _Travel:
         """Return how long a stage's gradients and parameters travel at the least."""
-        reduced, sharding = self.travels(state, parameters, gathers=False), state.sharding
+        reduced, sharding = self.work.travels(state, parameters, gathers=False), state.sharding
         if not sharding.policy.by_unit:
             return _Travel(0, reduced) if sharding.each else _Travel(reduced, 0)
         times = 2 if state.training.reshard is True and state.training.adapters is None else 1
-        each = times * self.travels(state, parameters, gathers=True) + (reduced if sharding.each else 0)
+        each = times * self.work.travels(state, parameters, gathers=True) + (reduced if sharding.each else 0)
         return _Travel(0 if sharding.each else reduced, each)
 
 

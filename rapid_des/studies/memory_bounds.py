@@ -9,53 +9,28 @@ What candidates have in common is worked out once, for their stand-in (`stand_in
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import wraps
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from msgspec import Struct, field
 
-from rapid_des.bounded_cache import BoundedCache
 from rapid_des.frontend import Job
 from rapid_des.frontend.memory.events import SectionMemory, section_memory
 from rapid_des.frontend.memory.training import standing
-from rapid_des.frontend.parts import Lists, ModelSection, pass_lists, section_parameters
+from rapid_des.frontend.parts import ModelSection
 from rapid_des.frontend.routing import heaviest_place
 from rapid_des.frontend.schedules import PipelineSchedule
-from rapid_des.frontend.schedules.schedule import Order, PassKind, PipelineShape, Placement
-from rapid_des.frontend.template import Domain
-from rapid_des.machine import Machine
+from rapid_des.frontend.schedules.schedule import Order, PassKind, PipelineShape
 from rapid_des.studies.closed_form_bounds import fullest_stages, held, is_usual
-from rapid_des.studies.made_of import Part, Parts
+from rapid_des.studies.made_of import Part
+from rapid_des.studies.shared_work import SharedWork, once
 from rapid_des.studies.stand_ins import Layers, State, few_passes, of_layers, of_state, without_unit_copies
-
-_Made = TypeVar("_Made")
-_Given = ParamSpec("_Given")
-_Bounds = TypeVar("_Bounds", bound="MemoryBounds")
-
-
-def once(
-    method: Callable[Concatenate[_Bounds, _Given], _Made],
-) -> Callable[Concatenate[_Bounds, _Given], _Made]:
-    """Let a method make what it returns once for equal arguments; it follows from these alone."""
-
-    @wraps(method)
-    def found(self: _Bounds, /, *given: _Given.args, **named: _Given.kwargs) -> _Made:
-        key = (method, *given, *named.values())
-        if key not in self.known:
-            self.known[key] = method(self, *given, **named)
-        made: _Made = self.known[key]
-        return made
-
-    return found
 
 
 class MemoryBounds(Struct):
-    """Bounds for the candidates of one job on one machine, all of whose GPUs are equal and healthy."""
+    """Bounds of memory for the candidates of one job."""
 
-    machine: Machine
-    cache: BoundedCache
+    work: SharedWork
     known: dict[Hashable, Any] = field(default_factory=dict)
 
     def memory(self, job: Job) -> int:
@@ -76,7 +51,7 @@ class MemoryBounds(Struct):
 
     @once
     def _standing(self, state: State, stage: int) -> int:
-        parameters, sizes = self.parameters_of(state, stage), self.sizes(of_layers(state))
+        parameters, sizes = self.work.parameters_of(state, stage), self.work.sizes(of_layers(state))
         return sum(tensor.size for tensor in standing(state, stage, parameters, sizes))
 
     def kept(self, job: Job, stage: int) -> int:
@@ -85,7 +60,7 @@ class MemoryBounds(Struct):
 
     def moving(self, job: Job, stage: int, *, peaks: int = 1) -> int:
         """Return those of them that come and go, whatever replicas share; `peaks` 0: no backward's."""
-        layers, parts = of_layers(without_unit_copies(job)), self.parts(job)
+        layers, parts = of_layers(without_unit_copies(job)), self.work.parts(job)
         chunks = [self._chunk(layers, parts[part]) for part in parts.placement[stage]]
         if is_usual(job):
             counted = zip(held(job, stage), chunks, strict=True)
@@ -108,47 +83,7 @@ class MemoryBounds(Struct):
     @once
     def _section_memory(self, layers: Layers) -> Mapping[ModelSection, SectionMemory]:
         place = heaviest_place(layers) if layers.model.has_experts else 0
-        return section_memory(layers, self.lists(layers, place))
-
-    @once
-    def lists(self, layers: Layers, place: int) -> Lists:
-        """Return the operators of all sections; those that stand once in a stage are not asked for."""
-        return pass_lists(layers, place)
-
-    def sections_of(self, job: Job, stage: int) -> Counter[ModelSection]:
-        """Return how often a stage has each section."""
-        total, parts = Counter[ModelSection](), self.parts(job)
-        for part in parts.placement[stage]:
-            total.update(dict(parts[part].counts))
-        return total
-
-    def parameters_of(self, state: State, stage: int) -> Counter[Domain]:
-        """Return the parameters of a rank of a stage."""
-        total, sizes = Counter[Domain](), self.sizes(of_layers(state))
-        for section, count in self.sections_of(state, stage).items():
-            for domain, elements in sizes[section].items():
-                total[domain] += count * elements
-        return total
-
-    @once
-    def sizes(self, layers: Layers) -> Mapping[ModelSection, Counter[Domain]]:
-        """Return the parameters of every section on a rank."""
-        return section_parameters(layers)
-
-    @once
-    def kinds(self, layers: Layers) -> Sequence[int]:
-        """Return the kind of every layer, by what the job runs again."""
-        return layers.kind_of_layer
-
-    def parts(self, job: Job) -> Parts:
-        """Return what the parts of the model are made of."""
-        return self._parts(job.placement, job.layers, self.kinds(of_layers(job)), job.predictions)
-
-    @once
-    def _parts(
-        self, placement: Placement, layers: Sequence[int], kind_of_layer: Sequence[int], predictions: int
-    ) -> Parts:
-        return Parts.of(placement, layers, kind_of_layer, predictions)
+        return section_memory(layers, self.work.lists(layers, place))
 
 
 class _Chunk(NamedTuple):

@@ -17,7 +17,7 @@ Axes = Sequence[tuple[str, int]]
 """The names and sizes of axes, innermost first."""
 
 
-def told_apart(axes: Axes, machine: Machine) -> Hashable:
+def order_key(axes: Axes, machine: Machine) -> Hashable:
     """Return a key that is equal for orders of axes that take the same time on a machine.
 
     Orders have equal keys if they differ only by renaming places within switches and keep the rings: then
@@ -26,7 +26,7 @@ def told_apart(axes: Axes, machine: Machine) -> Hashable:
     >>> from rapid_des.machine import load_machine
     >>> nodes = load_machine("dgx_a100_x4")
     >>> inside, outside = [("tp", 8), ("dp", 2), ("pp", 2)], [("tp", 8), ("pp", 2), ("dp", 2)]
-    >>> told_apart(inside, nodes) == told_apart(outside, nodes)
+    >>> order_key(inside, nodes) == order_key(outside, nodes)
     True
     """
     levels = _places_alike(machine)

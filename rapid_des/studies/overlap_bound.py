@@ -9,11 +9,12 @@ what follows by 1 - 1 / slowdown. The least is where the messages that slow the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 
 from rapid_des.chakra.trace import BOUNDS
 from rapid_des.device.device import Device
@@ -21,10 +22,14 @@ from rapid_des.device.operators import Bound
 from rapid_des.frontend import Job
 from rapid_des.frontend.groups import message_size
 from rapid_des.frontend.optimizers import gathered_as, reductions
+from rapid_des.frontend.parts import ModelSection
 from rapid_des.frontend.template import STREAMS, Domain, PieceColumn, PricedPiece
 from rapid_des.program.collectives.lower import TimeAlone
 from rapid_des.program.contention import slowdowns
 from rapid_des.studies.alone import Message
+from rapid_des.studies.made_of import Part
+from rapid_des.studies.shared_work import SharedWork, once
+from rapid_des.studies.stand_ins import Layers, State, of_groups, of_layers, of_state
 
 _COMPUTE = STREAMS.index("compute")
 _ON_CHIP = [BOUNDS.index(name) for name in ("tensor", "vector", "shared", "l2")]
@@ -78,6 +83,63 @@ def messages_beside(job: Job, marks: Sequence[Mark]) -> Iterator[Message]:
         if sharding.replicas > 1 and elements and gather is not None and by_unit and twice:
             size = message_size(gather, elements, gathered_as(job, domain, layer=True), sharding.replicas)
             yield from [Message(gather, size, sharding.group)] * 2
+
+
+class OverlapBound(Struct):
+    """By how much candidates of one job are slowed by messages between their replicas."""
+
+    work: SharedWork
+    known: dict[Hashable, Any] = field(default_factory=dict)
+
+    def delay(self, job: Job, stage: int, drained: int) -> int:
+        """Return by how many picoseconds a stage is done later that without messages takes `drained`."""
+        messages = {
+            message: count * job.micro_batches for message, count in self._messages(job, stage).items()
+        }
+        busy = self._busy_stage(job, stage).times(job.micro_batches)
+        return least_delay(busy, drained, messages, self.work.machine.device) if messages else 0
+
+    def _busy_stage(self, job: Job, stage: int) -> Busy:
+        """Return how long the kernels of a micro-batch's passes of a stage compute."""
+        busy, total = self._busy(of_layers(job)), Busy()
+        for section, count in self.work.sections_of(job, stage).items():
+            total += (busy[section, False] + busy[section, True]).times(count)
+        return total
+
+    @once
+    def _busy(self, layers: Layers) -> Mapping[tuple[ModelSection, bool], Busy]:
+        """Return how long the kernels of each pass of a section compute."""
+        device = self.work.machine.device
+        return {each: busy_of(piece, device) for each, piece in self.work.pieces(layers).items()}
+
+    def _messages(self, job: Job, stage: int) -> Counter[TimeAlone]:
+        """Return what travels for a micro-batch between a stage's replicas."""
+        layers, state, parts = of_layers(job), of_state(job), self.work.parts(job)
+        messages = Counter[TimeAlone]()
+        units = Counter(unit for part in parts.placement[stage] for unit in _units(state, parts[part]))
+        for unit, count in units.items():
+            marks = tuple(mark for section in unit for mark in self._marks(layers, section))
+            for message, times in self._beside(state, marks).items():
+                messages[message] += times * count
+        return messages
+
+    @once
+    def _beside(self, state: State, marks: tuple[Mark, ...]) -> Counter[TimeAlone]:
+        """Return what travels for a micro-batch because of a unit with these gradients."""
+        groups = of_groups(state)
+        times = [self.work.by_library(groups, message) for message in messages_beside(state, marks)]
+        return Counter(time for time in times if time is not None)
+
+    @once
+    def _marks(self, layers: Layers, section: ModelSection) -> tuple[Mark, ...]:
+        """Return the gradients of a section in the order in which they become final."""
+        return tuple((mark.parameters, mark.domain) for mark in self.work.pieces(layers)[section, True].marks)
+
+
+def _units(job: Job, part: Part) -> list[tuple[ModelSection, ...]]:
+    """Return the sections of a part whose gradients travel together, in the order of their backwards."""
+    sections = part.sections[::-1]
+    return [(section,) for section in sections] if job.sharding.policy.by_unit else [sections]
 
 
 class _Slowed(NamedTuple):

@@ -25,7 +25,7 @@ from rapid_des.report.tables import Part, Report
 from rapid_des.report.writing import require_extra
 from rapid_des.simulation import FINEST, FLATTENED, MODES, require_kind
 from rapid_des.studies.deadline import Deadline
-from rapid_des.studies.lookahead import Entry, Why
+from rapid_des.studies.entries import Entry, Why
 from rapid_des.studies.refinement import Refinement
 from rapid_des.studies.splits import Candidate, Family, Space
 from rapid_des.units import Duration, seconds
@@ -48,13 +48,13 @@ _MOST_GPUS = 512
 
 @dataclass(frozen=True)
 class PlanRow:
-    """One way to split the job, simulated."""
+    """One layout of the job, simulated."""
 
     job: Job = field(repr=False)
     settings: Mapping[str, Any] = field(hash=False)
     result: Result = field(repr=False)
     certain: bool
-    """Whether no layout that is not listed before it is faster, as far as simulated steps tell."""
+    """Whether no layout that is not listed before it is faster, as far as simulated steps show."""
 
     @property
     def step_time(self) -> Duration:
@@ -111,8 +111,8 @@ class Pruned:
 class Plan(Report):
     """The best layouts of a job over GPUs, best first; `plan` makes one.
 
-    >>> sorted(Plan.__match_args__)[:3]
-    ['counts', 'floor', 'gpus']
+    >>> sorted(Plan.__match_args__)[0]
+    'counts'
     """
 
     gpus: int
@@ -126,10 +126,10 @@ class Plan(Report):
     pruned: tuple[Pruned, ...] = ()
     """Why each other candidate was not simulated to the end, if asked for."""
     price: float | None = None
-    """Of a GPU for an hour."""
+    """The price of a GPU for an hour."""
     interrupted: bool = False
     floor: Duration | None = None
-    """Of a plan that was stopped before its rows were certain: no candidate that is no row takes less."""
+    """What every candidate that is no row takes at least, if it stopped before its rows were certain."""
     others: Duration | None = None
     """What every candidate that is no row takes at least, flattened; None where there is none."""
 
@@ -180,7 +180,7 @@ class Plan(Report):
         }
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a DataFrame with a row a way; `InputError` without pandas."""
+        """Return a DataFrame with a row a layout; `InputError` without pandas."""
         require_extra("pandas", "notebook", "a DataFrame")
         import pandas
 
@@ -223,9 +223,9 @@ class Wanted:
     top: int = 5
     """The number of rows."""
     vary: Mapping[str, Sequence[Any] | None] = field(default_factory=dict, hash=False)
-    """By choice (`splits.CHOICES`) the values to take; None: all. Others take their usual ones."""
+    """The values of each choice (`splits.CHOICES`); None: all. Other choices take their usual ones."""
     mode: str = AUTO
-    """Of the rows; auto: flattened where that takes seconds, else hierarchical, but closed forms for
+    """The mode of the rows; auto: flattened where that takes seconds, else hierarchical, but closed forms for
     more than 512 GPUs."""
     pruned: bool = False
     """Whether to say of every other candidate why it was left out."""
@@ -344,7 +344,8 @@ class _Search(Struct, dict=True):
 
     def _known(self) -> list[Entry]:
         """Return what was simulated and is uncertain, the last mode's first, as far as they would be rows."""
-        known = [entry for entry in list(self.refinement.queue) if entry.result is not None]
+        refinement = self.refinement
+        known = [entry for entry in (*refinement.queue, *refinement.asked) if entry.result is not None]
         known.sort(key=lambda entry: (not entry.certain, entry))
         return known[: self.wanted.top - len(self.refinement.rows)]
 

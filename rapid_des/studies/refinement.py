@@ -1,4 +1,4 @@
-"""Which of many ways to split a job is the fastest: a queue of all of them, each at what is known of it.
+"""Which of many layouts of a job is the fastest: a queue of all of them, each at what is known of it.
 
     families: memory, kernels ──► one recomputation: memory ──► one order: messages ──► one: bound ──► steps
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from functools import partial
 from math import exp, floor
@@ -29,20 +29,11 @@ from rapid_des.report.evidence import resolution
 from rapid_des.report.result import Result
 from rapid_des.studies.closed_form_bounds import fullest_stages
 from rapid_des.studies.deadline import Deadline, TimeIsUp
-from rapid_des.studies.lookahead import (
-    BOUNDED,
-    ESTIMATED,
-    EXCHANGED,
-    FINAL,
-    KERNELS,
-    PLAIN,
-    Entry,
-    Lookahead,
-    Out,
-    Why,
-)
+from rapid_des.studies.entries import BOUNDED, ESTIMATED, EXCHANGED, FINAL, KERNELS, PLAIN, Entry, Out, Why
 from rapid_des.studies.lower_bounds import LowerBounds
+from rapid_des.studies.memory_bounds import MemoryBounds
 from rapid_des.studies.points import Point, evaluate
+from rapid_des.studies.shared_work import SharedWork
 from rapid_des.studies.splits import Candidate, Family, Space, checked
 from rapid_des.units import Duration
 from rapid_des.values import replace
@@ -52,6 +43,10 @@ _ROUNDED, _BESIDE = 1e-5, 0.0025
 _RANKS, _TWICE = 1024, 2
 """The ranks of all simulations by closed forms, and these for each row, up to which all rows are made
 certain."""
+
+
+_ROUND = 4
+"""The number of simulations that are chosen together: how many there are does not depend on the workers."""
 
 
 class _TooLarge(Struct, frozen=True):
@@ -76,9 +71,9 @@ class Refinement(Struct, dict=True):
     space: Space
     machine: Machine
     mode: str
-    """Of the last figures."""
+    """The mode of the rows."""
     dropped: Callable[[Family, Why, str], None]
-    """Told of candidates that are none, and why."""
+    """Called with candidates that are none, and why."""
     headroom: float
     """The share of a GPU's memory that layouts for training may take."""
     deadline: Deadline = field(default_factory=Deadline)
@@ -91,11 +86,14 @@ class Refinement(Struct, dict=True):
     """Whether every family was looked at: the time may be up before."""
     limit: int = 1 << 62
     """Picoseconds: a layout that takes more is not shown to be faster than the first by measurements."""
-    aside: list[Entry] = field(default_factory=list)
-    """Those that are not looked at while rows are chosen among what was simulated."""
+    parts: dict[tuple[tuple[int, ...], int], list[Entry | Out]] = field(default_factory=dict)
+    """The parts of entries that were looked at while workers were busy, by number and level."""
+    asked: list[Entry] = field(default_factory=list)
+    """The candidates that are being simulated."""
 
     def __post_init__(self) -> None:
-        self.lower_bounds = LowerBounds(self.machine, self.cache)
+        work = SharedWork(self.machine, self.cache)
+        self.lower_bounds, self.memory_bounds = LowerBounds(work), MemoryBounds(work)
         self.trains = self.space.job.spec.training is not None
         self.share = self.headroom if self.trains else 1.0
         self.capacity = int(self.share * self.machine.device.spec.hbm.capacity)
@@ -128,75 +126,95 @@ class Refinement(Struct, dict=True):
         return candidates
 
     def search(self, executor: Executor, top: int) -> Iterator[None]:
-        """Find so many rows, the fastest first; yield after every simulation.
+        """Find `top` rows, the fastest first; yield after every simulation.
 
         All rows are certain if that takes few simulations. Else it ends where only the first is, as far as
         measurements distinguish layouts; the rows behind it are the best of what was simulated.
         """
-        yield from self._refined(executor, top)
-        while self._settled(top) and not self.deadline.over:
-            self.aside = [entry for entry in self.queue if entry.result is None]
-            self.queue = sorted(entry for entry in self.queue if entry.result is not None)
-            try:
-                yield from self._refined(executor, top)
-            finally:
-                self.queue, self.aside = sorted(self.queue + self.aside), []
+        while not self.deadline.over and self._choose(top):
+            yield from self._simulated(executor, iter(()) if self._settled(top) else self._ahead())
+
+    def _choose(self, top: int) -> bool:
+        """Take the next candidates to be simulated out of the queue; return whether there are any.
+
+        Once the first row is certain enough only those are looked at that were simulated before.
+        """
+        settled, later = self._settled(top), list[Entry]()
+        while self.queue and len(self.asked) < _ROUND and len(self.rows) < top and not self.deadline.over:
+            entry = heapq.heappop(self.queue)
+            if settled and entry.result is None:
+                later.append(entry)
+            elif entry.level < BOUNDED:
+                self._put(self._parts(entry))
+                del self.parts[entry.number, entry.level]
+            elif entry.certain and not self.asked:
+                self.rows.append(entry)
+            elif entry.certain or self._finals == top - len(self.rows):
+                later.append(entry)  # those before it may turn out to be slower
+                break
+            else:
+                self.asked.append(entry)
+        self._return(later)
+        if settled and not self.asked and len(self.rows) < top:
             self.exact = self.counts["analytical"] + top
-            yield from self._refined(executor, top)
+            return self._choose(top)
+        return bool(self.asked)
+
+    @property
+    def _finals(self) -> int:
+        """How many are being simulated to the end: no more than rows are wanted."""
+        return sum(entry.level == ESTIMATED for entry in self.asked)
 
     def _settled(self, top: int) -> bool:
         """Return whether the first is certain enough, and enough is simulated to choose rows behind it."""
-        if len(self.rows) == top or self.aside or self.counts["analytical"] < max(self.exact, _TWICE * top):
+        if not self.queue or self.counts["analytical"] < max(self.exact, _TWICE * top):
             return False
-        return bool(self.queue) and self.queue[0].least >= self.limit
+        return self.queue[0].least >= self.limit
 
-    def _refined(self, executor: Executor, top: int) -> Iterator[None]:
-        """Take the queue apart until so many rows are certain, or the first is enough; yield as `search`.
+    def _ahead(self) -> Iterator[bool]:
+        """Look more closely at what the next round may need, whose counts do not change; yield after each."""
+        ahead, ready = list(self.queue), 0
+        while ahead and ready < _ROUND:
+            entry = heapq.heappop(ahead)
+            if entry.level >= BOUNDED:
+                ready += 1
+                continue
+            for part in self._parts(entry):
+                if isinstance(part, Entry):
+                    heapq.heappush(ahead, part)
+            yield True
 
-        Workers simulate ahead of what is known. What they find is taken in where it is asked for, in order:
-        so the same are looked at, and counted, however many workers there are.
+    def _parts(self, entry: Entry) -> list[Entry | Out]:
+        key = entry.number, entry.level
+        if key not in self.parts:
+            self.parts[key] = list(self._closer(entry))
+        return self.parts[key]
+
+    def _simulated(self, executor: Executor, ahead: Iterator[bool]) -> Iterator[None]:
+        """Simulate the chosen ones, and put them back with what was found; yield after each.
+
+        While workers are busy it looks `ahead`.
         """
-        over = self.deadline
-        lookahead = Lookahead(self._closer, top - len(self.rows), executor.workers, lambda: over.over)
-        lookahead.add(self.queue)
-        meanwhile = over.while_waiting(lookahead.look_ahead)
+        found, over = dict[int, Entry | Out](), self.deadline
+        points = (self._point(entry) for entry in self.asked if not over.over)
         try:
-            while self._take_in(lookahead, top) and not over.over:
-                with closing(executor.map(self.fitting, map(self._point, lookahead), meanwhile)) as outcomes:
-                    for place, outcome in outcomes:
-                        lookahead.learn(place, self._found(lookahead.asked[place], outcome))
-                        yield
-                        if not self._take_in(lookahead, top):
-                            break
+            with closing(executor.map(self.fitting, points, partial(over.wait, ahead))) as outcomes:
+                for place, outcome in outcomes:
+                    found[place] = self._found(self.asked[place], outcome)
+                    yield
         except TimeIsUp:
             pass
         finally:
-            if len(self.rows) < top and not self._settled(top):
-                self._keep(lookahead)
+            self._return(entry for place, entry in enumerate(self.asked) if place not in found)
+            self.asked = []
+            self._put(found[place] for place in sorted(found))
 
     def _point(self, entry: Entry) -> Point:
         return Point(entry.family.job, self.machine, mode=self._mode(entry), allow_oom=True)
 
-    def _take_in(self, lookahead: Lookahead, top: int) -> bool:
-        """Put what is known of those who come first in their place; tell whether more has to be found out."""
-        while self.queue and len(self.rows) < top and not self._settled(top):
-            entry = self.queue[0]
-            if entry.certain:
-                self.rows.append(heapq.heappop(self.queue))
-            elif entry.key in lookahead.known:
-                heapq.heappop(self.queue)
-                self._put(lookahead.known.pop(entry.key))
-            else:
-                return True
-        return False
-
-    def _keep(self, lookahead: Lookahead) -> None:
-        """Put all that is known in its place where the search was stopped: what was simulated is told."""
-        while ripe := [entry for entry in self.queue if entry.key in lookahead.known]:
-            self.queue = [entry for entry in self.queue if entry.key not in lookahead.known]
-            heapq.heapify(self.queue)
-            for entry in ripe:
-                self._put(lookahead.known.pop(entry.key))
+    def _return(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            heapq.heappush(self.queue, entry)
 
     def estimate_one(self) -> None:
         """Estimate the step of one candidate that fits, by closed forms, where no time is left for more."""
@@ -236,7 +254,7 @@ class Refinement(Struct, dict=True):
         for recomputed in parts:
             stages = list(replace(recomputed, orders=recomputed.orders[:1]).along("zero_stages"))
             legal = [job for part in stages if (job := checked(Candidate(part.job), _unheard)) is not None]
-            bounds = self.lower_bounds.memories(legal) if self.trains and legal else [0] * len(legal)
+            bounds = self.memory_bounds.memories(legal) if self.trains and legal else [0] * len(legal)
             for bound, job in zip(bounds, legal, strict=True):
                 number += 1
                 yield bound, number, job
@@ -254,7 +272,7 @@ class Refinement(Struct, dict=True):
             for family in self._left(entry):
                 self._drop(family, "bound", f"{known} {Duration(entry.least)}")
 
-    def _put(self, parts: Sequence[Entry | Out]) -> None:
+    def _put(self, parts: Iterable[Entry | Out]) -> None:
         """Put the parts of an entry in its place, each with the next tighter bound."""
         for part in parts:
             if isinstance(part, Out):
@@ -307,34 +325,22 @@ class Refinement(Struct, dict=True):
         return self.lower_bounds.passes(family.job, again=again) if self.bounded else 0
 
     def _least_memory(self, family: Family) -> int:
-        """Return bytes that no candidate of a family can do without."""
+        """Return bytes that no candidate of a family can do without: what it keeps of its micro-batches."""
         if not self.trains:
             return 0
-        needed, sharded = 0, [part.job for part in family.along("zero_stages")]
-        again = [part.job for part in family.along("recomputes")][::-1]
-        for stage in fullest_stages(family.job):
-            needed = max(needed, self._of_stage(sharded, again, stage))
-            if needed > self.capacity:
-                break
-        return needed
-
-    def _of_stage(self, sharded: Sequence[Job], again: Sequence[Job], stage: int) -> int:
-        """Return bytes that no candidate of a family can do without on a stage, or of one that fits."""
-        needed = min(self.lower_bounds.standing(job, stage) for job in sharded)
-        moving = 0
-        for job in again if needed <= self.capacity else ():
-            moving = min(moving or self.capacity, self.lower_bounds.moving(job, stage))
-            if needed + moving <= self.capacity:
-                break
-            kept = self.lower_bounds.kept(job, stage) if _keeps_least(job) else 0
-            if needed + kept > self.capacity:
-                return needed + kept
-        return needed + moving
+        sharded = [part.job for part in family.along("zero_stages")]
+        again = [part.job for part in family.along("recomputes")]
+        again = [job for job in again if _keeps_least(job)] or again
+        return max(
+            min(self.memory_bounds.standing(job, stage) for job in sharded)
+            + min(self.memory_bounds.kept(job, stage) for job in again)
+            for stage in fullest_stages(family.job)
+        )
 
     def _fitting_parts(self, family: Family) -> Iterator[Family | Out]:
         """Yield the parts of one recomputation, or that they do not fit into memory."""
         parts = list(family.along("zero_stages"))
-        each = self.lower_bounds.memories([part.job for part in parts]) if self.trains else [0] * len(parts)
+        each = self.memory_bounds.memories([part.job for part in parts]) if self.trains else [0] * len(parts)
         for part, needed in zip(parts, each, strict=True):
             if needed <= self.capacity:
                 yield part
@@ -391,7 +397,7 @@ def _unheard(_: str) -> None:
 
 
 def _keeps_least(job: Job) -> bool:
-    """Tell whether no other recomputation keeps less of a micro-batch: every layer's input alone."""
+    """Return whether no other recomputation keeps less of a micro-batch: every layer's input alone."""
     return job.training.recompute == "full" and job.training.recompute_layers is None
 
 
@@ -399,8 +405,8 @@ def margin(job: Job) -> float:
     """Return by which part of it a step by closed forms may be longer than a finer one, at most.
 
     Paces of collectives are rounded. Where messages slow kernels beside them, a message that comes late may
-    meet fewer of these: of 735 ways that were simulated in both modes four were longer, by 0.11 % at most. Of
-    28 whose experts' loads differ by rank seven were, by 0.21 %.
+    meet fewer of these: of 735 layouts that were simulated in both modes four were longer, by 0.11 % at most.
+    Of 28 whose experts' loads differ by rank seven were, by 0.21 %.
     """
     meets_fewer = job.spec.training is not None and (job.sharding.each or places(job) > 1)
     return _BESIDE if meets_fewer else _ROUNDED

@@ -123,7 +123,8 @@ def _figures(job: Job, machine: Machine) -> tuple[object, ...]:
     precision, device = job.spec.precision, machine.device.spec
     peak = device.tensor_peak.get(precision.gemm or precision.activations)
     energy = (device.energy, device.idle_power, device.power)
-    known = (job.tokens, job.model_flops, peak, None if None in energy[:2] else energy)
+    around = (machine.spec.host_power, *(getattr(each, "energy", None) for each in machine.spec.fabric))
+    known = (job.tokens, job.model_flops, peak, None if None in energy[:2] else (energy, around))
     return memory(job), known, device.name, device.hbm.capacity, machine.name
 
 

@@ -26,7 +26,7 @@ from rapid_des.frontend.schedules import SCHEDULES, from_file
 from rapid_des.frontend.spec import JobSpec, TrainingSpec
 from rapid_des.machine import Machine
 from rapid_des.studies.choices import CHOICES, ORDER
-from rapid_des.studies.orders import told_apart
+from rapid_des.studies.orders import order_key
 from rapid_des.values import replace
 
 _LEAST_TOKENS = 2048
@@ -298,7 +298,7 @@ class Space(Struct):
         distinct, plain = dict[Hashable, Any](), not self.job.model.has_experts  # who lie across the axes
         for order in self._values("order", usual, every):
             axes = [(axis, sizes[axis]) for axis in order if sizes.get(axis, 1) > 1]
-            distinct.setdefault(told_apart(axes, self.machine) if plain else tuple(axes), order)
+            distinct.setdefault(order_key(axes, self.machine) if plain else tuple(axes), order)
         return list(distinct.values())
 
 

@@ -281,8 +281,7 @@ class WorkerPool:
                 idle = meanwhile is None or not meanwhile()
                 for future in self._answered(None if idle else 0):
                     outcomes = self._outcomes_of(future, queue)
-                    if meanwhile is None:  # else what is next may follow from these
-                        self._submit_batches(function, queue)
+                    self._submit_batches(function, queue)
                     yield from outcomes
         except GeneratorExit:  # whoever asked wants no more
             wait(self._pending, timeout=_FINISH_S)

@@ -199,7 +199,6 @@ def test_what_is_ignored_is_named_with_the_reason(imported):
     assert left["network.overlap.tp_overlap"] == "overlap falls out of the simulation"
     assert left["sw_param.grad_acc_overhead"] == "gradient_accumulation_steps is 1"
     assert "crosses the host's link" in left["sw_param.h2d_bandwidth"]
-    assert "no result counts the energy of links" in left["network.dimensions.0.topology.energy_per_bit"]
     texts = imported().files("x").values()
     assert all(
         "# ignored, as gradient_accumulation_steps is 1: sw_param.grad_acc_overhead" in text for text in texts
@@ -420,3 +419,9 @@ def test_what_stands_in_a_file_never_leaves_its_comment(imported):
     )
     assert all(yaml.safe_load(text).get("x") is None for text in texts.values())
     assert "device: /dev/zero" not in [line for text in texts.values() for line in text.splitlines()]
+
+
+def test_energy_of_links_is_that_of_a_bit_sent(imported):
+    # 8 pJ a bit: a message crosses one link of a torus or ring
+    fabric = imported().machine["fabric"]
+    assert [dimension["energy"] for dimension in fabric] == [{"pj_per_bit": 8.0}] * len(fabric)

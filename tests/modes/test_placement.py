@@ -10,7 +10,7 @@ import pytest
 from rapid_des.errors import ConfigError, UnsupportedByEngine
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
-from rapid_des.modes.placement import improved, seconds_a_byte, traffic_of
+from rapid_des.modes.placement import cost_of, improved, searched, seconds_a_byte, traffic_of
 from rapid_des.modes.pricing import price
 from rapid_des.network.faults import parse_fault
 from rapid_des.simulation import compare, simulate
@@ -128,3 +128,14 @@ def test_other_modes_and_slow_gpus_are_refused():
     cut = machine.with_faults([parse_fault("link=0-1 bandwidth=0.2")])
     came, found = (simulate(job(**SPLIT, placement=how), cut).step_time for how in (None, "auto"))
     assert found <= came
+
+
+def test_the_search_lays_rings_out_so_that_neighbours_touch():
+    # Two rings of eight on a 4 x 4 mesh: each fits round a block of 4 x 2, and its 8 messages cross 8 links.
+    ranks = np.arange(16)
+    traffic = np.zeros((16, 16))
+    traffic[ranks, ranks // 8 * 8 + (ranks + 1) % 8] = 1
+    row, column = np.divmod(ranks, 4)
+    hops = abs(row[:, None] - row) + abs(column[:, None] - column)
+    found = searched(traffic, hops.astype(float), [ranks])
+    assert sorted(found) == ranks.tolist() and cost_of(traffic, hops, found) == 16

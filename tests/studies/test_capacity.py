@@ -253,6 +253,18 @@ def test_a_served_batch_takes_the_energy_of_the_static_run(job, node):
     assert found.idle_j == pytest.approx(run.idle_j, rel=0.2)  # the server's host waits too
 
 
+def test_a_served_batch_sends_the_bits_of_the_static_run(job, node):
+    stated = {"fabric.0.energy": "{pj_per_bit: 5, idle_pj_per_bit: 10}", "host_power": "1 kW"}
+    machine = load_machine(node, settings=stated)
+    result = serve(job, machine, arrivals="clients count=16", requests=16)
+    static = load_job(job, settings={"inference.batch": 16, "inference.decode_steps": "all"})
+    run = simulate(static, machine, mode="analytical").figures.energy.network
+    found = served_energy(result, job, machine)
+    assert found.network.by_part["links"] == pytest.approx(run.by_part["links"], rel=0.05)
+    assert found.joules == pytest.approx(sum(found.as_json()["joules_by_part"].values()))
+    assert found.network.hosts_j == pytest.approx(1000 * result.gpu_seconds / 8)
+
+
 def test_replicas_for_prompts_may_have_a_tp_of_their_own(job, node):
     text = "tp=2 prefill=2 decode=1 prefill_tp=1"
     demand = ServerLoad(Slo.parse("ttft=10s"), requests=20)

@@ -3,8 +3,9 @@
 import json
 import random
 import sys
+import time
 from collections import defaultdict
-from itertools import islice, permutations
+from itertools import permutations
 
 import pytest
 from click.testing import CliRunner
@@ -25,10 +26,11 @@ from rapid_des.studies.alone import members_of_first
 from rapid_des.studies.choices import choices_of
 from rapid_des.studies.closed_form_bounds import held
 from rapid_des.studies.deadline import Deadline, TimeIsUp
-from rapid_des.studies.lookahead import BOUNDED, ESTIMATED, FINAL, Entry, Lookahead
 from rapid_des.studies.lower_bounds import LowerBounds
-from rapid_des.studies.orders import told_apart
+from rapid_des.studies.memory_bounds import MemoryBounds
+from rapid_des.studies.orders import order_key
 from rapid_des.studies.plan import Plan, Wanted, plan
+from rapid_des.studies.shared_work import SharedWork
 from rapid_des.studies.splits import Space, checked
 from rapid_des.studies.stand_ins import in_place, of_groups, of_layers, of_state, without_recomputation
 
@@ -48,6 +50,12 @@ def machine_of(name="dgx_a100"):
 def unslowed_machine(name):
     settings = [("collectives.contention", "false")]
     return load_machine(name, settings=settings, device_settings=[("operators", "roofline")])
+
+
+def bounds_of(machine, cache):
+    """The bounds of time and of memory, which share their work as in a plan."""
+    work = SharedWork(machine, cache)
+    return LowerBounds(work), MemoryBounds(work)
 
 
 @pytest.mark.parametrize(
@@ -72,12 +80,12 @@ def unslowed_machine(name):
 def test_no_way_is_faster_or_smaller_than_its_bounds(job, machine, gpus):
     machine, cache = machine_of(machine), BoundedCache()
     ways = list(Space(job, machine, gpus))
-    lower_bounds, refusals = LowerBounds(machine, cache), []
+    (lower_bounds, memory_bounds), refusals = bounds_of(machine, cache), []
     for way in random.Random(1).sample(ways, 8):
         legal = checked(way, refusals.append)
         if legal is None:
             continue
-        assert lower_bounds.memory(legal) <= memory(legal).fullest.peak, way.settings
+        assert memory_bounds.memory(legal) <= memory(legal).fullest.peak, way.settings
         kernels = [lower_bounds.passes(legal, again=again) for again in (False, True)]
         assert kernels[0] <= kernels[1] <= lower_bounds.step(legal), way.settings
         for mode in ("analytical", "hierarchical", "flattened"):
@@ -112,8 +120,8 @@ def test_messages_that_slow_kernels_beside_them_are_in_the_bound(split):
                      "training.global_batch": 64})  # fmt: skip
     machine, cache = machine_of("dgx_h100_x8"), BoundedCache()
     step = simulate(job, machine, mode="analytical", allow_oom=True, cache=cache).step_time
-    unslowed = LowerBounds(unslowed_machine("dgx_h100_x8"), cache).step(job)
-    assert unslowed < 0.9 * step < LowerBounds(machine, cache).step(job) <= step
+    unslowed = LowerBounds(SharedWork(unslowed_machine("dgx_h100_x8"), cache)).step(job)
+    assert unslowed < 0.9 * step < LowerBounds(SharedWork(machine, cache)).step(job) <= step
 
 
 def drawn(seed):
@@ -145,7 +153,7 @@ def drawn(seed):
 @pytest.mark.parametrize("seed", range(8))
 def test_no_way_whose_messages_travel_for_each_micro_batch_is_faster_than_its_bounds(seed):
     job, machine, cache = drawn(seed), machine_of("dgx_h100_x8"), BoundedCache()
-    lower_bounds = LowerBounds(machine, cache)
+    lower_bounds = LowerBounds(SharedWork(machine, cache))
     least = lower_bounds.step(job)
     for mode in ("analytical", "hierarchical", "flattened"):
         step = simulate(job, machine, mode=mode, allow_oom=True, cache=cache).step_time
@@ -164,7 +172,7 @@ def test_no_way_whose_messages_travel_for_each_micro_batch_is_faster_than_its_bo
 def test_no_way_whose_blocks_go_round_is_faster_than_its_bounds(split, overlap_tp):
     settings = {"parallelism": f"{{{split}, sequence_parallel: true}}", "training.overlap_tp": overlap_tp}
     job, machine, cache = job_of(**settings), machine_of("dgx_a100_x2"), BoundedCache()
-    lower_bounds = LowerBounds(machine, cache)
+    lower_bounds = LowerBounds(SharedWork(machine, cache))
     least = lower_bounds.step(job)
     for mode in ("analytical", "hierarchical", "flattened"):
         step = simulate(job, machine, mode=mode, allow_oom=True, cache=cache).step_time
@@ -207,7 +215,7 @@ def test_no_way_of_these_jobs_is_faster_than_its_bounds(name, machine, settings,
                     "precision.gemm": "null", "precision.recipe": "null", "model.layers": 4,
                     "routing": "{load: {kind: zipf, exponent: 0.5, seed: 1}}"}  # fmt: skip
     job, machine, cache = job_of(name, **changed), machine_of(machine), BoundedCache()
-    lower_bounds = LowerBounds(machine, cache)
+    lower_bounds = LowerBounds(SharedWork(machine, cache))
     step = simulate(job, machine, mode="analytical", allow_oom=True, cache=cache).step_time
     assert 0.7 * step < lower_bounds.step(job) <= step
 
@@ -216,7 +224,10 @@ def test_no_way_of_these_jobs_is_faster_than_its_bounds(name, machine, settings,
 def test_no_way_is_faster_than_its_bounds_where_clocks_are_drawn(split):
     drawn = "{seed: 5, gpu_speed: {lognormal: 0.05}}"  # GPUs 0 and 1 are faster than the device file's
     machine, cache = load_machine("dgx_a100", settings=[("jitter", drawn)]), BoundedCache()
-    lower_bounds, job = LowerBounds(machine, cache), job_of(parallelism=split, **{"training.micro_batch": 1})
+    lower_bounds, job = (
+        LowerBounds(SharedWork(machine, cache)),
+        job_of(parallelism=split, **{"training.micro_batch": 1}),
+    )
     bounds = lower_bounds.passes(job, again=True), lower_bounds.exchanged(job), lower_bounds.step(job)
     step = simulate(job, machine, mode="analytical", allow_oom=True, cache=cache).step_time
     assert 0.8 * step < max(bounds) <= step
@@ -229,14 +240,14 @@ def test_no_way_is_faster_than_its_bounds_where_clocks_are_drawn(split):
 def test_copies_of_whole_units_are_in_the_bounds_of_zero_3_alone(model, split):
     """What ways have in common is found once: not what FSDP copies under one ZeRO stage only."""
     machine, cache = machine_of("dgx_h100"), BoundedCache()
-    lower_bounds = LowerBounds(machine, cache)
+    lower_bounds, memory_bounds = bounds_of(machine, cache)
     for zero_stage in (3, 0):
         changed = {"model.layers": 4, "training.zero_stage": zero_stage, "training.micro_batch": 1}
         job = job_of(model=model, software="torchtitan", parallelism=split, **changed)
         step = simulate(job, machine, mode="analytical", allow_oom=True, cache=cache).step_time
-        lower_bounds.memory(job)
+        memory_bounds.memory(job)
         bounds = [lower_bounds.passes(job, again=True), lower_bounds.exchanged(job), lower_bounds.step(job)]
-        assert bounds[-1] == LowerBounds(machine, cache).step(job)
+        assert bounds[-1] == LowerBounds(SharedWork(machine, cache)).step(job)
         assert 0.79 * step < max(bounds) <= step
 
 
@@ -262,12 +273,13 @@ def test_experts_of_unlike_loads_stand_where_each_way_puts_them():
 @pytest.mark.parametrize("schedule", ["dualpipe", "zb_v"])
 def test_who_holds_both_ends_of_the_model_holds_a_tied_table_once(schedule):
     machine, cache = machine_of("dgx_h100"), BoundedCache()
-    lower_bounds, split = LowerBounds(machine, cache), "{pp: 4, dp: 2}"
+    (lower_bounds, memory_bounds), split = bounds_of(machine, cache), "{pp: 4, dp: 2}"
     for chosen in ("1f1b", schedule, "1f1b"):
         stated = {"training.schedule": chosen, "training.micro_batch": 1}
         job = job_of(model="gemma3_4b", parallelism=split, **stated)
-        assert lower_bounds.memory(job) == LowerBounds(machine, cache).memory(job) <= memory(job).fullest.peak
-        assert lower_bounds.step(job) == LowerBounds(machine, cache).step(job)
+        alone = MemoryBounds(SharedWork(machine, cache)).memory(job)
+        assert memory_bounds.memory(job) == alone <= memory(job).fullest.peak
+        assert lower_bounds.step(job) == LowerBounds(SharedWork(machine, cache)).step(job)
 
 
 @pytest.mark.parametrize(("chunks", "schedule"), [(4, "interleaved_1f1b"), (4, "breadth_first")])
@@ -278,7 +290,7 @@ def test_gradients_of_a_chunk_that_is_done_early_travel_early(chunks, schedule):
     })  # fmt: skip
     machine, cache = machine_of("dgx_a100_x2"), BoundedCache()
     step = simulate(job, machine, mode="analytical", allow_oom=True, cache=cache).step_time
-    assert 0.6 * step < LowerBounds(machine, cache).step(job) <= step
+    assert 0.6 * step < LowerBounds(SharedWork(machine, cache)).step(job) <= step
 
 
 def test_the_best_is_what_trying_everything_finds():
@@ -313,6 +325,7 @@ def test_after_many_simulations_the_first_row_is_enough_and_others_say_whether_t
     whole = plan(job_of(), machine_of(), Wanted(gpus=4, top=4, vary=vary))
     monkeypatch.setattr("rapid_des.studies.refinement._RANKS", 0)
     monkeypatch.setattr("rapid_des.studies.refinement._TWICE", 1)
+    monkeypatch.setattr("rapid_des.studies.refinement._ROUND", 1)
     found = plan(job_of(), machine_of(), Wanted(gpus=4, top=4, vary=vary))
     assert found.rows[0].step_time == whole.rows[0].step_time
     assert (len(found.rows), found.floor) == (4, None)
@@ -325,11 +338,12 @@ def test_after_many_simulations_the_first_row_is_enough_and_others_say_whether_t
     )
 
 
-def test_a_plan_that_is_stopped_says_what_all_others_take_at_least():
+def test_a_plan_that_is_stopped_says_what_all_others_take_at_least(monkeypatch):
+    monkeypatch.setattr("rapid_des.studies.deadline.time", _LongWaits())
     job, machine = job_of(), machine_of()
     vary = {**FEW, "tp": [1, 2, 4], "cp": [1], "micro_batch": [1], "schedule": ["1f1b"], "pp": [1, 2]}
     whole = plan(job, machine, Wanted(gpus=4, top=3, vary=vary))
-    stopped = plan(job, machine, Wanted(gpus=4, top=3, vary=vary, within_s=0.5, pruned=True), _Slow())
+    stopped = plan(job, machine, Wanted(gpus=4, top=3, vary=vary, within_s=1800, pruned=True), _Slow())
     assert whole.floor is None
     assert stopped.rows
     assert not any(row.certain for row in stopped.rows)
@@ -338,6 +352,19 @@ def test_a_plan_that_is_stopped_says_what_all_others_take_at_least():
     assert all(stopped.floor <= row.step_time for row in whole.rows if row.settings not in listed)
     lines = list(text(plan_report(stopped.as_json(), "job", "machine")))
     assert "no layout that is not listed takes less than" in lines[2]
+
+
+class _LongWaits:
+    """A clock on which each wait for workers takes an hour."""
+
+    def __init__(self):
+        self.waited = 0
+
+    def monotonic(self):
+        return time.monotonic() + self.waited
+
+    def sleep(self, _):
+        self.waited += 3600
 
 
 class _Slow(InProcess):
@@ -358,12 +385,12 @@ def test_a_plan_without_time_estimates_one_layout_and_says_that_it_did_not_look_
 
 
 def test_a_wait_for_workers_ends_when_the_time_is_up():
-    meanwhile = Deadline(0.05).while_waiting(lambda: False)
-    assert meanwhile()
+    deadline = Deadline(0.05)
+    assert deadline.wait(iter(()))
     with pytest.raises(TimeIsUp):
-        while meanwhile():
+        while deadline.wait(iter(())):
             pass
-    assert not Deadline().while_waiting(lambda: False)()
+    assert [Deadline().wait(work := iter([True])), Deadline().wait(work)] == [True, False]
 
 
 @pytest.mark.parametrize("name", ["king_mesh_a100", "mesh_2d_a100"])
@@ -451,7 +478,7 @@ def test_a_pass_that_another_one_fills_is_bound_by_its_kernels_alone():
         },
     )
     machine, cache = machine_of("dgx_h100_x8"), BoundedCache()
-    lower_bounds = LowerBounds(machine, cache)
+    lower_bounds = LowerBounds(SharedWork(machine, cache))
     step = simulate(job, machine, mode="analytical", allow_oom=True, cache=cache).step_time
     assert (
         lower_bounds.passes(job, again=True) <= lower_bounds.exchanged(job) <= lower_bounds.step(job) <= step
@@ -479,7 +506,7 @@ def test_a_bound_follows_the_order_of_halves_or_pairs(schedule, close):
     )
     machine, cache = machine_of("dgx_h100_x8"), BoundedCache()
     step = simulate(job, machine, mode="analytical", allow_oom=True, cache=cache).step_time
-    assert close * step < LowerBounds(machine, cache).step(job) <= step
+    assert close * step < LowerBounds(SharedWork(machine, cache)).step(job) <= step
 
 
 @pytest.mark.parametrize("zero_stage", [2, 3])
@@ -489,7 +516,7 @@ def test_a_copy_of_a_part_reduces_the_gradients_of_its_own_micro_batches(zero_st
                      "training.global_batch": 64})  # fmt: skip
     machine, cache = machine_of("dgx_h100_x8"), BoundedCache()
     step = simulate(job, machine, mode="analytical", allow_oom=True, cache=cache).step_time
-    assert LowerBounds(machine, cache).step(job) <= step
+    assert LowerBounds(SharedWork(machine, cache)).step(job) <= step
 
 
 def test_a_schedule_of_two_chunks_has_no_more_parts_than_layers():
@@ -521,11 +548,11 @@ def test_a_family_is_the_product_of_what_is_left_to_choose():
 
 
 def test_larger_micro_batches_need_no_less_memory():
-    lower_bounds = LowerBounds(machine_of(), BoundedCache())
+    _, memory_bounds = bounds_of(machine_of(), BoundedCache())
     needed = {}
     for family in Space(job_of(), machine_of(), 8, {"tp": [1, 2], "cp": [1]}).families():
         split = family.base.spec.parallelism
-        needed.setdefault((split, family.base.training.schedule), []).append(lower_bounds.memory(family.job))
+        needed.setdefault((split, family.base.training.schedule), []).append(memory_bounds.memory(family.job))
     assert max(map(len, needed.values())) > 2
     assert all(each == sorted(each) for each in needed.values())
 
@@ -657,7 +684,7 @@ def test_orders_that_a_switch_does_not_tell_apart_take_one_time(tp, cp, dp, pp):
     machine, sizes = load_machine("dgx_a100_x4"), {"tp": tp, "cp": cp, "dp": dp, "pp": pp}
     alike = defaultdict(list)
     for order in permutations(sizes):
-        alike[told_apart([(axis, sizes[axis]) for axis in order if sizes[axis] > 1], machine)].append(order)
+        alike[order_key([(axis, sizes[axis]) for axis in order if sizes[axis] > 1], machine)].append(order)
 
     def steps(order):
         split = {**sizes, "order": "[ep, " + ", ".join(order) + "]"}
@@ -673,7 +700,7 @@ def test_orders_that_a_switch_does_not_tell_apart_take_one_time(tp, cp, dp, pp):
 
 def test_a_ring_of_gradients_tells_apart_where_contexts_lie_in_it():
     machine = load_machine("dgx_h100_x8")
-    assert told_apart([("cp", 4), ("dp", 2)], machine) != told_apart([("dp", 2), ("cp", 4)], machine)
+    assert order_key([("cp", 4), ("dp", 2)], machine) != order_key([("dp", 2), ("cp", 4)], machine)
     changed = {"model.layers": 2, "model.hidden": 6144, "model.attention": "{heads: 48}",
                "training.global_batch": 4, "training.micro_batch": 1, "training.zero_stage": 0}  # fmt: skip
     jobs = [
@@ -684,54 +711,19 @@ def test_a_ring_of_gradients_tells_apart_where_contexts_lie_in_it():
     assert steps[0] != steps[1]
 
 
-def test_what_is_looked_at_while_workers_are_busy_changes_nothing():
-    class Busy(InProcess):
-        """One that has as long as it takes for its caller's own work."""
-
-        def map(self, function, items, meanwhile=None):
-            while meanwhile():
-                self.looked += 1
-            yield from super().map(function, items)
-
-    alone, beside = InProcess(), Busy()
-    beside.looked = 0
-    found = [
-        plan(job_of(), machine_of(), Wanted(top=2, vary=FEW, pruned=True), crew) for crew in (alone, beside)
-    ]
-    assert beside.looked
-    assert found[0].as_json() == found[1].as_json()
-
-
-def test_what_others_simulate_ahead_and_out_of_order_changes_nothing():
-    class Prefetcher(InProcess):
+def test_workers_who_are_done_out_of_order_change_nothing():
+    class Backwards(InProcess):
         """Three workers, the last of whom is done first."""
 
         workers = 3
 
         def map(self, function, items, meanwhile=None):
-            fresh = enumerate(items)
-            while taken := list(islice(fresh, self.workers)):
-                for position, item in reversed(taken):
-                    meanwhile()
-                    self.simulated += 1
-                    yield position, attempt(function, item, self._cache)
+            for position, item in reversed(list(enumerate(items))):
+                meanwhile()
+                yield position, attempt(function, item, self._cache)
 
-    alone, ahead = InProcess(), Prefetcher()
-    ahead.simulated = 0
     found = [
-        plan(job_of(), machine_of(), Wanted(top=2, vary=FEW, pruned=True), crew) for crew in (alone, ahead)
+        plan(job_of(), machine_of(), Wanted(top=2, vary=FEW, pruned=True), crew)
+        for crew in (InProcess(), Backwards())
     ]
-    needed = found[0].counts["analytical"] + found[0].counts["flattened"]
-    assert ahead.simulated > needed
     assert found[0].as_json() == found[1].as_json()
-
-
-def test_who_comes_after_the_last_row_hides_nobody_who_may_come_before():
-    """Those simulated to the end early are before others in turn, not in what they take."""
-    lookahead = Lookahead(lambda _: (), 1, 2, lambda: False, [])
-    early, late = (
-        Entry(least, (least,), None, level) for least, level in ((1001, ESTIMATED), (999, BOUNDED))
-    )
-    lookahead.rows.append(Entry(1000, (0,), None, FINAL))
-    lookahead.ready += [(997, early), (999, late)]
-    assert list(lookahead) == [late]

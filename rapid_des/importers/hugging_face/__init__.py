@@ -86,8 +86,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 """The importing functions by `model_type`."""
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("clip", "siglip"), "a pair of towers, for images and for texts,"),
-    "dinov2": "an encoder whose layers are scaled (layer_scale)",
-    **dict.fromkeys(("bert", "roberta"), "an encoder with norms behind each sum"),
+    **dict.fromkeys(("clip_vision_model", "siglip_vision_model"), "a tower without a head of classes"),
+    **dict.fromkeys(("clip_text_model", "siglip_text_model"), "a tower without a head of tokens"),
+    **dict.fromkeys(("dinov2", "dinov3_vit"), "an encoder whose layers are scaled (layer_scale)"),
+    **dict.fromkeys(
+        ("bert", "roberta", "distilbert", "electra", "xlm-roberta"), "an encoder with norms behind each sum"
+    ),
+    **dict.fromkeys(("t5", "mt5", "umt5", "bart", "whisper"), "an encoder with a decoder that attends to it"),
 }
 """The feature that is not simulated of each refused architecture, by `model_type`."""
 

@@ -44,7 +44,7 @@ def blocks_of(keys: Section, axes: Sequence[str], degrees: Mapping[str, int]) ->
     link = keys.section("topology")
     kind = link.get("type", str)
     shape = known(SHAPES, kind, link, "type")
-    link.ignore("no result counts the energy of links", "energy_per_bit")
+    energy = _energy(link)
     link.choice("optimize_2dmap", {False: None}, default=False)
     latency = link.quantity("latency")
     if latency < 0:
@@ -57,9 +57,25 @@ def blocks_of(keys: Section, axes: Sequence[str], degrees: Mapping[str, int]) ->
         parts = _grid(link, shape, sides or _square(keys, ranks)) if grid else _line(link, shape, ranks)
     return [
         {"name": f"{name or shape}{suffix}", "shape": each, "size": size,
-         "bandwidth": f"{rate / 1e9:.6g} GB/s", "latency": f"{latency * 1e9:.6g} ns"}
+         "bandwidth": f"{rate / 1e9:.6g} GB/s", "latency": f"{latency * 1e9:.6g} ns",
+         **_energy_of(each, energy)}
         for suffix, each, size, rate in parts
     ]  # fmt: skip
+
+
+def _energy(link: Section) -> float | None:
+    """Return the picojoules of a bit that is sent; None where the file states none."""
+    joules = link.quantity("energy_per_bit") if "energy_per_bit" in link else None
+    if joules is not None and joules < 0:
+        raise link.error(f"{joules:g} is below 0", "energy_per_bit")
+    return None if joules is None else joules * 1e12
+
+
+def _energy_of(shape: str, picojoules: float | None) -> Tree:
+    """Return the energy of each link: a bit crosses two of a switch."""
+    if picojoules is None:
+        return {}
+    return {"energy": {"pj_per_bit": float(f"{picojoules / (2 if shape == 'switch' else 1):.6g}")}}
 
 
 _Part = tuple[str, str, Any, float]

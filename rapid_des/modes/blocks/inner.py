@@ -15,7 +15,7 @@ from rapid_des.chakra.trace import UNSTATED, NodeKind, NodeTable, TraceSet
 from rapid_des.errors import UnsupportedByEngine
 from rapid_des.frontend.blocks import Cuts, JobBlocks, PipelineBlock
 from rapid_des.frontend.parts import PieceKey
-from rapid_des.frontend.trace import JobTrace
+from rapid_des.frontend.trace import FinishedProgram, JobTrace
 from rapid_des.machine import Machine
 from rapid_des.modes.blocks.reach import (
     Outside,
@@ -380,6 +380,12 @@ class BlockRun(Struct, frozen=True):
     def served(self) -> frozenset[ServedCollective]:
         """The algorithms that collectives got, inside blocks and between them."""
         return self.run.lowered.served.union(*(block.served for block in self.times.values()))
+
+    def programs(self) -> tuple[FinishedProgram, ...]:
+        """Return the programs of whole ranks, blocks written out, as a flattened run has them."""
+        priced = self.blocks.priced
+        stages = range(priced.job.stages)
+        return tuple(priced.program(stage, pieces) for pieces in priced.places for stage in stages)
 
     def followed(self, rank: int) -> int:
         """Return the rank of the outer graph that does what a rank does; the rank itself if none does."""

@@ -180,6 +180,19 @@ def memory_bars(plain: Plain) -> Bars:
     return Bars(title, bars, capacity)
 
 
+def energy_bars(plain: Plain) -> Iterator[Bars]:
+    """Yield the energy of a job by part, where it is known."""
+    if (energy := plain.get("energy")) is None:
+        return
+    whole = energy["joules"]
+    bars = [
+        HorizontalBar(name.replace("_", " "), part, f"{part:.4g} J  {part / whole:.1%}", name)
+        for name, part in energy["joules_by_part"].items()
+        if part
+    ]
+    yield Bars(f"energy by part, modelled; left out: {', '.join(energy['left_out'])}", bars, whole)
+
+
 def basis_section(plain: Plain, inputs: Sequence[TextFile]) -> PageSection:
     """Return the inputs, what priced the run, and what there is to note."""
     priced = plain.get("priced_with") or {}
