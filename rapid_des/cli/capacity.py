@@ -21,7 +21,7 @@ from rapid_des.cli.options import (
 from rapid_des.cli.pages import check_report, report_option, write_study_page
 from rapid_des.cli.serve import workload_option, workload_texts
 from rapid_des.errors import InputError
-from rapid_des.report.page.study_charts import capacity_charts
+from rapid_des.report.page.server_charts import capacity_page
 from rapid_des.report.writing import check_outputs
 from rapid_des.serving.slo import Slo
 from rapid_des.studies.capacity import ServerLoad, all_layouts, fleets, layouts, with_splits
@@ -105,7 +105,7 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
     drawn = [f"wrote {path}"] if points and path else []
     parts = list(capacity_report(plans, demand, title))
     echo_marked(options["as_json"], plain, [*parts, *drawn], [(wanted, loaded)])
-    write_study_page(options["report"], title, parts, plain, capacity_charts(plain))
+    write_study_page(options["report"], title, parts, plain, capacity_page(plain))
 
 
 def _rate(text: str) -> float:

@@ -27,7 +27,7 @@ from rapid_des.cli.pages import check_report, report_option, write_study_page
 from rapid_des.errors import InputError
 from rapid_des.network.faults import parse_fault
 from rapid_des.network.faults.models import FaultDraws, Variates, parse_model
-from rapid_des.report.page.study_charts import sample_charts
+from rapid_des.report.page.study_charts import sample_page
 from rapid_des.report.pictures.overview import draw
 from rapid_des.report.pictures.studies import draw_sample
 from rapid_des.report.study_text import criticality_report, sample_report, scenario_report
@@ -202,7 +202,7 @@ def _sampled(points: dict[str, Point], faults: Sequence[str], options: dict[str,
     jobs = (points[name].resolved(cache) for name in sampled.configurations)  # without those refused
     echo_marked(options["as_json"], sampled.as_json(), parts, jobs)
     plain = sampled.as_json()
-    write_study_page(options["report"], "; ".join(faults), parts, plain, sample_charts(plain))
+    write_study_page(options["report"], "; ".join(faults), parts, plain, sample_page(plain))
     if options["plot"] is not None:
         draw_sample(sampled.as_json(), options["plot"])
     if sampled.left:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rapid_des.bounded_cache import BoundedCache
     from rapid_des.frontend import Job
     from rapid_des.machine import Machine
-    from rapid_des.modes.execution import EngineChoice
+    from rapid_des.modes.execution import EngineChoice, Run
     from rapid_des.report.page.charts import Chart, PageSection
     from rapid_des.report.result import Result
     from rapid_des.report.tables import Part
@@ -53,10 +53,13 @@ def write_study_page(
     """Write the page of a command's report with charts above it, if one is asked for."""
     if path is None:
         return
-    from rapid_des.report.page.charts import PageSection
+    from rapid_des.report.page.charts import PageSection, Tiles
     from rapid_des.report.page.studies import sections_of
 
-    write_page(path, title, [PageSection("In pictures", list(charts)), *sections_of(parts)], plain)
+    drawn = list(charts)
+    short = PageSection("In short", [chart for chart in drawn if isinstance(chart, Tiles)])
+    pictures = PageSection("In pictures", [chart for chart in drawn if not isinstance(chart, Tiles)])
+    write_page(path, title, [short, pictures, *sections_of(parts)], plain)
 
 
 def run_page(
@@ -78,5 +81,23 @@ def run_page(
     ]
     with progress(f"{result.title}: changes that would help"):
         changes = best_changes(job, machine, result, path, how[0])
+        traced = _traced(result, inputs, how)
     structure = explain(price(job, machine, cache=how[1]))
-    return run_sections(result, Explained(path, changes, structure, files))
+    return run_sections(result, Explained(path, changes, structure, files, traced))
+
+
+_MOST_HOPS = 500_000
+"""Up to this many hops of messages a run is simulated once more, to colour its links over time."""
+
+
+def _traced(
+    result: Result, inputs: tuple[Job, Machine], how: tuple[EngineChoice, BoundedCache | None]
+) -> Run | None:
+    """Return a run of all ranks once more with every hop of its messages, if they are not too many."""
+    from rapid_des.simulation import simulate
+
+    if result.run is None or result.run.execution.records.hops > _MOST_HOPS:
+        return None
+    engine, cache = how
+    again = simulate(*inputs, mode=result.mode, engine=engine, trail=True, allow_oom=True, cache=cache)
+    return again.run

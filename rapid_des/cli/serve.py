@@ -19,7 +19,7 @@ from rapid_des.cli.options import (
 )
 from rapid_des.cli.pages import check_report, report_option, write_study_page
 from rapid_des.frontend import load_job
-from rapid_des.report.page.study_charts import served_charts
+from rapid_des.report.page.server_charts import served_page
 from rapid_des.report.serve_text import serve_report
 from rapid_des.report.writing import check_outputs
 from rapid_des.serving.energy import served_energy
@@ -103,4 +103,4 @@ def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> 
     parts = list(serve_report(plain, title, len(result.loads)))
     echo_marked(options["as_json"], plain, parts, [(wanted, loaded)])
     limits = {} if slo is None else {name: seconds(limit) for name, limit in slo.limits.items()}
-    write_study_page(options["report"], title, parts, plain, served_charts(result, limits))
+    write_study_page(options["report"], title, parts, plain, served_page(result, limits, plain))

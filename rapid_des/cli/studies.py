@@ -26,7 +26,7 @@ from rapid_des.cli.sources import source_of
 from rapid_des.errors import InputError
 from rapid_des.report.evidence import unmeasured_in, unmeasured_lines
 from rapid_des.report.page.studies import difference_sections
-from rapid_des.report.page.study_charts import sample_charts, sweep_charts
+from rapid_des.report.page.study_charts import sample_page, sweep_charts
 from rapid_des.report.study_text import sample_report, search_report
 from rapid_des.report.sweep_text import difference_report, points_table, sweep_report
 from rapid_des.report.tables import Part, shown
@@ -172,7 +172,7 @@ def _show_draws(store: ResultStore, options: dict[str, Any]) -> None:
     jobs = (point.resolved(cache) for point in kept_points(store).values())
     plain, parts = sample.as_json(), list(sample_report(sample.as_json(options["top"])))
     echo_marked(options["as_json"], plain, parts, jobs)
-    write_study_page(options["report"], store.folder.name, parts, plain, sample_charts(plain))
+    write_study_page(options["report"], store.folder.name, parts, plain, sample_page(plain))
     if options["plot"] is not None:
         sample.plot(options["plot"])
 

@@ -17,6 +17,7 @@ from rapid_des.cli.options import (
     open_job,
 )
 from rapid_des.report.critical_path import critical_path
+from rapid_des.report.critical_path.off_path import OffPath, link_queues, operator_slacks
 from rapid_des.report.why_text import why_report
 from rapid_des.simulation import MODES, simulate
 from rapid_des.studies.changes import best_changes
@@ -35,7 +36,8 @@ def why(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
     r"""Explain what a step of JOB waits for: its critical path, and the changes that would help the most.
 
     The critical path is the chain of kernels, messages and waits that decides the end of the step; its parts
-    add up to the step time. Each change is simulated.
+    add up to the step time. What is not on it has slack: the time by which it could run later without a
+    later end. Each change is simulated.
 
     \b
     rapid-des why llama2_7b_train --on dgx_a100
@@ -47,8 +49,10 @@ def why(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
         allow = options["allow_oom"]
         result = simulate(wanted, loaded, mode=options["mode"], engine=choice, allow_oom=allow)
         path = critical_path(result)
+        beside = OffPath(operator_slacks(result, path), tuple(link_queues(result.run)))
         changes = best_changes(wanted, loaded, result, path, choice)
     plain = path.as_json() | {"mode": result.mode, "changes": [change.as_json() for change in changes]}
-    echo(options["as_json"], plain, why_report(path, changes, title))
+    plain |= beside.as_json()
+    echo(options["as_json"], plain, why_report(path, changes, list(beside.report()), title))
     for note in result.notes if result.mode != MODES[0] else ():
         announce(f"note: {note}")

@@ -33,8 +33,10 @@ class SimulatedChange(Protocol):
         ...
 
 
-def why_report(path: CriticalPath, changes: Sequence[SimulatedChange], title: str) -> Iterator[Part]:
-    """Yield what a step waits for, the longest operators on its critical path, and the best changes."""
+def why_report(
+    path: CriticalPath, changes: Sequence[SimulatedChange], beside: Sequence[str], title: str
+) -> Iterator[Part]:
+    """Yield what a step waits for, the longest operators on its path, what is beside it, and changes."""
     yield f"{title}: why the step takes {path.step_time}"
     shares = [
         f"{time / max(path.step_time, 1):.1%} for {cause_name(cause, path)}"
@@ -48,6 +50,7 @@ def why_report(path: CriticalPath, changes: Sequence[SimulatedChange], title: st
         )
     longest = {operator: time for (_, operator), time in [*path.by_operator.items()][:_OPERATORS]}
     yield share_table("longest on the critical path", longest, path.step_time)
+    yield from beside
     rows = [
         {
             "what": change.what,

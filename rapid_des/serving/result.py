@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from rapid_des.arrays import Floats, Int64s
 from rapid_des.report.evidence import FIRST_TOKEN, PER_TOKEN, Interval
-from rapid_des.report.pictures.serving import draw_served, write_served
+from rapid_des.report.pictures.serving import write_served
 from rapid_des.report.tables import Part, Report
 from rapid_des.report.writing import replacing, require_extra
 from rapid_des.serving.autoscaler import Autoscaler, FleetSize
@@ -364,7 +364,12 @@ class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
 
     def plot(self, path: str | Path | None = None, *, title: str = "") -> Any:
         """Return a figure of latencies, and of the load over time; written as PNG, SVG or PDF to a path."""
-        return draw_served(self, None if path is None else Path(path), title=title or self.name)
+        from rapid_des.report.page.server_charts import served_charts
+        from rapid_des.report.pictures.charts import draw_charts
+
+        return draw_charts(
+            served_charts(self, {}), None if path is None else Path(path), title=title or self.name
+        )
 
     def report(self) -> Iterator[Part]:
         """Yield the report that `rapid-des serve` prints."""

@@ -250,6 +250,16 @@ UNNAMED = """() => [...document.querySelectorAll("input, select, button, iframe,
   each.getAttribute("aria-label"))).map((each) => each.outerHTML)"""
 
 
+def violations(tab):
+    """What axe finds serious on a page; nothing where axe is not installed."""
+    try:
+        from axe_playwright_python.sync_playwright import Axe
+    except ImportError:
+        return []
+    found = Axe().run(tab).response["violations"]
+    return [each for each in found if each["impact"] in ("serious", "critical")]
+
+
 def shown(tab, kind):
     tab.wait_for_selector(f"#result[data-kind={kind}]:not(.late)")
     return float(tab.get_attribute("#result", "data-step"))
@@ -263,6 +273,7 @@ def test_the_page_in_a_browser(browser, asking, tmp_path):
     browser.goto(f"{asking.address}#{few}")
     assert shown(browser, "exact") == step(JOB["settings"])
     assert browser.evaluate(UNNAMED) == []
+    assert violations(browser) == []
 
     browser.fill("#filter", "hbm.bandwidth")
     slider = browser.locator('[data-key="device.hbm.bandwidth"] input[type=range]')
@@ -277,6 +288,7 @@ def test_the_page_in_a_browser(browser, asking, tmp_path):
     browser.click("[data-tab=links]")
     browser.locator("#fabric [data-link=gpu0-switch0]").dispatch_event("click")
     browser.wait_for_selector("#fabric .down")
+    assert violations(browser) == []
     browser.select_option("#machine", "named.yaml")
     assert shown(browser, "exact") > 0
     assert browser.evaluate("window.ran") is None

@@ -16,6 +16,8 @@ from rapid_des.program.free_messages import with_free_messages
 from rapid_des.program.lowering import lower
 from rapid_des.program.program import NONE, VisitKind
 from rapid_des.report.critical_path import critical_path
+from rapid_des.report.critical_path.off_path import OffPath, link_queues, operator_slacks
+from rapid_des.report.critical_path.slack import slack_of
 from rapid_des.report.critical_path.walk import Chain, StepKind
 from rapid_des.simulation import replay, simulate
 from rapid_des.studies.changes import best_changes
@@ -86,6 +88,17 @@ def test_what_is_on_the_path_decides_the_end_and_nothing_else_does(program):
             assert run(with_work(program, visit, -7)).makespan == end
 
 
+@FEW
+@given(computing())
+def test_a_kernel_can_run_later_by_its_slack_and_no_more(program):
+    records = run(program)
+    slack = slack_of(program, records)
+    for visit in np.flatnonzero(program.programs[0].kind == VisitKind.COMPUTE).tolist():
+        room = int(slack[visit])
+        assert run(with_work(program, visit, room)).makespan == records.makespan
+        assert run(with_work(program, visit, room + 7)).makespan == records.makespan + 7
+
+
 @st.composite
 def meeting(draw):
     """A program of ranks that meet in all-reduces of one order: its end is the longest path, too."""
@@ -117,6 +130,21 @@ def test_work_of_any_rank_on_the_path_decides_the_end_and_no_other_does(program)
             assert changed == end + max(change, 0)
 
 
+@FEW
+@given(meeting())
+def test_what_is_on_the_path_has_no_slack_and_what_has_more_than_none_can_wait(program):
+    records = run(program)
+    slack, offsets = slack_of(program, records), program.visits().tolist()
+    chain = Chain(program, records)
+    on_path = {chain.place(step.visit) for step in chain.steps()}
+    for position, binding in enumerate(program.bindings):
+        for visit in np.flatnonzero(program.programs[binding.program].kind == VisitKind.COMPUTE).tolist():
+            room = int(slack[offsets[position] + visit])
+            assert room == 0 or (position, visit) not in on_path
+            later = run(with_work(program, visit, room + 7, binding.program)).makespan
+            assert later >= records.makespan + 7
+
+
 def test_a_path_goes_on_at_the_rank_that_arrives_last():
     early, late = Nodes(), Nodes()
     early.collective(ALL_REDUCE, 64, after=early.compute(10_000))
@@ -141,11 +169,16 @@ def test_a_sender_does_not_wait_for_its_receiver():
     assert sum(step.end - step.begin for step in steps) == records.makespan
 
 
-@pytest.mark.parametrize("mode", ["flattened", "analytical"])
+@pytest.mark.parametrize("mode", ["flattened", "analytical", "hierarchical"])
 def test_parts_add_up_to_the_step_of_a_job(mode):
     job = load_job("llama2_7b_train", settings=[("model.layers", "4")])
     result = simulate(job, load_machine("dgx_a100"), mode=mode)
     path = critical_path(result)
+    beside = OffPath(operator_slacks(result, path), tuple(link_queues(result.run)))
+    assert min(row.least for row in beside.slacks) == 0
+    assert all(0 <= row.least <= row.median <= result.step_time for row in beside.slacks)
+    assert beside.next is None or not beside.next.on_path
+    assert {row.on_path for row in beside.slacks} >= {True}
     assert sum(part.length for part in path.parts) == result.step_time
     assert sum(path.by_cause.values()) == result.step_time
     assert path.as_json()["step_time_ps"] == result.step_time

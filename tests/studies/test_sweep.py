@@ -377,7 +377,8 @@ def test_values_of_an_axis_are_compared_by_their_best_points(tmp_path):
     assert sum(rows[1]["breakdown_s"].values()) == pytest.approx(rows[1]["step_time_s"])
     assert "the best for each gpu" in list(sweep_report(done.as_json(), "study"))[1].title
     assert len(done.plot().axes) == 1
-    first = next(sweep_charts(done.as_json(), done.columns))
+    tiles, first, *_ = sweep_charts(done.as_json(), done.columns)
+    assert tiles.tiles[0].label == "Best step time"
     assert [bar.text for bar in first.bars][1].endswith("x")
     idle = sweep({**stated, "objective": "idle_s"}, executor="local").compared()
     assert [row["gain"] for row in idle] == [None, None]  # of times of 0

@@ -12,7 +12,7 @@ from rapid_des.frontend import Job, load_job
 from rapid_des.machine import Machine
 from rapid_des.report.page.charts import PageSection
 from rapid_des.report.page.document import page, sections_html
-from rapid_des.report.page.fabric import fabric_chart
+from rapid_des.report.page.fabric import fabric_charts
 from rapid_des.report.page.saved import saved_run
 from rapid_des.report.page.studies import difference_sections
 from rapid_des.simulation import simulate
@@ -20,6 +20,8 @@ from rapid_des.studies.difference import difference
 
 QUICK = "analytical"
 """The mode of quick answers."""
+_ROOM = 12_000
+"""The number of nodes in the boxes of a fabric that can be opened."""
 Subject = tuple[str, str, Sequence[str], Sequence[str]]
 """The names of a job and a machine, settings and faults."""
 
@@ -48,7 +50,7 @@ def keys(subject: Subject) -> Reply:
 def fabric(subject: Subject) -> Reply:
     """Return the machine's fabric as a drawing whose cables have names."""
     _, machine = opened(subject)
-    return {"html": sections_html([PageSection("Fabric", [fabric_chart(machine, {})])])}
+    return {"html": sections_html([PageSection("Fabric", fabric_charts(machine, room=_ROOM))])}
 
 
 def file_text(subject: Subject, kind: str) -> Reply:

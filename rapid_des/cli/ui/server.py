@@ -29,7 +29,7 @@ from rapid_des.config.documents import Document
 from rapid_des.config.specs import decode, preset_names
 from rapid_des.errors import InputError, RapidDesError
 from rapid_des.processes import Worker
-from rapid_des.report.page.document import style
+from rapid_des.report.page.document import fabric_script, style
 from rapid_des.report.writing import write_text
 
 _POLICY = (
@@ -47,6 +47,11 @@ _OF_REPORTS = {"content-security-policy": "sandbox allow-scripts allow-downloads
 _MOST_BYTES = 1 << 20
 _HISTORY = 200
 _KINDS: Mapping[str, str] = {"index.html": "text/html", "ui.js": "text/javascript", "ui.css": "text/css"}
+_SHARED: Mapping[str, tuple[Callable[[], str], str]] = {
+    "page.css": (style, "text/css"),
+    "fabric.js": (fabric_script, "text/javascript"),
+}
+"""What this page shares with reports."""
 
 
 class Guard:
@@ -183,8 +188,9 @@ class Page:
     def asset(self, request: Request) -> Response:
         """Return a file of the page."""
         name = request.path_params.get("name", "index.html")
-        if name == "page.css":
-            return Response(style(), media_type="text/css")
+        if name in _SHARED:
+            shared, kind = _SHARED[name]
+            return Response(shared(), media_type=kind)
         if name not in _KINDS:
             return PlainTextResponse("there is no such page", 404)
         text = files(__package__).joinpath(name).read_text("utf-8")

@@ -231,7 +231,7 @@
   async function loadFabric() {
     if (state.tab !== "links") return;
     const told = await post("fabric", asked("run"));
-    if (told.html) $("fabric").innerHTML = told.html;
+    if (told.html) { $("fabric").innerHTML = told.html; liveFabrics($("fabric")); }
   }
 
   function refresh() {

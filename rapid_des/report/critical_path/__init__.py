@@ -1,5 +1,7 @@
 """The critical path of a simulated step: which work, messages and waits decide when it ends.
 
+off_path     the slack of what is not on it, what would be next, and who waits on links for whom
+slack        the latest times of all visits
 walk         the chain of visits from the end back to time 0, and which visits met in a collective
 here         what each step of the chain is called, and the part of the step that a run left out
 """
@@ -125,11 +127,11 @@ def critical_path(result: Result) -> CriticalPath:
 def run_parts(run: Run, kinds: Mapping[str, str] | None = None) -> list[PathPart]:
     """Return the critical path of a run; `kinds` maps streams to kinds, by default a stream is its own."""
     chain = Chain(run.lowered.program, run.execution.records)
-    namer = _Namer(run.lowered, kinds or {})
+    namer = Namer(run.lowered, kinds or {})
     return [namer.part(step, *chain.place(step.visit)) for step in chain.steps()]
 
 
-class _Namer:
+class Namer:
     """Names the steps of a chain."""
 
     def __init__(self, lowered: Lowered, kinds: Mapping[str, str]) -> None:
@@ -148,6 +150,11 @@ class _Namer:
             cause = LATENCY if node == NONE else self._cause(position, node)
         rank = program.bindings[position].rank
         return PathPart(cause, name, rank, step.begin, step.end - step.begin)
+
+    def named(self, position: int, node: int) -> tuple[str, str]:
+        """Return what a node of a rank's trace counts for, and its name without numbers."""
+        nodes = self._lowered.traces.ranks[position].nodes
+        return self._cause(position, node), unnumbered(nodes.names)[nodes.name[node]]
 
     def _cause(self, position: int, node: int) -> str:
         nodes = self._lowered.traces.ranks[position].nodes

@@ -32,20 +32,21 @@ class MetMembers:
         self._start = records.start
         visit, columns = _members(program, records)
         order = np.lexsort((visit, *columns))
-        self._visit = visit[order]
+        self.visits = visit[order]
+        """The members of all instances, one instance after the other."""
         changes = np.zeros(len(order), np.bool_)
         for column in columns:
             changes[1:] |= column[order][1:] != column[order][:-1]
         instance = np.cumsum(changes, dtype=np.int64)
-        self._starts = starts_by(instance, int(instance[-1]) + 1 if len(instance) else 0)
+        self.starts = starts_by(instance, int(instance[-1]) + 1 if len(instance) else 0)
         self._place = np.zeros(int(program.visits()[-1]), np.int64)
-        self._place[self._visit] = instance
+        self._place[self.visits] = instance
         self._awaited: dict[tuple[int, int], Bools] = {}
 
     def of(self, visit: int) -> Int64s:
         """Return the flat visits that met in the instance of a MEMBER visit."""
         place = int(self._place[visit])
-        return self._visit[self._starts[place] : self._starts[place + 1]]
+        return self.visits[self.starts[place] : self.starts[place + 1]]
 
     def awaited(self, template: int, member: int) -> Bools:
         """Return which members of a template must arrive before a member can be done."""
@@ -183,6 +184,14 @@ class Chain:
         """Return the position of a flat visit's rank in the bindings, and its number in that program."""
         position = bisect_right(self._offsets, visit) - 1
         return position, visit - self._offsets[position]
+
+    def instance(self, visit: int) -> list[int]:
+        """Return the flat visits that met in the collective of a visit; of a kernel itself."""
+        position, number = self.place(visit)
+        if int(self._table(position).kind[number]) != _MEMBER:
+            return [visit]
+        met: list[int] = self._meetings.of(visit).tolist()
+        return met
 
     def _table(self, position: int) -> RankProgram:
         return self._program.programs[self._program.bindings[position].program]

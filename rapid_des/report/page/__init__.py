@@ -8,7 +8,7 @@ run        the sections that need what `run --json` prints
 details    the sections that need the run itself
 whole_run  the page of a run, from both
 saved      the page of a file of `run --json`
-fabric     the fabric of a run with its utilisation
+fabric     the fabric of a run, from fabric_diagrams; diagram_svg draws it
 studies    the sections of comparisons and of studies
-study_charts  the charts of studies, plans and servers
+study_charts, server_charts, study_tiles  the charts and first lines of their pages
 """

@@ -113,29 +113,37 @@ class Lanes(Struct, frozen=True):
 
 
 class DiagramShape(Struct, frozen=True):
-    """A node or a cable of a diagram."""
+    """A node, a box of nodes, or a cable of a diagram."""
 
     points: Sequence[tuple[float, float]]
     """The place of a node, or the line of a cable."""
     title: str
-    level: int = 0
-    """The number of a cable's colour among those of utilisation."""
+    levels: Sequence[int] = ()
+    """The number of its colour by each measure of the diagram; none: it has no figures."""
+    over_time: Sequence[int] = ()
+    """The numbers of its colours over time."""
     state: Literal["", "down", "derated"] = ""
     kind: str = ""
-    """Empty for cables; `gpu`, `nic` or `switch`."""
+    """Empty for cables; `gpu`, `nic`, `switch`, `rack` or `group`."""
     label: str = ""
     link: str = ""
     """A cable as --fault names it, as in gpu0-switch1."""
+    opens: str = ""
+    """The name of the diagram that shows what is inside."""
 
 
 class Diagram(Struct, frozen=True):
-    """A fabric as nodes and cables."""
+    """A fabric as nodes and cables, or as boxes of nodes."""
 
     title: str
     cables: Sequence[DiagramShape]
     nodes: Sequence[DiagramShape]
-    scale: Sequence[str] = ()
-    """The texts of the colours of utilisation, from the lowest."""
+    measures: Sequence[tuple[str, Sequence[str]]] = ()
+    """The measures by which it can be coloured, and the texts of their colours, from the lowest."""
+    times: Sequence[str] = ()
+    """The names of the stretches of time, if colours over time are known."""
+    name: str = ""
+    """The name by which a box opens it; empty: it is the whole fabric."""
 
 
 class CellGrid(Struct, frozen=True):
@@ -151,7 +159,29 @@ class CellGrid(Struct, frozen=True):
     scale: Sequence[str] = ()
 
 
-Chart: TypeAlias = Tiles | Bars | Plot | Lanes | Diagram | CellGrid
+class ParallelLine(Struct, frozen=True):
+    """A point of a study as a line over its axes."""
+
+    places: Sequence[float]
+    """Its place on each axis, 0 (bottom) to 1."""
+    title: str
+    level: int
+    """The number of its colour, from 0."""
+
+
+class Parallel(Struct, frozen=True):
+    """Parallel coordinates: an axis a column, a line a point."""
+
+    title: str
+    axes: Sequence[tuple[str, Sequence[tuple[float, str]]]]
+    """Labels with their marks, each a place from 0 to 1 and its text."""
+    lines: Sequence[ParallelLine]
+    """The last ones are on top."""
+    scale: Sequence[str] = ()
+    """The texts of the colours."""
+
+
+Chart: TypeAlias = Tiles | Bars | Plot | Parallel | Lanes | Diagram | CellGrid
 """What a page shows besides the parts of a report."""
 
 

@@ -23,12 +23,14 @@ from rapid_des.report.page.charts import (
     Diagram,
     Lanes,
     PageSection,
+    Parallel,
     Plot,
     TextFile,
     Tiles,
 )
-from rapid_des.report.page.lanes import lanes_html, script_json
-from rapid_des.report.page.svg import bars_html, diagram_svg, grid_svg, plot_svg, property_of, tiles_html
+from rapid_des.report.page.diagram_svg import diagram_svg, grid_svg, parallel_svg
+from rapid_des.report.page.lanes import lanes_html
+from rapid_des.report.page.svg import bars_html, plot_svg, property_of, script_json, tiles_html
 from rapid_des.report.tables import Column, Part, Plain, Table, split_shared
 
 _FILTERED = 12
@@ -43,7 +45,7 @@ def page(title: str, sections: Sequence[PageSection], plain: object, *, command:
     >>> "<h1>&lt;i&gt;</h1>" in text, "<i>" in text
     (True, False)
     """
-    script = _asset("page.js")
+    script = fabric_script() + _asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     kept = [section for section in sections if section.parts]
@@ -61,6 +63,11 @@ def page(title: str, sections: Sequence[PageSection], plain: object, *, command:
         f'</footer><script type="application/json" id="plain">{script_json(plain)}</script>'
         f"<script>{script}</script></body></html>\n"
     )
+
+
+def fabric_script() -> str:
+    """Return the script by which fabrics change their colours and open boxes."""
+    return _asset("fabric.js")
 
 
 def style() -> str:
@@ -132,7 +139,7 @@ def _table(table: Table) -> str:
     left = len(table.rows) - _MOST_ROWS
     more = html_text(f"{left:,} more rows are in the JSON output alone.") if left > 0 else ""
     long, tall = (' data-filter=""', " tall") if len(table.rows) > _FILTERED else ("", "")
-    label = escaped(table.title or "table")
+    label = escaped(f"table: {table.title}")
     return (
         f'{html_text(shared) if shared else ""}<div class="scroll{tall}" tabindex="0" role="region" '
         f'aria-label="{label}"><table class="rows"{long}><caption>{escaped(table.title)}</caption>'
@@ -141,7 +148,7 @@ def _table(table: Table) -> str:
 
 
 def _head(column: Column) -> str:
-    return f'<th scope="col">{escaped(column.heading) or "&nbsp;"}</th>'
+    return f'<th scope="col">{escaped(column.heading)}</th>' if column.heading else "<td></td>"
 
 
 def _row(row: Plain, columns: Sequence[Column]) -> str:
@@ -166,6 +173,7 @@ _RENDERERS: Mapping[type, Callable[[Any], str]] = {
     Tiles: tiles_html,
     Bars: bars_html,
     Plot: plot_svg,
+    Parallel: parallel_svg,
     Diagram: diagram_svg,
     CellGrid: grid_svg,
     Lanes: lanes_html,

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 
 from rapid_des.inputs import escaped
 from rapid_des.report.page.charts import Lane, Lanes, PlotAxis, Span
-from rapid_des.report.page.svg import WIDTH, Scale, fill, legend, property_of, svg_element, tick_text
+from rapid_des.report.page.svg import (
+    WIDTH,
+    Scale,
+    fill,
+    legend,
+    property_of,
+    script_json,
+    svg_element,
+    tick_text,
+)
 from rapid_des.units import PS_PER_S
 
 _LEFT, _RIGHT, _BOTTOM = 150, 14, 38
@@ -23,18 +31,9 @@ def lanes_html(lanes: Lanes) -> str:
     data = f'<script type="application/json" class="lanes">{script_json(_data(lanes))}</script>'
     return (
         f'<figure class="timeline"><figcaption>{title}</figcaption>'
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{title}">{_svg(lanes)}</div>'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="chart: {title}">{_svg(lanes)}</div>'
         f"{data}{legend(lanes.legend)}</figure>"
     )
-
-
-def script_json(plain: object) -> str:
-    r"""Return plain data as JSON that can stand in an HTML script element: it never ends the element.
-
-    >>> script_json({"name": "</script>"})
-    '{"name":"\\u003c/script>"}'
-    """
-    return json.dumps(plain, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def unit_of(end: int) -> tuple[float, str]:

@@ -6,6 +6,7 @@
   function sortable(table) {
     const body = table.tBodies[0];
     [...table.tHead.rows[0].cells].forEach((head, column) => {
+      if (!head.textContent) return;
       const button = make("button", head.textContent, { type: "button" });
       head.replaceChildren(button);
       button.onclick = () => {
@@ -88,7 +89,10 @@
       let drawn = -1;
       for (let at = firstAfter(lane.ends, from); at < lane.starts.length && lane.starts[at] < until; at++) {
         const end = Math.min(snapped(edge + (lane.ends[at] - from) * zoom), right);
-        if (end <= drawn) continue; // within a pixel that shows an earlier box
+        if (end <= drawn) { // within a pixel that shows an earlier box, as all up to the next pixel are
+          at = Math.max(at, firstAfter(lane.ends, from + (drawn - edge + 0.5 / look.sharp) / zoom) - 1);
+          continue;
+        }
         const x = Math.max(snapped(edge + (lane.starts[at] - from) * zoom), edge, drawn);
         const width = Math.max(end - x, 1 / look.sharp);
         drawn = x + width;
@@ -224,6 +228,7 @@
 
   document.querySelectorAll("table.rows").forEach(sortable);
   document.querySelectorAll("figure.timeline").forEach(timeline);
+  liveFabrics(document);
   const save = document.getElementById("save");
   save.hidden = false;
   save.onclick = () => {

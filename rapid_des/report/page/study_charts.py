@@ -1,26 +1,39 @@
-"""Charts of plans, studies, servers, fleets, fault draws and runs with failures."""
+"""Charts of plans, studies, fault draws and runs with failures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from rapid_des.report.page.charts import Bars, HorizontalBar, Plot, PlotAxis, Series
-from rapid_des.report.pictures.serving import Drawn, over_time
+from rapid_des.report.colours import BUSY
+from rapid_des.report.page.charts import (
+    Bars,
+    HorizontalBar,
+    Parallel,
+    ParallelLine,
+    Plot,
+    PlotAxis,
+    Series,
+    Tiles,
+)
+from rapid_des.report.page.study_tiles import (
+    goodput_tiles,
+    plan_tiles,
+    sample_tiles,
+    sweep_tiles,
+)
 from rapid_des.report.plan_text import differing_text
 from rapid_des.report.sweep_text import differing_axes, marks
 from rapid_des.report.tables import Plain, heading, seconds_text, shown
-from rapid_des.units import PS_PER_S
 
 _GIB = 2**30
-_POINTS = 300
-"""The largest number of points of a line that shows a distribution."""
 
 
-def plan_charts(plan: Plain) -> Iterator[Bars | Plot]:
+def plan_charts(plan: Plain) -> Iterator[Tiles | Bars | Plot]:
     """Yield the steps of a plan's rows, and their memory against their step."""
+    yield plan_tiles(plan)
     rows = plan["rows"]
     names = [f"{number}: {differing_text(rows, row)}".rstrip(": ") for number, row in enumerate(rows, 1)]
     bars = [
@@ -46,11 +59,12 @@ def _mark(row: Plain, *, first: bool) -> str:
     return " ~" if not first and row["told_apart"] is False else ""
 
 
-def sweep_charts(plain: Plain, columns: Mapping[str, Any]) -> Iterator[Bars | Plot]:
-    """Yield the points of a study over two figures with the front, and the share of each axis.
+def sweep_charts(plain: Plain, columns: Mapping[str, Any]) -> Iterator[Tiles | Bars | Plot | Parallel]:
+    """Yield the points of a study over two figures with the front, over all axes, and the share of each axis.
 
     `columns` have an entry for each point. The best points of a compared axis come first.
     """
+    yield sweep_tiles(plain)
     if len(plain["compared"]) > 1:
         axis, objective = plain["compare"], plain["objective"]
         yield Bars(
@@ -76,6 +90,7 @@ def sweep_charts(plain: Plain, columns: Mapping[str, Any]) -> Iterator[Bars | Pl
         series += [Series("front", "after", front, "dots", legend=False, radii=[6] * len(front))]
     if places:
         yield Plot("all points that ran", _axis(across), _axis(upwards), series)
+    yield from _parallel(plain, columns)
     effects = [
         HorizontalBar(effect["axis"], effect["share"], f"{effect['share']:.1%}", effect["axis"])
         for effect in plain["main_effects"]
@@ -97,6 +112,59 @@ def sweep_charts(plain: Plain, columns: Mapping[str, Any]) -> Iterator[Bars | Pl
     yield Bars(f"the best by {heading(plain['objective'])}", best)
 
 
+_LINES = 1_000
+"""The largest number of lines of parallel coordinates; more show the best and some of all others."""
+
+
+def _parallel(plain: Plain, columns: Mapping[str, Any]) -> Iterator[Parallel]:
+    """Yield the points as lines over the axes of the study and its objective, the best on top."""
+    objective = plain["objective"]
+    axes = [each["axis"] for each in plain["main_effects"] if each["axis"] in columns]
+    values = np.asarray(columns[objective], np.float64)
+    ran = np.flatnonzero(np.isfinite(values))
+    if len(axes) < 2 or len(ran) < 3:  # noqa: PLR2004 - a plot of two figures shows as much
+        return
+    best = float(plain["best"][0][objective])
+    order = ran[np.argsort(-np.abs(values[ran] - best), kind="stable")]  # the best last
+    order = np.concatenate(
+        [order[: -_LINES // 2][:: max(1, 2 * len(order) // _LINES)], order[-_LINES // 2 :]]
+    )
+    named, places = [], []
+    for axis in axes:
+        texts = [str(value) for value in np.asarray(columns[axis])[order].tolist()]
+        known = sorted(set(texts), key=_by_number)
+        at = {text: (n + 0.5) / len(known) for n, text in enumerate(known)}
+        named.append((heading(axis), [(at[text], text) for text in known]))
+        places.append([at[text] for text in texts])
+    low, high = float(values[ran].min()), float(values[ran].max())
+    span = (high - low) or 1.0
+    places.append(((values[order] - low) / span).tolist())
+    named.append((heading(objective), [(0.0, shown(objective, low)), (1.0, shown(objective, high))]))
+    away = np.abs(values[order] - best) / max(float(np.abs(values[ran] - best).max()), 1e-300)
+    levels = np.clip(len(BUSY) - 1 - np.floor(away * len(BUSY)), 0, len(BUSY) - 1).astype(np.int64)
+    names = np.asarray(columns["id"])[order].tolist()
+    lines = [
+        ParallelLine(row, f"point {name}: {shown(objective, value)}", level)
+        for *row, name, value, level in zip(
+            *places, names, values[order].tolist(), levels.tolist(), strict=True
+        )
+    ]
+    texts = ["farthest from the best", *[""] * (len(BUSY) - 2), "nearest to the best"]
+    yield Parallel("each point as a line over the axes of the study", named, lines, texts)
+
+
+def _by_number(text: str) -> tuple[bool, float, str]:
+    """Return the order of an axis' values: numbers by size, then texts.
+
+    >>> sorted(["8", "16", "a"], key=_by_number)
+    ['8', '16', 'a']
+    """
+    try:
+        return False, float(text), text
+    except ValueError:
+        return True, 0.0, text
+
+
 def _compared_bar(value: str, objective: str, row: Plain) -> HorizontalBar:
     gain = "" if row["gain"] is None else f", {row['gain']:.2f} x"
     return HorizontalBar(value, abs(row[objective]), shown(objective, row[objective]) + gain, "before")
@@ -112,64 +180,10 @@ def _axis(name: str) -> PlotAxis:
     return PlotAxis(heading(name) + unit)
 
 
-def served_charts(result: Drawn, limits: Mapping[str, float]) -> Iterator[Plot]:
-    """Yield latencies as shares of requests, and the load over time.
-
-    `limits` are the SLO's in seconds: `ttft`, `tpot`, `e2e`.
-    """
-    waits = {"first token": result.ttft, "end to end": result.e2e, "queue": result.queue}
-    lines = [
-        line
-        for name, times in waits.items()
-        for line in _shares(name, times / PS_PER_S, limits.get(_LIMITS[name]))
-    ]
-    if not len(result.ttft):
-        return
-    share = PlotAxis("share of requests", low=0, high=1)
-    yield Plot(
-        "latencies: the share of requests that wait no longer",
-        PlotAxis("seconds", log=True, low=_least(lines)),
-        share,
-        lines,
-    )
-    gaps = list(_shares("per output token", 1e3 * result.tpot / PS_PER_S, _thousandfold(limits.get("tpot"))))
-    yield Plot("time per output token", PlotAxis("milliseconds", low=0), share, gaps)
-    times, load = over_time(result)
-    for title, label, names in _LOADS:
-        series = [
-            Series(name, name, list(zip(times.tolist(), load[name].tolist(), strict=True))) for name in names
-        ]
-        yield Plot(title, PlotAxis("seconds", low=0), PlotAxis(label, low=0), series, height=240)
-
-
-_LIMITS = {"first token": "ttft", "end to end": "e2e", "queue": ""}
-_LOADS = (
-    ("requests in the server over time", "requests", ("running", "waiting")),
-    ("pages of the KV cache that are held", "%", ("KV cache",)),
-    ("tokens decoded over time", "tokens/s", ("tokens/s",)),
-)
-
-
-def _thousandfold(value: float | None) -> float | None:
-    return None if value is None else 1e3 * value
-
-
-def _least(lines: Sequence[Series]) -> float:
-    """Return the start of a logarithmic axis: waits below a millisecond stand there."""
-    values = [x for line in lines for x, _ in line.points]
-    return max(1e-3, min(values, default=1e-3))
-
-
-def _shares(name: str, times: Any, limit: float | None) -> Iterator[Series]:
-    """Yield the line of a distribution, and its limit."""
-    ordered = np.sort(np.asarray(times, np.float64))
-    if not len(ordered):
-        return
-    at = np.unique(np.linspace(0, len(ordered) - 1, _POINTS).astype(np.int64))
-    shares = (at + 1) / len(ordered)
-    yield Series(name, name, list(zip(ordered[at].tolist(), shares.tolist(), strict=True)))
-    if limit is not None:
-        yield Series(f"limit of {name}", name, [(limit, 0.0), (limit, 1.0)], dashed=True)
+def sample_page(sample: Plain) -> Iterator[Tiles | Plot]:
+    """Yield what a page of fault draws shows: what they cost, and their steps."""
+    yield sample_tiles(sample)
+    yield from sample_charts(sample)
 
 
 def sample_charts(sample: Plain) -> Iterator[Plot]:
@@ -192,8 +206,9 @@ def sample_charts(sample: Plain) -> Iterator[Plot]:
         )
 
 
-def goodput_charts(plain: Plain) -> Iterator[Bars]:
+def goodput_charts(plain: Plain) -> Iterator[Tiles | Bars]:
     """Yield where the wall time of a run goes besides steps whose results are left."""
+    yield goodput_tiles(plain)
     wall, lost = plain["wall_s"], {name: time for name, time in plain["time_s"].items() if name != "steps"}
     bars = [
         HorizontalBar(name.replace("_", " "), time, f"{time / wall:.2%}", name)
@@ -202,18 +217,3 @@ def goodput_charts(plain: Plain) -> Iterator[Bars]:
     ]
     if bars:
         yield Bars("lost time by cause, as a share of the wall time", bars, max(lost.values()))
-
-
-def capacity_charts(plain: Plain) -> Iterator[Plot]:
-    """Yield what users see against what a GPU yields, if the curves were simulated."""
-    points = plain.get("points") or ()
-    if points:
-        lines = []
-        for name in dict.fromkeys(point["layout"] for point in points):
-            mine = [point for point in points if point["layout"] == name]
-            places = [(point["tokens_per_user"], point["tokens_per_gpu"]) for point in mine]
-            lines += [Series(name, name, places)]
-            titles = [f"{name}: {point['concurrency']} requests at a time" for point in mine]
-            lines += [Series("", name, places, "dots", titles=titles, legend=False)]
-        x, y = PlotAxis("tokens/s a user (median)", log=True), PlotAxis("tokens/s a GPU", log=True)
-        yield Plot("what users see against what a GPU yields", x, y, lines)

@@ -5,16 +5,17 @@ Colours of categories are custom properties of the page, so that a dark page may
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from rapid_des.inputs import escaped, html_text
 from rapid_des.report.colours import COLOURS, OTHERS, colour
-from rapid_des.report.page.charts import Bars, CellGrid, Diagram, DiagramShape, Plot, PlotAxis, Series, Tiles
+from rapid_des.report.page.charts import Bars, Plot, PlotAxis, Series, Tiles
 
 WIDTH = 760
 """The width of a chart in its own units, in which its fonts have 12."""
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 10, 42
+_LEFT, RIGHT, _TOP, _BOTTOM = 64, 14, 10, 42
 _TICKS = 7
 _ROOM = 0.03
 """The share of the values' range that stays free at an end of an axis which is not stated."""
@@ -38,17 +39,20 @@ def property_of(name: str) -> str:
 
 def legend(names: Iterable[tuple[str, str]]) -> str:
     """Return a list of names beside the colours of their categories."""
-    return _legend((name, fill(category)) for name, category in names)
+    return colour_legend((name, fill(category)) for name, category in names)
 
 
-def _legend(colours: Iterable[tuple[str, str]]) -> str:
+def colour_legend(colours: Iterable[tuple[str, str]]) -> str:
+    """Return a list of texts beside CSS colours."""
     items = "".join(f'<li><i style="background:{css}"></i>{escaped(name)}</li>' for name, css in colours)
     return f'<ul class="legend">{items}</ul>' if items else ""
 
 
 def figure(title: str, svg: str, below: str = "") -> str:
     """Return a chart with its caption; narrow screens scroll it."""
-    region = f'<div class="scroll" tabindex="0" role="region" aria-label="{escaped(title)}">{svg}</div>'
+    region = (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="chart: {escaped(title)}">{svg}</div>'
+    )
     return f"<figure><figcaption>{escaped(title)}</figcaption>{region}{below}</figure>"
 
 
@@ -139,7 +143,7 @@ def plot_svg(plot: Plot) -> str:
     """Return a plot as SVG with its legend."""
     xs = [point[0] for series in plot.series for point in series.points]
     ys = [point[1] for series in plot.series for point in series.points]
-    x = Scale(plot.x, xs, (_LEFT, WIDTH - _RIGHT))
+    x = Scale(plot.x, xs, (_LEFT, WIDTH - RIGHT))
     y = Scale(plot.y, ys, (plot.height - _BOTTOM, _TOP))
     marks = [*_axes(plot, x, y), *(mark for series in plot.series for mark in _series(series, x, y))]
     names = [(series.name, series.colour) for series in plot.series if series.legend]
@@ -147,7 +151,7 @@ def plot_svg(plot: Plot) -> str:
 
 
 def _axes(plot: Plot, x: Scale, y: Scale) -> Iterator[str]:
-    low, left, right = plot.height - _BOTTOM, _LEFT, WIDTH - _RIGHT
+    low, left, right = plot.height - _BOTTOM, _LEFT, WIDTH - RIGHT
     for value in y.ticks():
         at = y(value)
         yield f'<path class="grid" d="M{left} {at:.1f}H{right}"/>'
@@ -189,73 +193,10 @@ def _series(series: Series, x: Scale, y: Scale) -> Iterator[str]:
         yield f'<text x="{a:.1f}" y="{b - 5:.1f}" text-anchor="end">{escaped(series.name)}</text>'
 
 
-def diagram_svg(diagram: Diagram) -> str:
-    """Return a fabric's nodes and cables as SVG."""
-    every = [point for shape in (*diagram.nodes, *diagram.cables) for point in shape.points]
-    xs, ys = zip(*every, strict=True)
-    span = max(max(xs) - min(xs), 1e-9)
-    radius = max(3.0, min(13.0, 260 / max(len(diagram.nodes), 1) ** 0.75))
-    unit = (WIDTH - 2 * radius - 4) / max(span, (max(ys) - min(ys)) * 1.1, 1e-9)
-    height = (max(ys) - min(ys)) * unit + 2 * radius + 4
+def script_json(plain: object) -> str:
+    r"""Return plain data as JSON that can stand in an HTML script element: it never ends the element.
 
-    def place(point: tuple[float, float]) -> tuple[float, float]:
-        return (point[0] - min(xs)) * unit + radius + 2, height - radius - 2 - (point[1] - min(ys)) * unit
-
-    marks = [_cable(shape, [place(point) for point in shape.points]) for shape in diagram.cables]
-    marks += [_node(shape, place(shape.points[0]), radius) for shape in diagram.nodes]
-    return figure(diagram.title, svg_element(diagram.title, height, marks), _scale_legend(diagram.scale))
-
-
-def _cable(shape: DiagramShape, places: Sequence[tuple[float, float]]) -> str:
-    line = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-    style = f'class="{shape.state}"' if shape.state else f'class="line" stroke="{_level(shape.level)}"'
-    name = f' data-link="{escaped(shape.link)}"' if shape.link else ""
-    return f'<path {style}{name} d="{line}"><title>{escaped(shape.title)}</title></path>'
-
-
-def _node(shape: DiagramShape, place: tuple[float, float], radius: float) -> str:
-    x, y = place
-    title = f"<title>{escaped(shape.title)}</title>"
-    if shape.kind == "gpu":
-        mark = f'<circle class="node" cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}">{title}</circle>'
-    elif shape.kind == "switch":
-        side = 2 * radius
-        mark = (
-            f'<rect class="node switch" x="{x - radius:.1f}" y="{y - radius:.1f}" '
-            f'width="{side:.1f}" height="{side:.1f}">{title}</rect>'
-        )
-    else:
-        corners = f"M{x - radius:.1f} {y - radius:.1f}h{2 * radius:.1f}L{x:.1f} {y + radius:.1f}Z"
-        mark = f'<path class="node" d="{corners}">{title}</path>'
-    if shape.label and radius > 7:
-        mark += f'<text class="inside" x="{x:.1f}" y="{y + 4:.1f}">{escaped(shape.label)}</text>'
-    return mark
-
-
-def _level(level: int) -> str:
-    return f"var(--u-{level})"
-
-
-def _scale_legend(texts: Sequence[str]) -> str:
-    """Return the legend of the colours of utilisation."""
-    return _legend((text, _level(level)) for level, text in enumerate(texts))
-
-
-def grid_svg(grid: CellGrid) -> str:
-    """Return a matrix of cells as SVG; the names of rows stand on the left."""
-    left, side, gap = 230, 22, 4
-    columns = max((len(row) for row in grid.cells), default=1)
-    width = (WIDTH - left - _RIGHT) / max(columns, 1)
-    marks = []
-    for number, (name, row, titles) in enumerate(zip(grid.rows, grid.cells, grid.titles, strict=True)):
-        top = number * (side + gap)
-        marks.append(f'<text x="{left - 8}" y="{top + 15}" text-anchor="end">{escaped(name)}</text>')
-        marks += [
-            f'<rect x="{left + place * width:.2f}" y="{top}" width="{width:.2f}" height="{side}" '
-            f'fill="{_level(level)}"><title>{escaped(title)}</title></rect>'
-            for place, (level, title) in enumerate(zip(row, titles, strict=True))
-            if level is not None
-        ]
-    height = len(grid.rows) * (side + gap) + 20
-    marks.append(f'<text x="{left}" y="{height - 5}">{escaped(grid.across)}</text>')
-    return figure(grid.title, svg_element(grid.title, height, marks), _scale_legend(grid.scale))
+    >>> script_json({"name": "</script>"})
+    '{"name":"\\u003c/script>"}'
+    """
+    return json.dumps(plain, separators=(",", ":")).replace("<", "\\u003c")

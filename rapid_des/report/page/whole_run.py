@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
+from rapid_des.modes.execution import Run
 from rapid_des.report.critical_path import CriticalPath
 from rapid_des.report.explain_text import explain_report
 from rapid_des.report.job_structure import Explanation
+from rapid_des.report.link_measures import links_seen
 from rapid_des.report.page.charts import Chart, Lane, Lanes, PageSection, TextFile
 from rapid_des.report.page.details import (
     memory_plots,
@@ -28,7 +30,6 @@ from rapid_des.report.page.run import (
     path_parts,
 )
 from rapid_des.report.result import Result
-from rapid_des.report.rows import utilisation
 from rapid_des.report.tables import Column, Part, Table, columns
 from rapid_des.report.why_text import SimulatedChange
 
@@ -48,6 +49,8 @@ class Explained(Struct, frozen=True):
     changes: Sequence[SimulatedChange]
     structure: Explanation
     inputs: Sequence[TextFile]
+    traced: Run | None = None
+    """The run once more with every hop of its messages, where they are not too many."""
 
 
 def run_sections(result: Result, explained: Explained) -> list[PageSection]:
@@ -66,7 +69,7 @@ def run_sections(result: Result, explained: Explained) -> list[PageSection]:
         PageSection("Energy", list(energy_bars(plain))),
         roofline_section(result),
         PageSection("Operators", tables["Operators"] or [_operators(result)]),
-        _fabric(result),
+        _fabric(result, explained.traced),
         PageSection("Messages", tables["Messages"]),
         PageSection("Process groups", tables["Process groups"]),
         PageSection("Structure", tables["Structure"]),
@@ -109,8 +112,8 @@ def _path_alone(result: Result, path: CriticalPath) -> Iterator[Lanes]:
         )
 
 
-def _fabric(result: Result) -> PageSection:
+def _fabric(result: Result, traced: Run | None) -> PageSection:
     if result.run is None:
         return PageSection("Fabric", [f"Mode {result.mode} has no links; the mode flattened has them."])
-    records = result.run.execution.records
-    return fabric_section(result.run.machine, utilisation(records), result.links())
+    run = result.run if traced is None else traced
+    return fabric_section(run.machine, links_seen(run), result.links())

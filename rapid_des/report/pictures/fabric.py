@@ -31,7 +31,7 @@ def node_positions(fabric: Fabric, *, on_circle: bool) -> Points:
         return _karnaugh(fabric.gpus)
     if on_circle:
         return _circle(fabric.gpus)
-    return _grid(fabric)
+    return grid_points(fabric.axes)
 
 
 def is_hypercube(fabric: Fabric) -> bool:
@@ -62,19 +62,19 @@ def _circle(count: int) -> Points:
     return np.stack([np.cos(angle), np.sin(angle)], axis=1) * max(1.0, count / 5)
 
 
-def _grid(fabric: Fabric) -> Points:
+def grid_points(axes: Sequence[int]) -> Points:
     """Lay two axes flat, lean the third into the distance, and set the tiles of the others side by side."""
-    digits, rest = [], np.arange(fabric.gpus)
-    for size in fabric.axes:
+    digits, rest = [], np.arange(math.prod(axes))
+    for size in axes:
         digits.append(rest % size)
         rest = rest // size
     across, up, deep = (digits[axis] if axis < len(digits) else 0 * rest for axis in range(3))
-    sizes = (*fabric.axes, 1, 1, 1)
+    sizes = (*axes, 1, 1, 1)
     apart, lean = (2.0, 1.6 / sizes[2]) if sizes[2] > 1 else (1.0, 0.0)
     x = apart * across + lean * deep
     y = apart * up + 0.6 * lean * deep
-    columns = math.ceil(math.sqrt(math.prod(fabric.axes[3:])))
-    tile = sum(digit * math.prod(fabric.axes[3:axis]) for axis, digit in enumerate(digits) if axis >= 3)
+    columns = math.ceil(math.sqrt(math.prod(axes[3:])))
+    tile = sum(digit * math.prod(axes[3:axis]) for axis, digit in enumerate(digits) if axis >= 3)
     x = x + (tile % columns) * (apart * sizes[0] + 1.0)
     y = y + (tile // columns) * (apart * sizes[1] + 1.0)
     return np.stack([x, y], axis=1).astype(np.float64)
@@ -85,7 +85,7 @@ def layers(fabric: Fabric) -> tuple[Int64s, Points]:
 
     What the innermost of several dimensions adds is below, all else above, tier by tier.
     """
-    tier = _tiers(fabric)
+    tier = tiers(fabric)
     below = np.zeros(fabric.nodes, bool)
     if len(fabric.dimensions) > 1:
         inner = fabric.dimension == 0
@@ -99,7 +99,7 @@ def layers(fabric: Fabric) -> tuple[Int64s, Points]:
     return level, x
 
 
-def _tiers(fabric: Fabric) -> Int64s:
+def tiers(fabric: Fabric) -> Int64s:
     """Return how far from the GPUs a node stands over NICs and switches alone."""
     tier = np.where(np.arange(fabric.nodes) < fabric.gpus, 0, -1)
     starts, links = compressed(fabric.source.astype(np.int64), fabric.nodes)
@@ -162,7 +162,12 @@ class Picture(Struct, frozen=True, eq=False):
         """The load of the darkest colour: a round share not below any of the loads."""
         loads = [0.0, *(self.load or {}).values(), *(self.gpu_load or {}).values()]
         loads += (self.node_load or {}).values()
-        return next((share for share in _SCALES if share >= max(loads)), 1.0)
+        return darkest(max(loads))
+
+
+def darkest(most: float) -> float:
+    """Return the share of the darkest colour: a round one that is not below the largest."""
+    return next((share for share in _SCALES if share >= most), 1.0)
 
 
 def picture(machine: Machine, load: Mapping[int, float] | None = None) -> Picture:
@@ -288,12 +293,22 @@ def axis_name(fabric: Fabric, dimension: int, axis: int) -> str:
     return f"{name}, diagonal" if axis == len(fabric.axes) else f"{name}, axis {axis}"
 
 
+def troubled(picture: Picture) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return of each link whether it is down, and whether it is derated or a timed fault hits it."""
+    fabric = picture.fabric
+    dead = np.zeros(len(fabric), np.bool_)
+    dead[sorted(picture.dead)] = True
+    derated = (fabric.bandwidth < picture.healthy.bandwidth) | (fabric.latency > picture.healthy.latency)
+    derated[sorted(picture.changing)] = True
+    return dead, derated & ~dead
+
+
 def broken(picture: Picture, cables: Int64s, first: Int64s) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return of each cable whether it is down, and whether it is derated or a timed fault hits it."""
-    fabric = picture.fabric
-    dead = _any(cables, first, picture.dead)
-    worse = (fabric.bandwidth < picture.healthy.bandwidth) | (fabric.latency > picture.healthy.latency)
-    return dead, _any(cables, first, [*np.flatnonzero(worse).tolist(), *picture.changing]) & ~dead
+    hit = np.zeros((2, len(first)), np.bool_)
+    for row, links in zip(hit, troubled(picture), strict=True):
+        row[cables[links]] = True
+    return hit[0], hit[1] & ~hit[0]
 
 
 def busier(load: Mapping[int, float], cables: Int64s) -> Points:
@@ -337,11 +352,14 @@ def cables_of(fabric: Fabric) -> tuple[Int64s, Int64s]:
     return cable.ravel(), first
 
 
-def _any(cables: Int64s, first: Int64s, links: Sequence[int] | frozenset[int]) -> NDArray[np.bool_]:
-    """Return for each cable whether one of its directions is among the links."""
-    hit = np.zeros(len(first), bool)
-    hit[cables[sorted(links)]] = True
-    return hit
+def curved(start: Points, end: Points, *, bent: NDArray[np.bool_]) -> Points:
+    """Return lines from starts to ends; those that are `bent` are bows."""
+    along = (end - start)[:, None, :]
+    length = np.linalg.norm(along, axis=2, keepdims=True)
+    aside = np.stack([-along[..., 1], along[..., 0]], axis=2) / np.maximum(length, 1e-9)
+    height = np.where(bent[:, None, None], 0.12 * np.minimum(length, 6.0 + 0.1 * length), 0.0)
+    lines: Points = start[:, None, :] + _CURVE * along + 4 * _CURVE * (1 - _CURVE) * height * aside
+    return lines
 
 
 def cable_lines(fabric: Fabric, first: Int64s, points: Points, *, straight: bool) -> Points:

@@ -1,4 +1,4 @@
-"""Pictures and timelines of a served workload: latencies, load over time, requests as tracks."""
+"""What is shown of a served workload: load over time, and a timeline with requests as tracks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rapid_des.arrays import Int64s
-from rapid_des.report.pictures import new_figure, save
 from rapid_des.report.timeline import write_events
-from rapid_des.units import PS_PER_MS, PS_PER_S, PS_PER_US
+from rapid_des.units import PS_PER_S, PS_PER_US
 
 _POINTS = 400
 """Number of points of a curve over time, each the mean of an interval."""
@@ -68,33 +67,6 @@ class Drawn(Protocol):
         ...
 
 
-def draw_served(result: Drawn, path: Path | None, *, title: str) -> Any:
-    """Return a figure of latencies as shares of requests, and of batch, queue, pages and tokens over time."""
-    figure = new_figure(path, figsize=(11, 6.5), layout="constrained")
-    (waits, gaps), (load, rate) = figure.subplots(2, 2)
-    for name, times in (("first token", result.ttft), ("end to end", result.e2e), ("queue", result.queue)):
-        _shares(waits, times / PS_PER_S, name)
-    _shares(gaps, result.tpot / PS_PER_MS, "per output token")
-    waits.set_xscale("symlog", linthresh=1e-3)
-    waits.set_xlabel("seconds")
-    gaps.set_xlabel("milliseconds")
-    for axes in (waits, gaps):
-        axes.set_ylabel("share of requests")
-        axes.set_ylim(0, 1)
-    _over_time(result, load, rate)
-    for axes in (waits, gaps, load, rate):
-        axes.grid(visible=True, alpha=0.3)
-    for axes in (waits, gaps, load):
-        axes.legend(fontsize=8)
-    figure.suptitle(title, fontsize=10)
-    return save(figure, path, dpi=120)
-
-
-def _shares(axes: Any, times: NDArray[np.float64], name: str) -> None:
-    if len(times):
-        axes.plot(np.sort(times), np.linspace(0, 1, len(times)), label=name)
-
-
 def over_time(result: Drawn) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
     """Return seconds, and for each the means of what happens around it, all replicas together.
 
@@ -112,24 +84,6 @@ def over_time(result: Drawn) -> tuple[NDArray[np.float64], dict[str, NDArray[np.
         "KV cache": 100 * whole(lambda load: load["pages"]) / sum(result.pages),
         "tokens/s": whole(_decoded_per_second) * (result.tokens_a_step or 1.0),
     }
-
-
-def _over_time(result: Drawn, load: Any, rate: Any) -> None:
-    """Draw requests that run and wait and pages held, all replicas together, and tokens put out."""
-    middles, means = over_time(result)
-    for name in ("running", "waiting"):
-        load.plot(middles, means[name], label=name, linewidth=1)
-    share = load.twinx()
-    share.plot(middles, means["KV cache"], color="C2", linewidth=1)
-    share.set_ylabel("KV cache held (%)", color="C2")
-    share.set_ylim(0, None)
-    load.set_ylabel("requests")
-    load.set_ylim(0, None)
-    rate.plot(middles, means["tokens/s"], linewidth=1)
-    rate.set_ylabel("decoded tokens/s")
-    rate.set_ylim(0, None)
-    for axes in (load, rate):
-        axes.set_xlabel("seconds")
 
 
 def _decoded_per_second(load: Mapping[str, Int64s]) -> NDArray[np.float64]:
