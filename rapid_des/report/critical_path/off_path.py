@@ -128,7 +128,7 @@ def operator_slacks(result: Result, path: CriticalPath) -> tuple[OperatorSlack, 
     order = np.lexsort((visit, slack[visit], name))
     name, visit, length = name[order], visit[order], length[order]
     bounds = np.searchsorted(name, np.arange(len(names) + 1)).tolist()
-    position = np.searchsorted(program.visits(), visit, side="right") - 1
+    position, on_path = np.searchsorted(program.visits(), visit, side="right") - 1, path.by_operator.keys()
     rows = [
         OperatorSlack(
             *key,
@@ -137,7 +137,7 @@ def operator_slacks(result: Result, path: CriticalPath) -> tuple[OperatorSlack, 
             least=int(slack[visit[low]]),
             median=int(slack[visit[(low + high - 1) // 2]]),
             rank=program.bindings[int(position[low])].rank,
-            on_path=key in path.by_operator,
+            on_path=key in on_path,
         )
         for key, low, high in zip(names, bounds, bounds[1:], strict=False)
         if high > low
@@ -159,8 +159,8 @@ def _of_rank(
         (node != NONE) & (member | ((table.kind == VisitKind.COMPUTE) & (table.server != NONE)))
     )
     nodes = run.lowered.traces.ranks[position].nodes
-    kinds = np.stack([nodes.name[node[mine]], nodes.stream[node[mine]]], axis=1)
-    _, first, which = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
+    kinds = nodes.name[node[mine]].astype(np.int64) * (len(nodes.streams) + 1) + nodes.stream[node[mine]]
+    _, first, which = np.unique(kinds, return_index=True, return_inverse=True)
     keys = [naming.named(position, int(node[mine[row]])) for row in first.tolist()]
     numbers = np.array([names.setdefault(key, len(names)) for key in keys], np.int64)
     visit = mine + offset
