@@ -126,8 +126,9 @@ def _products(profile: Profile) -> Mapping[Dtype, list[tuple[Gemm, float]]]:
 def _gemm(shapes: str) -> Gemm | None:
     """Return the product of two matrices from what the profiler wrote of its inputs; None of others.
 
-    >>> _gemm("[[4096, 1024], [1024, 512]] ['c10::BFloat16', 'c10::BFloat16']")
-    Gemm(m=4096, n=512, k=1024, batch=1, dtype='bf16')
+    >>> gemm = _gemm("[[4096, 1024], [1024, 512]] ['c10::BFloat16', 'c10::BFloat16']")
+    >>> gemm.m, gemm.n, gemm.k, gemm.dtype
+    (4096, 512, 1024, 'bf16')
     """
     known = [dtype for name, dtype in _DTYPES.items() if name in shapes]
     match product_sizes(shapes):
