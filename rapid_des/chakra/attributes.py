@@ -227,7 +227,7 @@ def _named_collective(name: bytes) -> int:
     """Return the type of the collective that a kernel of NCCL is by its name, or `UNSTATED`.
 
     >>> _named_collective(b"ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclDevComm*)"), _named_collective(b"x")
-    (2, -1)
+    (<CollectiveType.ALL_GATHER: 2>, -1)
     """
     kernel = _NCCL_KERNEL.match(name)
     return _KERNEL_TYPES.get(kernel[1], UNSTATED) if kernel else UNSTATED

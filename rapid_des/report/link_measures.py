@@ -72,7 +72,7 @@ def links_seen(run: Run) -> LinksSeen:
 def busy_over_time(trail: LinkTrail, links: int, end: int) -> _Shares:
     """Return the share of each stretch of time in which each link is busy.
 
-    >>> hops = [np.array(column) for column in ([1], [0], [24], [24], [0])]
+    >>> hops = [np.array(column) for column in ([1], [0], [24], [24], [0], [0], [0])]
     >>> busy_over_time(LinkTrail(*hops), 2, 48)[:, 1].tolist()[11:13]
     [1.0, 0.0]
     """

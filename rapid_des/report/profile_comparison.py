@@ -3,21 +3,24 @@
 Both steps are cut alike: what computes, exposed communication, exposed copies, the host, and waiting. The
 parts of each add up to its step, so that their differences add up to the difference of the steps. Below it
 stand kernels by class, as sums over all streams: a class that only one side has is what the model lacks, or
-what the run does besides.
+what the run does besides. Matrix products whose shapes were recorded are matched one by one.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from math import prod
 from typing import Any
 
 from msgspec import Struct
 
 from rapid_des.profiles import ProfileReport, profile_report
-from rapid_des.profiles.breakdown import NS_PER_S, PARTS, UNKNOWN
+from rapid_des.profiles.breakdown import NS_PER_S, PARTS, UNKNOWN, RankReport
+from rapid_des.profiles.products import product_sizes
 from rapid_des.report.colours import BUBBLE, COMPUTE, HOST, IDLE
 from rapid_des.report.result import Result
+from rapid_des.report.rows import OperatorRow
 from rapid_des.units import seconds
 
 _PART_OF = {COMPUTE: "compute", HOST: "host", BUBBLE: "waiting", IDLE: "waiting", "offload": "exposed_copies"}
@@ -58,6 +61,23 @@ class PartDifference(Struct, frozen=True):
         return plain | counts
 
 
+class ProductDifference(Struct, frozen=True):
+    """The matrix products of one size on both sides; times in seconds.
+
+    A product and its two gradients have the same size, so that they stand in one row.
+    """
+
+    flops: int
+    """The FLOPs of one of them."""
+    operators: tuple[str, ...]
+    """The predicted operators in the order of their passes; empty where the model has no such product."""
+    difference: PartDifference
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return {"flops": self.flops, "operators": list(self.operators)} | self.difference.as_json()
+
+
 class ProfileComparison(Struct, frozen=True):
     """A profiled step beside a predicted one."""
 
@@ -65,6 +85,8 @@ class ProfileComparison(Struct, frozen=True):
     """The parts of both steps; each side adds up to its step."""
     classes: tuple[PartDifference, ...]
     """The kernels of a step by class, those with most time on either side first."""
+    products: tuple[ProductDifference, ...]
+    """The matrix products of a step by size, likewise; empty where the profile has no shapes."""
 
     def as_json(self) -> dict[str, Any]:
         """Return what `profile compare --json` prints."""
@@ -77,6 +99,7 @@ class ProfileComparison(Struct, frozen=True):
             "difference_s": predicted - measured,
             "parts": {part.name: part.as_json() for part in self.parts},
             "classes": {each.name: each.as_json() for each in self.classes},
+            "products": [each.as_json() for each in self.products],
         }
 
 
@@ -101,7 +124,42 @@ def compare_with_profile(report: ProfileReport, result: Result) -> ProfileCompar
         PartDifference(name, seen[name][0], priced[name][0], (seen[name][1], priced[name][1]))
         for name in names
     )
-    return ProfileComparison(parts, tuple(classes))
+    return ProfileComparison(parts, tuple(classes), _products(slowest, result.operators()))
+
+
+def _products(rank: RankReport, operators: Sequence[OperatorRow]) -> tuple[ProductDifference, ...]:
+    """Return the products of a profiled rank beside those of a prediction, matched by their FLOPs."""
+    measured = _measured_products(rank)
+    if not measured:
+        return ()
+    predicted = defaultdict[int, list[OperatorRow]](list)
+    for row in operators:
+        if _class_of(row.operator, row.model) == "gemm" and row.flops % row.runs == 0:
+            predicted[row.flops // row.runs].append(row)
+    rows = []
+    for flops in {*measured, *predicted}:
+        count, time = measured.get(flops, (0.0, 0.0))
+        alike = sorted(
+            predicted[flops], key=lambda row: (not row.operator.startswith("forward"), row.operator)
+        )
+        runs, length = sum(row.runs for row in alike), sum(row.time_s for row in alike)
+        difference = PartDifference(f"{flops:,} FLOPs", time, length, (count, runs))
+        rows.append(ProductDifference(flops, tuple(row.operator for row in alike), difference))
+    return tuple(
+        sorted(rows, key=lambda row: (-max(row.difference.measured, row.difference.predicted), row.flops))
+    )
+
+
+def _measured_products(rank: RankReport) -> dict[int, tuple[float, float]]:
+    """Return number and time in seconds of the products of a mean steady step, by the FLOPs of one."""
+    events, steady = rank.profile.events, [rank.windows[number] for number in rank.steady]
+    found = defaultdict[int, list[float]](list)
+    for event, shapes in events.products.items():
+        start, end = int(events.start[event]), int(events.end[event])
+        sizes = product_sizes(shapes) if any(low <= start < high for low, high in steady) else None
+        if sizes is not None and events.classes[events.name[event]] == "gemm":
+            found[2 * prod(sizes)].append((end - start) / NS_PER_S)
+    return {flops: (len(times) / len(steady), sum(times) / len(steady)) for flops, times in found.items()}
 
 
 def _kernels(result: Result) -> Iterator[tuple[str, float, int]]:

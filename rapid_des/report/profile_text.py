@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rapid_des.report.tables import Column, Part, Table, change_text, columns, counted, seconds_text
@@ -15,6 +15,8 @@ _WORDS = {
     "host": "host (not launched yet)",
     "waiting": "waiting for another stream, an event or a launch",
 }
+_MOST_PRODUCTS = 12
+"""The sizes of products that are shown; `--json` has all of them."""
 _LONGEST_NAME = 70
 """Letters of a kernel's name that are shown: template arguments make some thousands long."""
 _LONGEST_READ = 4096
@@ -122,6 +124,40 @@ def comparison_text(plain: Mapping[str, Any], title: str) -> Iterator[Part]:
     counts = [Column("measured_count", "kernels", ",.0f"), Column("predicted_count", "predicted", ",.0f")]
     named = [Column("class", "class"), *named[1:], Column("ratio", "ratio", ".2f"), *counts]
     yield Table("kernels and messages by class, streams together", named, rows)
+    if plain["products"]:
+        yield _products(plain["products"])
+    elif plain["classes"].get("gemm", {}).get("measured_count"):
+        yield "no products are matched by size: record_shapes=True of the profiler records their shapes"
+
+
+def _products(products: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the table of matrix products by size."""
+    rows = [
+        {
+            "product": ", ".join(dict.fromkeys(map(_module, row["operators"]))) or "the model has none",
+            "gflop": row["flops"] / 1e9,
+            **_times(row),
+            "ratio": row["ratio"],
+            **{f"{side}_count": row[f"{side}_count"] for side in ("measured", "predicted")},
+        }
+        for row in products[:_MOST_PRODUCTS]
+    ]
+    named = [
+        *(Column("gflop", "GFLOP", ",.4g"), Column("measured", "measured"), Column("predicted", "predicted")),
+        *(Column("ratio", "ratio", ".2f"), Column("measured_count", "products", ",.0f")),
+        *(Column("predicted_count", "predicted", ",.0f"), Column("product", "")),
+    ]
+    return Table("matrix products by size, each with its gradients", named, rows)
+
+
+def _module(operator: str) -> str:
+    """Return the module of a product: without the pass, and without what it is the gradient of.
+
+    >>> _module("backward.ffn.in.weight_gradient")
+    'ffn.in'
+    """
+    module = operator.partition(".")[2]
+    return module.removesuffix(".input_gradient").removesuffix(".weight_gradient")
 
 
 def _times(row: Mapping[str, Any]) -> dict[str, str]:

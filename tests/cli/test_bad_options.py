@@ -116,7 +116,7 @@ BAD_WORDS = [
     ("device show nope", "no device file 'nope'"),
     (
         "validate nope",
-        "no topic starts with 'nope'; topics: goodput/, inference/, inference/prefix-cache",
+        "no topic starts with 'nope'; topics: calibration/, goodput/, inference/",
     ),
     (
         "validate operators/gemx",

@@ -175,6 +175,7 @@ STARTED_IN = {
     "rapid_des/cli/ui/command.py": {"webbrowser"},  # opens the page, unless --no-browser
     "validation/hostile/campaign.py": {"multiprocessing"},  # for developers, in a checkout
     "validation/pages.py": {"subprocess"},  # asks git which commit is checked out
+    "validation/scotch.py": {"subprocess"},  # runs SCOTCH's program
 }
 
 

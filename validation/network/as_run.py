@@ -168,14 +168,15 @@ def _ask_exchange(runs: Runs, record: Record) -> Callable[[], float]:
 
 @cache
 def alike(machine: str) -> str:
-    """Return the first of the machine files that communicate as this one does: only names and GPUs differ."""
+    """Return the first of the machine files that communicate alike: names, GPUs and energy may differ."""
     wanted = _communication(machine)
     return next(name for name in sorted({*MACHINES.values(), machine}) if _communication(name) == wanted)
 
 
 def _communication(machine: str) -> MachineSpec:
     spec = _machine(machine, ()).spec
-    return structs.replace(spec, name="", device="")
+    fabric = tuple(structs.replace(dimension, energy=None) for dimension in spec.fabric)
+    return structs.replace(spec, name="", device="", fabric=fabric, host_power=None)
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ def held_out(names: Sequence[str]) -> list[bool]:
     """Return which cases are held out: every third in the order of their names' sha256.
 
     >>> held_out(["a", "b", "c"])
-    [False, True, False]
+    [True, False, False]
     """
     order = sorted(set(names), key=lambda name: hashlib.sha256(name.encode()).hexdigest())
     chosen = set(order[EVERY - 1 :: EVERY]) or set(order[1:2])

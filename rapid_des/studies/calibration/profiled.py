@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from rapid_des.device.device import Device
 from rapid_des.device.operators import Dtype
 from rapid_des.errors import InputError
 from rapid_des.profiles import Profile, profile_report, read_run
+from rapid_des.profiles.products import product_sizes
 from rapid_des.studies.calibration.findings import CalibratedPart, MeasuredCase, held_out
 from rapid_des.studies.calibration.fits import GemmTimes, check_utilisation
 from rapid_des.units import Duration
@@ -126,23 +126,15 @@ def _products(profile: Profile) -> Mapping[Dtype, list[tuple[Gemm, float]]]:
 def _gemm(shapes: str) -> Gemm | None:
     """Return the product of two matrices from what the profiler wrote of its inputs; None of others.
 
-    >>> _gemm("[[4096, 1024], [1024, 512]] ['c10::BFloat16', 'c10::BFloat16']")
-    Gemm(m=4096, n=512, k=1024, batch=1, dtype='bf16')
+    >>> gemm = _gemm("[[4096, 1024], [1024, 512]] ['c10::BFloat16', 'c10::BFloat16']")
+    >>> gemm.m, gemm.n, gemm.k, gemm.dtype
+    (4096, 512, 1024, 'bf16')
     """
-    dims, _, types = shapes.partition("]] ")
-    try:
-        matrices = [
-            tuple(each) for each in json.loads(f"{dims}]]") if isinstance(each, list) and len(each) == 2
-        ]
-    except ValueError:
-        return None
-    known = [dtype for name, dtype in _DTYPES.items() if name in types]
-    if len(matrices) < 2 or len(known) != 1 or matrices[-2][1] != matrices[-1][0]:
-        return None
-    (m, k), (_, n) = matrices[-2:]
-    if not all(isinstance(size, int) and 0 < size <= 2**31 for size in (m, n, k)):
-        return None
-    return Gemm(m, n, k, dtype=known[0])
+    known = [dtype for name, dtype in _DTYPES.items() if name in shapes]
+    match product_sizes(shapes):
+        case 1, m, n, k if len(known) == 1:
+            return Gemm(m, n, k, dtype=known[0])
+    return None
 
 
 def _issues(profile: Profile) -> Iterator[float]:
