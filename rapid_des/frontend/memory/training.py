@@ -259,7 +259,7 @@ def standing(
         else:
             yield from _model(job, stage, domain, elements)
     yield from _unsharded(job, stage, sizes)
-    yield from _buffers(job, parameters)
+    yield from _buffers(job, stage, parameters)
     yield from framework(job)
 
 
@@ -312,14 +312,19 @@ def _unsharded(job: Job, stage: int, sizes: Sizes) -> Iterator[Tensor]:
     if job.sharding.reshard_ranks:
         resharded = ceil_divide(sum(units), job.sharding.reshard_ranks)
         yield Tensor("resharded units", "unsharded", resharded, len(units))
+    trained = [
+        Counter({domain: count for domain, count in sizes[section].items() if domain not in FROZEN})
+        for section in counts.elements()
+    ]
+    largest = sorted((unit.total() for unit in trained), reverse=True)[:2]
     if job.sharding.each:
-        trained = (
-            sum(count for domain, count in sizes[section].items() if domain not in FROZEN)
-            for section in counts.elements()
-        )
-        largest = sorted(trained, reverse=True)[:2]
         travelling = byte_count(sum(largest), precision.gradients)
         yield Tensor("gradients of whole units", "unsharded", travelling, len(largest))
+    else:  # whole ones are added up; their parts come from another stream, whose memory PyTorch keeps apart
+        yield Tensor("gradients of a unit", "unsharded", byte_count(largest[0], precision.activations))
+        held = sum(trained, Counter[Domain]()).items()
+        parts = sum(ceil_divide(count, job.shardings[domain].replicas) for domain, count in held)
+        yield Tensor("summed gradients", "gradients", byte_count(parts, precision.gradients))
 
 
 def _unit_bytes(job: Job, section: ModelSection, sizes: Mapping[ModelSection, Counter[Domain]]) -> int:
@@ -335,11 +340,12 @@ def is_replicated(job: Job) -> bool:
     return any(sharding.replicas * sharding.instances > 1 for sharding in job.shardings.values())
 
 
-def _buffers(job: Job, parameters: Mapping[Domain, int]) -> Iterator[Tensor]:
+def _buffers(job: Job, stage: int, parameters: Mapping[Domain, int]) -> Iterator[Tensor]:
     """Yield the buffers of messages, and the copies that a framework makes for them."""
     precision, spec, shard = job.spec.precision, job.spec.memory, job.training_shard
     if job.stages > 1:
-        yield Tensor("stage input and output", "communication", 2 * job.message_bytes, 2)
+        number = _stage_buffers(job, stage)
+        yield Tensor("stage input and output", "communication", number * job.message_bytes, number)
     if precision.gradient_reduce != precision.gradients:
         bucket = byte_count(bucket_parameters(job), precision.gradient_reduce)
         yield Tensor("travelling bucket", "communication", bucket)
@@ -354,6 +360,16 @@ def _buffers(job: Job, parameters: Mapping[Domain, int]) -> Iterator[Tensor]:
         trained = sum(count for domain, count in parameters.items() if domain not in FROZEN)
         size = byte_count(trained, precision.activations)
         yield Tensor("gradient buckets", "gradients", size)
+
+
+def _stage_buffers(job: Job, stage: int) -> int:
+    """Return how many buffers a stage receives into, inputs and gradients of its chunks.
+
+    Inputs in flight are counted with the activations too: as many as stages at most.
+    """
+    if job.spec.memory.stage_buffers == "one":
+        return 2
+    return job.micro_batches * (2 * job.shape.chunks - (stage == 0) - (stage == job.stages - 1))
 
 
 def framework(job: Job) -> Iterator[Tensor]:
