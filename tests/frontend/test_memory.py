@@ -253,7 +253,9 @@ def test_stages_may_receive_into_a_buffer_for_each_micro_batch(tiny):
     micro_batches = tiny(("parallelism.pp", "2")).micro_batches
     size = received(0, "one").size // 2
     # The first of two stages receives gradients alone, the last one inputs alone.
-    assert {received(stage, "micro_batches")[2:] for stage in (0, 1)} == {(micro_batches * size, micro_batches)}
+    assert {received(stage, "micro_batches")[2:] for stage in (0, 1)} == {
+        (micro_batches * size, micro_batches)
+    }
 
 
 def test_zero_gathers_through_copies_where_the_framework_does(tiny):

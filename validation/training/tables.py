@@ -92,7 +92,7 @@ def _titan_case(models: Models, record: Record) -> Case:
     if pp > 1:
         training |= {"reshard": False, "reduce_each_micro_batch": False}
     more: dict[str, Any] = {"training": training, "precision": _TITAN_FORMATS[record["precision"]]}
-    if pp > 1 or record["case_id"].endswith("asyncTP"):
+    if record["case_id"].endswith("asyncTP") or (pp > 1 and tp > 1):
         training |= {"overlap_tp": "ring"}
     if record["case_id"] == "torchtitan/8b-8gpu-fsdp":  # the only row without torch.compile
         more |= {"fusion": "eager"}
