@@ -26,12 +26,13 @@ _BY_NAME = (
                     r"|fft2d|cgemm|computeoffsets"),
     ("dropout", r"dropout|philox|distribution_|random"),
     ("sort_and_index", r"routing|moe::dev::finalize|bitmatrix|token_ids|compute_position"),
-    ("norm", r"norm|_bn_|bn_(fw|bw)|rowwisemoments|gammabeta|rms|rsqrt_|welford|fusedparams|internalgradients"),
+    ("norm", r"norm|_bn_|bn_(fw|bw)|rowwisemoments|gammabeta|rms|rsqrt_|welford|fusedparams"
+             r"|internalgradients"),
     ("softmax", r"softmax|cross_entropy|nll_loss|log_?sum|_loss"),
     ("gemm", r"gemm|gemv|cutlass|cublas|splitk|xmma|matmul|\bmm_|tensile|^cijk_|nvjet|wmma|cutedsl|magma"
              r"|dot_kernel|hipblas|_mm\b"),
     ("sort_and_index", r"sort|scan|cub::|index|gather|scatter|topk|unique|permute|reducebykey|select"
-                       r"|where|masked|bincount|histogram|nonzero|range|triu|tril|moe_align|expand"),
+                       r"|(?<![a-z])(where|a?range)|masked|bincount|histogram|nonzero|triu|tril|moe_align|expand"),
     ("reduction", r"reduce|reduction|cumsum|argmax|\bsum_|\bmean_"),
     ("quantise", r"quant|fp8|fp4|int8|cast|convert|dequant"),
     ("elementwise", r"elementwise|silu|gelu|relu|swiglu|sigmoid|tanh|rope|rotary|add|mul|copy|fill|pointwise"

@@ -272,6 +272,15 @@ class Result(Plotted, Report):
         position = self._position(run, rank)
         return operator_rows(run.lowered, run.execution.records, position, priced=self.priced)
 
+    def operator_runs(self, rank: int | None = None) -> tuple[OperatorRow, ...]:
+        """Return each run of a rank's compute operators (the critical one's), in the order of their start."""
+        from rapid_des.report.rows import operator_runs
+
+        run = self._run("runs of operators")
+        return operator_runs(
+            run.lowered, run.execution.records, self._position(run, rank), priced=self.priced
+        )
+
     def messages(self, rank: int | None = None) -> tuple[MessageRow, ...]:
         """Return the collectives, sends and receives of a rank (the critical one) in program order."""
         from rapid_des.report.rows import message_rows
