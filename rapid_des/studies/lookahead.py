@@ -40,7 +40,7 @@ class Lookahead(Struct):
     asked: list[Entry] = field(default_factory=list)
     """The entries that were handed out to be simulated, by position."""
     known: dict[tuple[tuple[int, ...], int], list[Entry | Out]] = field(default_factory=dict)
-    """What was found of an entry and is not taken in, by its key."""
+    """The parts that were found of an entry, by its key, until they are taken in."""
 
     def __iter__(self) -> Self:
         """Count positions from 0 again."""
