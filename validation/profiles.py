@@ -22,9 +22,7 @@ FOLDER = "profiles"
 
 
 def topics(data: DataFolder) -> Iterator[Topic]:
-    """Yield `profiles/replay` in milliseconds a step, `profiles/classified` in percent of device time, and
-    `profiles/predicted` in milliseconds of the kernels of a step.
-    """
+    """Yield `profiles/replay` and `profiles/predicted` in ms a step, `profiles/classified` in percent."""
     paths = sorted((data.path / FOLDER).glob("*.json*"))
     if paths:
         for name, score, unit in (("replay", _replayed, "ms"), ("classified", _classified, "percent")):

@@ -23,7 +23,7 @@ ATTENTION, PRODUCT = "attention", "gemm"
 _MOST_JOINED = 4
 """Measured products that one predicted product may be: queries, keys, values, and gate and up."""
 _SAME_SIZE = 1e-3
-"""By which share sizes that are the same may differ: some models count the additions of a bias."""
+"""Sizes that differ by at most this share are the same: some models count the additions of a bias."""
 _MOST_CELLS = 200_000_000
 """Pairs of anchors, at most: their table takes a byte each."""
 
@@ -35,7 +35,7 @@ class Kernel(NamedTuple):
     kind: str
     """Its class, as profiles name classes."""
     length: float
-    """Seconds."""
+    """Its time in seconds."""
     flops: int = 0
     """The FLOPs of a product; 0 if they are not known."""
 

@@ -152,7 +152,7 @@ def _operators(rank: RankReport, result: Result) -> tuple[OperatorDifference, ..
     """Return the kernels of a profiled rank's mean step matched with the operators of a prediction."""
     predicted = [
         Kernel(row.operator, _class_of(row.operator, row.model), row.time_s, row.flops)
-        for row in result.operator_runs()
+        for row in result.operators(runs=True)
     ]
     steps, sums = len(rank.steady), defaultdict[_Key, list[float]](lambda: [0.0] * 4)
     for number in rank.steady:
