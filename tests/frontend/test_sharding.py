@@ -85,15 +85,6 @@ def test_resharded_parameters_are_gathered_from_ranks_nearby(tiny, prices):
     assert unsharded[0] - unsharded[1] == parameters(job)
 
 
-def test_parts_of_gradients_stand_beside_whole_ones_that_are_added_up(tiny):
-    job = shared(tiny, 3, ("training.reduce_each_micro_batch", "false"), copies=1)
-    gradients = {one.name: one.size for one in memory(job).stages[0].tensors if "gradients" in one.name}
-    # Four bytes of each whole gradient, and of a fourth, rounded up; the unit's own are in 16 bits.
-    assert gradients["gradients"] == 4 * parameters(job)
-    assert gradients["summed gradients"] == 4 * -(-parameters(job) // 4)
-    assert gradients["gradients of a unit"] < 2 * parameters(job)
-
-
 def test_parameters_travel_in_their_own_format(tiny, prices):
     narrow = (("precision.gemm", "fp8"), ("precision.parameter_gather", "fp8"))
     for stage in (1, 3):

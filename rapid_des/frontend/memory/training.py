@@ -318,9 +318,8 @@ def _unsharded(job: Job, stage: int, parameters: Mapping[Domain, int], sizes: Si
         size = byte_count(sum(largest), precision.gradients)
         yield Tensor("gradients of whole units", "unsharded", size, len(largest))
     else:  # whole ones are added up; their parts come from another stream, whose memory PyTorch keeps apart
-        yield Tensor(
-            "gradients of a unit", "unsharded", byte_count(max(largest, default=0), precision.activations)
-        )
+        size = byte_count(max(largest, default=0), precision.activations)
+        yield Tensor("gradients of a unit", "unsharded", size)
         parts = sum(ceil_divide(count, job.shardings[domain].replicas) for domain, count in trained.items())
         yield Tensor("summed gradients", "gradients", byte_count(parts, precision.gradients))
 
@@ -365,9 +364,8 @@ def _stage_buffers(job: Job, stage: int) -> int:
 
     Inputs in flight are counted with the activations too: as many as stages at most.
     """
-    if job.spec.memory.stage_buffers == "one":
-        return 2
-    return job.micro_batches * (2 * job.shape.chunks - (stage == 0) - (stage == job.stages - 1))
+    each = job.micro_batches * (2 * job.shape.chunks - (stage == 0) - (stage == job.stages - 1))
+    return 2 if job.spec.memory.stage_buffers == "one" else each
 
 
 def framework(job: Job) -> Iterator[Tensor]:
