@@ -239,7 +239,9 @@ def _parallelism(record: Record) -> dict[str, int]:
 
 def _lengths(record: Record, column: str, clients: int) -> tuple[int, ...]:
     """Return the lengths of all requests, prompts (`isl`) or answers."""
-    nominal, requests = _count(record, column), ROUNDS * clients
+    nominal, requests = record.count(column), ROUNDS * clients
+    if column == "osl" and nominal == 1:
+        raise UnsupportedRow("an answer of one token has no time a token")
     if not is_swept(record):
         return (nominal,) * requests
     random = np.random.default_rng(("isl", "osl").index(column))
