@@ -214,8 +214,8 @@ class StepProgram:
         called = self._events.called[events]
         each = np.unique(called[called >= 0])
         # a call is for a stream that waits for another stream if the call before it was to make it wait
-        behind = np.searchsorted(self._orders, each)
-        self._behind_others_of = set(each[1:][behind[1:] > behind[:-1]].tolist())
+        ordered = np.searchsorted(self._orders, each)
+        self._behind_others_of = set(each[1:][ordered[1:] > ordered[:-1]].tolist())
         calls = each.tolist()[::-1]
         placed = list[int]()
         for event in events:
