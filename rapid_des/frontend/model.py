@@ -308,7 +308,9 @@ def loss_backward(shard: Shard, *, shares_table: bool) -> tuple[Operation, ...]:
     rows, columns = shard.tokens, shard.vocabulary_part
     if shard.cross_entropy == "torch":
         # The block of the logits as they came is too small for fp32, and free for their gradient alone.
-        operations.kernel("loss", _loss(shard, backward=True), output=(4 + 4 + 2) * rows * columns)
+        # Over tp, gradient and softmax stand beside their sum and its product (PyTorch's loss_parallel).
+        wide = 4 * (3 if shard.tp > 1 else 2)
+        operations.kernel("loss", _loss(shard, backward=True), output=(wide + 2) * rows * columns)
         operations.kernel("head.cast", Vector("cast", rows, columns, "fp32"), output=2 * rows * columns)
     else:
         operations.kernel("loss", _loss(shard, backward=True), output=2 * rows * columns)

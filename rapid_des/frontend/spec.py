@@ -67,6 +67,9 @@ class FrameworkMemory(Spec, frozen=True):
     held_outputs: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
     """Tensors of the size of what passes between layers that stand besides: of each micro-batch in flight on
     a pipeline stage, of a pass of requests."""
+    stage_buffers: Literal["one", "micro_batches"] = "one"
+    """What a pipeline stage receives into: one buffer a direction, or one for each micro-batch, which stays
+    (torch.distributed.pipelining)."""
     whole_tables: bool = False
     """Serving: each rank has the whole token table, not its part of it over tp."""
     kv_pool: KvPool | None = None

@@ -214,7 +214,7 @@ def _operators(rank: RankReport) -> Iterator[tuple[tuple[str, str], int, int]]:
 def _parts(events: DeviceEvents, begin: int, end: int) -> Mapping[str, int]:
     """Return what a GPU did between two instants; the parts add up to the time between them."""
     starts, ends = np.clip(events.start, begin, end), np.clip(events.end, begin, end)
-    kinds = np.array([_layer(kind) for kind in events.classes] or [0], np.int8)[events.name]
+    kinds = np.array([layer_of(kind) for kind in events.classes] or [0], np.int8)[events.name]
     covered, busy = [], (np.zeros(0, np.int64), np.zeros(0, np.int64))
     for layer in range(3):
         here = (kinds <= layer) & (ends > starts)
@@ -226,7 +226,7 @@ def _parts(events: DeviceEvents, begin: int, end: int) -> Mapping[str, int]:
     return dict(zip(PARTS, (compute, communication, copies, host, waiting), strict=True))
 
 
-def _layer(kind: str) -> int:
+def layer_of(kind: str) -> int:
     """Return 0 for kernels that compute, 1 for messages, 2 for copies."""
     return 2 if kind in _COPIES else int(kind == "communication")
 

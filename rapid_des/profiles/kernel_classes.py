@@ -15,24 +15,29 @@ _BY_NAME = (
                       r"|allreduce|all_gather"),
     ("copy", r"memcpy|^copy(buffer|image)|amd_rocclr_copy"),
     ("fill", r"memset|amd_rocclr_fill"),
-    ("attention", r"flash|fmha|attention|attn|\bmha\b|sdpa|paged|mla_|efficient_?att"),
+    ("elementwise", r"^triton_poi_|rotary"),
+    ("gemm", r"^bmm_"),
+    ("attention", r"flash|fmha|attention|attn|\bmha\b|sdpa|paged|mla_|efficient_?att|sage_(fwd|bwd)"
+                  r"|store_kv_?cache|reshape_and_cache"),
     ("optimizer", r"adam|multi_tensor|lamb|\bsgd|foreach|fused_optim|l2norm|scale_functor"),
     ("embedding", r"embedding|pooled_embs|bounds_check_indices|jagged|linearize_index|compute_grad_weight"),
-    ("convolution", r"conv|winograd|fprop|dgrad|wgrad|implicit_gemm|scudnn|nhwc|nchw|im2col|col2im"
+    ("pooling", r"pool"),
+    ("convolution", r"conv(?!ert)|winograd|fprop|dgrad|wgrad|implicit_gemm|scudnn|nhwc|nchw|im2col|col2im"
                     r"|fft2d|cgemm|computeoffsets"),
     ("dropout", r"dropout|philox|distribution_|random"),
-    ("norm", r"norm|_bn_|bn_(fw|bw)|rowwisemoments|gammabeta|rms|welford"),
+    ("sort_and_index", r"routing|moe::dev::finalize|bitmatrix|token_ids|compute_position"),
+    ("norm", r"norm|_bn_|bn_(fw|bw)|rowwisemoments|gammabeta|rms|rsqrt_|welford|fusedparams"
+             r"|internalgradients"),
     ("softmax", r"softmax|cross_entropy|nll_loss|log_?sum|_loss"),
     ("gemm", r"gemm|gemv|cutlass|cublas|splitk|xmma|matmul|\bmm_|tensile|^cijk_|nvjet|wmma|cutedsl|magma"
              r"|dot_kernel|hipblas|_mm\b"),
-    ("pooling", r"pool"),
     ("sort_and_index", r"sort|scan|cub::|index|gather|scatter|topk|unique|permute|reducebykey|select"
-                       r"|where|masked|bincount|histogram|nonzero|range|triu|tril|moe_align|expand"),
+                       r"|(?<![a-z])(where|a?range)|masked|bincount|histogram|nonzero|triu|tril|moe_align|expand"),
     ("reduction", r"reduce|reduction|cumsum|argmax|\bsum_|\bmean_"),
-    ("quantise", r"quantiz|fp8|fp4|int8|cast|convert|dequant"),
+    ("quantise", r"quant|fp8|fp4|int8|cast|convert|dequant"),
     ("elementwise", r"elementwise|silu|gelu|relu|swiglu|sigmoid|tanh|rope|rotary|add|mul|copy|fill|pointwise"
                     r"|_poi_|transpose|catarray|concat|stack|bias|vectorized|unrolled|clamp|activation|tensor_apply|lerp"
-                    r"|epilogue|scalepacked|compute_cuda_kernel|to_dense|spin_kernel"),
+                    r"|epilogue|scalepacked|compute_cuda_kernel|to_dense|spin_kernel|subtensorop"),
     ("triton", r"triton"),
 )  # fmt: skip
 _BY_OPERATOR = (

@@ -3,37 +3,45 @@
 Both steps are cut alike: what computes, exposed communication, exposed copies, the host, and waiting. The
 parts of each add up to its step, so that their differences add up to the difference of the steps. Below it
 stand kernels by class, as sums over all streams: a class that only one side has is what the model lacks, or
-what the run does besides. Matrix products whose shapes were recorded are matched one by one.
+what the run does besides. Then kernels are matched with operators one by one (`kernel_matching`). What these
+rows add, less what the kernels that run at once add, is the difference of the parts that compute.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import prod
 from typing import Any
 
+import numpy as np
 from msgspec import Struct
 
-from rapid_des.profiles import ProfileReport, profile_report
-from rapid_des.profiles.breakdown import NS_PER_S, PARTS, UNKNOWN, RankReport
+from rapid_des.profiles import Profile, ProfileReport, profile_report
+from rapid_des.profiles.breakdown import NS_PER_S, PARTS, UNKNOWN, RankReport, layer_of
 from rapid_des.profiles.products import product_sizes
 from rapid_des.report.colours import BUBBLE, COMPUTE, HOST, IDLE
+from rapid_des.report.kernel_matching import PRODUCT, Kernel, Pair, matched
 from rapid_des.report.result import Result
-from rapid_des.report.rows import OperatorRow
 from rapid_des.units import seconds
 
 _PART_OF = {COMPUTE: "compute", HOST: "host", BUBBLE: "waiting", IDLE: "waiting", "offload": "exposed_copies"}
 """The part of a profiled step that a part of a predicted one is; all others are messages."""
 _CLASS_OF = {
     "norm": "norm",
+    "q_norm": "norm",
+    "k_norm": "norm",
     "loss": "softmax",
     "optimizer": "optimizer",
     "gradient_norm": "optimizer",
     "embedding": "embedding",
     "dropout": "dropout",
+    "cache": "attention",
 }
 """The class of a vector kernel by a word of its operator's name; elementwise if it has none of these."""
+
+_GRADIENT = re.compile(r"\.(?:input|weight)_gradient\Z")
 
 
 class PartDifference(Struct, frozen=True):
@@ -61,21 +69,22 @@ class PartDifference(Struct, frozen=True):
         return plain | counts
 
 
-class ProductDifference(Struct, frozen=True):
-    """The matrix products of one size on both sides; times in seconds.
+class OperatorDifference(Struct, frozen=True):
+    """Kernels of a step that do the same on both sides, of all layers; times in seconds.
 
-    A product and its two gradients have the same size, so that they stand in one row.
+    A product's two gradients have the same size, so that they stand in one row.
     """
 
-    flops: int
-    """The FLOPs of one of them."""
     operators: tuple[str, ...]
-    """The predicted operators in the order of their passes; empty where the model has no such product."""
+    """The predicted operators; empty where the model has none."""
+    classes: tuple[str, ...]
+    """The classes of the measured kernels; empty where the run has none."""
     difference: PartDifference
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data for JSON."""
-        return {"flops": self.flops, "operators": list(self.operators)} | self.difference.as_json()
+        names = {"operators": list(self.operators), "classes": list(self.classes)}
+        return names | self.difference.as_json()
 
 
 class ProfileComparison(Struct, frozen=True):
@@ -85,8 +94,12 @@ class ProfileComparison(Struct, frozen=True):
     """The parts of both steps; each side adds up to its step."""
     classes: tuple[PartDifference, ...]
     """The kernels of a step by class, those with most time on either side first."""
-    products: tuple[ProductDifference, ...]
-    """The matrix products of a step by size, likewise; empty where the profile has no shapes."""
+    operators: tuple[OperatorDifference, ...]
+    """Kernels of a step that compute, matched one by one, likewise."""
+    at_once: PartDifference
+    """What kernels take beyond the time in which any of them runs, since several run at once."""
+    shaped: bool
+    """Whether the profile has shapes of products, by which they are matched."""
 
     def as_json(self) -> dict[str, Any]:
         """Return what `profile compare --json` prints."""
@@ -99,7 +112,9 @@ class ProfileComparison(Struct, frozen=True):
             "difference_s": predicted - measured,
             "parts": {part.name: part.as_json() for part in self.parts},
             "classes": {each.name: each.as_json() for each in self.classes},
-            "products": [each.as_json() for each in self.products],
+            "operators": [each.as_json() for each in self.operators],
+            "at_once": self.at_once.as_json(),
+            "products_have_shapes": self.shaped,
         }
 
 
@@ -124,42 +139,54 @@ def compare_with_profile(report: ProfileReport, result: Result) -> ProfileCompar
         PartDifference(name, seen[name][0], priced[name][0], (seen[name][1], priced[name][1]))
         for name in names
     )
-    return ProfileComparison(parts, tuple(classes), _products(slowest, result.operators()))
-
-
-def _products(rank: RankReport, operators: Sequence[OperatorRow]) -> tuple[ProductDifference, ...]:
-    """Return the products of a profiled rank beside those of a prediction, matched by their FLOPs."""
-    measured = _measured_products(rank)
-    if not measured:
-        return ()
-    predicted = defaultdict[int, list[OperatorRow]](list)
-    for row in operators:
-        if _class_of(row.operator, row.model) == "gemm" and row.flops % row.runs == 0:
-            predicted[row.flops // row.runs].append(row)
-    rows = []
-    for flops in {*measured, *predicted}:
-        count, time = measured.get(flops, (0.0, 0.0))
-        alike = sorted(
-            predicted[flops], key=lambda row: (not row.operator.startswith("forward"), row.operator)
-        )
-        runs, length = sum(row.runs for row in alike), sum(row.time_s for row in alike)
-        difference = PartDifference(f"{flops:,} FLOPs", time, length, (count, runs))
-        rows.append(ProductDifference(flops, tuple(row.operator for row in alike), difference))
-    return tuple(
-        sorted(rows, key=lambda row: (-max(row.difference.measured, row.difference.predicted), row.flops))
+    operators = _operators(slowest, result)
+    sums = (sum(getattr(row.difference, side) for row in operators) for side in ("measured", "predicted"))
+    at_once = (
+        total - getattr(parts[0], side) for total, side in zip(sums, ("measured", "predicted"), strict=True)
     )
+    shaped = bool(slowest.profile.events.products)
+    return ProfileComparison(parts, tuple(classes), operators, PartDifference("at once", *at_once), shaped)
 
 
-def _measured_products(rank: RankReport) -> dict[int, tuple[float, float]]:
-    """Return number and time in seconds of the products of a mean steady step, by the FLOPs of one."""
-    events, steady = rank.profile.events, [rank.windows[number] for number in rank.steady]
-    found = defaultdict[int, list[float]](list)
-    for event, shapes in events.products.items():
-        start, end = int(events.start[event]), int(events.end[event])
-        sizes = product_sizes(shapes) if any(low <= start < high for low, high in steady) else None
-        if sizes is not None and events.classes[events.name[event]] == "gemm":
-            found[2 * prod(sizes)].append((end - start) / NS_PER_S)
-    return {flops: (len(times) / len(steady), sum(times) / len(steady)) for flops, times in found.items()}
+def _operators(rank: RankReport, result: Result) -> tuple[OperatorDifference, ...]:
+    """Return the kernels of a profiled rank's mean step matched with the operators of a prediction."""
+    predicted = [
+        Kernel(row.operator, _class_of(row.operator, row.model), row.time_s, row.flops)
+        for row in result.operators(runs=True)
+    ]
+    steps, sums = len(rank.steady), defaultdict[_Key, list[float]](lambda: [0.0] * 4)
+    for number in rank.steady:
+        for pair in matched(_measured(rank.profile, *rank.windows[number]), predicted):
+            sides = [sum(each.length for each in side) for side in pair]
+            counts = [len(side) for side in pair]
+            row = sums[_key(pair)]
+            row[:] = (known + new / steps for known, new in zip(row, [*sides, *counts], strict=True))
+    rows = (
+        OperatorDifference(*key, PartDifference(", ".join(key[0]), measured, length, (count, runs)))
+        for key, (measured, length, count, runs) in sums.items()
+    )
+    return tuple(sorted(rows, key=lambda row: -max(row.difference.measured, row.difference.predicted)))
+
+
+_Key = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+def _key(pair: Pair) -> _Key:
+    """Return the names of a pair's operators, gradients as one, and the classes of its kernels."""
+    names = (_GRADIENT.sub("", each.name) for each in pair.predicted)
+    return tuple(dict.fromkeys(names)), tuple(dict.fromkeys(each.kind for each in pair.measured))
+
+
+def _measured(profile: Profile, begin: int, end: int) -> list[Kernel]:
+    """Return the kernels that compute in a step of a profile, by their start."""
+    events, found = profile.events, list[Kernel]()
+    for event in np.flatnonzero((events.start >= begin) & (events.start < end)).tolist():
+        name, kind = (texts[events.name[event]] for texts in (events.names, events.classes))
+        if layer_of(kind) == 0:
+            sizes = product_sizes(events.products.get(event, "")) if kind == PRODUCT else None
+            length = int(events.end[event] - events.start[event]) / NS_PER_S
+            found.append(Kernel(name, kind or UNKNOWN, length, 2 * prod(sizes) if sizes else 0))
+    return found
 
 
 def _kernels(result: Result) -> Iterator[tuple[str, float, int]]:

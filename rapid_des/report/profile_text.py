@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,8 +16,10 @@ _WORDS = {
     "host": "host (not launched yet)",
     "waiting": "waiting for another stream, an event or a launch",
 }
-_MOST_PRODUCTS = 12
-"""The sizes of products that are shown; `--json` has all of them."""
+_STEP_OF_CHAIN = re.compile(r"\.\d+\.\w+\Z")
+"""What eager chains add to the names of their kernels, as in ffn.norm.0.cast."""
+_MOST_OPERATORS = 12
+"""The operators that are shown; `--json` has all of them."""
 _LONGEST_NAME = 70
 """Letters of a kernel's name that are shown: template arguments make some thousands long."""
 _LONGEST_READ = 4096
@@ -124,40 +127,65 @@ def comparison_text(plain: Mapping[str, Any], title: str) -> Iterator[Part]:
     counts = [Column("measured_count", "kernels", ",.0f"), Column("predicted_count", "predicted", ",.0f")]
     named = [Column("class", "class"), *named[1:], Column("ratio", "ratio", ".2f"), *counts]
     yield Table("kernels and messages by class, streams together", named, rows)
-    if plain["products"]:
-        yield _products(plain["products"])
-    elif plain["classes"].get("gemm", {}).get("measured_count"):
-        yield "no products are matched by size: record_shapes=True of the profiler records their shapes"
+    yield from _operators(plain)
 
 
-def _products(products: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the table of matrix products by size."""
+def _operators(plain: Mapping[str, Any]) -> Iterator[Part]:
+    """Yield the kernels and operators that were matched, those that differ most first."""
+    every = sorted(plain["operators"], key=lambda row: -abs(row["difference_s"]))
+    step = plain["measured_s"]
     rows = [
         {
-            "product": ", ".join(dict.fromkeys(map(_module, row["operators"]))) or "the model has none",
-            "gflop": row["flops"] / 1e9,
+            "operator": _operators_text(row["operators"]) or "the model has none",
+            "classes": ", ".join(row["classes"]) or "none",
             **_times(row),
-            "ratio": row["ratio"],
+            "of_step": row["difference_s"] / step if step else 0.0,
             **{f"{side}_count": row[f"{side}_count"] for side in ("measured", "predicted")},
         }
-        for row in products[:_MOST_PRODUCTS]
+        for row in every[:_MOST_OPERATORS]
     ]
     named = [
-        *(Column("gflop", "GFLOP", ",.4g"), Column("measured", "measured"), Column("predicted", "predicted")),
-        *(Column("ratio", "ratio", ".2f"), Column("measured_count", "products", ",.0f")),
-        *(Column("predicted_count", "predicted", ",.0f"), Column("product", "")),
+        *(Column("measured", "measured"), Column("predicted", "predicted")),
+        *(Column("of_step", "of the step", "+.1%"), Column("measured_count", "kernels", ",.0f")),
+        *(
+            Column("predicted_count", "operators", ",.0f"),
+            Column("operator", ""),
+            Column("classes", "kernels of"),
+        ),
     ]
-    return Table("matrix products by size, each with its gradients", named, rows)
+    yield Table("kernels matched by size and order, those that differ most first", named, rows)
+    difference = sum(row["difference_s"] for row in every)
+    rest = difference - sum(row["difference_s"] for row in every[:_MOST_OPERATORS])
+    once = plain["at_once"]["difference_s"]
+    compute = plain["parts"]["compute"]["difference_s"]
+    yield {
+        "all operators": _signed(difference)
+        + (f", {_signed(rest)} of them not shown" if len(every) > len(rows) else ""),
+        "that run at once": _signed(-once),
+        "compute": _signed(compute),
+    }
+    if not plain["products_have_shapes"]:
+        yield "products are not matched by size: record_shapes=True of the profiler records their shapes"
 
 
-def _module(operator: str) -> str:
-    """Return the module of a product: without the pass, and without what it is the gradient of.
+def _signed(time: float) -> str:
+    """Return a difference in seconds with its sign."""
+    return ("-" if time < 0 else "+") + seconds_text(abs(float(f"{time:.4g}")))
 
-    >>> _module("backward.ffn.in.weight_gradient")
-    'ffn.in'
+
+def _operators_text(operators: Sequence[str]) -> str:
+    """Return the names of operators, those of one pass with the pass said once, without steps of chains.
+
+    >>> _operators_text(["forward.ffn.norm.0.cast", "forward.ffn.norm", "optimizer"])
+    'forward ffn.norm; optimizer'
     """
-    module = operator.partition(".")[2]
-    return module.removesuffix(".input_gradient").removesuffix(".weight_gradient")
+    passes = dict[str, list[str]]()
+    for name in operators:
+        first, _, module = name.partition(".")
+        module = _STEP_OF_CHAIN.sub("", module) if len(operators) > 1 else module
+        modules = passes.setdefault(first, [])
+        modules += [module] if module and module not in modules else []
+    return "; ".join(f"{first} {', '.join(modules)}".strip() for first, modules in passes.items())
 
 
 def _times(row: Mapping[str, Any]) -> dict[str, str]:

@@ -264,13 +264,16 @@ class Result(Plotted, Report):
         run = self._run("link table")
         write_links(Path(path), run.lowered.program, run.execution.records, run.machine.fabric)
 
-    def operators(self, rank: int | None = None) -> tuple[OperatorRow, ...]:
-        """Return the compute operators of a rank (the critical one), the longest first."""
-        from rapid_des.report.rows import operator_rows
+    def operators(self, rank: int | None = None, *, runs: bool = False) -> tuple[OperatorRow, ...]:
+        """Return the compute operators of a rank (the critical one), the longest first.
 
-        run = self._run("rows of operators")
+        With `runs` each run of them is a row, in the order of their start.
+        """
+        from rapid_des.report.rows import operator_rows, operator_runs
+
+        run, rows = self._run("rows of operators"), operator_runs if runs else operator_rows
         position = self._position(run, rank)
-        return operator_rows(run.lowered, run.execution.records, position, priced=self.priced)
+        return rows(run.lowered, run.execution.records, position, priced=self.priced)
 
     def messages(self, rank: int | None = None) -> tuple[MessageRow, ...]:
         """Return the collectives, sends and receives of a rank (the critical one) in program order."""

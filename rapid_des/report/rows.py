@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 from msgspec import Struct
 
-from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind
+from rapid_des.arrays import Int64s
+from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable
 from rapid_des.frontend import PricedOperator
 from rapid_des.network.fabric import Fabric
 from rapid_des.program.lowering import Lowered, rank_times
@@ -71,15 +72,12 @@ def operator_rows(
     lowered: Lowered, records: Records, position: int, *, priced: Sequence[PricedOperator]
 ) -> tuple[OperatorRow, ...]:
     """Return a rank's compute operators, the longest first, equals by name; `priced` says why."""
-    bounds, models = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
-    for kernel in priced:
-        bounds[kernel.name].append(kernel.bound)
-        models[kernel.name].append(kernel.model)
+    said = _reasons(priced)
     trace = lowered.traces.ranks[position]
     nodes, times = trace.nodes, rank_times(lowered, records, position)
     names = [operator_name(name) for name in nodes.names]
     operators = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    computes = np.flatnonzero((nodes.kind == NodeKind.COMPUTE) & ~nodes.on_cpu)
+    computes = _computes(nodes)
     operator = np.array([operators[name] for name in names], np.int64)[nodes.name[computes]]
     sums = np.zeros((len(operators), 4), np.int64)
     stated = (
@@ -97,13 +95,51 @@ def operator_rows(
             time_s=seconds(time),
             flops=flops,
             hbm_bytes=moved,
-            bound="/".join(dict.fromkeys(bounds[name])),
-            model="/".join(dict.fromkeys(models[name])),
+            bound=said[name][0],
+            model=said[name][1],
         )
         for name, (runs, time, flops, moved) in zip(operators, sums.tolist(), strict=True)
         if runs
     )
     return tuple(sorted(rows, key=lambda row: (-row.time_s, row.operator)))
+
+
+def operator_runs(
+    lowered: Lowered, records: Records, position: int, *, priced: Sequence[PricedOperator]
+) -> tuple[OperatorRow, ...]:
+    """Return each run of a rank's compute operators, in the order of their start."""
+    said = _reasons(priced)
+    trace = lowered.traces.ranks[position]
+    nodes, times = trace.nodes, rank_times(lowered, records, position)
+    names = [operator_name(name) for name in nodes.names]
+    computes = _computes(nodes)
+    computes = computes[np.argsort(times.start[computes], kind="stable")]
+    columns = (
+        nodes.name,
+        times.finish - times.start,
+        np.maximum(nodes.flops, 0),
+        np.maximum(nodes.tensor_bytes, 0),
+    )
+    each = zip(*(column[computes].tolist() for column in columns), strict=True)
+    return tuple(
+        OperatorRow(trace.rank, names[row], 1, seconds(time), flops, moved, *said[names[row]])
+        for row, time, flops, moved in each
+    )
+
+
+def _computes(nodes: NodeTable) -> Int64s:
+    """Return the nodes that compute on the device."""
+    return np.flatnonzero((nodes.kind == NodeKind.COMPUTE) & ~nodes.on_cpu)
+
+
+def _reasons(priced: Sequence[PricedOperator]) -> Mapping[str, tuple[str, str]]:
+    """Return what limits each operator, and the models that priced it, by its name."""
+    found = defaultdict[str, tuple[dict[str, None], dict[str, None]]](lambda: ({}, {}))
+    for kernel in priced:
+        found[kernel.name][0][kernel.bound] = None
+        found[kernel.name][1][kernel.model] = None
+    joined = {name: ("/".join(bounds), "/".join(models)) for name, (bounds, models) in found.items()}
+    return defaultdict(lambda: ("", ""), joined)
 
 
 def message_rows(

@@ -39,6 +39,11 @@ class Entry:
         bound = None if self.result is None else self.result.mode_bound
         return self.least if bound is None else min(self.least, bound.low)
 
+    @property
+    def key(self) -> tuple[tuple[int, ...], int]:
+        """What no other entry of a search has."""
+        return self.number, self.level
+
     def part(self, place: int, family: Family, *, level: int, least: int) -> Entry:
         """Return a part of these candidates, with a bound that holds for it."""
         return Entry(max(self.least, least), (*self.number, place), family, level)

@@ -344,8 +344,7 @@ class _Search(Struct, dict=True):
 
     def _known(self) -> list[Entry]:
         """Return what was simulated and is uncertain, the last mode's first, as far as they would be rows."""
-        refinement = self.refinement
-        known = [entry for entry in (*refinement.queue, *refinement.asked) if entry.result is not None]
+        known = [entry for entry in list(self.refinement.queue) if entry.result is not None]
         known.sort(key=lambda entry: (not entry.certain, entry))
         return known[: self.wanted.top - len(self.refinement.rows)]
 

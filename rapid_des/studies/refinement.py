@@ -30,6 +30,7 @@ from rapid_des.report.result import Result
 from rapid_des.studies.closed_form_bounds import fullest_stages
 from rapid_des.studies.deadline import Deadline, TimeIsUp
 from rapid_des.studies.entries import BOUNDED, ESTIMATED, EXCHANGED, FINAL, KERNELS, PLAIN, Entry, Out, Why
+from rapid_des.studies.lookahead import Lookahead
 from rapid_des.studies.lower_bounds import LowerBounds
 from rapid_des.studies.memory_bounds import MemoryBounds
 from rapid_des.studies.points import Point, evaluate
@@ -43,10 +44,6 @@ _ROUNDED, _BESIDE = 1e-5, 0.0025
 _RANKS, _TWICE = 1024, 2
 """The ranks of all simulations by closed forms, and these for each row, up to which all rows are made
 certain."""
-
-
-_ROUND = 4
-"""The number of simulations that are chosen together: how many there are does not depend on the workers."""
 
 
 class _TooLarge(Struct, frozen=True):
@@ -86,10 +83,8 @@ class Refinement(Struct, dict=True):
     """Whether every family was looked at: the time may be up before."""
     limit: int = 1 << 62
     """Picoseconds: a layout that takes more is not shown to be faster than the first by measurements."""
-    parts: dict[tuple[tuple[int, ...], int], list[Entry | Out]] = field(default_factory=dict)
-    """The parts of entries that were looked at while workers were busy, by number and level."""
-    asked: list[Entry] = field(default_factory=list)
-    """The candidates that are being simulated."""
+    aside: list[Entry] = field(default_factory=list)
+    """The candidates that are not looked at while rows are chosen among what was simulated."""
 
     def __post_init__(self) -> None:
         work = SharedWork(self.machine, self.cache)
@@ -131,90 +126,71 @@ class Refinement(Struct, dict=True):
         All rows are certain if that takes few simulations. Else it ends where only the first is, as far as
         measurements distinguish layouts; the rows behind it are the best of what was simulated.
         """
-        while not self.deadline.over and self._choose(top):
-            yield from self._simulated(executor, iter(()) if self._settled(top) else self._ahead())
-
-    def _choose(self, top: int) -> bool:
-        """Take the next candidates to be simulated out of the queue; return whether there are any.
-
-        Once the first row is certain enough only those are looked at that were simulated before.
-        """
-        settled, later = self._settled(top), list[Entry]()
-        while self.queue and len(self.asked) < _ROUND and len(self.rows) < top and not self.deadline.over:
-            entry = heapq.heappop(self.queue)
-            if settled and entry.result is None:
-                later.append(entry)
-            elif entry.level < BOUNDED:
-                self._put(self._parts(entry))
-                del self.parts[entry.number, entry.level]
-            elif entry.certain and not self.asked:
-                self.rows.append(entry)
-            elif entry.certain or self._finals == top - len(self.rows):
-                later.append(entry)  # those before it may turn out to be slower
-                break
-            else:
-                self.asked.append(entry)
-        self._return(later)
-        if settled and not self.asked and len(self.rows) < top:
+        yield from self._refined(executor, top)
+        while self._settled(top) and not self.deadline.over:
+            self.aside = [entry for entry in self.queue if entry.result is None]
+            self.queue = sorted(entry for entry in self.queue if entry.result is not None)
+            try:
+                yield from self._refined(executor, top)
+            finally:
+                self.queue, self.aside = sorted(self.queue + self.aside), []
             self.exact = self.counts["analytical"] + top
-            return self._choose(top)
-        return bool(self.asked)
-
-    @property
-    def _finals(self) -> int:
-        """How many are being simulated to the end: no more than rows are wanted."""
-        return sum(entry.level == ESTIMATED for entry in self.asked)
+            yield from self._refined(executor, top)
 
     def _settled(self, top: int) -> bool:
         """Return whether the first is certain enough, and enough is simulated to choose rows behind it."""
-        if not self.queue or self.counts["analytical"] < max(self.exact, _TWICE * top):
+        if len(self.rows) == top or self.aside or self.counts["analytical"] < max(self.exact, _TWICE * top):
             return False
-        return self.queue[0].least >= self.limit
+        return bool(self.queue) and self.queue[0].least >= self.limit
 
-    def _ahead(self) -> Iterator[bool]:
-        """Look more closely at what the next round may need, whose counts do not change; yield after each."""
-        ahead, ready = list(self.queue), 0
-        while ahead and ready < _ROUND:
-            entry = heapq.heappop(ahead)
-            if entry.level >= BOUNDED:
-                ready += 1
-                continue
-            for part in self._parts(entry):
-                if isinstance(part, Entry):
-                    heapq.heappush(ahead, part)
-            yield True
+    def _refined(self, executor: Executor, top: int) -> Iterator[None]:
+        """Take the queue apart until `top` rows are certain, or the first is enough; yield as `search`.
 
-    def _parts(self, entry: Entry) -> list[Entry | Out]:
-        key = entry.number, entry.level
-        if key not in self.parts:
-            self.parts[key] = list(self._closer(entry))
-        return self.parts[key]
-
-    def _simulated(self, executor: Executor, ahead: Iterator[bool]) -> Iterator[None]:
-        """Simulate the chosen ones, and put them back with what was found; yield after each.
-
-        While workers are busy it looks `ahead`.
+        Workers simulate ahead of what is needed. What they find is taken in when it is needed, in order:
+        the same candidates are looked at and counted, however many workers there are.
         """
-        found, over = dict[int, Entry | Out](), self.deadline
-        points = (self._point(entry) for entry in self.asked if not over.over)
+        over = self.deadline
+        lookahead = Lookahead(self._closer, top - len(self.rows), executor.workers, lambda: over.over)
+        lookahead.add(self.queue)
+        meanwhile = partial(over.wait, iter(lookahead.look, None))
         try:
-            with closing(executor.map(self.fitting, points, partial(over.wait, ahead))) as outcomes:
-                for place, outcome in outcomes:
-                    found[place] = self._found(self.asked[place], outcome)
-                    yield
+            while self._take_in(lookahead, top) and not over.over:
+                with closing(executor.map(self.fitting, map(self._point, lookahead), meanwhile)) as outcomes:
+                    for place, outcome in outcomes:
+                        entry = lookahead.asked[place]
+                        lookahead.learn(entry, [self._found(entry, outcome)])
+                        yield
+                        if not self._take_in(lookahead, top):
+                            break
         except TimeIsUp:
             pass
         finally:
-            self._return(entry for place, entry in enumerate(self.asked) if place not in found)
-            self.asked = []
-            self._put(found[place] for place in sorted(found))
+            if len(self.rows) < top and not self._settled(top):
+                self._keep(lookahead)
+
+    def _take_in(self, lookahead: Lookahead, top: int) -> bool:
+        """Take what is known into the queue while it comes first; return whether more has to be found out."""
+        while self.queue and len(self.rows) < top and not self._settled(top):
+            entry = self.queue[0]
+            if entry.certain:
+                self.rows.append(heapq.heappop(self.queue))
+            elif entry.key in lookahead.known:
+                heapq.heappop(self.queue)
+                self._put(lookahead.known.pop(entry.key))
+            else:
+                return True
+        return False
+
+    def _keep(self, lookahead: Lookahead) -> None:
+        """Take in all that is known, where the search was stopped: what was simulated is shown."""
+        while ripe := [entry for entry in self.queue if entry.key in lookahead.known]:
+            self.queue = [entry for entry in self.queue if entry.key not in lookahead.known]
+            heapq.heapify(self.queue)
+            for entry in ripe:
+                self._put(lookahead.known.pop(entry.key))
 
     def _point(self, entry: Entry) -> Point:
         return Point(entry.family.job, self.machine, mode=self._mode(entry), allow_oom=True)
-
-    def _return(self, entries: Iterable[Entry]) -> None:
-        for entry in entries:
-            heapq.heappush(self.queue, entry)
 
     def estimate_one(self) -> None:
         """Estimate the step of one candidate that fits, by closed forms, where no time is left for more."""

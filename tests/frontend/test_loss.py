@@ -41,6 +41,14 @@ def test_a_loss_moves_what_its_kernels_read_and_write(tiny, way, forward, backwa
     assert loss.logits == ROWS * COLUMNS * (2 if way == "online" else 4)
 
 
+@pytest.mark.parametrize(("tp", "tensors"), [(1, 4 + 4 + 2), (2, 4 + 4 + 4 + 2)])
+def test_torchs_loss_makes_a_tensor_more_where_the_words_are_split(tiny, tp, tensors):
+    lists = training_lists(tiny(("cross_entropy", "torch"), ("parallelism.tp", str(tp))))
+    (loss,) = (one for one in lists[PieceKey(HEAD, "backward")] if one.name == "loss")
+    # gradient and softmax, their sum and its product (loss_parallel), and the logits as they came.
+    assert loss.output == tensors * ROWS * COLUMNS // tp
+
+
 def test_a_table_of_zeros_takes_the_gradients_of_words_and_is_added(tiny):
     operations = training_lists(tiny(("parallelism.tp", "2")))[PieceKey(EMBEDDING, "backward")]
     clear, scatter, add = (one for one in operations if one.operator is not None)

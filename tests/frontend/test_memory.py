@@ -245,6 +245,19 @@ def test_gradient_copies_stand_with_replicas_and_last_a_pass_without(tiny):
     assert backward.categories["temporary"] > framework(tiny).timeline[1].categories["temporary"]
 
 
+def test_stages_may_receive_into_a_buffer_for_each_micro_batch(tiny):
+    def received(stage, buffers):
+        job = tiny(("parallelism.pp", "2"), ("memory.stage_buffers", buffers))
+        return next(one for one in memory(job).stages[stage].tensors if one.name == "stage input and output")
+
+    micro_batches = tiny(("parallelism.pp", "2")).micro_batches
+    size = received(0, "one").size // 2
+    # The first of two stages receives gradients alone, the last one inputs alone.
+    assert {received(stage, "micro_batches")[2:] for stage in (0, 1)} == {
+        (micro_batches * size, micro_batches)
+    }
+
+
 def test_zero_gathers_through_copies_where_the_framework_does(tiny):
     settings = ("parallelism.dp", "2"), ("training.zero_stage", "1")
     moment = framework(tiny, *settings, gather_copies="true").timeline[-1]

@@ -54,6 +54,13 @@ def test_repeats_are_averaged_and_count_once(shipped, known):
     assert len(case.served.prompt) == 160
 
 
+def test_experts_of_gpt_oss_in_triton_are_refused_by_name(shipped):
+    h200 = one_of(shipped, "gpt-oss", backend="trtllm", system="h200_sxm")
+    assert silicon.case_of(h200) == "experts of gpt-oss in Triton: none of their kernels is measured"
+    b200 = Record(h200 | {"system": "b200_sxm"}, h200.where)
+    assert not isinstance(silicon.case_of(b200), str)
+
+
 def test_rows_of_r1_that_are_not_v3_s_again_are_speculative_where_v3_was_measured(shipped, known):
     plain = one_of(shipped, "DeepSeek-V3", backend="trtllm", system="b200_sxm")
     again = plain | {"model_path": "deepseek-ai/DeepSeek-R1"}

@@ -202,3 +202,20 @@ def test_a_row_of_such_a_source_names_what_it_lacks(tmp_path, column, value, rea
         "training/a-company-2027"
     ]
     assert figures["unsupported"] == {reason: 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "value", "reason"),
+    [
+        ("training_e2e/dgxc_scaling.csv", "precision", "Abacus", "number format 'Abacus'"),
+        ("training_e2e/dgxc_scaling.csv", "precision", "", "the precision is not printed"),
+        ("inference_e2e/silicon_e2e_serving.csv", "osl", "", "osl is not printed"),
+        ("inference_e2e/silicon_e2e_serving.csv", "osl", "1", "an answer of one token has no time a token"),
+    ],
+)
+def test_formats_and_lengths_are_never_taken_for_others(tmp_path, name, column, value, reason):
+    row = DataFolder(CHECKOUT_DATA, split=False).read(name)[3]
+    plain = {key: cell.replace(",", ";") for key, cell in row.items()}
+    topics = report_of(tmp_path, name, {**plain, column: value})
+    assert {why for figures in topics.values() for why in figures["unsupported"]} == {reason}
+    assert all(figures["rows"] == 0 for figures in topics.values())

@@ -112,6 +112,8 @@ class Outcome:
     """Of a training step: what a forecast of it depends on."""
     memory: StageMemory | None = None
     """Of the first stage, where memory alone was asked for."""
+    reserved_bytes: float = 0.0
+    """What the framework's allocator holds at most on any stage, where memory alone was asked for."""
     refusal: str = ""
     """Why there was no run; the rest is zero then."""
 
@@ -212,7 +214,12 @@ def _to_first(job: Job, machine: Machine, result: ServeResult) -> dict[str, floa
 def _with_memory(job: Job) -> Outcome:
     needed = memory(job)
     origin = Origin("", job.software.name)
-    return Outcome(memory_bytes=float(needed.fullest.peak), memory=needed.stages[0], origin=origin)
+    return Outcome(
+        memory_bytes=float(needed.fullest.peak),
+        memory=needed.stages[0],
+        reserved_bytes=float(max(stage.reserved for stage in needed.stages)),
+        origin=origin,
+    )
 
 
 @cache

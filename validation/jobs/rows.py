@@ -74,12 +74,18 @@ def reserved_gib(outcome: Outcome) -> float:
     return first_stage(outcome).reserved / _GIB
 
 
+def most_reserved_gib(outcome: Outcome) -> float:
+    """Return what PyTorch holds on the stage where that is most."""
+    return outcome.reserved_bytes / _GIB
+
+
 _NAMES: Mapping[Figure, str] = {
     step_s: STEP,
     step_ms: STEP,
     first_token_ms: FIRST_TOKEN,
     per_token_ms: PER_TOKEN,
     reserved_gib: MEMORY,
+    most_reserved_gib: MEMORY,
 }
 """Figures that are forecast."""
 
@@ -190,7 +196,7 @@ def _row(runs: Runs, row: MeasuredJob, null: float | None) -> Row:
     alone = None if row.alone is None else runs.outcome(row.alone)
     simple = None if alone is None or alone.refusal else row.figure(alone)
     found = Row(row.case_id, row.measured, predicted, null, alone=simple)
-    if row.figure is reserved_gib and outcome.origin is not None:
+    if _NAMES.get(row.figure) == MEMORY and outcome.origin is not None:
         middle, low, high = memory_ratios_of(outcome.origin.software)
     elif outcome.kind is not None and outcome.origin is not None and row.figure is step_s:
         middle, low, high = ratios_of(row.topic, outcome.kind)

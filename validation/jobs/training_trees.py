@@ -8,7 +8,7 @@ from typing import Any
 
 from validation.jobs.decoders import Tree
 from validation.jobs.origins import Profile
-from validation.measurements import Record
+from validation.measurements import Record, UnsupportedRow
 
 
 @dataclass(frozen=True)
@@ -115,12 +115,12 @@ def with_facts(job: Mapping[str, Any], facts: Mapping[str, Any]) -> Tree:
 
 def precision(text: str, job: Mapping[str, Any]) -> Tree:
     """Return a job's section `precision` for a row's spelling, over what the job says already."""
-    spelled = text.lower()
     stated = dict(job.get("precision", {}))
-    for dtype, spellings in _GEMMS.items():
-        if any(spelling in spelled for spelling in spellings):
-            return {**stated, "gemm": dtype}
+    dtype = next((dtype for dtype in ("fp4", "fp8") if dtype in text.lower()), None)
+    if dtype is not None:
+        return {**stated, "gemm": dtype}
+    if not text:
+        raise UnsupportedRow("the precision is not printed")
+    if "16" not in text:
+        raise UnsupportedRow(f"number format {text[:60]!r}")
     return stated
-
-
-_GEMMS: Mapping[str, tuple[str, ...]] = {"fp4": ("nvfp4", "fp4"), "fp8": ("fp8",)}

@@ -12,7 +12,7 @@ from validation.jobs.cases import Case
 from validation.jobs.decoders import Dimensions, training_flops
 from validation.jobs.models import Models, models_of
 from validation.jobs.origins import SOFTWARE, place
-from validation.jobs.rows import MeasuredJob, Named, job_topics, read_rows, reserved_gib
+from validation.jobs.rows import MeasuredJob, Named, job_topics, most_reserved_gib, read_rows
 from validation.jobs.training_trees import MEGATRON_2025_JOB, Batch, Layout, training_job
 from validation.measurements import DataFolder, Names, Record, UnsupportedRow
 from validation.scoring import Topic
@@ -25,8 +25,6 @@ _TITAN_FORMATS: Mapping[str, Mapping[str, str]] = {
     "fp8-tensorwise": {"gemm": "fp8", "recipe": "current", "parameter_gather": "fp8"},
 }
 """`float8` with `enable_fsdp_float8_all_gather`: scales of whole tensors, found as they are (torchao)."""
-_TITAN_CHUNKS: Mapping[str, tuple[int, ...]] = {"1F1B": (1,), "Interleaved-1F1B": (2,)}
-"""By the end of a row's name; where the schedule is not printed, both."""
 _LLAMA_3_CHUNKS = 8
 """Chunks of a stage of Llama 3 405B."""
 _PEAK = re.compile(r"\bmem ([\d.]+) GiB")
@@ -43,48 +41,49 @@ def topics(data: DataFolder) -> Iterator[Topic]:
 
 
 def memory_topics(data: DataFolder) -> Iterator[Topic]:
-    """Yield `memory/torchtitan`, the peaks that PyTorch held, which the tables' notes have."""
+    """Yield `memory/torchtitan`, the peaks that PyTorch held, which the tables' notes have.
+
+    Of pipelines they are "the maximum across all GPUs" (benchmarks/llama3_h100_202412_torchtitan.md, note 1).
+    """
     records = [record for record in data.read(FILE) if _PEAK.search(record["notes"])]
     read = partial(_titan_peak, models_of(data))
     rows = read_rows(records, read, lambda record: ("memory/torchtitan", record["case_id"]))
     yield from job_topics(rows, runs(), unit="GiB", split=data.split)
 
 
-def _titan_peak(models: Models, record: Record) -> Iterator[MeasuredJob]:
-    """Yield the peak of a row for each schedule that it may have had."""
+def _titan_peak(models: Models, record: Record) -> MeasuredJob:
+    """Return the peak of a row."""
     stated = _PEAK.search(record["notes"])
     assert stated is not None, "rows without were left out"
-    for row in _titan(models, record):
-        cases = tuple(replace(case, only_memory=True) for case in row.cases)
-        yield MeasuredJob("memory/torchtitan", row.case_id, float(stated[1]), reserved_gib, cases)
+    case = replace(_titan_case(models, record), only_memory=True)
+    return MeasuredJob("memory/torchtitan", record["case_id"], float(stated[1]), most_reserved_gib, (case,))
 
 
-def _titan(models: Models, record: Record) -> Iterator[MeasuredJob]:
-    """Yield a row of torchtitan's benchmarks for each schedule that it may have had."""
+def _titan(models: Models, record: Record) -> MeasuredJob:
+    """Return a row of torchtitan's benchmarks."""
     tokens = record.count("gbs") * record.count("seq")
     measured = tokens / (record.time("tokens_per_s_per_gpu") * record.count("n_gpus"))
-    chunks = _TITAN_CHUNKS.get(record["case_id"].removeprefix("torchtitan/405b-512gpu-"), (1, 2))
-    for number in chunks if record.count("pp") > 1 else (1,):
-        case = _titan_case(models, record, number)
-        basis = _basis(record, models[record["model"]].size)
-        alike = record["precision"][:3]
-        yield MeasuredJob(
-            "training/torchtitan", record["case_id"], measured, cases=(case,), basis=basis, alike=alike
-        )
+    case, alike = _titan_case(models, record), record["precision"][:3]
+    basis = _basis(record, models[record["model"]].size)
+    return MeasuredJob(
+        "training/torchtitan", record["case_id"], measured, cases=(case,), basis=basis, alike=alike
+    )
 
 
-def _titan_case(models: Models, record: Record, chunks: int) -> Case:
+def _titan_case(models: Models, record: Record) -> Case:
     """Return the job of a row.
 
     Selective recomputation is by operator (`selective_ac_option = "op"` of its llama3_8b.toml). Where no
     micro-batch is printed, pipelines pass as many as stages (`pipeline_parallel_microbatches`).
     Parameters are not resharded after forwards in pipelines (`fsdp_reshard_after_forward: default`).
+    Pipelines of 2024-12 are 1F1B with asynchronous tp, as the titles of their tables say, but for one row.
     """
     if record["precision"] not in _TITAN_FORMATS:
         raise UnsupportedRow("a scale for each row")
     tp, pp, dp = (record.count(axis) for axis in ("tp", "pp", "dp"))
     layout = Layout(
-        tp=tp, pp=pp, dp=dp, cp=record.count("cp"), chunks=chunks, sequence_parallel=True,
+        tp=tp, pp=pp, dp=dp, cp=record.count("cp"), sequence_parallel=True,
+        chunks=2 if record["case_id"].endswith("Interleaved-1F1B") else 1,
         layers="even" if pp == 1 else "endpoints",
     )  # fmt: skip
     sequences, length = record.count("gbs"), record.count("seq")
@@ -93,7 +92,7 @@ def _titan_case(models: Models, record: Record, chunks: int) -> Case:
     if pp > 1:
         training |= {"reshard": False, "reduce_each_micro_batch": False}
     more: dict[str, Any] = {"training": training, "precision": _TITAN_FORMATS[record["precision"]]}
-    if record["case_id"].endswith("asyncTP"):
+    if record["case_id"].endswith("asyncTP") or (pp > 1 and tp > 1):
         training |= {"overlap_tp": "ring"}
     if record["case_id"] == "torchtitan/8b-8gpu-fsdp":  # the only row without torch.compile
         more |= {"fusion": "eager"}

@@ -347,6 +347,12 @@ def _shrinking(saved: Sequence[Tensor], ends: Sequence[int], count: int) -> Iter
         yield [tensor for tensor, end in zip(saved, ends, strict=True) if end >= position]
 
 
+def fragments(job: Job, moving: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Yield the memory that the allocator loses to fragmentation."""
+    size = sum(tensor.size for tensor in moving if tensor.category in MOVING)
+    yield Tensor("fragmentation", "fragmentation", round(job.spec.memory.fragmentation * size))
+
+
 def transient(operations: Sequence[Operation]) -> tuple[Tensor, ...]:
     """Return the tensors at the peak of a list that keeps nothing."""
     return _fullest(operations, iter([[]] * len(operations)))

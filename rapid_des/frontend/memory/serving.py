@@ -14,11 +14,12 @@ from rapid_des.frontend.memory.events import (
     StageMemory,
     Tensor,
     by_category,
+    fragments,
     merged,
     shown,
     transient,
 )
-from rapid_des.frontend.memory.training import fragments, framework
+from rapid_des.frontend.memory.training import framework
 from rapid_des.frontend.operations import RequestGroup
 from rapid_des.frontend.parts import (
     DRAFT,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TypeAlias
 
@@ -13,7 +13,6 @@ from rapid_des.device.operators import width
 from rapid_des.frontend.groups import EXPERT_AXES, GROUPS, PARTS, State, byte_count
 from rapid_des.frontend.job import Job
 from rapid_des.frontend.memory.events import (
-    MOVING,
     Instant,
     JobMemory,
     MemoryOfItem,
@@ -23,6 +22,7 @@ from rapid_des.frontend.memory.events import (
     Tensor,
     Timeline,
     by_category,
+    fragments,
     merged,
     section_memory,
     size_of,
@@ -258,8 +258,8 @@ def standing(
             yield from _frozen(job, stage, domain, elements, sizes)
         else:
             yield from _model(job, stage, domain, elements)
-    yield from _unsharded(job, stage, sizes)
-    yield from _buffers(job, parameters)
+    yield from _unsharded(job, stage, parameters, sizes)
+    yield from _buffers(job, stage, parameters)
     yield from framework(job)
 
 
@@ -292,7 +292,7 @@ def _frozen(job: Job, stage: int, domain: Domain, elements: int, sizes: Sizes) -
     yield Tensor(f"{_OF[domain]}weights", "weights", size)
 
 
-def _unsharded(job: Job, stage: int, sizes: Sizes) -> Iterator[Tensor]:
+def _unsharded(job: Job, stage: int, parameters: Mapping[Domain, int], sizes: Sizes) -> Iterator[Tensor]:
     """Yield what is whole of parameters and gradients that replicas share: units in use and in transit.
 
     Of parameters the unit that computes and those gathered ahead of it (all, where none is given back), of
@@ -312,14 +312,16 @@ def _unsharded(job: Job, stage: int, sizes: Sizes) -> Iterator[Tensor]:
     if job.sharding.reshard_ranks:
         resharded = ceil_divide(sum(units), job.sharding.reshard_ranks)
         yield Tensor("resharded units", "unsharded", resharded, len(units))
+    trained = {domain: count for domain, count in parameters.items() if domain not in FROZEN}
+    largest = sorted(sum(sizes[section][domain] for domain in trained) for section in counts.elements())[-2:]
     if job.sharding.each:
-        trained = (
-            sum(count for domain, count in sizes[section].items() if domain not in FROZEN)
-            for section in counts.elements()
-        )
-        largest = sorted(trained, reverse=True)[:2]
-        travelling = byte_count(sum(largest), precision.gradients)
-        yield Tensor("gradients of whole units", "unsharded", travelling, len(largest))
+        size = byte_count(sum(largest), precision.gradients)
+        yield Tensor("gradients of whole units", "unsharded", size, len(largest))
+    else:  # whole ones are added up; their parts come from another stream, whose memory PyTorch keeps apart
+        size = byte_count(max(largest, default=0), precision.activations)
+        yield Tensor("gradients of a unit", "unsharded", size)
+        parts = sum(ceil_divide(count, job.shardings[domain].replicas) for domain, count in trained.items())
+        yield Tensor("summed gradients", "gradients", byte_count(parts, precision.gradients))
 
 
 def _unit_bytes(job: Job, section: ModelSection, sizes: Mapping[ModelSection, Counter[Domain]]) -> int:
@@ -335,11 +337,12 @@ def is_replicated(job: Job) -> bool:
     return any(sharding.replicas * sharding.instances > 1 for sharding in job.shardings.values())
 
 
-def _buffers(job: Job, parameters: Mapping[Domain, int]) -> Iterator[Tensor]:
+def _buffers(job: Job, stage: int, parameters: Mapping[Domain, int]) -> Iterator[Tensor]:
     """Yield the buffers of messages, and the copies that a framework makes for them."""
     precision, spec, shard = job.spec.precision, job.spec.memory, job.training_shard
     if job.stages > 1:
-        yield Tensor("stage input and output", "communication", 2 * job.message_bytes, 2)
+        number = _stage_buffers(job, stage)
+        yield Tensor("stage input and output", "communication", number * job.message_bytes, number)
     if precision.gradient_reduce != precision.gradients:
         bucket = byte_count(bucket_parameters(job), precision.gradient_reduce)
         yield Tensor("travelling bucket", "communication", bucket)
@@ -354,6 +357,15 @@ def _buffers(job: Job, parameters: Mapping[Domain, int]) -> Iterator[Tensor]:
         trained = sum(count for domain, count in parameters.items() if domain not in FROZEN)
         size = byte_count(trained, precision.activations)
         yield Tensor("gradient buckets", "gradients", size)
+
+
+def _stage_buffers(job: Job, stage: int) -> int:
+    """Return how many buffers a stage receives into, inputs and gradients of its chunks.
+
+    Inputs in flight are counted with the activations too: as many as stages at most.
+    """
+    each = job.micro_batches * (2 * job.shape.chunks - (stage == 0) - (stage == job.stages - 1))
+    return 2 if job.spec.memory.stage_buffers == "one" else each
 
 
 def framework(job: Job) -> Iterator[Tensor]:
@@ -389,9 +401,3 @@ def updating(job: Job, parameters: Mapping[Domain, int]) -> Iterator[Tensor]:
             elements_held = sharding.held("optimizer", elements)
             size = byte_count(elements + elements_held, job.spec.precision.gathers)
             yield Tensor(f"{_OF[domain]}updated parameters", "temporary", size)
-
-
-def fragments(job: Job, moving: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield the memory that the allocator loses to fragmentation."""
-    size = sum(tensor.size for tensor in moving if tensor.category in MOVING)
-    yield Tensor("fragmentation", "fragmentation", round(job.spec.memory.fragmentation * size))
