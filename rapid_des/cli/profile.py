@@ -97,11 +97,10 @@ def compare(
     echo(options["as_json"], plain, comparison_text(plain, title))
 
 
-def replayed(
-    file: str, speeds: tuple[str, ...], removed: tuple[str, ...], engine: EngineChoice
-) -> Mapping[str, Any]:
+def replayed(file: str, options: Mapping[str, Any], engine: EngineChoice) -> Mapping[str, Any]:
     """Return a replayed step of a profile beside what was measured, as `replay FILE --json` prints it."""
-    return replay_step(read_profile(Path(file)), _scaled(speeds, removed), engine=engine).as_json()
+    scaled, overlap = _scaled(options["speed"], options["remove"]), options["overlap"] or "measured"
+    return replay_step(read_profile(Path(file)), scaled, overlap=overlap, engine=engine).as_json()
 
 
 def asked(
@@ -116,7 +115,9 @@ def asked(
 
     profiles = read_run([Path(file) for file in files])
     wanted = ProfileChanges(
-        _scaled(options["speed"], options["remove"]), options["dp"] and _grown(options["dp"])
+        _scaled(options["speed"], options["remove"]),
+        options["dp"] and _grown(options["dp"]),
+        options["overlap"] or "measured",
     )
     return ask_profiles(profiles, machines, wanted, engine=engine).as_json()
 

@@ -56,7 +56,7 @@ _OF_TRACES = _OF_MACHINES | {
 }
 """Options of replays on machines, and those that profiles have no use for, by their names in the command."""
 _NO_USE = ("timeline", "links", "links_plot", "astra_network", "astra_system", "astra_groups", "astra_memory")
-_OF_PROFILES = {"speed": "speed", "remove": "remove", "network": "network", "dp": "dp"}
+_OF_PROFILES = {"speed": "speed", "remove": "remove", "network": "network", "dp": "dp", "overlap": "overlap"}
 
 
 @click.command()
@@ -89,13 +89,18 @@ _OF_PROFILES = {"speed": "speed", "remove": "remove", "network": "network", "dp"
     type=click.Choice(["measured", "simulated"]),
     help="For profiles: whether messages keep their time or are simulated on the machine.",
 )
+@click.option(
+    "--overlap",
+    type=click.Choice(["measured", "none", "full"]),
+    help="For profiles: messages run alone, or only the next step waits for them.",
+)
 @click.option("--dp", metavar="N=M", help="For profiles: outermost groups of N ranks become groups of M.")
 def replay(
     prefix: str, others: tuple[str, ...], machine: str | None, reading: ReadOptions, **options: Any
 ) -> None:
     """Replay the Chakra traces PREFIX.<rank>.et on a machine, or profiles of a run, one a rank."""
     require_outputs(options)
-    if is_profile(Path(prefix)) or (others and is_host_trace(Path(prefix))):
+    if _is_profile(Path(prefix)) or (others and is_host_trace(Path(prefix))):
         _replay_profiles((prefix, *others), options | {"machine": machine})
         return
     _refuse(options, _OF_PROFILES, "Chakra traces; it is for profiles")
@@ -122,6 +127,11 @@ def replay(
     write_outputs(result, options)
 
 
+def _is_profile(path: Path) -> bool:
+    """Return whether a file is a profile, or is named as one, so that what is wrong with it is said."""
+    return is_profile(path) or (path.name.endswith((".json", ".json.gz")) and path.is_file())
+
+
 def _replay_profiles(files: tuple[str, ...], options: dict[str, Any]) -> None:
     """Replay profiles: each as it was measured, or all on a machine that carries their messages."""
     if options["network"] != "simulated":
@@ -129,7 +139,7 @@ def _replay_profiles(files: tuple[str, ...], options: dict[str, Any]) -> None:
         _refuse(options, {"dp": "dp"}, "a profile whose messages keep their time; --network simulated")
         with progress(files[0]) as bar:
             every = [
-                replayed(file, options["speed"], options["remove"], run_choice(options, bar))
+                replayed(file, options, run_choice(options, bar))
                 for file in files
                 if not is_host_trace(Path(file))
             ]

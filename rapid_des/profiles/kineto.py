@@ -201,7 +201,7 @@ def _decoded_parts(path: Path, file: IO[bytes]) -> Iterator[_File]:
         yield _File(events)
         text += more
         if len(text) > 4 * _PIECE:
-            raise TraceError(f"{path}: is no JSON: an event of more than {_PIECE >> 18} MiB")
+            raise TraceError(f"{path}: has an event of more than {_PIECE >> 18} MiB, or is no JSON")
     yield _whole(path, opening + text)  # the last events, and the keys before and behind them
 
 

@@ -60,6 +60,8 @@ class ProfileChanges(Struct, frozen=True):
     """The factors by which kernels of a class are faster than measured, by class."""
     grown: tuple[int, int] | None = None
     """The size of the data-parallel groups, and the size that they grow to."""
+    overlap: str = "measured"
+    """How messages overlap with what computes: one of `OVERLAPS`."""
 
 
 class RunOfRanks(Struct, frozen=True):
@@ -95,8 +97,8 @@ def run_of_ranks(profiles: Sequence[Profile], wanted: ProfileChanges) -> RunOfRa
             for event, key, kind, size, said in _sized(profile, chosen)
             if key in patterns and key in agreed
         }
-        program = StepProgram(profile, begin + skews[rank], wanted.scaled, carried)
-        nodes = program.place([*chosen.events, *chosen.following])
+        program = StepProgram(profile, begin + skews[rank], wanted.scaled, carried, overlap=wanted.overlap)
+        nodes = program.place(chosen)
         tables[rank], found[rank] = program.table(), (profile, chosen, nodes)
         sent += len(carried)
         every += _messages(profile, chosen)

@@ -6,6 +6,9 @@ start, and what other streams had done where the host made its stream wait for a
 its start is its own lag. A host that waited for the GPU goes on when the last event that had ended is done.
 So the replay of what was measured gives the measured step, and scaled kernels move what depends on them. A
 message takes what it took, its wait for other ranks included, unless it is simulated on a machine.
+
+Two policies bound what overlap gives. Without any overlap a message starts when all streams are done, and all
+wait for it. With full overlap messages have streams of their own, and only the next step waits for them.
 """
 
 from __future__ import annotations
@@ -42,6 +45,8 @@ _HOST = "host"
 _TAKES_EFFECT = 2_000
 """Nanoseconds that a launch may take to start a kernel; a longer gap is a wait for another stream. It is
 chosen, not measured: any value replays what was measured alike."""
+OVERLAPS = ("measured", "none", "full")
+_MESSAGE = "communication"
 _PLACE = "dgx_a100"
 """A machine that gives the rank a place: all durations are measured, and nothing crosses a link."""
 
@@ -57,6 +62,8 @@ class ReplayedStep(Struct, frozen=True):
     """The factor by which kernels of a class are faster than measured."""
     events: int
     """Device events of the step."""
+    overlap: str = "measured"
+    """How messages overlap with what computes: one of `OVERLAPS`."""
 
     def as_json(self) -> Mapping[str, Any]:
         """Return what `replay FILE --json` prints, times in seconds."""
@@ -66,16 +73,24 @@ class ReplayedStep(Struct, frozen=True):
             "step": self.step,
             "device_events": self.events,
             "speed": {kind: factor if factor < math.inf else 0.0 for kind, factor in self.scaled.items()},
+            "overlap": self.overlap,
         }
 
 
 def replay_step(
-    profile: Profile, scaled: Mapping[str, float] | None = None, *, engine: str | EngineChoice = "auto"
+    profile: Profile,
+    scaled: Mapping[str, float] | None = None,
+    *,
+    overlap: str = "measured",
+    engine: str | EngineChoice = "auto",
 ) -> ReplayedStep:
-    """Replay the steady step nearest to the mean, with kernels of some classes `scaled` times as fast."""
+    """Replay the steady step nearest to the mean, with kernels of some classes `scaled` times as fast.
+
+    `overlap` is how messages overlap with what computes: one of `OVERLAPS`.
+    """
     chosen = chosen_step(profile)
-    step = StepProgram(profile, chosen.begin, scaled or {})
-    nodes = step.place([*chosen.events, *chosen.following])
+    step = StepProgram(profile, chosen.begin, scaled or {}, overlap=overlap)
+    nodes = step.place(chosen)
     traces = TraceSet((RankTrace(0, step.table()),), {"world": (0,)})
     lowered = lower(traces, load_machine(_PLACE))
     records = execute(lowered.program, EngineChoice.of(engine), name=lowered.name).records
@@ -83,7 +98,7 @@ def replay_step(
     times = records.start[visits], records.finish[visits]
     simulated = simulated_time(profile, chosen, *times)
     return ReplayedStep(
-        chosen.length * _PS_PER_NS, simulated, chosen.number, scaled or {}, len(chosen.events)
+        chosen.length * _PS_PER_NS, simulated, chosen.number, scaled or {}, len(chosen.events), overlap
     )
 
 
@@ -166,8 +181,16 @@ class StepProgram:
         begin: int,
         scaled: Mapping[str, float],
         sent: Mapping[int, SimulatedCollective] | None = None,
+        *,
+        overlap: str = "measured",
     ) -> None:
         """Begin a step; `sent` says which events are collectives that a machine's network carries."""
+        assert overlap in OVERLAPS
+        self._alone, self._apart = overlap == "none", overlap == "full"
+        self._messages, self._latest = set[int](), list[int]()
+        """The nodes of messages, and the last one."""
+        self._last = dict[str, int]()
+        """The last node of each stream."""
         events = self._events = profile.events
         self._scaled, self._begin, self._sent = scaled, begin, sent or {}
         self._rows: list[_Row] = []
@@ -185,20 +208,26 @@ class StepProgram:
         waited = events.launched[(events.called >= 0) & (events.launched >= events.end)]
         self._waits: Int64s = np.sort(np.concatenate((profile.waits, waited)))
 
-    def place(self, events: Sequence[int]) -> list[int]:
+    def place(self, step: ChosenStep) -> list[int]:
         """Place device events, and before each the calls of the host up to its start; return their nodes."""
+        events = [*step.events, *step.following]
         called = self._events.called[events]
         each = np.unique(called[called >= 0])
         # a call is for a stream that waits for another stream if the call before it was to make it wait
-        behind = np.searchsorted(self._orders, each)
-        self._behind_others_of = set(each[1:][behind[1:] > behind[:-1]].tolist())
+        ordered = np.searchsorted(self._orders, each)
+        self._behind_others_of = set(each[1:][ordered[1:] > ordered[:-1]].tolist())
         calls = each.tolist()[::-1]
         placed = list[int]()
         for event in events:
             while calls and calls[-1] <= self._events.start[event]:
                 self._call(calls.pop())
-            placed.append(self._event(event))
+            behind = self._last_messages() if event in step.following and self._apart else []
+            placed.append(self._event(event, behind))
         return placed
+
+    def _last_messages(self) -> list[int]:
+        """Return the last message of each stream."""
+        return [node for node in self._last.values() if node in self._messages]
 
     def table(self) -> NodeTable:
         """Return the node table; an issued node starts when its issuer is done."""
@@ -236,11 +265,12 @@ class StepProgram:
         place = bisect_right(self._waits, when) - 1
         if place >= 0 and self._waits[place] > since:
             since, waits = self._behind_last_ended(int(self._waits[place]), since)
+            waits = self._unless_message(waits)
         self._calls[when] = self._add(_Row(_HOST, _HOST, when - since, waits))
         self._host = max(when, since)
 
-    def _event(self, event: int) -> int:
-        """Place a device event behind all that it waits for."""
+    def _event(self, event: int, behind: Sequence[int]) -> int:
+        """Place a device event behind all that it waits for, and `behind` some nodes more."""
         columns = self._events.start, self._events.end, self._events.stream, self._events.called
         start, end, stream, called = (int(column[event]) for column in columns)
         issuer = self._calls.get(called, NONE)
@@ -250,15 +280,31 @@ class StepProgram:
             ready, waits = self._behind_last_ended(start, ready)
         if called in self._behind_others_of:
             ready, waits = self._behind_others(stream, start, (ready, waits))
-        row, lane = int(self._events.name[event]), f"stream {stream}"
+        row = int(self._events.name[event])
+        message = self._events.classes[row] == _MESSAGE
+        lane = f"{'messages' if message and self._apart else 'stream'} {stream}"
+        waits = [*self._by_policy(waits, message=message), *behind]
         lag = self._add(_Row("lag", lane, start - ready, waits, issuer))
         faster = self._scaled.get(self._events.classes[row], 1.0)
         length, sent = round((end - begun) / faster), self._sent.get(event)
         node = self._add(_Row(self._events.names[row], lane, length, (lag,), sent=sent))
-        self._free[stream] = max(end, begun)
+        self._free[stream], self._last[lane] = max(end, begun), node
+        if message:
+            self._messages.add(node)
+            self._latest = [node]
         insort(self._ended, (end, node))
         insort(self._of.setdefault(stream, []), (end, node))
         return node
+
+    def _by_policy(self, waits: list[int], *, message: bool) -> list[int]:
+        """Return what an event waits for, as the policy has messages overlap."""
+        if self._alone:
+            return [*waits, *(self._last.values() if message else self._latest)]
+        return self._unless_message(waits)
+
+    def _unless_message(self, waits: list[int]) -> list[int]:
+        """Return what the step waits for where nothing in it waits for a message."""
+        return [node for node in waits if node not in self._messages] if self._apart else waits
 
     def _behind_others(self, stream: int, when: int, known: tuple[int, list[int]]) -> tuple[int, list[int]]:
         """Return when the last of what other streams had done by a time ended, and the nodes of it."""

@@ -16,6 +16,10 @@ _WORDS = {
     "host": "host (not launched yet)",
     "waiting": "waiting for another stream, an event or a launch",
 }
+_OVERLAPS = {
+    "none": "none: a message starts when all streams are done, and all wait for it",
+    "full": "full: only the next step waits for messages, which bounds what overlap can give",
+}
 _STEP_OF_CHAIN = re.compile(r"\.\d+\.\w+\Z")
 """What eager chains add to the names of their kernels, as in ffn.norm.0.cast."""
 _MOST_OPERATORS = 12
@@ -69,6 +73,7 @@ def replayed_text(plain: Mapping[str, Any], title: str) -> Iterator[Part]:
         "measured": seconds_text(measured),
         "replayed": f"{seconds_text(simulated)} ({change_text(simulated, measured)})",
         **({"faster": changed} if changed else {}),
+        **({"overlap": _OVERLAPS[plain["overlap"]]} if plain["overlap"] in _OVERLAPS else {}),
     }
     yield "messages take what they took, waits for other ranks included"
 
@@ -80,7 +85,7 @@ def asked_text(plain: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator
     yield f"{plain['machine']}: {counted(plain['ranks'], 'rank')}{copied}"
     names = {"speed": "speed", "remove": "remove", "settings": "set", "faults": "fault"}
     asked = [f"--{name} {text}" for key, name in names.items() for text in options[key]]
-    asked += [f"--dp {options['dp']}"] if options["dp"] else []
+    asked += [f"--{name} {options[name]}" for name in ("dp", "overlap") if options[name]]
     facts = {
         "measured": f"{seconds_text(measured)}, the base of what follows",
         "as it was": f"{seconds_text(before)} simulated ({change_text(before, measured)})",

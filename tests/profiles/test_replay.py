@@ -3,7 +3,7 @@
 import pytest
 
 from rapid_des.profiles import is_profile, read_profile, replay_step
-from tests.cli.shell import ROOT, call
+from tests.cli.shell import ROOT, call, refused
 from tests.profiles.test_profiles import SAMPLES, event, launch, written
 from validation import open_folder, validate
 
@@ -73,3 +73,32 @@ def test_validation_scores_profiles_and_names_files_that_are_none(tmp_path):
     assert topics["profiles/replay"]["mean_abs_pct"] < 0.01
     (reason,) = topics["profiles/replay"]["unsupported"]
     assert "no profile of PyTorch" in str(reason)
+
+
+def test_overlap_of_messages_is_bounded_from_both_sides(tmp_path):
+    """Half of a message of 60 us hides behind a kernel of 40 us, and a kernel of 30 us waits for its end."""
+    events = [
+        launch(1, 100),
+        launch(2, 101),
+        launch(3, 102),
+        event("sgemm", 110, 40, stream=7, correlation=1),
+        event("ncclDevKernel_AllReduce", 120, 60, stream=8, correlation=2),
+        event("sgemm", 181, 30, stream=7, correlation=3),
+    ]
+    path = str(written(tmp_path, events))
+    step = {
+        policy: call("replay", path, "--overlap", policy, "--json").json["step_time_s"]
+        for policy in ("measured", "none", "full")
+    }
+    # without overlap 40, 60 and 30 us follow one another, with lags; with full overlap 40 and 30 us
+    assert step["measured"] == pytest.approx(101e-6)
+    assert 130e-6 <= step["none"] <= 150e-6
+    assert 70e-6 <= step["full"] <= 80e-6
+    assert "all wait for it" in call("replay", path, "--overlap", "none").out
+    assert "--overlap" in refused(call("replay", "prefix", "--overlap", "none", "--on", "dgx_a100"))
+
+
+def test_a_damaged_profile_is_called_one_by_its_name(tmp_path):
+    path = tmp_path / "rank_0.json.gz"
+    path.write_bytes(b"\x1f\x8b\x08\x00")
+    assert "damaged or cut off" in refused(call("replay", str(path)))
