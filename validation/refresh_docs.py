@@ -20,7 +20,7 @@ from typing import Any
 
 from rapid_des.cli.main import main
 from validation import open_folder, validate
-from validation.pages import ACCURACY, ROOT, as_of, fill
+from validation.pages import ACCURACY, ROOT, as_of, fill, part
 
 README = ROOT / "README.md"
 KERNELS = ACCURACY / "kernels.md"
@@ -110,6 +110,7 @@ def _printed(block: re.Match[str]) -> str:
 def short() -> Iterator[str]:
     """Yield the README's rows, each as `docs/accuracy` has it."""
     known: dict[str, dict[str, str]] = {}
+    dates = set(re.findall(r"^As of (.*)\.$", part(KERNELS, "accuracy"), re.MULTILINE))
     for page in sorted(ACCURACY.glob("*.md")):
         names: list[str] = []
         for line in page.read_text(encoding="utf-8").splitlines():
@@ -119,7 +120,9 @@ def short() -> Iterator[str]:
     yield from ("| what | error, % | simplest model, % |", "|---|---:|---:|")
     for name in SHORT:
         row = known[name]
+        dates |= {row["as of"]} if "as of" in row else set()
         yield f"| {name} | {row.get('mean') or row['error']} | {row['null']} |"
+    yield from ("", f"As of {', '.join(sorted(dates))}.")
 
 
 def accuracy(report: Mapping[str, Any]) -> Iterator[str]:

@@ -224,7 +224,7 @@ def _with_names(names: Sequence[str], code: bytes) -> bytes:
 
 def _of_package() -> Iterable[Path]:
     compiled = "engines/compiled", "network/fluid"
-    others = "chakra/kernels", "device/attention/flash", "program/collectives/pacing"
+    others = "chakra/kernels", "device/attention/flash", "program/collectives/pacing", "program/latest"
     rules = (f"program/{name}" for name in ("delays", "program", "rates", "timetable"))
     return [
         *(file for folder in compiled for file in _ROOT.glob(f"{folder}/*.py")),
@@ -239,6 +239,7 @@ PACKAGE = KernelLibrary(
             "rapid_des.chakra.kernels",
             "rapid_des.device.attention.flash",
             "rapid_des.program.collectives.pacing",
+            "rapid_des.program.latest",
         ),
     ),
     _of_package,

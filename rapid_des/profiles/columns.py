@@ -9,14 +9,16 @@ import re
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
-from rapid_des.arrays import Int64s
+from rapid_des.arrays import Int32s, Int64s
 from rapid_des.errors import TraceError
 from rapid_des.profiles.events import Collective, DeviceEvents, HostStep, Profile
 from rapid_des.profiles.kernel_classes import class_of
 
+_Known = TypeVar("_Known")
 KERNEL, COPY, FILL = "", "copy", "fill"
 _MOST_NS = 1 << 62
 _LONGEST = 86_400 * 10**9
@@ -147,6 +149,7 @@ class EventColumns:
         return sorted(marked, key=lambda step: step.start)
 
     def _device_events(self) -> DeviceEvents:
+        """Return the events by stream and start."""
         columns = [np.frombuffer(column, np.int64) for column in self._events]
         order = np.lexsort((columns[4], columns[3]))
         row, kind, stream, start, end, correlation, operator = (column[order] for column in columns)
@@ -154,53 +157,62 @@ class EventColumns:
         called, launched = (
             _looked_up(keys, np.frombuffer(column, np.int64), correlation) for column in self._launches[1:]
         )
-        above = _looked_up(
-            np.frombuffer(self._operators[0], np.int64), np.frombuffer(self._operators[1], np.int64), operator
-        )
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
-        collectives = {int(place[event]): said for event, said in self._collectives.items()}
-        if self._asked:
-            asked = ((event, self._asked.get(each)) for event, each in enumerate(operator.tolist()))
-            collectives = {
-                event: said for event, said in asked if said is not None and not kind[event]
-            } | collectives
-        known = np.zeros(len(order), np.int8)
-        known[list(collectives)] = 1
-        names, texts = list(self._names), list(self._kinds)
-        # one number for what classes a kernel: NOTE: rows of a table are sorted ten times as slowly
-        many = len(names) + 1
-        keys = ((row * len(texts) + kind) * many + above + 1) * 2 + known
-        kinds, number = np.unique(keys, return_inverse=True)
-        rest, said = np.divmod(kinds, 2)
-        rest, operators = np.divmod(rest, many)
-        named = [
-            (names[each // len(texts)], texts[each % len(texts)], names[o - 1] if o else "", c)
-            for each, o, c in zip(rest.tolist(), operators.tolist(), said.tolist(), strict=True)
-        ]
-        classes = [k or ("communication" if c else class_of(n, o)) for n, k, o, c in named]
-        rows = {
-            key: at for at, key in enumerate(dict.fromkeys(zip([n for n, *_ in named], classes, strict=True)))
-        }
-        of = np.array([rows[each] for each in zip([n for n, *_ in named], classes, strict=True)], np.int32)
-        products = {}
-        if self._shapes:
-            numbers = operator.tolist()
-            products = {
-                event: self._shapes[each] for event, each in enumerate(numbers) if each in self._shapes
-            }
+        collectives = self._collectives_of(order, kind, operator)
+        names, classes, name = self._classed(row, kind, operator, collectives)
         return DeviceEvents(
-            names=[name for name, _ in rows],
-            classes=[kind for _, kind in rows],
-            name=of[number.reshape(-1)] if len(of) else np.zeros(0, np.int32),
+            names=names,
+            classes=classes,
+            name=name,
             stream=stream,
             start=start,
             end=end,
             called=called,
             launched=launched,
             collectives=collectives,
-            products=products,
+            products=_of_operators(operator, self._shapes),
         )
+
+    def _collectives_of(self, order: Int64s, kind: Int64s, operator: Int64s) -> dict[int, Collective]:
+        """Return what is known of collectives, by event: what it says itself, else its operator."""
+        place = np.empty(len(order), np.int64)
+        place[order] = np.arange(len(order))
+        asked = _of_operators(operator, self._asked)
+        of_kernels = {event: collective for event, collective in asked.items() if not kind[event]}
+        return of_kernels | {int(place[event]): said for event, said in self._collectives.items()}
+
+    def _classed(
+        self, row: Int64s, kind: Int64s, operator: Int64s, collectives: Mapping[int, Collective]
+    ) -> tuple[list[str], list[str], Int32s]:
+        """Return names and classes of all sorts of events, and the number of each event's sort."""
+        numbers, above_rows = (np.frombuffer(column, np.int64) for column in self._operators)
+        above = _looked_up(numbers, above_rows, operator)
+        known = np.zeros(len(row), np.int8)
+        known[list(collectives)] = 1
+        names, texts = list(self._names), list(self._kinds)
+        # One number for what decides a class: name, kind, operator, and whether it is a collective.
+        # NOTE: rows of a table are sorted ten times as slowly.
+        many = len(names) + 1
+        keys = ((row * len(texts) + kind) * many + above + 1) * 2 + known
+        sorts, number = np.unique(keys, return_inverse=True)
+        rest, said = np.divmod(sorts, 2)
+        rest, operators = np.divmod(rest, many)
+        rows = dict[tuple[str, str], int]()
+        of = np.zeros(len(sorts), np.int32)
+        for sort, (each, above_it, is_known) in enumerate(
+            zip(rest.tolist(), operators.tolist(), said.tolist(), strict=True)
+        ):
+            name, text = names[each // len(texts)], texts[each % len(texts)]
+            above_name = names[above_it - 1] if above_it else ""
+            found = text or ("communication" if is_known else class_of(name, above_name))
+            of[sort] = rows.setdefault((name, found), len(rows))
+        return [name for name, _ in rows], [found for _, found in rows], of[number.reshape(-1)]
+
+
+def _of_operators(operator: Int64s, known: Mapping[int, _Known]) -> dict[int, _Known]:
+    """Return what is known of each event's operator, by event."""
+    if not known:
+        return {}
+    return {event: known[each] for event, each in enumerate(operator.tolist()) if each in known}
 
 
 def _looked_up(keys: Int64s, values: Int64s, wanted: Int64s) -> Int64s:

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from rapid_des.arrays import Int64s
-from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable
+from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind
 from rapid_des.frontend import PricedOperator
 from rapid_des.network.fabric import Fabric
 from rapid_des.program.lowering import Lowered, rank_times
@@ -72,24 +72,14 @@ def operator_rows(
     lowered: Lowered, records: Records, position: int, *, priced: Sequence[PricedOperator]
 ) -> tuple[OperatorRow, ...]:
     """Return a rank's compute operators, the longest first, equals by name; `priced` says why."""
-    said = _reasons(priced)
-    trace = lowered.traces.ranks[position]
-    nodes, times = trace.nodes, rank_times(lowered, records, position)
-    names = [operator_name(name) for name in nodes.names]
-    operators = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    computes = _computes(nodes)
-    operator = np.array([operators[name] for name in names], np.int64)[nodes.name[computes]]
+    said, (names, (name, *figures)) = _reasons(priced), _compute_runs(lowered, records, position)
+    operators = {each: number for number, each in enumerate(dict.fromkeys(names))}
     sums = np.zeros((len(operators), 4), np.int64)
-    stated = (
-        np.ones(len(computes), np.int64),
-        (times.finish - times.start)[computes],
-        np.maximum(nodes.flops[computes], 0),
-        np.maximum(nodes.tensor_bytes[computes], 0),
-    )
-    np.add.at(sums, operator, np.stack(stated, axis=1))
+    operator = np.array([operators[each] for each in names], np.int64)[name]
+    np.add.at(sums, operator, np.stack([np.ones_like(name), *figures], axis=1))
     rows = (
         OperatorRow(
-            rank=trace.rank,
+            rank=lowered.traces.ranks[position].rank,
             operator=name,
             runs=runs,
             time_s=seconds(time),
@@ -108,28 +98,26 @@ def operator_runs(
     lowered: Lowered, records: Records, position: int, *, priced: Sequence[PricedOperator]
 ) -> tuple[OperatorRow, ...]:
     """Return each run of a rank's compute operators, in the order of their start."""
-    said = _reasons(priced)
-    trace = lowered.traces.ranks[position]
-    nodes, times = trace.nodes, rank_times(lowered, records, position)
-    names = [operator_name(name) for name in nodes.names]
-    computes = _computes(nodes)
-    computes = computes[np.argsort(times.start[computes], kind="stable")]
-    columns = (
-        nodes.name,
-        times.finish - times.start,
-        np.maximum(nodes.flops, 0),
-        np.maximum(nodes.tensor_bytes, 0),
-    )
-    each = zip(*(column[computes].tolist() for column in columns), strict=True)
+    said, (names, columns) = _reasons(priced), _compute_runs(lowered, records, position)
+    rank = lowered.traces.ranks[position].rank
     return tuple(
-        OperatorRow(trace.rank, names[row], 1, seconds(time), flops, moved, *said[names[row]])
-        for row, time, flops, moved in each
+        OperatorRow(rank, names[name], 1, seconds(time), flops, moved, *said[names[name]])
+        for name, time, flops, moved in columns.T.tolist()
     )
 
 
-def _computes(nodes: NodeTable) -> Int64s:
-    """Return the nodes that compute on the device."""
-    return np.flatnonzero((nodes.kind == NodeKind.COMPUTE) & ~nodes.on_cpu)
+def _compute_runs(lowered: Lowered, records: Records, position: int) -> tuple[list[str], Int64s]:
+    """Return the names of a rank's operators, and its runs on the device in the order of their start.
+
+    Of each run: the number of its name, picoseconds, FLOPs and bytes of HBM; shape (4, runs).
+    """
+    nodes = lowered.traces.ranks[position].nodes
+    times = rank_times(lowered, records, position)
+    runs = np.flatnonzero((nodes.kind == NodeKind.COMPUTE) & ~nodes.on_cpu)
+    runs = runs[np.argsort(times.start[runs], kind="stable")]
+    figures = times.finish - times.start, np.maximum(nodes.flops, 0), np.maximum(nodes.tensor_bytes, 0)
+    names = [operator_name(name) for name in nodes.names]
+    return names, np.stack([column[runs].astype(np.int64) for column in (nodes.name, *figures)])
 
 
 def _reasons(priced: Sequence[PricedOperator]) -> Mapping[str, tuple[str, str]]:

@@ -23,7 +23,7 @@ from rapid_des.program.free_messages import with_free_messages
 from rapid_des.report.colours import COMPUTE, HOST
 from rapid_des.report.critical_path import CriticalPath
 from rapid_des.report.result import Result
-from rapid_des.simulation import simulate
+from rapid_des.simulation import timed
 from rapid_des.studies.parameters import (
     Parameter,
     ParameterScaler,
@@ -100,7 +100,7 @@ def _check(
         program = with_free_messages(result.run.lowered, _streams(result, result.run)[candidate.free])
         return CheckedChange(candidate.what, Duration(execute(program, choice).records.makespan))
     job, machine = point.resolved(cache)
-    changed = simulate(job, machine, mode=result.mode, engine=choice, allow_oom=True, cache=cache)
+    changed = timed(job, machine, mode=result.mode, engine=choice, allow_oom=True, cache=cache)
     return CheckedChange(candidate.what, changed.step_time, changed.bound)
 
 

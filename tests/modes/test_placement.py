@@ -15,7 +15,7 @@ from rapid_des.modes.pricing import price
 from rapid_des.network.faults import parse_fault
 from rapid_des.simulation import compare, simulate
 
-SMALL = {"model.layers": 4, "training.global_batch": 16, "training.sequence_length": 1024}
+SMALL = {"model.layers": 2, "training.global_batch": 8, "training.sequence_length": 1024}
 
 
 def job(folder=None, **parallelism):

@@ -12,9 +12,9 @@ WHOLE = EngineChoice(fold=False)
 
 
 def both(machine, nodes, *, algorithm=None, mode="hierarchical", **split):
-    """Run eight layers of Llama 2 7B in blocks with every replica lowered, and as it is done."""
+    """Run four layers of Llama 2 7B in blocks with every replica lowered, and as it is done."""
     settings = [(f"parallelism.{axis}", str(size)) for axis, size in split.items()]
-    settings += [("training.global_batch", str(4 * split["dp"])), ("model.layers", "8")]
+    settings += [("training.global_batch", str(4 * split["dp"])), ("model.layers", "4")]
     job = load_job("llama2_7b_train", settings=settings)
     options = [("collectives.default", f"{{algorithm: {algorithm}, chunks: 8}}")] if algorithm else []
     where = load_machine(

@@ -13,6 +13,7 @@ from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.program.free_messages import with_free_messages
+from rapid_des.program.latest import latest_times
 from rapid_des.program.lowering import lower
 from rapid_des.program.program import NONE, VisitKind
 from rapid_des.report.critical_path import critical_path
@@ -97,6 +98,16 @@ def test_a_kernel_can_run_later_by_its_slack_and_no_more(program):
         room = int(slack[visit])
         assert run(with_work(program, visit, room)).makespan == records.makespan
         assert run(with_work(program, visit, room + 7)).makespan == records.makespan + 7
+
+
+@FEW
+@given(st.lists(st.tuples(*[st.integers(0, 9)] * 3), max_size=40))
+def test_latest_times_are_equal_in_python_and_in_compiled_code(rows):
+    """Edges may close cycles: what no walk from the end reaches is not known."""
+    edges = tuple(np.array(rows, np.int64).reshape(-1, 3).T)
+    slow, fast = latest_times(edges, 10, 100), latest_times(edges, 10, 100, interpreted=0)
+    assert slow[1].tolist() == fast[1].tolist()
+    assert slow[0].tolist() == fast[0].tolist()
 
 
 @st.composite

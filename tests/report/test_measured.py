@@ -132,10 +132,11 @@ def test_every_report_says_of_which_devices_there_are_no_measurements(tmp_path):
 
 
 def test_a_serving_run_names_how_decode_steps_are_launched():
+    short = [("model.layers", "2"), ("inference.output_length", "4")]
     machine, eager = rd.load_machine("dgx_a100"), ("inference.cuda_graphs", "false")
 
     def said(*settings):
-        job = rd.load_job("llama2_7b_inference", settings=[*settings, ("model.layers", "2")])
+        job = rd.load_job("llama2_7b_inference", settings=[*settings, *short])
         return rd.simulate(job, machine, mode="analytical").as_json()["priced_with"]
 
     assert said(eager, ("host", "null"))["launch"] == "graph, decode eager"

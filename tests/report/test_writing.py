@@ -12,7 +12,7 @@ from rapid_des.machine import load_machine
 from rapid_des.report.writing import check_outputs, replacing, write_text
 from tests.cli.shell import call, refused
 
-RUN = ("run", "llama2_7b_train", "--on", "dgx_a100", "--engine", "simpy")
+RUN = ("run", "llama2_7b_train", "--on", "dgx_a100")
 
 
 def test_a_file_takes_its_place_only_when_it_is_whole(tmp_path):

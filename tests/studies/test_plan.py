@@ -667,7 +667,7 @@ ONE_WAY = (
 
 def test_a_plan_tells_what_its_best_way_depends_on_and_which_ways_measurements_do_not_tell_from_it():
     command = ["plan", "llama2_7b_train", "--on", "dgx_a100", "--top", "2", "--mode", "analytical", *ONE_WAY]
-    command += ["--set", "job.model.layers=8", "--set", "job.training.global_batch=16"]
+    command += ["--set", "job.model.layers=2", "--set", "job.training.global_batch=16"]
     answer = CliRunner().invoke(cli, [*command, "--sensitivity", "3", "--json"])
     plain = json.loads(answer.stdout)
     assert len(plain["sensitivity"]["rows"]) >= 3

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from rapid_des.arrays import Int64s
+from rapid_des.arrays import Bools, Int64s
 from rapid_des.modes.execution import Run
-from rapid_des.program.program import NONE, VisitKind
+from rapid_des.program.program import NONE, Records, VisitKind
 from rapid_des.report.critical_path import CriticalPath, Namer
 from rapid_des.report.critical_path.slack import slack_of
 from rapid_des.report.result import Result
@@ -117,9 +117,9 @@ def operator_slacks(result: Result, path: CriticalPath) -> tuple[OperatorSlack, 
         return ()
     records, program = run.execution.records, run.lowered.program
     slack = slack_of(program, records)
-    namer, names = Namer(run.lowered, result.stream_kinds or {}), dict[tuple[str, str], int]()
+    names, of = _named_visits(run, Namer(run.lowered, result.stream_kinds or {}))
     found = [
-        _of_rank(run, (namer, names), position, offset)
+        _of_rank(records, of[position], offset)
         for position, offset in enumerate(program.visits()[:-1].tolist())
     ]
     name, visit, length = (np.concatenate(columns) for columns in zip(*found, strict=True))
@@ -145,12 +145,25 @@ def operator_slacks(result: Result, path: CriticalPath) -> tuple[OperatorSlack, 
     return tuple(sorted(rows, key=lambda row: (row.least, -row.time, row.operator)))
 
 
-def _of_rank(
-    run: Run, namer: tuple[Namer, dict[tuple[str, str], int]], position: int, offset: int
-) -> tuple[Int64s, Int64s, Int64s]:
-    """Return the name, the flat number and the duration of each kernel and message of a rank."""
-    naming, names = namer
-    program, records = run.lowered.program, run.execution.records
+_Named = tuple[Int64s, Int64s, Bools]
+"""The kernels and messages of a rank, the number of each one's name, and which are messages."""
+
+
+def _named_visits(run: Run, namer: Namer) -> tuple[dict[tuple[str, str], int], list[_Named]]:
+    """Return the numbers of the names, and the kernels and messages of each rank."""
+    names = dict[tuple[str, str], int]()
+    known = dict[tuple[int, int], _Named]()  # ranks that do the same share a program and nodes
+    found = []
+    for position, binding in enumerate(run.lowered.program.bindings):
+        key = binding.program, id(run.lowered.traces.ranks[position].nodes)
+        if key not in known:
+            known[key] = _named_visits_of_rank(run, namer, names, position)
+        found.append(known[key])
+    return names, found
+
+
+def _named_visits_of_rank(run: Run, namer: Namer, names: dict[tuple[str, str], int], position: int) -> _Named:
+    program = run.lowered.program
     table = program.programs[program.bindings[position].program]
     member = table.kind == VisitKind.MEMBER
     holder = np.where((table.node == NONE) & (table.parent != NONE), table.parent, np.arange(len(table)))
@@ -161,11 +174,17 @@ def _of_rank(
     nodes = run.lowered.traces.ranks[position].nodes
     kinds = nodes.name[node[mine]].astype(np.int64) * (len(nodes.streams) + 1) + nodes.stream[node[mine]]
     _, first, which = np.unique(kinds, return_index=True, return_inverse=True)
-    keys = [naming.named(position, int(node[mine[row]])) for row in first.tolist()]
+    keys = [namer.named(position, int(node[mine[row]])) for row in first.tolist()]
     numbers = np.array([names.setdefault(key, len(names)) for key in keys], np.int64)
+    return mine, numbers[which.ravel()], member[mine]
+
+
+def _of_rank(records: Records, named: _Named, offset: int) -> tuple[Int64s, Int64s, Int64s]:
+    """Return the name, the flat number and the duration of each kernel and message of a rank."""
+    mine, name, member = named
     visit = mine + offset
-    begun = np.maximum(records.start[visit], np.where(member[mine], records.met[visit], 0))
-    return numbers[which.ravel()], visit, np.maximum(records.finish[visit] - begun, 0)
+    begun = np.maximum(records.start[visit], np.where(member, records.met[visit], 0))
+    return name, visit, np.maximum(records.finish[visit] - begun, 0)
 
 
 def link_queues(run: Run | None) -> Iterator[LinkQueue]:

@@ -19,7 +19,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from rapid_des.arrays import Int64s, rows_of, starts_by
+from rapid_des.arrays import Int64s, rows_of
+from rapid_des.program.latest import latest_times
 from rapid_des.program.program import NONE, Program, Records, VisitKind
 from rapid_des.report.critical_path.walk import MetMembers
 
@@ -40,37 +41,14 @@ def slack_of(program: Program, records: Records) -> Int64s:
     columns += meetings
     origin, target, lag = (np.concatenate(rows) for rows in zip(*columns, strict=True))
     moments = 2 * visits + sum(_extra(target, visits) for _, target, _ in meetings[:1])
-    order = np.argsort(target, kind="stable")
-    starts = starts_by(target[order], moments)
-    latest = np.full(moments, end, np.int64)
-    pending = np.bincount(origin, minlength=moments).astype(np.int64)
-    rows = [column.tolist() for column in (starts, origin[order], lag[order], latest, pending)]
-    _walk_back(*rows)  # lists are indexed several times faster
-    latest, pending = np.array(rows[3], np.int64), np.array(rows[4], np.int64)
+    latest, known = latest_times((origin, target, lag), moments, end)
     slack: Int64s = latest[: 2 * visits : 2] - records.start
-    return np.where((pending[: 2 * visits : 2] > 0) | (records.start == NONE), NONE, slack)
+    return np.where(~known[: 2 * visits : 2] | (records.start == NONE), NONE, slack)
 
 
 def _extra(target: Int64s, visits: int) -> int:
     """Return the number of moments beyond starts and finishes: the last arrivals of collectives."""
     return max(int(target.max(initial=0)) + 1 - 2 * visits, 0)
-
-
-def _walk_back(
-    starts: list[int], origin: list[int], lag: list[int], latest: list[int], pending: list[int]
-) -> None:
-    """Compute latest times from the moments on all of whose successors are done."""
-    ready = [moment for moment, awaited in enumerate(pending) if not awaited]
-    while ready:
-        moment = ready.pop()
-        time = latest[moment]
-        for edge in range(starts[moment], starts[moment + 1]):
-            before = origin[edge]
-            least = time - lag[edge]
-            latest[before] = min(latest[before], least)
-            pending[before] -= 1
-            if not pending[before]:
-                ready.append(before)
 
 
 def _visit_edges(program: Program, records: Records) -> Iterator[_Edges]:

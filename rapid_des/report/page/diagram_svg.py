@@ -17,12 +17,13 @@ def diagram_svg(diagram: Diagram) -> str:
     xs, ys = zip(*every, strict=True)
     radius = max(3.0, min(13.0, 260 / max(len(diagram.nodes), 1) ** 0.75))
     rise = 3 * radius if any(node.kind == "rack" for node in diagram.nodes) else radius
-    span = max(max(xs) - min(xs), (max(ys) - min(ys)) * 1.1, 1e-9)
+    left, low, depth = min(xs), min(ys), max(ys) - min(ys)
+    span = max(max(xs) - left, depth * 1.1, 1e-9)
     unit = (WIDTH - 2 * radius - 4) / span
-    height = (max(ys) - min(ys)) * unit + 2 * rise + 4
+    height = depth * unit + 2 * rise + 4
 
     def place(point: _Place) -> _Place:
-        return (point[0] - min(xs)) * unit + radius + 2, height - rise - 2 - (point[1] - min(ys)) * unit
+        return (point[0] - left) * unit + radius + 2, height - rise - 2 - (point[1] - low) * unit
 
     marks = [_cable(shape, [place(point) for point in shape.points]) for shape in diagram.cables]
     marks += [_node(shape, place(shape.points[0]), radius) for shape in diagram.nodes]

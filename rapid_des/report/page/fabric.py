@@ -49,7 +49,9 @@ def fabric_charts(
     load = seen.measures[0].values
     drawn = picture(machine, {int(link): float(load[link]) for link in load.nonzero()[0]})
     found: list[Diagram | CellGrid] = [*diagrams(machine, drawn, seen, room)]
-    return found + [_grid(drawn)] * (drawn.fabric.nodes > MOST_NODES and bool(drawn.load))
+    if drawn.fabric.nodes > MOST_NODES and drawn.load:
+        found.append(_grid(drawn))
+    return found
 
 
 def _histogram(drawn: Picture) -> Plot:

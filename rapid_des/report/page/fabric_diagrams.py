@@ -90,8 +90,10 @@ def _to_open(drawn: Picture, boxes: FabricBoxes, room: int) -> list[int]:
     for ends in (drawn.fabric.source, drawn.fabric.destination):
         np.maximum.at(most, boxes.box[ends], weight)
     order = np.argsort(-most, kind="stable")
-    order = order[np.bincount(boxes.box, minlength=len(most))[order] > 1]
-    nodes = np.cumsum(np.minimum(np.bincount(boxes.box, minlength=len(most))[order], MOST_NODES))
+    size = np.bincount(boxes.box, minlength=len(most))
+    order = order[size[order] > 1]
+    shown = size if boxes.axes else np.minimum(size, MOST_NODES)  # a block of a grid shows all of them
+    nodes = np.cumsum(shown[order])
     few = min(max(int(np.searchsorted(nodes, room, "right")), 1), _MOST_OPENED)
     return sorted(order[:few].tolist())
 

@@ -71,6 +71,14 @@ def sweep_charts(plain: Plain, columns: Mapping[str, Any]) -> Iterator[Tiles | B
             f"the best {heading(objective)} for each {heading(axis)}",
             [_compared_bar(str(row[axis]), objective, row) for row in plain["compared"]],
         )
+    yield from _front(plain, columns)
+    yield from _parallel(plain, columns)
+    yield from _effects(plain)
+    yield _best(plain)
+
+
+def _front(plain: Plain, columns: Mapping[str, Any]) -> Iterator[Plot]:
+    """Yield all points that ran over two figures, with the front."""
     across, upwards = plain["pareto"]["columns"]
     ran = np.isfinite(np.asarray(columns[across], np.float64)) & np.isfinite(
         np.asarray(columns[upwards], np.float64)
@@ -90,7 +98,10 @@ def sweep_charts(plain: Plain, columns: Mapping[str, Any]) -> Iterator[Tiles | B
         series += [Series("front", "after", front, "dots", legend=False, radii=[6] * len(front))]
     if places:
         yield Plot("all points that ran", _axis(across), _axis(upwards), series)
-    yield from _parallel(plain, columns)
+
+
+def _effects(plain: Plain) -> Iterator[Bars]:
+    """Yield how much of the differences each axis explains."""
     effects = [
         HorizontalBar(effect["axis"], effect["share"], f"{effect['share']:.1%}", effect["axis"])
         for effect in plain["main_effects"]
@@ -99,6 +110,10 @@ def sweep_charts(plain: Plain, columns: Mapping[str, Any]) -> Iterator[Tiles | B
         yield Bars(
             f"share of the differences in {heading(plain['objective'])} that each axis explains", effects, 1.0
         )
+
+
+def _best(plain: Plain) -> Bars:
+    """Return the best points, each with what differs from the first."""
     mark = marks if plain["objective"] == "step_time_s" else lambda _: ""
     best = [
         HorizontalBar(
@@ -109,7 +124,7 @@ def sweep_charts(plain: Plain, columns: Mapping[str, Any]) -> Iterator[Tiles | B
         )
         for row in plain["best"]
     ]
-    yield Bars(f"the best by {heading(plain['objective'])}", best)
+    return Bars(f"the best by {heading(plain['objective'])}", best)
 
 
 _LINES = 1_000

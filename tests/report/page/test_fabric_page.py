@@ -8,6 +8,8 @@ from rapid_des.machine import load_machine
 from rapid_des.network.faults import parse_fault
 from rapid_des.report.fabric_boxes import boxes_of, layout_of
 from rapid_des.report.link_measures import BINS, LinksSeen, links_seen, utilisation_of
+from rapid_des.report.page.charts import PageSection
+from rapid_des.report.page.document import sections_html
 from rapid_des.report.page.fabric import fabric_charts
 from rapid_des.simulation import simulate
 
@@ -58,3 +60,11 @@ def test_links_are_busy_over_time_as_over_the_whole_step_and_the_path_is_part_of
     (path,) = (measure.values for measure in seen.measures if measure.name == "critical path")
     assert path.any()
     assert (path <= whole + 1e-12).all()
+
+
+def test_a_torus_of_131072_gpus_is_drawn_as_blocks_of_which_few_open():
+    machine = load_machine("torus_3d_a100", settings=[("fabric.0.size", "[64, 64, 32]")])
+    whole, *opened = fabric_charts(machine)
+    assert len(whole.nodes) == 4 * 4 * 4
+    assert [len(each.nodes) for each in opened] == [131_072 // 64]  # two would be more than 4,000 GPUs
+    assert len(sections_html([PageSection("Fabric", [whole, *opened])])) < 8_000_000
