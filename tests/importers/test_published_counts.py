@@ -20,7 +20,7 @@ PUBLISHED = {
         ),
         86_567_656,
     ),
-    "bert-base-uncased": (  # BertForMaskedLM has 109,514,298, of which 592,128 are of what stands before its head
+    "bert-base-uncased": (  # BertForMaskedLM; 592,128 are of what stands before its head
         dict(
             model_type="bert", attention_probs_dropout_prob=0.1, hidden_act="gelu", hidden_dropout_prob=0.1,
             hidden_size=768, intermediate_size=3072, layer_norm_eps=1e-12, max_position_embeddings=512,
