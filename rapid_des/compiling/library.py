@@ -149,7 +149,7 @@ class KernelLibrary:
             kept = f", once for this installation ({self._place.parent})"
         except OSError as error:
             kept = f", which can not be cached ({error})"
-        return f"compiling the kernels{kept}: up to half a minute; ^C ends it …"
+        return f"compiling the kernels{kept}: half a minute on an idle machine; ^C ends it …"
 
     @cached_property
     def _place(self) -> Path:

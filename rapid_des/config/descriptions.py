@@ -61,6 +61,8 @@ def explain(spec: type[Spec], key: str) -> tuple[Field, ...]:
     fields = [(struct, field) for struct in described for field in struct.fields if field.encode_name == last]
     if not fields and not tags:
         known = sorted({name for struct in described for name in _keys(struct)})
+        if not known and above:
+            explain(spec, ".".join(above))  # the error names the first step that is no key
         where = ".".join(above) or "the top level"
         keys = f"keys of {where}: {', '.join(known)}" if known else f"nothing stands below {where}"
         raise ConfigError(f"no key {key!r}; {keys}")

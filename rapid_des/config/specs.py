@@ -100,8 +100,10 @@ def resolve(reference: str, kind: Kind, *, folder: Path, named_in: str = "", key
     if kind == "job" and name.removesuffix(".yaml") in preset_names("model"):
         raise ConfigError(is_model(name), file=named_in, key=key)
     presets = preset_names(kind)
-    near = difflib.get_close_matches(name.removesuffix(".yaml"), presets, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    meant = name.removesuffix(".yaml")
+    near = [preset for preset in presets if meant and preset.startswith(f"{meant}_")]
+    near = near or difflib.get_close_matches(meant, presets, n=1)
+    hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     problem = f"no {kind} file {reference!r} here and no such preset; {hint}presets: {', '.join(presets)}"
     raise ConfigError(problem, file=named_in, key=key)
 

@@ -20,7 +20,7 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -480,7 +480,7 @@ def _errors(origin: Origin, group: str) -> tuple[Sequence[float], str]:
 @cache
 def residuals() -> Mapping[str, Any]:
     """Return the fitted residuals of kernels, errors of jobs, and errors of pairs of their layouts."""
-    tree: Mapping[str, Any] = json.loads(files(__package__).joinpath("residuals.json").read_text("utf-8"))
+    tree: Mapping[str, Any] = json.loads(Path(__file__).with_name("residuals.json").read_text("utf-8"))
     return tree
 
 

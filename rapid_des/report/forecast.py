@@ -20,7 +20,6 @@ import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -285,7 +284,7 @@ def _row(kind: JobKind, members: Sequence[tuple[str, str]]) -> Floats:
 
 def read(name: str) -> Published:
     """Return a table that ships."""
-    return convert(json.loads(files(__package__).joinpath(name).read_text("utf-8")), Published)
+    return convert(json.loads(Path(__file__).with_name(name).read_text("utf-8")), Published)
 
 
 @cache

@@ -50,9 +50,9 @@ class Batches(NamedTuple):
 
 
 class Load(Struct):
-    """Columns of equal length: `COLUMNS`, times in picoseconds."""
+    """Rows of `COLUMNS`, one after the other, times in picoseconds."""
 
-    columns: dict[str, array[int]] = field(default_factory=lambda: {name: array("q") for name in COLUMNS})
+    _rows: array[int] = field(default_factory=lambda: array("q"))
     _gaps: Int64s = field(default_factory=lambda: np.zeros(_BINS, np.int64))
     _steps: list[tuple[Int64s, int]] = field(default_factory=list)
     """Decode steps not yet binned: their ends, and the number of tokens each made."""
@@ -62,7 +62,7 @@ class Load(Struct):
     ) -> None:
         """Record one iteration; `gap`: the time between two tokens if it is not its duration."""
         sizes = batch.prompt_tokens, *watched.sizes
-        self._append((began, duration, 1, batch.decodes, batch.keys, *sizes))
+        self._rows.extend((began, duration, 1, batch.decodes, batch.keys, *sizes))
         if batch.decodes:
             self._gaps[_bin(duration if gap is None else gap)] += batch.decodes
 
@@ -76,14 +76,12 @@ class Load(Struct):
         np.not_equal(batches.pages[1:], batches.pages[:-1], out=changed[1:])
         cuts = np.flatnonzero(changed)
         begins = ends[cuts - 1] * (cuts > 0)
-        ones = np.ones(len(cuts), np.int64)
-        rows = (
-            began + begins, to_the_next(begins, ends[-1]), to_the_next(cuts, len(ends)),
-            batches.decodes * ones, batches.keys[cuts], 0 * ones, waiting * ones, running * ones,
-            held + batches.pages[cuts],
-        )  # fmt: skip
-        for column, values in zip(self.columns.values(), rows, strict=True):
-            column.frombytes(values.tobytes())
+        rows = np.empty((len(cuts), len(COLUMNS)), np.int64)
+        rows[:, 0], rows[:, 1] = began + begins, to_the_next(begins, ends[-1])
+        rows[:, 2] = to_the_next(cuts, len(ends))
+        rows[:, 3], rows[:, 4], rows[:, 5] = batches.decodes, batches.keys[cuts], 0
+        rows[:, 6], rows[:, 7], rows[:, 8] = waiting, running, held + batches.pages[cuts]
+        self._rows.frombytes(rows.tobytes())
         self._steps.append((ends, batches.decodes))
         if len(self._steps) == _TOGETHER:
             self._count()
@@ -107,11 +105,8 @@ class Load(Struct):
 
     def table(self) -> dict[str, Int64s]:
         """Return the columns as arrays."""
-        return {name: np.array(values, np.int64) for name, values in self.columns.items()}
-
-    def _append(self, row: tuple[int, ...]) -> None:
-        for column, value in zip(self.columns.values(), row, strict=True):
-            column.append(value)
+        rows = np.array(self._rows, np.int64).reshape(-1, len(COLUMNS))
+        return {name: rows[:, place].copy() for place, name in enumerate(COLUMNS)}
 
 
 def gap_quantiles(gaps: Int64s, shares: tuple[float, ...]) -> list[float]:

@@ -273,7 +273,7 @@ def plan(
     require_kind(machine, Machine, "load_machine")
     gpus = wanted.gpus or machine.fabric.gpus
     if gpus > machine.fabric.gpus:
-        raise InputError(f"{gpus} GPUs, the machine has {machine.fabric.gpus}")
+        raise InputError(f"gpus: {gpus} is more than the machine has; allowed: 1 to {machine.fabric.gpus}")
     space = Space(job, machine, gpus, wanted.vary)
     search = _Search(machine, wanted, space)
     with executor or InProcess(search.refinement.cache) as crew:

@@ -52,6 +52,18 @@ def test_an_unknown_key_names_those_that_there_are():
         explain(MachineSpec, "routing.ordr")
 
 
+@pytest.mark.parametrize(
+    ("key", "answer"),
+    [
+        ("rooting.order", "no key 'rooting'; keys of the top level: "),
+        ("name.first", "no key 'name.first'; nothing stands below name"),
+    ],
+)
+def test_the_first_step_that_is_no_key_is_named(key, answer):
+    with pytest.raises(ConfigError, match=answer):
+        explain(MachineSpec, key)
+
+
 def test_what_tells_structs_apart_is_a_key_too():
     rows = explain(MachineSpec, "collectives.libraries.tp.library")
     assert [row.allowed for row in rows] == [

@@ -142,6 +142,11 @@ def test_an_unknown_reference_names_file_key_and_the_nearest_preset(tmp_path):
     assert "did you mean 'dgx_a100'?" in str(refusal.value)
 
 
+def test_the_beginning_of_presets_is_answered_with_them(tmp_path):
+    with pytest.raises(ConfigError, match=r"did you mean .*'h100_nvl' or 'h100_pcie' or 'h100_sxm'"):
+        resolve("h100", "device", folder=tmp_path)
+
+
 def test_json_is_yaml_too(tmp_path):
     (tmp_path / "x.json").write_text('{"name": "x", "links": []}')
     assert load_document(tmp_path / "x.json").tree == {"name": "x", "links": []}

@@ -20,6 +20,23 @@ PUBLISHED = {
         ),
         86_567_656,
     ),
+    "bert-base-uncased": (  # BertForMaskedLM; 592,128 are of what stands before its head
+        dict(
+            model_type="bert", attention_probs_dropout_prob=0.1, hidden_act="gelu", hidden_dropout_prob=0.1,
+            hidden_size=768, intermediate_size=3072, layer_norm_eps=1e-12, max_position_embeddings=512,
+            num_attention_heads=12, num_hidden_layers=12, pad_token_id=0, position_embedding_type="absolute",
+            type_vocab_size=2, vocab_size=30522,
+        ),
+        109_514_298 - 592_128,
+    ),
+    "roberta-base": (  # RobertaForMaskedLM has 124,697,433
+        dict(
+            model_type="roberta", hidden_act="gelu", hidden_size=768, intermediate_size=3072,
+            max_position_embeddings=514, num_attention_heads=12, num_hidden_layers=12, type_vocab_size=1,
+            vocab_size=50265,
+        ),
+        124_697_433 - 592_128,
+    ),
     "minimax-m2": (  # 62 layers of 3,668,718,848: the card says 229B
         dict(
             model_type="minimax_m2", attn_type_list=[1] * 62, head_dim=128, hidden_act="silu",

@@ -623,7 +623,7 @@ def test_a_table_without_pandas_says_what_to_install(monkeypatch):
 
 
 def test_more_gpus_than_there_are_are_refused():
-    with pytest.raises(InputError, match="100 GPUs, the machine has 8"):
+    with pytest.raises(InputError, match="gpus: 100 is more than the machine has; allowed: 1 to 8"):
         plan(job_of(), machine_of(), Wanted(gpus=100))
 
 

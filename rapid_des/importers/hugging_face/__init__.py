@@ -52,6 +52,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gpt_oss": llama.gpt_oss,
     "gpt_neox": gpt.gpt_neox,
     "opt": gpt.opt,
+    "bert": gpt.bert,
     "phi": gpt.phi,
     "phi3": llama.phi3,
     "starcoder2": gpt.starcoder2,
@@ -81,7 +82,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "olmoe": llama.olmoe,
     "seed_oss": llama.seed_oss,
     "smollm3": llama.smollm3,
+    "roberta": gpt.bert,
     "vit": gpt.vit,
+    "xlm-roberta": gpt.bert,
 }
 """The importing functions by `model_type`."""
 REFUSED: Mapping[str, str] = {
@@ -89,9 +92,7 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("clip_vision_model", "siglip_vision_model"), "a tower without a head of classes"),
     **dict.fromkeys(("clip_text_model", "siglip_text_model"), "a tower without a head of tokens"),
     **dict.fromkeys(("dinov2", "dinov3_vit"), "an encoder whose layers are scaled (layer_scale)"),
-    **dict.fromkeys(
-        ("bert", "roberta", "distilbert", "electra", "xlm-roberta"), "an encoder with norms behind each sum"
-    ),
+    **dict.fromkeys(("distilbert", "electra"), "an encoder with keys or widths of its own"),
     **dict.fromkeys(("t5", "mt5", "umt5", "bart", "whisper"), "an encoder with a decoder that attends to it"),
 }
 """The feature that is not simulated of each refused architecture, by `model_type`."""

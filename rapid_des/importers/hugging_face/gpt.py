@@ -86,6 +86,38 @@ def vit(keys: Keys) -> Tree:
     }
 
 
+def bert(keys: Keys) -> Tree:
+    """Read BERT and RoBERTa: attention to both sides; the rows of token types stand with those of positions.
+
+    Norms behind each sum are as many, and of the same size, as norms before each half.
+    """
+    keys.choice("position_embedding_type", {"absolute": None}, "absolute")
+    keys.notes.append("norms stand before each half instead of behind each sum, which costs the same")
+    keys.notes.append("the product and the norm before the head are not among the parameters")
+    keys.ignore("it is of the tasks behind the encoder", "classifier_dropout", "gradient_checkpointing")
+    return {
+        "hidden": keys.count("hidden_size"),
+        "layers": keys.count("num_hidden_layers", least=1),
+        "attention": {
+            "heads": keys.count("num_attention_heads"),
+            "qkv_bias": True,
+            "output_bias": True,
+            "causal": False,
+        },
+        "feed_forward": {
+            "activation": keys.choice("hidden_act", GELU, "gelu"),
+            "hidden": keys.count("intermediate_size"),
+            "bias": True,
+        },
+        "norm": "layer_norm",
+        "position": "learned",
+        "vocabulary": keys.count("vocab_size", 30522),
+        "max_positions": keys.count("max_position_embeddings", 512) + keys.count("type_vocab_size", 2),
+        "tied_embeddings": True,
+        "head_bias": True,
+    }
+
+
 def gpt_neox(keys: Keys) -> Tree:
     """Read GPT-NeoX and Pythia: both halves of a layer read the same stream."""
     bias, parallel = (
