@@ -202,7 +202,8 @@ def _sampled(points: dict[str, Point], faults: Sequence[str], options: dict[str,
     jobs = (points[name].resolved(cache) for name in sampled.configurations)  # without those refused
     echo_marked(options["as_json"], sampled.as_json(), parts, jobs)
     plain = sampled.as_json()
-    write_study_page(options["report"], "; ".join(faults), parts, plain, sample_page(plain))
+    title = f"{', '.join(points)} under {'; '.join(faults)}"
+    write_study_page(options["report"], title, parts, plain, sample_page(plain))
     if options["plot"] is not None:
         draw_sample(sampled.as_json(), options["plot"])
     if sampled.left:

@@ -114,7 +114,7 @@ def goodput_tiles(plain: Plain) -> Tiles:
 
 
 def capacity_tiles(plain: Plain) -> Tiles:
-    """Return the best layout of a server with its highest rate, and what limits it."""
+    """Return the first layout and its highest rate; others may serve more, on more GPUs."""
     rows = plain.get("rows") or ()
     if not rows:
         return Tiles([Tile("Highest rate", "none", "no layout can serve")])
@@ -124,11 +124,15 @@ def capacity_tiles(plain: Plain) -> Tiles:
     return Tiles(
         [
             Tile(
-                "Highest rate",
+                "Best layout",
+                layout_name(best),
+                f"{best['output_tokens_per_s_per_gpu']:,.0f} tokens/s a GPU",
+            ),
+            Tile(
+                "Its highest rate within the limits",
                 f"{best['rate_per_s']:.3g} requests/s",
                 f"95% between {low:.3g} and {high:.3g}",
             ),
-            Tile("Per GPU", f"{best['output_tokens_per_s_per_gpu']:,.0f} tokens/s", layout_name(best)),
             Tile("How sure", f"{alike + 1} alike" if alike else "first alone", f"of {len(rows)} layouts"),
         ]
     )
