@@ -120,8 +120,16 @@ class Fabric(Struct, frozen=True, eq=False, dict=True):
         position = int(np.searchsorted(keys, key))
         if position == len(keys) or keys[position] != key:
             names = f"{self.node_name(source)} to {self.node_name(destination)}"
-            raise TopologyError(f"{self.name}: no link leads from {names}")
+            raise TopologyError(f"{self.name}: no link leads from {names}; {self._leads_to(source)}")
         return int(order[position])
+
+    def _leads_to(self, source: int) -> str:
+        """Return where links of a node lead, at most eight by name."""
+        keys = self._lookup[1]
+        first, last = np.searchsorted(keys, (source * self.nodes, (source + 1) * self.nodes))
+        names = [self.node_name(int(key) % self.nodes) for key in keys[first : min(last, first + 8)]]
+        more = f" and {last - first - 8} more" if last - first > 8 else ""
+        return f"links of {self.node_name(source)} lead to {', '.join(names) or 'no node'}{more}"
 
     def node_name(self, node: int) -> str:
         """Return how people and the fault language call a node: gpu5, nic0, switch2."""
