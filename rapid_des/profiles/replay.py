@@ -31,7 +31,7 @@ from rapid_des.chakra.trace import (
     TraceSet,
     node_table,
 )
-from rapid_des.errors import TraceError
+from rapid_des.errors import InputError, TraceError
 from rapid_des.machine import load_machine
 from rapid_des.modes.execution import EngineChoice, execute
 from rapid_des.profiles.breakdown import profile_report
@@ -185,7 +185,8 @@ class StepProgram:
         overlap: str = "measured",
     ) -> None:
         """Begin a step; `sent` says which events are collectives that a machine's network carries."""
-        assert overlap in OVERLAPS
+        if overlap not in OVERLAPS:
+            raise InputError(f"overlap {overlap!r} is not one of {', '.join(OVERLAPS)}")
         self._alone, self._apart = overlap == "none", overlap == "full"
         self._messages, self._latest = set[int](), list[int]()
         """The nodes of messages, and the last one."""
@@ -217,11 +218,11 @@ class StepProgram:
         ordered = np.searchsorted(self._orders, each)
         self._behind_others_of = set(each[1:][ordered[1:] > ordered[:-1]].tolist())
         calls = each.tolist()[::-1]
-        placed = list[int]()
+        placed, following = list[int](), set(step.following) if self._apart else set[int]()
         for event in events:
             while calls and calls[-1] <= self._events.start[event]:
                 self._call(calls.pop())
-            behind = self._last_messages() if event in step.following and self._apart else []
+            behind = self._last_messages() if event in following else []
             placed.append(self._event(event, behind))
         return placed
 

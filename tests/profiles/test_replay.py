@@ -2,6 +2,7 @@
 
 import pytest
 
+from rapid_des.errors import InputError
 from rapid_des.profiles import is_profile, read_profile, replay_step
 from tests.cli.shell import ROOT, call, refused
 from tests.profiles.test_profiles import SAMPLES, event, launch, written
@@ -96,6 +97,8 @@ def test_overlap_of_messages_is_bounded_from_both_sides(tmp_path):
     assert 70e-6 <= step["full"] <= 80e-6
     assert "all wait for it" in call("replay", path, "--overlap", "none").out
     assert "--overlap" in refused(call("replay", "prefix", "--overlap", "none", "--on", "dgx_a100"))
+    with pytest.raises(InputError, match="overlap 'half' is not one of measured, none, full"):
+        replay_step(read_profile(path), overlap="half")
 
 
 def test_a_damaged_profile_is_called_one_by_its_name(tmp_path):

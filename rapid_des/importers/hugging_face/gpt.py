@@ -69,15 +69,8 @@ def vit(keys: Keys) -> Tree:
     attention = {"heads": keys.count("num_attention_heads"), "qkv_bias": bias, "output_bias": True}
     return {
         "hidden": hidden,
-        "layers": keys.count("num_hidden_layers", least=1),
         "attention": attention | {"causal": False},
-        "feed_forward": {
-            "activation": keys.choice("hidden_act", GELU, "gelu"),
-            "hidden": keys.count("intermediate_size"),
-            "bias": True,
-        },
-        "norm": "layer_norm",
-        "position": "learned",
+        **_encoder_layers(keys),
         "vocabulary": classes,
         "max_positions": (image // patch) ** 2 + 1,
         "tied_embeddings": False,
@@ -97,13 +90,24 @@ def bert(keys: Keys) -> Tree:
     keys.ignore("it is of the tasks behind the encoder", "classifier_dropout", "gradient_checkpointing")
     return {
         "hidden": keys.count("hidden_size"),
-        "layers": keys.count("num_hidden_layers", least=1),
         "attention": {
             "heads": keys.count("num_attention_heads"),
             "qkv_bias": True,
             "output_bias": True,
             "causal": False,
         },
+        **_encoder_layers(keys),
+        "vocabulary": keys.count("vocab_size", 30522),
+        "max_positions": keys.count("max_position_embeddings", 512) + keys.count("type_vocab_size", 2),
+        "tied_embeddings": True,
+        "head_bias": True,
+    }
+
+
+def _encoder_layers(keys: Keys) -> Tree:
+    """Read what the layers of encoders have in common."""
+    return {
+        "layers": keys.count("num_hidden_layers", least=1),
         "feed_forward": {
             "activation": keys.choice("hidden_act", GELU, "gelu"),
             "hidden": keys.count("intermediate_size"),
@@ -111,10 +115,6 @@ def bert(keys: Keys) -> Tree:
         },
         "norm": "layer_norm",
         "position": "learned",
-        "vocabulary": keys.count("vocab_size", 30522),
-        "max_positions": keys.count("max_position_embeddings", 512) + keys.count("type_vocab_size", 2),
-        "tied_embeddings": True,
-        "head_bias": True,
     }
 
 

@@ -114,7 +114,7 @@ def goodput_tiles(plain: Plain) -> Tiles:
 
 
 def capacity_tiles(plain: Plain) -> Tiles:
-    """Return the first layout and its highest rate; others may serve more, on more GPUs."""
+    """Return the best layout and its highest rate; another one may serve more, on more GPUs."""
     rows = plain.get("rows") or ()
     if not rows:
         return Tiles([Tile("Highest rate", "none", "no layout can serve")])
