@@ -1,5 +1,7 @@
 """Replayed steps of profiles: as measured unless kernels are scaled, and then as what waits for them says."""
 
+from pathlib import Path
+
 import pytest
 
 from rapid_des.errors import InputError
@@ -98,7 +100,7 @@ def test_overlap_of_messages_is_bounded_from_both_sides(tmp_path):
     assert "all wait for it" in call("replay", path, "--overlap", "none").out
     assert "--overlap" in refused(call("replay", "prefix", "--overlap", "none", "--on", "dgx_a100"))
     with pytest.raises(InputError, match="overlap 'half' is not one of measured, none, full"):
-        replay_step(read_profile(path), overlap="half")
+        replay_step(read_profile(Path(path)), overlap="half")
 
 
 def test_a_damaged_profile_is_called_one_by_its_name(tmp_path):
