@@ -1,8 +1,8 @@
 """Run the commands of the README and of all pages of docs, and write what they print below them.
 
-`python -m validation.refresh_docs [PAGE ...]` rewrites the `$ rapid-des` blocks. Tables of accuracy are left to
-`refresh_accuracy`, so that all state one commit: the errors of chosen topics (`docs/accuracy/kernels.md`), and
-the README's five rows, which repeat rows of `docs/accuracy`.
+`python -m validation.refresh_docs [PAGE ...]` rewrites the `$ rapid-des` blocks. Tables of accuracy are left
+to `refresh_accuracy`, so that all state one commit: the errors of chosen topics (`docs/accuracy/kernels.md`),
+and the README's five rows, which repeat rows of `docs/accuracy`.
 """
 
 from __future__ import annotations
