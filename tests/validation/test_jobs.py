@@ -255,6 +255,16 @@ def test_one_client_is_a_batch_and_several_are_a_server(rows_of):
     assert 1 in clients and max(clients) > 1
 
 
+def test_rows_whose_rate_is_not_that_of_busy_clients_stand_apart(rows_of):
+    _, file = tables.NIM_TABLES
+    asked = {"Input Tokens": "1000", "Output Tokens": "1000", "Concurrency": "25"}
+    # 25 * 1000 tokens in 0.19568 + 999 * 0.02476 s are 1002.8 tokens/s; 979.58 are printed
+    for rate, loop in (("979.58", "excluded-unsteady"), ("1002.8", "clients")):
+        data = rows_of(file, {"Throughput (Tokens/s)": rate}, **asked)
+        topics = {row.topic for row in measured(tables, data)}
+        assert topics == {f"inference/nim/itl/{loop}", f"inference/nim/ttft/{loop}"}
+
+
 def test_a_row_of_kundu_is_one_request(rows_of):
     data = rows_of("rapid/imec_inference_a100_measured.csv", model="Llama 2-7B", tp="1")
     job = job_of(*measured(tables, data))
