@@ -88,11 +88,11 @@ def best_changes(
     result: Result,
     path: CriticalPath,
     choice: EngineChoice,
-    on_change: Callable[[str], None] = str,
+    on_change: Callable[[str], object] = str,
 ) -> tuple[CheckedChange, ...]:
     """Return up to `TOP` changes of a job or machine that shorten a simulated step the most, best first.
 
-    `on_change` is told what is simulated next.
+    `on_change` is called with the name of what is simulated next.
     """
     with TemporaryDirectory() as folder:
         scaler = ParameterScaler(inputs[1], Path(folder))
@@ -111,7 +111,7 @@ class _Trial(Struct):
     result: Result
     choice: EngineChoice
     scaler: ParameterScaler
-    tell: Callable[[str], None]
+    on_change: Callable[[str], object]
     cache: BoundedCache = field(default_factory=lambda: BoundedCache(1 << 28))
     mode: str = ""
     before: Duration = Duration(0)
@@ -121,7 +121,7 @@ class _Trial(Struct):
         self.mode, self.before = self.result.mode, self.result.step_time
         if self.result.hops / self.result.folded > MOST_HOPS:
             self.mode = "analytical"
-            self.tell(f"the step in mode {self.mode}")
+            self.on_change(f"the step in mode {self.mode}")
             self.before = self._timed(()).step_time
         found: list[CheckedChange] = []
         waiting: list[tuple[int, str, _Group]] = []
@@ -145,7 +145,7 @@ class _Trial(Struct):
     def _check(self, group: _Group) -> CheckedChange:
         """Simulate a candidate, or several at once."""
         first, mode = group[0], self.mode if self.mode != self.result.mode else ""
-        self.tell(" and ".join(one.what for one in group))
+        self.on_change(" and ".join(one.what for one in group))
         if first.free:
             assert self.result.run is not None, "only runs of all ranks have candidates of free messages"
             program = with_free_messages(

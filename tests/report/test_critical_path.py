@@ -28,7 +28,11 @@ from tests.engines.random_programs import machines, programs, traces
 from tests.program.machines import machine, ring
 from tests.program.tracing import ALL_REDUCE, Nodes, trace_set
 
-FEW = settings(max_examples=8, deadline=None)
+DRAWS = settings().max_examples
+FEW = settings(
+    max_examples=8 if settings.get_profile("default").max_examples == DRAWS else DRAWS, deadline=None
+)
+"""`python -m validation.critical_path` draws more."""
 ONE = EngineChoice("simpy")
 
 

@@ -131,8 +131,8 @@ def _fabric_of_blocks(result: Result) -> PageSection:
     shares = np.minimum(most_busy(result.blocks) / step, 1)
     seen = LinksSeen([LinkMeasure("utilisation at most", shares, "% busy at most")])
     said = (
-        f"Mode {result.mode} simulates blocks and what is between them apart: how busy a link is at most, if all "
-        "who take it send as much as the busiest of them. The mode flattened has each link's own time."
+        f"Mode {result.mode} simulates blocks and what is between them apart: how busy a link is at most, "
+        "if all who take it send as much as the busiest of them. The mode flattened has each link's own time."
     )
     section = fabric_section(machine, seen, ())
     return replace(section, lead=said)
