@@ -10,7 +10,6 @@ from rapid_des.simulation import simulate
 from rapid_des.studies.profile_replay import ask_profiles
 from validation.grown_runs import profile_of
 
-
 MODEL = {
     "hidden": 512, "layers": 2, "attention": {"heads": 8}, "norm": "rms_norm", "position": "rope",
     "feed_forward": {"activation": "swiglu", "hidden": 2048}, "vocabulary": 4096,
