@@ -165,7 +165,7 @@ def _check_content(job: Job, spec: ServingSpec, workload: Workload) -> None:
 
 
 def _check_scaling(job: Job, spec: ServingSpec, machine: Machine) -> None:
-    """Raise a `ConfigError` for fleets that can not grow and shrink."""
+    """Raise a `ConfigError` for fleets that cannot grow and shrink."""
     if spec.autoscaler is None:
         return
     problem = ""
@@ -248,7 +248,7 @@ def workload_of(job: Job, texts: dict[str, str | None], *, requests: int, seed: 
 
 
 def _check(job: Job, pools: Sequence[Pool], gpus: int) -> None:
-    """Raise a `ConfigError` for jobs that can not serve, and if the machine has too few GPUs."""
+    """Raise a `ConfigError` for jobs that cannot serve, and if the machine has too few GPUs."""
     if not job.model.is_causal:
         problem = (
             f"{job.model.name} is an encoder, which `run` predicts in batches; servers make tokens one by one"

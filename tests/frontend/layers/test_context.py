@@ -130,7 +130,7 @@ def test_exchanging_heads_keeps_the_result_in_both_layouts(tiny):
         ),
         ([("parallelism.cp_kind", "ulysses_ring")], "ulysses_ring needs cp_heads"),
         ([("parallelism.cp_heads", "2")], "ulysses_ring needs cp_heads, no other has it"),
-        ([("parallelism.cp_kind", "ulysses_ring"), ("parallelism.cp_heads", "3")], "cp 2 does not divide"),
+        ([("parallelism.cp_kind", "ulysses_ring"), ("parallelism.cp_heads", "3")], "cp 2 is not divisible"),
         (
             [("model.attention", "{heads: 4, chunk: 12}"), ("parallelism.cp_kind", "ring")],
             "chunks of 12 leaves",
@@ -227,7 +227,9 @@ def test_a_document_that_no_rank_can_halve_is_refused_with_its_padded_length(tin
     odd = ("training.documents", "[20, 12]")
     kernels = cores(tiny(*split("ulysses", 2), odd))
     assert sum(core.visible_pairs for core in kernels) == 20 * 21 // 2 + 12 * 13 // 2
-    with pytest.raises(ConfigError, match="one of 20 does not divide: pad it to 24, or take cp_kind ulysses"):
+    with pytest.raises(
+        ConfigError, match="one of 20 does not divide: pad it to 24, or take cp_kind ulysses"
+    ):
         tiny(*split("ring"), odd)
 
 
