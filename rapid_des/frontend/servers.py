@@ -144,7 +144,8 @@ class RequestClassSpec(Spec, frozen=True):
     priority: Annotated[int, msgspec.Meta(ge=-(10**6), le=10**6)] = 0
     """Priority of its requests, read by `order: priority`; the highest goes first."""
     max_queued: Count | None = None
-    """As the service's `max_queued`, for this class. Unset: that one."""
+    """Number of waiting requests at each replica from which one of this class is turned away. Unset: that of
+    the service."""
     model: str | None = None
     """Name of the model that answers: that of the job, or of one `beside` it. Unset: the job's."""
     prompt: str | Count | None = None

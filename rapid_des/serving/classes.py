@@ -13,7 +13,7 @@ from rapid_des.frontend import Job
 from rapid_des.frontend.servers import Count, RequestClassSpec, ServingSpec
 from rapid_des.serving.sampling import spread
 from rapid_des.serving.slo import Latencies, Slo
-from rapid_des.serving.workload import Kind, Lengths, parse_lengths
+from rapid_des.serving.workload import ClassDraw, Lengths, parse_lengths
 
 
 class RequestClass(Struct, frozen=True):
@@ -43,10 +43,10 @@ def classes_of(job: Job) -> tuple[RequestClass, ...]:
     )
 
 
-def kinds_of(specs: Sequence[RequestClassSpec]) -> tuple[Kind, ...]:
+def kinds_of(specs: Sequence[RequestClassSpec]) -> tuple[ClassDraw, ...]:
     """Return how the requests of each class are drawn."""
     return tuple(
-        Kind(
+        ClassDraw(
             each.share,
             _lengths(each.prompt, _key(place, "prompt")),
             _lengths(each.output, _key(place, "output")),

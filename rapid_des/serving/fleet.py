@@ -18,7 +18,7 @@ from rapid_des.serving.batch import Costs
 from rapid_des.serving.classes import RequestClass
 from rapid_des.serving.contents import Contents
 from rapid_des.serving.engine import Engine, Process
-from rapid_des.serving.groups import Group
+from rapid_des.serving.groups import ReplicaGroup
 from rapid_des.serving.pipelined import LockstepGroup, LockstepReplica, PipelinedReplica
 from rapid_des.serving.records import Stop
 from rapid_des.serving.replica import Replica
@@ -81,7 +81,7 @@ class Fleet(Struct, dict=True):
     """When replicas start and stop; None: all serve always."""
     takes: tuple[int, ...] | None = None
     """Numbers of the classes of requests that the replicas take; None: of all."""
-    beside: Sequence[Group] = ()
+    beside: Sequence[ReplicaGroup] = ()
     """Further replicas, with engines of their own; their numbers follow."""
     classes: Sequence[RequestClass] = (RequestClass("", ""),)
     name: str = ""
@@ -114,7 +114,9 @@ class Fleet(Struct, dict=True):
         self.members: list[Replica] = []
         self._takers: dict[int, list[Replica]] = defaultdict(list)
         """The replicas that may take a request, by the number of its class."""
-        for group in self.groups:
+        groups = self.groups
+        self._caches_prefixes = any(group.engine.prefix_tiers is not None for group in groups)
+        for group in groups:
             self._begin(group)
         taking = self.prompting or len(self.members)
         self._front_ends = [0] * (self.front_ends or taking)
@@ -133,9 +135,9 @@ class Fleet(Struct, dict=True):
         return True
 
     @property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[ReplicaGroup]:
         """The replicas in order of their numbers, by engine and role."""
-        own = Group(
+        own = ReplicaGroup(
             self.engine,
             self.replicas - self.prompting,
             tuple(range(len(self.classes))) if self.takes is None else self.takes,
@@ -149,7 +151,7 @@ class Fleet(Struct, dict=True):
             return [prompting, replace(own, takes=())]
         return [own, *self.beside]
 
-    def _begin(self, group: Group) -> None:
+    def _begin(self, group: ReplicaGroup) -> None:
         """Start the replicas of a group."""
         engine, first = group.engine, len(self.members)
         members = [
@@ -213,7 +215,7 @@ class Fleet(Struct, dict=True):
         """Send a request to a front end."""
         self._count(1)
         request = self.workload.request(number, int(self.env.now))
-        if any(group.engine.prefix_tiers is not None for group in (self, *self.beside)):
+        if self._caches_prefixes:
             request.path = self._contents.path(request)
         if self.client or self.tokenizing or self.latency:
             now = int(self.env.now)
@@ -233,7 +235,7 @@ class Fleet(Struct, dict=True):
             self._route(request)
 
     def _is_full(self, kind: int) -> bool:
-        """Return whether so many requests wait at all its replicas that one of a class is turned away."""
+        """Return whether all replicas of a class have a full queue, so that its request is turned away."""
         most = self.classes[kind].max_queued
         takers = () if most is None else self._open(self._takers[kind])
         return bool(takers) and all(member.sizes[0] >= most for member in takers if most is not None)

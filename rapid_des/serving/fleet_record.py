@@ -10,7 +10,7 @@ import simpy
 from rapid_des.serving.autoscaler import FleetSize
 from rapid_des.serving.classes import RequestClass
 from rapid_des.serving.engine import Engine
-from rapid_des.serving.groups import Group
+from rapid_des.serving.groups import ReplicaGroup
 from rapid_des.serving.records import Stop
 from rapid_des.serving.replica import Replica
 from rapid_des.serving.requests import Request, Turns
@@ -29,14 +29,18 @@ class FleetRecord(Protocol):
     stops: list[Stop]
     startup: int
     turns: Turns
-    beside: Sequence[Group]
+    beside: Sequence[ReplicaGroup]
     device: str
     workload: Workload
     shed: list[Request]
     classes: Sequence[RequestClass]
-    groups: Sequence[Group]
 
     @property
     def sizes(self) -> list[FleetSize]:
         """How many replicas each group has over time; empty if all serve always."""
+        ...
+
+    @property
+    def groups(self) -> Sequence[ReplicaGroup]:
+        """The replicas in order of their numbers, by engine and role."""
         ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ class Beside(Struct, frozen=True):
     machine: Machine
 
 
-class Group(Struct, frozen=True):
+class ReplicaGroup(Struct, frozen=True):
     """Replicas of one engine."""
 
     engine: Engine
@@ -67,7 +67,7 @@ def _loaded(job: Job, place: int, spec: BesideSpec, cache: BoundedCache | None) 
     return Beside(beside, machine)
 
 
-def group_rows(groups: Sequence[Group], requests: dict[str, Int64s]) -> Iterator[dict[str, Any]]:
+def group_rows(groups: Sequence[ReplicaGroup], requests: Mapping[str, Int64s]) -> Iterator[dict[str, Any]]:
     """Yield what each group of replicas answered; they have consecutive numbers."""
     first = 0
     for group in groups:

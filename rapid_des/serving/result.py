@@ -19,7 +19,7 @@ from rapid_des.report.writing import replacing, require_extra
 from rapid_des.serving.autoscaler import FleetSize
 from rapid_des.serving.classes import RequestClass, Unanswered, class_rows
 from rapid_des.serving.fleet_record import FleetRecord
-from rapid_des.serving.groups import Group, group_rows
+from rapid_des.serving.groups import ReplicaGroup, group_rows
 from rapid_des.serving.prefix_cache import PrefixHits
 from rapid_des.serving.records import Stop, gap_quantiles, mean_gap
 from rapid_des.serving.sampling import INTERVALS, SHARES, SteadyWindow, half_widths, spread
@@ -67,7 +67,7 @@ class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
     """The classes of requests; empty: the job states none."""
     unanswered: Sequence[Unanswered] = ()
     """How many requests of each class were never answered."""
-    groups: Sequence[Group] = ()
+    groups: Sequence[ReplicaGroup] = ()
     """The replicas by engine; empty: all are of one job."""
     stops: Sequence[Stop] = ()
     """Intervals in which replicas were down or slow."""

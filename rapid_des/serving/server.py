@@ -14,7 +14,7 @@ from rapid_des.machine import Machine
 from rapid_des.serving.classes import classes_of, kinds_of, takers
 from rapid_des.serving.engines import engine_of, iteration_costs
 from rapid_des.serving.fleet import Fleet, Watch
-from rapid_des.serving.groups import Beside, Group, besides_of
+from rapid_des.serving.groups import Beside, ReplicaGroup, besides_of
 from rapid_des.serving.named_workloads import WORKLOADS
 from rapid_des.serving.pools import Pool, pools_of, sharing
 from rapid_des.serving.result import ServeResult
@@ -120,7 +120,9 @@ def serve_workload(  # noqa: PLR0913 - as above
     return ServeResult.of(fleet, name=job.name, gpus=gpus, interrupted=not complete)
 
 
-def _group(beside: Beside, workload: Workload, kinds: tuple[int, ...], cache: BoundedCache | None) -> Group:
+def _group(
+    beside: Beside, workload: Workload, kinds: tuple[int, ...], cache: BoundedCache | None
+) -> ReplicaGroup:
     """Return the replicas of a job beside the service's own."""
     job, machine, pools = beside.job, beside.machine, pools_of(beside.job)
     spec = job.spec.serving or ServingSpec()
@@ -130,7 +132,7 @@ def _group(beside: Beside, workload: Workload, kinds: tuple[int, ...], cache: Bo
     startup = 0
     if spec.autoscaler is not None and spec.startup is not None:
         startup = _startup(pools, machine, spec.startup, cache)
-    return Group(
+    return ReplicaGroup(
         engine_of(job, machine, workload, cache),
         job.spec.parallelism.dp,
         kinds,

@@ -316,14 +316,15 @@ class Workload(Struct, frozen=True):
         return len(self.prompt)
 
 
-class Kind(Struct, frozen=True):
+class ClassDraw(Struct, frozen=True):
     """How the requests of one class are drawn."""
 
     share: float = 1.0
     """Their number, in proportion to that of other classes."""
     prompt: Lengths | None = None
-    """None: the lengths of all requests."""
+    """The lengths of its prompts; None: those of all requests."""
     output: Lengths | None = None
+    """The lengths of its answers; None: those of all requests."""
     priority: int = 0
 
 
@@ -339,7 +340,7 @@ class Marks(Struct, frozen=True):
     users: int = 1
     adapters: tuple[int, float] | None = None
     """Number of adapters, and the Zipf exponent of their popularity."""
-    kinds: tuple[Kind, ...] = ()
+    kinds: tuple[ClassDraw, ...] = ()
     """The classes of requests; empty: all are alike."""
 
     def drawn(self, count: int, seed: int) -> dict[str, Int64s]:

@@ -9,11 +9,11 @@ from rapid_des.frontend.servers import AutoscalerSpec
 from rapid_des.machine import load_machine
 from rapid_des.serving.classes import RequestClass
 from rapid_des.serving.engine import Engine
-from rapid_des.serving.groups import Group
+from rapid_des.serving.groups import ReplicaGroup
 from rapid_des.serving.policies import POLICIES
 from rapid_des.serving.server import serve
 from rapid_des.serving.slo import Slo
-from rapid_des.serving.workload import Fixed, Kind, Marks, draw, parse_arrivals
+from rapid_des.serving.workload import ClassDraw, Fixed, Marks, draw, parse_arrivals
 from rapid_des.units import PS_PER_S, Duration
 from tests.serving.test_queues import SERVICE, Affine, served
 
@@ -33,16 +33,16 @@ def drawn(arrivals, count, kinds, lengths=ONE, seed=1):
 def test_replicas_beside_those_of_the_same_engine_are_as_more_of_them():
     work = drawn("poisson rate=1500/s", 400, (), (Fixed(1), Fixed(20)))
     _, many = served(work, 0, replicas=3, max_sequences=8)
-    beside = [Group(engine(sequences=8), 2)]
+    beside = [ReplicaGroup(engine(sequences=8), 2)]
     _, apart = served(work, 0, replicas=1, max_sequences=8, beside=beside)
     assert all((many.requests[name] == apart.requests[name]).all() for name in many.requests)
     assert [row["replicas"] for row in apart.as_json()["groups"]] == [1, 2]
 
 
 def test_requests_go_to_the_replicas_of_their_model():
-    work = drawn("poisson rate=500/s", 600, (Kind(3.0), Kind(1.0, output=Fixed(2))))
+    work = drawn("poisson rate=500/s", 600, (ClassDraw(3.0), ClassDraw(1.0, output=Fixed(2))))
     classes = RequestClass("a", "large"), RequestClass("b", "small")
-    beside = [Group(engine(), 2, takes=(1,))]
+    beside = [ReplicaGroup(engine(), 2, takes=(1,))]
     _, result = served(work, 0, replicas=2, takes=(0,), classes=classes, beside=beside)
     kind, replica = result.requests["kind"], result.requests["replica"]
     assert (replica[kind == 0] < 2).all() and (replica[kind == 1] >= 2).all()
@@ -57,7 +57,7 @@ def test_requests_go_to_the_replicas_of_their_model():
 def test_the_least_time_gives_a_machine_of_half_the_speed_a_third_of_the_requests():
     # 2,700 a second where replicas of one request a time answer 2,000 and 1,000: both are nearly always busy
     work = drawn("poisson rate=2700/s", 1500, ())
-    beside = [Group(engine(2 * SERVICE, sequences=1), 1)]
+    beside = [ReplicaGroup(engine(2 * SERVICE, sequences=1), 1)]
     _, result = served(
         work, 0, router="least_time", max_sequences=1, costs=Affine(SERVICE // 2), beside=beside
     )
@@ -85,7 +85,7 @@ def test_clients_that_are_turned_away_go_on():
 
 
 def test_classes_have_their_own_limits_and_their_own_length_of_queue():
-    kinds = Kind(1.0, priority=1), Kind(1.0)
+    kinds = ClassDraw(1.0, priority=1), ClassDraw(1.0)
     classes = (
         RequestClass("chat", "m", Slo.parse("ttft=6ms")),
         RequestClass("batch", "m", Slo.parse("ttft=6ms"), max_queued=4),
