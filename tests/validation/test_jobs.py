@@ -1,4 +1,4 @@
-"""Measured jobs: rows of files become jobs, and what can not become one is counted with the reason."""
+"""Measured jobs: rows of files become jobs, and what cannot become one is counted with the reason."""
 
 import csv
 import io
