@@ -1,5 +1,7 @@
 """A server under costs that theory knows: queues, Little's law, conservation, determinism."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -48,7 +50,7 @@ FLEET = (
 
 def served(arrivals, count, prompt="1", output="1", seed=1, policy="vllm_v1", router="round_robin", **rest):
     fleet_keys = {name: rest.pop(name) for name in FLEET if name in rest}
-    made = {
+    made: dict[str, Any] = {
         "costs": Affine(),
         "pages": 10**6,
         "page_size": 16,
@@ -114,7 +116,8 @@ def test_steps_that_pass_at_once_are_those_that_are_waited_for(pages, policy):
 
 def held_over_time(result):
     """Return when how many requests wait and run and how many pages are held: equal rows are put together."""
-    rows, spans = result.loads[0], []
+    rows = result.loads[0]
+    spans: list[list[Any]] = []
     for began, duration, *sizes in zip(
         *(rows[name].tolist() for name in ("began", "duration", "waiting", "running", "pages")), strict=True
     ):
