@@ -19,9 +19,10 @@ from rapid_des.report.evidence import Interval, Origin
 from rapid_des.report.forecast import JobKind
 from rapid_des.report.result import Result
 from rapid_des.serving.batch import Batch
+from rapid_des.serving.engines import iteration_costs
 from rapid_des.serving.pools import of_replica, pools_of
 from rapid_des.serving.result import ServeResult
-from rapid_des.serving.server import iteration_costs, serve_workload
+from rapid_des.serving.server import serve_workload
 from rapid_des.serving.workload import Workload
 from rapid_des.simulation import FLATTENED, simulate
 from rapid_des.units import PS_PER_S, seconds
