@@ -16,7 +16,7 @@ TOOLS = Path(sys.executable).parent
 CHECKS = {
     "format": [sys.executable, "-m", "ruff", "format", "--check", "--quiet", "."],
     "lint": [sys.executable, "-m", "ruff", "check", "--quiet", "."],
-    "types": [sys.executable, "-m", "mypy"],
+    "types": [sys.executable, "-m", "mypy", "--num-workers", "2"],
     "import layers": [str(TOOLS / "lint-imports")],
 }
 SMALL = ["cli.py", "run", "llama2_7b_train", "--json", "--engine", "compiled", "--set", "job.model.layers=2"]

@@ -3,6 +3,7 @@
 import json
 from itertools import permutations
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,14 +121,14 @@ def test_other_modes_and_slow_gpus_are_refused():
     machine = load_machine("torus_2d_a100")
     with pytest.raises(UnsupportedByEngine, match="parallelism.placement: .*take mode flattened"):
         simulate(job(**SPLIT, placement="auto"), machine, mode="analytical")
-    found = compare(job(**SPLIT, placement="auto"), machine)
+    found: Any = compare(job(**SPLIT, placement="auto"), machine)
     assert "take mode flattened" in found["hybrid"] and found["flattened"].step_time > 0
     slow = machine.with_faults([parse_fault("gpu=3 compute=0.5")])
     with pytest.raises(ConfigError, match="takes faults of links alone"):
         simulate(job(**SPLIT, placement="auto"), slow)
     cut = machine.with_faults([parse_fault("link=0-1 bandwidth=0.2")])
-    came, found = (simulate(job(**SPLIT, placement=how), cut).step_time for how in (None, "auto"))
-    assert found <= came
+    came, chosen = (simulate(job(**SPLIT, placement=how), cut).step_time for how in (None, "auto"))
+    assert chosen <= came
 
 
 def test_the_search_lays_rings_out_so_that_neighbours_touch():

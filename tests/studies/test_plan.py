@@ -6,6 +6,7 @@ import sys
 import time
 from collections import defaultdict
 from itertools import islice, permutations
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -35,7 +36,11 @@ from rapid_des.studies.splits import Space, checked
 from rapid_des.studies.stand_ins import in_place, of_groups, of_layers, of_state, without_recomputation
 
 SMALL = {"model.layers": 8, "training.global_batch": 16, "training.sequence_length": 2048}
-FEW = {"recompute": ["none", "full"], "zero_stage": [0, 1, 3], "order": [("tp", "cp", "ep", "dp", "pp")]}
+FEW: dict[str, list[Any]] = {
+    "recompute": ["none", "full"],
+    "zero_stage": [0, 1, 3],
+    "order": [("tp", "cp", "ep", "dp", "pp")],
+}
 
 
 def job_of(name="llama2_7b_train", **settings):
@@ -80,7 +85,8 @@ def bounds_of(machine, cache):
 def test_no_way_is_faster_or_smaller_than_its_bounds(job, machine, gpus):
     machine, cache = machine_of(machine), BoundedCache()
     ways = list(Space(job, machine, gpus))
-    (lower_bounds, memory_bounds), refusals = bounds_of(machine, cache), []
+    lower_bounds, memory_bounds = bounds_of(machine, cache)
+    refusals: list[str] = []
     for way in random.Random(1).sample(ways, 8):
         legal = checked(way, refusals.append)
         if legal is None:
@@ -254,7 +260,7 @@ def test_copies_of_whole_units_are_in_the_bounds_of_zero_3_alone(model, split):
 def test_experts_of_unlike_loads_stand_where_each_way_puts_them():
     routing = {"routing": "{load: {kind: zipf, exponent: 0.6, seed: 1}}", "model.layers": 4}
     job = job_of(model="qwen3_30b_a3b", parallelism="{dp: 8, ep: 4}", **routing)
-    vary = {
+    vary: dict[str, list[Any]] = {
         "pp": [1],
         "tp": [1],
         "ep": [1, 2, 8],
@@ -410,7 +416,13 @@ def test_on_a_machine_that_stores_and_forwards_the_best_comes_first():
     ])  # fmt: skip
     job = job_of(**{"model.layers": 2, "training.sequence_length": 512, "parallelism": "{dp: 4}",
                     "training.zero_stage": 1, "training.global_batch": 8})  # fmt: skip
-    vary = {"tp": [1, 2], "pp": [1, 2], "cp": [1], "recompute": ["none"], "zero_stage": [1]}
+    vary: dict[str, list[Any]] = {
+        "tp": [1, 2],
+        "pp": [1, 2],
+        "cp": [1],
+        "recompute": ["none"],
+        "zero_stage": [1],
+    }
     found = plan(job, machine, Wanted(gpus=4, top=3, vary=vary))
     every = [
         simulate(legal, machine).step_time
@@ -436,7 +448,12 @@ def test_rows_that_their_mode_does_not_tell_apart_are_marked():
 
 def test_the_nearest_of_those_that_do_not_fit_is_one_that_was_asked_for():
     job, machine = load_job("llama3_1_70b_train_64"), machine_of()
-    vary = {"zero_stage": [1], "tp": [1, 2], "micro_batch": [1, 2], "recompute": ["none", "full"]}
+    vary: dict[str, list[Any]] = {
+        "zero_stage": [1],
+        "tp": [1, 2],
+        "micro_batch": [1, 2],
+        "recompute": ["none", "full"],
+    }
     with pytest.raises(InfeasibleJobError, match=r"nearest \(tp 2, .*recompute full, zero_stage 1") as told:
         plan(job, machine, Wanted(gpus=4, vary=vary))
     every = [checked(way, str) for way in Space(job, machine, 4, vary)]
@@ -548,7 +565,7 @@ def test_a_family_is_the_product_of_what_is_left_to_choose():
 
 def test_larger_micro_batches_need_no_less_memory():
     _, memory_bounds = bounds_of(machine_of(), BoundedCache())
-    needed = {}
+    needed: dict[object, list[int]] = {}
     for family in Space(job_of(), machine_of(), 8, {"tp": [1, 2], "cp": [1]}).families():
         split = family.base.spec.parallelism
         needed.setdefault((split, family.base.training.schedule), []).append(memory_bounds.memory(family.job))
@@ -573,7 +590,8 @@ def test_where_nothing_fits_the_nearest_is_named():
 
 def test_where_no_layout_can_be_simulated_it_says_why():
     faults = [parse_fault(f"link=1>{other} down=true") for other in (0, 2, 5)]  # all that GPU 1 sends through
-    cut, vary = machine_of("mesh_2d_a100").with_faults(faults), {"recompute": ["none"], "micro_batch": [1]}
+    cut = machine_of("mesh_2d_a100").with_faults(faults)
+    vary: dict[str, list[Any]] = {"recompute": ["none"], "micro_batch": [1]}
     with pytest.raises(InfeasibleJobError, match="layouts can be simulated; as in .*gpu1 cannot reach gpu0"):
         plan(job_of(), cut, Wanted(gpus=2, vary={**vary, "zero_stage": [1]}))
 
@@ -715,6 +733,7 @@ def test_workers_who_simulate_ahead_and_are_done_out_of_order_change_nothing():
         """Three workers, the last of whom is done first."""
 
         workers = 3
+        simulated = 0
 
         def map(self, function, items, meanwhile=None):
             fresh = enumerate(items)
@@ -725,7 +744,6 @@ def test_workers_who_simulate_ahead_and_are_done_out_of_order_change_nothing():
                     yield position, attempt(function, item, self._cache)
 
     alone, ahead = InProcess(), Ahead()
-    ahead.simulated = 0
     found = [
         plan(job_of(), machine_of(), Wanted(top=2, vary=FEW, pruned=True), crew) for crew in (alone, ahead)
     ]
