@@ -131,7 +131,7 @@ def outcome(case: Case) -> Outcome:
         job = load_job(json.loads(case.job))
         if case.only_memory:
             return _with_memory(job)
-        machine = _machine(case.place, case.limited or case.served is not None)
+        machine = machine_at(case.place, limited=case.limited or case.served is not None)
         if case.served is not None:
             return _served(job, machine, case.served)
         mode = FLATTENED if job.gpus <= case.place.node else ACROSS_NODES
@@ -229,5 +229,6 @@ def _shared() -> BoundedCache:
 
 
 @lru_cache(_MACHINES)
-def _machine(place: Place, limited: bool) -> Machine:
+def machine_at(place: Place, *, limited: bool = False) -> Machine:
+    """Return the machine of a place; unless `limited`, its GPUs have room for any job."""
     return load_machine(place.machine, settings=place.settings, device_settings=() if limited else _ROOM)
