@@ -86,6 +86,25 @@ class CacheTierSpec(Spec, frozen=True):
             raise ValueError("`bandwidth` must be above 0 B/s")
 
 
+class SharedPoolSpec(Spec, frozen=True):
+    """Memory or storage behind the network, for pages of all replicas (`rapid_des.serving.shared_pool`)."""
+
+    capacity: Size
+    """Bytes of the whole pool."""
+    bandwidth: Bandwidth
+    """Rate at which the pool serves the loads of all replicas, one after the other; writes have as much."""
+    gpu_bandwidth: Bandwidth | None = None
+    """Rate at which a GPU loads at most, such as that of its network card. Unset: that of the pool alone."""
+    write: Literal["through", "back"] = "through"
+    """When pages are written: as they are computed, or as they leave the memory of a replica."""
+    name: str = "pool"
+    """Its name in reports."""
+
+    def __post_init__(self) -> None:
+        if not self.bandwidth or (self.gpu_bandwidth is not None and not self.gpu_bandwidth):
+            raise ValueError("`bandwidth` and `gpu_bandwidth` must be above 0 B/s")
+
+
 class PrefixCacheSpec(Spec, frozen=True):
     """A cache of prefixes: pages that earlier requests have computed are found by their content."""
 
@@ -93,8 +112,12 @@ class PrefixCacheSpec(Spec, frozen=True):
     """Memory that pages go down to when the GPU has no room for them, the nearest first. Empty: they are
     dropped."""
 
+    pool: SharedPoolSpec | None = None
+    """Memory that all replicas share, below these tiers, as in `{capacity: 20 TB, bandwidth: 100 GB/s}`.
+    Unset: none."""
+
     def __post_init__(self) -> None:
-        names = [tier.name for tier in self.tiers]
+        names = ["gpu", *(tier.name for tier in self.tiers), *([self.pool.name] if self.pool else [])]
         if len(set(names)) < len(names):
             raise ValueError(f"tiers: {max(names, key=names.count)!r} stands twice")
 

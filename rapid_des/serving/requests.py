@@ -62,6 +62,8 @@ class Request(Struct, eq=False):
     """Priority; the highest goes first."""
     prefix: int = 0
     """Number of prompt tokens that are in the KV cache when it arrives: those of a prefix that all share."""
+    pooled: int = 0
+    """Number of its first pages that the shared pool held when it came to its replica."""
     path: tuple[ContentSpan, ...] = ()
     """The content of its prompt and of its answer, for a cache of prefixes."""
     carried: bool = False
