@@ -21,7 +21,8 @@ CHECKS = {
 }
 SMALL = ["cli.py", "run", "llama2_7b_train", "--json", "--engine", "compiled", "--set", "job.model.layers=2"]
 CHECKS |= {"machine code": [sys.executable, *SMALL, "--on", "dgx_a100"]}
-TESTS = [sys.executable, "-m", "pytest", "-n", "auto"]
+TESTS = [sys.executable, "-m", "pytest", "-n", "auto", "--dist", "worksteal"]
+"""Tests of one module stay in one process as long as there are others: they share what its fixtures make."""
 
 
 def main(arguments: list[str]) -> int:

@@ -42,8 +42,12 @@ def test_a_cache_that_other_jobs_have_filled_changes_no_result(mode, fault):
 def test_the_least_recently_used_is_dropped_first():
     memory, made = BoundedCache(limit=10), []
 
+    def make(key):
+        made.append(key)
+        return key
+
     def ask(key, weight=1):
-        return memory.get_or_make(key, lambda: made.append(key) or key, weight=lambda _: weight)
+        return memory.get_or_make(key, lambda: make(key), weight=lambda _: weight)
 
     assert [ask("a", 4), ask("b", 4), ask("a", 4), ask("c", 4)] == ["a", "b", "a", "c"]
     assert (made, memory.weight, len(memory)) == (["a", "b", "c"], 8, 2)  # b went: a was asked for later

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import rapid_des
-from rapid_des.compiling import CompiledKernel, Words, library
+from rapid_des.compiling import CompiledKernel, Words
 from rapid_des.compiling.emit import object_code
 from rapid_des.compiling.kinds import (
     COMPILABLE,
@@ -23,6 +23,7 @@ from rapid_des.compiling.kinds import (
     Int8Column,
     Int32Matrix,
     Int64Column,
+    TupleType,
     kinds_of,
 )
 from rapid_des.compiling.library import PACKAGE, KernelLibrary
@@ -269,7 +270,7 @@ def test_what_a_write_takes_the_place_of_is_not_followed(cache, compilations, tm
 
 def test_a_folder_of_somebody_else_is_not_used(cache, compilations, monkeypatch):
     somebody = os.geteuid() + 1
-    monkeypatch.setattr(library.os, "geteuid", lambda: somebody)
+    monkeypatch.setattr(os, "geteuid", lambda: somebody)
     assert answer_of(kernel()) == answer()
     assert len(compilations) == 1
 
@@ -281,7 +282,7 @@ def test_a_full_disk_is_done_without_and_leaves_nothing(cache, compilations, mon
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(library.Path, "replace", full)
+    monkeypatch.setattr(Path, "replace", full)
     for _ in range(2):
         assert answer_of(kernel()) == answer()
     assert len(compilations) == 2
@@ -305,6 +306,7 @@ def test_a_kernel_is_asked_for_once(cache):
 
 def test_a_table_that_was_read_before_is_read_again_where_it_was_replaced(cache):
     called, (outer, by, result), (kind, *_) = kernel(), arguments(), kinds_of(weigh)
+    assert isinstance(kind, TupleType)
     first = Words.of(outer, kind)
     assert Words.of(outer, kind, first) is first
     called(first, by, result)

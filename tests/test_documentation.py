@@ -82,7 +82,7 @@ def test_settings_are_known(setting):
 @pytest.mark.parametrize("line", dict.fromkeys(COMMANDS))
 def test_commands_that_are_not_run_have_the_options_that_they_use(line):
     context, words = click.Context(cli), shlex.split(line)[1:]
-    command = cli
+    command: click.Command = cli
     while isinstance(command, click.Group):
         command = command.get_command(context, words.pop(0))
         assert command is not None, line

@@ -34,7 +34,7 @@ def code_lines(path):
     """Return how many lines of a module hold code: no docstrings, no comments, no blank lines."""
     text = path.read_text()
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    ignored = set()
+    ignored: set[int] = set()
     for node in ast.walk(parsed(path)):
         for statement in getattr(node, "body", []) if isinstance(node, documented) else []:
             if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):

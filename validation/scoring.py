@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from rapid_des.device.calibration import is_calibration
 from rapid_des.report.evidence import Origin
 from rapid_des.report.forecast import JobKind
 
-Report = dict[str, object]
+Report = dict[str, Any]
 
 RANKED = 3
 """Predictions that make a ranking, at least."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from collections import Counter
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -14,7 +15,14 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
 ENGINES = ("vllm_v1", "vllm_v0", "sglang", "trtllm_guaranteed_no_evict", "trtllm_max_utilization", "static")
 """The policies of this distribution; `rapid_des.serving.policies` has the function of each."""
 Router: TypeAlias = Literal[
-    "round_robin", "random", "least_requests", "least_tokens", "most_free_pages", "session", "prefix_aware"
+    "round_robin",
+    "random",
+    "least_requests",
+    "least_tokens",
+    "least_time",
+    "most_free_pages",
+    "session",
+    "prefix_aware",
 ]
 
 
@@ -78,6 +86,25 @@ class CacheTierSpec(Spec, frozen=True):
             raise ValueError("`bandwidth` must be above 0 B/s")
 
 
+class SharedPoolSpec(Spec, frozen=True):
+    """Memory or storage behind the network, for pages of all replicas (`rapid_des.serving.shared_pool`)."""
+
+    capacity: Size
+    """Bytes of the whole pool."""
+    bandwidth: Bandwidth
+    """Rate at which the pool serves the loads of all replicas, one after the other; writes have as much."""
+    gpu_bandwidth: Bandwidth | None = None
+    """Rate at which a GPU loads at most, such as that of its network card. Unset: that of the pool alone."""
+    write: Literal["through", "back"] = "through"
+    """When pages are written: as they are computed, or as they leave the memory of a replica."""
+    name: str = "pool"
+    """Its name in reports."""
+
+    def __post_init__(self) -> None:
+        if not self.bandwidth or (self.gpu_bandwidth is not None and not self.gpu_bandwidth):
+            raise ValueError("`bandwidth` and `gpu_bandwidth` must be above 0 B/s")
+
+
 class PrefixCacheSpec(Spec, frozen=True):
     """A cache of prefixes: pages that earlier requests have computed are found by their content."""
 
@@ -85,8 +112,12 @@ class PrefixCacheSpec(Spec, frozen=True):
     """Memory that pages go down to when the GPU has no room for them, the nearest first. Empty: they are
     dropped."""
 
+    pool: SharedPoolSpec | None = None
+    """Memory that all replicas share, below these tiers, as in `{capacity: 20 TB, bandwidth: 100 GB/s}`.
+    Unset: none."""
+
     def __post_init__(self) -> None:
-        names = [tier.name for tier in self.tiers]
+        names = ["gpu", *(tier.name for tier in self.tiers), *([self.pool.name] if self.pool else [])]
         if len(set(names)) < len(names):
             raise ValueError(f"tiers: {max(names, key=names.count)!r} stands twice")
 
@@ -96,9 +127,15 @@ class AutoscalerSpec(Spec, frozen=True):
 
     target: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
     """Load of a replica that is aimed at, in the unit of `measure`."""
-    measure: Literal["requests", "waiting", "kv_occupancy"] = "requests"
-    """Load of a replica: its requests that are not answered, those of them that wait for the KV cache, or the
-    share of its pages that running requests hold."""
+    measure: Literal["requests", "waiting", "kv_occupancy", "rate", "slo"] = "requests"
+    """Load of a replica: its requests that are not answered, those of them that wait for the KV cache, the
+    share of its pages that running requests hold, or the requests a second that come to it. With slo: the
+    part of a limit of `slo` that nine tenths of the requests of the last interval do not exceed."""
+    slo: str | None = None
+    """Limits of the measure slo, as in "ttft=1s tpot=50ms"."""
+    ahead: Duration | None = None
+    """Time by which the load is foreseen, by the straight line through the loads of the last eight decisions:
+    the larger of that load and today's counts. Unset: today's alone."""
     minimum: Count = 1
     """Least number of replicas, which serve from the start; of each pool where prompts have one."""
     interval: Duration | None = None
@@ -113,6 +150,60 @@ class AutoscalerSpec(Spec, frozen=True):
             raise ValueError("`interval` must be above 0 s")
         if self.measure == "kv_occupancy" and self.target > 1:
             raise ValueError(f"target {self.target:g}: a share of the pages is at most 1")
+        if (self.measure == "slo") != (self.slo is not None):
+            needs = "needs `slo`" if self.slo is None else "reads no `slo`"
+            raise ValueError(f"measure {self.measure} {needs}")
+
+
+class RequestClassSpec(Spec, frozen=True):
+    """Requests of one kind: who sends them, which limits they have, which model answers them."""
+
+    name: str
+    """Its name in reports."""
+    share: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 1.0
+    """How many requests are of this class, in proportion to the other classes."""
+    slo: str | None = None
+    """Limits of its requests, as in "ttft=1s tpot=50ms". Unset: none."""
+    priority: Annotated[int, msgspec.Meta(ge=-(10**6), le=10**6)] = 0
+    """Priority of its requests, read by `order: priority`; the highest goes first."""
+    max_queued: Count | None = None
+    """Number of waiting requests at each replica from which one of this class is turned away. Unset: that of
+    the service."""
+    model: str | None = None
+    """Name of the model that answers: that of the job, or of one `beside` it. Unset: the job's."""
+    prompt: str | Count | None = None
+    """Tokens of its prompts, as `prompt` of the service. Unset: those."""
+    output: str | Count | None = None
+    """Tokens that it asks for. Unset: those of the service."""
+
+
+class AgentsSpec(Spec, frozen=True):
+    """Tasks of agents: turns of a conversation, and branches between them (`rapid_des.serving.agents`)."""
+
+    turns: str | Count = 4
+    """Number of turns of a task, as `prompt` states lengths: "uniform low=2 high=8"."""
+    branches: str | Count | None = None
+    """Number of sub-agents that each turn but the last starts; the next turn waits for all. Unset: none."""
+    branch_prompt: str | Count | None = None
+    """Tokens of their prompts, in which nothing said before stands. Unset: as `prompt` of the service."""
+    branch_output: str | Count | None = None
+    """Tokens of their answers, which the next turn's prompt has. Unset: as `output` of the service."""
+
+    def __post_init__(self) -> None:
+        if self.branches is None and (self.branch_prompt or self.branch_output):
+            raise ValueError("branch_prompt and branch_output are of `branches`: state their number")
+
+
+class BesideSpec(Spec, frozen=True):
+    """Further replicas of a service, of another model, another layout or another machine."""
+
+    job: str
+    """Job file or preset of the replicas: model, layout, software, and what `serving` says of engines,
+    `autoscaler` and `startup`. The rest of its `serving` is the service's."""
+    machine: str
+    """Machine file or preset on which they run, from its first GPU on."""
+    settings: dict[str, Any] = {}
+    """Keys of that job that are set, as in {parallelism.dp: 4}."""
 
 
 class PromptLayoutSpec(Spec, frozen=True):
@@ -161,6 +252,15 @@ class ServingSpec(Spec, frozen=True):
     router: Router = "round_robin"
     """Which replica gets a request. prefix_aware: the one with the fewest tokens to compute and to make, with
     those of the request that it would not find there."""
+    beside: tuple[BesideSpec, ...] = ()
+    """Further replicas behind the same router, as in `[{job: my_job.yaml, machine: l40s_pcie_x8}]`. Requests
+    go to those of their model, whatever the machine."""
+    classes: tuple[RequestClassSpec, ...] = ()
+    """Classes of requests, drawn by their shares, or by the column `class` of a trace (0 is the first).
+    Empty: all are alike."""
+    max_queued: Count | None = None
+    """A request is turned away if this many wait at each replica that could take it (SGLang:
+    max-queued-requests). Unset: none is."""
     front_ends: Count | None = None
     """Number of front ends, which receive and tokenize requests (vLLM: --api-server-count). A request waits
     for the one that is free first. Unset: one for each replica that takes requests."""
@@ -182,8 +282,11 @@ class ServingSpec(Spec, frozen=True):
     prompt is all that was said before and as many tokens as `prompt` states. What was said stays at the
     replica until pages are wanted, least recently used first. A session whose next turn does not fit into the
     model's positions starts over. Unset: of none, or a trace's, whose prompts are whole."""
+    agents: AgentsSpec | None = None
+    """Each arrival is a task of an agent, as in `{turns: 6, branches: 3}`: its turns and branches are
+    requests, of which as many are served as the command says. Unset: it is one request."""
     session_think: Duration | None = None
-    """Least time between an answer and its session's next turn. Unset: none."""
+    """Least time between an answer and its session's next turn: to think, or of tools. Unset: none."""
     lora: LoraSpec | None = None
     """Requests name adapters (`rapid_des.serving.adapters`). Unset: they are of the model itself."""
     host_cache: Size | None = None
@@ -214,3 +317,12 @@ class ServingSpec(Spec, frozen=True):
         if self.policy not in ENGINES and not is_known(POLICIES, self.policy):
             allowed = ", ".join((*ENGINES, *names(POLICIES)))
             raise ValueError(f"policy: {self.policy!r} is not one of {allowed}")
+        twice = [name for name, count in Counter(each.name for each in self.classes).items() if count > 1]
+        if twice:
+            raise ValueError(f"classes: {twice[0]!r} stands twice")
+        if self.agents is not None and self.sessions is not None:
+            raise ValueError("sessions: the turns of `agents` are sessions by themselves; state one of both")
+        if self.agents is not None and self.classes:
+            raise ValueError("classes: the requests of `agents` are of one class; state one of both")
+        if self.order != "priority" and any(each.priority for each in self.classes):
+            raise ValueError("classes: a priority is read with `order: priority` alone")

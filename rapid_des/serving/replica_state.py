@@ -11,17 +11,19 @@ import simpy
 from rapid_des.serving.adapters import AdapterUse
 from rapid_des.serving.engine import Engine
 from rapid_des.serving.policies import Fairness, Intake
-from rapid_des.serving.prefix_cache import PrefixCache
-from rapid_des.serving.requests import Request
+from rapid_des.serving.prefix_cache import PoolAccess, PrefixCache
+from rapid_des.serving.requests import NEVER, Request
 from rapid_des.serving.resident_content import FoundContent, ResidentContent
 from rapid_des.units import ceil_divide
 
 
-def content_of(engine: Engine) -> FoundContent:
+def content_of(engine: Engine, env: simpy.Environment) -> FoundContent:
     """Return an empty KV cache, as far as requests find something in it."""
     if engine.prefix_tiers is None:
         return ResidentContent(engine)
-    return PrefixCache(engine.page_size, engine.prefix_tiers)
+    pool = engine.prefix_pool
+    shared = None if pool is None else PoolAccess(pool, lambda: int(env.now))
+    return PrefixCache(engine.page_size, engine.prefix_tiers, shared)
 
 
 class ReplicaState:
@@ -34,7 +36,7 @@ class ReplicaState:
         self.waiting: deque[Request] = deque()
         self.prefilling: list[Request] = []
         self._intake = Intake(engine.habits)
-        self.promised_pages = self.calm = self._queued = 0
+        self.promised_pages = self.calm = self._queued = self.accepted = 0
         self._group = engine.nobody()
         self._free = engine.pages
         self._empty()
@@ -43,7 +45,7 @@ class ReplicaState:
     def _empty(self) -> None:
         """Drop everything besides weights."""
         engine = self.engine
-        self.content: FoundContent = content_of(engine)
+        self.content: FoundContent = content_of(engine, self._env)
         self.fairness = Fairness(1.0 if engine.drafts is None else engine.drafts.tokens_a_step)
         self.adapters = AdapterUse(engine.lora)
         self._loading = 0
@@ -61,6 +63,11 @@ class ReplicaState:
                 self.content.look_again(request)
                 self._queued += request.to_do
             yield request
+
+    @property
+    def unstarted(self) -> Iterator[Request]:
+        """Requests that no iteration has computed a part of yet."""
+        return (request for request in (*self.waiting, *self._intake) if request.started == NEVER)
 
     @property
     def decoding(self) -> int:

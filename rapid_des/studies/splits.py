@@ -329,7 +329,7 @@ def layers_of(job: Job, parts: int) -> Any:
     return (each[0] - 1, *each[1:-1], each[-1] - 1)
 
 
-def checked(candidate: Candidate, refused: Callable[[str], None]) -> Job | None:
+def checked(candidate: Candidate, refused: Callable[[str], object]) -> Job | None:
     """Return the job of a candidate if it is legal; else call `refused` with the reason and return None."""
     try:
         return with_spec(candidate.job, candidate.job.spec)

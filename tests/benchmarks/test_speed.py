@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rapid_des.studies.bench import CASES
+from rapid_des.studies.bench_cases import CASES
 
 
 @pytest.mark.benchmark

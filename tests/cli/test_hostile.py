@@ -7,6 +7,7 @@ import resource
 import time
 import tracemalloc
 import zipfile
+from typing import Any
 
 import numpy as np
 import pytest
@@ -258,7 +259,7 @@ def test_node_link_graphs_are_read_with_their_types(tmp_path, change, told):
     [("left", 0), ("right", 3), ("left", -1), ("feature", 99), ("threshold", np.nan), ("roots", 5)],
 )
 def test_a_learned_tree_that_is_none_is_refused(column, value):
-    columns = {
+    columns: dict[str, Any] = {
         "roots": np.array([0], np.int32), "feature": np.array([0, -1, -1], np.int16),
         "threshold": np.zeros(3), "left": np.array([1, 0, 0], np.int32),
         "right": np.array([2, 0, 0], np.int32), "value": np.zeros(3, np.float32),

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.workers import descendants, is_alive, until, workers
 if not Path("/proc/self/task").is_dir():
     pytest.skip("processes are looked for in /proc", allow_module_level=True)
 
-STUDY = {
+STUDY: dict[str, Any] = {
     "job": "llama2_7b_train",
     "on": "dgx_a100",
     "mode": "analytical",
@@ -55,7 +56,7 @@ def start(tmp_path):
 
     def started(words, **environment):
         command = [sys.executable, str(ROOT / "cli.py"), *(word.format(**files) for word in words)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         known = {**os.environ, **environment}
         begun.append(
             subprocess.Popen(command, cwd=tmp_path / "here", env=known, start_new_session=True, **pipes)
@@ -123,8 +124,13 @@ def planted(folder):
 def test_nothing_from_the_current_folder_runs(name, start, tmp_path):
     folder = planted(tmp_path / "here")
     begun = start(SHORT[name])
-    seen = []
-    until(lambda: seen.extend(workers(begun.pid)) or seen or begun.poll() is not None)
+    seen: list[int] = []
+
+    def are_seen():
+        seen.extend(workers(begun.pid))
+        return seen or begun.poll() is not None
+
+    until(are_seen)
     out, err = begun.communicate(timeout=300)
     assert begun.returncode == 0, err
     assert seen, "no process was started"

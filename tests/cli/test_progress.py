@@ -1,11 +1,14 @@
 """What a person sees while waiting, and what is left of a command after ^C."""
 
 import io
+import itertools
 import sys
+from threading import Event
 
 import pytest
 
 import validation
+from rapid_des import simulation
 from rapid_des.cli import main
 from rapid_des.studies import collective_bench
 from tests.cli.shell import call
@@ -63,9 +66,14 @@ def test_nothing_is_drawn_in_a_pipe_and_nothing_before_it_takes_long(monkeypatch
 
 
 def test_a_command_without_a_terminal_says_now_and_then_what_it_does(monkeypatch):
-    lines, ended = [], main.Event()
+    lines, ended = [], Event()
+
+    def note(line):
+        lines.append(line)
+        ended.set()
+
     monkeypatch.setattr(main, "LINES_S", (0.0, 0.0))
-    monkeypatch.setattr(main, "announce", lambda line: (lines.append(line), ended.set()))
+    monkeypatch.setattr(main, "announce", note)
     bar = main.Bar("plan")
     bar.part("simulating", 3, 5)
     main._lines(bar, ended)
@@ -78,15 +86,13 @@ def test_rich_is_imported_only_to_draw():
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_bench_that_is_interrupted_prints_what_is_finished(as_json, monkeypatch):
-    answer = collective_bench.replay
+    numbers = itertools.count(1)
 
     def third_is_interrupted(*arguments, **options):
-        third_is_interrupted.calls += 1
-        if third_is_interrupted.calls == 3:
+        if next(numbers) == 3:
             raise KeyboardInterrupt
-        return answer(*arguments, **options)
+        return simulation.replay(*arguments, **options)
 
-    third_is_interrupted.calls = 0
     monkeypatch.setattr(collective_bench, "replay", third_is_interrupted)
     left = call(*BENCH, *(["--json"] if as_json else []))
     assert left.code == 130
@@ -98,7 +104,7 @@ def test_a_bench_that_is_interrupted_prints_what_is_finished(as_json, monkeypatc
 
 
 def test_a_validation_that_is_interrupted_prints_what_is_finished(monkeypatch):
-    scored = []
+    scored: list[str] = []
 
     def second_is_interrupted(topic, **_):
         if scored:

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def test_every_preset_device_prices_a_gemm(name):
 @pytest.mark.parametrize("name", preset_names("model"))
 def test_every_preset_model_runs(name):
     words = ["run", "llama2_7b_inference", "--on", "dgx_h100_superpod_32", "--json"]
-    sizes = {
+    sizes: dict[str, Any] = {
         "inference.prompt_length": 16,
         "inference.output_length": 2,
         "parallelism.tp": 4 if name == "gpt2" else 8,  # of 12 heads

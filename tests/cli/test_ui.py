@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import Future
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -36,7 +37,7 @@ class Here:
     one = threading.Lock()  # as in a process of its own, one thing is done at a time
 
     def submit(self, function, *arguments):
-        future = Future()
+        future: Future[Any] = Future()
         if function.__name__ == "begin":
             return future
 

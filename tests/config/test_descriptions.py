@@ -1,6 +1,7 @@
 """Every field of every file format says what it means, in schemas and to who asks for one key."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -101,6 +102,7 @@ def test_a_preset_is_printed_and_traces_are_listed():
 def test_every_key_has_an_example_that_a_file_may_state(struct):
     types = {field.encode_name: field.type for field in msgspec.structs.fields(struct.cls)}
     for field, _ in described(struct):
-        value = parse_text(field.example, Path("example.yaml"))[field.name]
+        tree: Any = parse_text(field.example, Path("example.yaml"))
+        value = tree[field.name]
         if field.name in types:
             msgspec.convert(value, types[field.name], dec_hook=lambda target, text: target.parse(text))

@@ -3,7 +3,7 @@
 import os
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -40,7 +40,7 @@ class Plant(Spec, frozen=True, kw_only=True):
     stores: dict[str, Size] = {}
 
 
-GOOD = {
+GOOD: dict[str, Any] = {
     "name": "x",
     "links": [{"kind": "cable", "bandwidth": "1 GB/s"}, {"kind": "radio", "channel": 3}],
     "stores": {"a": "1 KiB"},

@@ -4,12 +4,13 @@ from collections import defaultdict
 from fractions import Fraction
 from pathlib import Path
 from statistics import geometric_mean
+from typing import Any
 
 import pytest
 
-from rapid_des.device import load_device
+from rapid_des.device import Gemm, Vector, load_device
 from rapid_des.device.device import rates_of
-from rapid_des.device.operators import Gemm, Vector
+from rapid_des.device.operators import Dtype
 from rapid_des.device.pricing import operator_model
 from validation import DataFolder
 from validation.fit_clocks import SCALED, loops, scaled_clock
@@ -26,7 +27,8 @@ def seconds(operator, device):
 def test_matrix_work_in_a_dtype_runs_at_the_clock_that_holds_for_it():
     clock = H100.spec.clock
     assert clock.sustained_by_dtype["fp8"] < clock.sustained
-    for dtype, held in (("bf16", clock.sustained), ("fp8", clock.sustained_by_dtype["fp8"])):
+    clocks: dict[Dtype, Any] = {"bf16": clock.sustained, "fp8": clock.sustained_by_dtype["fp8"]}
+    for dtype, held in clocks.items():
         peak = H100.spec.tensor_peak[dtype]
         assert rates_of(H100, dtype).tensor == pytest.approx(peak * held / clock.peak)
     assert rates_of(H100.under(clock="boost"), "fp8").tensor == pytest.approx(1978.9e12 * 1.98 / 1.83)

@@ -1,6 +1,7 @@
 """What is stated for a whole chip follows its SMs and its peak clock, whichever way these are changed."""
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import yaml
@@ -18,7 +19,7 @@ STATED = {"tensor_peak.bf16": "500 TFLOP/s", "shared.bandwidth": "10 TB/s", "l2.
 
 def tree_of(changes):
     """Return what a file states, given dotted keys."""
-    tree = {}
+    tree: dict[str, Any] = {}
     for key, value in changes.items():
         *parents, last = key.split(".")
         place = tree

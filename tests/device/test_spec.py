@@ -4,6 +4,7 @@ import pytest
 
 from rapid_des.config import preset_names
 from rapid_des.device import Gemm, load_device, load_device_spec
+from rapid_des.device.operators import Dtype
 from rapid_des.device.spec import RANGES, check_constants
 from rapid_des.device.vector import VectorKernel
 from rapid_des.errors import ConfigError, InputError
@@ -13,7 +14,8 @@ from tests.device.prices import estimate_of
 @pytest.mark.parametrize("name", preset_names("device"))
 def test_every_preset_prices_a_gemm_within_its_peak(name):
     device = load_device(name)
-    dtype = next((d for d in ("bf16", "fp16") if d in device.spec.tensor_peak), "fp32")
+    dtypes: tuple[Dtype, ...] = ("bf16", "fp16", "fp32")
+    dtype = next((each for each in dtypes if each in device.spec.tensor_peak), dtypes[-1])
     gemm = Gemm(8192, 8192, 8192, dtype=dtype)
     estimate = estimate_of(device, gemm)
     # 2 * 8192**3 FLOP cannot be done faster than at the peak of the clock in use.

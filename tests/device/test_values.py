@@ -8,10 +8,11 @@ from msgspec import structs
 
 from rapid_des.config import preset_names
 from rapid_des.device import Attention, Gemm, GroupedGemm, Vector, load_device
+from rapid_des.device.operators import Operator
 from rapid_des.device.pricing import operator_model
 from rapid_des.values import replace
 
-OPERATORS = [
+OPERATORS: list[Operator] = [
     Gemm(512, 4096, 4096),
     GroupedGemm((64, 0, 8), 4096, 4096),
     Attention(1, 2048, 2048, 32, 8, 128),

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from rapid_des.device import Vector, load_device
@@ -102,5 +104,6 @@ def test_every_fused_name_is_a_kernel():
 
 
 def test_an_unknown_policy_lists_the_known_ones():
+    policy: Any = "tensorflow"
     with pytest.raises(InputError, match="eager, torch_compile, megatron, vllm"):
-        fused(["gelu"], "tensorflow")
+        fused(["gelu"], policy)

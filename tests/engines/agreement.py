@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +15,10 @@ from rapid_des.program.program import Program, Records
 
 ARRAYS = ("start", "finish", "met", "link_bytes", "link_busy", "link_wait")
 NUMBERS = ("hops", "sent", "received")
-RUN = {"simpy": partial(simpy_engine.run, ties=True), "compiled": compiled.run}
+RUN: dict[str, Callable[..., Records]] = {
+    "simpy": partial(simpy_engine.run, ties=True),
+    "compiled": compiled.run,
+}
 
 
 def assert_same(one: Records, other: Records, *, ties=True, trail=True) -> None:
@@ -39,7 +44,7 @@ def _rows(trail):
     return rows[np.lexsort(rows.T[::-1])]
 
 
-def outcome(engine: str, program: Program, **options) -> Records | str:
+def outcome(engine: str, program: Program, **options) -> Any:
     """The records, or what the engine says about members that disagree."""
     try:
         return RUN[engine](program, **options)
@@ -47,7 +52,7 @@ def outcome(engine: str, program: Program, **options) -> Records | str:
         return str(disagreement)
 
 
-def assert_engines_agree(program: Program, **options) -> Records | str:
+def assert_engines_agree(program: Program, **options) -> Any:
     """Both engines see the same, hop by hop."""
     one, other = outcome("simpy", program, **options), outcome("compiled", program, **options)
     if isinstance(one, str) or isinstance(other, str):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -18,7 +20,7 @@ from tests.program.tracing import Nodes, trace_set
 
 SEGMENTS = STORE | {"segment": "100 B"}
 CUT = {"mode": "cut_through", "segment": "64 B"}
-PACKETS = {
+PACKETS: dict[str, Any] = {
     "mode": "cut_through",
     "protocol": {
         "payload": "100 B",
@@ -268,7 +270,7 @@ def _contention(own, rng) -> Contention:
 def with_timetables(program: Program, where: Machine, rng) -> Program:
     """The program with slow, closed and late links, and visits slowed or stopped on some of the streams."""
     links = {link: _timetable(rng) for link in range(program.links) if rng.random() < 0.4}
-    visits = {}
+    visits: dict[tuple[int, int], Timetable] = {}
     for position, binding in enumerate(program.bindings):
         own = program.programs[binding.program]
         slow = [server for server in range(len(own.server_capacity)) if rng.random() < 0.4]

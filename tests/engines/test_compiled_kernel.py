@@ -82,7 +82,7 @@ def test_a_run_in_many_slices_is_the_same_run_and_tells_its_progress(mode, monke
     at_once = compiled.run(program)
     monkeypatch.setattr(engine, "_FIRST_SLICE", 1)
     monkeypatch.setattr(engine, "_SLICE_S", 1e-9)
-    told = []
+    told: list[int] = []
     sliced = compiled.run(program, progress=told.append)
     assert len(told) > 100
     assert told == sorted(told)

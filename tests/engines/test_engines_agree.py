@@ -1,6 +1,8 @@
 """Random programs: the two engines agree to the tick on every record field."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +20,10 @@ from tests.engines.random_programs import machines, programs, traces, with_follo
 from tests.program.machines import machine, ring
 from tests.program.tracing import Nodes, trace_set
 
-STEPPED = {"simpy": partial(Simulation, ties=True), "compiled": CompiledSimulation}
+STEPPED: dict[str, Callable[..., Any]] = {
+    "simpy": partial(Simulation, ties=True),
+    "compiled": CompiledSimulation,
+}
 
 FEW = settings(max_examples=12, deadline=None)
 

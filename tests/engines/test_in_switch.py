@@ -88,7 +88,8 @@ def test_lines_through_a_rank_are_those_of_the_axes():
 
 
 def _steps(ranks, groups_of, groups):
-    nodes, done = Nodes(), ()
+    nodes = Nodes()
+    done: tuple[int, ...] = ()
     for _ in range(3):
         done = (nodes.compute(1_000_000, after=done),)
         done = (nodes.collective(ALL_REDUCE, 4096, "node", stream="tp", after=done),)
@@ -98,7 +99,7 @@ def _steps(ranks, groups_of, groups):
 
 def _nodes_and_rails():
     """Four nodes of two GPUs; the steps of a job with a group in each node, and one on each rail."""
-    groups = {f"node{node}": (2 * node, 2 * node + 1) for node in range(4)}
+    groups: dict[str, tuple[int, ...]] = {f"node{node}": (2 * node, 2 * node + 1) for node in range(4)}
     groups |= {f"rail{rail}": tuple(range(rail, 8, 2)) for rail in range(2)}
     return _steps(8, lambda rank: [f"node{rank // 2}", f"rail{rank % 2}"], groups)
 

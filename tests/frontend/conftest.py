@@ -108,7 +108,7 @@ def replay_without_network(traces: TraceSet, *, rendezvous: bool) -> dict[int, l
     """Return each rank's finish times; with `rendezvous` a send waits for its receive. Raises on deadlock."""
     waiting: dict[object, list[tuple[int, int, int]]] = {}
     finish = {trace.rank: [-1] * len(trace.nodes) for trace in traces.ranks}
-    queues = {}
+    queues: dict[tuple[int, int], list[int]] = {}
     for trace in traces.ranks:
         for row, stream in enumerate(trace.nodes.stream.tolist()):
             queues.setdefault((trace.rank, stream), []).append(row)

@@ -79,10 +79,10 @@ def test_an_interleaved_piece_is_placed_with_both_inputs():
 
 def test_every_rank_does_the_same_work_in_pairs(tiny, prices):
     plain, paired = (tiny(*EXPERTS, ("training.overlap_batches", on)) for on in ("false", "true"))
-    tables = [build(job, prices).tables[0] for job in (plain, paired)]
-    assert len(tables[0]) == len(tables[1])
-    assert np.array_equal(*(np.sort(table.duration) for table in tables))
-    assert np.array_equal(*(np.sort(table.size) for table in tables))
+    one, other = (build(job, prices).tables[0] for job in (plain, paired))
+    assert len(one) == len(other)
+    assert np.array_equal(np.sort(one.duration), np.sort(other.duration))
+    assert np.array_equal(np.sort(one.size), np.sort(other.size))
 
 
 def test_a_stage_holds_one_micro_batch_more_in_pairs(tiny):

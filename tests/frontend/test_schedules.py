@@ -1,6 +1,7 @@
 """Every schedule: complete, in an order that runs, within its bounds of work in flight and bubble."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -38,7 +39,9 @@ def times(plan, forward, input_gradient, weight_gradient, pair=None):
     length = {"forward": forward, "input_gradient": input_gradient, "weight_gradient": weight_gradient}
     length["backward"] = input_gradient + weight_gradient
     queues = [units(order, joined=pair is not None) for order in plan.orders]
-    free, spans, ends = [0] * len(queues), [[] for _ in queues], {}
+    free = [0] * len(queues)
+    spans: list[list[tuple[int, int]]] = [[] for _ in queues]
+    ends: dict[tuple[int, PassResult], int] = {}
     while any(queues):
         for stage, queue in enumerate(queues):
             needs = [plan.needs(stage, item) for item in queue[0]] if queue else []
@@ -56,7 +59,7 @@ def times(plan, forward, input_gradient, weight_gradient, pair=None):
 
 def units(order, *, joined):
     """Return the items of an order, pairs together if `joined`."""
-    found = []
+    found: list[list[Any]] = []
     for place, item in enumerate(order):
         if joined and place and order[place - 1].paired:
             found[-1].append(item)
@@ -75,7 +78,7 @@ def bubble(spans):
 @given(shape=shapes())
 def test_every_micro_batch_passes_every_part_once_each_way_in_an_order_that_runs(name, shape):
     for chosen, plan in plans(name, shape):
-        passed = Counter()
+        passed: Counter[Any] = Counter()
         for stage, item in plan.execution():
             part = plan.placement[stage][item.chunk]
             halves = {
@@ -122,7 +125,9 @@ def test_asking_in_the_order_of_need_never_blocks_in_order_streams(name, shape):
             ]
             for stage, order in enumerate(plan.orders)
         ]
-        position, done, arrived, moved = [0] * len(plan.orders), set(), set(), True
+        position, moved = [0] * len(plan.orders), True
+        done: set[tuple[int, PassResult]] = set()
+        arrived: set[tuple[int, PassResult]] = set()
         while moved:
             moved = False
             for stage, order in enumerate(plan.orders):

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ def test_what_is_not_simulated_of_a_known_architecture_is_named(tmp_path, name):
 
 def test_a_model_of_the_hub_is_read_by_its_id(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_1_8B))
-    hub = ModuleType("huggingface_hub")
+    hub: Any = ModuleType("huggingface_hub")
     hub.hf_hub_download = lambda identifier, file: tmp_path / file if identifier == "org/llama" else 1 // 0
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
     monkeypatch.chdir(tmp_path)
@@ -38,7 +39,7 @@ def test_without_the_extra_or_the_network_a_hub_id_is_one_line(monkeypatch):
         match=r"org/llama is neither a file nor a preset; ids .* need `pip install 'rapid-des\[hub\]'`",
     ):
         import_hugging_face("org/llama")
-    hub = ModuleType("huggingface_hub")
+    hub: Any = ModuleType("huggingface_hub")
 
     def unreachable(*_):
         raise OSError("no route\nto host")

@@ -5,6 +5,7 @@ sums of the checkpoints' tensors that the same pages print.
 """
 
 import json
+from typing import Any
 
 import pytest
 
@@ -54,7 +55,7 @@ NEMOTRON_H_8B = dict(
     num_attention_heads=32, num_hidden_layers=52, num_key_value_heads=8, ssm_state_size=128, use_bias=False,
     tie_word_embeddings=False, use_conv_bias=True, vocab_size=131072,
 )  # fmt: skip
-PUBLISHED = {
+PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
     "mamba_codestral_7b": (MAMBA2_CODESTRAL, 7_285_403_648),
     "nemotron_h_8b": (NEMOTRON_H_8B, 8_100_852_736),
     "llama_3_1_8b": (LLAMA_3_1_8B, 8_030_261_248),

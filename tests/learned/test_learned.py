@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,7 +109,7 @@ def test_outside_the_samples_the_declared_model_answers(device_file):
 
 
 def test_a_model_tells_what_its_file_has_and_nothing_asked_for(device_file):
-    operators = operator_model(load_device(str(device_file)))
+    operators: Any = operator_model(load_device(str(device_file)))
     assert operators.unused() == ("gemm/bf16",)
     operators.estimate(Gemm(256, 256, 256, dtype="fp16"))
     assert operators.unused() == ("gemm/bf16",)
@@ -117,7 +118,7 @@ def test_a_model_tells_what_its_file_has_and_nothing_asked_for(device_file):
 
 
 def test_a_model_tells_what_was_left_to_the_fallback_and_why(device_file):
-    operators = operator_model(load_device(str(device_file)))
+    operators: Any = operator_model(load_device(str(device_file)))
     for operator in (
         Gemm(256, 256, 256),
         Gemm(4096, 256, 256),
@@ -134,7 +135,8 @@ def test_a_model_tells_what_was_left_to_the_fallback_and_why(device_file):
 
 def test_what_one_job_asked_for_is_not_held_against_the_next(device_file):
     memory, device = BoundedCache(1 << 24), load_device(str(device_file))
-    first, second = operator_model(device, memory), operator_model(device, memory)
+    first: Any = operator_model(device, memory)
+    second: Any = operator_model(device, memory)
     price = first.estimate(Gemm(256, 256, 256))
     assert (first.unused(), second.unused()) == ((), ("gemm/bf16",))
     assert second.estimate(Gemm(256, 256, 256)) is price
@@ -253,7 +255,7 @@ def test_every_sample_of_modules_is_used_or_named_with_its_reason(counts):
         else:
             assert file.regressors[USED_BY[name]].rows >= 12
     assert set(file.left_out) <= set(counts)
-    plain = learned_as_plain(file)
+    plain: Any = learned_as_plain(file)
     assert set(plain["left_out"]) == set(plain["left_out_reasons"])
     printed = "\n".join(text(learned_report(file)))
     assert all(name in printed for name in file.left_out)

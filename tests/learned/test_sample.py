@@ -1,4 +1,6 @@
 import sys
+from types import ModuleType
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -54,8 +56,9 @@ def test_sampling_without_torch_says_what_to_install(monkeypatch):
 
 
 def test_an_operator_that_no_column_describes_is_refused(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", type(sys)("torch"))
-    sys.modules["torch"].__version__ = "0"
+    torch: Any = ModuleType("torch")
+    torch.__version__ = "0"
+    monkeypatch.setitem(sys.modules, "torch", torch)
     with pytest.raises(InputError, match="cannot be sampled"):
         list(sample([Attention(1, 8, 8, 4, 4, 64, window=4)], Sampling("cpu")))
 

@@ -39,7 +39,7 @@ def program(steps):
 
 def chosen(monkeypatch, kernel, *, steps=20, engine="auto"):
     """Return the engine for the same program twice in a process, and what was said."""
-    texts = []
+    texts: list[str] = []
     monkeypatch.setattr(execution, "_kernel", lambda _, *, closing=False: kernel)
     choice = EngineChoice(engine, announce=texts.append)
     engines = {choice.engine_for(program(steps)) for _ in range(2)}

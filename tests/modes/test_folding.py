@@ -137,7 +137,8 @@ def test_what_may_have_to_be_discarded_is_folded_only_if_that_costs_little():
 def test_after_a_discarded_run_what_keeps_the_order_is_folded():
     # 100 B take 100 ns and arrive 100 ns later: then they ask beside the second exchange's messages, and each
     # link chooses by rank. So ranks of a ring do not live alike, but the two rings do
-    nodes, before = Nodes(), ()
+    nodes = Nodes()
+    before: tuple[int, ...] = ()
     for _ in range(12):  # 3,456 messages of about 30 us: searched for a symmetry
         first = nodes.collective(CollectiveType.ALL_TO_ALL, 900, "plane", after=before)
         late = nodes.compute(200 * NANOSECOND, after=before)

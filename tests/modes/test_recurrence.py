@@ -40,8 +40,8 @@ def layers(draw, nodes, before, periods):
     for period in range(periods):
         for kind, duration, collective, each, stream, back, waits in body:
             place, size = len(nodes.rows), each * last if period >= periods - 2 else each
-            after = {place - step for step in back if place - step >= before}
-            after = (*after, before - 1) if waits else tuple(after)
+            targets = {place - step for step in back if place - step >= before}
+            after = (*targets, before - 1) if waits else tuple(targets)
             if kind == "compute":
                 nodes.compute(duration, after=after)
             else:
@@ -156,7 +156,8 @@ def test_a_program_without_periods_waits_for_what_it_did():
 
 
 def test_a_server_that_is_held_across_the_end_of_a_range_is_let_go():
-    nodes, last = Nodes(), ()
+    nodes = Nodes()
+    last: int | tuple[()] = ()
     for size in (*[8_000] * 40, 2_000, 2_000):  # the first of the small ones holds as those before it
         last = nodes.collective(REDUCE, size, after=last)
     collectives = {"default": {"algorithm": ["ring", "ring"]}}
@@ -196,12 +197,13 @@ def test_a_step_that_gathers_layer_by_layer_is_the_same(tmp_path, monkeypatch, m
     (tmp_path / "any.yaml").write_text(JOB)
     job, where = load_job(tmp_path / "any.yaml"), load_machine("dgx_a100_x4")
     runs = []
+
+    def kept(*given, **how):
+        runs.append(run_shortened(*given, **how))
+        return runs[-1]
+
     monkeypatch.setattr(execution, "_WORTH_FOLDING_S", 1e-3)
-    monkeypatch.setattr(
-        recurrence,
-        "run_shortened",
-        lambda *given, **how: runs.append(run_shortened(*given, **how)) or runs[-1],
-    )
+    monkeypatch.setattr(recurrence, "run_shortened", kept)
     short = simulate(job, where, mode=mode, engine="compiled")
     monkeypatch.setattr(recurrence, "shortened", lambda *given, **how: None)
     whole = simulate(job, where, mode=mode, engine="compiled")

@@ -23,7 +23,7 @@ def _quantity(target: type, value: object) -> object:
 
 def graph_of(fabric, dead=()):
     """The fabric as networkx sees it, for oracles."""
-    graph = networkx.DiGraph()
+    graph: networkx.DiGraph[int] = networkx.DiGraph()
     graph.add_nodes_from(range(fabric.nodes))
     for link, ends in enumerate(zip(fabric.source.tolist(), fabric.destination.tolist(), strict=True)):
         if link not in dead:

@@ -6,6 +6,7 @@ import networkx
 import pytest
 
 import rapid_des as rd
+from rapid_des.config import to_tree
 from tests.cli.shell import call
 
 SHAPES = ("torus_3d_a100", "dgx_h100_x8", "dragonfly_a100_256", "king_mesh_a100", "slim_fly_a100_200")
@@ -30,7 +31,7 @@ def test_a_fabric_comes_back_from_its_graph_with_all_rates(tmp_path):
     again = rd.Machine.from_graph(graph, device=device, gpus_per_node=8)
     rates = networkx.get_edge_attributes(graph, "bytes_per_s")
     assert networkx.get_edge_attributes(again.graph(), "bytes_per_s") == rates
-    assert rd.load_machine(json.loads(json.dumps(rd.machine.to_tree(again.spec, "machine")))) == again
+    assert rd.load_machine(json.loads(json.dumps(to_tree(again.spec, "machine")))) == again
     # a file of the graph, as networkx writes it, is read too
     (tmp_path / "graph.json").write_text(json.dumps(networkx.node_link_data(graph, edges="links")))
     fabric = {

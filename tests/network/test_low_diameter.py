@@ -1,5 +1,7 @@
 """HyperX, Slim Fly and Dragonfly+: closed forms of the literature, and ways that are not minimal."""
 
+from typing import Any
+
 import networkx
 import numpy as np
 import pytest
@@ -10,13 +12,14 @@ from rapid_des.network.metrics import bisection
 from rapid_des.network.routing import DimensionOrderRouter, FaultAwareRouter
 from rapid_des.network.shapes.low_diameter import finite_field
 from rapid_des.network.specs import NonMinimal, Routing
+from rapid_des.values import replace
 from tests.network.fabrics import INNER, dimension, graph_of
 
 LINK = {"bandwidth": "50 GB/s", "latency": "500 ns"}
 GB = 10**9
 HYPERX = {"shape": "hyperx", "size": 32, "hosts": 2, "routers": [4, 4], "router_link": LINK}
 SLIM_FLY = {"shape": "slim_fly", "size": 64, "hosts": 2, "q": 4, "router_link": LINK}
-PLUS = {
+PLUS: dict[str, Any] = {
     "shape": "dragonfly_plus", "size": 40, "hosts": 2, "leaves": 4, "spines": 4, "global_links": 4,
     "local_link": LINK, "global_link": LINK,
 }  # fmt: skip
@@ -84,8 +87,8 @@ def test_the_cables_of_a_hyperx_add_up():
 
 
 def test_a_hyperx_corrects_its_axes_in_the_stated_order():
-    for order, between in (("innermost_first", "switch1"), ("outermost_first", "switch4")):
-        plan = build("x", [dimension(**HYPERX)], Routing(order=order, tie="positive"))
+    for routing, between in ((INNER, "switch1"), (replace(INNER, order="outermost_first"), "switch4")):
+        plan = build("x", [dimension(**HYPERX)], routing)
         route = DimensionOrderRouter(plan).route(0, 10)  # from router (0, 0) to router (1, 1)
         nodes = [plan.fabric.node_name(int(plan.fabric.destination[link])) for link in route]
         assert nodes == ["switch0", between, "switch5", "gpu10"]

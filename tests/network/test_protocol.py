@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from rapid_des.config import Document, decode
@@ -138,5 +140,5 @@ def test_acknowledgements_load_the_way_back_by_their_time() -> None:
 def test_a_protocol_block_states_every_parameter() -> None:
     tree = {"payload": "4 KiB", "header": "36 B", "acknowledgement": "48 B", "packet_time": "whole_ns"}
     with pytest.raises(ConfigError, match="missing key 'packets_per_acknowledgement'"):
-        decode(Document("machine.yaml", tree), Protocol)
-    assert decode(Document("machine.yaml", tree | {"packets_per_acknowledgement": 1}), Protocol) == ROCE
+        decode(Document(Path("machine.yaml"), tree), Protocol)
+    assert decode(Document(Path("machine.yaml"), tree | {"packets_per_acknowledgement": 1}), Protocol) == ROCE

@@ -176,16 +176,17 @@ def hops(plan, pairs):
 
 def test_the_stated_order_says_which_dimension_is_corrected_first():
     # GPU = x + 4·y; from (0, 0) to (1, 1): along x over GPU 1, or along y over GPU 4.
-    for order, middle in (("innermost_first", 1), ("outermost_first", 4)):
-        plan = build("x", [dimension(shape="torus", size=[4, 4])], Routing(order=order, tie="positive"))
+    inner = Routing(order="innermost_first", tie="positive")
+    for routing, middle in ((inner, 1), (replace(inner, order="outermost_first"), 4)):
+        plan = build("x", [dimension(shape="torus", size=[4, 4])], routing)
         assert hops(plan, [(0, 5)]) == [[middle, 5]]
 
 
 def test_a_tie_on_a_ring_goes_up_or_over_the_lower_neighbour():
     # On a ring of 4, from 3 to 1 both ways take two hops: up over 0, down over 2. From 1 to 3: up 2, down 0.
-    expected = {"positive": [[0, 1], [2, 3]], "lowest_id": [[0, 1], [0, 3]]}
-    for tie, ways in expected.items():
-        plan = build("x", [dimension(shape="ring", size=4)], Routing(order="innermost_first", tie=tie))
+    up = Routing(order="innermost_first", tie="positive")
+    for routing, ways in ((up, [[0, 1], [2, 3]]), (replace(up, tie="lowest_id"), [[0, 1], [0, 3]])):
+        plan = build("x", [dimension(shape="ring", size=4)], routing)
         assert hops(plan, [(3, 1), (1, 3)]) == ways
 
 

@@ -22,7 +22,8 @@ def twisted(size, *twists, **keys):
 
 def all_pairs(one, routing):
     plan = build("x", [one], routing)
-    pairs = list(itertools.product(range(plan.fabric.gpus), repeat=2))
+    gpus = range(plan.fabric.gpus)
+    pairs = list(itertools.product(gpus, gpus))
     return plan.fabric, pairs, DimensionOrderRouter(plan).routes(pairs)
 
 

@@ -3,6 +3,7 @@
 import json
 import sqlite3
 from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ OF = {text: number for number, text in enumerate(TEXTS)}
 
 def sqlite(path):
     """Write an export with the tables and columns of NVIDIA's schema reference that matter here."""
-    tables = {
+    tables: dict[str, list[tuple[Any, ...]]] = {
         "StringIds (id, value)": [(number, text) for text, number in OF.items()],
         "CUPTI_ACTIVITY_KIND_KERNEL (start, end, deviceId, streamId, correlationId, globalPid, shortName)": [
             (s, e, 0, stream, key, PROCESS, OF[name]) for name, s, e, key, stream in KERNELS

@@ -37,11 +37,11 @@ def test_a_task_that_counts_needs_fewer_edges_than_it_has():
     nobody = np.zeros(0, np.int64)
     template = make_template(
         2,
-        (np.zeros(1), np.zeros(1)),
+        (np.zeros(1, np.int64), np.zeros(1, np.int64)),
         (np.array([NONE]), nobody, nobody),
         edges=edges(0, [1, 2]),
         arrivals=edges([0, 1], 0),
-        need=np.ones(1),
+        need=np.ones(1, np.int64),
     )
     assert template.need.tolist() == [1]
     assert template.member_need.tolist() == [1, 1]

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from rapid_des.chakra.trace import BOUNDS, UNSTATED, CollectiveType, RankTrace, TraceSet
 from rapid_des.device.device import load_device
+from rapid_des.device.operators import Bound
 from rapid_des.machine import load_machine
 from rapid_des.modes.execution import EngineChoice
 from rapid_des.program.builders import Occupancy, rank_program
@@ -72,7 +73,7 @@ def test_a_recorded_duration_holds_already_what_ran_beside_it():
 
 def test_who_wants_all_of_the_memory_gets_half_of_it():
     device = load_device("h100_sxm")
-    kernel = ("hbm", MS + device.launch_overhead, 0)
+    kernel: tuple[Bound, int, int] = ("hbm", MS + device.launch_overhead, 0)
     greedy = np.array([10 * int(device.spec.hbm.bandwidth)])
     (slower,) = slowdowns(device, kernel, np.zeros(1, np.int64), greedy)
     assert slower == pytest.approx(1 + MS / kernel[1])

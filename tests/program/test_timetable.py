@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 from math import ceil
+from typing import Any
 
 import numpy as np
 from hypothesis import given
@@ -33,5 +34,5 @@ def test_work_of_any_length_ends_when_fractions_say(table, start, work):
     times, rates = ([row[side] for row in table] for side in (0, 1))
     assert advance(times, rates, start, work) == by_fractions(table, start, work)
     with np.errstate(over="raise"):
-        wide = np.array(times, np.int64), np.array(rates, np.int64), np.int64(start), np.int64(work)
+        wide: Any = np.array(times, np.int64), np.array(rates, np.int64), np.int64(start), np.int64(work)
         assert advance(*wide) == by_fractions(table, start, work)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from rapid_des.chakra.trace import UNSTATED, CollectiveType, NodeKind, NodeTable, RankTrace, TraceSet
@@ -31,7 +33,7 @@ class Nodes:
     def issue(self, node, host, when) -> int:
         """Node `node` is issued `when` picoseconds after node `host` starts."""
         self.rows[node] |= {"issuer": host, "issued": when}
-        return node
+        return int(node)
 
     def collective(self, kind, size, group="world", *, stream="dp", after=(), priority=0) -> int:
         """A collective with an input buffer of `size` bytes."""
@@ -99,7 +101,7 @@ class Nodes:
         return other
 
 
-def _slot(table: list, value) -> int:
+def _slot(table: list[Any], value) -> int:
     if value not in table:
         table.append(value)
     return table.index(value)

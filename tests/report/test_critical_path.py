@@ -109,7 +109,8 @@ def test_a_kernel_can_run_later_by_its_slack_and_no_more(program):
 @given(st.lists(st.tuples(*[st.integers(0, 9)] * 3), max_size=40))
 def test_latest_times_are_equal_in_python_and_in_compiled_code(rows):
     """Edges may close cycles: what no walk from the end reaches is not known."""
-    edges = tuple(np.array(rows, np.int64).reshape(-1, 3).T)
+    source, target, lag = np.array(rows, np.int64).reshape(-1, 3).T
+    edges = source, target, lag
     slow, fast = latest_times(edges, 10, 100), latest_times(edges, 10, 100, interpreted=0)
     assert slow[1].tolist() == fast[1].tolist()
     assert slow[0].tolist() == fast[0].tolist()

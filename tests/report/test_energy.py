@@ -106,7 +106,7 @@ def test_boards_at_their_limit_are_modelled_below_it(preset, share):
     # The README states how far: the sustained clock is the one that the limit holds a long product at.
     device = load_device(preset).under(clock="sustained")
     known = estimate(Gemm(8192, 8192, 8192), device)
-    watts = known.detail["energy_pj"] / known.duration + int(device.spec.idle_power) / 1000
+    watts = float(str(known.detail["energy_pj"])) / known.duration + int(device.spec.idle_power) / 1000
     assert watts / (int(device.spec.power) / 1000) == pytest.approx(share, abs=0.01)
 
 

@@ -44,7 +44,7 @@ def preset_of(gpu):
 
 def devices_in_the_data():
     """Return the topics that have rows, by the name of the device."""
-    found = {}
+    found: dict[str, set[str]] = {}
     for path in sorted(Path(CHECKOUT_DATA).glob("*/*.csv.gz")):
         topic = next((topic for start, topic in TOPICS.items() if path.name.startswith(start)), None)
         if not topic:
@@ -60,7 +60,8 @@ def test_the_list_of_the_wheel_is_that_of_the_measurements():
 
 
 def test_the_dtypes_of_the_wheel_are_those_of_measured_gemms():
-    found, names = {}, {gpu: load_device(preset).spec.name for gpu, preset in PRESETS.items()}
+    found: dict[str, set[str]] = {}
+    names = {gpu: load_device(preset).spec.name for gpu, preset in PRESETS.items()}
     for _, row in measured_gemms(DataFolder(CHECKOUT_DATA, split=True)):
         name = names.get(row.gpu)
         if name is not None and "gemm" in MEASURED[name][1] and not row.unsupported:
@@ -212,7 +213,7 @@ def name_of(software):
 
 
 def test_jobs_of_the_wheel_are_those_of_measured_jobs():
-    found = {}
+    found: dict[str, set[str]] = {}
     for name, place in set(jobs_of(DataFolder(CHECKOUT_DATA, split=True))):
         machine = rd.load_machine(place.machine, settings=place.settings[-1:])
         found.setdefault(name, set()).add(machine.device.spec.name)

@@ -38,7 +38,9 @@ def fields(data):
 
 def read(data):
     """Tracks by number as (name, parent), slices as (track, name, start, end), flows, counters by track."""
-    tracks, names, opened, slices, flows, counters = {}, {}, {}, [], {}, {}
+    tracks, names, opened, slices = {}, {}, {}, []
+    flows: dict[int, dict[int, tuple[int, str]]] = {}
+    counters: dict[int, list[tuple[int, int]]] = {}
     for packet in (dict(fields(content)) for _, content in fields(data)):
         if 60 in packet:
             track = dict(fields(packet[60]))
@@ -96,7 +98,7 @@ def test_slices_are_those_of_the_json(result, tmp_path):
 def test_slices_that_overlap_have_tracks_of_their_own(result, tmp_path):
     result.write_timeline(tmp_path / "t.pftrace.gz")
     _, slices, _, _ = read(gzip.decompress((tmp_path / "t.pftrace.gz").read_bytes()))
-    ends = {}
+    ends: dict[int, int] = {}
     for track, _, start, end in slices:
         assert start >= ends.get(track, 0)
         ends[track] = end

@@ -78,7 +78,7 @@ def test_a_slice_shows_when_a_node_ran_in_microseconds(events, result):
 
 
 def test_slices_of_a_track_do_not_overlap(events):
-    by_track = {}
+    by_track: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for event in events:
         if event["ph"] == "X":
             by_track.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["dur"]))
@@ -185,7 +185,7 @@ def test_the_link_table_has_its_columns_and_adds_up(result, tmp_path):
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == COLUMNS
     assert COLUMNS[:6] == ("link", "source", "destination", "dimension", "kind", "bytes")
-    by_kind = Counter()
+    by_kind: Counter[str] = Counter()
     for row in rows:
         by_kind[row["kind"]] += int(row["bytes"])
         assert row["link"] == f"gpu{row['source']}>gpu{row['destination']}"

@@ -1,5 +1,7 @@
 """Runs with failures that sweeps, searches and plans ask for."""
 
+from typing import Any
+
 import pytest
 
 from rapid_des.errors import ConfigError, InputError
@@ -53,7 +55,7 @@ def test_a_figure_of_runs_ranks_only_where_runs_are_asked_for():
 
 def test_rows_of_a_plan_are_played_as_runs():
     job, machine = load_job("llama2_7b_train"), load_machine("dgx_a100")
-    vary = {"tp": [2, 4], "recompute": ["none"], "micro_batch": [1], "zero_stage": [0]}
+    vary: dict[str, list[Any]] = {"tp": [2, 4], "recompute": ["none"], "micro_batch": [1], "zero_stage": [0]}
     found = plan(job, machine, Wanted(top=2, vary=vary, mode="analytical"))
     runs = runs_of(found, machine, AskedRun(load_reliability(OFTEN), 20.0))
     first, second = runs["rows"]

@@ -2,6 +2,7 @@
 
 from math import exp
 from statistics import fmean, stdev
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,9 @@ S = 10**12
 
 
 def plan(*, every=0, stall=0, write=0, last=None, horizon=None, nodes=0, tiers=(), restart="0 s", **times):
-    stated = {name: parse_time(times.get(name, "0 s")) for name in ("detection", "diagnosis", "repair")}
+    stated: dict[str, Any] = {
+        name: parse_time(times.get(name, "0 s")) for name in ("detection", "diagnosis", "repair")
+    }
     return RunPlan(
         TrainingStretch(10 * S, (CheckpointLevel(every, stall * S, write * S),), last),
         horizon,

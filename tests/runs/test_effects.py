@@ -1,5 +1,7 @@
 """What failures do that do not simply stop a job: hangs, void results, slow parts, pauses."""
 
+from typing import Any
+
 import pytest
 from msgspec import structs
 
@@ -35,7 +37,9 @@ class Steps:
 
 
 def plan(effect, *, last=30, every=6, stall=0, restart="0 s", tolerated=0.5, tiers=(), nodes=0, **stated):
-    times = {name: parse_time(stated.pop(name, "0 s")) for name in ("detection", "diagnosis", "repair")}
+    times: dict[str, Any] = {
+        name: parse_time(stated.pop(name, "0 s")) for name in ("detection", "diagnosis", "repair")
+    }
     lasts = stated.pop("lasts", None)
     treatment = Treatment(
         "part", **times, nodes=nodes, effect=effect, lasts=lasts and parse_time(lasts),
@@ -170,7 +174,8 @@ def where():
 def test_states_that_symmetry_makes_equal_share_a_simulation(where):
     job, machine = where
     slow = SlowClass("gpu={gpu} compute=0.8 hbm=0.8", 1, 1, 8)
-    alike, steps = {}, SimulatedSteps(job, machine, {0: slow}, lambda *_: 0)
+    alike: dict[object, list[int]] = {}
+    steps = SimulatedSteps(job, machine, {0: slow}, lambda *_: 0)
     for gpu in range(16):
         key = steps.words(frozenset({(0, gpu)}))
         alike.setdefault(key, []).append(gpu)
@@ -186,7 +191,8 @@ def test_states_that_symmetry_makes_equal_share_a_simulation(where):
 
 def test_a_slow_gpu_makes_the_step_slower_and_states_are_simulated_once(where):
     slow = SlowClass("gpu={gpu} compute=0.8 hbm=0.8", 1, 1, 8)
-    steps = SimulatedSteps(*where, {0: slow}, Subject(*where, "analytical").step_on)
+    job, machine = where
+    steps = SimulatedSteps(job, machine, {0: slow}, Subject(job, machine, "analytical").step_on)
     healthy = steps.of(frozenset())
     assert steps.of(frozenset({(0, 0)})) > healthy
     assert steps.key(frozenset({(0, 0)})) == steps.key(frozenset({(0, 1)}))
@@ -194,6 +200,7 @@ def test_a_slow_gpu_makes_the_step_slower_and_states_are_simulated_once(where):
 
 
 def test_of_many_slow_parts_the_slowest_alone_count(where):
+    job, machine = where
     words = SlowClass("gpu={gpu} compute=0.8 hbm=0.8", 1, 1, 8)
     calls, times = [], {0: 10, 1: 11, 2: 14, 3: 19}
 
@@ -202,12 +209,12 @@ def test_of_many_slow_parts_the_slowest_alone_count(where):
         slowed = {gpu // 4 for gpu in machine.slowed}
         return sum(times[stage] - 10 for stage in slowed) + 10
 
-    steps = SimulatedSteps(*where, {0: words}, step_on, together=2)
+    steps = SimulatedSteps(job, machine, {0: words}, step_on, together=2)
     three = frozenset({(0, 4), (0, 8), (0, 12)})
     assert steps.of(three) == 10 + 4 + 9 == steps.of(three - {(0, 4)})
     assert len(calls) == 4  # each alone, and the two slowest together
     assert (len(steps.simulated(three)), len(steps.simulated(three - {(0, 4)}))) == (4, 1)
-    assert SimulatedSteps(*where, {0: words}, step_on, together=3).of(three) == 10 + 1 + 4 + 9
+    assert SimulatedSteps(job, machine, {0: words}, step_on, together=3).of(three) == 10 + 1 + 4 + 9
 
 
 @pytest.mark.parametrize(
@@ -245,10 +252,11 @@ def test_steps_of_a_job_are_simulated_under_its_faults(where):
         ],
         "detection": "1 min", "diagnosis": "1 min", "repair": "1 h", "tolerate": "step_slower < 90%",
     }  # fmt: skip
-    plain = goodput(*where, tree, days=2, replications=1, mode="analytical").as_json()
+    job, machine = where
+    plain = goodput(job, machine, tree, days=2, replications=1, mode="analytical").as_json()
     assert plain["time_s"]["slow_steps"] > 0 == plain["time_s"]["rework"]
     assert plain["simulations"] == 2
     strict = goodput(
-        *where, tree | {"tolerate": "step_slower < 1%"}, days=2, replications=1, mode="analytical"
+        job, machine, tree | {"tolerate": "step_slower < 1%"}, days=2, replications=1, mode="analytical"
     )
     assert strict.replications[0].times["slow_steps"] < 130 * S < plain["time_s"]["slow_steps"] * S

@@ -2,6 +2,7 @@
 
 import json
 from math import hypot
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -44,7 +45,9 @@ def where():
 
 
 def run(where, file=FILE, **options):
-    return goodput(*where, file, **{"days": 30, "replications": 20, "mode": "analytical"} | options)
+    job, machine = where
+    asked: dict[str, Any] = {"days": 30, "replications": 20, "mode": "analytical"}
+    return goodput(job, machine, file, **asked | options)
 
 
 def test_every_instant_of_every_replication_has_one_cause(where):
@@ -239,7 +242,8 @@ def test_replications_in_a_folder_are_not_played_again(where, tmp_path):
         if done == 3:
             raise KeyboardInterrupt
 
-    request, cache = requested(*where, FILE, days=300, mode="analytical"), BoundedCache()
+    (job, machine), cache = where, BoundedCache()
+    request = requested(job, machine, FILE, days=300, mode="analytical")
     with KeptRuns(tmp_path / "kept", request, cache) as kept:
         play(request, Replications(10), cache=cache, on_progress=stop, kept=kept)
     played = []

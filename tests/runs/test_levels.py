@@ -100,7 +100,8 @@ def test_copies_to_peers_cost_what_the_fabric_says(where):
 
 
 def test_each_level_has_the_best_interval_for_the_failures_that_load_it(where):
-    result = goodput(*where, FILE, days=5, replications=2, mode="analytical")
+    job, machine = where
+    result = goodput(job, machine, FILE, days=5, replications=2, mode="analytical")
     host, peer, storage = result.plan.course.levels
     assert (host.survives, peer.survives, storage.survives) == (PROCESSES, NODE, EVERYTHING)
     for level, rate in ((host, 1 / 100), (peer, 16 / 2000)):  # failures an hour
@@ -127,6 +128,7 @@ def test_each_level_has_the_best_interval_for_the_failures_that_load_it(where):
 )
 def test_levels_that_lack_something_are_refused(where, near, said):
     tree = FILE | {"checkpoint": {"interval": "1 h", "storage": "1 GB/s", "nearer": [near]}}
+    job, machine = where
     with pytest.raises(ConfigError) as refusal:
-        goodput(*where, tree, days=5, replications=1, mode="analytical")
+        goodput(job, machine, tree, days=5, replications=1, mode="analytical")
     assert said in str(refusal.value)

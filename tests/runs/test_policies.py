@@ -1,6 +1,7 @@
 """What is done after a failure: in-place restarts, one replica's replacement, fewer replicas."""
 
 from math import gamma
+from typing import Any
 
 import pytest
 
@@ -119,7 +120,7 @@ def test_a_node_waits_for_a_spare_of_its_own_unit():
     ],
 )
 def test_units_without_whole_nodes_are_refused(spares, said):
-    tree = {"classes": [], "detection": "0 s", "diagnosis": "0 s", "repair": "0 s"}
+    tree: dict[str, Any] = {"classes": [], "detection": "0 s", "diagnosis": "0 s", "repair": "0 s"}
     tree |= {"spares": spares, "domains": {"half": 4}}
     with pytest.raises(ConfigError) as refusal:
         goodput(load_job("llama2_7b_train"), load_machine("dgx_a100"), tree, days=1, mode="analytical")

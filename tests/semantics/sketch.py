@@ -10,6 +10,8 @@ run(sketch.program()).start
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from rapid_des.program.program import (
@@ -49,11 +51,11 @@ class RankSketch:
 
     def __init__(self, capacities, levels) -> None:
         self.capacities, self.levels = capacities, levels
-        self.rows = []
-        self.after = []
-        self.need = {}
-        self.groups = []
-        self.members = []
+        self.rows: list[dict[str, int]] = []
+        self.after: list[list[tuple[int, int, str]]] = []
+        self.need: dict[int, int] = {}
+        self.groups: list[int] = []
+        self.members: list[int] = []
         self.shares: np.ndarray | None = None
 
     def compute(self, work, *, server=0, after=(), **columns) -> int:
@@ -124,12 +126,12 @@ class Sketch:
     """Ranks, links, groups and templates."""
 
     def __init__(self) -> None:
-        self.ranks = []
-        self.links = []
-        self.sizes = []
-        self.groups = []
-        self.templates = []
-        self.routes = []
+        self.ranks: list[RankSketch] = []
+        self.links: list[tuple[int, int | None]] = []
+        self.sizes: list[int] = []
+        self.groups: list[tuple[Any, Any]] = []
+        self.templates: list[tuple[Any, ...]] = []
+        self.routes: list[tuple[int, ...]] = []
 
     def rank(self, *, capacities=(1, 1, 1), levels=None) -> RankSketch:
         """One more rank with servers of these capacities, streams unless `levels` says otherwise."""

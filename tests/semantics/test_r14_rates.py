@@ -1,6 +1,7 @@
 """R14: queues mark parts, receivers tell senders of marks, and those hand over at lower rates for a while."""
 
 import re
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ ALL = {
 
 def slowing(parts=20, **keys):
     """Messages of 1,280 B go in 20 parts, each 64 ns on a link."""
-    congestion = {"control": "none", "dcqcn": ALL | keys}
+    congestion: dict[str, Any] = {"control": "none", "dcqcn": ALL | keys}
     return {"mode": "cut_through", "segment": "64 B", "parts": parts, "congestion": congestion}
 
 
@@ -153,7 +154,7 @@ def test_what_can_not_be_is_refused(switching, said):
 
 
 def test_a_preset_of_nics_leaves_thresholds_to_switches():
-    congestion = {"control": "none", "dcqcn": {"preset": "connectx"}}
+    congestion: dict[str, Any] = {"control": "none", "dcqcn": {"preset": "connectx"}}
     with pytest.raises(ConfigError, match="dcqcn.kmin: missing: thresholds are the switches'"):
         machine(switch(3), switching=slowing() | {"congestion": congestion})
     congestion["dcqcn"] |= {"kmin": "150 KB", "kmax": "1.5 MB", "pmax": 1.0}

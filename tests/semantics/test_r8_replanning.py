@@ -44,9 +44,11 @@ def result(subject, where, *faults):
 def assert_same_run(one, other):
     """Equal nodes, link tables by kind of traffic, bytes and hops, to the tick."""
     for position in range(len(one.run.lowered.program.bindings)):
-        times = [rank_times(run.lowered, run.execution.records, position) for run in (one.run, other.run)]
+        mine, theirs = (
+            rank_times(run.lowered, run.execution.records, position) for run in (one.run, other.run)
+        )
         for column in ("start", "finish", "met"):
-            np.testing.assert_array_equal(*(getattr(mine, column) for mine in times), err_msg=column)
+            np.testing.assert_array_equal(getattr(mine, column), getattr(theirs, column), err_msg=column)
     for column in ("link_bytes", "link_busy", "link_wait"):
         mine, theirs = (_by_label(run, column) for run in (one.run, other.run))
         assert mine.keys() == theirs.keys()
@@ -289,7 +291,7 @@ def test_members_that_disagree_are_named_as_ever():
 
 def test_what_is_planned_once_serves_all_collectives_that_are_alike():
     nodes = Nodes()
-    after = ()
+    after: int | tuple[()] = ()
     for _ in range(40):
         after = nodes.collective(ALL_REDUCE, 4000, after=after)
     fault = f"link=1-2 down=true from=200ns until=150us {REPLAN}"

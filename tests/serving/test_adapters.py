@@ -1,5 +1,7 @@
 """Requests that name adapters, and sessions that leave for the host: what runs together, what it costs."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -98,7 +100,7 @@ def test_adapters_have_the_bytes_of_their_factors_and_cost_more_the_more_there_a
 def test_a_server_with_adapters_is_slower_and_has_fewer_pages():
     bare = {"model.layers": 4, "serving.sessions": 3}
     of_lora = {"adapters": 64, "rank": 64, "max_loras": 4, "popularity": 1.0}
-    asked = {"arrivals": "clients count=16", "requests": 32, "prompt": "64", "output": "8"}
+    asked: dict[str, Any] = {"arrivals": "clients count=16", "requests": 32, "prompt": "64", "output": "8"}
     results = [
         serve(load_job("llama2_7b_inference", settings=bare | more), load_machine("dgx_h100"), **asked)
         for more in ({}, {"serving.lora": of_lora, "serving.host_cache": "8 GB"})

@@ -1,5 +1,7 @@
 """A server that drafts tokens: what a step makes of each request, and what it takes."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -134,7 +136,7 @@ def test_drafts_need_pages_but_no_positions_of_the_model():
     # llama2_7b takes 4,096 tokens: an answer may end there, though its last step checks one more
     settings = {"inference.speculative": {"method": "eagle", "tokens": 1, "acceptance": [0.5]}}
     job = load_job("llama2_7b_inference", settings=settings)
-    asked = {"arrivals": "clients count=1", "requests": 1, "prompt": "4094"}
+    asked: dict[str, Any] = {"arrivals": "clients count=1", "requests": 1, "prompt": "4094"}
     assert len(serve(job, load_machine("dgx_a100"), output="2", **asked)) == 1
     with pytest.raises(ConfigError, match="max_positions 4096"):
         serve(job, load_machine("dgx_a100"), output="3", **asked)

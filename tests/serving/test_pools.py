@@ -1,5 +1,7 @@
 """Replicas of two layouts: which GPUs they have, who sends keys and values to whom, what is refused."""
 
+from typing import Any
+
 import pytest
 
 from rapid_des.errors import ConfigError
@@ -10,7 +12,7 @@ from rapid_des.serving.pools import pools_of, server_gpus
 from rapid_des.serving.server import serve
 
 TOKENS = 1024
-ASKED = {"arrivals": "poisson rate=20/s", "requests": 40, "prompt": "1024", "output": "32"}
+ASKED: dict[str, Any] = {"arrivals": "poisson rate=20/s", "requests": 40, "prompt": "1024", "output": "32"}
 
 
 def job(of_prompts, name="llama3_1_70b_serve", **settings):
@@ -28,7 +30,7 @@ def test_every_gpu_gets_its_whole_part_from_those_that_have_it(prompts, answers)
     one = job({"tp": prompts, "dp": 2}, tp=answers, dp=2)
     prompting, answering = pools_of(one)
     messages = sent(one, 1, 1)
-    got = {}
+    got: dict[int, int] = {}
     for sender, receiver, size in messages:
         assert prompting.each <= sender < prompting.end  # the second replica of those
         got[receiver] = got.get(receiver, 0) + size

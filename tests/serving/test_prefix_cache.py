@@ -4,6 +4,7 @@ import gzip
 import json
 from collections import Counter, OrderedDict
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,8 @@ class Pages:
     """The same cache as a plain list: pages by all that stands before their ends, without a tree."""
 
     def __init__(self, below=()):
-        self.users, self.levels = Counter(), [OrderedDict() for _ in range(1 + len(below))]
+        self.users: Counter[tuple[int, ...]] = Counter()
+        self.levels: list[OrderedDict[Any, Any]] = [OrderedDict() for _ in range(1 + len(below))]
         self.room = [None, *below]
 
     def names(self, request, pages):
@@ -75,7 +77,7 @@ class Pages:
 def drawn(random, number, said):
     """Return a request: of a session, behind one of three prefixes, or of nothing in common."""
     kind = random.choice(["session", "prefix", "alone"])
-    known = ()
+    known: tuple[ContentSpan, ...] = ()
     if kind == "session":
         known = said[random.randrange(3)] if said else ()
     elif kind == "prefix":
@@ -96,7 +98,8 @@ def test_pages_are_found_shared_and_evicted_as_a_plain_list_of_them_has_it(seed,
         PrefixCache(PAGE, [LowerTier(str(n), pages, 1) for n, pages in enumerate(below)]),
         Pages(below),
     )
-    running, requests = [], 0
+    requests = 0
+    running: list[Request] = []
     for _ in range(400):
         if random.random() < 0.5 and len(running) < 6:
             request = drawn(random, requests, said)
@@ -140,7 +143,8 @@ def blocks_of(rows, size=512):
 def conversation(turns=40, seed=3):
     """Return prompts of blocks that begin alike, and the share that a cache without end finds."""
     random = Random(seed)
-    rows, seen, found = [], set(), 0
+    rows: list[list[int]] = []
+    seen, found = set(), 0
     for turn in range(turns):
         row = rows[random.randrange(turn)][: random.randint(0, 6)] if turn else []
         rows.append(row + [1000 * turn + place for place in range(random.randint(1, 5))])

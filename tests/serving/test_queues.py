@@ -1,5 +1,7 @@
 """A server under costs that theory knows: queues, Little's law, conservation, determinism."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -7,9 +9,10 @@ from rapid_des.errors import ConfigError
 from rapid_des.frontend import load_job
 from rapid_des.serving.drafts import Drafts
 from rapid_des.serving.engine import Engine
-from rapid_des.serving.fleet import ROUTERS, Fleet
+from rapid_des.serving.fleet import Fleet
 from rapid_des.serving.policies import POLICIES, Habits
 from rapid_des.serving.result import ServeResult
+from rapid_des.serving.routers import ROUTERS
 from rapid_des.serving.slo import Slo
 from rapid_des.serving.workload import Marks, Workload, draw, parse_arrivals, parse_lengths
 
@@ -31,13 +34,23 @@ class Affine:
         return np.cumsum(self.base + self.key * keys)
 
 
-FLEET = ("replicas", "prompting", "transfer", "outages", "autoscaler", "startup")
+FLEET = (
+    "replicas",
+    "prompting",
+    "transfer",
+    "outages",
+    "autoscaler",
+    "startup",
+    "takes",
+    "beside",
+    "classes",
+)
 """What `served` gives to the fleet; all else is of its engine."""
 
 
 def served(arrivals, count, prompt="1", output="1", seed=1, policy="vllm_v1", router="round_robin", **rest):
     fleet_keys = {name: rest.pop(name) for name in FLEET if name in rest}
-    made = {
+    made: dict[str, Any] = {
         "costs": Affine(),
         "pages": 10**6,
         "page_size": 16,
@@ -103,7 +116,8 @@ def test_steps_that_pass_at_once_are_those_that_are_waited_for(pages, policy):
 
 def held_over_time(result):
     """Return when how many requests wait and run and how many pages are held: equal rows are put together."""
-    rows, spans = result.loads[0], []
+    rows = result.loads[0]
+    spans: list[list[Any]] = []
     for began, duration, *sizes in zip(
         *(rows[name].tolist() for name in ("began", "duration", "waiting", "running", "pages")), strict=True
     ):

@@ -1,5 +1,7 @@
 """Keys and values between replicas: as messages alone, one behind the other on links, and under faults."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import simpy
@@ -16,8 +18,7 @@ from rapid_des.serving.transfers import TransferLinks
 from rapid_des.simulation import replay
 from rapid_des.units import PS_PER_S
 from tests.cli.shell import call, refused
-from tests.serving.test_outages import SERVICE, Affine
-from tests.serving.test_queues import from_columns, served
+from tests.serving.test_queues import SERVICE, Affine, from_columns, served
 
 TOKENS, SIZE = 1024, 64_000_000
 
@@ -92,7 +93,12 @@ def test_requests_miss_their_limits_while_a_link_between_the_replicas_is_slow(no
             for gpu in (0,)
         ]
     )
-    asked = {"arrivals": "constant rate=20/s", "requests": 200, "prompt": "2048", "output": "16"}
+    asked: dict[str, Any] = {
+        "arrivals": "constant rate=20/s",
+        "requests": 200,
+        "prompt": "2048",
+        "output": "16",
+    }
     healthy, slow = serve(job, nodes, **asked), serve(job, rails, **asked)
     arrival = healthy.requests["arrival"]
     within = (arrival > 3 * PS_PER_S) & (arrival < 5.5 * PS_PER_S)
@@ -112,8 +118,8 @@ def test_faults_that_no_transfer_would_meet_are_refused(nodes):
     ):
         with pytest.raises(ConfigError, match=words):
             serve(asked, nodes.with_faults([parse_fault(fault)]), requests=2)
-    words = ("serve", "llama3_1_70b_serve", "--on", "dgx_h100", "--fault", "gpu=0 compute=0.5 from=1s")
-    assert "--outage" in refused(call(*words))
+    command = ("serve", "llama3_1_70b_serve", "--on", "dgx_h100", "--fault", "gpu=0 compute=0.5 from=1s")
+    assert "--outage" in refused(call(*command))
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])

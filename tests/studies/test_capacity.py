@@ -1,6 +1,7 @@
 """Capacity of servers: the highest rate that keeps limits, and the fleet for a load."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,7 +88,7 @@ def test_intervals_hold_the_rate_of_a_queue_nine_times_of_ten(equal, truth):
     for seed in range(1000, 1040):  # the width was not set on these
 
         def tried(rate, lengths, seed=seed):
-            queue = Queue(equal, rate, 1000 * lengths, seed)
+            queue: Any = Queue(equal, rate, 1000 * lengths, seed)
             return Trial.of(rate, queue, queue, 0.99)
 
         found = highest_rate(tried, 1000.0)

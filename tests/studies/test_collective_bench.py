@@ -210,7 +210,8 @@ def questions(draw):
 @settings(max_examples=60, deadline=None)
 @given(questions())
 def test_no_collective_on_any_fabric_beats_its_bound(question):
-    for row in answer(*question, engine="simpy"):
+    opened, asked = question
+    for row in answer(opened, asked, engine="simpy"):
         assert row.bound.time <= row.duration
 
 

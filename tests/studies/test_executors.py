@@ -4,6 +4,7 @@ import os
 import signal
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,7 +92,7 @@ def test_an_item_that_kills_every_worker_fails_alone(tmp_path):
 class OneCore:
     """Workers of which the first alone ever starts, as if the others' node had gone with its cores."""
 
-    died = ()
+    died: tuple[type[BaseException], ...] = ()
 
     def __init__(self):
         self.hired = []
@@ -115,7 +116,7 @@ class Here:
         self.starts = starts
 
     def submit(self, function, *arguments):
-        future = Future()
+        future: Future[Any] = Future()
         if self.starts:
             future.set_result(function(*arguments))
         return future
@@ -134,7 +135,7 @@ def test_numbers_of_workers_that_are_none_are_refused(workers):
 
 
 def test_workers_that_never_start_hold_nothing():
-    kind = OneCore()
+    kind: Any = OneCore()
     with WorkerPool(kind, 3) as executor:
         found = dict(executor.map(doubled, range(40)))
     assert {place: outcome.value for place, outcome in found.items()} == {n: 2 * n for n in range(40)}
@@ -142,7 +143,7 @@ def test_workers_that_never_start_hold_nothing():
 
 
 def test_items_are_taken_as_they_are_needed_and_leaving_early_ends_the_workers():
-    taken = []
+    taken: list[int] = []
 
     def endless():
         while True:

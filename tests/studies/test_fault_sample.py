@@ -3,6 +3,7 @@
 import json
 from itertools import pairwise
 from statistics import NormalDist, fmean
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from rapid_des.studies.points import Point
 from rapid_des.studies.worker_pools import executor_of
 from tests.cli.shell import call, refused
 
-SMALL = {"training.global_batch": 8}
+SMALL = {"training.global_batch": 8, "model.layers": 4}
 SOFT = "random=links count=1 where='source.a1 = 0 and destination.a1 = 0' bandwidth=normal(0.5,0.1)"
 """One of the eight cables of the first row, whose GPUs the job is on."""
 GPU = "random=gpus count=1 compute=uniform(0.5,0.9)"
@@ -30,7 +31,7 @@ GPU = "random=gpus count=1 compute=uniform(0.5,0.9)"
 
 @pytest.fixture(scope="module")
 def torus():
-    return load_machine("torus_2d_a100")
+    return load_machine("torus_2d_a100", settings={"collectives": "{default: ring}"})
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +115,8 @@ class Pair(InProcess):
         super().__init__()
         self.sizes = []
 
-    def map(self, _, tasks):
-        return super().map(self.rows, tasks)
+    def map(self, function, items, meanwhile=None):
+        return super().map(self.rows, items)
 
     def rows(self, task, _):
         self.sizes.append(len(task.draws))
@@ -178,7 +179,7 @@ def test_words_rank_configurations_by_step_mean_and_tail_and_tell_what_is_faster
 
 def test_a_job_that_does_not_fit_has_one_row_beside_others(job, torus, tmp_path):
     large = load_job("llama2_7b_train", settings={"training.global_batch": 128, "training.micro_batch": 64})
-    told = []
+    told: list[tuple[int, ...]] = []
 
     def found():
         told.clear()
@@ -193,6 +194,7 @@ def test_a_job_that_does_not_fit_has_one_row_beside_others(job, torus, tmp_path)
 
 def test_the_command_draws_replays_and_says_how_to_run_a_draw(tmp_path):
     subject = ["llama2_7b_train", "--on", "torus_2d_a100", "--set", "job.training.global_batch=8"]
+    subject += ["--set", "job.model.layers=4", "--set", "machine.collectives={default: ring}"]
     asked = ["faults", "sample", *subject, "--fault", GPU, "--seed", "2", "--mode", "analytical"]
 
     def printed(*arguments):
@@ -233,7 +235,7 @@ def test_two_jobs_of_one_name_are_not_one(tmp_path):
 
 
 def test_nonsense_is_refused_before_anything_is_simulated(job, torus):
-    for models, how, says in [
+    refused_words: list[tuple[Any, dict[str, Any], str]] = [
         ([], {}, "at least one --fault"),
         ([SOFT], {"sampling": "exact"}, "constants, and one number of choice"),
         (["link=0-1 bandwidth=0.5"], {"sampling": "exact"}, "with random one of"),
@@ -241,7 +243,8 @@ def test_nonsense_is_refused_before_anything_is_simulated(job, torus):
         ([SOFT], {"until": "p0 ±1%"}, "--until 'p0"),
         (SOFT, {"draws": 0}, "draws 0, sampling 'independent'; allowed: draws from 1 on"),
         ([SOFT], {"sampling": "sobol"}, "sampling 'sobol'; allowed: .* one of independent, latin, exact"),
-    ]:
+    ]
+    for models, how, says in refused_words:
         with pytest.raises(InputError, match=says):
             faults_sample(job, torus, models, executor=InProcess(), **how)
 

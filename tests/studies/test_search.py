@@ -3,6 +3,7 @@
 import json
 import sqlite3
 from contextlib import closing
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -17,7 +18,7 @@ from rapid_des.studies.sweep import sweep
 
 pytest.importorskip("optuna")
 
-STUDY = {
+STUDY: dict[str, Any] = {
     "job": "llama2_7b_train",
     "on": "dgx_a100",
     "axes": {"tp": [1, 2, 4, 8], "pp": [1, 2, 4, 8], "dp": [1, 2, 4, 8]},
@@ -105,7 +106,7 @@ def test_what_a_sampler_needs_is_said_before_anything_runs(monkeypatch):
 
 def test_a_storage_that_can_not_be_had_is_said_before_anything_runs():
     class Idle(InProcess):
-        def map(self, function, items):
+        def map(self, function, items, meanwhile=None):
             raise AssertionError("nothing is to be simulated")
 
     with pytest.raises(InputError, match="--storage sqlite:////dev/null/kept.db: .*unable to open"):

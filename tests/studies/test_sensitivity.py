@@ -1,6 +1,7 @@
 """Elasticities: together as dimensions demand, idle where nothing depends, as the command tells them."""
 
 import json
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -127,7 +128,7 @@ def draws_what_it_tells(tmp_path, found, monkeypatch):
 
 
 def test_a_part_that_can_not_be_faster_is_named_with_the_reason():
-    parts = [
+    parts: list[dict[str, Any]] = [
         {"part": "memory", "step_time_s": 0.9, "change": -0.1, "refused": ""},
         {"part": "arithmetic", "step_time_s": None, "change": None, "refused": "its clock has no number"},
     ]

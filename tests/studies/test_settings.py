@@ -99,7 +99,10 @@ READ = [
 
 
 def lines(subject, settings):
-    return idle_settings(settings, lambda chosen: opened(*subject, chosen), opened(*subject, settings))
+    job, machine = subject
+    return idle_settings(
+        settings, lambda chosen: opened(job, machine, chosen), opened(job, machine, settings)
+    )
 
 
 @pytest.mark.parametrize(("subject", "setting", "why"), IDLE)

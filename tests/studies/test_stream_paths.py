@@ -1,5 +1,7 @@
 """Matrices of (max, +): what a stretch of program does to streams, by hand and chained."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -51,21 +53,25 @@ def test_runs_in_a_row_are_one_behind_the_other(times):
     expected = moments
     for _ in range(times):
         expected = ends(matrix, *expected)
-    known = {(0,): matrix}
+    known: dict[tuple[int, ...], Any] = {(0,): matrix}
     assert ends(in_a_row((0,) * times, known), *moments) == expected
     assert in_a_row((0,) * (times + 1), known).tolist() == product(matrix, known[(0,) * times]).tolist()
 
 
 def test_a_pass_of_several_sections_is_their_pieces_in_one():
     """Also a pair whose pieces send nothing: its second pass does not wait for what the first has made."""
-    sections = (ModelSection("block", 0), ModelSection("block", 1), ModelSection("block", 0))
+    sections: tuple[ModelSection, ...] = (
+        ModelSection("block", 0),
+        ModelSection("block", 1),
+        ModelSection("block", 0),
+    )
     timed = {
         PieceKey(section, "forward"): Timed(PIECE, DURATIONS * (1 + section.kind)) for section in sections
     }
     found = StagePaths([timed], by_unit=True)
     whole = chain([timed[PieceKey(section, "forward")].piece for section in sections])
     durations = np.concatenate([timed[PieceKey(section, "forward")].durations for section in sections])
-    one = (sections, "forward")
+    one: Any = (sections, "forward")
     expected = paths(whole, durations, (0, EP), (whole.output,) * 2)
     assert found.of((one,))[:, :3].tolist() == expected[:, :3].tolist()
     streams = expected[:2, :2]

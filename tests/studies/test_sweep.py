@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import pytest
 import rapid_des as rd
 from rapid_des.report.page.study_charts import sweep_charts
 from rapid_des.report.sweep_text import mark_lines, marks, sweep_report
+from rapid_des.report.tables import Table
 from rapid_des.studies.effects import front, interactions, main_effects
 from rapid_des.studies.expressions import Expression
 from rapid_des.studies.spaces import load_study
@@ -100,7 +102,7 @@ def test_expressions_are_arithmetic_and_comparisons_and_nothing_else():
             Expression.parse(huge)({})
 
 
-BAD = {
+BAD: dict[str, dict[str, Any]] = {
     "unknown key 'axis'": {"axis": {"tp": [1]}, "axes": {"tp": [1]}},
     "no key 'tq' to vary": {"axes": {"tq": [1]}},
     "unknown key 'tq'; keys of parallelism": {"axes": {"job.parallelism.tq": [1]}},
@@ -224,7 +226,9 @@ def test_an_interrupt_before_all_points_are_counted_tells_what_is_known():
     first = sweep(HUGE, executor="local", on_progress=tell)
     assert told == [(1, 0), (2, 0)]  # how many there are is not known yet
     assert len(first) == 1 and first.left > 1 and first.left_at_least
-    assert f"0 failed; at least {first.left:,} not reached" in next(sweep_report(first.as_json(), "huge"))
+    assert f"0 failed; at least {first.left:,} not reached" in str(
+        next(sweep_report(first.as_json(), "huge"))
+    )
 
 
 def test_conditions_are_counted_as_they_are_met():
@@ -343,7 +347,7 @@ def test_parts_without_the_manifest_that_says_of_what_are_not_gone_on_with(kept,
 
 
 def test_a_worker_that_is_killed_in_a_sweep_loses_nothing(kept):
-    killed = []
+    killed: list[int] = []
 
     def tell(title, done, expected):
         if not killed:
@@ -375,7 +379,8 @@ def test_values_of_an_axis_are_compared_by_their_best_points(tmp_path):
     assert rows[0]["gain"] == 1
     assert rows[1]["gain"] == rows[0]["step_time_s"] / rows[1]["step_time_s"] > 1
     assert sum(rows[1]["breakdown_s"].values()) == pytest.approx(rows[1]["step_time_s"])
-    assert "the best for each gpu" in list(sweep_report(done.as_json(), "study"))[1].title
+    _, compared, *_ = sweep_report(done.as_json(), "study")
+    assert isinstance(compared, Table) and "the best for each gpu" in compared.title
     assert len(done.plot().axes) == 1
     tiles, first, *_ = sweep_charts(done.as_json(), done.columns)
     assert tiles.tiles[0].label == "Best step time"

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from statistics import fmean
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from validation import DataFolder, open_folder, validate
 from validation.inference import tables, trtllm
 from validation.jobs.blame import Taken, errors_by_part
 from validation.jobs.cases import Case, Place, Served, outcome
+from validation.jobs.decoders import Dimensions
 from validation.jobs.models import shipped
 from validation.jobs.origins import SERVERS, SOFTWARE, place
 from validation.jobs.workers import FEW, NOT_RUN, Runs
@@ -28,24 +30,29 @@ TRTLLM = (
 
 
 @pytest.fixture
-def rows_of(tmp_path):
-    """Return a folder that holds the shipped rows of a file that have some values."""
-
-    def take(name, /, change=None, **values):
-        rows = [row for row in open_folder(None).read(name) if values.items() <= row.items()]
-        rows = [{**row, **(change or {})} for row in rows]
-        text = io.StringIO()
-        table = csv.DictWriter(text, list(rows[0]))
-        table.writeheader()
-        table.writerows(rows)
-        return write(name, text.getvalue())
+def written(tmp_path):
+    """Return a folder that holds a file of this text."""
 
     def write(name, text):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
         return DataFolder(tmp_path, split=False)
 
-    take.text = write
+    return write
+
+
+@pytest.fixture
+def rows_of(written):
+    """Return a folder that holds the shipped rows of a file that have some values."""
+
+    def take(name, /, change=None, **values):
+        shipped = [row for row in open_folder(None).read(name) if values.items() <= row.items()]
+        text = io.StringIO()
+        table = csv.DictWriter(text, list(shipped[0]))
+        table.writeheader()
+        table.writerows(dict(row) | (change or {}) for row in shipped)
+        return written(name, text.getvalue())
+
     return take
 
 
@@ -63,7 +70,7 @@ def scored(data, topic):
 
 
 def test_a_row_of_korthikanti_is_the_job_of_its_table(rows_of):
-    data = rows_of(published.FILE, case_id="korthikanti-t5/175B-selective")
+    data = rows_of(plain.FILE, case_id="korthikanti-t5/175B-selective")
     (row,) = measured(published, data)
     job = job_of(row)
     assert (job.gpus, job.shape.chunks, job.training.recompute, job.spec.attention) == (
@@ -87,7 +94,8 @@ def test_a_ladder_is_scored_by_its_ratios(rows_of):
 
 def test_reduced_depths_are_no_rungs_of_one_ladder():
     data = open_folder(None)
-    ladders = next(topic for topic in dgxc.topics(data) if topic.name == "training/dgxc-slope").rows.args[1]
+    rows: Any = next(topic for topic in dgxc.topics(data) if topic.name == "training/dgxc-slope").rows
+    ladders = rows.args[1]
     assert all(
         len({job_of(row).model.spec.layers for _, row in ladder if row.cases}) <= 1 for ladder in ladders
     )
@@ -137,7 +145,7 @@ def test_rows_of_adapters_train_them_beside_attention_with_one_sequence_a_micro_
 
 
 def test_tokens_a_second_are_times_and_pipelines_have_as_many_micro_batches_as_stages(rows_of):
-    data = rows_of(published.FILE, case_id="torchtitan/405b-512gpu-1F1B")
+    data = rows_of(plain.FILE, case_id="torchtitan/405b-512gpu-1F1B")
     (row,) = measured(others, data)
     assert row.measured == pytest.approx(256 * 8192 / (100 * 512))
     job = job_of(row)
@@ -148,7 +156,7 @@ def test_tokens_a_second_are_times_and_pipelines_have_as_many_micro_batches_as_s
 
 
 def test_what_a_source_counts_as_flops_is_read_both_ways(rows_of):
-    data = rows_of(published.FILE, case_id="llama3-405b/16384gpu-seq8192")
+    data = rows_of(plain.FILE, case_id="llama3-405b/16384gpu-seq8192")
     rows = measured(others, data)
     assert len({row.measured for row in rows}) == 2
     assert {job_of(row).shape.chunks for row in rows} == {8}
@@ -160,7 +168,7 @@ def test_what_a_source_counts_as_flops_is_read_both_ways(rows_of):
 
 
 def test_stages_of_nanotron_end_where_their_share_of_the_matrices_does():
-    size = nanotron.Dimensions(16, 2048, 32, 32, 8192, 131072)
+    size = Dimensions(16, 2048, 32, 32, 8192, 131072)
     # A layer has 4·2048² + 3·2048·8192 = 67.1 M parameters, the head 2048·131072 = four times that.
     assert nanotron.by_cost(size, 2) == (10, 6) and nanotron.by_cost(size, 4) == (5, 5, 5, 1)
 
@@ -178,9 +186,9 @@ def test_activations_are_the_published_formulas(rows_of):
     assert figures["rows"] == 8 and figures["mean_abs_pct"] < 6
 
 
-def test_a_static_batch_has_four_figures_of_one_run(rows_of):
+def test_a_static_batch_has_four_figures_of_one_run(written):
     row = "c,A100-SXM4-80GB,Llama-2-7B,fp16,1,1,1,128,128,13.5,10.0,1283.5,99,20.0,Yes,dli"
-    data = rows_of.text(trtllm.FILE, f"{TRTLLM}\n{row}\n")
+    data = written(trtllm.FILE, f"{TRTLLM}\n{row}\n")
     report = validate(data, ["inference/trtllm-static/"])["topics"]
     names = [f"inference/trtllm-static/{figure}" for figure in ("e2e", "memory", "tpot", "ttft")]
     assert [name for name in report if report[name]["rows"]] == names
@@ -192,10 +200,10 @@ def test_a_static_batch_has_four_figures_of_one_run(rows_of):
     assert sum(shares.values()) == pytest.approx(100)
 
 
-def test_like_batches_on_more_gpus_are_scored_by_the_ratio_of_their_tokens(rows_of):
+def test_like_batches_on_more_gpus_are_scored_by_the_ratio_of_their_tokens(written):
     rows = [f"c{tp},A100-SXM4-80GB,Llama-2-7B,fp16,{tp},1,1,128,128,13.5,{tpot},9,99,20.0,Yes,dli"
             for tp, tpot in ((1, 10.0), (4, 4.0))]  # fmt: skip
-    data = rows_of.text(trtllm.FILE, "\n".join([TRTLLM, *rows, ""]))
+    data = written(trtllm.FILE, "\n".join([TRTLLM, *rows, ""]))
     figures = scored(data, "inference/trtllm-static/tp-slope")
     (residual,) = figures["residuals"]
     assert residual["measured"] == 0.4 and 0.25 < residual["predicted"] < 0.6
@@ -225,15 +233,15 @@ def test_what_parts_add_to_the_bias_adds_up_to_it_and_names_who_is_off():
 
 
 @pytest.mark.parametrize("model", ["Mixtral-8x7B", "Falcon-180B", "GPT-J-6B", "Mistral-7B"])
-def test_models_of_other_styles_are_run(rows_of, model):
+def test_models_of_other_styles_are_run(written, model):
     row = f"c,A100-SXM4-80GB,{model},fp16,8,1,1,128,128,13.5,10.0,1283.5,99,20.0,Yes,dli"
-    data = rows_of.text(trtllm.FILE, f"{TRTLLM}\n{row}\n")
+    data = written(trtllm.FILE, f"{TRTLLM}\n{row}\n")
     assert scored(data, "inference/trtllm-static/tpot")["rows"] == 1
 
 
-def test_a_gpu_without_a_machine_file_is_not_supported(rows_of):
+def test_a_gpu_without_a_machine_file_is_not_supported(written):
     row = "c,H100-NVL-94GB,Llama-2-70B,fp8,16,1,1,128,128,13.5,10.0,1283.5,99,20.0,No,dli"
-    data = rows_of.text(trtllm.FILE, f"{TRTLLM}\n{row}\n")
+    data = written(trtllm.FILE, f"{TRTLLM}\n{row}\n")
     reason = "no machine file of 16 H100-NVL-94GB"
     assert scored(data, "inference/trtllm-static/ttft")["unsupported"] == {reason: 1}
 

@@ -19,7 +19,7 @@ def trials():
 
 @pytest.mark.parametrize("law", LAWS)
 def test_laws_hold(trials, law):
-    counts = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
     assert [check(law, trial, counts) for trial in trials] == [None] * len(SEEDS)
     assert counts[law, "held"], counts
 
@@ -38,7 +38,7 @@ def test_cases_are_those_of_their_seed():
 
 def test_a_law_that_is_broken_is_told_with_its_case(monkeypatch):
     monkeypatch.setitem(LAWS, "names", lambda trial: f"{trial.job.gpus} GPUs")
-    counts = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
     (found,) = campaign(1, 3, ["names"], counts)
     assert found.law == "names" and found.problem.endswith("GPUs") and found.case.seed >= 3
     assert counts["names", "broken"] == 1

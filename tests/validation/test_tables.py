@@ -1,5 +1,6 @@
 """Tables of accuracy: figures by row, old lines kept, and the README's rows by the names of their columns."""
 
+from rapid_des.report.forecast import JobKind
 from validation import fit_forecast, refresh_docs, refresh_jobs
 from validation.fit_forecast import Measured
 from validation.pages import ACCURACY, fill, part
@@ -46,7 +47,7 @@ def test_the_readme_repeats_rows_of_the_pages_of_accuracy():
 
 
 def test_sources_left_out_have_a_line_each_and_a_mean_in_which_each_weighs_the_same():
-    kind = fit_forecast.JobKind("A", "hopper", "bf16", False, {})
+    kind = JobKind("A", "hopper", "bf16", False, {})
     found = [(Measured(source, "m", kind, error), 0.1, 0.05)
              for source, error in (("s", 0.1), ("s", 0.1), ("t", 0.3))]  # fmt: skip
     *_, first, second, by_row, by_source = fit_forecast.lines(found, 1.0)

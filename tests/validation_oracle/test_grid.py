@@ -5,9 +5,9 @@ import pytest
 from rapid_des.machine import load_machine
 from validation.measurements import CHECKOUT_DATA, DataFolder
 from validation.network.messages import PARTS, alone, makespan
-from validation.network.packets import FABRICS, cases, router, traffic
+from validation.network.packets import FABRICS, PROTOCOL, cases, router, traffic
 from validation.network.patterns import PATTERNS, Script
-from validation.packet_oracle.regenerate import GRID, PROTOCOL, answer
+from validation.packet_oracle.regenerate import GRID, answer
 
 ROOT = Path(__file__).parents[2]
 

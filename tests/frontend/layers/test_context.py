@@ -227,9 +227,7 @@ def test_a_document_that_no_rank_can_halve_is_refused_with_its_padded_length(tin
     odd = ("training.documents", "[20, 12]")
     kernels = cores(tiny(*split("ulysses", 2), odd))
     assert sum(core.visible_pairs for core in kernels) == 20 * 21 // 2 + 12 * 13 // 2
-    with pytest.raises(
-        ConfigError, match="one of 20 does not divide: pad it to 24, or take cp_kind ulysses"
-    ):
+    with pytest.raises(ConfigError, match="one of 20 does not divide: pad it to 24, or take cp_kind ulysses"):
         tiny(*split("ring"), odd)
 
 

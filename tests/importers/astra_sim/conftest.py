@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ _COLUMNS = {
 
 def table(nodes):
     """Return a NodeTable of dicts of columns; `after` names positions, ids count from 0 unless stated."""
-    columns = {
+    columns: dict[str, Any] = {
         name: np.array(
             [node.get(name, place if name == "ids" else default) for place, node in enumerate(nodes)], kind
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from math import trunc
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -32,7 +33,7 @@ class EventModel:
         self.events, self.order = [], itertools.count()
         self.left = [(2 if collective is AR else 1) * (n - 1)] * n
         self.credits, self.received, self.inserts = [0] * n, [0] * n, [0] * n
-        self.queued = [[] for _ in range(n)]
+        self.queued: list[list[Any]] = [[] for _ in range(n)]
         self.sent, self.posted, self.arrived = {}, set(), set()
         self.free_at, self.done = {}, [None] * n
 

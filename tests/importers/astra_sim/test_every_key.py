@@ -4,8 +4,8 @@ import pytest
 
 from rapid_des.chakra.trace import CollectiveType, NodeKind
 from rapid_des.engines.simpy.engine import run
-from rapid_des.importers import Ignored
 from rapid_des.importers.astra_sim import lower, result_of
+from rapid_des.importers.keys import Ignored
 from rapid_des.testing.importers import ReadFile, silent
 
 ALGORITHMS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")

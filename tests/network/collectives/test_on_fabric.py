@@ -70,7 +70,7 @@ def test_the_torus_uses_every_link_in_both_directions():
     schedule = on_fabric("torus", ShapedCollective(AR, (4, 3), 1200))
     assert pairs(schedule) == neighbours((4, 3), wrap=True)
     # 2 chunks, 2 directions: the busiest directed link carries as much as the least busy in its dimension
-    carried = {}
+    carried: dict[tuple[int, int], int] = {}
     for source, destination, size in zip(schedule.source, schedule.destination, schedule.size, strict=True):
         carried[source, destination] = carried.get((source, destination), 0) + int(size)
     along_x = {size for (a, b), size in carried.items() if a != b and a // 4 == b // 4}

@@ -55,7 +55,10 @@ def test_a_dead_gpu_takes_its_links_and_its_compute_with_it():
     both = names | {"gpu4>gpu5", "gpu6>gpu5", "gpu1>gpu5", "gpu9>gpu5"}
     assert changed(TORUS, "gpu='(1, 1)' down=true")[1] == both
     factors = gpu_factors(TORUS, [parse_fault("gpu=5 down=true"), parse_fault("gpu=2 compute=0.8")])
-    assert {gpu: (f.compute, f.hbm) for gpu, f in factors.items()} == {2: (Fraction(4, 5), 1), 5: (0, 0)}
+    assert {gpu: (f.compute, f.hbm) for gpu, f in factors.items()} == {
+        2: (Fraction(4, 5), Fraction(1)),
+        5: (Fraction(0), Fraction(0)),
+    }
 
 
 def test_a_gpu_that_only_computes_slower_keeps_its_links():

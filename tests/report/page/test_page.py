@@ -4,6 +4,7 @@ import json
 import re
 from html.parser import HTMLParser
 from importlib.resources import files
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,9 @@ class Reader(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.open, self.tags, self.texts = [], [], []
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, Any]]] = []
+        self.texts: list[str] = []
         self.feed(text)
         self.close()
         assert self.open == []
@@ -106,7 +109,7 @@ def test_a_page_loads_nothing_and_runs_only_its_own_script():
 
 def test_every_name_is_escaped():
     span = Span(0, 10, HOSTILE, HOSTILE)
-    parts = [
+    parts: list[Any] = [
         HOSTILE,
         {HOSTILE: HOSTILE},
         Table(HOSTILE, columns(a=HOSTILE), [{"a": HOSTILE}]),

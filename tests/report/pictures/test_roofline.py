@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from matplotlib.text import Annotation
 
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
@@ -40,6 +41,7 @@ def test_no_number_covers_another_or_a_dot(marks):
     taken = [(x, y, *_DOT) for x, y in dots]
     assert len(axes.texts) == len(places)
     for (x, y), text in zip(dots, axes.texts, strict=True):
+        assert isinstance(text, Annotation)
         dx, dy = text.xyann
         box = (x + dx, y + dy, *_LABEL)
         assert not any(_overlaps(box, other) for other in taken)
