@@ -6,7 +6,7 @@
     │   ├── TraceError            a Chakra trace file or set
     │   ├── TopologyError         a fabric, route or fault that makes no sense
     │   └── UnsupportedByEngine   this engine or mode does not represent what was asked
-    ├── CannotFinishError         exit code 3: a replay that can not end
+    ├── CannotFinishError         exit code 3: a replay that cannot end
     │   ├── DeadlockError         somebody waits for something that never comes
     │   └── FabricCutError        two nodes that must talk are cut apart
     └── InfeasibleJobError        exit code 4: the job does not fit the machine
@@ -52,7 +52,7 @@ class UnsupportedByEngine(InputError):  # noqa: N818 - the name is the public in
 
 
 class CannotFinishError(RapidDesError):
-    """The simulation can not reach its end."""
+    """The simulation cannot reach its end."""
 
     exit_code = 3
 

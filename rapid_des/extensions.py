@@ -65,7 +65,7 @@ def is_known(group: str, name: str) -> bool:
 
 
 def find(group: str, name: str, kind: type[T]) -> T:
-    """Import and return what a name stands for; an `InputError` says why it can not be had."""
+    """Import and return what a name stands for; an `InputError` says why it cannot be had."""
     place = BUILT_IN[group].get(name)
     if place is not None:
         module, attribute = place.split(":")
@@ -82,7 +82,7 @@ def find(group: str, name: str, kind: type[T]) -> T:
         loaded = entry.load()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever another distribution's code raises
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise InputError(f"{_named(entry)} can not be imported: {reason:.300}") from None
+        raise InputError(f"{_named(entry)} cannot be imported: {reason:.300}") from None
     if not isinstance(loaded, kind):
         raise InputError(f"{_named(entry)} is of type {type(loaded).__name__}; allowed: {kind.__name__}")
     return loaded

@@ -110,7 +110,7 @@ def open_input(path: Path, kind: Kind = TEXT) -> BufferedReader:
             raise
     except (OSError, ValueError) as error:  # a name that no file can have is a ValueError
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"can not be read: {reason}", file=str(path)) from None
+        raise ConfigError(f"cannot be read: {reason}", file=str(path)) from None
 
 
 def check_input(path: Path, kind: Kind) -> None:
@@ -136,7 +136,7 @@ def _read(file: IO[bytes] | gzip.GzipFile, path: Path, kind: Kind, expected: int
     except gzip.BadGzipFile:
         raise
     except OSError as error:
-        raise ConfigError(f"can not be read: {error.strerror or error}", file=str(path)) from None
+        raise ConfigError(f"cannot be read: {error.strerror or error}", file=str(path)) from None
     if len(content) > kind.most:
         raise _too_large(path, kind)
     return content
@@ -157,7 +157,7 @@ def _pieces(file: IO[bytes] | gzip.GzipFile, most: int, expected: int) -> Iterat
 
 def _check(status: os.stat_result, path: Path, kind: Kind) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise ConfigError("can not be read: it is no regular file", file=str(path))
+        raise ConfigError("cannot be read: it is no regular file", file=str(path))
     if status.st_size > kind.most:
         raise _too_large(path, kind)
 

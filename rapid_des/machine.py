@@ -312,7 +312,7 @@ class Machine(Struct, frozen=True, eq=False, dict=True):
         return tuple(self.fabric.link_name(link) for link in self.router.route(source, destination))
 
     def check(self) -> RouteCheck:
-        """Return the result of a route check; `FabricCutError` if GPUs can not reach each other.
+        """Return the result of a route check; `FabricCutError` if GPUs cannot reach each other.
 
         >>> load_machine("dgx_a100").check().dependency_cycle
         ()

@@ -30,7 +30,7 @@ class MeanInterval(Struct, frozen=True):
         return cls(mean, mean - half, mean + half)
 
     def within(self, low: float, high: float) -> MeanInterval:
-        """Return the interval without what the figure can not be; one that is not known stays so.
+        """Return the interval without what the figure cannot be; one that is not known stays so.
 
         >>> MeanInterval(0.9, 0.7, 1.1).within(0, 1)
         MeanInterval(mean=0.9, low=0.7, high=1)

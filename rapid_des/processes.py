@@ -2,7 +2,7 @@
 
 loky starts them: it is kept by the authors of joblib, is small, and imports nothing of the caller's script,
 which the standard library's pool does. (joblib itself takes items from another thread than the caller's, and
-so can not follow an order that depends on what was found.) Three things are added on POSIX systems:
+so cannot follow an order that depends on what was found.) Three things are added on POSIX systems:
 
 - The current folder is not on their path. loky starts workers by `python -m` and resource trackers by
   `python -c`, and both put that folder first. `PYTHONSAFEPATH` in their environment forbids that.

@@ -80,7 +80,7 @@ def replay(
     """Replay traces on a machine.
 
     `engine` names an engine; `trail` records every hop, for timelines; for `cache` see `simulate`.
-    Raises `DeadlockError` if the replay can not finish, `FabricCutError` if a message has no route left.
+    Raises `DeadlockError` if the replay cannot finish, `FabricCutError` if a message has no route left.
 
     >>> from rapid_des.machine import load_machine
     >>> result = replay(load_trace("workloads/traces/two_stages"), load_machine("dgx_a100"))
@@ -365,7 +365,7 @@ def run_traces(  # noqa: PLR0913 - options by name
 
     `pace` prices the work of GPUs that faults slow for a while; without it stated durations are stretched.
     If ranks issue a group's collectives in different orders on unordered streams, the collectives are matched
-    by kind and size. Raises `DeadlockError` if the replay can not finish.
+    by kind and size. Raises `DeadlockError` if the replay cannot finish.
     """
     lowered = lower(traces, machine, cache=cache)
     if choice.inspect is not None:

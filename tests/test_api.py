@@ -68,7 +68,7 @@ JOB = {
 def test_a_job_is_built_from_python_values():
     job = rd.load_job(JOB)
     assert (job.gpus, job.name, job.model.name) == (8, "job", "llama2_7b")
-    with pytest.raises(rd.ConfigError, match=r"training.global_batch: global_batch 7 does not divide"):
+    with pytest.raises(rd.ConfigError, match=r"training.global_batch: global_batch 7 is not divisible"):
         rd.load_job(JOB, settings={"training.global_batch": 7})
     with pytest.raises(rd.ConfigError, match=r"job: holds what no file can"):
         rd.load_job(JOB | {"training": object()})

@@ -120,10 +120,10 @@ def test_operators_that_nobody_has_are_refused_with_those_there_are(install):
 @pytest.mark.parametrize(
     ("code", "problem"),
     [
-        ("raise RuntimeError('two\\nlines')", "can not be imported: RuntimeError: two lines"),
-        ("import a_module_that_is_not_there", "can not be imported: ModuleNotFoundError"),
-        ("raise SystemExit(0)", "can not be imported: SystemExit: 0"),
-        ("OTHER = 1", "can not be imported: AttributeError"),
+        ("raise RuntimeError('two\\nlines')", "cannot be imported: RuntimeError: two lines"),
+        ("import a_module_that_is_not_there", "cannot be imported: ModuleNotFoundError"),
+        ("raise SystemExit(0)", "cannot be imported: SystemExit: 0"),
+        ("OTHER = 1", "cannot be imported: AttributeError"),
         ("PART = {}", "is of type dict; allowed: Importer"),
         (OPERATORS_OF_A_FILE, "is of type OperatorSource; allowed: Importer"),
     ],

@@ -20,6 +20,7 @@ PARTS: Mapping[str, Callable[[], None]] = {
     "memory": fit_memory.main,
     "training": partial(refresh_jobs.refresh, ("training",)),
     "inference": partial(refresh_jobs.refresh, ("inference",)),
+    "kernels": refresh_docs.refresh_tables,
     "docs": refresh_docs.refresh,
 }
 

@@ -1,8 +1,8 @@
 """Run the commands of the README and of all pages of docs, and write what they print below them.
 
-`python -m validation.refresh_docs` rewrites the `$ rapid-des` blocks, and the tables between the markers: the
-errors of chosen topics (`docs/accuracy/kernels.md`), and the README's five rows, which repeat rows of
-`docs/accuracy`. With names of pages it rewrites the blocks of these alone.
+`python -m validation.refresh_docs [PAGE ...]` rewrites the `$ rapid-des` blocks. Tables of accuracy are left
+to `refresh_accuracy`, so that all state one commit: the errors of chosen topics (`docs/accuracy/kernels.md`),
+and the README's five rows, which repeat rows of `docs/accuracy`.
 """
 
 from __future__ import annotations
@@ -136,13 +136,16 @@ def accuracy(report: Mapping[str, Any]) -> Iterator[str]:
     yield from ("", f"As of {as_of()}.")
 
 
+def refresh_tables() -> None:
+    """Rewrite the table of kernels, collectives and networks, and the README's rows."""
+    fill(KERNELS, "accuracy", accuracy(validate(open_folder(None), tuple(TOPICS.values()))))
+    fill(README, "accuracy", short())
+
+
 def refresh(pages: Sequence[Path] = ()) -> None:
-    """Rewrite the blocks of pages; of all, and the tables, where none is named."""
+    """Rewrite the blocks of pages; of all where none is named."""
     for page in pages or [README, *sorted((ROOT / "docs").rglob("*.md"))]:
         page.write_text(refreshed(page.read_text(encoding="utf-8")), encoding="utf-8")
-    if not pages:
-        fill(KERNELS, "accuracy", accuracy(validate(open_folder(None), tuple(TOPICS.values()))))
-        fill(README, "accuracy", short())
 
 
 if __name__ == "__main__":

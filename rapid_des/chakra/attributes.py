@@ -36,7 +36,7 @@ class TableSource(Struct, frozen=True):
     declared_unordered: frozenset[str] = frozenset()
 
     def error(self, kind: str, message: str, node: int | None = None) -> FoundError:
-        """Return the error for something that can not be read."""
+        """Return the error for something that cannot be read."""
         return FoundError(Finding(kind, f"{self.file}: {message}", file=self.file, rank=self.rank, node=node))
 
     def is_unordered(self, stream: str) -> bool:
@@ -92,7 +92,7 @@ class _Attributes:
         return np.zeros(len(self.raw), np.int64) if attribute is None else attribute.value
 
     def natural(self, name: str, *, scale: int = 1) -> Int64s:
-        """Return a number that can not be negative, times `scale`."""
+        """Return a number that cannot be negative, times `scale`."""
         if name not in self.raw.attributes:
             return np.zeros(len(self.raw), np.int64)
         return self.scaled(name, self.value(name), scale)

@@ -52,7 +52,7 @@ class Chunk(Struct, frozen=True):
 
 
 def _problem(head: bytes) -> str | None:
-    """Return why a file with these first bytes can not be read; None if it can."""
+    """Return why a file with these first bytes cannot be read; None if it can."""
     if head[257:262] == b"ustar":
         return "is a tar archive; unpack it and name the files inside"
     return next((problem for magic, problem in _REFUSED.items() if head.startswith(magic)), None)
@@ -79,7 +79,7 @@ def open_bytes(path: Path) -> IO[bytes]:
     except BaseException as error:
         file.close()
         if isinstance(error, OSError):
-            raise TraceError(f"{path}: can not be read: {error.strerror or error}") from error
+            raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
         raise
 
 
@@ -194,7 +194,7 @@ def write_parts(path: Path, parts: Iterable[bytes]) -> None:
                 stream.write(part)
         partial.replace(path)
     except OSError as error:
-        raise TraceError(f"{path}: can not be written: {error.strerror or error}") from error
+        raise TraceError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)

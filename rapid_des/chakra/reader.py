@@ -64,7 +64,7 @@ class ReadReport(Struct):
 def read_set(reference: str | Path, options: ReadOptions | None = None) -> TraceSet:
     """Read the trace set that a folder, a prefix or one file stands for.
 
-    Anything that can not be read, and with `strict` anything that would be repaired, is a `TraceError`.
+    Anything that cannot be read, and with `strict` anything that would be repaired, is a `TraceError`.
     """
     report = read_report(reference, options or ReadOptions())
     errors = [finding for finding in report.findings if finding.severity == "error"]
@@ -75,7 +75,7 @@ def read_set(reference: str | Path, options: ReadOptions | None = None) -> Trace
 
 
 def read_report(reference: str | Path, options: ReadOptions) -> ReadReport:
-    """Read a trace set and keep going where a rank can not be read, collecting what is wrong."""
+    """Read a trace set and keep going where a rank cannot be read, collecting what is wrong."""
     files = discover(reference)
     reader = _SetReader(files, options)
     for rank, path in files.files.items():

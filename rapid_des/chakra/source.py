@@ -60,13 +60,16 @@ def discover(reference: str | Path) -> TraceFiles:
         return presets[path.name]
     near = difflib.get_close_matches(path.name, sets, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
+    if not sets:
+        wanted = f"{path.name}.<rank>.et in {path.parent.resolve()}"
+        raise TraceError(f"{path}: no such file or folder, and no trace files {wanted}")
     raise TraceError(f"{path}: no trace files {path.name}.<rank>.et{hint} {_listing(path.parent, sets)}")
 
 
 def _listing(folder: Path, sets: dict[str, TraceFiles]) -> str:
     listed = ", ".join(f"{name} ({len(sets[name].files)} ranks)" for name in list(sets)[:12])
     more = f" and {len(sets) - 12} more" if len(sets) > 12 else ""
-    return f"(prefixes in {folder}: {listed}{more})" if sets else f"({folder} has no trace files)"
+    return f"(prefixes in {folder}: {listed}{more})"
 
 
 def _single(path: Path) -> TraceFiles:
@@ -103,7 +106,7 @@ def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except OSError as error:
-        raise TraceError(f"{folder}: can not be read: {error.strerror or error}") from error
+        raise TraceError(f"{folder}: cannot be read: {error.strerror or error}") from error
 
 
 def _sets(folder: Path) -> dict[str, TraceFiles]:

@@ -71,7 +71,7 @@ class Fields(Struct, frozen=True):
 
 
 def split_fields(buffer: bytes, messages: Spans) -> Fields:
-    """Split each message into its fields; `MalformedMessageError` names the first that can not be."""
+    """Split each message into its fields; `MalformedMessageError` names the first that cannot be."""
     bound = int((messages.ends - messages.starts).sum()) // 2 + 1
     owner = np.empty(bound, np.int32)
     tag, value, starts, ends = (np.empty(bound, np.int64) for _ in range(4))

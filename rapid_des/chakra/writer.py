@@ -157,7 +157,7 @@ def _message(**fields: Any) -> Any:
     try:
         return message_class("Node")(**fields)
     except ValueError as error:
-        raise TraceError(f"node {fields.get('name', '')!r}: can not be written: {error}") from error
+        raise TraceError(f"node {fields.get('name', '')!r}: cannot be written: {error}") from error
 
 
 def _packed(ids: list[int]) -> bytes:

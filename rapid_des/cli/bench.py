@@ -19,6 +19,8 @@ def bench(cases: tuple[str, ...], large: bool, check: bool, as_json: bool) -> No
     """Measure speed and memory on standard cases; a wrong answer is an error.
 
     A cost is processor time over that of a yardstick, fixed work in the same process.
+
+    rapid-des bench --check
     """
     names = chosen_cases(cases, large=large)
     with progress("bench") as bar:

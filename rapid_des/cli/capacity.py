@@ -71,6 +71,8 @@ def capacity(job: str, machine: str, settings: tuple[str, ...], **options: Any) 
     """Find the highest rate that JOB serves on a machine within limits, and the fleet for a load.
 
     --plot and --report draw what users see against what a GPU yields, of every layout.
+
+    rapid-des capacity llama3_1_70b_serve --on dgx_h100 --slo "ttft=1s tpot=40ms" --load 50/s
     """
     stated = {name: options[name] for name in ("share", "requests", "seed", "reliability")}
     stated |= {name: text for name, text in workload_texts(options).items() if name != "arrivals"}

@@ -24,7 +24,10 @@ def device() -> None:
 @set_option
 @json_option
 def show(reference: str, settings: tuple[str, ...], as_json: bool) -> None:
-    """Print a device with its bases merged in, and the constants that it uses."""
+    """Print a device with its bases merged in, and the constants that it uses.
+
+    rapid-des device show h100_sxm
+    """
     from rapid_des.device.device import load_device
     from rapid_des.report.devices import device_as_plain, device_report
 
@@ -61,6 +64,8 @@ def calibrate(data: Path, reference: str, settings: tuple[str, ...], **options: 
     Columns, all with dtype, time_us and case_id: gemm M N K; attention, decode and decode_mha batch q_len
     kv_len n_heads n_kv_heads head_dim kv_dtype; mla_decode and mla_prefill op batch q_len past_len n_heads
     kv_dtype; vector kind rows columns. Under library vllm an attention time includes writing the new keys.
+
+    rapid-des device calibrate gemms.csv --device h100_sxm
     """
     from rapid_des.device.calibrate import FitTarget
     from rapid_des.device.calibrate import calibrate as fit_file
@@ -94,7 +99,10 @@ def _conditions(texts: tuple[str, ...]) -> dict[str, str]:
 @force_option
 @json_option
 def sample(output: Path, backend: Any, l2: Any, as_json: bool, **options: Any) -> None:
-    """Measure operators through PyTorch and write the table OUTPUT (CSV)."""
+    """Measure operators through PyTorch and write the table OUTPUT (CSV).
+
+    rapid-des device sample samples.csv
+    """
     from rapid_des.learned import write_samples
     from rapid_des.learned.sampling import Sampling, choose, default_operators
     from rapid_des.learned.sampling import sample as measure
@@ -130,7 +138,10 @@ def sample(output: Path, backend: Any, l2: Any, as_json: bool, **options: Any) -
 def fit(
     samples: Path, output: Path, reference: str | None, force: bool, as_json: bool, **columns: Any
 ) -> None:
-    """Fit a regressor for each operator in SAMPLES (CSV) and write OUTPUT (.npz)."""
+    """Fit a regressor for each operator in SAMPLES (CSV) and write OUTPUT (.npz).
+
+    rapid-des device fit samples.csv learned.npz --fallback native
+    """
     from rapid_des.learned.fit import fit_file, fit_modules
     from rapid_des.report.devices import learned_as_plain, learned_report
 

@@ -129,6 +129,8 @@ def criticality_command(
 
     A link, NIC, switch or endpoint (a GPU as a node of the fabric) loses bandwidth on all its links, a GPU
     its own speed, a node (a server) both.
+
+    rapid-des faults criticality llama2_7b_train --on torus_2d_a100
     """
     check_outputs([], pictures=[options["plot"]], replace=options["force"])
     wanted, loaded = open_job(job, machine, settings, faults)

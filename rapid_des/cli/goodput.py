@@ -105,6 +105,8 @@ def goodput(job: str, machine: str, settings: tuple[str, ...], **options: Any) -
     """Predict the goodput of a run of JOB (file or preset) in which parts of the machine fail.
 
     --set reliability.KEY=VALUE changes the reliability file, as in reliability.checkpoint.interval=auto.
+
+    rapid-des goodput llama3_1_70b_train_1024 --on dgx_h100_superpod_128 --reliability llama3_h100 --days 30
     """
     check_outputs([options["rows"]], pictures=[options["plot"]], replace=options["force"])
     check_report(options["report"], force=options["force"])

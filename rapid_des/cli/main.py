@@ -9,6 +9,7 @@ NO_COLOR switches colours off.
 from __future__ import annotations
 
 import atexit
+import difflib
 import gc
 import importlib
 import io
@@ -74,6 +75,8 @@ _NEW_OBJECTS = 50_000
 """Threshold of the garbage collector; see `rapid_des.processes`."""
 _MOST_LINES = 40
 _FRAMES = 6
+_FEW = 8
+"""Most commands of a group that a message names."""
 AFTER_S = 2.0
 """Seconds after which a command's progress bar is drawn."""
 LINES_S = (10.0, 60.0)
@@ -182,8 +185,31 @@ def _usage(error: click.UsageError) -> str:
     """Return what is wrong with a command's arguments in one line, or its help if there are none."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         return error.format_message()
+    if error.ctx is None:
+        hint = ""
+    elif isinstance(error.ctx.command, click.Group):
+        hint = _commands_near(error.ctx.command.list_commands(error.ctx), error.format_message())
+    else:
+        hint = _example(error)
     help_page = "" if error.ctx is None else f"; {error.ctx.command_path} --help says more"
-    return f"error: {' '.join(error.format_message().split()).rstrip('.')}{help_page}"
+    return f"error: {' '.join(error.format_message().split()).rstrip('.')}{hint}{help_page}"
+
+
+def _commands_near(names: Sequence[str], problem: str) -> str:
+    """Return which commands a mistyped one may mean; of a few, which there are."""
+    if len(names) <= _FEW:
+        return f"; allowed: {', '.join(names)}"
+    near = [name for word in problem.split("'")[1:2] for name in difflib.get_close_matches(word, names, n=1)]
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _example(error: click.UsageError) -> str:
+    """Return the example of the command's help page where an argument is missing."""
+    if not isinstance(error, click.MissingParameter) or error.ctx is None:
+        return ""
+    page = (error.ctx.command.help or "").replace("\\\n", "")
+    lines = [" ".join(line.split()) for line in page.splitlines() if line.strip().startswith("rapid-des ")]
+    return f", as in: {lines[0]}" if lines else ""
 
 
 def _report(defect: Exception) -> str:

@@ -80,7 +80,10 @@ def new(  # noqa: PLR0913, PLR0917 - one parameter an option
     force: bool,
     as_json: bool,
 ) -> None:
-    """Write a job, machine, device or study file: values that run, and all other keys as comments."""
+    """Write a job, machine, device or study file: values that run, and all other keys as comments.
+
+    rapid-des new job --set model=llama3_1_8b -o my_job.yaml
+    """
     check_outputs([output], replace=force)
     chosen = _KINDS[kind]
     pairs = tuple(_pairs(settings))

@@ -129,7 +129,10 @@ def vector() -> None:
 @click.option("--accumulate", is_flag=True, help="C is read too.")
 @device_options
 def gemm(m: int, n: int, k: int, device: str, **options: Any) -> None:
-    """C[M, N] = A[M, K] times B[K, N]."""
+    """C[M, N] = A[M, K] times B[K, N].
+
+    rapid-des operator gemm 4096 8192 8192 --on h100_sxm
+    """
     shape = {name: options[name] for name in ("batch", "dtype", "out_dtype", "weight_dtype", "accumulate")}
     show(Gemm(m, n, k, **shape), device, options)
 
@@ -141,7 +144,10 @@ def gemm(m: int, n: int, k: int, device: str, **options: Any) -> None:
 @dtype_option
 @device_options
 def grouped(rows: str, n: int, k: int, dtype: Dtype, device: str, **options: Any) -> None:
-    """One kernel over several experts; ROWS as in 128,64,0,8 or 32x128 (32 experts of 128 rows)."""
+    """One kernel over several experts; ROWS as in 128,64,0,8 or 32x128 (32 experts of 128 rows).
+
+    rapid-des operator grouped 32x128 4096 2048 --on h100_sxm
+    """
     show(GroupedGemm(_rows(rows), n, k, dtype), device, options)
 
 
@@ -159,7 +165,10 @@ def grouped(rows: str, n: int, k: int, dtype: Dtype, device: str, **options: Any
 @dtype_option
 @device_options
 def attention(batch: int, query_length: int, key_length: int, device: str, **options: Any) -> None:
-    """Attention of BATCH sequences, QUERY_LENGTH new positions over KEY_LENGTH (decode: 1)."""
+    """Attention of BATCH sequences, QUERY_LENGTH new positions over KEY_LENGTH (decode: 1).
+
+    rapid-des operator attention 8 1 4096 --heads 64 --on h100_sxm
+    """
     shape = {name: options[name] for name in ("heads", "head_dim", "window", "phase", "dtype")}
     shape |= {"kv_heads": options["kv_heads"] or options["heads"]}
     shape |= {"causal": not options["full"], "fused": not options["unfused"]}
@@ -174,7 +183,10 @@ def attention(batch: int, query_length: int, key_length: int, device: str, **opt
 def roofline(
     job: str, machine: str, settings: tuple[str, ...], output: str, force: bool, as_json: bool
 ) -> None:
-    """Draw the device's roofline with the operators of JOB on it, at the clock that the job runs at."""
+    """Draw the device's roofline with the operators of JOB on it, at the clock that the job runs at.
+
+    rapid-des operator roofline llama2_7b_train --on dgx_a100 -o roofline.png
+    """
     from rapid_des.report.pictures.roofline import draw_roofline
 
     check_outputs([], pictures=[output], replace=force)
@@ -219,7 +231,10 @@ def _rows(text: str) -> tuple[int, ...]:
 @on_options
 @json_option
 def sharded_gemm(m: int, k: int, n: int, machine: str, settings: tuple[str, ...], **options: Any) -> None:
-    """[M, K] times a weight [K, N] cut over tensor-parallel GPUs: forward, backward, collectives."""
+    """[M, K] times a weight [K, N] cut over tensor-parallel GPUs: forward, backward, collectives.
+
+    rapid-des gemm 4096 8192 8192 --tp 8 --axis col --on dgx_h100
+    """
     from rapid_des.report.study_text import sharded_report
     from rapid_des.studies.sharded_gemm import ShardedGemm, run_sharded
 

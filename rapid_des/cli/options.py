@@ -340,7 +340,7 @@ def read_machine(machine: str, chosen: Settings, faults: Iterable[str]) -> Machi
 
 
 def require_outputs(options: dict[str, Any]) -> None:
-    """Raise `InputError` if a file of `output_options` can not be written; called before the work."""
+    """Raise `InputError` if a file of `output_options` cannot be written; called before the work."""
     for name in ("ranks", "window", "messages"):
         if options[name] and options["timeline"] is None:
             raise InputError(f"--{name} says what is on a timeline: it needs --timeline OUT.json")

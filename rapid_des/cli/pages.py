@@ -31,7 +31,7 @@ report_option = click.option(
 
 
 def check_report(path: Path | None, *, force: bool) -> None:
-    """Raise `InputError` if a page can not be written; called before the work."""
+    """Raise `InputError` if a page cannot be written; called before the work."""
     if path is None:
         return
     if path.suffix not in (".html", ".htm"):

@@ -166,7 +166,7 @@ def _what_helps(found: Found, loaded: Machine, crew: Executor, bar: Bar) -> Iter
 
 
 def _interruptible(options: dict[str, Any]) -> Executor:
-    """Return the executor; with a time limit never this process, whose simulations can not be ended."""
+    """Return the executor; with a time limit never this process, whose simulations cannot be ended."""
     chosen = chosen_executor(options)
     if options["within_s"] is None or options["executor"] != "processes" or not isinstance(chosen, InProcess):
         return chosen

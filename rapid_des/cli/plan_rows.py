@@ -43,7 +43,7 @@ row_options = together(
 
 
 def check_asked(options: dict[str, Any]) -> None:
-    """Raise an `InputError` if a file can not be written, or a row is beyond those that are asked for."""
+    """Raise an `InputError` if a file cannot be written, or a row is beyond those that are asked for."""
     check_outputs([options["write_job"]], pictures=[options["plot"]], replace=options["force"])
     _check_rows(options, options["top"], "the last row is --top")
 

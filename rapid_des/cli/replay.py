@@ -98,7 +98,10 @@ _OF_PROFILES = {"speed": "speed", "remove": "remove", "network": "network", "dp"
 def replay(
     prefix: str, others: tuple[str, ...], machine: str | None, reading: ReadOptions, **options: Any
 ) -> None:
-    """Replay the Chakra traces PREFIX.<rank>.et on a machine, or profiles of a run, one a rank."""
+    """Replay the Chakra traces PREFIX.<rank>.et on a machine, or profiles of a run, one a rank.
+
+    rapid-des replay traces/llama2_7b_train --on dgx_a100
+    """
     require_outputs(options)
     if _is_profile(Path(prefix)) or (others and is_host_trace(Path(prefix))):
         _replay_profiles((prefix, *others), options | {"machine": machine})

@@ -33,7 +33,10 @@ from rapid_des.simulation import MODES
 def rollout(
     rollout: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **options: Any
 ) -> None:
-    """Predict a step of ROLLOUT (file or preset): answers generated, trained on, weights moved back."""
+    """Predict a step of ROLLOUT (file or preset): answers generated, trained on, weights moved back.
+
+    rapid-des rollout llama3_1_8b_grpo --on dgx_h100
+    """
     split = split_settings(settings)
     loaded = load_rollout(rollout, settings=split["job"])
     of_machine = [setting for setting in settings if not setting.strip().startswith("job.")]

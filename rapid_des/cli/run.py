@@ -84,6 +84,8 @@ def run(job: str, machine: str, settings: tuple[str, ...], faults: tuple[str, ..
     """Predict a step of JOB on a machine: time, breakdown, memory.
 
     JOB is a job file or a preset; with --tokens-per-batch a model, whose layout --set states.
+
+    rapid-des run llama2_7b_train --on dgx_a100 --set parallelism.tp=4
     """
     _require(options)
     analytic = options["mode"] == "analytical"
@@ -149,7 +151,7 @@ def _draw(result: Result, options: dict[str, Any], title: str) -> None:
 
 
 def _require(options: dict[str, Any]) -> None:
-    """Raise `InputError` if options exclude each other, or if a file can not be written."""
+    """Raise `InputError` if options exclude each other, or if a file cannot be written."""
     if options["compare_modes"]:
         _refuse_with_modes(options)
     require_outputs(options)

@@ -33,7 +33,7 @@ class Named(Struct, frozen=True):
 
 
 def run_command(named: Named, job: Job, mode: str) -> str | None:
-    """Return the command that simulates `job` in a mode; None where settings can not state the job."""
+    """Return the command that simulates `job` in a mode; None where settings cannot state the job."""
     changes = list(_changes(to_tree(named.job.spec, "job"), to_tree(job.spec, "job")))
     settings = [*named.settings, *(f"job.{key}={_text(value)}" for key, value in changes)]
     try:

@@ -41,7 +41,10 @@ SCHEMAS: Mapping[str, type[Spec]] = {
 @click.argument("kind", type=click.Choice(list(SCHEMAS)))
 @json_option
 def schema(kind: str, as_json: bool) -> None:  # noqa: ARG001 - a schema is JSON with and without it
-    """Print the JSON Schema of a file KIND; every field has its meaning."""
+    """Print the JSON Schema of a file KIND; every field has its meaning.
+
+    rapid-des schema job
+    """
     echo(True, described_schema(SCHEMAS[kind]), [])
 
 
@@ -49,7 +52,10 @@ def schema(kind: str, as_json: bool) -> None:  # noqa: ARG001 - a schema is JSON
 @click.argument("key", shell_complete=setting_keys)
 @json_option
 def explain_key(key: str, as_json: bool) -> None:
-    """Explain KEY of a file: fabric.spans_inner, job.training.schedule, device.clock.sustained."""
+    """Explain KEY of a file: fabric.spans_inner, job.training.schedule, device.clock.sustained.
+
+    rapid-des explain job.training.schedule
+    """
     kinds = {kind: fields for kind in SCHEMAS if (fields := _fields(kind, key))}
     if not kinds:
         root = key.partition(".")[0]
@@ -78,7 +84,10 @@ def _fields(kind: str, key: str) -> tuple[Field, ...]:
 @click.argument("words", nargs=-1, metavar="[KIND] | show NAME")
 @json_option
 def presets(words: tuple[str, ...], as_json: bool) -> None:
-    """List the presets of one KIND of file (machine, software, trace, …) or of all; show NAME prints one."""
+    """List the presets of one KIND of file (machine, software, trace, …) or of all; show NAME prints one.
+
+    rapid-des presets machine
+    """
     if words[:1] == ("show",) and len(words) == 2:
         path = preset_file(words[1])
         text = read_text(path)

@@ -76,7 +76,10 @@ def workload_texts(options: Mapping[str, Any]) -> dict[str, str | None]:
 @force_option
 @json_option
 def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> None:
-    """Serve requests that come over time by JOB (file or preset) on a machine."""
+    """Serve requests that come over time by JOB (file or preset) on a machine.
+
+    rapid-des serve llama3_1_70b_serve --on dgx_h100 --requests 500 --slo "ttft=200ms tpot=20ms"
+    """
     check_outputs(
         [options["rows"], options["timeline"]], pictures=[options["plot"]], replace=options["force"]
     )

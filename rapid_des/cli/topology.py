@@ -58,7 +58,10 @@ def show(
     plot: Path | None,
     force: bool,
 ) -> None:
-    """Print node and link counts, degree, diameter and bisection bandwidth."""
+    """Print node and link counts, degree, diameter and bisection bandwidth.
+
+    rapid-des topology show torus_2d_a100
+    """
     check_outputs([], pictures=[plot], replace=force)
     opened = open_machine(machine, settings, faults)
     dimensions = opened.spec.fabric
@@ -89,7 +92,10 @@ def route(
     faults: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Print the hops from GPU to GPU, each by id or coordinates as in '(1, 0, 3)'."""
+    """Print the hops from GPU to GPU, each by id or coordinates as in '(1, 0, 3)'.
+
+    rapid-des topology route torus_2d_a100 0 5
+    """
     opened = open_machine(machine, settings, faults)
     ends = find_gpu(opened.fabric, source), find_gpu(opened.fabric, destination)
     tree = shown_route(opened.fabric, opened.router.route(*ends), ends[0])
@@ -99,7 +105,10 @@ def route(
 @topology.command()
 @machine_options
 def check(machine: str, settings: tuple[str, ...], faults: tuple[str, ...], as_json: bool) -> None:
-    """Check that all GPUs reach each other, and whether routes may wait in a circle."""
+    """Check that all GPUs reach each other, and whether routes may wait in a circle.
+
+    rapid-des topology check torus_2d_a100
+    """
     opened = open_machine(machine, settings, faults)
     checked = check_routes(opened.fabric, opened.router, opened.dead, opened.lost)
     tree = shown_check(opened.fabric, checked, opened.dead, opened.lost)
@@ -118,7 +127,10 @@ def check(machine: str, settings: tuple[str, ...], faults: tuple[str, ...], as_j
 @engine_option
 @plot_option
 def bench(machine: str, settings: tuple[str, ...], faults: tuple[str, ...], **options: Any) -> None:
-    """Time a collective over a range of sizes, beside its lower bounds."""
+    """Time a collective over a range of sizes, beside its lower bounds.
+
+    rapid-des topology bench dgx_h100 --op all_reduce --sizes 1MiB:1GiB
+    """
     from rapid_des.report.pictures.studies import draw_collective
     from rapid_des.report.study_text import collective_report
     from rapid_des.studies import collective_bench as study

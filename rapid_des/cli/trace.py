@@ -65,7 +65,10 @@ def show(
     as_json: bool,
     reading: ReadOptions,
 ) -> None:
-    """Show a rank's nodes, or a window of them, as a table, as JSON or as a picture."""
+    """Show a rank's nodes, or a window of them, as a table, as JSON or as a picture.
+
+    rapid-des trace show traces/llama2_7b_train --rank 0
+    """
     check_outputs([], pictures=[plot], replace=force)
     with progress(f"reading {prefix}"):
         traces = read_set(prefix, reading)
@@ -86,7 +89,10 @@ def show(
 @json_option
 @trace_options
 def check(prefix: str, repairs: bool, as_json: bool, reading: ReadOptions) -> None:
-    """Find what is wrong with a trace set; exit code 2 if there is anything."""
+    """Find what is wrong with a trace set; exit code 2 if there is anything.
+
+    rapid-des trace check traces/llama2_7b_train
+    """
     with progress(f"checking {prefix}"):
         report = read_report(prefix, reading)
         findings = check_report(report)
@@ -107,7 +113,10 @@ def check(prefix: str, repairs: bool, as_json: bool, reading: ReadOptions) -> No
 @json_option
 @trace_options
 def stats(prefix: str, as_json: bool, reading: ReadOptions) -> None:
-    """Count nodes by kind, collectives, bytes, work and depth, for each rank and in total."""
+    """Count nodes by kind, collectives, bytes, work and depth, for each rank and in total.
+
+    rapid-des trace stats traces/llama2_7b_train
+    """
     with progress(f"counting {prefix}"):
         traces = read_set(prefix, reading)
         counts = statistics_json(rank_statistics(traces)) | {"notes": traces.notes}
@@ -127,7 +136,10 @@ def stats(prefix: str, as_json: bool, reading: ReadOptions) -> None:
 @json_option
 @trace_options
 def convert(prefix: str, folder: Path, form: str, force: bool, as_json: bool, reading: ReadOptions) -> None:
-    """Convert traces without loss to today's .et or to jsonizer's JSON, or as they are understood."""
+    """Convert traces without loss to today's .et or to jsonizer's JSON, or as they are understood.
+
+    rapid-des trace convert traces/llama2_7b_train --to json -o as_json
+    """
     check_folder(folder)
     with progress(f"converting {prefix}"):
         if form == "rapid":
@@ -148,7 +160,10 @@ def convert(prefix: str, folder: Path, form: str, force: bool, as_json: bool, re
 @force_option
 @json_option
 def write(job: str, machine: str, settings: tuple[str, ...], output: str, force: bool, as_json: bool) -> None:
-    """Write the traces of JOB on a machine: one file a rank, and its process groups."""
+    """Write the traces of JOB on a machine: one file a rank, and its process groups.
+
+    rapid-des trace write llama2_7b_train --on dgx_a100 -o traces
+    """
     from rapid_des.modes.pricing import price
 
     check_folder(Path(output))

@@ -31,6 +31,8 @@ def validate(
     """Print predictions against measurements; a TOPIC is a prefix such as operators/gemm.
 
     The measurements and what scores them are part of the repository, not of the wheel.
+
+    rapid-des validate operators/gemm
     """
     package = _package()
     if plot is not None:

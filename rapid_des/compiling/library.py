@@ -148,7 +148,7 @@ class KernelLibrary:
         try:
             kept = f", once for this installation ({self._place.parent})"
         except OSError as error:
-            kept = f", which can not be cached ({error})"
+            kept = f", which cannot be cached ({error})"
         return f"compiling the kernels{kept}: half a minute on an idle machine; ^C ends it …"
 
     @cached_property

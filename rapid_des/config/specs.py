@@ -293,8 +293,17 @@ def _with_value(what: str, tree: object, steps: list[str], kind: inspect.Type) -
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         return f"{shown} is not one of {', '.join(choices)}{hint}"
     if what.startswith("Expected"):
-        return f"{shown} is not {in_words(kind, brief=True)}"
+        allowed = in_words(kind, brief=True)
+        return f"{shown} is not {allowed}{_as_share(value, allowed)}"
     return what if what.startswith(shown) else f"{what}, the value is {shown}"
+
+
+def _as_share(value: object, allowed: str) -> str:
+    """Return how a text such as 25% is written where a number is allowed."""
+    percent = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?) ?%", value) if isinstance(value, str) else None
+    if percent is None or "number" not in allowed:
+        return ""
+    return f" ({percent[0]} is written {float(percent[1]) / 100:g})"
 
 
 def _value_at(tree: object, steps: list[str]) -> Any:
@@ -311,7 +320,7 @@ def _value_at(tree: object, steps: list[str]) -> Any:
 
 
 def check_setting(spec: type[Spec], key: str, value: object) -> None:
-    """Raise `ConfigError` if a file kind has no such key, or if a value (None: any) can not stand there.
+    """Raise `ConfigError` if a file kind has no such key, or if a value (None: any) cannot stand there.
 
     >>> from rapid_des.device.spec import DeviceSpec
     >>> check_setting(DeviceSpec, "hbm.capacity", "80 GiB")

@@ -105,9 +105,7 @@ class Device(Struct, frozen=True, dict=True):
         """
         spec = self.spec
         if any(operator_file(spec.operators)):
-            raise UnsupportedByEngine(
-                f"{spec.name}: operators {spec.operators} can not price a slowed device"
-            )
+            raise UnsupportedByEngine(f"{spec.name}: operators {spec.operators} cannot price a slowed device")
         chip = {name: narrowed(getattr(spec, name), compute) for name in ("registers", "shared", "l2")}
         return replace(
             self,

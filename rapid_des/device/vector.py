@@ -201,7 +201,7 @@ def price_vector(vector: Vector, device: Device, kernel: VectorKernel) -> Estima
         )
     kind, traffic = kind_of(vector.kind), traffic_of(vector.kind, vector.phase)
     if traffic.flops:
-        device.tensor_rate(vector.dtype)  # refuses a dtype that the device can not compute in
+        device.tensor_rate(vector.dtype)  # refuses a dtype that the device cannot compute in
     moved = vector_bytes(vector)
     elements = vector.rows * vector.columns
     body = transfer(device, moved + _reread(vector, traffic, kernel, device), moved)

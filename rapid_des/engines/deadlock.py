@@ -1,4 +1,4 @@
-"""Explains why a replay can not finish: which visit waits for which."""
+"""Explains why a replay cannot finish: which visit waits for which."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def why_unfinished(program: Program, records: Records, name: Namer | None = None
         return CannotFinishError(f"the replay passes {horizon}: {late}")
     lines = list(_waits(program, records, name or plain_name(program)))
     more = [f"… and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-    head = f"the replay can not finish: {unfinished} of {len(records.finish)} steps never end"
+    head = f"the replay cannot finish: {unfinished} of {len(records.finish)} steps never end"
     stopped = 0 if records.link_stopped is None else int((records.link_stopped == NONE).sum())
     if stopped:
         head += (

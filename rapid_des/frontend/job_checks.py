@@ -55,7 +55,7 @@ def _refuse_first(job: Job, problems: Iterable[tuple[str, str]]) -> None:
 
 def _divide(job: Job, key: str, total: tuple[str, int], part: tuple[str, int]) -> None:
     if total[1] % part[1]:
-        _refuse(job, key, f"{total[0]} {total[1]} does not divide by {part[0]} {part[1]}")
+        _refuse(job, key, f"{total[0]} {total[1]} is not divisible by {part[0]} {part[1]}")
 
 
 def _check_sections(job: Job) -> None:
@@ -101,7 +101,7 @@ def _check_tensor_parallel(job: Job) -> None:
         if problem := half.refusal(job.spec.parallelism):
             _refuse(job, key, problem)
     if job.vocabulary % tp:
-        problem = f"vocabulary {job.vocabulary} does not divide by tp {tp}; vocabulary_multiple pads it"
+        problem = f"vocabulary {job.vocabulary} is not divisible by tp {tp}; vocabulary_multiple pads it"
         _refuse(job, key, problem)
 
 
@@ -128,7 +128,7 @@ def _check_training(job: Job) -> None:
     share = spec.micro_batch * split.dp
     if spec.global_batch % share:
         problem = (
-            f"global_batch {spec.global_batch} does not divide by "
+            f"global_batch {spec.global_batch} is not divisible by "
             f"micro_batch {spec.micro_batch} · dp {split.dp} = {share}"
         )
         _refuse(job, "training.global_batch", problem)
@@ -162,7 +162,7 @@ def _check_training(job: Job) -> None:
 
 
 def _check_choices(job: Job) -> None:
-    """Refuse an optimizer or a recomputation that the job can not have."""
+    """Refuse an optimizer or a recomputation that the job cannot have."""
     spec = job.training
     kinds, shard = job.model.kinds, job.training_shard
     problems = [] if spec.adapters is None else [adapters.refusals(spec.adapters, kinds, shard)]
@@ -206,7 +206,7 @@ def _check_inference(job: Job) -> None:
 
 
 def _serving_refusals(job: Job) -> Iterator[tuple[str, str]]:
-    """Yield why a batch of requests can not be served so."""
+    """Yield why a batch of requests cannot be served so."""
     spec, split = job.inference, job.spec.parallelism
     yield from _of_training(job)
     if split.sequence_parallel and not job.model.has_experts:
@@ -218,7 +218,7 @@ def _serving_refusals(job: Job) -> Iterator[tuple[str, str]]:
         yield "inference.absorbs", f"{job.model.name} has no latent attention"
     yield from speculation_refusals(job)
     if spec.decode_steps != "all" and spec.decode_steps > max(1, spec.steps - 1):
-        problem = f"{spec.decode_steps} steps can not be taken from the {spec.steps - 1} there are"
+        problem = f"{spec.decode_steps} steps cannot be taken from the {spec.steps - 1} there are"
         yield "inference.decode_steps", problem
 
 
@@ -235,7 +235,7 @@ def _of_training(job: Job) -> Iterator[tuple[str, str]]:
 
 
 def _context_of_requests(job: Job) -> Iterator[tuple[str, str]]:
-    """Yield why prompts can not be split over cp."""
+    """Yield why prompts cannot be split over cp."""
     spec, cp = job.inference, job.spec.parallelism.cp
     if spec.steps > 1:
         yield from _context_of_decoding(job)
@@ -245,12 +245,12 @@ def _context_of_requests(job: Job) -> Iterator[tuple[str, str]]:
     if spec.prefill_tokens is not None:
         yield "inference.prefill_tokens", f"cp {cp} splits whole prompts, no chunks of them"
     if kinds[0].prompt_length % (2 * cp):
-        problem = f"prompt_length {kinds[0].prompt_length} does not divide by two pieces for each of cp {cp}"
+        problem = f"prompt_length {kinds[0].prompt_length} is not divisible by two pieces for each of cp {cp}"
         yield "parallelism.cp", problem
 
 
 def _context_of_decoding(job: Job) -> Iterator[tuple[str, str]]:
-    """Yield why the KV cache can not be split over cp while tokens decode."""
+    """Yield why the KV cache cannot be split over cp while tokens decode."""
     split, alone = job.spec.parallelism, "output_length 1, or tp or dp instead"
     if not all(isinstance(layer.mixer, GroupedQueryAttention | LatentAttention) for layer in job.model.kinds):
         problem = f"cp {split.cp} splits a KV cache, and not the state of a recurrent layer; allowed: {alone}"
@@ -269,13 +269,13 @@ def _check_length(job: Job, key: str, length: int) -> None:
 
 
 def _context_refusals(job: Job) -> Iterator[tuple[str, str]]:
-    """Yield why cp can not split the sequences."""
+    """Yield why cp cannot split the sequences."""
     split = job.spec.parallelism
     if (split.cp_heads is not None) != (split.cp_kind == "ulysses_ring"):
         problem = f"cp_kind is {split.cp_kind}; ulysses_ring needs cp_heads, no other has it"
         yield "parallelism.cp_heads", problem
     if split.cp_heads and split.cp % split.cp_heads:
-        yield "parallelism.cp_heads", f"cp {split.cp} does not divide by cp_heads {split.cp_heads}"
+        yield "parallelism.cp_heads", f"cp {split.cp} is not divisible by cp_heads {split.cp_heads}"
     if split.passes_blocks and job.spec.attention != "flash":
         problem = f"cp_kind {split.cp_kind} joins partial results by what flash attention keeps of each row"
         yield "parallelism.cp", f"{problem}; attention is {job.spec.attention}"
@@ -292,7 +292,7 @@ def _context_refusals(job: Job) -> Iterator[tuple[str, str]]:
 
 
 def _sharding_refusals(job: Job) -> Iterator[tuple[str, str]]:
-    """Yield why replicas and tp ranks can not hold, gather and sum what they share as the job says."""
+    """Yield why replicas and tp ranks cannot hold, gather and sum what they share as the job says."""
     spec, split, stage = job.training, job.spec.parallelism, job.training.zero_stage
     total = sum(spec.documents)
     if spec.documents and total != spec.sequence_length:
@@ -307,10 +307,10 @@ def _sharding_refusals(job: Job) -> Iterator[tuple[str, str]]:
         problem = f"{copies} copies of a state that zero_stage {stage} does not split"
         yield "parallelism.dp_replicate", problem
     if split.dp % copies:
-        yield "parallelism.dp_replicate", f"dp {split.dp} does not divide by dp_replicate {copies}"
+        yield "parallelism.dp_replicate", f"dp {split.dp} is not divisible by dp_replicate {copies}"
     experts = job.members("expert_gradient") if job.model.has_experts else 0
     if experts % copies:
-        problem = f"replicas of experts (edp) {experts} does not divide by dp_replicate {copies}"
+        problem = f"replicas of experts (edp) {experts} is not divisible by dp_replicate {copies}"
         yield "parallelism.dp_replicate", problem
     if not isinstance(spec.reshard, bool):
         yield from _reshard_refusals(job, spec.reshard)
@@ -324,7 +324,7 @@ def _reshard_refusals(job: Job, ranks: int) -> Iterator[tuple[str, str]]:
     for domain, sharding in job.shardings.items():
         if sharding.replicas > 1 and sharding.replicas % ranks:
             problem = (
-                f"{sharding.replicas} replicas share {domain} parameters, which does not divide by {ranks}"
+                f"{sharding.replicas} replicas share {domain} parameters, which is not divisible by {ranks}"
             )
             yield "training.reshard", problem
 

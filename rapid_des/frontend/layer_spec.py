@@ -228,7 +228,7 @@ class PatchesSpec(Spec, frozen=True):
 
     def __post_init__(self) -> None:
         if self.image % self.size:
-            raise ValueError(f"image {self.image} does not divide by size {self.size}")
+            raise ValueError(f"image {self.image} is not divisible by size {self.size}")
 
     @property
     def count(self) -> int:

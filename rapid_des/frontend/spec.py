@@ -56,7 +56,7 @@ class FrameworkMemory(Spec, frozen=True):
     workspace: Size | None = None
     """Memory of matrix libraries, inside the allocator."""
     fragmentation: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    """What the allocator holds and can not use, as a share of what comes and goes within a step."""
+    """What the allocator holds and cannot use, as a share of what comes and goes within a step."""
     gradient_copies: Literal["none", "buckets"] = "none"
     """Gradients of a pass stand beside their accumulators, in the format of activations: in buckets that stay
     (PyTorch's DistributedDataParallel), without replicas until the pass ends. none: kernels accumulate."""

@@ -102,7 +102,7 @@ def draft_cache_bytes(job: Job, shard: Shard, positions: int) -> int:
 
 
 def speculation_refusals(job: Job) -> Iterator[tuple[str, str]]:
-    """Yield why a job can not draft as it says."""
+    """Yield why a job cannot draft as it says."""
     spec, key, draft = job.spec.speculative, "inference.speculative", drafting(job)
     if spec is None:
         return
@@ -120,14 +120,14 @@ def speculation_refusals(job: Job) -> Iterator[tuple[str, str]]:
         yield (
             key,
             "a state (mamba2, gated_delta, lightning_attention) that has taken in a rejected token "
-            "can not go back",
+            "cannot go back",
         )
     if draft is not None:
         yield from _draft_refusals(job, draft)
 
 
 def _draft_refusals(job: Job, draft: Job) -> Iterator[tuple[str, str]]:
-    """Yield why a smaller model can not draft for a job's."""
+    """Yield why a smaller model cannot draft for a job's."""
     key, ours, theirs = "inference.speculative.model", draft.model.spec.vocabulary, job.model.spec.vocabulary
     if ours != theirs:
         yield key, f"the draft has a vocabulary of {ours}, {job.model.name} of {theirs}"

@@ -51,7 +51,7 @@ def sample(operators: Iterable[Operator], sampling: Sampling) -> Iterator[dict[s
     for operator in operators:
         shape = shape_of(operator)
         if shape is None:
-            raise InputError(f"{operator} can not be sampled: no table column describes it")
+            raise InputError(f"{operator} cannot be sampled: no table column describes it")
         times = _times(torch, operator, sampling)
         yield {
             "operator": shape.name,
@@ -246,7 +246,7 @@ def _attention_call(torch: Any, attention: Attention, backend: str) -> Call:
 
 
 def _flash_backward(torch: Any, attention: Attention, operands: tuple[Any, Any, Any]) -> Call:
-    """Call FlashAttention's backward kernels directly: a CUDA graph can not capture the autograd engine."""
+    """Call FlashAttention's backward kernels directly: a CUDA graph cannot capture the autograd engine."""
     aten = torch.ops.aten
     if attention.heads != attention.kv_heads:
         raise InputError("attention backward is sampled with as many KV heads as heads")

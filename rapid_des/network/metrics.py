@@ -334,7 +334,7 @@ class RouteCheck(Struct, frozen=True):
 
 
 def check_routes(fabric: Fabric, router: Router, dead: frozenset[int], lost: frozenset[int]) -> RouteCheck:
-    """Return the result of a check; `FabricCutError` if some surviving GPUs can not reach each other.
+    """Return the result of a check; `FabricCutError` if some surviving GPUs cannot reach each other.
 
     Deadlock freedom is that of the links as they are: a circle needs virtual channels or bubbles to be safe,
     as every torus does; our own replay does not block on buffers.
@@ -410,4 +410,4 @@ def _raise_cut(fabric: Fabric, router: Router, gpus: list[int]) -> None:
     for gpu in gpus:
         router.route(gpus[0], gpu)
         router.route(gpu, gpus[0])
-    raise FabricCutError(f"{fabric.name}: some GPUs can not reach each other")
+    raise FabricCutError(f"{fabric.name}: some GPUs cannot reach each other")

@@ -270,7 +270,7 @@ def by_waypoints(fabric: Fabric, planned: Router, waypoints: Sequence[Waypoint])
     """Return the router that comes by the stated nodes: planned up to there, and planned on from there.
 
     Where that would come by a node twice, one of the two parts takes the shortest path that does not.
-    `TopologyError` names the waypoint that can not be.
+    `TopologyError` names the waypoint that cannot be.
     """
     stated: dict[tuple[int, int], tuple[int, ...]] = {}
     for index, waypoint in enumerate(waypoints):
@@ -394,7 +394,7 @@ class FaultAwareRouter(Struct, frozen=True, eq=False, dict=True):
         fabric = self.fabric
         reached = hops_from(fabric, source, self.alive) != UNREACHED
         crossing = np.flatnonzero(reached[fabric.source] & ~reached[fabric.destination])
-        ends = f"{fabric.node_name(source)} can not reach {fabric.node_name(destination)}"
+        ends = f"{fabric.node_name(source)} cannot reach {fabric.node_name(destination)}"
         near, far = _side(fabric, reached), _side(fabric, ~reached)
         links = _listed([fabric.link_name(link) for link in crossing[: _LISTED + 1].tolist()], len(crossing))
         return FabricCutError(f"{fabric.name}: {ends}: dead links cut {near} from {far}: {links}")

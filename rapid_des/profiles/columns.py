@@ -61,7 +61,7 @@ class EventColumns:
         self._first, self._last = _MOST_NS, -_MOST_NS
 
     def check(self, name: str, start: int, end: int) -> None:
-        """Take note of when an event was; `TraceError` for times that can not be."""
+        """Take note of when an event was; `TraceError` for times that cannot be."""
         if end < start:
             raise TraceError(f"{self.path}: event {name[:80]!r}: ends {start - end} ns before it begins")
         self._first = min(self._first, start)

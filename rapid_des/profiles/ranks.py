@@ -81,7 +81,7 @@ class RunOfRanks(Struct, frozen=True):
 
 
 def run_of_ranks(profiles: Sequence[Profile], wanted: ProfileChanges) -> RunOfRanks:
-    """Return the traces of all ranks of a run in one step; `InputError` names what can not be derived."""
+    """Return the traces of all ranks of a run in one step; `InputError` names what cannot be derived."""
     given = _by_rank(profiles)
     steps = _steps(given)
     world, patterns = _patterns(given, steps)

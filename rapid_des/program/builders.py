@@ -5,7 +5,7 @@ A rank's nodes become visits: streams, service times, dependencies, and what eac
 Between two moments at which it must wait, the host issues one kernel, collective or message after the other
 and runs ahead of its GPU. So the issue of the k-th is the host's start plus a sum that is known before the
 run: one visit stands for the host's whole stretch, and every node that it issues has an edge from that
-visit's *start* (R1). Most of these edges say nothing new: a kernel whose predecessor on its stream can not
+visit's *start* (R1). Most of these edges say nothing new: a kernel whose predecessor on its stream cannot
 be done before it is issued waits for that one anyway. They are left out, exactly: with F(j) the least time
 from the host's start to the finish of j, the edge of k with lag L(k) follows from an order j before k with
 F(j) ≥ L(k), and F(k) ≥ max(L(k), F(j)) + work(k).
@@ -395,7 +395,7 @@ def _by_streams(
         after = np.cumsum(work[rows])
         latest = np.maximum.accumulate(lags[rows] - after + work[rows])
         finish[rows] = latest + after
-        # The stream proves the issue of k if k - 1 can not finish before it.
+        # The stream proves the issue of k if k - 1 cannot finish before it.
         implied[rows[1:]] = lags[rows[1:]] <= finish[rows[:-1]]
     return finish, implied
 

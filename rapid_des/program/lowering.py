@@ -100,7 +100,7 @@ def lower(  # noqa: PLR0913 - what is asked for, by name
     `overlap` collectives are counted apart by kind and size instead and may run side by side: for traces
     whose ranks reach them in different orders. With `analytic` nothing takes a link: collectives and
     messages last as long as alone, by closed forms; collectives that are small as `play` simulates them.
-    With `replicas` the traces are those of replica 0, and `UnsupportedByEngine` says that it can not stand
+    With `replicas` the traces are those of replica 0, and `UnsupportedByEngine` says that it cannot stand
     for the others; `repeats` keeps `auto` to algorithms that can. `cache` keeps templates and choices from
     one program to the next.
     """

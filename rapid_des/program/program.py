@@ -16,7 +16,7 @@ R1  Ready. A visit is ready once, for each predecessor, the anchor (that one's f
     names have finished; those beyond the n change nothing.
 R2  Service. A server serves up to its capacity (1 unless stated) at a time, never preempts, and never idles
     while a visit waits. The visits of a stream are chained in program order by lowering, so that two ranks
-    can not start two collectives in opposite order; links, and streams that a trace or a front door
+    cannot start two collectives in opposite order; links, and streams that a trace or a front door
     declares unordered, take what comes.
 R3  Choice. Of those that wait a server takes the smallest (priority, ready time, visit). On links the
     visits of equal priority and ready time are ordered by (part number, rank's position, moment at which

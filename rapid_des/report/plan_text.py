@@ -156,7 +156,7 @@ def _counts(plan: Plain) -> str:
     if counts.get("memory"):
         left.append(f"{counts['memory']:,} do not fit into memory")
     if refused:
-        left.append(f"{refused:,} can not be run")
+        left.append(f"{refused:,} cannot be run")
     return f"{', '.join(done)}; of the others {', '.join([*left, 'lower bounds rule out the rest'])}"
 
 
@@ -181,11 +181,11 @@ def part_speedup_report(speedups: Sequence[Plain]) -> Iterator[str]:
         yield f"{said} (--sensitivity N by parameter)"
     for speedup in speedups:
         if speedup["change"] is None:
-            yield f"{speedup['part']} can not be moved: {speedup['refused']}"
+            yield f"{speedup['part']} cannot be moved: {speedup['refused']}"
 
 
 def sensitivity_report(sensitivities: Plain, job: str, machine: str, *, top: int) -> Iterator[Part]:
-    """Yield the strongest elasticities of a step, the rule of sums, and what is idle or can not be moved."""
+    """Yield the strongest elasticities of a step, the rule of sums, and what is idle or cannot be moved."""
     base = sensitivities["step_time_s"]
     step = seconds_text(base)
     change = f"every parameter by {sensitivities['change']:.1%} down and up"
@@ -204,4 +204,4 @@ def sensitivity_report(sensitivities: Plain, job: str, machine: str, *, top: int
     if sensitivities["idle"]:
         yield f"nothing in this step depends on {', '.join(sensitivities['idle'])}"
     for name, why in sensitivities["refused"].items():
-        yield f"can not be moved: {name}: {why}"
+        yield f"cannot be moved: {name}: {why}"

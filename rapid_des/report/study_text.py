@@ -142,7 +142,7 @@ def sample_report(sample: Plain) -> Iterator[Part]:
             yield f"{each['configuration']}: {failed} could not be run: {each['error']}"
     yield from _orders(ranked)
     unable = {each["configuration"]: each["error"] for each in configurations if each not in able}
-    for what, which in (("can not be run", unable), ("can not be made a job", sample["refused"])):
+    for what, which in (("cannot be run", unable), ("cannot be made a job", sample["refused"])):
         if which:
             name, why = next(iter(which.items()))
             yield f"{counted(len(which), 'configuration')} {what}; the first, {name}: {why}"

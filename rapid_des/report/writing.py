@@ -60,13 +60,13 @@ def _named(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"{path}: can not be written: {error.strerror or error}") from None
+        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 def check_outputs(
     paths: Iterable[str | Path | None], *, pictures: Iterable[str | Path | None] = (), replace: bool = True
 ) -> None:
-    """Raise `InputError` for the first path that can not be written, or whose extra is not installed.
+    """Raise `InputError` for the first path that cannot be written, or whose extra is not installed.
 
     To be called before a simulation whose result is to be written; None stands for no output. Without
     `replace` files that are there are refused too.
@@ -98,7 +98,7 @@ def require_extra(package: str, extra: str, what: str) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `InputError` if files can not be written into a folder, which is made if it is not there yet."""
+    """Raise `InputError` if files cannot be written into a folder, which is made if it is not there yet."""
     _check_place(folder / "file", named=folder)
 
 
@@ -112,11 +112,11 @@ def _check_place(path: Path, *, named: Path | None = None) -> None:
     except OSError as error:
         why = error.strerror or str(error)
     if why:
-        raise InputError(f"{named or path}: can not be written: {why}")
+        raise InputError(f"{named or path}: cannot be written: {why}")
 
 
 def _why_not(path: Path) -> str | None:
-    """Return why a file can not be written; None if it can. An `OSError` says it, too."""
+    """Return why a file cannot be written; None if it can. An `OSError` says it, too."""
     if path.is_dir():
         return "it is a folder"
     target = path.resolve()

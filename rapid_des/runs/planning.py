@@ -150,7 +150,7 @@ def _replicas(reliability: Reliability, job: Job, machine: Machine) -> ReplicaPl
         try:
             with_fewer_replicas(job, 1, smaller=reliability.spec.batch == "smaller")
         except InputError as error:
-            reliability.refuse("policy", f"the job can not shrink: {error}")
+            reliability.refuse("policy", f"the job cannot shrink: {error}")
     gpus, replica = gpus_of_node(machine), job.layout.coordinates("dp").tolist()
     places = range(0, job.gpus, gpus)
     of_place = tuple(frozenset(replica[place : place + gpus]) for place in places)

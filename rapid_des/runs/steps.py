@@ -19,7 +19,7 @@ StateKey: TypeAlias = tuple[int, tuple[str, ...]]
 MISSING = -1
 """In place of a class: as many replicas as the number says are missing."""
 CUT = -1
-"""The duration of a step that can not run, as its fabric is cut."""
+"""The duration of a step that cannot run, as its fabric is cut."""
 
 
 class StepTimes(Protocol):
@@ -167,7 +167,7 @@ def _slow(state: State) -> list[tuple[int, int]]:
 def with_fewer_replicas(job: Job, missing: int, *, smaller: bool = False) -> Job:
     """Return a job without some of its replicas; the others have more micro-batches, or a smaller batch.
 
-    A batch that is kept is at least that of the job: where it can not be split evenly the last micro-batches
+    A batch that is kept is at least that of the job: where it cannot be split evenly the last micro-batches
     are empty.
     """
     if not missing:

@@ -286,7 +286,7 @@ class Fleet(Struct, dict=True):
             mate.price(costs)
 
     def _stop(self, member: Replica, down: int) -> Process:
-        """Stop a replica, and those that can not run without it, for a while."""
+        """Stop a replica, and those that cannot run without it, for a while."""
         now, mates = int(self.env.now), member.mates
         self.stops += [Stop(mate.number, now, now + down + self.startup) for mate in mates]
         had = [request for mate in mates for request in mate.stop()]

@@ -103,7 +103,7 @@ def _lines(file: str) -> Iterator[tuple[int, bytes]]:
             else:
                 yield from _split(raw, file)
     except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(f"can not be read: {error}", file=file) from None
+        raise ConfigError(f"cannot be read: {error}", file=file) from None
 
 
 def _split(source: IO[bytes] | gzip.GzipFile, file: str) -> Iterator[tuple[int, bytes]]:

@@ -133,7 +133,7 @@ def _check(rollout: Rollout) -> None:
 
 
 def _check_texts(rollout: Rollout) -> None:
-    """Raise `ConfigError` for lengths that are none, and for an overlap that can not be."""
+    """Raise `ConfigError` for lengths that are none, and for an overlap that cannot be."""
     for key in ("prompt", "output"):
         parse_lengths(str(getattr(rollout.spec, key)), f"{rollout.file}: {key}")
     if rollout.spec.overlap == "one_step" and rollout.spec.placement == "shared":

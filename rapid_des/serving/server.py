@@ -125,7 +125,7 @@ def _check_content(job: Job, spec: ServingSpec, workload: Workload) -> None:
 
 
 def _check_scaling(job: Job, spec: ServingSpec, machine: Machine) -> None:
-    """Raise a `ConfigError` for fleets that can not grow and shrink."""
+    """Raise a `ConfigError` for fleets that cannot grow and shrink."""
     if spec.autoscaler is None:
         return
     problem = ""
@@ -301,7 +301,7 @@ def _drafts(job: Job, seed: int) -> Drafts | None:
 
 
 def _check(job: Job, pools: Sequence[Pool], gpus: int) -> None:
-    """Raise a `ConfigError` for jobs that can not serve, and if the machine has too few GPUs."""
+    """Raise a `ConfigError` for jobs that cannot serve, and if the machine has too few GPUs."""
     if not job.model.is_causal:
         problem = (
             f"{job.model.name} is an encoder, which `run` predicts in batches; servers make tokens one by one"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,6 +13,9 @@ from numpy.typing import NDArray
 from rapid_des.arrays import Floats, Int64s
 from rapid_des.errors import ConfigError
 from rapid_des.units import Duration
+
+LIMITS = ("ttft", "tpot", "e2e")
+"""The latencies of a request that may have a limit."""
 
 
 class Latencies(Protocol):
@@ -54,10 +58,12 @@ class Slo:
         limits: dict[str, int] = {}
         for word in text.split():
             name, _, value = word.partition("=")
-            if name not in ("ttft", "tpot", "e2e") or name in limits:
-                raise ConfigError(
-                    f"{word!r} is not one of ttft=…, tpot=…, e2e=…, each once", file=f"--slo {text!r}"
-                )
+            if name not in LIMITS or name in limits:
+                near = difflib.get_close_matches(name, LIMITS, n=1)
+                hint = f"did you mean {near[0]!r}? " if near and near[0] not in limits else ""
+                problem = f"unknown limit {name!r}" if name not in LIMITS else f"{name} stands twice"
+                allowed = "allowed: ttft=…, tpot=…, e2e=…, each once"
+                raise ConfigError(f"{problem}; {hint}{allowed}", file=f"--slo {text!r}")
             try:
                 limits[name] = int(Duration.parse(value))
             except ValueError as error:

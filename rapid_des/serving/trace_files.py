@@ -82,7 +82,7 @@ def _opened(file: str) -> Iterator[tuple[Sequence[str], Iterator[tuple[int, list
             names = next(reader, [])
             yield names, ((reader.line_num, row) for row in reader if row)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"can not be read: {error}", file=file) from None
+        raise ConfigError(f"cannot be read: {error}", file=file) from None
 
 
 def _lines(text: TextIOWrapper, file: str) -> Iterator[str]:

@@ -328,7 +328,7 @@ class Fleets(Struct, frozen=True):
     rows: tuple[Layout, ...]
     """The layouts that can serve, the best first."""
     refused: tuple[tuple[str, str], ...]
-    """Layouts that can not serve, and why."""
+    """Layouts that cannot serve, and why."""
     load: float | None
     price: float | None
     interrupted: bool = False

@@ -69,7 +69,7 @@ def capacity_report(fleets: Fleets, demand: ServerLoad, title: str) -> Iterator[
     yield Table("", names, [_row(row, fleets) for row in fleets.rows])
     if any(map(fleets.as_good, fleets.rows[1:])):
         yield "~ may be as good as the first: the intervals meet; more --requests narrow them"
-    yield from (f"{text} can not serve: {why}" for text, why in fleets.refused)
+    yield from (f"{text} cannot serve: {why}" for text, why in fleets.refused)
 
 
 def _row(row: Layout, fleets: Fleets) -> dict[str, Any]:

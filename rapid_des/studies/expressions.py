@@ -190,7 +190,7 @@ def _number(value: Any) -> int | float:
 
 
 def _bounded(value: Any) -> Any:
-    """Return a value; `OverflowError` for a number that a file can not hold."""
+    """Return a value; `OverflowError` for a number that a file cannot hold."""
     for part in value if isinstance(value, list) else [value]:
         if isinstance(part, int | float) and not abs(part) < _MOST:
             raise OverflowError("the result is no number below 2**63")

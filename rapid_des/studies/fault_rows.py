@@ -41,7 +41,7 @@ class DrawRow:
 
     configuration: str
     draw: int
-    """The number of the draw; NO_DRAW: the healthy step can not be run, and this is the only row."""
+    """The number of the draw; NO_DRAW: the healthy step cannot be run, and this is the only row."""
     faults: tuple[str, ...]
     """The faults as --fault takes them; none: a healthy machine."""
     step_time: int

@@ -103,7 +103,7 @@ def faults_sample(  # noqa: PLR0913 - what a study is asked, by name
     have such an interval before. `sampling` "latin" takes rounds of 30 draws that fall once into each
     thirtieth of every variate; "exact" runs all places and stated values instead of drawing them, those that
     symmetry makes alike once. ^C leaves what is finished, in `folder` (Parquet) too, where the same study
-    goes on. Errors as those of `simulate` are in the rows; a job that can not be run healthy has one row.
+    goes on. Errors as those of `simulate` are in the rows; a job that cannot be run healthy has one row.
 
     >>> from rapid_des.frontend import load_job
     >>> from rapid_des.machine import load_machine
@@ -266,7 +266,7 @@ class _FaultStudy:
         return self._ordered(rows), 0, met
 
     def _of(self, outcome: Outcome[list[DrawRow]]) -> list[DrawRow]:
-        """Return a task's rows; a configuration that can not be run has rows of its first task only."""
+        """Return a task's rows; a configuration that cannot be run has rows of its first task only."""
         if not isinstance(outcome, Done):
             refusal = InfeasibleJobError if outcome.error == InfeasibleJobError.__name__ else InputError
             raise refusal(outcome.text)

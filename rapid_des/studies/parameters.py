@@ -5,7 +5,7 @@
     ratios                  constants of kernels and libraries without a unit
 
 Keys that describe one property change together: the peaks of all formats; the number of SMs with their total
-peaks and bandwidths. Tiles, counts and switches are choices, which can not be changed a little.
+peaks and bandwidths. Tiles, counts and switches are choices, which cannot be changed a little.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _tree(machine: Machine, library: str) -> Any:
 
 
 def _kind(key: str, value: Any) -> str:
-    """Return the kind of a value (see `Parameter.kind`); empty if it can not be changed a little."""
+    """Return the kind of a value (see `Parameter.kind`); empty if it cannot be changed a little."""
     if key in (*_COUNTED, "machine.host_speed"):
         return "number"
     if isinstance(value, str):

@@ -134,7 +134,7 @@ def search(  # noqa: PLR0913 - what a search is asked, by name
     `objectives` are figures (default: the study's); several give a front. `warm` points that are best by
     analytical estimates come first, 0 for none; a `pruner` leaves out points by their estimates. `storage` is
     any Optuna storage URL; with one the study goes on where it was, which must be the same one: its file, job
-    and machine, and this version of rapid_des. `InputError` says what Optuna can not do, or what to install.
+    and machine, and this version of rapid_des. `InputError` says what Optuna cannot do, or what to install.
 
     >>> axes = {"tp": [1, 2, 4, 8], "dp": [1, 2, 4]}
     >>> study = {"job": "llama2_7b_train", "on": "dgx_a100", "axes": axes, "where": "tp * dp * pp == 8"}

@@ -60,7 +60,7 @@ class Sensitivity(Struct, frozen=True):
     idle: tuple[str, ...]
     """Parameters that do not affect this step."""
     refused: Mapping[str, str]
-    """Parameters that can not be changed by this amount, and why."""
+    """Parameters that cannot be changed by this amount, and why."""
     scaled: float | None
     """The step time with everything `SCALE` times as fast, times `SCALE`, over the step time: 1 if nothing
     else takes time."""
@@ -114,11 +114,11 @@ class PartSpeedup(Struct, frozen=True):
 
     part: str
     step_time: Duration | None
-    """The step time in picoseconds; None if the part can not be made faster."""
+    """The step time in picoseconds; None if the part cannot be made faster."""
     change: float | None
     """The relative change of the step time."""
     refused: str = ""
-    """Why the part can not be made faster."""
+    """Why the part cannot be made faster."""
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data for JSON."""
@@ -130,7 +130,7 @@ def part_speedups(job: Job, machine: Machine, executor: Executor | None) -> list
     """Return how much shorter a step is if each of `MACHINE_PARTS` is faster, by closed forms.
 
     It takes one simulation a part; `sensitivity` takes two a parameter. The list is empty if the job itself
-    can not be simulated.
+    cannot be simulated.
 
     >>> from rapid_des.frontend import load_job
     >>> from rapid_des.machine import load_machine

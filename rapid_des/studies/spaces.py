@@ -255,7 +255,7 @@ def _with_conditions(study: Study) -> Study:
 
 
 def _check(study: Study) -> None:
-    """Raise for names and keys of a study that can not be meant."""
+    """Raise for names and keys of a study that cannot be meant."""
     file, reserved = study.reader.file, {*FIGURES, *RESERVED}
     for name in (name for axis in study.axes for name in axis.names):
         if name in reserved:

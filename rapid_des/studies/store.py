@@ -331,10 +331,10 @@ def _parts(folder: Path) -> list[Path]:
 
 
 def check_store(folder: Path) -> None:
-    """Raise `InputError` if results can not be written to a folder; call it before anything is simulated."""
+    """Raise `InputError` if results cannot be written to a folder; call it before anything is simulated."""
     require_extra("pyarrow", "parquet", f"{folder}: a study's results")
     if folder.is_file():
-        raise InputError(f"{folder}: can not be written: it is a file, a folder is needed")
+        raise InputError(f"{folder}: cannot be written: it is a file, a folder is needed")
     others = {entry.name for entry in folder.iterdir()} - {_PARTS} if folder.is_dir() else set[str]()
     if _MANIFEST not in others and (others or _parts(folder)):
         what = "other files" if others else f"results without the {_MANIFEST} that says of what"
@@ -345,7 +345,7 @@ def check_store(folder: Path) -> None:
             pass
         (folder / _PARTS / "written").unlink()
     except OSError as error:
-        raise InputError(f"{folder}: can not be written: {error.strerror}") from None
+        raise InputError(f"{folder}: cannot be written: {error.strerror}") from None
 
 
 def first_difference(before: Any, after: Any, place: str = "") -> str:

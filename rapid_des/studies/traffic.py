@@ -130,13 +130,13 @@ class _RankNodes(Struct):
 def messages(schedule: Schedule, group: Sequence[int], *, together: bool = False) -> TraceSet:
     """Return the trace in which the ranks `group` play `schedule`, member i being group[i].
 
-    Any algorithm can so run on any machine, also one that a trace can not name: from a file, or made for the
+    Any algorithm can so run on any machine, also one that a trace cannot name: from a file, or made for the
     fabric. Every transfer is a send and a receive with streams of their own; it waits for the receives that
     the schedule names. Transfers share one communicator of the group if `together`; else each pair has one.
-    `UnsupportedByEngine` if switches take part: they can not send by themselves in a replay of messages.
+    `UnsupportedByEngine` if switches take part: they cannot send by themselves in a replay of messages.
     """
     if schedule.switches:
-        raise UnsupportedByEngine("switches that reduce or multiply data can not be replayed as messages")
+        raise UnsupportedByEngine("switches that reduce or multiply data cannot be replayed as messages")
     ranks = [_RankNodes() for _ in range(schedule.members)]
     arrival = np.full(len(schedule), UNSTATED, dtype=np.int64)
     """The position of each transfer (or join) in its destination's list."""

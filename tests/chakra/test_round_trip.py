@@ -246,7 +246,7 @@ def test_a_conversion_that_fails_leaves_no_file_behind(tmp_path):
 def test_a_place_that_can_not_be_written_is_an_error(tmp_path):
     folder = one_rank(tmp_path / "in", node(1, us=1))
     (tmp_path / "file").write_text("")
-    with pytest.raises(TraceError, match="can not be written"):
+    with pytest.raises(TraceError, match="cannot be written"):
         write_set(read_set(folder), tmp_path / "file", "job")
 
 

@@ -1,4 +1,4 @@
-"""Trace sets that are damaged, or that can not be replayed: codes 2 and 3, never a wait."""
+"""Trace sets that are damaged, or that cannot be replayed: codes 2 and 3, never a wait."""
 
 import json
 import random

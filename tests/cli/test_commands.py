@@ -50,11 +50,21 @@ def test_every_command_prints_json_on_demand_and_explains_itself(name):
 @pytest.mark.parametrize("name", LEAVES)
 def test_examples_of_a_help_page_are_what_the_command_takes(name):
     page = (LEAVES[name].help or "").replace("\\\n", "")
-    for line in page.splitlines():
-        if line.strip().startswith("rapid-des "):
-            words, path = shlex.split(line)[1:], name.split()
-            assert words[: len(path)] == path
-            LEAVES[name].make_context(name, words[len(path) :])  # raises what a user would be told
+    examples = [line for line in page.splitlines() if line.strip().startswith("rapid-des ")]
+    assert examples or name.startswith(("operator vector ", "import "))  # made from a table
+    for line in examples:
+        words, path = shlex.split(line)[1:], name.split()
+        assert words[: len(path)] == path
+        LEAVES[name].make_context(name, words[len(path) :])  # raises what a user would be told
+
+
+def test_a_missing_argument_is_answered_with_an_example():
+    assert "as in: rapid-des why llama2_7b_train --on dgx_a100; " in call("why", "llama2_7b_train").err
+
+
+def test_a_mistyped_command_is_answered_with_those_that_are_near_or_there():
+    assert "did you mean 'topology'?" in call("toplogy").err
+    assert "allowed: criticality, run, sample, study" in call("faults", "llama2_7b_train").err
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_an_output_that_takes_nothing_is_named(tmp_path):
     config = tmp_path / "config.json"
     config.write_text(json.dumps(CONFIG))
     answer = refused(call("import", "hf", config, "-o", "/dev/full"))
-    assert "/dev/full: can not be written: No space left on device" in answer
+    assert "/dev/full: cannot be written: No space left on device" in answer
 
 
 def test_a_variable_needs_a_value(tmp_path):

@@ -18,7 +18,7 @@ def test_every_preset_prices_a_gemm_within_its_peak(name):
     dtype = next((each for each in dtypes if each in device.spec.tensor_peak), dtypes[-1])
     gemm = Gemm(8192, 8192, 8192, dtype=dtype)
     estimate = estimate_of(device, gemm)
-    # 2 * 8192**3 FLOP can not be done faster than at the peak of the clock in use.
+    # 2 * 8192**3 FLOP cannot be done faster than at the peak of the clock in use.
     assert estimate.duration >= 2 * 8192**3 / device.tensor_rate(dtype) * 1e12
     assert estimate.bytes["hbm"] >= 3 * 8192 * 8192 * (4 if dtype == "fp32" else 2)
 

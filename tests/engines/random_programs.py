@@ -150,7 +150,7 @@ def machines(draw, switchings=REROUTED, fabrics=FABRICS):
 
 @st.composite
 def traces(draw, gpus, *, unordered=False, priorities=True):
-    """Nodes appended in one global order, so that streams in order can not deadlock."""
+    """Nodes appended in one global order, so that streams in order cannot deadlock."""
     rng = draw(st.randoms(use_true_random=False))
     ranks = rng.randint(2, gpus)
     programs = [Nodes() for _ in range(ranks)]

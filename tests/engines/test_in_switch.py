@@ -183,7 +183,7 @@ def test_a_root_that_dies_for_good_cuts_its_tree():
     tree = where.switch_trees.over(tuple(range(8)))
     spine = where.fabric.node_name(tree.switches[tree.parents.index(-1) - 8])
     text = f"{spine.replace('switch', 'switch=')} down=true from=5us policy=reroute detection=50ns"
-    with pytest.raises(FabricCutError, match=rf"at \S+ us: small: .* can not reach {spine}: dead links cut"):
+    with pytest.raises(FabricCutError, match=rf"at \S+ us: small: .* cannot reach {spine}: dead links cut"):
         replay(alone(ALL_REDUCE, 4000, 8), broken(where, text))
 
 

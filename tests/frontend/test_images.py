@@ -136,7 +136,7 @@ def test_an_encoder_is_no_server(tmp_path):
     [
         ({"max_positions": 300}, "max_positions 300: an image has 196 patches, behind 1"),
         ({"tied_embeddings": True}, "no table of tokens"),
-        ({"patches": {"size": 15, "image": 224}}, "image 224 does not divide by size 15"),
+        ({"patches": {"size": 15, "image": 224}}, "image 224 is not divisible by size 15"),
         ({"attention": {"heads": 12, "causal": False, "window": 8}}, "both sides"),
     ],
 )

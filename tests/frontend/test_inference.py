@@ -249,7 +249,7 @@ def test_every_micro_batch_has_a_part_of_each_kind(tiny_service, prices):
     split = [("parallelism.pp", "2"), ("inference.requests", kinds), ("inference.micro_batch", "3")]
     job = tiny_service(*UNLIKE[:3], *split)
     assert [(group.count, group.query_length) for group in passes_of(job)[0].groups] == [(1, 9), (2, 5)]
-    with pytest.raises(ConfigError, match="count 2 does not divide by the number of micro-batches 3"):
+    with pytest.raises(ConfigError, match="count 2 is not divisible by the number of micro-batches 3"):
         tiny_service(*UNLIKE[:3], *split[:2], ("inference.micro_batch", "2"))
 
 
@@ -299,7 +299,7 @@ def test_a_long_prompt_is_split_over_context_parallel_ranks(tiny_service, prices
             "ranks of cp 4 decode the same tokens, which ep 2 would",
         ),
         ([*PREFILL[1:], DRAFTS], "no drafts with cp 4; allowed: output_length 1"),
-        ([*PREFILL, ("inference.prompt_length", "20")], "prompt_length 20 does not divide by two pieces"),
+        ([*PREFILL, ("inference.prompt_length", "20")], "prompt_length 20 is not divisible by two pieces"),
         ([("parallelism.tp", "2"), ("parallelism.sequence_parallel", "true")], "the model is dense"),
         ([("inference.absorbs", "false")], "tiny.model has no latent attention"),
         ([*PREFILL, ("inference.prefill_tokens", "16")], "cp 4 splits whole prompts, no chunks of them"),

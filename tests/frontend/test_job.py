@@ -1,4 +1,4 @@
-"""Job files: presets load, settings reach job and model, what does not divide names both numbers."""
+"""Job files: presets load, settings reach job and model, what is not divisible names both numbers."""
 
 import pickle
 
@@ -44,12 +44,12 @@ def test_the_vocabulary_is_padded_to_a_multiple_times_tp():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"parallelism.tp": "3"}, "parallelism.tp: attention heads 4 does not divide by tp 3"),
+        ({"parallelism.tp": "3"}, "parallelism.tp: 4 attention heads are not divisible by tp 3"),
         ({"parallelism.pp": "3"}, "parallelism.pp: layers 4 do not divide by pp 3"),
-        ({"parallelism.dp": "3"}, "global_batch 8 does not divide by micro_batch 1 · dp 3 = 3"),
+        ({"parallelism.dp": "3"}, "global_batch 8 is not divisible by micro_batch 1 · dp 3 = 3"),
         (
             {"parallelism.cp": "2", "training.sequence_length": "34"},
-            "parallelism.cp: sequence_length 34 does not divide by two pieces for each of cp 2: 4",
+            "parallelism.cp: sequence_length 34 is not divisible by two pieces for each of cp 2: 4",
         ),
         (
             {"parallelism.cp": "2", "parallelism.cp_kind": "ring", "attention": "unfused"},
@@ -66,7 +66,7 @@ def test_the_vocabulary_is_padded_to_a_multiple_times_tp():
         ({"training.schedule": "zigzag"}, "'zigzag' is not one of 1f1b, breadth_first, dualpipe"),
         ({"training.sequence_length": "256"}, "256 positions, tiny.model has max_positions 128"),
         ({"training.overlap_parameters": "true"}, "only with zero_stage 1 or 2, it is 0"),
-        ({"model.vocabulary": "255", "parallelism.tp": "2"}, "vocabulary 255 does not divide by tp 2"),
+        ({"model.vocabulary": "255", "parallelism.tp": "2"}, "vocabulary 255 is not divisible by tp 2"),
         ({"phase": "inference"}, "the section 'inference' must be there"),
         ({"precision.kv_cache": "fp8"}, "for inference"),
         ({"serving": "{policy: vllm_v1}"}, "the section 'serving' would never be read"),
@@ -91,8 +91,8 @@ def test_what_does_not_fit_together_is_refused_by_name(tiny, settings, said):
     [
         ({"parallelism.tp": "2", "parallelism.sequence_parallel": "true"}, "the model is dense"),
         ({"inference.output_length": "200"}, "216 positions, tiny.model has max_positions 128"),
-        ({"inference.decode_steps": "9"}, "9 steps can not be taken from the 4 there are"),
-        ({"inference.micro_batch": "3"}, "batch 2 does not divide by micro_batch 3"),
+        ({"inference.decode_steps": "9"}, "9 steps cannot be taken from the 4 there are"),
+        ({"inference.micro_batch": "3"}, "batch 2 is not divisible by micro_batch 3"),
         ({"precision.recipe": "delayed"}, "precision.recipe: it is for training; phase is inference"),
         ({"precision.parameter_gather": "bf16"}, "precision.parameter_gather: it is for training"),
     ],

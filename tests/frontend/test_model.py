@@ -71,7 +71,7 @@ def test_every_preset_loads(tmp_path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("attention: {heads: 3}", "hidden 64 does not divide by 3 heads"),
+        ("attention: {heads: 3}", "hidden 64 is not divisible by 3 heads"),
         ("attention: {heads: 4, kv_heads: 3}", "4 heads do not divide by 3 kv_heads"),
         ("attention: {head: 4}", "did you mean 'heads'"),
         ("attention: {heads: 0}", "attention.heads"),

@@ -121,7 +121,7 @@ def test_experts_have_copies_of_their_own(tiny, prices):
     assert [one[:3] for one in found] == [
         ("all_reduce", "expert_instances", 2)
     ]  # of edp 2 none shares a state
-    with pytest.raises(ConfigError, match=r"edp\) 1 does not divide by dp_replicate 2"):
+    with pytest.raises(ConfigError, match=r"edp\) 1 is not divisible by dp_replicate 2"):
         shared(tiny, 1, EXPERTS, ("parallelism.ep", "4"))
 
 
@@ -129,9 +129,9 @@ def test_experts_have_copies_of_their_own(tiny, prices):
     ("stage", "settings", "problem"),
     [
         (0, (), "dp_replicate: 2 copies of a state that zero_stage 0 does not split"),
-        (1, (("parallelism.dp_replicate", "3"),), "dp 4 does not divide by dp_replicate 3"),
+        (1, (("parallelism.dp_replicate", "3"),), "dp 4 is not divisible by dp_replicate 3"),
         (1, (("training.reshard", "2"),), "reshard: only zero_stage 3 reshards"),
-        (3, (("training.reshard", "3"),), "2 replicas share dense parameters, which does not divide by 3"),
+        (3, (("training.reshard", "3"),), "2 replicas share dense parameters, which is not divisible by 3"),
         (
             1,
             (("precision.parameter_gather", "fp8"),),

@@ -389,7 +389,7 @@ def test_presets_are_the_configs(written, name):
         ({"hidden_size": "4096"}, "hidden_size: '4096' is no int"),
         ({"mlp_bias": 1}, "mlp_bias: 1 is no bool"),
         ({"num_hidden_layers": None}, "the key 'num_hidden_layers' is missing"),
-        ({"num_attention_heads": 33, "num_key_value_heads": 3}, "does not divide by 33 heads"),
+        ({"num_attention_heads": 33, "num_key_value_heads": 3}, "is not divisible by 33 heads"),
     ],
 )
 def test_what_is_not_understood_is_named(written, changed, said):

@@ -320,7 +320,7 @@ def test_decode_steps_that_no_trace_holds_are_sampled(imported):
     soft = model(run_type="inference", num_layers=400, seq_len=20000, decode_len=10000)
     run = imported(hardware(parallelism__cp=1, parallelism__tp=4), soft)
     assert run.job.tree["inference"]["decode_steps"] == 64
-    assert "64 of 9999 decode steps are simulated: a trace can not hold all" in run.job.notes
+    assert "64 of 9999 decode steps are simulated: a trace cannot hold all" in run.job.notes
 
 
 def test_the_first_stages_have_the_layers_that_are_left_over(imported):
@@ -371,7 +371,7 @@ def test_what_is_wrong_is_one_clear_line(imported, changes, problem):
         ({"mode": "GEMM"}, "mode: 'GEMM', one matrix product, which no job holds; allowed: LLM"),
         ({"disable_embedding_unembedding": True}, "disable_embedding_unembedding: True is not understood"),
         ({"gradient_accumulation_steps": 2}, "grad_acc_overhead: 0.0001: no kernel here has a time"),
-        ({"global_batch_size": 9}, "9 does not divide by dp · ep · mb · gradient_accumulation_steps = 4"),
+        ({"global_batch_size": 9}, "9 is not divisible by dp · ep · mb · gradient_accumulation_steps = 4"),
         ({"num_heads": 3}, "not understood: model_param.num_heads (3)"),
         ({"moe": EXPERTS | {"expert_imbalance_factor": 9}}, "expert_imbalance_factor: 9; allowed: 1 to"),
         ({"run_type": "inference"}, "parallelism.cp: 2 in inference, which RAPID-LLM has not"),

@@ -59,7 +59,7 @@ def test_an_operator_that_no_column_describes_is_refused(monkeypatch):
     torch: Any = ModuleType("torch")
     torch.__version__ = "0"
     monkeypatch.setitem(sys.modules, "torch", torch)
-    with pytest.raises(InputError, match="can not be sampled"):
+    with pytest.raises(InputError, match="cannot be sampled"):
         list(sample([Attention(1, 8, 8, 4, 4, 64, window=4)], Sampling("cpu")))
 
 

@@ -108,7 +108,7 @@ def test_a_file_beside_the_job_says_it(tmp_path):
         ([0] * 16, "ranks 0 and 1: both on GPU 0"),
         ([*range(15), 99], "rank 15: '99' is no GPU of .*; allowed: 0 to 63"),
         ([*range(15), 10**30], "rank 15: '10+' is no GPU"),
-        ("nowhere.json", "nowhere.json: can not be read.*; allowed: auto, a list"),
+        ("nowhere.json", "nowhere.json: cannot be read.*; allowed: auto, a list"),
         ("../nowhere.json", "'../nowhere.json' leads out of .*; allowed: auto, a list"),
     ],
 )

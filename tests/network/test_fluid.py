@@ -83,7 +83,7 @@ def test_the_parking_lot_is_max_min_fair() -> None:
 
 
 def test_a_flow_held_back_elsewhere_leaves_its_share_to_the_others() -> None:
-    # Flow 0 can not use more than 1 of the shared 9.
+    # Flow 0 cannot use more than 1 of the shared 9.
     fluid = network([1 * GB, 9 * GB], [(0, 1), (1,), (1,)])
     start_all(fluid, 3)
     assert rates(fluid) == [1 * GB, 4 * GB, 4 * GB]

@@ -145,4 +145,4 @@ def test_a_cut_names_both_sides_and_the_links():
     with pytest.raises(FabricCutError) as caught:
         router.route(0, 3)
     cut = "dead links cut 2 GPUs (gpu0, gpu1) from 2 GPUs (gpu2, gpu3): gpu1>gpu2"
-    assert str(caught.value) == f"line: gpu0 can not reach gpu3: {cut}"
+    assert str(caught.value) == f"line: gpu0 cannot reach gpu3: {cut}"

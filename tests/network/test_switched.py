@@ -174,13 +174,13 @@ def test_a_directed_json_graph_is_taken_as_directed_and_bad_json_is_named(tmp_pa
     ):
         with pytest.raises(ConfigError, match=says):
             graph(tmp_path, wrong, size=2, name="g.json")
-    with pytest.raises(ConfigError, match="can not be read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         build("x", [dimension(shape="graph", size=2, file=str(tmp_path / "none.csv"))], INNER)
 
 
 def test_a_graph_in_two_parts_says_so_when_asked_for_a_way(tmp_path):
     plan = graph(tmp_path, "source,destination\n0,1\n2,x\n")
-    with pytest.raises(FabricCutError, match="gpu0 can not reach gpu2|0 can not reach 2"):
+    with pytest.raises(FabricCutError, match="gpu0 cannot reach gpu2|0 cannot reach 2"):
         names(plan, 0, 2)
 
 

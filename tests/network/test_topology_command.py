@@ -84,7 +84,7 @@ def test_check_reports_circles_of_waiting_links_and_holes():
         (
             ("check", "dgx_a100", "--fault", "link=gpu0>switch0 down=true"),
             FabricCutError,
-            "gpu0 can not reach gpu1",
+            "gpu0 cannot reach gpu1",
         ),
     ],
 )

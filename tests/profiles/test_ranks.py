@@ -1,4 +1,4 @@
-"""Profiles of several ranks on a machine: groups, clocks, copies, growth, and what can not be derived."""
+"""Profiles of several ranks on a machine: groups, clocks, copies, growth, and what cannot be derived."""
 
 import pytest
 

@@ -60,7 +60,7 @@ def test_an_issue_that_follows_from_a_dependency_on_another_stream_needs_no_edge
     host = nodes.host(20)
     kernel = nodes.issue(nodes.compute(50), host, 10)
     nodes.issue(nodes.compute(5, stream="other", after=kernel), host, 20)
-    # the second can not start before 10 + 50
+    # the second cannot start before 10 + 50
     assert kept(nodes) == 1
 
 

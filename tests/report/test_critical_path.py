@@ -32,7 +32,7 @@ ONE = EngineChoice("simpy")
 
 
 def steps_of(program):
-    """The steps of the critical path of a program, and when it ends; nothing if it can not finish."""
+    """The steps of the critical path of a program, and when it ends; nothing if it cannot finish."""
     try:
         records = run(program)
     except TraceError:  # ranks start an unordered stream's collectives in different orders

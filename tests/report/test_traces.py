@@ -101,7 +101,7 @@ def test_a_drawing_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(figure.Figure, "savefig", half)
-    with pytest.raises(InputError, match="can not be written: No space left"):
+    with pytest.raises(InputError, match="cannot be written: No space left"):
         draw(rank, target)
     assert target.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir() if "graph" in path.name] == ["graph.png"]

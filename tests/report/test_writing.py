@@ -61,8 +61,8 @@ def test_folders_that_are_not_there_are_made(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--timeline", "/dev/null/x.json"), "/dev/null/x.json: can not be written: /dev/null is no folder"),
-        (("--links", "."), ".: can not be written: it is a folder"),
+        (("--timeline", "/dev/null/x.json"), "/dev/null/x.json: cannot be written: /dev/null is no folder"),
+        (("--links", "."), ".: cannot be written: it is a folder"),
         (("--links-plot", "x.docx"), "x.docx: allowed: a name that ends in .png, .svg or .pdf"),
     ],
 )
@@ -93,7 +93,7 @@ def test_what_a_place_takes_is_tried_before_the_work(asked, place, tmp_path):
     words = shlex.split(asked.format(no="nowhere.yaml", place=place))
     machine = ["--on", "dgx_a100"] if words[0] not in ("sweep", "validate") else []
     said = refused(call(*words, *machine))
-    assert "can not be written" in said or "name too long" in said
+    assert "cannot be written" in said or "name too long" in said
     assert len(said.splitlines()) == 1 and "nowhere.yaml" not in said
 
 

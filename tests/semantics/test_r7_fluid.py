@@ -71,7 +71,7 @@ def test_only_acknowledgements_that_there_are_need_a_way_back(replayed, acknowle
     if acknowledgement == "0 B":
         assert replayed(message, cut).finish[1] == replayed(message, where).finish[1]
     else:
-        with pytest.raises(FabricCutError, match="gpu1 can not reach gpu0"):
+        with pytest.raises(FabricCutError, match="gpu1 cannot reach gpu0"):
             replayed(message, cut)
 
 

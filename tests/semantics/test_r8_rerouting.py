@@ -119,7 +119,7 @@ def test_a_link_that_is_back_is_used_again():
 
 def test_a_cut_is_named_with_the_time_at_which_it_was_found():
     faults = [f"link=0-1 down=true from=300ns {REROUTE}", f"link=2-3 down=true from=0ns {REROUTE}"]
-    with pytest.raises(FabricCutError, match="at 350 ns: .*gpu0 can not reach gpu1") as caught:
+    with pytest.raises(FabricCutError, match="at 350 ns: .*gpu0 cannot reach gpu1") as caught:
         result(one_message(), *faults)
     assert caught.value.exit_code == 3
 
@@ -186,7 +186,7 @@ def test_a_cut_for_ever_is_found_though_other_links_come_back():
         f"link=0-1 down=true from=350ns until=5us {REROUTE}",
         f"link=1-2 down=true from=370ns {REROUTE}",
     ]
-    with pytest.raises(FabricCutError, match="at 400 ns: .*gpu0 can not reach gpu2.*gpu1>gpu2"):
+    with pytest.raises(FabricCutError, match="at 400 ns: .*gpu0 cannot reach gpu2.*gpu1>gpu2"):
         result(one_message(hops=2), *faults, where=machine(LINE, switching=CUT))
 
 

@@ -1,4 +1,4 @@
-"""Calibration: files of a machine from measurements whose cause is known, and evidence that can not be."""
+"""Calibration: files of a machine from measurements whose cause is known, and evidence that cannot be."""
 
 import pytest
 

@@ -145,9 +145,7 @@ def test_an_algorithm_of_a_file_is_timed(tmp_path):
 
 
 def test_switches_that_reduce_can_not_send_messages():
-    with pytest.raises(
-        UnsupportedByEngine, match="switches that reduce or multiply data can not be replayed"
-    ):
+    with pytest.raises(UnsupportedByEngine, match="switches that reduce or multiply data cannot be replayed"):
         answer(load_machine("dgx_a100"), Question("all_reduce", [1024], stated=StatedAlgorithm("nvls")))
 
 

@@ -68,7 +68,7 @@ def test_draws_of_which_none_can_be_run_end_as_they_do():
 def test_draws_on_points_that_are_no_jobs_say_why_none_was_run(tmp_path):
     answer = call("faults", "study", study(tmp_path, axes=UNEVEN), *LINK)
     assert refused(answer) == "error: none of the 2 configurations could be run\n"
-    assert "2 configurations can not be made a job; the first, micro_batch=3:" in answer.out
+    assert "2 configurations cannot be made a job; the first, micro_batch=3:" in answer.out
     some = call("faults", "study", study(tmp_path, axes={"job.training.micro_batch": [1, 3]}), *LINK)
     assert (some.code, some.err) == (0, "")
 

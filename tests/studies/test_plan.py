@@ -592,7 +592,7 @@ def test_where_no_layout_can_be_simulated_it_says_why():
     faults = [parse_fault(f"link=1>{other} down=true") for other in (0, 2, 5)]  # all that GPU 1 sends through
     cut = machine_of("mesh_2d_a100").with_faults(faults)
     vary: dict[str, list[Any]] = {"recompute": ["none"], "micro_batch": [1]}
-    with pytest.raises(InfeasibleJobError, match="layouts can be simulated; as in .*gpu1 can not reach gpu0"):
+    with pytest.raises(InfeasibleJobError, match="layouts can be simulated; as in .*gpu1 cannot reach gpu0"):
         plan(job_of(), cut, Wanted(gpus=2, vary={**vary, "zero_stage": [1]}))
 
 

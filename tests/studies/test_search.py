@@ -1,4 +1,4 @@
-"""Searches of a study's points: warm starts, samplers, several objectives, what can not be asked."""
+"""Searches of a study's points: warm starts, samplers, several objectives, what cannot be asked."""
 
 import json
 import sqlite3

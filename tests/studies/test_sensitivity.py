@@ -134,4 +134,4 @@ def test_a_part_that_can_not_be_faster_is_named_with_the_reason():
     ]
     first, second = part_speedup_report(parts)
     assert "of one part changes the first by: memory -10.0% (" in first
-    assert second.strip() == "arithmetic can not be moved: its clock has no number"
+    assert second.strip() == "arithmetic cannot be moved: its clock has no number"

@@ -75,7 +75,7 @@ def test_a_part_without_the_rows_of_a_study_is_named(kept):
         assert "simulates its points again" in answer
     part.unlink()
     part.mkdir()
-    assert "part-00001.parquet: can not be read: it is no regular file" in refused(call("show", kept))
+    assert "part-00001.parquet: cannot be read: it is no regular file" in refused(call("show", kept))
 
 
 @pytest.mark.parametrize(

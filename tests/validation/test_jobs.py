@@ -1,4 +1,4 @@
-"""Measured jobs: rows of files become jobs, and what can not become one is counted with the reason."""
+"""Measured jobs: rows of files become jobs, and what cannot become one is counted with the reason."""
 
 import csv
 import io
@@ -261,6 +261,16 @@ def test_one_client_is_a_batch_and_several_are_a_server(rows_of):
     ]
     clients = {row.cases[0].served.clients if row.cases[0].served else 1 for row in rows if row.cases}
     assert 1 in clients and max(clients) > 1
+
+
+def test_rows_whose_rate_is_not_that_of_busy_clients_stand_apart(rows_of):
+    _, file = tables.NIM_TABLES
+    asked = {"Input Tokens": "1000", "Output Tokens": "1000", "Concurrency": "25"}
+    # 25 * 1000 tokens in 0.19568 + 999 * 0.02476 s are 1002.8 tokens/s; 979.58 are printed
+    for rate, loop in (("979.58", "excluded-unsteady"), ("1002.8", "clients")):
+        data = rows_of(file, {"Throughput (Tokens/s)": rate}, **asked)
+        topics = {row.topic for row in measured(tables, data)}
+        assert topics == {f"inference/nim/itl/{loop}", f"inference/nim/ttft/{loop}"}
 
 
 def test_a_row_of_kundu_is_one_request(rows_of):

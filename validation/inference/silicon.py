@@ -166,7 +166,7 @@ def _count(record: Record, column: str, absent: int = 1) -> int:
 
 
 def case_of(record: Record) -> Case | str:
-    """Return the closed loop of a row, or why it can not be run."""
+    """Return the closed loop of a row, or why it cannot be run."""
     try:
         return _closed_loop(record)
     except UnsupportedRow as why:
@@ -286,5 +286,5 @@ def _chosen(members: Sequence[tuple[float, Record, Case]]) -> Row:
     best = min(measured for measured, _, _ in members)
     case_id = members[0][1]["case_id"]
     if len(known) < len(members):
-        return Row(case_id, best, None, unsupported="a configuration that can not be run")
+        return Row(case_id, best, None, unsupported="a configuration that cannot be run")
     return Row(case_id, best, min(known)[1])

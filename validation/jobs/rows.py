@@ -106,7 +106,7 @@ class MeasuredJob:
     alike: str = ""
     """Rows with one constant of the null model, as GPU and precision."""
     alone: Case | None = None
-    """The job as the table and the software's profile say it; None: as `cases`, or it can not be said."""
+    """The job as the table and the software's profile say it; None: as `cases`, or it cannot be said."""
 
 
 Reader: TypeAlias = Callable[[Record], MeasuredJob | Iterable[MeasuredJob]]

@@ -111,7 +111,7 @@ def _serving(data: DataFolder, runs: Runs) -> Iterator[tuple[str, Measured]]:
 
 
 def _asked(row: Measured, ask: Callable[[], Callable[[], float]]) -> Measured:
-    """Return a row that is predicted by what it asks a run for; a reason why it can not ask is the row's."""
+    """Return a row that is predicted by what it asks a run for; a reason why it cannot ask is the row's."""
     if row.unsupported:
         return row
     try:

@@ -98,7 +98,7 @@ def score_rows(rows: Sequence[Record], split: bool) -> list[Row]:
 
 
 def _reason(row: Record) -> str:
-    """Return why a row can not be predicted; empty where it can."""
+    """Return why a row cannot be predicted; empty where it can."""
     try:
         products(row)
     except UnsupportedRow as why:

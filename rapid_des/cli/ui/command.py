@@ -41,6 +41,8 @@ def ui(port: int, folder: Path, workers: int, *, no_browser: bool, as_json: bool
 
     It listens on the loopback address alone, and answers only those who know the token in the address that
     it prints. ^C ends it; what has ended stays in its folder.
+
+    rapid-des ui --port 8000
     """
     for package in ("starlette", "uvicorn"):
         require_extra(package, "ui", "rapid-des ui")

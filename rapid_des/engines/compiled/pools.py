@@ -1,6 +1,6 @@
 """What the kernel writes: pools of events, instances and transfers, which grow, and state, which does not.
 
-The kernel can not allocate memory. It takes each new row from a pool of parallel columns, whose free rows are
+The kernel cannot allocate memory. It takes each new row from a pool of parallel columns, whose free rows are
 linked through one column (`next`, or `first` for buckets) from the first free row in `counts`. When a pool is
 empty, the kernel returns between two work items, `engine` provides a larger pool, and the kernel continues.
 """

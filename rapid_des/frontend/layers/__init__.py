@@ -27,7 +27,7 @@ def layer_of(model: ModelSpec, attention: AnyMixer, feed_forward: FeedForward, f
     """Return a layer of its halves; a `ConfigError` names dimensions that do not fit, or what lacks."""
     mixer, half = (_half(spec, model, file) for spec in (attention, feed_forward))
     if not isinstance(mixer, Mixer):
-        problem = f"{mixer.name} works on each position alone: it can not be a mixer"
+        problem = f"{mixer.name} works on each position alone: it cannot be a mixer"
         raise ConfigError(problem, file=file, key="attention")
     layer = Layer(mixer, half, model.norms, model.block)
     least = 1 if model.block == "sequential" else 2

@@ -28,7 +28,7 @@ _RING = "attention.kv_ring"
 
 
 def context_refusal(core: AttentionCore, split: ParallelismSpec) -> str | None:
-    """Return why a job's cp can not split the core; None if it can."""
+    """Return why a job's cp cannot split the core; None if it can."""
     heads = split.head_degree
     if not core.causal:
         return "its pieces of a sequence balance the work of a causal mask, and attention has none"

@@ -70,11 +70,11 @@ class GatedDelta(Struct, frozen=True):
         return 2 * self.parameters.matrices + RULE_FLOPS * self._values * self.key_dim
 
     def refusal(self, split: ParallelismSpec) -> str | None:
-        """Return why tp can not split the heads."""
+        """Return why tp cannot split the heads."""
         return _refusal(self.heads, self.key_heads, "tp", split.tp)
 
     def context_refusal(self, split: ParallelismSpec) -> str | None:
-        """Return why the ranks of cp can not share the heads of a tp rank."""
+        """Return why the ranks of cp cannot share the heads of a tp rank."""
         return _refusal(self.heads // split.tp, max(1, self.key_heads // split.tp), "cp", split.cp)
 
     def cache_bytes(self, shard: Shard, positions: int) -> int:
@@ -237,7 +237,7 @@ class GatedDelta(Struct, frozen=True):
 def _refusal(heads: int, key_heads: int, axis: str, ranks: int) -> str | None:
     of = " of a tp rank" if axis == "cp" else ""
     if heads % ranks:
-        return f"gated_delta heads {heads}{of} does not divide by {axis} {ranks}"
+        return f"{heads} gated_delta heads{of} are not divisible by {axis} {ranks}"
     if key_heads % ranks and ranks % key_heads:
         return f"gated_delta key_heads {key_heads}{of} and {axis} {ranks}: one must divide by the other"
     return None

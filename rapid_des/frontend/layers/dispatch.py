@@ -276,10 +276,10 @@ class Dispatch(Struct, frozen=True):
         return Exchange(copies, self.topk, returns, once, self.routing.nodes or 0)
 
     def refusal(self, ep: int, etp: int) -> str | None:
-        """Return why ep can not spread the experts, or tokens can not travel so."""
+        """Return why ep cannot spread the experts, or tokens cannot travel so."""
         if self.physical % ep:
             more = f" with {self.routing.redundant} redundant ones" if self.routing.redundant else ""
-            return f"experts {self.experts}{more} does not divide by ep {ep}"
+            return f"{self.experts} experts{more} are not divisible by ep {ep}"
         if self.routing.sends_once and etp > 1:
             dispatcher = f"dispatcher {self.routing.dispatcher}"
             return f"{dispatcher} sends tokens to ranks with whole experts: etp {etp} must be 1"

@@ -104,13 +104,13 @@ class Experts(Struct, frozen=True):
         return 2 * (self.experts * self.hidden + self._latent + self.dispatch.topk * self._expert) + shared
 
     def refusal(self, split: ParallelismSpec) -> str | None:
-        """Return why a job's axes can not spread or split the experts."""
+        """Return why a job's axes cannot spread or split the experts."""
         etp = split.expert_degree
         refused = self.dispatch.refusal(split.ep, etp)
         if refused:
             return refused
         if self.inner % etp:
-            return f"expert hidden {self.inner} does not divide by etp {etp}"
+            return f"expert hidden {self.inner} is not divisible by etp {etp}"
         if split.tp > 1 and not split.sequence_parallel and split.ep * etp != split.tp:
             return (
                 f"tp {split.tp} without sequence_parallel holds the same tokens on all its ranks, over which "

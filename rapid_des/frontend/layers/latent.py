@@ -81,11 +81,11 @@ class LatentAttention(Struct, frozen=True):
         return self.indexer.seen(positions) if self.indexer else positions
 
     def refusal(self, split: ParallelismSpec) -> str | None:
-        """Return why tp can not split the heads."""
+        """Return why tp cannot split the heads."""
         return self.core.refusal(split)
 
     def context_refusal(self, split: ParallelismSpec) -> str | None:
-        """Return why cp can not split the core, or the choice of positions."""
+        """Return why cp cannot split the core, or the choice of positions."""
         if self.indexer:
             return "an indexer chooses among all positions of a sequence, which cp splits"
         return context_refusal(self.core, split)

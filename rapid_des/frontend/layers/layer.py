@@ -86,7 +86,7 @@ class Sublayer(Protocol):
         ...
 
     def refusal(self, split: ParallelismSpec) -> str | None:
-        """Return why a job's axes can not split it; None if they can."""
+        """Return why a job's axes cannot split it; None if they can."""
         ...
 
     def forward(self, operations: OperatorList, shard: Shard) -> None:
@@ -106,7 +106,7 @@ class Mixer(Sublayer, Protocol):
     """The half of a layer in which positions see one another, and which serving keeps a cache for."""
 
     def context_refusal(self, split: ParallelismSpec) -> str | None:
-        """Return why a job's cp, of 2 or more, can not split its sequences; None if it can."""
+        """Return why a job's cp, of 2 or more, cannot split its sequences; None if it can."""
         ...
 
     def cache_bytes(self, shard: Shard, positions: int) -> int:
@@ -304,10 +304,10 @@ class AttentionCore(Struct, frozen=True):
         return 2 * self.seen(sequence) * self.heads * (self.head_dim + self.value_dim)
 
     def refusal(self, split: ParallelismSpec) -> str | None:
-        """Return why a job's axes can not split it."""
+        """Return why a job's axes cannot split it."""
         tp = split.tp
         if self.heads % tp:
-            return f"attention heads {self.heads} does not divide by tp {tp}"
+            return f"{self.heads} attention heads are not divisible by tp {tp}"
         if self.kv_heads % tp and tp % self.kv_heads:
             return f"kv_heads {self.kv_heads} and tp {tp}: one must divide by the other"
         return None

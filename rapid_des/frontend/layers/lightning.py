@@ -48,15 +48,15 @@ class Lightning(Struct, frozen=True):
         return 2 * self.parameters.matrices + STATE_FLOPS * self.scan.inner * self.scan.state
 
     def refusal(self, split: ParallelismSpec) -> str | None:
-        """Return why tp can not split the heads."""
+        """Return why tp cannot split the heads."""
         heads, tp = self.scan.heads, split.tp
-        return f"lightning_attention heads {heads} does not divide by tp {tp}" if heads % tp else None
+        return f"{heads} lightning_attention heads are not divisible by tp {tp}" if heads % tp else None
 
     def context_refusal(self, split: ParallelismSpec) -> str | None:
-        """Return why the ranks of cp can not share the heads of a tp rank."""
+        """Return why the ranks of cp cannot share the heads of a tp rank."""
         heads, cp = self.scan.heads // split.tp, split.cp
         if heads % cp:
-            return f"lightning_attention heads {heads} of a tp rank does not divide by cp {cp}"
+            return f"{heads} lightning_attention heads of a tp rank are not divisible by cp {cp}"
         return None
 
     def cache_bytes(self, shard: Shard, positions: int) -> int:

@@ -71,18 +71,18 @@ class Mamba(Struct, frozen=True):
         return 2 * self.parameters.matrices + SCAN_FLOPS * self.scan.inner * self.scan.state
 
     def refusal(self, split: ParallelismSpec) -> str | None:
-        """Return why a job's axes can not split heads and groups."""
+        """Return why a job's axes cannot split heads and groups."""
         if self.scan.heads % split.tp:
-            return f"mamba2 heads {self.scan.heads} does not divide by tp {split.tp}"
+            return f"{self.scan.heads} mamba2 heads are not divisible by tp {split.tp}"
         if self.scan.groups % split.tp and split.tp % self.scan.groups:
             return f"mamba2 groups {self.scan.groups} and tp {split.tp}: one must divide by the other"
         return None
 
     def context_refusal(self, split: ParallelismSpec) -> str | None:
-        """Return why the ranks of cp can not share heads and groups."""
+        """Return why the ranks of cp cannot share heads and groups."""
         heads, groups, cp = self.scan.heads // split.tp, max(1, self.scan.groups // split.tp), split.cp
         if heads % cp:
-            return f"mamba2 heads {heads} of a tp rank does not divide by cp {cp}, whose ranks share them"
+            return f"{heads} mamba2 heads of a tp rank are not divisible by cp {cp}, whose ranks share them"
         if groups % cp and cp % groups:
             return f"mamba2 groups {groups} of a tp rank and cp {cp}: one must divide by the other"
         return None

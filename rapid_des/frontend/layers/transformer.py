@@ -66,11 +66,11 @@ class GroupedQueryAttention(Struct, frozen=True):
         return 2 * self.parameters.matrices + self.core.flops(sequence)
 
     def refusal(self, split: ParallelismSpec) -> str | None:
-        """Return why tp can not split the heads."""
+        """Return why tp cannot split the heads."""
         return self.core.refusal(split)
 
     def context_refusal(self, split: ParallelismSpec) -> str | None:
-        """Return why cp can not split the core."""
+        """Return why cp cannot split the core."""
         return context_refusal(self.core, split)
 
     def cache_bytes(self, shard: Shard, positions: int) -> int:
@@ -184,7 +184,7 @@ class GroupedQueryAttention(Struct, frozen=True):
 def grouped_query_attention(spec: AttentionSpec, model: ModelSpec, file: str) -> GroupedQueryAttention:
     """Return the attention of a model file."""
     if spec.head_dim is None and model.hidden % spec.heads:
-        problem = f"hidden {model.hidden} does not divide by {spec.heads} heads: give head_dim"
+        problem = f"hidden {model.hidden} is not divisible by {spec.heads} heads: give head_dim"
         raise ConfigError(problem, file=file, key="attention.heads")
     if spec.kv_heads and spec.heads % spec.kv_heads:
         problem = f"{spec.heads} heads do not divide by {spec.kv_heads} kv_heads"
@@ -220,7 +220,7 @@ def _rotary_dim(spec: AttentionSpec, model: ModelSpec, head_dim: int, file: str)
     if spec.rotary is None:
         return head_dim if model.position == "rope" else 0
     if model.position != "rope":
-        problem = f"{spec.rotary} of a head can not be rotated: position is {model.position}, not rope"
+        problem = f"{spec.rotary} of a head cannot be rotated: position is {model.position}, not rope"
         raise ConfigError(problem, file=file, key="attention.rotary")
     return round(spec.rotary * head_dim)
 
@@ -264,9 +264,9 @@ class DenseFeedForward(Struct, frozen=True):
         return 2 * self.parameters.matrices
 
     def refusal(self, split: ParallelismSpec) -> str | None:
-        """Return why tp can not split the inner width."""
+        """Return why tp cannot split the inner width."""
         tp = split.tp
-        return f"feed-forward hidden {self.inner} does not divide by tp {tp}" if self.inner % tp else None
+        return f"feed-forward hidden {self.inner} is not divisible by tp {tp}" if self.inner % tp else None
 
     def forward(self, operations: OperatorList, shard: Shard) -> None:
         """Append up projection, activation and down projection."""

@@ -246,7 +246,7 @@ def _groups(shape: PipelineShape) -> str:
 
 
 def breadth_first_refusal(shape: PipelineShape) -> str | None:
-    """Return why the schedule can not run; None if it can."""
+    """Return why the schedule cannot run; None if it can."""
     if shape.chunks < 2 or shape.stages < 2:
         return (
             f"breadth_first needs pp and chunks of at least 2, they are {shape.stages} and {shape.chunks}; "
@@ -260,7 +260,7 @@ PAIRABLE = ("1f1b", "interleaved_1f1b")
 
 
 def pairs_refusal(chosen: object, stages: int, *, ep: int, by_unit: bool) -> str | None:
-    """Return why a job can not run forwards beside backwards; None if it can."""
+    """Return why a job cannot run forwards beside backwards; None if it can."""
     if chosen not in PAIRABLE:
         other = chosen if isinstance(chosen, str) else "a file's own"
         return f"forwards and backwards are paired in {' and '.join(PAIRABLE)}, not in {other}"

@@ -76,7 +76,7 @@ def from_file(spec: ScheduleSpec) -> PipelineSchedule:
 
 
 def _unreadable(order: str) -> str | None:
-    """Return why an order can not be parsed."""
+    """Return why an order cannot be parsed."""
     count = 0
     for word in order.replace("&", " ").split():
         match = _WORD.fullmatch(word)
@@ -129,7 +129,7 @@ def _misplaced(placement: Placement) -> str | None:
 
 
 def refusal(spec: ScheduleSpec, shape: PipelineShape) -> str | None:
-    """Return why a job can not run a file's schedule: a size, a missing item, a deadlock."""
+    """Return why a job cannot run a file's schedule: a size, a missing item, a deadlock."""
     stage_orders = stage_orders_of(spec)
     if len(stage_orders.orders) != shape.stages or len(stage_orders.placement) != shape.stages:
         counts = f"orders of {len(stage_orders.orders)} stages and places of {len(stage_orders.placement)}"

@@ -180,7 +180,7 @@ class StageOrders(Struct, frozen=True, dict=True):
     def arrivals(self) -> tuple[tuple[tuple[int, PassResult], ...], ...]:
         """By stage: what comes from other stages, and from which, in the order in which it is made.
 
-        Who asks in this order can not be blocked: of all messages the first that is not there yet is asked
+        Who asks in this order cannot be blocked: of all messages the first that is not there yet is asked
         for, and is made before anything that waits for a later one.
         """
         incoming: list[list[tuple[int, PassResult]]] = [[] for _ in self.orders]
@@ -346,7 +346,7 @@ class PipelineSchedule(Struct, frozen=True):
     chunks: int | None = 1
     """Number of chunks of a stage; None: as the job states."""
     refusal: Callable[[PipelineShape], str | None] = _no_refusal
-    """Returns why the schedule can not run for a shape; None: it can."""
+    """Returns why the schedule cannot run for a shape; None: it can."""
     ahead: bool = True
     """Messages are asked for ahead of need (stages would block each other), and travel beside compute unless
     the job says otherwise, as in Megatron-LM."""

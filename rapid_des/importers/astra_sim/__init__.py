@@ -103,7 +103,7 @@ def replay_astra(
 ) -> AstraResult:
     """Replay the traces PREFIX.<rank>.et on the machine that ASTRA-sim's files describe.
 
-    `reading` says how to read the traces where it should not be as ASTRA-sim does. A replay that can not
+    `reading` says how to read the traces where it should not be as ASTRA-sim does. A replay that cannot
     finish is a `DeadlockError` that says who waits for whom (ASTRA-sim ends in silence); wrong files and
     traces are `InputError`s.
     """

@@ -253,7 +253,7 @@ def is_flat(name: str) -> bool:
 
 
 def build(phase: CollectivePhase, rows: MessageSizes) -> Template:
-    """Return the template of a phase; a `ConfigError` says what the algorithm can not do."""
+    """Return the template of a phase; a `ConfigError` says what the algorithm cannot do."""
     kind = _kind(phase.algorithm)
     name = _FLAT.get(kind, kind)
     known = [key for key, entry in ALGORITHMS.items() if phase.dialect == "extended" or not entry.extended]

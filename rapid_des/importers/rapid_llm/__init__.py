@@ -107,7 +107,7 @@ def import_rapid_llm(
 
 
 def _check(machine: Tree, device: Tree, file: str) -> None:
-    """Refuse a machine or device that can not be built, and name the key of the file that does not fit."""
+    """Refuse a machine or device that cannot be built, and name the key of the file that does not fit."""
     kind = "device"
     try:
         load_device(device)

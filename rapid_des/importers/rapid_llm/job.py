@@ -24,7 +24,7 @@ FORMATS = {"mxfp4": "fp4", "int4": "fp4", "fp8": "fp8", "int8": "fp8", "fp16": "
            "1.0": "fp8", "2.0": "bf16", "4.0": "fp32"}  # fmt: skip
 """Number formats by name, or by bytes per value, which is all that RAPID-LLM uses of them."""
 SAMPLED = 64
-"""Number of decode steps that are simulated, spread evenly, where a trace can not hold all."""
+"""Number of decode steps that are simulated, spread evenly, where a trace cannot hold all."""
 _MODES = {"LLM": None, "llm": None}
 
 
@@ -208,7 +208,7 @@ def _step(hard: Section, model: Section, degrees: Mapping[str, int]) -> Tree:
     steps = model.count("gradient_accumulation_steps", 1, least=1)
     share = degrees["dp"] * degrees["ep"] * micro_batches * steps
     if batch % share:
-        problem = f"{batch} does not divide by dp · ep · mb · gradient_accumulation_steps = {share}"
+        problem = f"{batch} is not divisible by dp · ep · mb · gradient_accumulation_steps = {share}"
         raise model.error(problem, "global_batch_size")
     if steps == 1:
         reason = "gradient_accumulation_steps is 1"
@@ -276,5 +276,5 @@ def _sampled(soft: Section, decoded: int, *, fits: bool) -> Tree:
         return {"decode_steps": min(len(points), steps)}
     if fits:
         return {}
-    soft.notes.append(f"{SAMPLED} of {steps} decode steps are simulated: a trace can not hold all")
+    soft.notes.append(f"{SAMPLED} of {steps} decode steps are simulated: a trace cannot hold all")
     return {"decode_steps": SAMPLED}

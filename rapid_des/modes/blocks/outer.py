@@ -212,7 +212,7 @@ def _run(  # noqa: PLR0913 - what a graph is run with
     *,
     trail: bool,
 ) -> tuple[JobTrace, Run]:
-    """Run an outer graph, its first replica for all where they can not differ."""
+    """Run an outer graph, its first replica for all where they cannot differ."""
     repeats = _repeats(trace, machine, mode)
     trace = replace(trace, notes=(*trace.notes, *((_REPEATS,) if repeats else ())))
     if choice.fold:

@@ -318,7 +318,7 @@ def _require_one_switch(machine: Machine, inner: Sequence[Sequence[int]]) -> Non
     if any(tree is not None and len(tree.switches) > 1 for tree in switched):
         raise UnsupportedByEngine(
             f"{machine.path}: ranks of one block stand below several switches, and collectives work inside "
-            "switches: hierarchical execution can not attribute their links to blocks: use --mode flattened"
+            "switches: hierarchical execution cannot attribute their links to blocks: use --mode flattened"
         )
 
 

@@ -1,4 +1,4 @@
-"""One replica of an outer graph for all of them, and one rank for its stage, where they can not differ."""
+"""One replica of an outer graph for all of them, and one rank for its stage, where they cannot differ."""
 
 from __future__ import annotations
 

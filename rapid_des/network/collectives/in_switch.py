@@ -112,7 +112,7 @@ def two_levels(members: int, per_leaf: int) -> tuple[int, ...]:
     (4, 4, 5, 5, 6, 6, -1)
     """
     if members % per_leaf:
-        raise InputError(f"{members} members can not be {per_leaf} at each leaf switch")
+        raise InputError(f"{members} members cannot be {per_leaf} at each leaf switch")
     leaves = members // per_leaf
     below = tuple(members + member // per_leaf for member in range(members))
     return (*below, *((members + leaves,) * leaves if leaves > 1 else ()), NO_PARENT)

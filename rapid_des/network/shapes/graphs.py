@@ -78,7 +78,7 @@ class _ShortestPaths(Struct, frozen=True, eq=False, dict=True):
     def _nearer(self, node: int, destination: int) -> Int64s:
         hops = self.hops.get_or_make(destination, lambda: self._hops_to(destination), weight=len)
         if hops[node] == UNREACHED:
-            ends = f"{self.names[node]} can not reach {self.names[destination]}"
+            ends = f"{self.names[node]} cannot reach {self.names[destination]}"
             raise FabricCutError(f"graph: {ends}: no path leads there")
         starts, links = self._outgoing
         neighbours = self.destination[links[starts[node] : starts[node + 1]]]

@@ -318,7 +318,7 @@ class _DragonflyPlusGroups(Struct, frozen=True):
 
     @classmethod
     def of(cls, dimension: DragonflyPlus) -> _DragonflyPlusGroups:
-        """Return the groups of a dimension; `TopologyError` where their cables can not join them."""
+        """Return the groups of a dimension; `TopologyError` where their cables cannot join them."""
         hosts = dimension.hosts * dimension.leaves
         count = -(-dimension.size // hosts)
         groups = cls(count, dimension.leaves, dimension.spines, dimension.global_links)

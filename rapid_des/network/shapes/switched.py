@@ -213,7 +213,7 @@ class _DragonflyGroups(Struct, frozen=True):
 
     @classmethod
     def of(cls, dimension: Dragonfly) -> _DragonflyGroups:
-        """Return the groups of a dimension; `TopologyError` where its links can not join them."""
+        """Return the groups of a dimension; `TopologyError` where its links cannot join them."""
         hosts, routers, ports = dimension.hosts, dimension.routers, dimension.global_links
         count = -(-dimension.size // (hosts * routers))
         copies = routers * ports // max(count - 1, 1)

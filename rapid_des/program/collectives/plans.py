@@ -44,7 +44,7 @@ PLAIN: Mapping[CollectiveType, str] = {kind: "ring" for kind in CollectiveType} 
 SEND = "send"
 """The name of point-to-point messages in reports."""
 SCALAR = "one_shot"
-"""The algorithm of an all-reduce with fewer bytes than members, which can not be split."""
+"""The algorithm of an all-reduce with fewer bytes than members, which cannot be split."""
 
 
 class CollectiveCall(Struct, frozen=True):

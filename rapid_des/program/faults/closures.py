@@ -196,7 +196,7 @@ def closures_of(machine: Machine, faults: Sequence[Fault], horizon: int, traces:
 
 
 def _check_can_leave(machine: Machine, *, replans: bool) -> None:
-    """Raise `UnsupportedByEngine` if a machine's messages can not leave links that close in mid-flight."""
+    """Raise `UnsupportedByEngine` if a machine's messages cannot leave links that close in mid-flight."""
     switching = machine.switching
     if replans and draws_delays(machine.spec.jitter, machine.faults):
         problem = (
@@ -229,7 +229,7 @@ def new_routes(
 ) -> Rerouted:
     """Return the new routes of all that stopped.
 
-    What can not reach its destination now, but will once links are back, waits for the first of those.
+    What cannot reach its destination now, but will once links are back, waits for the first of those.
     `FabricCutError` names the time and the links where a cut is for ever.
     """
     dead = down_at(timetables, moment)

@@ -9,7 +9,7 @@ from rapid_des.report.writing import check_outputs, replacing, require_extra
 
 
 def new_figure(path: Path | None, **options: Any) -> Any:
-    """Return a matplotlib figure; `InputError` if it can not be drawn, or not written to a path."""
+    """Return a matplotlib figure; `InputError` if it cannot be drawn, or not written to a path."""
     require_extra("matplotlib", "plot", "a picture")
     check_outputs([], pictures=[path])
     from matplotlib.backends.backend_agg import FigureCanvasAgg

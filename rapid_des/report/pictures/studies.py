@@ -308,7 +308,7 @@ def draw_tornado(sensitivities: Mapping[str, Any], path: Path | None, title: str
     axes = figure.subplots()
     for name, label, colour in (("lower_s", "lower", "#c44e52"), ("higher_s", "higher", "#4c72b0")):
         base = sensitivities["step_time_s"]
-        changes = [100 * ((row[name] or base) / base - 1) for row in rows]  # 0: it can not be moved
+        changes = [100 * ((row[name] or base) / base - 1) for row in rows]  # 0: it cannot be moved
         axes.barh(
             range(len(rows)), changes, color=colour, label=f"parameter {sensitivities['change']:.1%} {label}"
         )

@@ -130,7 +130,7 @@ def test_exchanging_heads_keeps_the_result_in_both_layouts(tiny):
         ),
         ([("parallelism.cp_kind", "ulysses_ring")], "ulysses_ring needs cp_heads"),
         ([("parallelism.cp_heads", "2")], "ulysses_ring needs cp_heads, no other has it"),
-        ([("parallelism.cp_kind", "ulysses_ring"), ("parallelism.cp_heads", "3")], "cp 2 does not divide"),
+        ([("parallelism.cp_kind", "ulysses_ring"), ("parallelism.cp_heads", "3")], "cp 2 is not divisible"),
         (
             [("model.attention", "{heads: 4, chunk: 12}"), ("parallelism.cp_kind", "ring")],
             "chunks of 12 leaves",

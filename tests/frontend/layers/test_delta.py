@@ -118,8 +118,11 @@ def test_cp_gives_each_rank_all_positions_of_some_heads(tiny, kind):
     ("changes", "problem"),
     [
         ([("model.attention.key_heads", "3")], "4 heads do not divide by 3 key_heads"),
-        ([("parallelism.tp", "8")], "gated_delta heads 4 does not divide by tp 8"),
-        ([("parallelism.cp", "4"), ("parallelism.tp", "2")], "heads 2 of a tp rank does not divide by cp 4"),
+        ([("parallelism.tp", "8")], "4 gated_delta heads are not divisible by tp 8"),
+        (
+            [("parallelism.cp", "4"), ("parallelism.tp", "2")],
+            "2 gated_delta heads of a tp rank are not divisible by cp 4",
+        ),
     ],
 )
 def test_what_does_not_divide_is_refused(tiny, changes, problem):

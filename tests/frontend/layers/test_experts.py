@@ -176,8 +176,8 @@ def test_optimizer_states_of_experts_are_split_over_their_replicas(tiny):
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ([*THREE, ("parallelism.ep", "3")], "experts 8 does not divide by ep 3"),
-        ([*THREE, ("parallelism.etp", "3")], "expert hidden 32 does not divide by etp 3"),
+        ([*THREE, ("parallelism.ep", "3")], "8 experts are not divisible by ep 3"),
+        ([*THREE, ("parallelism.etp", "3")], "expert hidden 32 is not divisible by etp 3"),
         ([("parallelism.dp", "2"), ("parallelism.ep", "4")], "does not divide tp · cp · dp = 2"),
         ([("parallelism.tp", "2"), ("parallelism.etp", "1")], "ep 1 · etp 1 must be 2"),
         ([("model.feed_forward.topk", "9")], "feed_forward.topk: 9; allowed: up to the 8 experts"),

@@ -37,7 +37,9 @@ class PlainFeedForward:
         return 4 * self.hidden * self.inner
 
     def refusal(self, split):
-        return f"inner width {self.inner} does not divide by tp {split.tp}" if self.inner % split.tp else None
+        return (
+            f"inner width {self.inner} is not divisible by tp {split.tp}" if self.inner % split.tp else None
+        )
 
     def matrices(self, shard):
         inner = self.inner // shard.tp
@@ -170,7 +172,7 @@ def test_serving_knows_every_kinds_cache_and_its_growth(tiny_service, prices, re
 def test_a_kind_refuses_a_split_in_its_own_words(tiny):
     job = tiny(("parallelism.tp", "2"))
     odd = Layer(job.model.pattern[0].mixer, PlainFeedForward(64, 97))
-    with pytest.raises(ConfigError, match="parallelism.tp: inner width 97 does not divide by tp 2"):
+    with pytest.raises(ConfigError, match="parallelism.tp: inner width 97 is not divisible by tp 2"):
         check_job(replace(job, model=replace(job.model, pattern=(odd,) * 4)))
 
 

@@ -57,8 +57,8 @@ def test_a_decode_step_updates_states_and_costs_the_same_later(tiny_service):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ([("parallelism.tp", "8")], "lightning_attention heads 4 does not divide by tp 8"),
-        ([("parallelism.cp", "8")], "lightning_attention heads 4 of a tp rank does not divide by cp 8"),
+        ([("parallelism.tp", "8")], "4 lightning_attention heads are not divisible by tp 8"),
+        ([("parallelism.cp", "8")], "4 lightning_attention heads of a tp rank are not divisible by cp 8"),
     ],
 )
 def test_heads_that_do_not_divide_are_refused(tiny, settings, said):

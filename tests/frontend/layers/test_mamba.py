@@ -138,7 +138,7 @@ def test_layers_of_one_half_have_one_norm_and_no_second_addition(tiny):
             ],
             "one must divide by the other",
         ),
-        ([MAMBA, ("parallelism.cp", "8")], "mamba2 heads 4 of a tp rank does not divide by cp 8"),
+        ([MAMBA, ("parallelism.cp", "8")], "4 mamba2 heads of a tp rank are not divisible by cp 8"),
         ([("model.attention", "{kind: mamba2, heads: 4, head_dim: 8, state: 8, groups: 3}")], "3 groups"),
         ([("model.attention", "{kind: none}"), ALONE], "a layer needs attention or feed_forward"),
         ([ALONE, ("model.block", "parallel")], "block parallel needs both"),

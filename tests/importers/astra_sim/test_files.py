@@ -85,7 +85,7 @@ def test_a_missing_file_is_named(bench):
     setup.files.network.unlink()
     from rapid_des.importers.astra_sim import read_setup
 
-    with pytest.raises(ConfigError, match=r"net\.yml: can not be read"):
+    with pytest.raises(ConfigError, match=r"net\.yml: cannot be read"):
         read_setup(setup.files)
 
 

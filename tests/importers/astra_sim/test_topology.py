@@ -80,7 +80,7 @@ def test_messages_go_around_dead_links():
 
 def test_a_cut_fabric_is_named():
     one = network(("Mesh", 4), faulty_links=((1, 2, 0.0),))
-    with pytest.raises(FabricCutError, match="gpu0 can not reach gpu3"):
+    with pytest.raises(FabricCutError, match="gpu0 cannot reach gpu3"):
         one.router.routes(np.array([[0, 3]]))
 
 

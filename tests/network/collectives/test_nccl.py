@@ -165,7 +165,7 @@ def test_a_collective_takes_channels_of_a_gpu_and_bytes_of_its_hbm(kind, per_nod
     ("arguments", "message"),
     [
         (("a100_nvswitch", AR, 16, MIB, 8), "has no network between nodes: 16 ranks are 2 nodes"),
-        (("a100_nvswitch", AR, 9, MIB, 8), "9 ranks can not be laid out with 8 on each node"),
+        (("a100_nvswitch", AR, 9, MIB, 8), "9 ranks cannot be laid out with 8 on each node"),
     ],
 )
 def test_what_it_can_not_say_is_refused(arguments, message):

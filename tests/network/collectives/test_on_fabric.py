@@ -190,7 +190,7 @@ def test_what_switches_and_grids_can_not_do_is_refused():
         nvls(gather)
     with pytest.raises(InputError, match="a tree of switches does all_reduce, .* not gather"):
         switch_tree(gather, 2)
-    with pytest.raises(InputError, match="4 members can not be 3 at each leaf switch"):
+    with pytest.raises(InputError, match="4 members cannot be 3 at each leaf switch"):
         switch_tree(demand(AR, 4, 100), 3)
     with pytest.raises(InputError, match="a grid's tree does all_reduce, .* not gather"):
         grid_tree(gather, (2, 2), diagonal=True)

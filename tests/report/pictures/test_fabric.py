@@ -1,4 +1,4 @@
-"""Drawings: every kind of fabric can be drawn, deterministically, and what can not be drawn says why."""
+"""Drawings: every kind of fabric can be drawn, deterministically, and what cannot be drawn says why."""
 
 import re
 import struct
@@ -48,7 +48,7 @@ def test_what_can_not_be_drawn_is_one_clear_line(tmp_path):
     shown = picture(load_machine("dgx_a100"))
     with pytest.raises(InputError, match="ends in .png, .svg or .pdf"):
         draw(shown, tmp_path / "a.txt")
-    with pytest.raises(InputError, match="can not be written"):
+    with pytest.raises(InputError, match="cannot be written"):
         draw(shown, Path("/dev/null/a.png"))
 
 

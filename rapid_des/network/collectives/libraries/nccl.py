@@ -218,7 +218,7 @@ def link_share(node: NcclNode, ranks: int) -> float:
 def choice_in_node(node: NcclNode, steps: int, wire: float, *, in_switch: float | None) -> str:
     """Return "ll", "ll128", "simple" or "nvls" for a ring of `steps` that moves `wire` bytes a rank.
 
-    `in_switch` bytes would go through the NVLink switch in each direction; None where it can not reduce.
+    `in_switch` bytes would go through the NVLink switch in each direction; None where it cannot reduce.
     """
     ring = node.tuner.ring / MICRO
     rates = {

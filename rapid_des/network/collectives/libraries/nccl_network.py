@@ -165,7 +165,7 @@ def send_time(fabric: NcclFabric, ranks: int, size: int, *, per_node: int | None
 def _even(ranks: int, per_node: int | None) -> GroupPlacement:
     share = ranks if per_node is None else per_node
     if ranks < 2 or ranks % share:
-        raise InputError(f"{ranks} ranks can not be laid out with {share} on each node")
+        raise InputError(f"{ranks} ranks cannot be laid out with {share} on each node")
     return GroupPlacement(ranks, ranks // share, share)
 
 
