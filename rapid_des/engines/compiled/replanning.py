@@ -15,8 +15,7 @@ from rapid_des.engines.compiled import work
 from rapid_des.engines.compiled.calendar import HEAP
 from rapid_des.engines.compiled.closure_tables import ClosureTables, GrowingArray
 from rapid_des.engines.compiled.columns import AS_LOWERED, NO_REPLANS, Replans, Tasks
-from rapid_des.engines.compiled.engine import CompiledSimulation
-from rapid_des.engines.compiled.kernel_run import KernelRun
+from rapid_des.engines.compiled.engine import CompiledSimulation, KernelRun
 from rapid_des.engines.compiled.link_closures import LinkClosures
 from rapid_des.engines.compiled.stopping import StoppedTransfers
 from rapid_des.program.faults.closures import Closures, planned_around

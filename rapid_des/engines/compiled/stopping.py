@@ -15,7 +15,7 @@ from rapid_des.engines.compiled import pools, work
 from rapid_des.engines.compiled.calendar import USED, push
 from rapid_des.engines.compiled.closure_kernel import Served
 from rapid_des.engines.compiled.closure_tables import ClosureTables, Links
-from rapid_des.engines.compiled.kernel_run import KernelRun, kernel_of, with_events, with_transfers
+from rapid_des.engines.compiled.engine import KernelRun, kernel_of, with_events, with_transfers
 from rapid_des.network.fluid.state import lengthened
 from rapid_des.program.faults.closures import Closures, Stopped, down_at, new_routes, route_around
 from rapid_des.program.program import NONE
@@ -47,7 +47,7 @@ class LinkService(Struct, eq=False):
 
 
 class StoppedTransfers:
-    """What the closed links of a run stop, and its way on other routes; plays the run's kernel (`Player`)."""
+    """What the closed links of a run stop, and send again on other routes; plays the kernel (`Player`)."""
 
     def __init__(self, kernel: KernelRun, closures: Closures) -> None:
         self.kernel, self.closures = kernel, closures

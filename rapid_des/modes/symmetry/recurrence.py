@@ -24,8 +24,7 @@ import numpy as np
 from msgspec import Struct
 
 from rapid_des.arrays import Bools, Int64s, distinct
-from rapid_des.engines.compiled.engine import CompiledSimulation
-from rapid_des.engines.compiled.kernel_run import KernelRun
+from rapid_des.engines.compiled.engine import CompiledSimulation, KernelRun
 from rapid_des.errors import TraceError
 from rapid_des.modes.periodicity import Periodicity, PeriodicRange, drop_periods, edge_ends, periodic_ranges
 from rapid_des.program.program import NONE, LinkTrail, Program, Progress, RankProgram, Records, VisitKind
