@@ -15,6 +15,7 @@ from rapid_des.profiles import Profile, profile_report, read_profile, replay_ste
 from rapid_des.report.profile_comparison import compare_with_profile
 from rapid_des.simulation import simulate
 from rapid_des.units import seconds
+from validation import grown_runs
 from validation.measurements import DataFolder
 from validation.scoring import Row, Topic
 
@@ -30,6 +31,8 @@ def topics(data: DataFolder) -> Iterator[Topic]:
             yield Topic(f"profiles/{name}", rows, unit=unit, split=False)
     if (jobs := data.path / FOLDER / "predicted.csv").exists():
         yield Topic("profiles/predicted", partial(_predicted, jobs), unit="ms", split=False)
+    if any(map(data.find, grown_runs.FILES)):
+        yield Topic("profiles/grown", partial(grown_runs.rows, data), unit="ratio", split=False)
 
 
 def _rows(paths: Sequence[Path], score: Callable[[Profile], tuple[float, float]]) -> list[Row]:

@@ -23,9 +23,10 @@ from rapid_des.report.page.server_charts import served_page
 from rapid_des.report.serve_text import serve_report
 from rapid_des.report.writing import check_outputs
 from rapid_des.serving.energy import served_energy
+from rapid_des.serving.groups import besides_of
+from rapid_des.serving.named_workloads import WORKLOADS
 from rapid_des.serving.server import serve as run_server
 from rapid_des.serving.slo import Slo
-from rapid_des.serving.workload import WORKLOADS
 from rapid_des.units import seconds
 
 workload_option = click.option(
@@ -104,6 +105,7 @@ def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> 
         spent = served_energy(result, wanted, loaded)
         plain["energy"] = spent and spent.as_json()
     parts = list(serve_report(plain, title, len(result.loads)))
-    echo_marked(options["as_json"], plain, parts, [(wanted, loaded)])
+    besides = [(beside.job, beside.machine) for beside in besides_of(wanted)]
+    echo_marked(options["as_json"], plain, parts, [(wanted, loaded), *besides])
     limits = {} if slo is None else {name: seconds(limit) for name, limit in slo.limits.items()}
     write_study_page(options["report"], title, parts, plain, served_page(result, limits, plain))

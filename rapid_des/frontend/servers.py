@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from collections import Counter
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -14,7 +15,14 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
 ENGINES = ("vllm_v1", "vllm_v0", "sglang", "trtllm_guaranteed_no_evict", "trtllm_max_utilization", "static")
 """The policies of this distribution; `rapid_des.serving.policies` has the function of each."""
 Router: TypeAlias = Literal[
-    "round_robin", "random", "least_requests", "least_tokens", "most_free_pages", "session", "prefix_aware"
+    "round_robin",
+    "random",
+    "least_requests",
+    "least_tokens",
+    "least_time",
+    "most_free_pages",
+    "session",
+    "prefix_aware",
 ]
 
 
@@ -96,9 +104,15 @@ class AutoscalerSpec(Spec, frozen=True):
 
     target: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
     """Load of a replica that is aimed at, in the unit of `measure`."""
-    measure: Literal["requests", "waiting", "kv_occupancy"] = "requests"
-    """Load of a replica: its requests that are not answered, those of them that wait for the KV cache, or the
-    share of its pages that running requests hold."""
+    measure: Literal["requests", "waiting", "kv_occupancy", "rate", "slo"] = "requests"
+    """Load of a replica: its requests that are not answered, those of them that wait for the KV cache, the
+    share of its pages that running requests hold, or the requests a second that come to it. With slo: the
+    part of a limit of `slo` that nine tenths of the requests of the last interval do not exceed."""
+    slo: str | None = None
+    """Limits of the measure slo, as in "ttft=1s tpot=50ms"."""
+    ahead: Duration | None = None
+    """Time by which the load is foreseen, by the straight line through the loads of the last eight decisions:
+    the larger of that load and today's counts. Unset: today's alone."""
     minimum: Count = 1
     """Least number of replicas, which serve from the start; of each pool where prompts have one."""
     interval: Duration | None = None
@@ -113,6 +127,43 @@ class AutoscalerSpec(Spec, frozen=True):
             raise ValueError("`interval` must be above 0 s")
         if self.measure == "kv_occupancy" and self.target > 1:
             raise ValueError(f"target {self.target:g}: a share of the pages is at most 1")
+        if (self.measure == "slo") != (self.slo is not None):
+            needs = "needs `slo`" if self.slo is None else "reads no `slo`"
+            raise ValueError(f"measure {self.measure} {needs}")
+
+
+class RequestClassSpec(Spec, frozen=True):
+    """Requests of one kind: who sends them, which limits they have, which model answers them."""
+
+    name: str
+    """Its name in reports."""
+    share: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 1.0
+    """How many requests are of this class, in proportion to the other classes."""
+    slo: str | None = None
+    """Limits of its requests, as in "ttft=1s tpot=50ms". Unset: none."""
+    priority: Annotated[int, msgspec.Meta(ge=-(10**6), le=10**6)] = 0
+    """Priority of its requests, read by `order: priority`; the highest goes first."""
+    max_queued: Count | None = None
+    """Number of waiting requests at each replica from which one of this class is turned away. Unset: that of
+    the service."""
+    model: str | None = None
+    """Name of the model that answers: that of the job, or of one `beside` it. Unset: the job's."""
+    prompt: str | Count | None = None
+    """Tokens of its prompts, as `prompt` of the service. Unset: those."""
+    output: str | Count | None = None
+    """Tokens that it asks for. Unset: those of the service."""
+
+
+class BesideSpec(Spec, frozen=True):
+    """Further replicas of a service, of another model, another layout or another machine."""
+
+    job: str
+    """Job file or preset of the replicas: model, layout, software, and what `serving` says of engines,
+    `autoscaler` and `startup`. The rest of its `serving` is the service's."""
+    machine: str
+    """Machine file or preset on which they run, from its first GPU on."""
+    settings: dict[str, Any] = {}
+    """Keys of that job that are set, as in {parallelism.dp: 4}."""
 
 
 class PromptLayoutSpec(Spec, frozen=True):
@@ -161,6 +212,15 @@ class ServingSpec(Spec, frozen=True):
     router: Router = "round_robin"
     """Which replica gets a request. prefix_aware: the one with the fewest tokens to compute and to make, with
     those of the request that it would not find there."""
+    beside: tuple[BesideSpec, ...] = ()
+    """Further replicas behind the same router, as in `[{job: my_job.yaml, machine: l40s_pcie_x8}]`. Requests
+    go to those of their model, whatever the machine."""
+    classes: tuple[RequestClassSpec, ...] = ()
+    """Classes of requests, drawn by their shares, or by the column `class` of a trace (0 is the first).
+    Empty: all are alike."""
+    max_queued: Count | None = None
+    """A request is turned away if this many wait at each replica that could take it (SGLang:
+    max-queued-requests). Unset: none is."""
     front_ends: Count | None = None
     """Number of front ends, which receive and tokenize requests (vLLM: --api-server-count). A request waits
     for the one that is free first. Unset: one for each replica that takes requests."""
@@ -214,3 +274,8 @@ class ServingSpec(Spec, frozen=True):
         if self.policy not in ENGINES and not is_known(POLICIES, self.policy):
             allowed = ", ".join((*ENGINES, *names(POLICIES)))
             raise ValueError(f"policy: {self.policy!r} is not one of {allowed}")
+        twice = [name for name, count in Counter(each.name for each in self.classes).items() if count > 1]
+        if twice:
+            raise ValueError(f"classes: {twice[0]!r} stands twice")
+        if self.order != "priority" and any(each.priority for each in self.classes):
+            raise ValueError("classes: a priority is read with `order: priority` alone")

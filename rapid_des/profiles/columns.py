@@ -1,6 +1,7 @@
 """Columns of events as readers of profiles fill them, and the profile that they make.
 
-NOTE: arrays and not objects: a profile has millions of events, and objects take ten times the memory.
+NOTE: arrays and not objects: a profile has millions of events, and objects take ten times the memory. What is
+in columns is given back as it is sorted, and texts that many events say stand once.
 """
 
 from __future__ import annotations
@@ -9,15 +10,18 @@ import re
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rapid_des.arrays import Int32s, Int64s
 from rapid_des.errors import TraceError
 from rapid_des.profiles.events import Collective, DeviceEvents, HostStep, Profile
 from rapid_des.profiles.kernel_classes import class_of
 
+Integers: TypeAlias = NDArray[Any]
+"""Whole numbers, as narrow as they may be."""
 _Known = TypeVar("_Known")
 KERNEL, COPY, FILL = "", "copy", "fill"
 _MOST_NS = 1 << 62
@@ -45,11 +49,13 @@ class EventColumns:
         self.path, self.device, self.rank = path, "", None  # type: Path, str, int | None
         self._names: dict[str, int] = {}
         self._kinds: dict[str, int] = {KERNEL: 0, COPY: 1, FILL: 2}
-        self._events = [array("q") for _ in range(7)]
+        self._events = [array(code) for code in "ibqqqqq"]
         """[event]: name, kind, stream, start, end, correlation, operator (external id)."""
         self._launches = [array("q") for _ in range(3)]
-        self._operators = [array("q") for _ in range(2)]
+        self._operators = [array("q"), array("i")]
         self._shapes: dict[int, str] = {}
+        self._texts: dict[str, str] = {}
+        self._said: dict[Collective, Collective] = {}
         self.unshaped: list[tuple[int, str, int]] = []
         """Products without shapes: their start, operator and number."""
         self._waits = array("q")
@@ -80,11 +86,11 @@ class EventColumns:
 
     def add_collective(self, event: int, collective: Collective) -> None:
         """Say what an event was as a collective."""
-        self._collectives[event] = collective
+        self._collectives[event] = self._said.setdefault(collective, collective)
 
     def add_asked(self, number: int, collective: Collective) -> None:
         """Say what collective an operator asked for; its kernel is one."""
-        self._asked[number] = collective
+        self._asked[number] = self._said.setdefault(collective, collective)
 
     def add_call(self, name: str, correlation: int, start: int, end: int) -> None:
         """Add a call of the host to the GPU's runtime."""
@@ -102,7 +108,7 @@ class EventColumns:
         self._operators[0].append(number)
         self._operators[1].append(row)
         if shapes:
-            self._shapes[number] = shapes
+            self._shapes[number] = self._texts.setdefault(shapes, shapes)
 
     def add_shapes(self, shapes: Mapping[int, str]) -> None:
         """Say the shapes of products, by the number of their operator."""
@@ -114,7 +120,7 @@ class EventColumns:
             self._marks.add(HostStep(name[:80], start, end))
 
     def profile(self) -> Profile:
-        """Return the profile."""
+        """Return the profile; the columns are empty then."""
         if self._first > self._last:
             raise TraceError(
                 f"{self.path}: has no events with a duration (ph X); a profile of PyTorch has some"
@@ -149,15 +155,18 @@ class EventColumns:
         return sorted(marked, key=lambda step: step.start)
 
     def _device_events(self) -> DeviceEvents:
-        """Return the events by stream and start."""
-        columns = [np.frombuffer(column, np.int64) for column in self._events]
-        order = np.lexsort((columns[4], columns[3]))
-        row, kind, stream, start, end, correlation, operator = (column[order] for column in columns)
-        keys = np.frombuffer(self._launches[0], np.int64)
-        called, launched = (
-            _looked_up(keys, np.frombuffer(column, np.int64), correlation) for column in self._launches[1:]
-        )
+        """Return the events by start and end."""
+        _, _, _, starts, ends, _, _ = self._events
+        order = np.lexsort((np.frombuffer(ends, np.int64), np.frombuffer(starts, np.int64)))
+        del starts, ends
+        row, kind, stream, start, end, correlation, operator = self._in_order(order)
+        keys, *calls = _taken(self._launches)
+        place = _places(keys, correlation)
+        called, launched = (_at(column, place) for column in calls)
+        del keys, calls, place, correlation
         collectives = self._collectives_of(order, kind, operator)
+        del order
+        products = _of_operators(operator, self._shapes)
         names, classes, name = self._classed(row, kind, operator, collectives)
         return DeviceEvents(
             names=names,
@@ -169,30 +178,45 @@ class EventColumns:
             called=called,
             launched=launched,
             collectives=collectives,
-            products=_of_operators(operator, self._shapes),
+            products=products,
         )
 
-    def _collectives_of(self, order: Int64s, kind: Int64s, operator: Int64s) -> dict[int, Collective]:
+    def _in_order(self, order: Int64s) -> list[Integers]:
+        """Return the columns of events in an order; each is given back before the next one is sorted."""
+        found = []
+        while self._events:
+            column = self._events.pop(0)
+            found.append(np.frombuffer(column, column.typecode)[order])
+        return found
+
+    def _collectives_of(self, order: Int64s, kind: Integers, operator: Integers) -> dict[int, Collective]:
         """Return what is known of collectives, by event: what it says itself, else its operator."""
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
         asked = _of_operators(operator, self._asked)
         of_kernels = {event: collective for event, collective in asked.items() if not kind[event]}
+        if not self._collectives:
+            return of_kernels
+        place = np.empty(len(order), np.int32)
+        place[order] = np.arange(len(order), dtype=np.int32)
         return of_kernels | {int(place[event]): said for event, said in self._collectives.items()}
 
     def _classed(
-        self, row: Int64s, kind: Int64s, operator: Int64s, collectives: Mapping[int, Collective]
+        self, row: Integers, kind: Integers, operator: Integers, collectives: Mapping[int, Collective]
     ) -> tuple[list[str], list[str], Int32s]:
         """Return names and classes of all sorts of events, and the number of each event's sort."""
-        numbers, above_rows = (np.frombuffer(column, np.int64) for column in self._operators)
-        above = _looked_up(numbers, above_rows, operator)
+        numbers, above_rows = _taken(self._operators)
+        above = _at(above_rows, _places(numbers, operator))
+        del numbers, above_rows
         known = np.zeros(len(row), np.int8)
         known[list(collectives)] = 1
         names, texts = list(self._names), list(self._kinds)
         # One number for what decides a class: name, kind, operator, and whether it is a collective.
         # NOTE: rows of a table are sorted ten times as slowly.
         many = len(names) + 1
-        keys = ((row * len(texts) + kind) * many + above + 1) * 2 + known
+        keys = row.astype(np.int64)
+        for factor, more in ((len(texts), kind), (many, above + 1), (2, known)):
+            keys *= factor
+            keys += more
+        del above, known
         sorts, number = np.unique(keys, return_inverse=True)
         rest, said = np.divmod(sorts, 2)
         rest, operators = np.divmod(rest, many)
@@ -208,19 +232,35 @@ class EventColumns:
         return [name for name, _ in rows], [found for _, found in rows], of[number.reshape(-1)]
 
 
-def _of_operators(operator: Int64s, known: Mapping[int, _Known]) -> dict[int, _Known]:
+def _of_operators(operator: Integers, known: Mapping[int, _Known]) -> dict[int, _Known]:
     """Return what is known of each event's operator, by event."""
     if not known:
         return {}
-    return {event: known[each] for event, each in enumerate(operator.tolist()) if each in known}
+    events = np.flatnonzero(np.isin(operator, np.fromiter(known, np.int64, len(known))))
+    return {event: known[int(operator[event])] for event in events.tolist()}
 
 
-def _looked_up(keys: Int64s, values: Int64s, wanted: Int64s) -> Int64s:
-    """Return the value of each key that is wanted, the last of equals; -1 where there is none."""
+def _taken(columns: list[array[int]]) -> list[Integers]:
+    """Return columns as arrays, and empty the list of them."""
+    found = [np.frombuffer(column, column.typecode) for column in columns]
+    columns.clear()
+    return found
+
+
+def _places(keys: Integers, wanted: Integers) -> Int64s:
+    """Return where each wanted key stands, at the last of equals; -1 where it does not."""
     if not len(keys):
         return np.full(len(wanted), -1, np.int64)
     order = np.argsort(keys, kind="stable")
-    place = np.searchsorted(keys[order], wanted, side="right") - 1
-    found = (place >= 0) & (keys[order][place] == wanted) & (wanted >= 0)
-    result: Int64s = np.where(found, values[order][place], -1)
-    return result
+    place: Int64s = order[np.searchsorted(keys, wanted, side="right", sorter=order) - 1]
+    place[(keys[place] != wanted) | (wanted < 0)] = -1
+    return place
+
+
+def _at(values: Integers, place: Int64s) -> Integers:
+    """Return the values at places; -1 for the place -1."""
+    if not len(values):
+        return place
+    found = values[place]
+    found[place < 0] = -1
+    return found

@@ -105,6 +105,7 @@ def read_kineto(path: Path, host: Shapes | None = None) -> Profile:
     for found in _files(path):
         for event in found.events:
             _add(columns, event)
+        found.events.clear()  # before the next part is decoded
         if found.ranks:
             columns.rank = found.ranks.rank
         columns.device = columns.device or next((device.name for device in found.devices if device.name), "")

@@ -22,6 +22,8 @@ from rapid_des.chakra.trace import CollectiveType, NodeTable, RankTrace, TraceSe
 from rapid_des.errors import InputError
 from rapid_des.profiles.events import Collective, Profile
 from rapid_des.profiles.replay import ChosenStep, SimulatedCollective, StepProgram, chosen_step
+from rapid_des.profiles.turns import Call, in_turn
+from rapid_des.units import ceil_divide
 
 _TYPES = {
     "allreduce": CollectiveType.ALL_REDUCE, "allgather": CollectiveType.ALL_GATHER,
@@ -88,6 +90,10 @@ def run_of_ranks(profiles: Sequence[Profile], wanted: ProfileChanges) -> RunOfRa
     skews = clock_skews(given, steps)
     world, grown = _grown(world, wanted.grown, patterns)
     names, agreed = sorted(patterns), _agreed(given, steps)
+    if wanted.overlap == "none":
+        known = {key: patterns[key] for key in agreed if key in patterns}
+        calls = {rank: _calls(rank, profile, steps[rank], known) for rank, profile in given.items()}
+        steps = in_turn({rank: each.events for rank, each in given.items()}, steps, skews, calls)
     begin = min(step.begin - skews[rank] for rank, step in steps.items())
     tables, found, sent, every = dict[int, NodeTable](), {}, 0, 0
     for rank, profile in given.items():
@@ -105,6 +111,19 @@ def run_of_ranks(profiles: Sequence[Profile], wanted: ProfileChanges) -> RunOfRa
     final = [grown.get(name, patterns[name]) for name in names]
     traces = _traces(world, tables, dict(zip(names, final, strict=True)))
     return RunOfRanks(traces, found, world - len(given), skews, every - sent, sent)
+
+
+def _calls(
+    rank: int, profile: Profile, step: ChosenStep, known: Mapping[str, GroupPattern]
+) -> dict[int, Call]:
+    """Return which collectives a rank's events are, of groups of which the ranks are known."""
+    number = defaultdict[str, int](int)
+    found = {}
+    for event, key, _, _, _ in _sized(profile, step):
+        if key in known:
+            found[event] = (key, known[key].first(rank), number[key])
+            number[key] += 1
+    return found
 
 
 def _messages(profile: Profile, step: ChosenStep) -> int:
@@ -177,7 +196,7 @@ def _patterns(
         for _, key, _, _, said in _sized(profile, steps[rank]):
             sizes[key] = said.group_size or 0
             members.setdefault(key, _listed(said.ranks))
-    world = max([*sizes.values(), *(max(each, default=0) + 1 for each in members.values()), max(given) + 1])
+    world = max([*sizes.values(), *map(_reach, members.values()), max(given) + 1])
     if world > _MOST_RANKS:
         raise InputError(f"a group has rank {world - 1}; allowed: up to {_MOST_RANKS:,} ranks")
     found = {}
@@ -189,6 +208,17 @@ def _patterns(
         elif not listed and size == world:
             found[key] = GroupPattern(1, size)
     return world, found
+
+
+def _reach(members: Sequence[int]) -> int:
+    """Return the ranks that there are at least: groups that are evenly apart have neighbours between them.
+
+    >>> _reach((1, 5, 9, 13)), _reach((0, 1)), _reach((0, 3, 4)), _reach(())
+    (16, 2, 5, 0)
+    """
+    last, apart = max(members, default=-1) + 1, {after - before for before, after in pairwise(members)}
+    stride = max(1, apart.pop()) if len(apart) == 1 else 1
+    return ceil_divide(last, stride) * stride
 
 
 def _listed(text: str) -> tuple[int, ...]:

@@ -21,6 +21,27 @@ _ROWS = {
 }
 
 
+_CLASSES = (
+    Column("name", "class", width=16),
+    Column("model", "model", width=16),
+    Column("requests", "answered", "{:,}".format),
+    Column("shed", "turned away", "{:,}".format),
+    Column("ttft mean", "first token", seconds_text),
+    Column("ttft p99", "p99", seconds_text),
+    Column("tpot mean", "per token", seconds_text),
+    Column("tpot p99", "p99", seconds_text),
+    Column("attained", "SLO kept", "{:.1%}".format),
+)
+_GROUPS = (
+    Column("job", "job", width=24),
+    Column("device", "device", width=16),
+    Column("replicas", "replicas", "{:,}".format),
+    Column("gpus", "GPUs", "{:,}".format),
+    Column("requests", "answered", "{:,}".format),
+    Column("output_tokens", "tokens out", "{:,}".format),
+)
+
+
 def serve_report(plain: Plain, title: str, replicas: int) -> Iterator[Part]:
     """Yield a report of what a result's JSON says."""
     held = plain["kv_occupancy"]
@@ -44,6 +65,8 @@ def serve_report(plain: Plain, title: str, replicas: int) -> Iterator[Part]:
     elif plain["hash_ids"]:
         facts["prefix cache"] = "none: the trace's hash_ids are not read (state serving.prefix_cache)"
     facts |= _scaled(plain)
+    if plain["shed"]:
+        facts["turned away"] = f"{plain['shed']:,} requests"
     facts |= _energy(plain)
     facts |= _outages(plain, replicas)
     if plain["preemptions"]:
@@ -51,6 +74,23 @@ def serve_report(plain: Plain, title: str, replicas: int) -> Iterator[Part]:
     yield facts
     times = (Column(name, None, seconds_text, 10) for name in plain["ttft_s"])
     yield Table("", (Column("name", "", width=24), *times), list(_latencies(plain)))
+    yield from _parts(plain)
+
+
+def _parts(plain: Plain) -> Iterator[Table]:
+    """Yield the requests by class, and the replicas by job, where there are several."""
+    if plain["classes"]:
+        yield Table("by class", _CLASSES, list(map(_of_class, plain["classes"])))
+    if plain["groups"]:
+        yield Table("by replicas", _GROUPS, plain["groups"])
+
+
+def _of_class(row: Plain) -> Plain:
+    """Return a class as a row: mean times and those that 99 % of its requests do not exceed."""
+    times = {
+        f"{name} {which}": row[f"{name}_s"][which] for name in ("ttft", "tpot") for which in ("mean", "p99")
+    }
+    return {**row, **times}
 
 
 def _scaled(plain: Plain) -> dict[str, str]:

@@ -6,27 +6,39 @@ within a tolerance of the target. It shrinks a fleet to the largest number that 
 minutes (the stabilization window). A replica that starts serves after its start-up time. A replica that
 drains gets no more requests, and stops when it has answered those that it has. The replica with the least
 work drains first. If more replicas are wanted, one that drains serves again at once.
+
+The load of the measure `slo` is the number of replicas times the largest part of a limit that nine tenths of
+the requests do not exceed. These are the requests that were answered since the last decision, and those that
+still wait for an iteration; their waiting counts as the time to their first token. Limits that are kept do
+not say by how much, so such a fleet shrinks by one replica at a time.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from math import ceil
 from typing import Any
 
+import numpy as np
 import simpy
 from msgspec import Struct, field
 
 from rapid_des.frontend.servers import AutoscalerSpec
 from rapid_des.serving.engine import Process
 from rapid_des.serving.replica import Replica
+from rapid_des.serving.requests import Request
+from rapid_des.serving.slo import Slo
 from rapid_des.units import PS_PER_S
 
 _INTERVAL, _WINDOW = 15 * PS_PER_S, 300 * PS_PER_S
 """Kubernetes' defaults."""
 _SAMPLES = 10
 """Number of samples of the load in an interval; a decision takes their mean."""
+_TREND = 8
+"""Number of decisions by whose loads the coming load is foreseen."""
+_SHARE = 0.9
+"""The share of requests whose part of a limit is the load of the measure `slo`."""
 _LOOK = PS_PER_S // 10
 """Picoseconds between two looks at whether a replica that drains is done."""
 
@@ -35,7 +47,19 @@ MEASURES: Mapping[str, Callable[[Replica], float]] = {
     "waiting": lambda replica: replica.sizes[0],
     "kv_occupancy": lambda replica: replica.sizes[2] / replica.pages,
 }
-"""The load of a replica by the name of its measure."""
+"""The load of a replica at an instant by the name of its measure."""
+
+
+def foreseen(loads: Sequence[float], ahead: float) -> float:
+    """Return the load to come `ahead` intervals later, by the straight line through loads; at least the last.
+
+    >>> foreseen([1.0, 2.0, 3.0], 2), foreseen([3.0, 2.0], 1), foreseen([4.0], 9)
+    (5.0, 2.0, 4.0)
+    """
+    if len(loads) < 2:
+        return loads[-1]
+    slope, level = np.polyfit(np.arange(len(loads)) - len(loads) + 1.0, loads, 1)
+    return max(loads[-1], round(float(level + slope * ahead), 9))
 
 
 class FleetSize(Struct):
@@ -43,6 +67,8 @@ class FleetSize(Struct):
 
     gpus: int = 1
     """Number of GPUs of a replica."""
+    name: str = ""
+    """Name of the job of its replicas."""
     changes: list[tuple[int, int]] = field(default_factory=list)
     """The times at which the number changed, in picoseconds, and the number from then on."""
     started: int = 0
@@ -69,6 +95,7 @@ class FleetSize(Struct):
         """Return plain data."""
         counts = [count for _, count in self.changes]
         return {
+            "job": self.name,
             "mean_replicas": self.replica_time(end) / max(end, 1),
             "least": min(counts),
             "most": max(counts),
@@ -92,7 +119,11 @@ class Autoscaler:
         self._startup, self._changed = startup, changed
         self._interval = int(_INTERVAL if spec.interval is None else spec.interval)
         self._window = int(_WINDOW if spec.stabilization is None else spec.stabilization)
-        self._starting = 0
+        self._starting = self._accepted = 0
+        self._slo = None if spec.slo is None else Slo.parse(spec.slo, "serving.autoscaler.slo")
+        self._used: list[float] = []
+        """The parts of limits that requests took which were answered since the last decision."""
+        self._loads = deque[float](maxlen=_TREND)
         self._wanted = deque[tuple[int, int]]()
         """The numbers that were wanted in the stabilization window, with their times."""
         self.size = FleetSize(members[0].engine.gpus)
@@ -112,13 +143,17 @@ class Autoscaler:
     def _record(self) -> None:
         self.size.set(int(self._env.now), sum(member.alive for member in self._members) + self._starting)
 
+    def answered(self, request: Request) -> None:
+        """Record an answered request, if a replica of the pool answered it."""
+        if self._slo is not None and self._members[0].number <= request.replica <= self._members[-1].number:
+            times = request.first_token - request.arrival, request.finished - request.arrival
+            self._used.append(self._slo.used(*times, request.output))
+
     def _scale(self) -> Process:
-        measure, every = MEASURES[self._spec.measure], max(1, self._interval // _SAMPLES)
         while True:
-            load = 0.0
-            for _ in range(_SAMPLES):
-                yield self._env.timeout(every)
-                load += sum(map(measure, self._serving)) / (_SAMPLES * self._spec.target)
+            self._loads.append((yield from self._load()))
+            ahead = 0.0 if self._spec.ahead is None else self._spec.ahead / self._interval
+            load = foreseen(self._loads, ahead) if ahead else self._loads[-1]
             wanted, current = self._stabilized(self._asked(load)), len(self._serving) + self._starting
             for _ in range(current, wanted):
                 self._add()
@@ -126,12 +161,40 @@ class Autoscaler:
                 self._drain()
             self._record()
 
+    def _load(self) -> Generator[simpy.Event, Any, float]:
+        """Return the load of an interval, in replicas that are at their target."""
+        if self._spec.measure in MEASURES:
+            measure, load = MEASURES[self._spec.measure], 0.0
+            for _ in range(_SAMPLES):
+                yield self._env.timeout(max(1, self._interval // _SAMPLES))
+                load += sum(map(measure, self._serving)) / _SAMPLES
+        else:
+            yield self._env.timeout(self._interval)
+            load = self._rate() if self._slo is None else self._part_of_limits()
+        return load / self._spec.target
+
+    def _rate(self) -> float:
+        """Return the requests a second that came in the last interval."""
+        before, self._accepted = self._accepted, sum(member.accepted for member in self._members)
+        return (self._accepted - before) / (self._interval / PS_PER_S)
+
+    def _part_of_limits(self) -> float:
+        """Return the part of a limit that requests of the last interval took, times the replicas."""
+        assert self._slo is not None
+        now, used, self._used = int(self._env.now), self._used, []
+        if "ttft" in self._slo.limits:
+            waits = (now - request.arrival for member in self._serving for request in member.unstarted)
+            used += [wait / self._slo.limits["ttft"] for wait in waits]
+        part = float(np.quantile(used, _SHARE)) if used else 0.0
+        return part * (len(self._serving) + self._starting)
+
     def _asked(self, load: float) -> int:
         """Return how many replicas are wanted; `load` counts replicas that are at their target."""
         current = len(self._serving) + self._starting
         if abs(load / max(current, 1) - 1) <= self._spec.tolerance:
             return current
-        return min(max(ceil(load), self._least), len(self._members))
+        least = self._least if self._slo is None else max(self._least, current - 1)
+        return min(max(ceil(load), least), len(self._members))
 
     def _stabilized(self, asked: int) -> int:
         """Return `asked` if the fleet grows, else the most wanted in the window, at most its size."""

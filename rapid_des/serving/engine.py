@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from functools import cached_property
 from typing import Any, TypeAlias
 
+import numpy as np
 from msgspec import Struct
 
 from rapid_des.serving.adapters import Lora
@@ -17,9 +19,10 @@ from rapid_des.serving.requests import Decoding
 Process: TypeAlias = Generator[Any, Any, None]
 MOST_STEPS = 1 << 12
 """Most decode steps that are advanced at once."""
+_USUAL_DECODES, _USUAL_POSITIONS = 64, 1024
 
 
-class Engine(Struct, frozen=True):
+class Engine(Struct, frozen=True, dict=True):
     """The settings of an engine, shared by its replicas."""
 
     policy: Policy
@@ -58,6 +61,13 @@ class Engine(Struct, frozen=True):
         if self.drafts is None:
             return Decoding(self.page_size)
         return SpeculativeDecoding(self.page_size, self.drafts)
+
+    @cached_property
+    def pace(self) -> float:
+        """Picoseconds a token of a decode step of 64 requests (or all that may run) at 1,024 positions."""
+        decodes = min(_USUAL_DECODES, self.max_sequences)
+        keys = np.array([decodes * _USUAL_POSITIONS], np.int64)
+        return int(self.costs.ends(decodes, keys)[0]) / decodes
 
     @property
     def is_steady(self) -> bool:

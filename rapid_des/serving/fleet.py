@@ -1,100 +1,35 @@
-"""A fleet of replicas, the clients of requests, and routing, faults and answers: SimPy processes.
-
-A router is a small function that says which replica gets a request:
-
-- `round_robin`: in turn.
-- `random`: any, by a hash of the request's number.
-- `least_requests`: who has the fewest requests that are not answered (nginx's least_conn).
-- `least_tokens`: who has the fewest tokens still to compute and to make (vLLM's and Dynamo's load).
-- `most_free_pages`: who has the most free pages, less what waits for pages there.
-- `session`: requests of one session to one replica, by a hash.
-- `prefix_aware`: who has the fewest tokens still to compute and to make, those of the request that are not
-  found there included (as the cost of Dynamo's KV router weighs overlap against load).
-"""
+"""A fleet of replicas, the clients of requests, and routing, faults and answers: SimPy processes."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING, cast
-from zlib import crc32
 
 import simpy
 from msgspec import Struct, field
 
 from rapid_des.errors import DeadlockError, InputError
 from rapid_des.frontend.servers import AutoscalerSpec
-from rapid_des.serving.autoscaler import Autoscaler
+from rapid_des.serving.autoscaler import Autoscaler, FleetSize
 from rapid_des.serving.batch import Costs
+from rapid_des.serving.classes import RequestClass
 from rapid_des.serving.contents import Contents
 from rapid_des.serving.engine import Engine, Process
+from rapid_des.serving.groups import ReplicaGroup
 from rapid_des.serving.pipelined import LockstepGroup, LockstepReplica, PipelinedReplica
 from rapid_des.serving.records import Stop
 from rapid_des.serving.replica import Replica
 from rapid_des.serving.requests import NEVER, Request, Turns
+from rapid_des.serving.routers import Router
 from rapid_des.serving.transfers import Transfer
 from rapid_des.serving.workload import LATEST_PS, LATEST_S, Workload
+from rapid_des.values import replace
 
 if TYPE_CHECKING:
     from rapid_des.serving.failures import Event
-
-Router = Callable[[Sequence[Replica], Request], Replica]
-
-
-def round_robin(replicas: Sequence[Replica], request: Request) -> Replica:
-    """Return each replica in turn."""
-    return replicas[request.number % len(replicas)]
-
-
-def random(replicas: Sequence[Replica], request: Request) -> Replica:
-    """Return a replica by a hash of the request's number."""
-    return _hashed(replicas, f"request {request.number}")
-
-
-def least_requests(replicas: Sequence[Replica], request: Request) -> Replica:
-    """Return the replica with the fewest requests, of several the first."""
-    del request
-    return min(replicas, key=lambda replica: replica.outstanding)
-
-
-def least_tokens(replicas: Sequence[Replica], request: Request) -> Replica:
-    """Return the replica with the fewest tokens to compute and to make."""
-    del request
-    return min(replicas, key=lambda replica: replica.outstanding_tokens)
-
-
-def most_free_pages(replicas: Sequence[Replica], request: Request) -> Replica:
-    """Return the replica with the most pages that neither running nor waiting requests need."""
-    del request
-    return max(replicas, key=lambda replica: replica.spare_pages)
-
-
-def session(replicas: Sequence[Replica], request: Request) -> Replica:
-    """Return the replica of the request's session."""
-    return _hashed(replicas, f"session {request.session}")
-
-
-def prefix_aware(replicas: Sequence[Replica], request: Request) -> Replica:
-    """Return the replica with the fewest tokens to do, with those of the request that it does not find."""
-    return min(replicas, key=lambda replica: replica.outstanding_tokens - replica.content.found(request))
-
-
-def _hashed(replicas: Sequence[Replica], text: str) -> Replica:
-    return replicas[crc32(text.encode()) % len(replicas)]
-
-
-ROUTERS: Mapping[str, Router] = {
-    "round_robin": round_robin,
-    "random": random,
-    "least_requests": least_requests,
-    "least_tokens": least_tokens,
-    "most_free_pages": most_free_pages,
-    "session": session,
-    "prefix_aware": prefix_aware,
-}
-
 
 Watch = Callable[[int, int], None]
 """Called with the number of finished requests and the number of all."""
@@ -144,12 +79,21 @@ class Fleet(Struct, dict=True):
     """Picoseconds from the end of an outage until a replica serves."""
     autoscaler: AutoscalerSpec | None = None
     """When replicas start and stop; None: all serve always."""
+    takes: tuple[int, ...] | None = None
+    """Numbers of the classes of requests that the replicas take; None: of all."""
+    beside: Sequence[ReplicaGroup] = ()
+    """Further replicas, with engines of their own; their numbers follow."""
+    classes: Sequence[RequestClass] = (RequestClass("", ""),)
+    name: str = ""
+    device: str = ""
     lose: bool = False
     """Whether requests of a stopped replica are lost."""
     priced: Callable[[int, Sequence[str]], Costs] | None = None
     """Returns the iteration costs of a replica under given faults; None: there are no faults."""
     done: list[Request] = field(default_factory=list)
     lost: list[Request] = field(default_factory=list)
+    shed: list[Request] = field(default_factory=list)
+    """Requests that were turned away."""
     stops: list[Stop] = field(default_factory=list)
     turns: Turns = field(default_factory=Turns)
     env: simpy.Environment = field(default_factory=ServerEnvironment)
@@ -158,8 +102,6 @@ class Fleet(Struct, dict=True):
         """Serve all requests; return False if that was interrupted."""
         self._sent = self._inside = self._since = self.area = 0
         self._contents = Contents(self.workload.blocks)
-        self._front_ends = [0] * (self.front_ends or self.prompting or self.replicas)
-        """The times at which the front ends are free, as a heap."""
         self._held: list[Request] = []
         self._faults: dict[int, list[str]] = defaultdict(list)
         self._in_vain = 0
@@ -167,9 +109,18 @@ class Fleet(Struct, dict=True):
         self._stranded: list[Request] = []
         """Requests with computed prompts for whose keys and values no decoding replica is up."""
         self._end = self.env.event()
-        self.scalers: list[Autoscaler] = []
-        self.members = self._begun(range(self.prompting), self.prompting_engine or self.engine)
-        self.members += self._begun(range(self.prompting, self.replicas), self.engine)
+        self._scalers: list[Autoscaler] = []
+        self._sizes: list[FleetSize] = []
+        self.members: list[Replica] = []
+        self._takers: dict[int, list[Replica]] = defaultdict(list)
+        """The replicas that may take a request, by the number of its class."""
+        groups = self.groups
+        self._caches_prefixes = any(group.engine.prefix_tiers is not None for group in groups)
+        for group in groups:
+            self._begin(group)
+        taking = self.prompting or len(self.members)
+        self._front_ends = [0] * (self.front_ends or taking)
+        """The times at which the front ends are free, as a heap."""
         if self.workload.arrival is None:
             for _ in range(min(self.workload.clients, len(self.workload))):
                 self._send_next()
@@ -183,13 +134,31 @@ class Fleet(Struct, dict=True):
             return False
         return True
 
-    def _begun(self, numbers: Sequence[int], engine: Engine) -> list[Replica]:
-        """Return started replicas of an engine."""
+    @property
+    def groups(self) -> list[ReplicaGroup]:
+        """The replicas in order of their numbers, by engine and role."""
+        own = ReplicaGroup(
+            self.engine,
+            self.replicas - self.prompting,
+            tuple(range(len(self.classes))) if self.takes is None else self.takes,
+            self.autoscaler,
+            self.startup,
+            self.name,
+            self.device,
+        )
+        if self.prompting:
+            prompting = replace(own, engine=self.prompting_engine or self.engine, replicas=self.prompting)
+            return [prompting, replace(own, takes=())]
+        return [own, *self.beside]
+
+    def _begin(self, group: ReplicaGroup) -> None:
+        """Start the replicas of a group."""
+        engine, first = group.engine, len(self.members)
         members = [
             _kind_of(engine)(
                 self.env, number, engine, self._deliver, self._hand_over if number < self.prompting else None
             )
-            for number in numbers
+            for number in range(first, first + group.replicas)
         ]
         if engine.together > 1 and len(engine.shares) == 1:
             for begin in range(0, len(members), engine.together):
@@ -197,12 +166,25 @@ class Fleet(Struct, dict=True):
         for member in members:
             if self.priced is not None:
                 member.costs = self.priced(member.number, ())
-        if self.autoscaler is None:
+        if group.autoscaler is None:
+            size = FleetSize(engine.gpus)
+            size.set(0, len(members))
             for member in members:
                 member.resume()
-        elif members:
-            self.scalers.append(Autoscaler(self.env, self.autoscaler, members, self.startup, self._go_on))
-        return members
+        else:
+            scaler = Autoscaler(self.env, group.autoscaler, members, group.startup, self._go_on)
+            self._scalers.append(scaler)
+            size = scaler.size
+        size.name = group.name
+        self._sizes.append(size)
+        for kind in group.takes:
+            self._takers[kind] += members
+        self.members += members
+
+    @property
+    def sizes(self) -> list[FleetSize]:
+        """How many replicas each group has over time; empty if all serve always."""
+        return self._sizes if self._scalers else []
 
     def _open(self, members: Sequence[Replica]) -> list[Replica]:
         """Return the replicas that take requests; those that drain do so where no other is up."""
@@ -233,7 +215,7 @@ class Fleet(Struct, dict=True):
         """Send a request to a front end."""
         self._count(1)
         request = self.workload.request(number, int(self.env.now))
-        if self.engine.prefix_tiers is not None:
+        if self._caches_prefixes:
             request.path = self._contents.path(request)
         if self.client or self.tokenizing or self.latency:
             now = int(self.env.now)
@@ -247,10 +229,26 @@ class Fleet(Struct, dict=True):
 
     def _receive(self, request: Request) -> None:
         request.received = int(self.env.now)
-        self._route(request)
+        if self._is_full(request.kind):
+            self._drop(request, self.shed)
+        else:
+            self._route(request)
+
+    def _is_full(self, kind: int) -> bool:
+        """Return whether all replicas of a class have a full queue, so that its request is turned away."""
+        most = self.classes[kind].max_queued
+        takers = () if most is None else self._open(self._takers[kind])
+        return bool(takers) and all(member.sizes[0] >= most for member in takers if most is not None)
+
+    def _drop(self, request: Request, dropped: list[Request]) -> None:
+        """Record a request that is never answered; its client goes on at this instant."""
+        self._count(-1)
+        self.area -= int(self.env.now) - request.arrival
+        dropped.append(request)
+        self.env.timeout(0).callbacks.append(lambda _: self._answered(request))
 
     def _route(self, request: Request) -> None:
-        alive = self._open(self.members[: self.prompting or None])
+        alive = self._open(self._takers[request.kind])
         if alive:
             self.router(alive, request).submit(request)
         else:
@@ -316,14 +314,11 @@ class Fleet(Struct, dict=True):
 
     def _leave(self, request: Request) -> None:
         """Send a request of a stopped replica to another one, or lose it."""
-        if not self.lose:
+        if self.lose:
+            self._drop(request, self.lost)
+        else:
             request.again()
             self._route(request)
-            return
-        self._count(-1)
-        self.area -= int(self.env.now) - request.arrival
-        self.lost.append(request)
-        self._answered(request)
 
     def _hand_over(self, request: Request) -> None:
         """Send a request to a decoding replica, and its keys and values after it."""
@@ -348,6 +343,8 @@ class Fleet(Struct, dict=True):
         """Record an answered request; its client may send the next one."""
         self._count(-1)
         self.done.append(request)
+        for scaler in self._scalers:
+            scaler.answered(request)
         self._in_vain = 0
         if len(self.done) % _PROGRESS_EVERY == 0:
             self.watch(len(self.done), len(self.workload))
@@ -357,7 +354,7 @@ class Fleet(Struct, dict=True):
         """Let the session of a finished request go on, and its client send the next one."""
         if request.session != NEVER:
             self._after(self.workload.session_think, lambda: self._next_turn(request.session))
-        if len(self.done) + len(self.lost) == len(self.workload):
+        if len(self.done) + len(self.lost) + len(self.shed) == len(self.workload):
             self._end.succeed()
         elif self.workload.arrival is None and self._sent < len(self.workload):
             self._after(self.workload.think, self._ask)

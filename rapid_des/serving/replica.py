@@ -51,6 +51,7 @@ class Replica(ReplicaState):
     def submit(self, request: Request) -> None:
         """Accept a request."""
         request.replica = self.number
+        self.accepted += 1
         self.content.meet(request)
         self._intake.add(request)
         self.fairness.arrive(request.user, self._group.step)

@@ -12,7 +12,7 @@ from rapid_des.serving.adapters import AdapterUse
 from rapid_des.serving.engine import Engine
 from rapid_des.serving.policies import Fairness, Intake
 from rapid_des.serving.prefix_cache import PrefixCache
-from rapid_des.serving.requests import Request
+from rapid_des.serving.requests import NEVER, Request
 from rapid_des.serving.resident_content import FoundContent, ResidentContent
 from rapid_des.units import ceil_divide
 
@@ -34,7 +34,7 @@ class ReplicaState:
         self.waiting: deque[Request] = deque()
         self.prefilling: list[Request] = []
         self._intake = Intake(engine.habits)
-        self.promised_pages = self.calm = self._queued = 0
+        self.promised_pages = self.calm = self._queued = self.accepted = 0
         self._group = engine.nobody()
         self._free = engine.pages
         self._empty()
@@ -61,6 +61,11 @@ class ReplicaState:
                 self.content.look_again(request)
                 self._queued += request.to_do
             yield request
+
+    @property
+    def unstarted(self) -> Iterator[Request]:
+        """Requests that no iteration has computed a part of yet."""
+        return (request for request in (*self.waiting, *self._intake) if request.started == NEVER)
 
     @property
     def decoding(self) -> int:

@@ -52,6 +52,10 @@ class Request(Struct, eq=False):
     session: int = NEVER
     """Its session, whose earlier requests hold the start of its prompt; `NEVER`: none."""
     user: int = 0
+    kind: int = 0
+    """Number of its class in `serving.classes`."""
+    turn: int = 0
+    """Number of requests of its class that came before it."""
     adapter: int = NEVER
     """The low-rank adapter that it names; `NEVER`: none."""
     priority: int = 0

@@ -6,10 +6,9 @@ import csv
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import simpy
 from msgspec import Struct
 
 from rapid_des.arrays import Floats, Int64s
@@ -17,39 +16,22 @@ from rapid_des.report.evidence import FIRST_TOKEN, PER_TOKEN, Interval
 from rapid_des.report.pictures.serving import write_served
 from rapid_des.report.tables import Part, Report
 from rapid_des.report.writing import replacing, require_extra
-from rapid_des.serving.autoscaler import Autoscaler, FleetSize
-from rapid_des.serving.engine import Engine
+from rapid_des.serving.autoscaler import FleetSize
+from rapid_des.serving.classes import RequestClass, Unanswered, class_rows
+from rapid_des.serving.fleet_record import FleetRecord
+from rapid_des.serving.groups import ReplicaGroup, group_rows
 from rapid_des.serving.prefix_cache import PrefixHits
 from rapid_des.serving.records import Stop, gap_quantiles, mean_gap
-from rapid_des.serving.replica import Replica
-from rapid_des.serving.requests import Request, Turns
 from rapid_des.serving.sampling import INTERVALS, SHARES, SteadyWindow, half_widths, spread
 from rapid_des.serving.slo import Slo
 from rapid_des.serving.uncertainty import forecasts
 from rapid_des.serving.uncertainty import intervals as intervals_of
-from rapid_des.serving.workload import Workload
 from rapid_des.units import PS_PER_S
 
 _QUEUED = 0.5
 _COUNTS = ("number", "replica", "prompt", "output", "preemptions")
-_COLUMNS = ("number", "arrival", "prompt", "output", "replica", "front_end_queue", "received",
+_COLUMNS = ("number", "kind", "arrival", "prompt", "output", "replica", "front_end_queue", "received",
             "started", "first_token", "transfer", "finished", "preemptions", "retries")  # fmt: skip
-
-
-class FleetRecord(Protocol):
-    """The attributes of a fleet (`fleet.Fleet`) that a result reads."""
-
-    done: list[Request]
-    members: list[Replica]
-    engine: Engine
-    env: simpy.Environment
-    area: int
-    lost: list[Request]
-    stops: list[Stop]
-    startup: int
-    turns: Turns
-    scalers: list[Autoscaler]
-    workload: Workload
 
 
 class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
@@ -79,6 +61,14 @@ class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
     interrupted: bool = False
     lost: Sequence[int] = ()
     """Arrival times of requests that a stopped replica held and that were never answered."""
+    shed: Sequence[int] = ()
+    """Arrival times of requests that were turned away."""
+    classes: Sequence[RequestClass] = ()
+    """The classes of requests; empty: the job states none."""
+    unanswered: Sequence[Unanswered] = ()
+    """How many requests of each class were never answered."""
+    groups: Sequence[ReplicaGroup] = ()
+    """The replicas by engine; empty: all are of one job."""
     stops: Sequence[Stop] = ()
     """Intervals in which replicas were down or slow."""
     startup: int = 0
@@ -103,9 +93,7 @@ class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
         assert self.interrupted or self.inside == int(self.e2e.sum()), "requests were lost"
 
     @classmethod
-    def of(
-        cls, fleet: FleetRecord, *, name: str, gpus: int, device: str = "", interrupted: bool = False
-    ) -> ServeResult:
+    def of(cls, fleet: FleetRecord, *, name: str, gpus: int, interrupted: bool = False) -> ServeResult:
         """Return the result of the requests that a fleet has answered."""
         ordered = sorted(fleet.done, key=lambda request: request.number)
         columns = {
@@ -116,7 +104,7 @@ class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
         return cls(
             name=name,
             gpus=gpus,
-            device=device,
+            device=fleet.device if len({group.device for group in fleet.groups}) == 1 else "",
             requests=columns,
             loads=[load.table() for load in loads],
             gaps=np.sum([load.gaps for load in loads], axis=0),
@@ -125,12 +113,21 @@ class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
             interrupted=interrupted,
             drafts=fleet.engine.drafts is not None,
             lost=tuple(request.arrival for request in fleet.lost),
+            shed=tuple(request.arrival for request in fleet.shed),
+            classes=fleet.classes if fleet.workload.has_kinds else (),
+            unanswered=[
+                Unanswered(
+                    *(sum(each.kind == kind for each in dropped) for dropped in (fleet.lost, fleet.shed))
+                )
+                for kind in range(len(fleet.classes))
+            ],
+            groups=fleet.groups if fleet.beside else (),
             stops=tuple(fleet.stops),
             startup=fleet.startup,
             turns_waited=fleet.turns.waited,
             hashed=fleet.workload.blocks is not None,
             prefix_cache=PrefixHits.of([member.content for member in fleet.members]),
-            sizes=[scaler.size for scaler in fleet.scalers],
+            sizes=fleet.sizes,
             inside=fleet.area,
         )
 
@@ -214,9 +211,10 @@ class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
     def attained(self, slo: Slo) -> dict[str, float | None]:
         """Return which share of requests keeps all limits: of all, of those an outage met, of the others.
 
-        One is met if a replica was out or slow at any time from its coming to its end; a lost one keeps none.
+        One is met if a replica was out or slow at any time from its coming to its end. Lost ones and those
+        that were turned away keep none.
         """
-        lost = np.asarray(self.lost, np.int64)
+        lost = np.asarray((*self.lost, *self.shed), np.int64)
         arrival = np.concatenate([self.requests["arrival"], lost])
         finished = np.concatenate([self.requests["finished"], lost])
         within = np.concatenate([slo.met_by(self), np.zeros(len(lost), np.bool_)])
@@ -270,6 +268,9 @@ class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
             "preemptions": int(self.requests["preemptions"].sum()),
             "retries": int(self.requests["retries"].sum()),
             "lost": len(self.lost),
+            "shed": len(self.shed),
+            "classes": list(class_rows(self.classes, self, self.unanswered)) or None,
+            "groups": list(group_rows(self.groups, self.requests)) or None,
             "turns_waited": self.turns_waited,
             "hash_ids": self.hashed,
             "prefix_cache": self.prefix_cache and self.prefix_cache.as_json(),
@@ -333,6 +334,8 @@ class ServeResult(Report, Struct, frozen=True, eq=False, dict=True):
     def table(self) -> dict[str, Sequence[int] | Sequence[float]]:
         """Return a column a figure, a row an answered request; times are seconds."""
         counts = {name: self.requests[name].tolist() for name in _COUNTS}
+        if self.classes:
+            counts["class"] = self.requests["kind"].tolist()
         later = np.maximum(self.requests["output"] - 1, 1)
         times = {
             "arrival_s": self.requests["arrival"],

@@ -5,29 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from msgspec import structs
-
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.errors import ConfigError, InfeasibleJobError
+from rapid_des.errors import ConfigError
 from rapid_des.frontend import Job
 from rapid_des.frontend.build import check_size
-from rapid_des.frontend.memory.serving import kv_capacity
 from rapid_des.frontend.servers import ServingSpec, StartupSpec
-from rapid_des.frontend.spec import KvPool
 from rapid_des.machine import Machine
-from rapid_des.serving.adapters import Lora
-from rapid_des.serving.costs import PassCosts
-from rapid_des.serving.drafts import Drafts
-from rapid_des.serving.engine import Engine
-from rapid_des.serving.fleet import ROUTERS, Fleet, Watch
-from rapid_des.serving.policies import Habits, policy_of
-from rapid_des.serving.pools import Pool, of_replica, pools_of, sharing
-from rapid_des.serving.prefix_cache import LowerTier
+from rapid_des.serving.classes import classes_of, kinds_of, takers
+from rapid_des.serving.engines import engine_of, iteration_costs
+from rapid_des.serving.fleet import Fleet, Watch
+from rapid_des.serving.groups import Beside, ReplicaGroup, besides_of
+from rapid_des.serving.named_workloads import WORKLOADS
+from rapid_des.serving.pools import Pool, pools_of, sharing
 from rapid_des.serving.result import ServeResult
+from rapid_des.serving.routers import ROUTERS
 from rapid_des.serving.transfers import TransferLinks, for_iterations
-from rapid_des.serving.workload import WORKLOADS, Marks, Workload, draw, parse_arrivals, parse_lengths
+from rapid_des.serving.workload import Marks, Workload, draw, parse_arrivals, parse_lengths
 from rapid_des.simulation import require_kind
-from rapid_des.units import serialization_time
 from rapid_des.values import replace
 
 
@@ -82,11 +76,20 @@ def serve_workload(  # noqa: PLR0913 - as above
     _check_scaling(job, spec, machine)
     steady = for_iterations(machine, sends=len(pools) > 1)
     healthy = steady.unfaulted
-    _check_positions(job, workload)
-    engine = replace(_engine(job, healthy, workload, cache), drafts=_drafts(job, workload.seed))
-    of_prompts = engine if pools[0].job is job else _engine(pools[0].job, healthy, workload, cache)
-    for each in (engine, of_prompts):
-        _check_room(job, workload, each)
+    classes, besides = classes_of(job), besides_of(job, cache)
+    models = [each.model.name for each in (job, *(beside.job for beside in besides))]
+    takes, *others = takers(classes, models, job.file)
+    mine = workload.of_kinds(takes)
+    engine = engine_of(job, healthy, mine, cache)
+    of_prompts = (
+        engine if pools[0].job is job else replace(engine_of(pools[0].job, healthy, mine, cache), drafts=None)
+    )
+    beside = [
+        _group(each, workload.of_kinds(kinds), kinds, cache)
+        for each, kinds in zip(besides, others, strict=True)
+    ]
+    if beside:
+        _check_beside(job, spec, machine)
     fleet = Fleet(
         engine,
         workload,
@@ -102,14 +105,53 @@ def serve_workload(  # noqa: PLR0913 - as above
         watch=watch,
         lose=spec.on_outage == "lose",
         autoscaler=spec.autoscaler,
+        takes=takes,
+        beside=beside,
+        classes=classes,
+        name=job.name,
+        device=machine.device.spec.name,
     )
     if spec.autoscaler is not None and spec.startup is not None:
         fleet.startup = _startup(pools, machine, spec.startup, cache)
     if spec.outages or steady.faults:
         _fail(fleet, pools, (steady, first), cache)
     complete = fleet.run()
-    device = machine.device.spec.name
-    return ServeResult.of(fleet, name=job.name, gpus=pools[-1].end, device=device, interrupted=not complete)
+    gpus = pools[-1].end + sum(group.replicas * group.engine.gpus for group in beside)
+    return ServeResult.of(fleet, name=job.name, gpus=gpus, interrupted=not complete)
+
+
+def _group(
+    beside: Beside, workload: Workload, kinds: tuple[int, ...], cache: BoundedCache | None
+) -> ReplicaGroup:
+    """Return the replicas of a job beside the service's own."""
+    job, machine, pools = beside.job, beside.machine, pools_of(beside.job)
+    spec = job.spec.serving or ServingSpec()
+    _check(job, pools, machine.fabric.gpus)
+    _check_content(job, spec, workload)
+    _check_scaling(job, spec, machine)
+    startup = 0
+    if spec.autoscaler is not None and spec.startup is not None:
+        startup = _startup(pools, machine, spec.startup, cache)
+    return ReplicaGroup(
+        engine_of(job, machine, workload, cache),
+        job.spec.parallelism.dp,
+        kinds,
+        autoscaler=spec.autoscaler,
+        startup=startup,
+        name=job.name,
+        device=machine.device.spec.name,
+    )
+
+
+def _check_beside(job: Job, spec: ServingSpec, machine: Machine) -> None:
+    """Raise a `ConfigError` for what a service of several kinds of replicas does not have."""
+    problem = ""
+    if len(pools_of(job)) > 1:
+        problem = "replicas that compute prompts alone send to those of their own job"
+    elif spec.outages or machine.faults:
+        problem = "outages and faults are of the machine of one job"
+    if problem:
+        raise ConfigError(f"{problem}: state no further replicas", file=job.file, key="serving.beside")
 
 
 def _check_content(job: Job, spec: ServingSpec, workload: Workload) -> None:
@@ -202,102 +244,9 @@ def workload_of(job: Job, texts: dict[str, str | None], *, requests: int, seed: 
     prefix = None if spec.prefix is None else parse_lengths(str(spec.prefix), "serving.prefix")
     adapters = None if spec.lora is None else (spec.lora.adapters, spec.lora.popularity)
     most = job.model.spec.max_positions
-    marks = Marks(prefix, spec.sessions, int(spec.session_think or 0), most, spec.users, adapters)
+    think, kinds = int(spec.session_think or 0), kinds_of(spec.classes)
+    marks = Marks(prefix, spec.sessions, think, most, spec.users, adapters, kinds)
     return draw(parse_arrivals(stated["arrivals"]), (lengths[0], lengths[1]), requests, seed, marks)
-
-
-def iteration_costs(job: Job, machine: Machine, cache: BoundedCache | None) -> PassCosts:
-    """Return the costs of a replica's iterations, those of earlier servers with `cache` among them."""
-    priced = _as_priced(job)
-    if cache is None:
-        return PassCosts(priced, machine)
-    return cache.get_or_make(("iterations", priced, machine), lambda: PassCosts(priced, machine, cache))
-
-
-def _as_priced(job: Job) -> Job:
-    """Return the job without its `serving` section and the size of its KV cache.
-
-    These decide which iterations there are, and not how long they take.
-    """
-    memory = structs.replace(job.spec.memory, kv_pool=None)
-    return replace(job, spec=structs.replace(job.spec, serving=None, memory=memory))
-
-
-def _engine(job: Job, machine: Machine, workload: Workload, cache: BoundedCache | None) -> Engine:
-    spec, alone = job.spec.serving or ServingSpec(), of_replica(job)
-    pool = job.spec.memory.kv_pool
-    if pool is None:
-        problem = f"the profile {job.software.name} does not say how large the KV cache is; state it here"
-        raise ConfigError(problem, file=job.file, key="memory.kv_pool")
-    tokens, checked = spec.max_batched_tokens or pool.tokens, 1
-    if job.inference.speculative is not None:
-        checked += job.inference.speculative.tokens
-    if tokens < checked:
-        problem = f"{tokens} tokens of an iteration are fewer than the {checked} of a request with its drafts"
-        raise ConfigError(problem, file=job.file, key="serving.max_batched_tokens")
-    sequences = min(spec.max_sequences or pool.sequences, tokens // checked)
-    limits = structs.replace(pool, tokens=tokens, sequences=sequences)
-    lora = None if spec.lora is None else Lora(alone, machine, spec.lora)
-    adapters = 0 if lora is None else lora.slots * lora.bytes
-    costs = iteration_costs(alone, machine, cache)
-    return Engine(
-        policy=policy_of(spec.policy),
-        costs=costs,
-        shares=costs.shares,
-        pages=_pages(alone, machine, limits, workload, adapters),
-        page_size=pool.page,
-        max_batched_tokens=limits.tokens,
-        max_sequences=limits.sequences,
-        order=spec.order,
-        habits=Habits(
-            ahead=spec.schedule_ahead,
-            receive_interval=spec.receive_interval,
-            wait_iterations=spec.wait_iterations,
-            wait_tokens=spec.wait_share * limits.tokens,
-        ),
-        swap=_swap(alone, machine, "serving.preemption") if spec.preemption == "swap" else 0,
-        lora=lora,
-        together=sharing(job),
-        gpus=Pool(job, 1).each,
-        prefix_tiers=_tiers(alone, machine, pool.page, spec),
-        host_pages=_host_pages(alone, pool.page, spec),
-        fetch=_swap(alone, machine, "serving.host_cache") if spec.host_cache else 0,
-    )
-
-
-def _tiers(job: Job, machine: Machine, page: int, spec: ServingSpec) -> tuple[LowerTier, ...] | None:
-    """Return the memory below the GPU of a cache of prefixes; None: there is no such cache."""
-    if spec.prefix_cache is None:
-        return None
-    many, pool = 1 << 12, Pool(job, 1)
-    tiers = []
-    for place, tier in enumerate(spec.prefix_cache.tiers):
-        if tier.bandwidth is None:
-            load = _swap(job, machine, f"serving.prefix_cache.tiers[{place}].bandwidth")
-        else:
-            load = max(1, serialization_time(pool.held(many), tier.bandwidth) // many)
-        tiers.append(LowerTier(tier.name, int(tier.capacity) // max(1, pool.held(page)), load))
-    return tuple(tiers)
-
-
-def _host_pages(job: Job, page: int, spec: ServingSpec) -> int:
-    """Return how many pages of idle sessions the host's memory holds."""
-    return int(spec.host_cache or 0) // max(1, Pool(job, 1).held(page))
-
-
-def _swap(job: Job, machine: Machine, key: str) -> int:
-    """Return the picoseconds to move the keys and values of a token between a GPU and its host."""
-    host = machine.device.spec.host
-    if host is None:
-        problem = f"device {machine.device.spec.name} states no bandwidths of its `host`, to swap to"
-        raise ConfigError(problem, file=job.file, key=key)
-    many = 1 << 12
-    return max(1, serialization_time(Pool(job, 1).held(many), min(host.to_host, host.from_host)) // many)
-
-
-def _drafts(job: Job, seed: int) -> Drafts | None:
-    spec = job.inference.speculative
-    return None if spec is None else Drafts(spec.acceptance, seed)
 
 
 def _check(job: Job, pools: Sequence[Pool], gpus: int) -> None:
@@ -316,47 +265,3 @@ def _check(job: Job, pools: Sequence[Pool], gpus: int) -> None:
         counts = " and ".join(f"{pool.replicas} replicas of {pool.each}" for pool in pools)
         problem = f"{counts} take {pools[-1].end} GPUs, the machine has {gpus}"
         raise ConfigError(problem, file=job.file, key="serving.prefill_parallelism")
-
-
-def _pages(job: Job, machine: Machine, pool: KvPool, workload: Workload, adapters: int) -> int:
-    """Return how many pages the KV cache of a replica has; `InfeasibleJobError` if there is room for none.
-
-    `adapters`: bytes of a GPU that they take.
-    """
-    longest = structs.replace(
-        job.inference,
-        batch=1,
-        prompt_length=int(workload.prompt.max()),
-        output_length=int(workload.output.max()),
-        requests=(),
-        micro_batch=None,
-    )
-    memory = structs.replace(job.spec.memory, kv_pool=pool)
-    asked = replace(job, spec=structs.replace(job.spec, inference=longest, memory=memory))
-    capacity = kv_capacity(asked, int(machine.device.spec.hbm.capacity) - adapters)
-    assert capacity is not None, "the pool is stated"
-    if capacity.size < 0 or not capacity.pages:
-        raise InfeasibleJobError(f"{job.name}: {capacity.shortage}")
-    return capacity.pages
-
-
-def _check_positions(job: Job, workload: Workload) -> None:
-    """Raise `ConfigError` for a request that is longer than the model's positions."""
-    most = job.model.spec.max_positions
-    _check_longest(job, workload, most, f"the model has max_positions {most}")
-
-
-def _check_room(job: Job, workload: Workload, engine: Engine) -> None:
-    """Raise `ConfigError` for a request that no replica could ever answer."""
-    drafted = 0 if engine.drafts is None else engine.drafts.checked - 1
-    room = engine.pages * engine.page_size - drafted
-    besides = f" and {drafted} drafted" if drafted else ""
-    _check_longest(job, workload, room, f"a replica's KV cache holds {room}{besides}")
-
-
-def _check_longest(job: Job, workload: Workload, most: int, why: str) -> None:
-    total = workload.prompt + workload.output
-    longest = int(total.argmax())
-    if total[longest] > most:
-        lengths = f"{workload.prompt[longest]} tokens in and {workload.output[longest]} out"
-        raise ConfigError(f"request {longest} has {lengths}; {why}", file=job.file, key="serving")

@@ -49,8 +49,8 @@ class Slo:
     limits: Mapping[str, int] = field(hash=False)
 
     @classmethod
-    def parse(cls, text: str) -> Slo:
-        """Return what a text such as `ttft=2s tpot=50ms` states.
+    def parse(cls, text: str, stated: str = "--slo") -> Slo:
+        """Return what a text such as `ttft=2s tpot=50ms` states; errors name where it is `stated`.
 
         >>> Slo.parse("ttft=2s").limits
         {'ttft': 2000000000000}
@@ -63,20 +63,25 @@ class Slo:
                 hint = f"did you mean {near[0]!r}? " if near and near[0] not in limits else ""
                 problem = f"unknown limit {name!r}" if name not in LIMITS else f"{name} stands twice"
                 allowed = "allowed: ttft=…, tpot=…, e2e=…, each once"
-                raise ConfigError(f"{problem}; {hint}{allowed}", file=f"--slo {text!r}")
+                raise ConfigError(f"{problem}; {hint}{allowed}", file=f"{stated} {text!r}")
             try:
                 limits[name] = int(Duration.parse(value))
             except ValueError as error:
-                raise ConfigError(str(error), file=f"--slo {text!r}", key=name) from None
+                raise ConfigError(str(error), file=f"{stated} {text!r}", key=name) from None
             if limits[name] <= 0:
                 raise ConfigError(
                     f"{value}: no request takes no time; allowed: more than 0",
-                    file=f"--slo {text!r}",
+                    file=f"{stated} {text!r}",
                     key=name,
                 )
         if not limits:
-            raise ConfigError("states no limit, as in ttft=2s tpot=50ms", file=f"--slo {text!r}")
+            raise ConfigError("states no limit, as in ttft=2s tpot=50ms", file=f"{stated} {text!r}")
         return cls(text, limits)
+
+    def used(self, ttft: int, e2e: int, output: int) -> float:
+        """Return the largest part of a limit that one request takes, given its times and tokens out."""
+        times = {"ttft": ttft, "e2e": e2e, "tpot": (e2e - ttft) / max(output - 1, 1)}
+        return max(times[name] / limit for name, limit in self.limits.items())
 
     def used_by(self, result: Latencies) -> Floats:
         """Return the largest part of a limit that each request takes; one token takes none of `tpot`."""

@@ -38,6 +38,7 @@ MARKS = {
     "adapter": "adapter",
     "user": "user",
     "priority": "priority",
+    "class": "kind",
     "prefix_tokens": "prefix",
 }
 """Optional columns, by the names of the attributes of requests."""

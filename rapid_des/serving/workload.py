@@ -2,21 +2,6 @@
 
 A text is a kind and its keys, in the words of faults. Every stream of numbers (arrivals, prompts, outputs)
 has a generator of its own, so that to change one leaves the others, and more requests leave the first ones.
-
-Some workloads have names: lengths, and where they are known arrivals, with the figures of public traces.
-
-A shape is what reproduces published figures of a trace, not the trace itself: `trace file=…` takes that.
-
-- `azure_code_2023`, `azure_conv_2023`: two services of Azure, an hour of 16 November 2023 (Patel et al.,
-  "Splitwise", ISCA 2024; github.com/Azure/AzurePublicDataset, CC-BY): 8,819 and 19,366 requests.
-- `azure_code_2024`, `azure_conv_2024`: a week of May 2024 (Stojkovic et al., "DynamoLLM", HPCA 2025; same
-  place): 16,803,695 and 27,303,999 requests, the busiest hour 33 and 3.6 times as busy as the quietest.
-- `burstgpt_conv`, `burstgpt_api`: ChatGPT by its page and by its API, 61 days (Wang et al., "BurstGPT", KDD
-  2025; github.com/HPMLL/BurstGPT, CC-BY). Lognormal by their medians and 90th percentiles; the authors model
-  arrivals as gamma, whose rate and burstiness differ by service: these are to be stated.
-
-Of Azure's lengths medians, means and 99th percentiles are those of the released files; the 90th is chosen so
-that the mean is met, and an eighth of the median stands for the shortest.
 """
 
 from __future__ import annotations
@@ -41,45 +26,6 @@ from rapid_des.serving.requests import NEVER, Request, with_history
 from rapid_des.serving.trace_files import MARKS, read_lengths, read_trace
 from rapid_des.units import PS_PER_S, Duration, EventRate, whole_number
 from rapid_des.values import replace
-
-
-class NamedWorkload(Struct, frozen=True):
-    """The texts of `--arrivals` (None: to be stated), `--prompt` and `--output`."""
-
-    arrivals: str | None
-    prompt: str
-    output: str
-
-
-WORKLOADS: Mapping[str, NamedWorkload] = {
-    "azure_code_2023": NamedWorkload(
-        "poisson rate=2.57/s",
-        "quantiles low=184 p50=1469 p90=4850 p99=7436",
-        "quantiles low=2 p50=13 p90=52 p99=249",
-    ),
-    "azure_conv_2023": NamedWorkload(
-        "poisson rate=5.53/s",
-        "quantiles low=128 p50=1020 p90=2230 p99=4142",
-        "quantiles low=16 p50=129 p90=590 p99=601",
-    ),
-    "azure_code_2024": NamedWorkload(
-        "diurnal rate=27.8/s swing=0.94 period=24h",
-        "quantiles low=241 p50=1930 p90=5900 p99=7685",
-        "quantiles low=1 p50=8 p90=38 p99=271",
-    ),
-    "azure_conv_2024": NamedWorkload(
-        "diurnal rate=45.1/s swing=0.565 period=24h",
-        "quantiles low=116 p50=928 p90=4300 p99=6683",
-        "quantiles low=5 p50=41 p90=270 p99=694",
-    ),
-    "burstgpt_conv": NamedWorkload(
-        None, "lognormal mean=768 cv=1.25 most=31400", "lognormal mean=287 cv=0.758 most=12500"
-    ),
-    "burstgpt_api": NamedWorkload(
-        None, "lognormal mean=1082 cv=4.86 most=31400", "lognormal mean=85 cv=3.11 most=12500"
-    ),
-}
-
 
 Tokens: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10**7)]
 Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
@@ -334,10 +280,33 @@ class Workload(Struct, frozen=True):
 
     def request(self, number: int, now: int) -> Request:
         """Return one request, sent now."""
-        request = Request(number, now, int(self.prompt[number]), int(self.output[number]))
+        request = Request(number, now, int(self.prompt[number]), int(self.output[number]), turn=number)
         for name, column in self.marks.items():
             setattr(request, name, int(column[number]))
         return request
+
+    @property
+    def has_kinds(self) -> bool:
+        """Whether requests are of several classes."""
+        return "kind" in self.marks
+
+    def of_kinds(self, kinds: tuple[int, ...]) -> Workload:
+        """Return the requests of some classes, without their contents; all if there are no classes."""
+        if not self.has_kinds:
+            return self
+        chosen = np.isin(self.marks["kind"], kinds)
+        if not chosen.any():  # so few requests that none is of these classes
+            return self
+        marks = {name: column[chosen] for name, column in self.marks.items()}
+        arrival = None if self.arrival is None else self.arrival[chosen]
+        return replace(
+            self,
+            prompt=self.prompt[chosen],
+            output=self.output[chosen],
+            arrival=arrival,
+            marks=marks,
+            blocks=None,
+        )
 
     def session(self, number: int) -> int:
         """Return the session of a request."""
@@ -345,6 +314,18 @@ class Workload(Struct, frozen=True):
 
     def __len__(self) -> int:
         return len(self.prompt)
+
+
+class ClassDraw(Struct, frozen=True):
+    """How the requests of one class are drawn."""
+
+    share: float = 1.0
+    """Their number, in proportion to that of other classes."""
+    prompt: Lengths | None = None
+    """The lengths of its prompts; None: those of all requests."""
+    output: Lengths | None = None
+    """The lengths of its answers; None: those of all requests."""
+    priority: int = 0
 
 
 class Marks(Struct, frozen=True):
@@ -359,6 +340,8 @@ class Marks(Struct, frozen=True):
     users: int = 1
     adapters: tuple[int, float] | None = None
     """Number of adapters, and the Zipf exponent of their popularity."""
+    kinds: tuple[ClassDraw, ...] = ()
+    """The classes of requests; empty: all are alike."""
 
     def drawn(self, count: int, seed: int) -> dict[str, Int64s]:
         """Return the columns."""
@@ -373,7 +356,39 @@ class Marks(Struct, frozen=True):
             number, exponent = self.adapters
             weights = np.arange(1, number + 1) ** -exponent
             columns["adapter"] = default_rng([seed, 6]).choice(number, count, p=weights / weights.sum())
+        if self.kinds:
+            shares = np.array([kind.share for kind in self.kinds])
+            columns["kind"] = default_rng([seed, 7]).choice(len(shares), count, p=shares / shares.sum())
         return columns
+
+    def lengths(
+        self, usual: tuple[Lengths, Lengths], kinds: Int64s | None, seed: int, count: int
+    ) -> list[Int64s]:
+        """Return the lengths of prompts and outputs, `usual` but for classes that have their own."""
+        columns = []
+        for stream, (name, every) in enumerate(zip(("prompt", "output"), usual, strict=True), start=1):
+            column = every.lengths(count, default_rng([seed, stream]))
+            for number, kind in enumerate(self.kinds):
+                own = getattr(kind, name)
+                if own is not None:
+                    drawn = own.lengths(count, default_rng([seed, stream, number + 1]))
+                    column = np.where(kinds == number, drawn, column)
+            columns.append(column)
+        return columns
+
+    def ranked(self, columns: dict[str, Int64s], file: str = "") -> dict[str, Int64s]:
+        """Return columns with the priorities of the requests' classes; `file`: the trace that has them."""
+        if not self.kinds:
+            columns.pop("kind", None)
+        elif (last := int(columns["kind"].max(initial=0))) >= len(self.kinds):
+            problem = f"class {last}; the job states {len(self.kinds)}, from 0 on"
+            raise ConfigError(problem, file=file, key="class")
+        if self.kinds:
+            columns["turn"] = _counted(columns["kind"], len(self.kinds))
+        if not any(kind.priority for kind in self.kinds):
+            return columns
+        priorities = np.array([kind.priority for kind in self.kinds], np.int64)
+        return columns | {"priority": priorities[columns["kind"]]}
 
 
 def draw(
@@ -385,11 +400,10 @@ def draw(
     if isinstance(arrivals, Trace):
         traced = _traced(arrivals, count)
         columns = {name: column[: len(traced)] for name, column in drawn.items()}
-        every = columns | dict(traced.marks)
+        every = marks.ranked(columns | dict(traced.marks), arrivals.file)
         return replace(traced, marks=every, session_think=marks.think, seed=seed)
-    prompt, output = (
-        each.lengths(count, default_rng([seed, stream])) for stream, each in enumerate(lengths, start=1)
-    )
+    prompt, output = marks.lengths(lengths, drawn.get("kind"), seed, count)
+    drawn = marks.ranked(drawn)
     if "session" in drawn:
         prompt, drawn["session"] = with_history(prompt, output, drawn["session"], marks.most)
     work = Workload(prompt, output, None, marks=drawn, session_think=marks.think, seed=seed)
@@ -419,6 +433,19 @@ def _arrivals_of(trace: Trace, arrival: Floats, count: int) -> tuple[Int64s, Int
     """Return the first requests by arrival, and their times."""
     order = np.argsort(arrival, kind="stable")[:count]
     return order, _picoseconds((arrival[order] - arrival[order[0]]) / trace.faster)
+
+
+def _counted(kinds: Int64s, count: int) -> Int64s:
+    """Return the number of earlier requests of the same class.
+
+    >>> _counted(np.array([0, 1, 0, 0, 1]), 2).tolist()
+    [0, 0, 1, 2, 1]
+    """
+    turns = np.zeros(len(kinds), np.int64)
+    for kind in range(count):
+        mine = kinds == kind
+        turns[mine] = np.arange(mine.sum())
+    return turns
 
 
 def _summed(between: Floats) -> Int64s:

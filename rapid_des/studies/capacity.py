@@ -187,6 +187,9 @@ def capacity(job: Job, machine: Machine, demand: ServerLoad, *, cache: BoundedCa
 
 def one_replica(job: Job) -> Job:
     """Return the job of one replica of a layout."""
+    if job.spec.serving is not None and job.spec.serving.beside:
+        problem = "a capacity is that of replicas of one job: state no others, and find that of each job"
+        raise ConfigError(problem, file=job.file, key="serving.beside")
     if job.spec.parallelism.dp == 1 or job.spec.parallelism.ep > 1 or _prefilling(job):
         return job
     return load_job(job, settings={"parallelism.dp": 1})

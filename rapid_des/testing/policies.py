@@ -7,9 +7,10 @@ import numpy as np
 from rapid_des.arrays import Int64s
 from rapid_des.serving.batch import Batch
 from rapid_des.serving.engine import Engine
-from rapid_des.serving.fleet import ROUTERS, Fleet
+from rapid_des.serving.fleet import Fleet
 from rapid_des.serving.policies import Policy, policy_of
 from rapid_des.serving.result import ServeResult
+from rapid_des.serving.routers import ROUTERS
 from rapid_des.serving.workload import draw, parse_arrivals, parse_lengths
 
 _REQUESTS = 60

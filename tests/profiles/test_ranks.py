@@ -108,6 +108,38 @@ def test_what_can_not_be_derived_is_refused_by_name(tmp_path, wanted, name, said
     assert said in str(problem.value)
 
 
+def test_a_group_of_which_one_rank_is_known_has_its_neighbours_between(tmp_path):
+    path = written(tmp_path, rank(ranks="[0, 4, 8, 12]"), distributedInfo={"rank": 0})
+    run = run_of_ranks([read_profile(path)], ProfileChanges(grown=(4, 8)))
+    assert run.traces.groups["group 0 from rank 3"] == tuple(range(3, 32, 4))  # 16 ranks became 32
+
+
+def crossed(first, second, *, at=0):
+    """Return a step in which the messages of two groups overlap: a ends at 2,000 us, b at 2,050."""
+    said = {"Collective name": "allreduce", "In msg nelems": MANY, "Group size": 2, "dtype": "BFloat16"}
+    said["Process Group Ranks"] = "[0, 1]"
+    ends = {"a": 2000, "b": 2050}
+    starts = {group: (at + start, ends[group] - start) for group, start in ((first, 10), (second, 12))}
+    messages = [
+        event(
+            "ncclDevKernel_AllReduce", *starts[group], stream=ord(group), correlation=number,
+            **said, **{"Process Group Name": group},
+        )
+        for number, group in enumerate((first, second), 2)
+    ]  # fmt: skip
+    calls = [launch(number, at + number) for number in (1, 2, 3)]
+    return [*calls, event("sgemm", at + 5, 1000, stream=7, correlation=1), *messages]
+
+
+def test_without_overlap_ranks_that_issue_two_groups_in_different_orders_go_one_by_one(tmp_path):
+    message = asked(paths(tmp_path, rank())).json["step_time_s"] - 1002e-6  # as above, of the same bytes
+    files = paths(tmp_path, crossed("a", "b"), crossed("b", "a", at=123))
+    alone = asked(files, "--overlap", "none").json
+    # a product of 1,000 us that begins at 5 us, then one message behind the other
+    assert alone["step_time_s"] == pytest.approx(1000e-6 + 2 * message, rel=0.01)
+    assert alone["collectives_simulated"] == 4
+
+
 def test_messages_of_unknown_bytes_keep_their_time(tmp_path):
     events = rank()
     for each in events:

@@ -10,7 +10,8 @@ from rapid_des.frontend.operations import RequestGroup
 from rapid_des.machine import load_machine
 from rapid_des.serving.batch import Batch
 from rapid_des.serving.costs import PassCosts
-from rapid_des.serving.server import iteration_costs, serve
+from rapid_des.serving.engines import iteration_costs
+from rapid_des.serving.server import serve
 from rapid_des.simulation import simulate
 
 JOB = {

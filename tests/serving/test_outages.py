@@ -9,11 +9,12 @@ from rapid_des.errors import ConfigError, DeadlockError
 from rapid_des.frontend import load_job, memory
 from rapid_des.machine import load_machine
 from rapid_des.serving.engine import Engine
-from rapid_des.serving.fleet import ROUTERS, Fleet
+from rapid_des.serving.fleet import Fleet
 from rapid_des.serving.outages import events, located, parse_outage, startup_time
 from rapid_des.serving.policies import POLICIES
 from rapid_des.serving.pools import of_replica, pools_of
 from rapid_des.serving.result import ServeResult
+from rapid_des.serving.routers import ROUTERS
 from rapid_des.serving.server import serve
 from rapid_des.serving.slo import Slo
 from rapid_des.serving.workload import draw, parse_arrivals, parse_lengths

@@ -6,10 +6,12 @@ import pytest
 from rapid_des.frontend import load_job
 from rapid_des.machine import load_machine
 from rapid_des.serving.engine import Engine
-from rapid_des.serving.fleet import ROUTERS, Fleet
+from rapid_des.serving.engines import iteration_costs
+from rapid_des.serving.fleet import Fleet
 from rapid_des.serving.policies import POLICIES
 from rapid_des.serving.result import ServeResult
-from rapid_des.serving.server import iteration_costs, serve
+from rapid_des.serving.routers import ROUTERS
+from rapid_des.serving.server import serve
 from rapid_des.serving.workload import draw, parse_arrivals, parse_lengths
 
 SERVICE, HALVES = 10**9, (0.5, 0.5)

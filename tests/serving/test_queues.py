@@ -9,9 +9,10 @@ from rapid_des.errors import ConfigError
 from rapid_des.frontend import load_job
 from rapid_des.serving.drafts import Drafts
 from rapid_des.serving.engine import Engine
-from rapid_des.serving.fleet import ROUTERS, Fleet
+from rapid_des.serving.fleet import Fleet
 from rapid_des.serving.policies import POLICIES, Habits
 from rapid_des.serving.result import ServeResult
+from rapid_des.serving.routers import ROUTERS
 from rapid_des.serving.slo import Slo
 from rapid_des.serving.workload import Marks, Workload, draw, parse_arrivals, parse_lengths
 
@@ -33,7 +34,17 @@ class Affine:
         return np.cumsum(self.base + self.key * keys)
 
 
-FLEET = ("replicas", "prompting", "transfer", "outages", "autoscaler", "startup")
+FLEET = (
+    "replicas",
+    "prompting",
+    "transfer",
+    "outages",
+    "autoscaler",
+    "startup",
+    "takes",
+    "beside",
+    "classes",
+)
 """What `served` gives to the fleet; all else is of its engine."""
 
 

@@ -9,8 +9,9 @@ from rapid_des.errors import ConfigError
 from rapid_des.frontend import load_job
 from rapid_des.frontend.servers import WorkloadName
 from rapid_des.machine import load_machine
+from rapid_des.serving.named_workloads import WORKLOADS
 from rapid_des.serving.server import serve
-from rapid_des.serving.workload import WORKLOADS, draw, parse_arrivals, parse_lengths
+from rapid_des.serving.workload import draw, parse_arrivals, parse_lengths
 from rapid_des.units import PS_PER_S
 from tests.cli.shell import call, refused
 

@@ -19,9 +19,10 @@ from rapid_des.report.evidence import Interval, Origin
 from rapid_des.report.forecast import JobKind
 from rapid_des.report.result import Result
 from rapid_des.serving.batch import Batch
+from rapid_des.serving.engines import iteration_costs
 from rapid_des.serving.pools import of_replica, pools_of
 from rapid_des.serving.result import ServeResult
-from rapid_des.serving.server import iteration_costs, serve_workload
+from rapid_des.serving.server import serve_workload
 from rapid_des.serving.workload import Workload
 from rapid_des.simulation import FLATTENED, simulate
 from rapid_des.units import PS_PER_S, seconds
@@ -130,7 +131,7 @@ def outcome(case: Case) -> Outcome:
         job = load_job(json.loads(case.job))
         if case.only_memory:
             return _with_memory(job)
-        machine = _machine(case.place, case.limited or case.served is not None)
+        machine = machine_at(case.place, limited=case.limited or case.served is not None)
         if case.served is not None:
             return _served(job, machine, case.served)
         mode = FLATTENED if job.gpus <= case.place.node else ACROSS_NODES
@@ -228,5 +229,6 @@ def _shared() -> BoundedCache:
 
 
 @lru_cache(_MACHINES)
-def _machine(place: Place, limited: bool) -> Machine:
+def machine_at(place: Place, *, limited: bool = False) -> Machine:
+    """Return the machine of a place; unless `limited`, its GPUs have room for any job."""
     return load_machine(place.machine, settings=place.settings, device_settings=() if limited else _ROOM)

@@ -70,10 +70,15 @@ them (@741c886, @143b90d, @8f5cbb3)."""
 def topics(data: DataFolder) -> Iterator[Topic]:
     """Yield `training/dgxc/GPU/PRECISION` and `training/dgxc-slope`."""
     records = data.read(FILE)
-    rows = list(read_rows(records, _measured, _named, alone_of(data, "dgxc")))
+    rows = list(measured_rows(data))
     yield from job_topics(rows, runs(), unit="s", split=data.split)
     if rows:
         yield slope_topic("training/dgxc-slope", _ladders(records, rows), runs())
+
+
+def measured_rows(data: DataFolder) -> Iterator[MeasuredJob]:
+    """Yield the rows of the tables as measured jobs."""
+    return read_rows(data.read(FILE), _measured, _named, alone_of(data, "dgxc"))
 
 
 def _ladders(records: Sequence[Record], rows: Sequence[MeasuredJob]) -> list[list[tuple[float, MeasuredJob]]]:

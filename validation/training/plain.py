@@ -86,9 +86,13 @@ _TOPIC = re.compile(r"[^a-z0-9.-]+")
 
 def topics(data: DataFolder) -> Iterator[Topic]:
     """Yield `training/SOURCE` of every source of the file that has no reader of its own."""
+    return job_topics(measured_rows(data), runs(), unit="s", split=data.split)
+
+
+def measured_rows(data: DataFolder) -> Iterator[MeasuredJob]:
+    """Yield the rows of those sources as measured jobs."""
     records = [record for record in data.read(FILE) if record["source"] not in READ_ELSEWHERE]
-    rows = read_rows(records, partial(_measured, models_of(data)), _named)
-    return job_topics(rows, runs(), unit="s", split=data.split)
+    return read_rows(records, partial(_measured, models_of(data)), _named)
 
 
 def _named(record: Record) -> tuple[str, str]:

@@ -43,11 +43,16 @@ class Source:
 
 def topics(data: DataFolder) -> Iterator[Topic]:
     """Yield `training/SET` for every set of the file that is scored."""
+    for rows in measured_rows(data):
+        yield from job_topics(rows, runs(), unit="s", split=data.split)
+
+
+def measured_rows(data: DataFolder) -> Iterator[Iterator[MeasuredJob]]:
+    """Yield the rows of each source that is read here as measured jobs."""
     records = data.read(FILE)
     for name, source in SOURCES.items():
         mine = [record for record in records if record["source"] == name]
-        rows = read_rows(mine, _measured, _topic_and_case, alone_of(data, source.software))
-        yield from job_topics(rows, runs(), unit="s", split=data.split)
+        yield read_rows(mine, _measured, _topic_and_case, alone_of(data, source.software))
 
 
 def _topic_and_case(record: Record) -> tuple[str, str]:
