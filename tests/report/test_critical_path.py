@@ -20,6 +20,7 @@ from rapid_des.report.critical_path import critical_path
 from rapid_des.report.critical_path.off_path import OffPath, link_queues, operator_slacks
 from rapid_des.report.critical_path.slack import slack_of
 from rapid_des.report.critical_path.walk import Chain, StepKind
+from rapid_des.report.tables import Table
 from rapid_des.report.why_text import why_report
 from rapid_des.simulation import replay, simulate
 from rapid_des.studies.changes import best_changes
@@ -231,7 +232,7 @@ def small():
 
 def test_the_best_changes_are_simulated_and_the_largest_saving_comes_first(small):
     job, where, result, path = small
-    told = []
+    told: list[str] = []
     changes = best_changes((job, where), result, path, ONE, told.append)
     steps = [change.step_time for change in changes]
     assert steps == sorted(steps)
@@ -253,5 +254,6 @@ def test_changes_of_a_long_run_are_simulated_by_closed_forms_beside_its_step_by_
     change = best_changes((job, where), result, critical_path(result), ONE)[0]
     assert (change.mode, change.before) == ("analytical", by_forms.step_time)
     assert change.step_time < change.before
-    said = list(why_report(critical_path(result), [change], [], "a job"))[-1].title
-    assert f"in mode analytical, where the step takes {by_forms.step_time}" in said
+    said = [*why_report(critical_path(result), [change], [], "a job")][-1]
+    assert isinstance(said, Table)
+    assert f"in mode analytical, where the step takes {by_forms.step_time}" in said.title
