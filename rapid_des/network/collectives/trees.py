@@ -77,7 +77,7 @@ def binomial_blocks(demand: Demand) -> Schedule:
     members, root = demand.members, demand.root
     draft = Draft(demand, order=(np.arange(members) + root) % members)
     number = np.arange(1, members)
-    low_bit = number & -number  # the size of the subtree below a member, without the cut at the last one
+    low_bit = number & -number  # the size of the subtree of a member, if the last member does not cut it off
     if demand.collective is CollectiveType.SCATTER:
         number = number[np.argsort(-low_bit, kind="stable")]
     else:
