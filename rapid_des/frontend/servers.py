@@ -177,6 +177,23 @@ class RequestClassSpec(Spec, frozen=True):
     """Tokens that it asks for. Unset: those of the service."""
 
 
+class AgentsSpec(Spec, frozen=True):
+    """Tasks of agents: turns of a conversation, and branches between them (`rapid_des.serving.agents`)."""
+
+    turns: str | Count = 4
+    """Number of turns of a task, as `prompt` states lengths: "uniform low=2 high=8"."""
+    branches: str | Count | None = None
+    """Number of sub-agents that each turn but the last starts; the next turn waits for all. Unset: none."""
+    branch_prompt: str | Count | None = None
+    """Tokens of their prompts, in which nothing said before stands. Unset: as `prompt` of the service."""
+    branch_output: str | Count | None = None
+    """Tokens of their answers, which the next turn's prompt has. Unset: as `output` of the service."""
+
+    def __post_init__(self) -> None:
+        if self.branches is None and (self.branch_prompt or self.branch_output):
+            raise ValueError("branch_prompt and branch_output are of `branches`: state their number")
+
+
 class BesideSpec(Spec, frozen=True):
     """Further replicas of a service, of another model, another layout or another machine."""
 
@@ -265,8 +282,11 @@ class ServingSpec(Spec, frozen=True):
     prompt is all that was said before and as many tokens as `prompt` states. What was said stays at the
     replica until pages are wanted, least recently used first. A session whose next turn does not fit into the
     model's positions starts over. Unset: of none, or a trace's, whose prompts are whole."""
+    agents: AgentsSpec | None = None
+    """Each arrival is a task of an agent, as in `{turns: 6, branches: 3}`: its turns and branches are
+    requests, of which as many are served as the command says. Unset: it is one request."""
     session_think: Duration | None = None
-    """Least time between an answer and its session's next turn. Unset: none."""
+    """Least time between an answer and its session's next turn: to think, or of tools. Unset: none."""
     lora: LoraSpec | None = None
     """Requests name adapters (`rapid_des.serving.adapters`). Unset: they are of the model itself."""
     host_cache: Size | None = None
@@ -300,5 +320,9 @@ class ServingSpec(Spec, frozen=True):
         twice = [name for name, count in Counter(each.name for each in self.classes).items() if count > 1]
         if twice:
             raise ValueError(f"classes: {twice[0]!r} stands twice")
+        if self.agents is not None and self.sessions is not None:
+            raise ValueError("sessions: the turns of `agents` are sessions by themselves; state one of both")
+        if self.agents is not None and self.classes:
+            raise ValueError("classes: the requests of `agents` are of one class; state one of both")
         if self.order != "priority" and any(each.priority for each in self.classes):
             raise ValueError("classes: a priority is read with `order: priority` alone")

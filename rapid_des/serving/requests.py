@@ -51,6 +51,8 @@ class Request(Struct, eq=False):
     """The step of its group at which it began to decode."""
     session: int = NEVER
     """Its session, whose earlier requests hold the start of its prompt; `NEVER`: none."""
+    task: int = NEVER
+    """Number of the agent's task that it is of; `NEVER`: none."""
     user: int = 0
     kind: int = 0
     """Number of its class in `serving.classes`."""
