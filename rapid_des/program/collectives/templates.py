@@ -10,9 +10,9 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from rapid_des.arrays import Int32s, Int64s, digest, entries_of, ranges, rows_of, starts_of
+from rapid_des.arrays import Int32s, Int64s, digest, entries_of, fingerprint, ranges, rows_of, starts_of
 from rapid_des.bounded_cache import BoundedCache
-from rapid_des.network.collectives.schedule import Schedule
+from rapid_des.network.collectives.schedule import PAYLOADS, Schedule
 from rapid_des.program.builders import make_template
 from rapid_des.program.program import NONE, Rows, TaskEdges, Template
 from rapid_des.program.services import MessageSizes
@@ -145,11 +145,13 @@ class _Cut(Struct, frozen=True):
             return origin, target
         end = np.full(len(self.counts), NONE, np.int64)
         end[self.joined] = self.first[-1] + np.arange(len(self.joined))
+        # An edge starts at the join behind its transfer if there is one, else at each of its segments, and
+        # leads to each segment of its target: origins times targets edges.
         ends = end[origin]
         first, many = np.where(ends == NONE, self.first[origin], ends), self.counts[target]
         lengths = np.where(ends == NONE, self.counts[origin], 1) * many
         edge, place = rows_of(lengths), ranges(0, lengths)
-        before, after = np.divmod(place, many[edge])
+        before, after = np.divmod(place, many[edge])  # the segment of the origin, and that of the target
         joins = np.repeat(end[self.joined], self.counts[self.joined])
         return (
             np.concatenate((first[edge] + before, self.segments_of(self.joined))),
@@ -161,11 +163,12 @@ def _cut(schedule: Schedule, segment: int | None) -> _Cut:
     """Return a schedule's transfers cut into segments of this many bytes; None: each is whole."""
     if segment is None or schedule.size.max(initial=0) <= segment:
         return _Cut(np.arange(len(schedule) + 1), np.zeros(0, np.int64), schedule.size)
-    counts: Int64s = np.maximum(1, -(-schedule.size // segment))
+    counts: Int64s = np.maximum(1, -(-schedule.size // segment))  # rounded up; a join of 0 B is one task
     target = rows_of(np.diff(schedule.dependency_starts))
     later = np.zeros(len(schedule), np.int64)  # segments that wait for each transfer
     np.add.at(later, schedule.dependencies, counts[target])
     joined = np.flatnonzero((counts > 1) & (later > 1))
+    # the bytes from each segment on; all segments but the last are full
     left = np.repeat(schedule.size, counts) - ranges(0, counts) * segment
     size = np.concatenate((np.minimum(segment, left), np.zeros(len(joined), np.int64)))
     return _Cut(starts_of(counts), joined, size)
@@ -173,8 +176,7 @@ def _cut(schedule: Schedule, segment: int | None) -> _Cut:
 
 def _structure(schedule: Schedule, cut: _Cut) -> bytes:
     """Return a fingerprint of all that a template takes from a schedule but its sizes."""
-    columns = (schedule.source, schedule.destination, schedule.dependency_starts, schedule.dependencies)
-    return digest(*columns, cut.first, label=f"{schedule.members} {schedule.switches}")
+    return digest(cut.first) + fingerprint(schedule, without=PAYLOADS | {"size"})
 
 
 def like_template(
