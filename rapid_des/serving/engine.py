@@ -38,7 +38,7 @@ class Engine(Struct, frozen=True, dict=True):
     swap: int = 0
     """Picoseconds per token to move a preempted request to the host, or back; 0: it is recomputed."""
     encoding: Callable[[int], int] | None = None
-    """Returns the time of so many images on the replica's GPUs; None: it encodes none."""
+    """Returns the time of a number of images on the replica's GPUs; None: it encodes none."""
     lora: Lora | None = None
     """Costs of adapters; None: requests name none."""
     prefix_tiers: tuple[LowerTier, ...] | None = None

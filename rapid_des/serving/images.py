@@ -1,7 +1,7 @@
 """Images in prompts: an encoder makes tokens of them, on the GPUs of the replicas or on some of its own.
 
-A job states the encoder: a vision transformer, its layout and software. So many images take as long as a
-static batch of as many, linear between powers of two. On the GPUs of a replica, the images of the requests
+A job states the encoder: a vision transformer, its layout and software. Images take as long as they do in a
+static batch, linear between powers of two. On the GPUs of a replica, the images of the requests
 that an iteration begins are encoded before it, shared out over as many encoders as fit on the replica (vLLM's
 `mm_encoder_tp_mode: data`). On GPUs of their own, an encoder takes the images of one request at a time.
 """
@@ -41,7 +41,7 @@ class ImageEncoder(Struct):
     _known: dict[int, int] = field(default_factory=dict)
 
     def time(self, images: int) -> int:
-        """Return how long so many images take."""
+        """Return how long this number of images takes."""
         whole, rest = divmod(ceil_divide(images, self.beside), _MOST)
         return whole * self._at(_MOST) + self._few(rest)
 
