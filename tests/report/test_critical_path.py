@@ -112,7 +112,7 @@ def test_latest_times_are_equal_in_python_and_in_compiled_code(rows):
     """Edges may close cycles: what no walk from the end reaches is not known."""
     source, target, lag = np.array(rows, np.int64).reshape(-1, 3).T
     edges = source, target, lag
-    slow, fast = latest_times(edges, 10, 100), latest_times(edges, 10, 100, interpreted=0)
+    slow, fast = (latest_times(edges, 10, 100, compiled=compiled) for compiled in (False, True))
     assert slow[1].tolist() == fast[1].tolist()
     assert slow[0].tolist() == fast[0].tolist()
 
