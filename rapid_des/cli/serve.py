@@ -22,7 +22,7 @@ from rapid_des.frontend import load_job
 from rapid_des.report.page.server_charts import served_page
 from rapid_des.report.serve_text import serve_report
 from rapid_des.report.writing import check_outputs
-from rapid_des.serving.energy import served_energy
+from rapid_des.serving.energy import refuse_several, served_energy
 from rapid_des.serving.groups import besides_of
 from rapid_des.serving.named_workloads import WORKLOADS
 from rapid_des.serving.server import serve as run_server
@@ -89,6 +89,8 @@ def serve(job: str, machine: str, settings: tuple[str, ...], **options: Any) -> 
     wanted, loaded = open_job(job, machine, settings, options["faults"], reads=OF_SERVERS)
     if options["outages"]:
         wanted = load_job(wanted, settings={"serving.outages": options["outages"]})
+    if options["energy"]:
+        refuse_several(wanted)
     title = f"{job} on {loaded.name}"
     asked = {name: options[name] for name in ("requests", "seed")} | workload_texts(options)
     with progress(title) as bar:

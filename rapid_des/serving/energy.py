@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from rapid_des.arrays import Int64s
 from rapid_des.bounded_cache import BoundedCache
+from rapid_des.errors import ConfigError
 from rapid_des.frontend import Job
 from rapid_des.frontend.inference import one_pass
 from rapid_des.frontend.operations import RequestGroup
@@ -76,10 +77,21 @@ class ServedEnergy(Struct, frozen=True):
         }
 
 
+def refuse_several(job: Job) -> None:
+    """Raise `ConfigError` if replicas of other jobs answer too: their energy is not counted."""
+    if job.spec.serving is not None and job.spec.serving.beside:
+        problem = "the energy of replicas of other jobs is not counted: leave --energy or these replicas out"
+        raise ConfigError(problem, file=job.file, key="serving.beside")
+
+
 def served_energy(
     result: ServeResult, job: Job, machine: Machine, *, cache: BoundedCache | None = None
 ) -> ServedEnergy | None:
-    """Return the energy of a served workload; None if the device file states no energy constants."""
+    """Return the energy of a served workload; None if the device file states no energy constants.
+
+    `ConfigError` for a service of several jobs.
+    """
+    refuse_several(job)
     cache, loads = BoundedCache() if cache is None else cache, iter(result.loads)
     total, links = 0.0, 0.0
     idle = machine.device.spec.idle_power

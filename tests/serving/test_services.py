@@ -8,6 +8,7 @@ from rapid_des.frontend import load_job
 from rapid_des.frontend.servers import AutoscalerSpec
 from rapid_des.machine import load_machine
 from rapid_des.serving.classes import RequestClass
+from rapid_des.serving.energy import served_energy
 from rapid_des.serving.engine import Engine
 from rapid_des.serving.groups import ReplicaGroup
 from rapid_des.serving.policies import POLICIES
@@ -174,6 +175,8 @@ def test_a_service_of_two_machines_is_read_from_a_job_file():
     result = serve(job, load_machine("dgx_a100"), arrivals="poisson rate=4/s", requests=20, output="4")
     assert [row["requests"] for row in result.as_json()["groups"]] == [10, 10]
     assert "by replicas" in str(result)
+    with pytest.raises(ConfigError, match="serving.beside: the energy of replicas of other jobs"):
+        served_energy(result, job, load_machine("dgx_a100"))
 
 
 def test_a_trace_may_name_classes(tmp_path):
