@@ -27,6 +27,8 @@ from rapid_des.frontend.operations import (
     norm_forward,
     residual_backward,
     residual_forward,
+    scale_backward,
+    scale_forward,
 )
 from rapid_des.frontend.spec import Block, Norms, ParallelismSpec
 from rapid_des.units import ceil_divide
@@ -192,6 +194,7 @@ class Layer(Struct, frozen=True):
             half.forward(operations, inner)
             if self.norms != "before":
                 norm_forward(operations, shard, f"{half.name}.post_norm", shard.norm_tokens, adds=False)
+            scale_forward(operations, shard, half.name)
             if self.block == "sequential":
                 residual_forward(operations, shard, half.name, bias=half.output_bias)
         if self.block != "sequential":
@@ -213,6 +216,7 @@ class Layer(Struct, frozen=True):
         ready = []
         for half in reversed(self.halves):
             dropout_backward(operations, shard, half.name, bias=half.output_bias)
+            scale_backward(operations, shard, half.name)
             if self.norms != "before":
                 norm_backward(operations, shard, f"{half.name}.post_norm", operations.last)
             ready.append(half.backward(operations, shard))
